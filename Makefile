@@ -1,0 +1,89 @@
+# make            prints the targets below
+# make setup      .venv, packages and Horovod; every other target does this first when it is needed
+#
+# Variables: PYTHON (interpreter that makes .venv), VENV (its folder), PYTEST_ARGS and PYTEST_PROCESSES (for make test),
+# DATA (folder in ImageNet's layout, for make imagenet-demo), BUILD_ARGS (for edl-hvd build-horovod).
+
+SHELL := /bin/sh
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PYTEST_ARGS ?= tests
+# Elastic tests mostly wait for processes to start: two at a time take half as long, also on two cores.
+PYTEST_PROCESSES ?= 2
+IMAGE ?= edl-hvd
+
+# What is installed depends on these files only, what Horovod is built from on torch as well: a change of
+# either gives another stamp, and an unchanged stamp makes a later call start at once.
+RECIPE := $(wildcard edl_hvd/build/cmake/*.cmake edl_hvd/build/cmake/*/*.cmake)
+FINGERPRINT := $(shell cat setup.cfg pyproject.toml constraints.txt $(RECIPE) | cksum | tr ' ' '-')
+TORCH = $(notdir $(wildcard $(VENV)/lib/python3.*/site-packages/torch-*.dist-info))
+INSTALLED := $(VENV)/.installed-$(FINGERPRINT)
+HOROVOD = $(VENV)/.horovod-$(FINGERPRINT)-$(TORCH)
+
+# Programs of the environment come first, also for what they start themselves.
+RUN := PATH="$(abspath $(BIN)):$$PATH" VIRTUAL_ENV="$(abspath $(VENV))"
+
+.DEFAULT_GOAL := help
+.PHONY: help setup imagenet-demo test lint format docker clean horovod preflight always
+
+help: ## Print this list
+	@printf '\n  Elastic training for PyTorch on Horovod\n\n'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "    make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@printf '\n  The first call of a target sets everything up in %s (some minutes); later calls start at once.\n\n' '$(VENV)'
+
+imagenet-demo: setup ## Train on real images while hosts join, die and leave; ends in a table and a picture
+	@$(RUN) python examples/imagenet/demo.py
+
+test: setup ## Run the tests; PYTEST_ARGS='tests/unit -k batch' narrows them
+	@$(RUN) python -m pytest --numprocesses $(PYTEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
+
+lint: $(INSTALLED) ## Check style, types, import contracts and shell scripts
+	@$(RUN) ruff check .
+	@$(RUN) ruff format --check .
+	@$(RUN) mypy
+	@$(RUN) lint-imports --no-logo
+	@$(RUN) shellcheck $$( (git ls-files '*.sh'; git grep -lE '^#!.*[/ ](ba|da)?sh$$' -- . ':!*.md' ':!*.py') | sort -u)
+
+format: $(INSTALLED) ## Rewrite the sources in the house format
+	@$(RUN) ruff check --fix .
+	@$(RUN) ruff format .
+
+docker: ## Build the image edl-hvd (GPU build; sshd for several hosts)
+	docker build --tag $(IMAGE) .
+
+clean: ## Delete .venv, caches and results
+	rm -rf $(VENV) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+setup: $(INSTALLED) ## Make .venv, install the packages, build Horovod
+	@$(MAKE) --no-print-directory horovod
+
+# A make of its own, because the stamp's name holds the version of torch that was installed just before.
+horovod: $(HOROVOD)
+	@:
+
+# Before minutes of downloading: what would only fail after them.
+preflight:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+		echo "Python 3.10 or newer is needed; '$(PYTHON)' is missing or older. Name another: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "Python's venv module is missing; install it, e.g. apt-get install python3-venv" >&2; exit 1; }
+	@command -v $${CXX:-c++} >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || { \
+		echo "A C++ compiler is missing; install one, e.g. apt-get install g++" >&2; exit 1; }
+	@$(PYTHON) -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null || { \
+		echo "Python's headers are missing; install them, e.g. apt-get install python3-dev" >&2; exit 1; }
+
+$(INSTALLED):
+	@$(MAKE) --no-print-directory preflight
+	@test -x $(BIN)/python || { echo "Making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "Installing the packages (torch is large: several minutes on a slow network)"
+	@$(RUN) python -m pip install --constraint constraints.txt --editable '.[all]'
+	@rm -f $(VENV)/.installed-*
+	@touch $@
+
+# Arguments given by hand are a wish to build anew.
+$(HOROVOD): $(if $(BUILD_ARGS),always)
+	@$(RUN) edl-hvd build-horovod $(BUILD_ARGS)
+	@rm -f $(VENV)/.horovod-*
+	@touch '$@'
