@@ -1,0 +1,50 @@
+"""Elastic training for PyTorch on Horovod: hosts come and go, the job goes on and learns the same thing.
+
+``import edl_hvd`` alone imports neither torch nor Horovod; names load when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+# Public name -> module that defines it. The whole public surface of the package is this table.
+_HOMES = {
+    "init": "edl_hvd.worker.process",
+    "shutdown": "edl_hvd.worker.process",
+    "is_initialized": "edl_hvd.worker.process",
+    "device": "edl_hvd.worker.process",
+    "rank": "edl_hvd.worker.process",
+    "size": "edl_hvd.worker.process",
+    "local_rank": "edl_hvd.worker.process",
+    "local_size": "edl_hvd.worker.process",
+    "allreduce": "edl_hvd.worker.process",
+    "State": "edl_hvd.worker.state",
+    "elastic": "edl_hvd.worker.loop",
+    "DistributedOptimizer": "edl_hvd.worker.optimizer",
+    "GradScaler": "edl_hvd.worker.optimizer",
+    "SoloRendezvous": "edl_hvd.worker.rendezvous",
+    "HorovodRendezvous": "edl_hvd.worker.horovod_rendezvous",
+    "MpiRendezvous": "edl_hvd.worker.mpi_rendezvous",
+    "ElasticBatchSampler": "edl_hvd.data.sampler",
+    "GlobalBatch": "edl_hvd.rescale.policy",
+    "WorkerBatch": "edl_hvd.rescale.policy",
+    "errors": "edl_hvd.errors",
+}
+
+__all__ = ["__version__", *sorted(_HOMES)]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'edl_hvd' has no attribute {name!r}")
+    home = importlib.import_module(_HOMES[name])
+    value = home if _HOMES[name] == f"edl_hvd.{name}" else getattr(home, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -1,0 +1,208 @@
+"""What happened to a job, as typed events appended to a file of JSON lines.
+
+Every worker of a job appends to the same file (or, on hosts without a shared disk, to one file per
+host). A line is written by one ``write`` on a descriptor opened with ``O_APPEND``, so lines of several
+processes do not mix. Reports are computed from this file and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.errors import StorageError
+
+
+@dataclass(frozen=True)
+class Event:
+    """Base of all events; ``kind`` is the ``event`` field of the line."""
+
+    kind: ClassVar[str] = ""
+
+
+@dataclass(frozen=True)
+class JobStarted(Event):
+    """A worker entered the elastic function for the first time. Written by every worker."""
+
+    kind: ClassVar[str] = "job_started"
+    worker: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class WorldFormed(Event):
+    """A world is complete and can allreduce. Written by its rank 0."""
+
+    kind: ClassVar[str] = "world_formed"
+    generation: int
+    size: int
+    members: list[str]
+    step: int
+
+
+@dataclass(frozen=True)
+class WorkerLost(Event):
+    """A member of the previous world is missing after a failure. Written by the new rank 0."""
+
+    kind: ClassVar[str] = "worker_lost"
+    generation: int
+    worker: str
+
+
+@dataclass(frozen=True)
+class WorkerLeft(Event):
+    """A worker left in agreement with the others, losing nothing. Written by the leaver."""
+
+    kind: ClassVar[str] = "worker_left"
+    generation: int
+    worker: str
+    step: int
+
+
+@dataclass(frozen=True)
+class Resized(Event):
+    """Training goes on in a new world. Written by its rank 0.
+
+    ``seconds`` runs on a survivor from the moment the old world stopped training (failure noticed or
+    change agreed) to the moment the user's function runs again. ``cause`` is "failure" or "change".
+    """
+
+    kind: ClassVar[str] = "resized"
+    generation: int
+    old_size: int
+    new_size: int
+    cause: str
+    seconds: float
+    step: int
+
+
+@dataclass(frozen=True)
+class Committed(Event):
+    """A consistent point in memory. Written by rank 0.
+
+    ``step``, ``epoch`` and ``samples`` count the whole run; ``samples`` is the number consumed so far.
+    """
+
+    kind: ClassVar[str] = "commit"
+    generation: int
+    size: int
+    step: int
+    epoch: int
+    samples: int
+
+
+@dataclass(frozen=True)
+class CheckpointWritten(Event):
+    """A checkpoint became visible in storage. Written by rank 0."""
+
+    kind: ClassVar[str] = "checkpoint"
+    url: str
+    step: int
+    size_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class CheckpointFailed(Event):
+    """A checkpoint was given up; training goes on, the one before stays the newest."""
+
+    kind: ClassVar[str] = "checkpoint_failed"
+    url: str
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class CheckpointDamaged(Event):
+    """A listed checkpoint did not verify and was passed over for an older one."""
+
+    kind: ClassVar[str] = "checkpoint_damaged"
+    url: str
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Restored(Event):
+    """The training state came from storage. Written by the rank that read it."""
+
+    kind: ClassVar[str] = "restore"
+    url: str
+    step: int
+    epoch: int
+    samples: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Metrics(Event):
+    """Numbers the user's function reported through ``state.report``. Written by rank 0."""
+
+    kind: ClassVar[str] = "metrics"
+    step: int
+    epoch: int
+    samples: int
+    values: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class JobEnded(Event):
+    """The user's function returned. Written by rank 0, after the last checkpoint is visible."""
+
+    kind: ClassVar[str] = "job_ended"
+    step: int
+    epoch: int
+    samples: int
+
+
+class EventLog:
+    """Appends events to a file; does nothing when there is no file.
+
+    Args:
+        path: File to append to; parent folders are made. ``None`` drops every event.
+        clock: Stamps each line with ``time``, seconds since the epoch.
+
+    Raises:
+        StorageError: The file cannot be opened or written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._descriptor: int | None = None
+        if path is None:
+            return
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StorageError(f"cannot open the event log {os.fspath(path)!r}: {error.strerror}") from error
+
+    def emit(self, event: Event) -> None:
+        if self._descriptor is None:
+            return
+        line = json.dumps({"time": round(self._clock.wall_s(), 6), "event": event.kind, **asdict(event)})
+        try:
+            os.write(self._descriptor, line.encode() + b"\n")
+        except OSError as error:
+            raise StorageError(f"cannot append to the event log: {error.strerror}") from error
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def read_events(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """The lines of an event log, oldest first, as dictionaries with ``time`` and ``event``.
+
+    A last line without its newline (its writer was killed in the middle) is left out.
+    """
+    with open(path, encoding="utf-8") as lines:
+        for line in lines:
+            if line.endswith("\n"):
+                yield json.loads(line)

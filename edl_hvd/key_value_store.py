@@ -1,0 +1,354 @@
+"""The key-value store through which the Gloo contexts of one world find each other.
+
+It speaks what Horovod's ``HTTPStore`` speaks (``horovod/common/gloo/http_store.cc`` and ``HTTPRequest.hpp`` of
+0.28.1): GET, PUT and DELETE of ``/scope/key``, each on a connection of its own, with a ``Content-Length`` and no
+``Expect``. All ranks ask at the same moment and ask again every 10 ms, so what counts is requests per second:
+one thread takes a connection, reads, answers and closes it, mostly without waiting for the socket once.
+
+Every world gets a store of its own. A straggler of an older world, which knows an older port, meets nobody here.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from http.client import HTTPConnection
+from typing import NamedTuple
+
+from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.errors import PlatformError, UsageError
+
+logger = logging.getLogger(__name__)
+
+_LARGEST_VALUE_BYTES = 1 << 20  # Gloo stores 136 bytes per rank, enough for 7,700 ranks
+_LARGEST_HEAD_BYTES = 8 << 10  # HTTPStore sends some 100
+_DISCARDED_BYTES = 16 << 20  # read from a peer that was refused, so that it gets to read why
+_READ_BYTES = 64 << 10
+_BACKLOG = 4096  # every rank connects at the same moment
+_MOST_WAITING = 1024  # connections whose request or answer is under way
+_PATIENCE_S = 10.0  # for one connection, from the first byte to the last
+_CROWDED_PATIENCE_S = 1.0  # when others cannot come in
+_PAUSE_S = 0.1  # after the system had no descriptor for a newcomer
+_ACCEPTED_AT_ONCE = 64  # then those who wait have their turn
+
+_PATH = r"/[!-.0-~]+/[!-.0-~]+"
+_VALID_PATH = re.compile(_PATH)
+_HEAD = re.compile(
+    rb"(GET|PUT|DELETE) (" + _PATH.encode() + rb") HTTP/1\.[01]\r\n(?:[-!#$%&'*+.^_`|~0-9A-Za-z]+:[^\0\r\n]*\r\n)*\r\n"
+)
+_FRAMING = re.compile(rb"\r\n(content-length|transfer-encoding):([^\r\n]*)", re.IGNORECASE)
+
+_ANSWERS = {
+    status: b"HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Length: " % (status, reason)
+    for status, reason in {
+        200: b"OK",
+        400: b"Bad Request",
+        404: b"Not Found",
+        413: b"Content Too Large",
+        431: b"Request Header Fields Too Large",
+    }.items()
+}
+
+
+class _Refused(Exception):
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+
+class _Request(NamedTuple):
+    method: bytes
+    path: str
+    body_from: int
+    body_to: int
+
+
+def _parse(received: bytes | bytearray) -> _Request | None:
+    """The request that these bytes begin with, or ``None`` while its head is incomplete. Raises ``_Refused``."""
+    # Looked for before the expression runs, so that a head that comes byte by byte is not parsed at every byte.
+    end = received.find(b"\r\n\r\n", 0, _LARGEST_HEAD_BYTES) + 4
+    if end < 4:
+        if len(received) >= _LARGEST_HEAD_BYTES:
+            raise _Refused(431)
+        return None
+    head = _HEAD.fullmatch(received, 0, end)
+    if head is None:
+        raise _Refused(400)
+    method, path = head.groups()
+    framing = _FRAMING.findall(received, 0, end)
+    length = _length(framing) if framing else None
+    if (length is None) if method == b"PUT" else length:
+        raise _Refused(400)
+    return _Request(bytes(method), path.decode("ascii"), end, end + (length or 0))
+
+
+def _length(framing: list[tuple[bytes, bytes]]) -> int:
+    # Two lengths, or chunks, are what makes two readers of one request disagree about its end.
+    if len(framing) != 1 or framing[0][0][:1] in b"Tt":
+        raise _Refused(400)
+    digits = framing[0][1].strip(b" \t")
+    if not digits.isdigit():
+        raise _Refused(400)
+    if len(digits) > 9 or int(digits) > _LARGEST_VALUE_BYTES:
+        raise _Refused(413)
+    return int(digits)
+
+
+class _Connection:
+    """A peer whose request, or the answer to it, is under way."""
+
+    __slots__ = ("discarded_bytes", "event", "received", "refused", "request", "socket", "unsent", "waits_since_s")
+
+    def __init__(self, stream: socket.socket) -> None:
+        self.socket = stream
+        self.waits_since_s = 0.0
+        self.received: bytes | bytearray = b""
+        self.request: _Request | None = None  # as soon as its head is there
+        self.unsent: bytes | memoryview = b""
+        self.event = 0  # what is waited for
+        self.refused = False
+        self.discarded_bytes = 0
+
+
+class KeyValueStore:
+    """A store served from a thread of this process until :meth:`close`.
+
+    All methods may be called from any thread; none waits for a peer.
+
+    Args:
+        address: Local IPv4 address, or host name, to listen on. The system chooses the port.
+        allowed: Whether the peer with this IP address may use the store. Called for every connection, from the
+            store's thread; a peer that is not allowed is disconnected without an answer. ``None`` allows all.
+        clock: Measures how long a peer takes over its request.
+
+    Raises:
+        PlatformError: Cannot listen on that address.
+    """
+
+    def __init__(
+        self, address: str, allowed: Callable[[str], bool] | None = None, *, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self.address = address
+        self._allowed = allowed
+        self._clock = clock
+        self._values: dict[str, bytes] = {}
+        self._waiting: dict[_Connection, None] = {}  # the longest waiting first
+        self._listening = False
+        self._closing = False
+        try:
+            self._listener = socket.create_server((address, 0), backlog=_BACKLOG)
+        except OSError as error:
+            raise PlatformError(
+                f"no key-value store on {address}: {error}; give an IPv4 address of this host, such as those that "
+                "`ip -4 address` lists"
+            ) from error
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        # A pair of sockets, not a pipe: the worker keeps sockets from the processes that it forks.
+        self._bell, self._bell_rope = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._bell, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._serve, name="edl-key-value-store", daemon=True)
+        self._thread.start()
+
+    def get(self, path: str) -> bytes | None:
+        """The value at ``/scope/key``, or ``None`` if there is none."""
+        return self._values.get(path)
+
+    def put(self, path: str, value: bytes) -> None:
+        """Set the value at ``/scope/key``.
+
+        Raises:
+            UsageError: A peer could not put this: the path has another form, or the value is too large.
+        """
+        if not _VALID_PATH.fullmatch(path):
+            raise UsageError(f"no value can be put at {path!r}: a path is /scope/key of visible ASCII characters")
+        if len(value) > _LARGEST_VALUE_BYTES:
+            raise UsageError(f"the value for {path} has {len(value)} bytes; the most is {_LARGEST_VALUE_BYTES}")
+        self._values[path] = bytes(value)
+
+    def close(self) -> None:
+        """End the connections and the thread, and free the port. What was put can still be read with :meth:`get`."""
+        self._closing = True
+        with suppress(OSError):  # closed already
+            self._bell_rope.send(b"!")
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    # --- the thread ---
+
+    def _serve(self) -> None:
+        try:
+            exhausted = False
+            while not self._closing:
+                patience_s = self._expire(exhausted)
+                self._listen(not exhausted and len(self._waiting) < _MOST_WAITING)
+                ready = self._selector.select(_PAUSE_S if exhausted else patience_s)
+                exhausted = False
+                for key, _ in ready:
+                    if key.data is not None:
+                        self._go_on(key.data)
+                    elif key.fileobj is self._listener:
+                        exhausted = not self._accept()
+        finally:
+            for connection in list(self._waiting):
+                self._drop(connection)
+            for resource in (self._selector, self._listener, self._bell, self._bell_rope):
+                resource.close()
+
+    def _expire(self, exhausted: bool) -> float | None:
+        """Drop those who took too long. Returns how long the next of them has left."""
+        crowded = exhausted or len(self._waiting) >= _MOST_WAITING
+        patience_s = _CROWDED_PATIENCE_S if crowded else _PATIENCE_S
+        while self._waiting:
+            oldest = next(iter(self._waiting))
+            left_s = oldest.waits_since_s + patience_s - self._clock.monotonic_s()
+            if left_s > 0:
+                return left_s
+            self._drop(oldest)
+        return None
+
+    def _listen(self, listening: bool) -> None:
+        # While nobody is let in, newcomers queue in the system, and the selector must not report them.
+        if listening != self._listening:
+            self._listening = listening
+            if listening:
+                self._selector.register(self._listener, selectors.EVENT_READ)
+            else:
+                self._selector.unregister(self._listener)
+
+    def _accept(self) -> bool:
+        """Serve newcomers. False if the system had no descriptor, or no memory, for the next."""
+        for _ in range(min(_ACCEPTED_AT_ONCE, _MOST_WAITING - len(self._waiting))):
+            try:
+                stream, peer = self._listener.accept()
+            except (BlockingIOError, ConnectionError, InterruptedError):
+                break  # nobody is there, or no more
+            except OSError:
+                return False
+            if self._allowed is not None and not self._admits(peer[0]):
+                stream.close()
+                continue
+            stream.setblocking(False)
+            self._go_on(_Connection(stream))
+        return True
+
+    def _admits(self, peer: str) -> bool:
+        try:
+            return self._allowed is None or self._allowed(peer)
+        except Exception:
+            logger.exception("whether %s may use the key-value store cannot be told, so it may not", peer)
+            return False
+
+    def _go_on(self, connection: _Connection) -> None:
+        try:
+            if connection.unsent:
+                self._send(connection)
+            elif connection.refused:
+                self._discard(connection)
+            else:
+                self._receive(connection)
+        except BlockingIOError:
+            self._wait(connection, selectors.EVENT_WRITE if connection.unsent else selectors.EVENT_READ)
+        except OSError:
+            self._drop(connection)
+
+    def _receive(self, connection: _Connection) -> None:
+        received: bytes | bytearray = connection.socket.recv(_READ_BYTES)
+        ended = not received
+        if connection.received:
+            connection.received += received
+            received = connection.received
+        try:
+            request = connection.request or _parse(received)
+            if request is not None and len(received) == request.body_to:
+                self._answer(connection, *self._act(request, received))
+            elif ended or (request is not None and len(received) > request.body_to):
+                raise _Refused(400)  # before anything is done: half a request, or more than one
+            else:
+                connection.request = request
+                connection.received = received if connection.received else bytearray(received)
+                self._wait(connection, selectors.EVENT_READ)
+        except _Refused as refused:
+            connection.refused = True
+            self._answer(connection, refused.status)
+
+    def _act(self, request: _Request, received: bytes | bytearray) -> tuple[int, bytes]:
+        if request.method == b"GET":
+            value = self._values.get(request.path)
+            return (404, b"") if value is None else (200, value)
+        if request.method == b"PUT":
+            self._values[request.path] = bytes(received[request.body_from :])
+        else:
+            # HTTPStore deletes its rank's key when all members of its context have connected. A later context of the
+            # same name, such as that of a process set added again, must not find the address of this one.
+            self._values.pop(request.path, None)
+        return 200, b""
+
+    def _answer(self, connection: _Connection, status: int, body: bytes = b"") -> None:
+        connection.received = b""
+        connection.unsent = b"%b%d\r\n\r\n%b" % (_ANSWERS[status], len(body), body)
+        self._send(connection)
+
+    def _send(self, connection: _Connection) -> None:
+        sent = connection.socket.send(connection.unsent)
+        if sent < len(connection.unsent):
+            connection.unsent = memoryview(connection.unsent)[sent:]
+            self._wait(connection, selectors.EVENT_WRITE)
+        elif not connection.refused:
+            self._drop(connection)
+        else:
+            # Closing while the peer still sends would reset the connection, and it would not get to read why.
+            connection.unsent = b""
+            connection.socket.shutdown(socket.SHUT_WR)
+            self._wait(connection, selectors.EVENT_READ)
+
+    def _discard(self, connection: _Connection) -> None:
+        count = len(connection.socket.recv(_READ_BYTES))
+        connection.discarded_bytes += count
+        if not count or connection.discarded_bytes > _DISCARDED_BYTES:
+            self._drop(connection)
+
+    def _wait(self, connection: _Connection, event: int) -> None:
+        if connection not in self._waiting:
+            connection.waits_since_s = self._clock.monotonic_s()
+            self._waiting[connection] = None
+            self._selector.register(connection.socket, event, connection)
+        elif connection.event != event:
+            self._selector.modify(connection.socket, event, connection)
+        connection.event = event
+
+    def _drop(self, connection: _Connection) -> None:
+        if connection in self._waiting:
+            del self._waiting[connection]
+            self._selector.unregister(connection.socket)
+        connection.socket.close()
+
+
+def get(address: str, port: int, path: str, timeout_s: float) -> bytes | None:
+    """The value at ``/scope/key`` of a store elsewhere, or ``None``. Raises ``OSError`` or ``HTTPException``."""
+    return _request("GET", address, port, path, None, timeout_s)
+
+
+def put(address: str, port: int, path: str, value: bytes, timeout_s: float) -> None:
+    """Set the value at ``/scope/key`` of a store elsewhere. Raises ``OSError`` or ``HTTPException``."""
+    _request("PUT", address, port, path, value, timeout_s)
+
+
+def _request(method: str, address: str, port: int, path: str, body: bytes | None, timeout_s: float) -> bytes | None:
+    connection = HTTPConnection(address, port, timeout=timeout_s)
+    try:
+        connection.request(method, path, body)
+        response = connection.getresponse()
+        value = response.read()
+        if response.status == 404:
+            return None
+        if response.status != 200:
+            raise OSError(f"{method} {path} was answered with status {response.status}")
+        return value
+    finally:
+        connection.close()

@@ -1,0 +1,249 @@
+"""Settings. This module alone reads the environment.
+
+Argument beats ``EDL_HVD_*`` variable beats default. A set of settings is validated as a whole: one
+error names everything that is wrong with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from edl_hvd.errors import SettingsError
+from edl_hvd.interval import Interval
+
+_TEN_MINUTES = Interval(600, "seconds")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user may set, by argument of ``edl_hvd.elastic`` or by environment.
+
+    Attributes:
+        checkpoint: URL of the folder that holds the checkpoints (``EDL_HVD_CHECKPOINT``).
+        checkpoint_every: How often one is written (``EDL_HVD_CHECKPOINT_EVERY``).
+        keep: Newest checkpoints kept, at least 1 (``EDL_HVD_KEEP``).
+        commit_every: Optimizer steps between commits (``EDL_HVD_COMMIT_EVERY``).
+        events: File that events are appended to (``EDL_HVD_EVENTS``).
+        meet_timeout_s: Longest wait at a meeting for a worker that may have died unseen
+            (``EDL_HVD_MEET_TIMEOUT``).
+        elastic_timeout_s: Longest wait for a world (``HOROVOD_ELASTIC_TIMEOUT``).
+        restart_lost_progress: Start over when all progress is lost, instead of ending in an error
+            (``EDL_HVD_RESTART_LOST_PROGRESS``).
+    """
+
+    checkpoint: str | None = None
+    # No default place is right for everyone; without one a job keeps its state in memory only.
+    checkpoint_every: Interval = _TEN_MINUTES
+    # Ten minutes: at the two-minute notice of a spot host the loss stays small beside a restart's cost.
+    keep: int = 3
+    # The newest, the one before in case the newest is damaged, and one to compare with.
+    commit_every: int = 1
+    # A commit costs a memory copy (9 ms for 100 MB) and one 4-byte allreduce; a lost step costs a step.
+    events: str | None = None
+    # Nothing is written that was not asked for.
+    meet_timeout_s: float = 5.0
+    # Stock driver only: it tells nobody that a starting worker died, so the others ask again after this.
+    elastic_timeout_s: float = 600.0
+    # Horovod's own default.
+    restart_lost_progress: bool = False
+    # Silently training from random weights again is the worst outcome; it has to be asked for.
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name}={getattr(self, name)!r} is too small; expected at least {least}"
+            for name, least in (("keep", 1), ("commit_every", 1), ("meet_timeout_s", 0.1), ("elastic_timeout_s", 1))
+            if getattr(self, name) < least
+        ]
+        if self.checkpoint is not None and not self.checkpoint.strip():
+            problems.append("checkpoint='' is empty; expected a folder or a URL such as 's3://bucket/run'")
+        _raise_all(problems)
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ, **arguments: Any) -> Settings:
+        """Defaults, then the environment, then every argument that is not ``None``.
+
+        Raises:
+            SettingsError: With one line per problem.
+        """
+        values: dict[str, Any] = {}
+        problems: list[str] = []
+        for variable, (name, read) in _VARIABLES.items():
+            if arguments.get(name) is None and environ.get(variable, "") != "":
+                try:
+                    values[name] = read(environ[variable])
+                except ValueError as error:
+                    problems.append(f"{variable}={environ[variable]!r}: {error}")
+        for name, value in arguments.items():
+            if name not in {field.name for field in fields(cls)}:
+                problems.append(f"{name!r} is not a setting")
+            elif value is not None:
+                try:
+                    values[name] = Interval.parse(value) if name == "checkpoint_every" else value
+                except SettingsError as error:
+                    problems.append(f"{name}: {error}")
+        _raise_all(problems)
+        return replace(cls(), **values)
+
+
+@dataclass(frozen=True)
+class PastLife:
+    """What a worker whose process image was replaced knows from before.
+
+    Attributes:
+        generation: Its last world's.
+        known_step: The furthest step it had heard of.
+        kept: What the elastic loop wants to know again, as plain JSON.
+    """
+
+    generation: int
+    known_step: int
+    kept: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Driver:
+    """Where this worker's driver is, and who the worker is for it: what ``edlrun`` puts into its environment.
+
+    Attributes:
+        address: Of its control port.
+        port: Its control port.
+        token: The job's secret.
+        worker: This worker as ``host:slot``.
+        life: Which process of its slot this is.
+    """
+
+    address: str
+    port: int
+    token: str
+    worker: str
+    life: int
+
+    def as_environment(self) -> dict[str, str]:
+        """The variables that :meth:`from_environment` reads."""
+        return {f"EDL_HVD_DRIVER_{name.upper()}": str(value) for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Driver | None:
+        """``None`` if no driver started this process."""
+        if "EDL_HVD_DRIVER_ADDRESS" not in environ:
+            return None
+        try:
+            words = {field.name: environ[f"EDL_HVD_DRIVER_{field.name.upper()}"] for field in fields(cls)}
+            return cls(words["address"], int(words["port"]), words["token"], words["worker"], int(words["life"]))
+        except (KeyError, ValueError) as error:
+            raise SettingsError(f"EDL_HVD_DRIVER_* are set by edlrun, do not set them; found {error}") from error
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How this process was started: what ``horovodrun`` puts into a worker's environment.
+
+    Attributes:
+        address: Host of the launcher's rendezvous server; ``None`` when no launcher started us.
+        port: Its port.
+        mpi: An MPI launcher started us, as one of several.
+        elastic: The launcher may change the world.
+        host: This worker's host as the launcher names it.
+        interface: Network interface to use, or ``None`` for any.
+        rank, size, local_rank, local_size, cross_rank, cross_size: The assignment at start.
+        driver: Our own driver, when ``edlrun`` started us; else ``None``.
+        past: What this worker brings from its previous life, see ``worker/rebirth.py``; else ``None``.
+    """
+
+    address: str | None = None
+    port: int = 0
+    mpi: bool = False
+    elastic: bool = False
+    host: str = "localhost"
+    interface: str | None = None
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    cross_rank: int = 0
+    cross_size: int = 1
+    driver: Driver | None = None
+    past: PastLife | None = None
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Launch:
+        def number(name: str, default: int) -> int:
+            text = environ.get(name, str(default))
+            if not text.removeprefix("-").isdecimal():
+                raise SettingsError(f"{name}={text!r} is not a whole number; it is set by the launcher, do not set it")
+            return int(text)
+
+        return cls(
+            address=environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR") or None,
+            port=number("HOROVOD_GLOO_RENDEZVOUS_PORT", 0),
+            mpi=max(number("OMPI_COMM_WORLD_SIZE", 1), number("PMI_SIZE", 1)) > 1,
+            elastic=environ.get("HOROVOD_ELASTIC") == "1",
+            host=environ.get("HOROVOD_HOSTNAME", "localhost"),
+            interface=environ.get("HOROVOD_GLOO_IFACE") or None,
+            rank=number("HOROVOD_RANK", number("OMPI_COMM_WORLD_RANK", number("PMI_RANK", 0))),
+            size=number("HOROVOD_SIZE", number("OMPI_COMM_WORLD_SIZE", number("PMI_SIZE", 1))),
+            local_rank=number("HOROVOD_LOCAL_RANK", number("OMPI_COMM_WORLD_LOCAL_RANK", 0)),
+            local_size=number("HOROVOD_LOCAL_SIZE", number("OMPI_COMM_WORLD_LOCAL_SIZE", 1)),
+            cross_rank=number("HOROVOD_CROSS_RANK", 0),
+            cross_size=number("HOROVOD_CROSS_SIZE", 1),
+            driver=Driver.from_environment(environ),
+            past=PastLife(**json.loads(environ["EDL_HVD_PAST_LIFE"])) if "EDL_HVD_PAST_LIFE" in environ else None,
+        )
+
+
+def own_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What workers inherit from their driver: everything but the variables that say who a worker is."""
+    return {name: value for name, value in environ.items() if not name.startswith(("EDL_HVD_DRIVER_", "HOROVOD_RANK"))}
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where built wheels and logs are kept: ``EDL_HVD_CACHE``, else the user's cache folder."""
+    if environ.get("EDL_HVD_CACHE"):
+        return Path(environ["EDL_HVD_CACHE"])
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edl_hvd"
+
+
+def process_environment() -> dict[str, str]:
+    """A copy of the environment, for code that looks programs up in it or starts them with it."""
+    return dict(os.environ)
+
+
+def _raise_all(problems: list[str]) -> None:
+    if problems:
+        raise SettingsError("invalid settings:\n" + "\n".join(f"  {problem}" for problem in problems))
+
+
+def _whole(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise ValueError("expected a whole number")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    interval = Interval.parse(text)
+    if interval.unit != "seconds":
+        raise ValueError("expected a time such as '30s' or '10min'")
+    return interval.count
+
+
+def _flag(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError("expected 0 or 1")
+    return text == "1"
+
+
+_VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "EDL_HVD_CHECKPOINT": ("checkpoint", str),
+    "EDL_HVD_CHECKPOINT_EVERY": ("checkpoint_every", Interval.parse),
+    "EDL_HVD_KEEP": ("keep", _whole),
+    "EDL_HVD_COMMIT_EVERY": ("commit_every", _whole),
+    "EDL_HVD_EVENTS": ("events", str),
+    "EDL_HVD_MEET_TIMEOUT": ("meet_timeout_s", _seconds),
+    "HOROVOD_ELASTIC_TIMEOUT": ("elastic_timeout_s", _seconds),
+    "EDL_HVD_RESTART_LOST_PROGRESS": ("restart_lost_progress", _flag),
+}
