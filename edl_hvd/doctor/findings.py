@@ -1,0 +1,28 @@
+"""One line of a diagnosis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OK = "ok"
+MISSING = "missing"
+ADVICE = "advice"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found about one thing.
+
+    Attributes:
+        group: Heading it stands under.
+        subject: The thing, one or two words.
+        verdict: ``OK``; ``MISSING`` when training on this machine needs it; ``ADVICE`` when it can do without.
+        found: What is there, or what went wrong.
+        fix: What to do about it; empty when ``OK``.
+    """
+
+    group: str
+    subject: str
+    verdict: str
+    found: str
+    fix: str = ""

@@ -1,0 +1,94 @@
+"""What a job talks to: its storage and its discovery script."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+import uuid
+from collections.abc import Mapping
+
+from edl_hvd.doctor.findings import ADVICE, MISSING, OK, Finding
+from edl_hvd.errors import EdlHvdError, UsageError
+from edl_hvd.hosts import parse_host
+from edl_hvd.storage.opening import open_storage
+
+_STORAGE = "Storage"
+_DISCOVERY = "Discovery"
+_SLOW_S = 1.0
+# Horovod asks every second, and until the script answers it can react to nothing else.
+_GIVE_UP_S = 60.0
+# A script that hangs is reported, not waited for.
+
+
+def check_storage(url: str) -> Finding:
+    """Write, read and delete one small object at ``url``, as a checkpoint would."""
+    probe = f"doctor-{uuid.uuid4().hex}"
+    content = b"written by edl-hvd doctor\n"
+    start_s = time.monotonic()
+    try:
+        storage = open_storage(url)
+        try:
+            storage.write_new(probe, content)
+            read = storage.read(probe)
+            storage.delete(probe)
+        finally:
+            storage.close()
+    except EdlHvdError as error:
+        fix = (
+            "correct --checkpoint" if isinstance(error, UsageError) else "grant this host read, write and delete there"
+        )
+        return Finding(_STORAGE, "checkpoints", MISSING, str(error), fix)
+    if read != content:
+        return Finding(_STORAGE, "checkpoints", MISSING, f"{url} gave back other bytes than were written", "report it")
+    seconds = time.monotonic() - start_s
+    return Finding(_STORAGE, "checkpoints", OK, f"{storage.url}: wrote, read and deleted an object in {seconds:.2f} s")
+
+
+def check_discovery(script: str, environ: Mapping[str, str]) -> Finding:
+    """Run ``script`` once the way Horovod does, through the shell, and hold the answer against the contract."""
+    start_s = time.monotonic()
+    try:
+        answer = subprocess.run(
+            script, shell=True, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=_GIVE_UP_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return _bad(f"no answer within {_GIVE_UP_S:.0f} s", "make it answer from what it knew last, within a second")
+    return judge_discovery(answer.returncode, answer.stdout, answer.stderr, time.monotonic() - start_s)
+
+
+def judge_discovery(returncode: int, stdout: str, stderr: str, seconds: float) -> Finding:
+    """Hold one answer of a discovery script against the contract.
+
+    Args:
+        seconds: How long it took.
+    """
+    if returncode != 0:
+        reason = (stderr.strip().splitlines() or ["no message"])[-1]
+        return _bad(f"exit code {returncode}: {reason}", "run it by hand; Horovod ends a starting job on this")
+    lines = stdout.splitlines()
+    if not any(line.strip() for line in lines):
+        return _bad("exit code 0 and no host", "exit non-zero when unsure: Horovod takes this for 'all hosts are gone'")
+    hosts = []
+    for line in lines:
+        try:
+            hosts.append(parse_host(line))
+        except UsageError as error:
+            return _bad(str(error), "print one host:slots line per host and nothing else (log to stderr)")
+    names = [entry.host for entry in hosts]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        return _bad(f"{', '.join(twice)} is listed more than once", "print each host once")
+    slots = sum(entry.slots for entry in hosts)
+    summary = (
+        f"{len(hosts)} host{'s' if len(hosts) > 1 else ''}, {slots} slot{'s' if slots > 1 else ''}, {seconds:.2f} s"
+    )
+    if seconds > _SLOW_S:
+        return Finding(_DISCOVERY, "script", ADVICE, summary, "answer within a second; the launcher waits for it")
+    if hosts != sorted(hosts):
+        return Finding(_DISCOVERY, "script", ADVICE, f"{summary}, unsorted", "sort the lines: ranks follow the order")
+    return Finding(_DISCOVERY, "script", OK, summary)
+
+
+def _bad(found: str, fix: str) -> Finding:
+    return Finding(_DISCOVERY, "script", MISSING, found, fix)
