@@ -1,0 +1,279 @@
+"""One rank's part in writing one checkpoint: the body of the background thread."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+
+import torch
+
+import edl_hvd
+from edl_hvd.checkpoint import layout
+from edl_hvd.checkpoint.manifest import FileEntry, Manifest, Part, TensorEntry
+from edl_hvd.checkpoint.reading import read_manifest, verify
+from edl_hvd.checkpoint.retention import collect
+from edl_hvd.checkpoint.shards import DTYPE_NAMES, checksum, checksum_of, contiguous, pack
+from edl_hvd.checkpoint.shares import share_out
+from edl_hvd.checkpoint.snapshot import Snapshot
+from edl_hvd.clock import Clock
+from edl_hvd.errors import CheckpointDamagedError, ObjectExistsError, StorageError
+from edl_hvd.events import CheckpointFailed, CheckpointWritten, Event
+from edl_hvd.storage import Storage
+
+_LOG = logging.getLogger(__name__)
+
+_SLOWEST_TO_OWN_TIME = 4
+# Shares are equal in bytes: a rank that needs four times as long as rank 0 did is stuck, not slow.
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.2
+# Between looks at the storage while waiting for the others; also the longest delay of ``cancel``.
+
+
+class _Cancelled(Exception):
+    """Ends the thread of a cancelled attempt; never leaves this module."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one attempt is to do.
+
+    Attributes:
+        storage: Where to.
+        snapshot: What; equal on every rank.
+        rank, size: Who this is among how many.
+        name: The attempt; the same on every rank, never used before.
+        keep: Checkpoints to keep.
+        patience_s: Least time rank 0 waits for the other ranks.
+    """
+
+    storage: Storage
+    snapshot: Snapshot
+    rank: int
+    size: int
+    name: str
+    keep: int
+    patience_s: float
+
+
+class Attempt:
+    """Writes one rank's share; on rank 0 then waits for the others and makes the checkpoint visible.
+
+    Args:
+        task: What to do.
+        clock: Measures and waits.
+        report: Called from the background thread with what came of it.
+    """
+
+    def __init__(self, task: Task, clock: Clock, report: Callable[[Event], None]) -> None:
+        self._task = task
+        self._clock = clock
+        self._report = report
+        self._start_s = clock.monotonic_s()
+        self._cancelled = threading.Event()
+        # Held while the snapshot's tensors are read and while the manifest is written: what must not go
+        # on once ``cancel`` has returned.
+        self._exclusive = threading.Lock()
+        self.thread = threading.Thread(target=self._run, name=f"edl-hvd-checkpoint-{task.name}", daemon=True)
+
+    def cancel(self) -> None:
+        """On return the tensors are no longer read and no manifest is written; does not wait for an upload."""
+        self._cancelled.set()
+        with self._exclusive:
+            pass
+
+    def _run(self) -> None:
+        try:
+            part = self._write_share()
+            if self._task.rank == 0:
+                self._publish(self._gather(part))
+                self._tidy()
+        except _Cancelled:
+            return
+        except Exception as error:
+            # Whatever it is, training must not notice more than an event.
+            if not self._cancelled.is_set():
+                reason = str(error) if isinstance(error, StorageError) else f"{type(error).__name__}: {error}"
+                self._tell_rank_0(reason)
+                self._report(CheckpointFailed(self._task.storage.url, self._task.snapshot.step, reason))
+
+    def _check_cancelled(self) -> None:
+        if self._cancelled.is_set():
+            raise _Cancelled
+
+    def _write_share(self) -> Part:
+        """Write this rank's tensors and, for rank 0 to find, a part that describes them."""
+        task = self._task
+        name = layout.shard_name(task.rank, task.size)
+        data, tensors = self._pack_share(name)
+        files = {}
+        if tensors:
+            written = self._write_shard(name, data)
+            files[written] = FileEntry(len(data), checksum(data))
+            tensors = {tensor: replace(entry, file=written) for tensor, entry in tensors.items()}
+        part = self._part(files, tensors)
+        if task.rank != 0:
+            self._check_cancelled()
+            task.storage.write(layout.part_key(task.snapshot.step, task.name, task.rank), part.encode())
+        return part
+
+    def _pack_share(self, file: str) -> tuple[bytes, dict[str, TensorEntry]]:
+        snapshot = self._task.snapshot
+        sizes_bytes = {name: tensor.nbytes for name, tensor in snapshot.tensors.items()}
+        names = share_out(sizes_bytes, self._task.size)[self._task.rank]
+        with self._exclusive:
+            self._check_cancelled()
+            tensors = contiguous({name: snapshot.tensors[name] for name in names})
+            entries = {
+                name: TensorEntry(file, DTYPE_NAMES[tensor.dtype], list(tensor.shape), checksum_of(tensor))
+                for name, tensor in tensors.items()
+            }
+            return pack(tensors), entries
+
+    def _write_shard(self, name: str, data: bytes) -> str:
+        """Write the shard under a name that nothing had, and return it.
+
+        Never replacing a file is what protects a listed checkpoint from a writer that was paused or
+        given up and goes on late: it can only add files that no manifest names.
+        """
+        self._check_cancelled()
+        task = self._task
+        prefix = layout.folder(task.snapshot.step)
+        try:
+            task.storage.write_new(prefix + name, data)
+        except ObjectExistsError:
+            # An earlier attempt at this step got as far as writing its share.
+            name = layout.shard_name(task.rank, task.size, task.name)
+            task.storage.write_new(prefix + name, data)
+        return name
+
+    def _part(self, files: dict[str, FileEntry], tensors: dict[str, TensorEntry], failure: str | None = None) -> Part:
+        snapshot = self._task.snapshot
+        return Part(self._task.rank, snapshot.step, snapshot.epoch, snapshot.samples, files, tensors, failure)
+
+    def _tell_rank_0(self, reason: str) -> None:
+        """Spare rank 0 the wait for a share that will not come, if the storage still takes a small object."""
+        task = self._task
+        if task.rank != 0:
+            with suppress(StorageError):
+                key = layout.part_key(task.snapshot.step, task.name, task.rank)
+                task.storage.write(key, self._part({}, {}, failure=reason).encode())
+
+    def _publish(self, manifest: Manifest) -> None:
+        """Make the checkpoint visible."""
+        task = self._task
+        try:
+            self._write_manifest(task.storage.write_new, manifest)
+        except ObjectExistsError:
+            manifest = self._settle(manifest)
+        seconds = self._clock.monotonic_s() - self._start_s
+        self._report(CheckpointWritten(task.storage.url, manifest.step, manifest.size_bytes, seconds))
+
+    def _settle(self, manifest: Manifest) -> Manifest:
+        """There is a manifest of this step already: keep it if it is good, else put ours in its place."""
+        storage = self._task.storage
+        try:
+            existing = read_manifest(storage, manifest.step)
+            if existing.attempt != manifest.attempt:  # Ours if the first answer to our own write was lost.
+                verify(storage, existing)
+            return existing
+        except CheckpointDamagedError:
+            self._write_manifest(storage.write, manifest)
+            return manifest
+
+    def _write_manifest(self, write: Callable[[str, bytes], None], manifest: Manifest) -> None:
+        with self._exclusive:
+            self._check_cancelled()
+            write(layout.manifest_key(manifest.step), manifest.encode())
+
+    def _tidy(self) -> None:
+        """Remove what is no longer needed; the checkpoint stands whether or not this succeeds."""
+        task = self._task
+        try:
+            collect(task.storage, task.snapshot.step, task.keep, self._check_cancelled)
+        except StorageError as error:
+            _LOG.warning("cannot remove old checkpoints, the next checkpoint tries again: %s", error)
+
+    def _gather(self, own: Part) -> Manifest:
+        """Wait until every rank's share is in storage, then describe them all in one manifest."""
+        parts = {0: own}
+        own_s = self._clock.monotonic_s() - self._start_s
+        patience_s = max(self._task.patience_s, _SLOWEST_TO_OWN_TIME * own_s)
+        deadline_s = self._clock.monotonic_s() + patience_s
+        pause_s = _FIRST_PAUSE_S
+        while missing := self._missing(parts):
+            self._check_cancelled()
+            if self._clock.monotonic_s() >= deadline_s:
+                raise StorageError(
+                    f"{'; '.join(missing)} did not appear in {self._task.storage.url} within {patience_s:.0f} s; every "
+                    "host must see the same storage (a folder has to be shared between the hosts, S3 always is)"
+                )
+            self._clock.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        return assemble(self._task, parts, self._clock.wall_s())
+
+    def _missing(self, parts: dict[int, Part]) -> list[str]:
+        """Read the parts that have arrived into ``parts``; say what is still not there."""
+        task = self._task
+        prefix = layout.folder(task.snapshot.step)
+        sizes_bytes = {entry.key: entry.size_bytes for entry in task.storage.list(prefix)}
+        for rank in range(task.size):
+            key = layout.part_key(task.snapshot.step, task.name, rank)
+            if rank not in parts and key in sizes_bytes:
+                parts[rank] = _arrived(Part.decode(task.storage.read(key)))
+        absent = [f"the share of rank {rank}" for rank in range(task.size) if rank not in parts]
+        # A part without its file means a rank that writes to another disk under the same path.
+        incomplete = [
+            f"{name} of rank {part.rank} ({entry.size_bytes} bytes)"
+            for part in parts.values()
+            for name, entry in part.files.items()
+            if sizes_bytes.get(prefix + name) != entry.size_bytes
+        ]
+        return absent + incomplete
+
+
+def _arrived(part: Part) -> Part:
+    if part.failure is not None:
+        raise StorageError(f"rank {part.rank} could not write its share: {part.failure}")
+    return part
+
+
+def assemble(task: Task, parts: Mapping[int, Part], created_s: float) -> Manifest:
+    """The manifest of a checkpoint whose parts are all there.
+
+    Raises:
+        StorageError: The ranks did not write equal snapshots, so together they wrote none.
+    """
+    snapshot = task.snapshot
+    files = {name: entry for part in parts.values() for name, entry in part.files.items()}
+    tensors = {name: entry for part in parts.values() for name, entry in part.tensors.items()}
+    for part in parts.values():
+        if (part.step, part.epoch, part.samples) != (snapshot.step, snapshot.epoch, snapshot.samples):
+            raise StorageError(
+                f"rank {part.rank} wrote step {part.step}, epoch {part.epoch}, {part.samples} samples; rank 0 wrote "
+                f"step {snapshot.step}, epoch {snapshot.epoch}, {snapshot.samples} samples; both must checkpoint "
+                "the same commit"
+            )
+    written = {name: (entry.dtype, entry.shape) for name, entry in tensors.items()}
+    expected = {name: (DTYPE_NAMES[tensor.dtype], list(tensor.shape)) for name, tensor in snapshot.tensors.items()}
+    if written != expected or sum(len(part.tensors) for part in parts.values()) != len(expected):
+        different = sorted(name for name in written.keys() | expected.keys() if written.get(name) != expected.get(name))
+        raise StorageError(
+            f"the ranks do not hold the same tensors: {', '.join(different[:5]) or 'some were written twice'} differ "
+            "between rank 0 and the others; every rank must build the same State"
+        )
+    return Manifest(
+        attempt=task.name,
+        step=snapshot.step,
+        epoch=snapshot.epoch,
+        samples=snapshot.samples,
+        world_size=task.size,
+        created=datetime.fromtimestamp(created_s, timezone.utc).isoformat(timespec="milliseconds"),
+        versions={"edl_hvd": edl_hvd.__version__, "torch": torch.__version__},
+        plain=snapshot.plain,
+        files=files,
+        tensors={name: tensors[name] for name in snapshot.tensors},
+    )

@@ -1,0 +1,93 @@
+"""What a checkpoint holds, and what it cannot hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from edl_hvd.checkpoint.shards import DTYPE_NAMES
+from edl_hvd.errors import StateError
+
+# The one key that the safetensors format keeps for itself.
+_RESERVED_NAME = "__metadata__"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The whole state of a training job at one commit. Every rank of a world holds an equal one.
+
+    Attributes:
+        tensors: Host tensors by name; any shape and layout in memory, also views of one another. They
+            come back contiguous, each with memory of its own.
+        plain: Everything else, as a JSON value: dictionaries with string keys, lists, strings, whole
+            numbers, floats (infinities and NaN included), booleans, ``None``.
+        step: Optimizer steps since the job began.
+        epoch: Epoch the job is in.
+        samples: Samples consumed since the job began.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    plain: dict[str, Any] = field(default_factory=dict)
+    step: int = 0
+    epoch: int = 0
+    samples: int = 0
+
+
+def check_snapshot(snapshot: Snapshot) -> None:
+    """Refuse what would not come back as it was. Looks at names, types and ``plain``, not at tensor contents.
+
+    Raises:
+        StateError: With one line per problem.
+    """
+    problems = [
+        f"{name}={getattr(snapshot, name)!r}; expected a whole number of at least 0"
+        for name in ("step", "epoch", "samples")
+        if type(getattr(snapshot, name)) is not int or getattr(snapshot, name) < 0
+    ]
+    for name, tensor in snapshot.tensors.items():
+        problems.extend(_tensor_problems(name, tensor))
+    problems.extend(_plain_problems(snapshot.plain, "plain"))
+    if problems:
+        raise StateError("this state cannot be checkpointed:\n" + "\n".join(f"  {problem}" for problem in problems))
+
+
+def _tensor_problems(name: Any, tensor: Any) -> Iterator[str]:
+    if not isinstance(name, str) or name == _RESERVED_NAME or not _is_unicode(name):
+        yield f"tensor name {name!r}; expected a string of valid Unicode other than {_RESERVED_NAME!r}"
+    if not isinstance(tensor, torch.Tensor):
+        yield f"tensor {name!r} is a {type(tensor).__name__}; expected a torch.Tensor"
+    elif tensor.layout != torch.strided:
+        yield f"tensor {name!r} has layout {tensor.layout}; expected a dense one, convert it with to_dense()"
+    elif tensor.device.type != "cpu":
+        yield f"tensor {name!r} is on {tensor.device}; expected host memory"
+    elif tensor.dtype not in DTYPE_NAMES:
+        accepted = ", ".join(sorted(DTYPE_NAMES.values()))
+        yield f"tensor {name!r} is {tensor.dtype}, which safetensors cannot hold; expected one of {accepted}"
+
+
+def _plain_problems(value: Any, where: str) -> Iterator[str]:
+    if value is None or type(value) in (bool, int, float, str):
+        return
+    if type(value) is list:
+        for index, item in enumerate(value):
+            yield from _plain_problems(item, f"{where}[{index}]")
+    elif type(value) is dict:
+        for key, item in value.items():
+            if type(key) is not str:
+                yield f"{where} has the key {key!r}; expected strings as keys, JSON would turn it into one"
+            yield from _plain_problems(item, f"{where}[{key!r}]")
+    else:
+        yield (
+            f"{where} is a {type(value).__name__}; expected a JSON value (dict, list, str, int, float, bool or None)"
+        )
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,114 @@
+"""Writes checkpoints in the background, one at a time."""
+
+from __future__ import annotations
+
+import threading
+
+from edl_hvd.checkpoint.attempt import Attempt, Task
+from edl_hvd.checkpoint.layout import is_attempt_name
+from edl_hvd.checkpoint.snapshot import Snapshot, check_snapshot
+from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.errors import InternalError
+from edl_hvd.events import Event
+from edl_hvd.storage import Storage
+
+_PATIENCE_S = 60.0
+# Ranks begin within one step of each other and write equal shares; a minute covers a slow start of an upload.
+
+_CLOSING_S = 5.0
+# A thread still uploading after this is left to the end of the process, which it does not delay.
+
+
+class CheckpointWriter:
+    """Every rank of a world has one; together they write checkpoints of their common state.
+
+    None of the methods is collective, and none but ``wait`` blocks for the storage's sake. They are
+    called from one thread. Failures never raise: ``poll`` returns them as events.
+
+    Args:
+        storage: Where to write; the same on every rank. It stays the caller's to close.
+        keep: Newest checkpoints kept, at least 1.
+        clock: Measures and waits.
+        patience_s: Rank 0 waits for the other ranks' shares this long, or four times the time its own
+            took, whichever is longer.
+    """
+
+    def __init__(
+        self, storage: Storage, keep: int = 3, clock: Clock = SYSTEM_CLOCK, patience_s: float = _PATIENCE_S
+    ) -> None:
+        if keep < 1:
+            raise InternalError(f"keep={keep}; expected at least 1")
+        self._storage = storage
+        self._keep = keep
+        self._clock = clock
+        self._patience_s = patience_s
+        self._attempt: Attempt | None = None
+        self._left_behind: list[threading.Thread] = []
+        self._events: list[Event] = []
+        self._lock = threading.Lock()
+
+    def begin(self, snapshot: Snapshot, rank: int, size: int, attempt: str) -> None:
+        """Start writing this rank's share of a checkpoint; returns at once.
+
+        Called by every rank of the world with an equal snapshot. The caller leaves tensors and plain
+        state as they are until ``busy`` is false.
+
+        Args:
+            snapshot: What to write.
+            rank: This worker's rank.
+            size: Ranks that take part.
+            attempt: Name of this attempt, equal on all ranks and never used before at this URL, not even
+                by an earlier run of the job (so with something random in it); letters, digits, ``_.-``.
+
+        Raises:
+            StateError: The snapshot has something that cannot be written.
+            InternalError: The checkpoint before is not finished.
+        """
+        if self.busy:
+            raise InternalError("a checkpoint was begun while another is being written; check busy first")
+        if not 0 <= rank < size or not is_attempt_name(attempt):
+            raise InternalError(f"not an attempt: rank={rank}, size={size}, attempt={attempt!r}")
+        check_snapshot(snapshot)
+        task = Task(self._storage, snapshot, rank, size, attempt, self._keep, self._patience_s)
+        self._attempt = Attempt(task, self._clock, self._collect)
+        self._attempt.thread.start()
+
+    @property
+    def busy(self) -> bool:
+        """Whether an attempt is under way; never true for ever, every wait in it is bounded."""
+        return self._attempt is not None and self._attempt.thread.is_alive()
+
+    def poll(self) -> list[Event]:
+        """Events since the last call: ``CheckpointFailed`` on any rank, ``CheckpointWritten`` on rank 0 only."""
+        with self._lock:
+            events, self._events = self._events, []
+        return events
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until no attempt is under way, at most ``timeout_s``; whether that is so."""
+        if self._attempt is not None:
+            self._attempt.thread.join(timeout_s)
+        return not self.busy
+
+    def abandon(self) -> None:
+        """Give up the attempt under way, without an event; the writer is ready for the next one.
+
+        On return the snapshot is the caller's again and no manifest will be written any more. Blocks for
+        a memory copy of the share, or for one small write, never for an upload: what is on the wire ends
+        as a file that no manifest names, and a later checkpoint removes it.
+        """
+        if self._attempt is None:
+            return
+        self._attempt.cancel()
+        self._left_behind = [thread for thread in (*self._left_behind, self._attempt.thread) if thread.is_alive()]
+        self._attempt = None
+
+    def close(self) -> None:
+        """Give up the attempt under way and wait some seconds for its thread to end."""
+        self.abandon()
+        for thread in self._left_behind:
+            thread.join(_CLOSING_S)
+
+    def _collect(self, event: Event) -> None:
+        with self._lock:
+            self._events.append(event)

@@ -1,0 +1,9 @@
+"""Bytes by URL: ``file://`` and plain paths, ``s3://``, ``memory://``, anything else through fsspec.
+
+Reading order: ``base`` (the contract), ``opening`` (URL to storage), then one module per kind of storage.
+"""
+
+from edl_hvd.storage.base import Storage, StoredObject
+from edl_hvd.storage.opening import open_storage
+
+__all__ = ["Storage", "StoredObject", "open_storage"]

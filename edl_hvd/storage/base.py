@@ -1,0 +1,97 @@
+"""What every storage promises, and the rules for keys."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Protocol
+
+from edl_hvd.errors import UsageError
+
+# Where ``FileStorage`` keeps what is being written; reserved everywhere, so that a job can change storages.
+RESERVED_FOLDER = ".partial"
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+@dataclass(frozen=True, order=True)
+class StoredObject:
+    """One object as a listing shows it.
+
+    Attributes:
+        key: Path relative to the storage's URL.
+        size_bytes: Length of its contents.
+    """
+
+    key: str
+    size_bytes: int
+
+
+class Storage(Protocol):
+    """Objects under one URL, each read and written whole. Safe to use from several threads.
+
+    Keys are relative POSIX paths such as ``checkpoints/000000000010/manifest.json``; see ``check_key``.
+    Every failure of the storage is a ``StorageError`` (or one of its kinds) that names URL, key and cause.
+    All methods block until the storage has answered; what was written is durable when they return.
+    """
+
+    @property
+    def url(self) -> str:
+        """Where this storage is, for people: absolute, and without a password."""
+
+    def read(self, key: str) -> bytes:
+        """The contents of an object.
+
+        Raises:
+            ObjectMissingError: No such object.
+        """
+
+    def write(self, key: str, data: bytes | memoryview) -> None:
+        """Create or replace an object; a reader sees the old contents or the new, never a mixture."""
+
+    def write_new(self, key: str, data: bytes | memoryview) -> None:
+        """Create an object only if there is none; of several writers at once exactly one succeeds.
+
+        Raises:
+            ObjectExistsError: There is one already; it is left as it is.
+        """
+
+    def list(self, prefix: str = "") -> list[StoredObject]:
+        """All objects whose key starts with ``prefix`` (any string, not only a folder), sorted by key."""
+
+    def delete(self, key: str) -> None:
+        """Remove an object; not an error if there is none."""
+
+    def exists(self, key: str) -> bool:
+        """Whether there is such an object."""
+
+    def close(self) -> None:
+        """Give up connections. The storage is not used afterwards."""
+
+
+def check_key(key: str) -> str:
+    """Return ``key`` if it is one.
+
+    >>> check_key("checkpoints/000000000010/manifest.json")
+    'checkpoints/000000000010/manifest.json'
+
+    Raises:
+        UsageError: Empty, absolute, with an empty, ``.`` or ``..`` component, with a control
+            character, or in the reserved folder ``.partial``.
+    """
+    parts = key.split("/")
+    if any(part in ("", ".", "..") for part in parts) or _CONTROL.search(key) or parts[0] == RESERVED_FOLDER:
+        raise UsageError(
+            f"{key!r} is not a storage key; expected a relative path such as 'checkpoints/manifest.json' without "
+            f"'.', '..', empty parts or control characters, and not inside {RESERVED_FOLDER!r}"
+        )
+    return key
+
+
+def redacted(url: str) -> str:
+    """``url`` with the password of ``user:password@host`` replaced by ``***``, fit for messages.
+
+    >>> redacted("sftp://ada:secret@host/run")
+    'sftp://ada:***@host/run'
+    """
+    return re.sub(r"^([^/]*://[^/@:]*):[^/@]*@", r"\1:***@", url)

@@ -1,0 +1,179 @@
+"""Objects as files in a folder, local or shared between hosts."""
+
+from __future__ import annotations
+
+import errno
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from edl_hvd.errors import ObjectExistsError, ObjectMissingError, StorageError
+from edl_hvd.storage.base import RESERVED_FOLDER, StoredObject, check_key
+
+_ABANDONED_AFTER_S = 3600.0
+# A file being written changes all the time; one untouched for an hour belongs to a dead writer.
+
+_PLACING_ATTEMPTS = 20
+# Each attempt is lost only to another process removing the same empty folder in that very moment.
+
+
+class FileStorage:
+    """Storage in a folder.
+
+    A file appears under its key complete and flushed to disk, or not at all: it is written and synced
+    under another name in ``.partial``, then renamed (replacing) or hard-linked (creating).
+
+    Args:
+        root: The folder; created by the first write.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self._root = Path(os.path.abspath(root))
+        self._swept = False
+        self.url = self._root.as_uri()
+
+    def read(self, key: str) -> bytes:
+        try:
+            return self._path(key).read_bytes()
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise ObjectMissingError(f"cannot read {key!r} in {self.url}: no such file") from error
+        except OSError as error:
+            raise self._failure("read", key, error) from error
+
+    def write(self, key: str, data: bytes | memoryview) -> None:
+        self._put("write", key, data, os.replace)
+
+    def write_new(self, key: str, data: bytes | memoryview) -> None:
+        # A link fails if its name is taken, whoever took it: the check and the act are one system call.
+        self._put("create", key, data, os.link)
+
+    def list(self, prefix: str = "") -> list[StoredObject]:
+        try:
+            return sorted(entry for entry in self._walk(prefix.rpartition("/")[0]) if entry.key.startswith(prefix))
+        except OSError as error:
+            raise self._failure("list", prefix, error) from error
+
+    def delete(self, key: str) -> None:
+        path = self._path(key)
+        try:
+            path.unlink(missing_ok=True)
+        except NotADirectoryError:
+            return
+        except OSError as error:
+            raise self._failure("delete", key, error) from error
+        self._remove_empty_folders(path.parent)
+
+    def exists(self, key: str) -> bool:
+        try:
+            return self._path(key).is_file()
+        except OSError as error:
+            raise self._failure("look for", key, error) from error
+
+    def close(self) -> None:
+        """Holds nothing open."""
+
+    def _path(self, key: str) -> Path:
+        return self._root / check_key(key)
+
+    def _failure(self, verb: str, key: str, error: OSError) -> StorageError:
+        return StorageError(f"cannot {verb} {key!r} in {self.url}: {error.strerror or error}")
+
+    def _put(self, verb: str, key: str, data: bytes | memoryview, place: Callable[[Path, Path], None]) -> None:
+        path = self._path(key)
+        partial = self._root / RESERVED_FOLDER / uuid.uuid4().hex
+        try:
+            _make_folders(partial.parent)
+            try:
+                _write_synced(partial, data)
+                self._sweep(now_s=partial.stat().st_mtime)
+                _place_synced(partial, path, place)
+            finally:
+                partial.unlink(missing_ok=True)
+        except FileExistsError as error:
+            raise ObjectExistsError(f"cannot {verb} {key!r} in {self.url}: it exists already") from error
+        except OSError as error:
+            raise self._failure(verb, key, error) from error
+
+    def _sweep(self, now_s: float) -> None:
+        """Remove what killed writers left, once per storage. ``now_s`` is the disk's own clock."""
+        if self._swept:
+            return
+        self._swept = True
+        for partial in (self._root / RESERVED_FOLDER).iterdir():
+            try:
+                if partial.stat().st_mtime < now_s - _ABANDONED_AFTER_S:
+                    partial.unlink()
+            except FileNotFoundError:
+                continue  # Another process swept it first, or its writer finished.
+
+    def _walk(self, folder: str) -> Iterator[StoredObject]:
+        for entry in _entries(self._root / folder):
+            key = f"{folder}/{entry.name}" if folder else entry.name
+            if key == RESERVED_FOLDER:
+                continue
+            try:
+                if entry.is_dir():
+                    yield from self._walk(key)
+                else:
+                    yield StoredObject(key, entry.stat().st_size)
+            except FileNotFoundError:
+                continue  # Deleted between the listing of its folder and this look at it.
+
+    def _remove_empty_folders(self, folder: Path) -> None:
+        while folder != self._root:
+            try:
+                folder.rmdir()
+            except OSError:
+                return  # Not empty, or already gone: either way nothing is left to do here.
+            folder = folder.parent
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _write_synced(path: Path, data: bytes | memoryview) -> None:
+    with open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _place_synced(partial: Path, path: Path, place: Callable[[Path, Path], None]) -> None:
+    """Give the finished file its name; on return the name too survives a power cut."""
+    for attempt in range(_PLACING_ATTEMPTS):
+        try:
+            _make_folders(path.parent)
+            place(partial, path)
+            _sync_folder(path.parent)
+            return
+        except FileNotFoundError:
+            # ``delete`` of a neighbour removed the empty folder before the file arrived in it.
+            if attempt == _PLACING_ATTEMPTS - 1:
+                raise
+
+
+def _make_folders(folder: Path) -> None:
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        # Never the object's own name: one of its folders is a file, or was there and is gone again.
+        number = errno.ENOTDIR if folder.exists() else errno.ENOENT
+        raise OSError(number, os.strerror(number), str(folder)) from error
+    for path in missing:
+        if path.parent.exists():
+            _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

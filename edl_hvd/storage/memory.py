@@ -1,0 +1,54 @@
+"""Objects in this process's memory, for trying things out and for tests."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+
+from edl_hvd.errors import ObjectExistsError, ObjectMissingError
+from edl_hvd.storage.base import StoredObject, check_key
+
+# Two storages of the same name share their objects, as two clients of one bucket do.
+_OBJECTS: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
+_LOCK = threading.Lock()
+
+
+class MemoryStorage:
+    """Storage under ``memory://name``; gone when the process ends."""
+
+    def __init__(self, name: str) -> None:
+        self.url = f"memory://{name}"
+        with _LOCK:
+            self._objects = _OBJECTS[name]
+
+    def read(self, key: str) -> bytes:
+        with _LOCK:
+            try:
+                return self._objects[check_key(key)]
+            except KeyError as error:
+                raise ObjectMissingError(f"cannot read {key!r} in {self.url}: no such object") from error
+
+    def write(self, key: str, data: bytes | memoryview) -> None:
+        with _LOCK:
+            self._objects[check_key(key)] = bytes(data)
+
+    def write_new(self, key: str, data: bytes | memoryview) -> None:
+        with _LOCK:
+            if check_key(key) in self._objects:
+                raise ObjectExistsError(f"cannot create {key!r} in {self.url}: it exists already")
+            self._objects[key] = bytes(data)
+
+    def list(self, prefix: str = "") -> list[StoredObject]:
+        with _LOCK:
+            return sorted(StoredObject(key, len(data)) for key, data in self._objects.items() if key.startswith(prefix))
+
+    def delete(self, key: str) -> None:
+        with _LOCK:
+            self._objects.pop(check_key(key), None)
+
+    def exists(self, key: str) -> bool:
+        with _LOCK:
+            return check_key(key) in self._objects
+
+    def close(self) -> None:
+        """Keeps the objects: another ``memory://`` storage of this name still sees them."""

@@ -1,0 +1,80 @@
+"""From a URL to the storage behind it."""
+
+from __future__ import annotations
+
+import os
+import re
+from urllib.parse import unquote
+
+from edl_hvd.errors import UsageError
+from edl_hvd.storage.base import Storage, redacted
+
+_FORMS = "a folder such as '/data/run', 'file:///data/run', 's3://bucket/run', 'memory://name', or a URL fsspec knows"
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/{0,2})")
+
+
+def open_storage(url: str) -> Storage:
+    """The storage at ``url``. Nothing is created or contacted yet.
+
+    S3 takes endpoint, region and credentials from boto3's own sources, ``AWS_*`` variables among them.
+
+    Args:
+        url: A plain path, ``file:///path``, ``s3://bucket/prefix``, ``memory://name`` (this process
+            only), or any other scheme that fsspec and its plug-ins understand.
+
+    Raises:
+        UsageError: The URL is malformed, its scheme is unknown, or the package it needs is not installed.
+    """
+    url = os.fspath(url)
+    match = _SCHEME.match(url)
+    if not url.strip() or (match and match[2] != "//"):
+        raise UsageError(f"{redacted(url)!r} is not a storage URL; expected {_FORMS}")
+    if not match:
+        return _open_file(os.path.expanduser(url))
+    scheme, rest = match[1].lower(), url[match.end() :]
+    if scheme == "file":
+        return _open_file(_path_of_file_url(url, rest))
+    if scheme == "s3":
+        return _open_s3(url, rest)
+    if scheme == "memory":
+        if not rest.strip("/"):
+            raise UsageError(f"{url!r} names no memory storage; expected 'memory://name'")
+        from edl_hvd.storage.memory import MemoryStorage
+
+        return MemoryStorage(rest.strip("/"))
+    from edl_hvd.storage.through_fsspec import FsspecStorage
+
+    return FsspecStorage(url)
+
+
+def _open_file(path: str) -> Storage:
+    from edl_hvd.storage.file import FileStorage
+
+    if "\0" in path:
+        raise UsageError(f"{path!r} is not a path; it contains a NUL character")
+    return FileStorage(path)
+
+
+def _path_of_file_url(url: str, rest: str) -> str:
+    host, slash, path = rest.partition("/")
+    if host not in ("", "localhost") or not slash:
+        raise UsageError(
+            f"{url!r} names host {host!r}; expected 'file:///absolute/path' with three slashes, "
+            "a folder that every host has mounted at the same place"
+        )
+    return unquote("/" + path)
+
+
+def _open_s3(url: str, rest: str) -> Storage:
+    bucket, _, prefix = rest.partition("/")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{1,}", bucket):
+        # "s3://key:secret@bucket" must not be echoed: some tools accept secrets there.
+        shown = redacted(url) if "@" not in bucket else f"s3://***@{bucket.rpartition('@')[2]}"
+        raise UsageError(
+            f"{shown!r} names no S3 bucket; expected 's3://bucket/prefix', credentials come from boto3's own sources"
+        )
+    try:
+        from edl_hvd.storage.s3 import S3Storage
+    except ImportError as error:
+        raise UsageError(f"{url!r} needs boto3, which is not installed; run: pip install 'edl-hvd[aws]'") from error
+    return S3Storage(bucket, prefix.strip("/"))

@@ -1,0 +1,116 @@
+"""Objects in any file system that fsspec has a driver for: Google Cloud Storage, Azure, SFTP and others."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from edl_hvd.errors import ObjectExistsError, ObjectMissingError, StorageError, UsageError
+from edl_hvd.storage.base import RESERVED_FOLDER, StoredObject, check_key, redacted
+
+
+class FsspecStorage:
+    """Storage at a URL of fsspec's.
+
+    How much of the contract holds is the driver's doing. Object stores (gs, abfs, ...) keep all of it.
+    On servers with plain files (sftp, smb, ...) ``write_new`` is exclusive, but a writer killed in the
+    middle of it leaves a short object; readers of checkpoints recognise such a one by its checksum.
+
+    Args:
+        url: Any URL ``fsspec`` accepts; options come from fsspec's own configuration.
+
+    Raises:
+        UsageError: fsspec, or the package for this scheme, is missing, or the scheme is unknown.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = redacted(url).rstrip("/")
+        scheme = url.partition(":")[0]
+        try:
+            import fsspec
+        except ImportError as error:
+            raise UsageError(f"{self.url!r} needs fsspec, which is not installed; run: pip install fsspec") from error
+        try:
+            system, root = fsspec.core.url_to_fs(url)
+        except (ImportError, ValueError, TypeError) as error:
+            raise UsageError(
+                f"{self.url!r} cannot be opened: no installed package handles {scheme!r} ({error}); expected a "
+                "folder, 'file://', 's3://', 'memory://', or a scheme of fsspec whose package is installed"
+            ) from error
+        except Exception as error:
+            # Some drivers connect at once; what their libraries raise has no common base.
+            raise StorageError(f"cannot open {self.url}: {error}") from error
+        self._system: Any = system
+        self._root = root.rstrip("/")
+
+    def read(self, key: str) -> bytes:
+        with self._translated("read", key):
+            contents: bytes = self._system.cat_file(self._path(key))
+            return contents
+
+    def write(self, key: str, data: bytes | memoryview) -> None:
+        with self._translated("write", key):
+            partial = self._path(f"{RESERVED_FOLDER}/{uuid.uuid4().hex}", reserved=True)
+            self._make_folder(partial)
+            self._system.pipe_file(partial, bytes(data))
+            self._make_folder(self._path(key))
+            self._system.mv(partial, self._path(key))
+
+    def write_new(self, key: str, data: bytes | memoryview) -> None:
+        with self._translated("create", key):
+            self._make_folder(self._path(key))
+            with self._system.open(self._path(key), "xb") as file:
+                file.write(bytes(data))
+
+    def list(self, prefix: str = "") -> list[StoredObject]:
+        with self._translated("list", prefix):
+            folder = f"{self._root}/{prefix.rpartition('/')[0]}".rstrip("/")
+            self._system.invalidate_cache()
+            found = self._system.find(folder, detail=True)
+            objects = [StoredObject(self._key(path), entry["size"]) for path, entry in found.items()]
+            return sorted(
+                entry
+                for entry in objects
+                if entry.key.startswith(prefix) and not entry.key.startswith(f"{RESERVED_FOLDER}/")
+            )
+
+    def delete(self, key: str) -> None:
+        with self._translated("delete", key):
+            try:
+                self._system.rm_file(self._path(key))
+            except FileNotFoundError:
+                return
+
+    def exists(self, key: str) -> bool:
+        with self._translated("look for", key):
+            self._system.invalidate_cache()
+            return bool(self._system.isfile(self._path(key)))
+
+    def close(self) -> None:
+        """fsspec shares its connections between all users of one server and closes them itself."""
+
+    def _path(self, key: str, reserved: bool = False) -> str:
+        return f"{self._root}/{key if reserved else check_key(key)}"
+
+    def _key(self, path: str) -> str:
+        return path.removeprefix(self._root).lstrip("/")
+
+    def _make_folder(self, path: str) -> None:
+        self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
+
+    @contextmanager
+    def _translated(self, verb: str, key: str) -> Iterator[None]:
+        attempt = f"cannot {verb} {key!r} in {self.url}"
+        try:
+            yield
+        except UsageError:
+            raise
+        except FileNotFoundError as error:
+            raise ObjectMissingError(f"{attempt}: no such object") from error
+        except FileExistsError as error:
+            raise ObjectExistsError(f"{attempt}: it exists already") from error
+        except Exception as error:
+            # Each driver raises its own library's errors; they have no common base.
+            raise StorageError(f"{attempt}: {type(error).__name__}: {error}") from error
