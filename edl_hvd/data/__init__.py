@@ -1,0 +1,1 @@
+"""Which sample indices make up global batch k of epoch e, for any world."""
