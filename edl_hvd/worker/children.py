@@ -1,0 +1,49 @@
+"""What the processes that a worker forks, such as a data loader's, must not do: outlive it and speak for it.
+
+They are forked with copies of all descriptors, and when their worker is killed they live on for some
+seconds. While they hold its connections open the other members see nothing, and while they hold its
+output open ``horovodrun`` does not see that it ended (``safe_shell_exec.execute`` reads to the end before
+it returns).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+from contextlib import suppress
+
+from edl_hvd.worker.sockets import open_sockets
+
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+_private: frozenset[tuple[int, str]] | None = None
+_forked_by_main_thread = True
+
+
+def keep_from_children(sockets: frozenset[tuple[int, str]]) -> None:
+    """Have every process forked from now on close these sockets, and die with this one.
+
+    Replaces the sockets named before.
+    """
+    global _private
+    if _private is None:
+        os.register_at_fork(before=_note_thread, after_in_child=_become_private)
+    _private = sockets
+
+
+def _note_thread() -> None:
+    global _forked_by_main_thread
+    _forked_by_main_thread = threading.current_thread() is threading.main_thread()
+
+
+def _become_private() -> None:
+    for descriptor, _ in (_private or frozenset()) & open_sockets():
+        with suppress(OSError):
+            os.close(descriptor)
+    prctl = getattr(_LIBC, "prctl", None)  # Linux only
+    # The kernel's "parent" is the thread that forked; only the main thread's end is the worker's end.
+    if prctl is not None and _forked_by_main_thread:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

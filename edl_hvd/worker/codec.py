@@ -1,0 +1,87 @@
+"""Nested state as JSON plus named tensors, and back. No pickle: reading a state runs no code.
+
+``state_dict()`` of models, optimizers and schedulers nests dictionaries (with string or integer keys),
+lists, tuples, numbers, strings and tensors. JSON knows fewer types, so the others are tagged.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from edl_hvd.errors import StateError
+
+_TENSOR, _TUPLE, _MAPPING, _COUNTER = "__tensor__", "__tuple__", "__mapping__", "__counter__"
+_TAGS = frozenset({_TENSOR, _TUPLE, _MAPPING, _COUNTER})
+
+
+def encode(tree: Any, path: str) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Split a nested state into a JSON value and its tensors.
+
+    Args:
+        tree: Dictionaries, lists, tuples, ``None``, booleans, numbers, strings and tensors.
+        path: Name of the whole, used in tensor names and in errors.
+
+    Returns:
+        The JSON value, and the tensors (not copied) by name. The same structure gives the same names on every rank.
+
+    Raises:
+        StateError: Something in it is of another type; the message says where and which.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    return _encode(tree, path, tensors), tensors
+
+
+def _encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        name = path if path not in tensors else f"{path}~{len(tensors)}"
+        tensors[name] = value.detach()
+        return {_TENSOR: name}
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, list):
+        return [_encode(item, f"{path}/{i}", tensors) for i, item in enumerate(value)]
+    if isinstance(value, tuple):
+        return {_TUPLE: [_encode(item, f"{path}/{i}", tensors) for i, item in enumerate(value)]}
+    if isinstance(value, Mapping):
+        return _encode_mapping(value, path, tensors)
+    raise StateError(
+        f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be kept; accepted are numbers, "
+        "strings, booleans, None, lists, tuples, dictionaries, tensors, and objects with state_dict() and "
+        "load_state_dict(); convert it, or keep it outside State"
+    )
+
+
+def _encode_mapping(value: Mapping[Any, Any], path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    items = {key: _encode(item, f"{path}/{key}", tensors) for key, item in value.items()}
+    if isinstance(value, collections.Counter):
+        return {_COUNTER: [[_key(key, path), item] for key, item in items.items()]}
+    if all(isinstance(key, str) for key in items) and not _TAGS & items.keys():
+        return items
+    return {_MAPPING: [[_key(key, path), item] for key, item in items.items()]}
+
+
+def _key(key: Any, path: str) -> Any:
+    if isinstance(key, (bool, int, float, str)) or key is None:
+        return key
+    raise StateError(f"{path} has the key {key!r}, which cannot be kept; accepted are strings and numbers")
+
+
+def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Put a nested state together again; the inverse of :func:`encode`. Tensors are not copied."""
+    if isinstance(value, list):
+        return [decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if _TENSOR in value:
+        return tensors[value[_TENSOR]]
+    if _TUPLE in value:
+        return tuple(decode(item, tensors) for item in value[_TUPLE])
+    if _COUNTER in value:
+        return collections.Counter({key: decode(item, tensors) for key, item in value[_COUNTER]})
+    if _MAPPING in value:
+        return {key: decode(item, tensors) for key, item in value[_MAPPING]}
+    return {key: decode(item, tensors) for key, item in value.items()}

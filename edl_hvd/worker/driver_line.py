@@ -1,0 +1,104 @@
+"""A worker's connection to its driver (``edlrun``): what it says is read by a thread as soon as it comes."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from edl_hvd.errors import RendezvousError
+from edl_hvd.settings import Driver
+
+_CONNECT_TIMEOUT_S = 10.0
+_BEAT_S = 0.25
+# A driver's host that vanishes without a word leaves what is sent to it unanswered.
+_UNANSWERED_S = 8.0
+_LONGEST_LINE_BYTES = 1 << 20  # a world lists every member: 64 KiB hold 1,000 of them
+
+
+class DriverLine:
+    """See the module.
+
+    Args:
+        driver: Where it listens, and who this worker is for it.
+        beat: Generation, step and phase of this worker, asked several times a second.
+
+    Attributes:
+        change: Generation of the world that is to change at its next commit; 0 for none.
+        wants_to_go: Set it to be drained; said with the next beat, so that a signal handler may set it.
+        lost: The driver is gone.
+
+    Raises:
+        RendezvousError: The driver cannot be reached.
+    """
+
+    def __init__(self, driver: Driver, beat: Callable[[], tuple[int, int, str]]) -> None:
+        self.change = 0
+        self.wants_to_go = False
+        self.lost = False
+        self._beat = beat
+        self._news: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._one_at_a_time = threading.Lock()
+        self._gone: Callable[[int, str], None] = lambda generation, worker: None
+        try:
+            self._socket = socket.create_connection((driver.address, driver.port), timeout=_CONNECT_TIMEOUT_S)
+        except OSError as error:
+            raise RendezvousError(
+                f"worker {driver.worker} cannot reach its driver at {driver.address}:{driver.port}: {error}; check "
+                "that this host can connect to the one where edlrun runs, and --network-interfaces"
+            ) from error
+        self.local_address: str = self._socket.getsockname()[0]
+        self._socket.settimeout(None)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * _UNANSWERED_S))
+        self._say({"token": driver.token, "worker": driver.worker, "life": driver.life, "pid": os.getpid()})
+        threading.Thread(target=self._read, name="edl-driver", daemon=True).start()
+        threading.Thread(target=self._beat_on, name="edl-heart", daemon=True).start()
+
+    def say(self, what: str, **fields: Any) -> None:
+        """Tell the driver something; that it is gone shows in ``lost``."""
+        self._say({"what": what, **fields})
+
+    def on_gone(self, gone: Callable[[int, str], None]) -> None:
+        """Call ``gone(generation, worker)`` when the driver says that a member is dead, in the reading thread."""
+        self._gone = gone
+
+    def next(self) -> dict[str, Any] | None:
+        """Block until the driver publishes a world or dismisses this worker; ``None`` when it is gone."""
+        return self._news.get()
+
+    def _say(self, message: dict[str, Any]) -> None:
+        with suppress(OSError), self._one_at_a_time:
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def _read(self) -> None:
+        with suppress(OSError, ValueError), self._socket.makefile("rb") as lines:
+            while (line := lines.readline(_LONGEST_LINE_BYTES)).endswith(b"\n"):
+                self._take(json.loads(line))
+        self.lost = True
+        self._news.put(None)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        what = message["what"]
+        if what == "change":
+            self.change = message["generation"]
+        elif what == "gone":
+            self._gone(message["generation"], message["worker"])
+        else:
+            self._news.put(message)
+
+    def _beat_on(self) -> None:
+        pause = threading.Event()
+        while not self.lost:
+            if self.wants_to_go:
+                self.wants_to_go = False
+                self.say("drain")
+            generation, step, phase = self._beat()
+            self.say("beat", generation=generation, step=step, phase=phase)
+            pause.wait(_BEAT_S)

@@ -1,0 +1,96 @@
+"""When a checkpoint is due, and handing the commit to the layer that writes it."""
+
+from __future__ import annotations
+
+import logging
+
+from edl_hvd.checkpoint import CheckpointWriter, Snapshot, restore_newest
+from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.events import CheckpointFailed, CheckpointWritten, EventLog, Restored
+from edl_hvd.settings import Settings
+from edl_hvd.storage import open_storage
+from edl_hvd.worker.memory import Memory
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """The checkpoints of one job; without a URL in the settings it does nothing.
+
+    Args:
+        settings: Where and how often.
+        events: Where to tell.
+        clock: For intervals in seconds.
+    """
+
+    def __init__(self, settings: Settings, events: EventLog, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._settings = settings
+        self._events = events
+        self._clock = clock
+        self._storage = open_storage(settings.checkpoint) if settings.checkpoint else None
+        self._writer = CheckpointWriter(self._storage, keep=settings.keep) if self._storage else None
+        self._last = (clock.monotonic_s(), 0, 0, 0.0)  # seconds, steps, samples, epochs at the last one begun
+        self.written_step = -1
+
+    @property
+    def wanted(self) -> bool:
+        return self._storage is not None
+
+    @property
+    def busy(self) -> bool:
+        """This rank is still writing."""
+        return self._writer is not None and self._writer.busy
+
+    def due(self, memory: Memory, epoch_position: float) -> bool:
+        """The interval since the last one has passed. Asked on rank 0."""
+        if self._writer is None:
+            return False
+        seconds, step, samples, epochs = self._last
+        every = self._settings.checkpoint_every
+        passed = {
+            "seconds": self._clock.monotonic_s() - seconds,
+            "steps": memory.step - step,
+            "samples": memory.samples - samples,
+            "epochs": epoch_position - epochs,
+        }
+        return passed[every.unit] >= every.count
+
+    def mark(self, memory: Memory, epoch_position: float) -> None:
+        """Count the interval from here."""
+        self._last = (self._clock.monotonic_s(), memory.step, memory.samples, epoch_position)
+
+    def begin(self, memory: Memory, rank: int, size: int, attempt: str) -> None:
+        """Copy the commit and start writing this rank's share in the background. Every rank; does not block."""
+        if self._writer is not None:
+            self._writer.begin(memory.for_checkpoint(), rank, size, attempt)
+
+    def report(self) -> None:
+        """Tell what the writer has finished since the last call."""
+        if self._writer is None:
+            return
+        for event in self._writer.poll():
+            if isinstance(event, CheckpointWritten):
+                self.written_step = event.step
+            if isinstance(event, CheckpointFailed):
+                logger.warning("checkpoint of step %d failed: %s", event.step, event.reason)
+            self._events.emit(event)
+
+    def abandon(self) -> None:
+        """Give up what is being written: the world it was shared out over is gone."""
+        if self._writer is not None:
+            self._writer.abandon()
+            self.report()
+
+    def newest(self) -> Snapshot | None:
+        """The newest valid checkpoint, read on this rank. Blocks."""
+        if self._storage is None:
+            return None
+        start_s = self._clock.monotonic_s()
+        snapshot = restore_newest(self._storage, self._events.emit)
+        if snapshot is not None:
+            seconds = self._clock.monotonic_s() - start_s
+            self._events.emit(
+                Restored(self._storage.url, snapshot.step, snapshot.epoch, snapshot.samples, round(seconds, 3))
+            )
+            logger.info("restored step %d from %s", snapshot.step, self._storage.url)
+        return snapshot

@@ -1,0 +1,151 @@
+"""Horovod in this process: started for one world after the other, left again whatever state it is in."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from http.client import HTTPException
+from typing import Any, NoReturn
+
+import horovod.torch as hvd
+import torch
+
+from edl_hvd import key_value_store
+from edl_hvd.errors import RendezvousError
+from edl_hvd.key_value_store import KeyValueStore
+from edl_hvd.settings import PastLife
+from edl_hvd.worker.children import keep_from_children
+from edl_hvd.worker.departures import Departures
+from edl_hvd.worker.horovod_collectives import HorovodCollectives
+from edl_hvd.worker.native_call import NativeCall
+from edl_hvd.worker.rebirth import be_reborn
+from edl_hvd.worker.sockets import break_sockets, open_sockets
+from edl_hvd.world import World
+
+logger = logging.getLogger(__name__)
+
+_LEAVE_S = 5.0  # far more than leaving takes on a busy machine, far less than the Gloo timeout
+_LOOPBACK = "127.0.0.1"
+_STORE_TIMEOUT_S = 10.0
+
+
+class Engine:
+    """See the module.
+
+    Args:
+        name: This worker, as ``host:slot``.
+        environment: The whole environment at the process's start, for a rebirth.
+        elastic: A world may be left for another; else the job ends when one breaks.
+
+    Attributes:
+        generation: Of the last world started.
+        known_step: The furthest step heard of.
+        keep: Puts the state of this worker in a safe place, see ``Rendezvous.join``.
+    """
+
+    def __init__(self, name: str, environment: dict[str, str], elastic: bool) -> None:
+        self.generation = 0
+        self.known_step = -1
+        self.keep: Callable[[], dict[str, Any]] = dict
+        self._name = name
+        self._environment = environment
+        self._elastic = elastic
+        self._collectives: HorovodCollectives | None = None
+        self._sockets: frozenset[tuple[int, str]] = frozenset()
+
+    def start(self, world: World, store: tuple[str, int], departures: Departures) -> HorovodCollectives | None:
+        """Start Horovod as a member of ``world``; blocks until all members have.
+
+        Args:
+            world: The world, with this worker's place in it.
+            store: Address and port of the key-value store of this generation.
+            departures: Tells who has left it already.
+
+        Returns:
+            Its collectives; ``None`` if the store is gone, and with it the world.
+        """
+        if not self._prepare(world, store):
+            return None
+        before = open_sockets()
+        start = NativeCall(hvd.init)
+        timeout_s = float(self._environment.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "30"))
+        if not start.returns_within(0.9 * timeout_s, lambda: departures.reason):
+            self._be_reborn(world.generation, f"{departures.reason or 'a member'} is missing at its start")
+        self._sockets = open_sockets() - before
+        keep_from_children(self._sockets)
+        self.generation = world.generation
+        self._collectives = HorovodCollectives(departures, self.break_connections)
+        logger.info("generation %d: rank %d of %d", world.generation, world.rank, world.size)
+        return self._collectives
+
+    def break_connections(self) -> None:
+        """Make every collective of this world fail, here and at the neighbours. Any thread."""
+        break_sockets(self._sockets)
+
+    def stop(self, broken: bool) -> None:
+        """Shut Horovod down; does not return if that needs a new process image."""
+        if broken:
+            self.break_connections()
+        if self._elastic:
+            self._shut_down_or_be_reborn(broken)
+        else:
+            hvd.shutdown()  # the job ends; at the worst after the Gloo timeout
+        self._sockets = frozenset()
+
+    def _shut_down_or_be_reborn(self, broken: bool) -> None:
+        shutdown = NativeCall(hvd.shutdown)
+        left = shutdown.returns_within(_LEAVE_S)
+        if not left and not broken:
+            self.break_connections()
+            left = shutdown.returns_within(_LEAVE_S)
+        if left and self._collectives is not None and self._collectives.abandoned:
+            left = self._forget_leftovers()
+        if not left:
+            self._be_reborn(self.generation, "it has not ended a collective")
+
+    def _forget_leftovers(self) -> bool:
+        """Horovod keeps a tensor that it was given too late, and would refuse its name from then on.
+
+        In a world of this process alone it gets rid of it, because there nobody is waited for.
+        """
+        store = KeyValueStore(_LOOPBACK)
+        try:
+            if not self._prepare(World.of(self.generation, (self._name,), rank=0), (store.address, store.port)):
+                return False
+            return NativeCall(_pass_through_a_world_of_one).returns_within(_LEAVE_S)
+        finally:
+            store.close()
+
+    def _prepare(self, world: World, store: tuple[str, int]) -> bool:
+        """Hand the place in the world to Horovod. False if the store is gone already."""
+        # Horovod's C++ reads these at init. After a shutdown in elastic mode it also asks the store for its
+        # rank; the answer is put there beforehand. HOROVOD_ELASTIC stays set: NCCL aborts only then.
+        numbers = (world.rank, world.size, world.local_rank, world.local_size, world.cross_rank, world.cross_size)
+        names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+        address, port = store
+        os.environ.update({f"HOROVOD_{name}": str(number) for name, number in zip(names, numbers, strict=True)})
+        os.environ.update(HOROVOD_GLOO_RENDEZVOUS_ADDR=address, HOROVOD_GLOO_RENDEZVOUS_PORT=str(port))
+        key = f"/rank_and_size/{self._name.rpartition(':')[0]}:{world.local_rank}"
+        try:
+            key_value_store.put(address, port, key, ",".join(map(str, numbers)).encode(), _STORE_TIMEOUT_S)
+        except (OSError, HTTPException):
+            return False
+        return True
+
+    def _be_reborn(self, generation: int, reason: str) -> NoReturn:
+        if not self._elastic:
+            raise RendezvousError(f"Horovod cannot start: {reason}; the output of the other workers may say more")
+        try:
+            be_reborn(self._environment, PastLife(generation, self.known_step, self.keep()), reason)
+        except BaseException:
+            # An ordinary end would wait for Horovod's thread, which is stuck.
+            logger.exception("this process cannot be run anew, so it ends")
+            os._exit(os.EX_SOFTWARE)
+
+
+def _pass_through_a_world_of_one() -> None:
+    hvd.init()
+    # Requests are answered in the order in which they came: after this one no older one is left.
+    hvd.allreduce(torch.zeros(1), name="edl_hvd.leftovers")
+    hvd.shutdown()

@@ -1,0 +1,102 @@
+"""The collectives of a Horovod world."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from horovod.common.exceptions import HorovodInternalError
+
+from edl_hvd.errors import UsageError, WorldBrokenError
+from edl_hvd.worker.departures import Departures
+
+_OPERATIONS = {"sum": hvd.Sum, "max": hvd.Max, "min": hvd.Min}
+# Horovod's own wait spins, on a core that computes elsewhere. Its thread answers once per millisecond.
+_POLL_S = 0.0001
+
+
+class HorovodCollectives:
+    """See :class:`edl_hvd.worker.collectives.Collectives`; runs on whatever Horovod was built with.
+
+    Names are constant per purpose: Horovod negotiates a name it has seen before from its cache.
+
+    Args:
+        departures: Tells who has left this world; a wait that has become hopeless is given up.
+        break_connections: Called once a wait seems hopeless; makes Horovod's own connections fail.
+
+    Attributes:
+        abandoned: A wait was given up. Horovod may still know the tensor by its name, or even touch it.
+    """
+
+    def __init__(
+        self,
+        departures: Departures | None = None,
+        break_connections: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._departures = departures or Departures()
+        self._break_connections = break_connections
+        self.abandoned = False
+
+    def start_sum(self, tensor: torch.Tensor, name: str, scale: float) -> int:
+        # Horovod has a factor of its own, but refuses ranks that give different ones.
+        if scale != 1.0:
+            tensor.mul_(scale)
+        with _translated():
+            handle: int = hvd.allreduce_async_(_in_memory_order(tensor), name=name, op=hvd.Sum)
+            return handle
+
+    def finish(self, handles: Sequence[int]) -> None:
+        with _translated():
+            for handle in handles:
+                self._finish(handle)
+
+    def allreduce(self, tensor: torch.Tensor, op: str) -> torch.Tensor:
+        name = f"edl_hvd.{op}.{tuple(tensor.shape)}"
+        with _translated():
+            result: torch.Tensor = self._finish(hvd.allreduce_async(tensor, name=name, op=_OPERATIONS[op]))
+            return result
+
+    def broadcast_(self, tensor: torch.Tensor, root: int) -> None:
+        with _translated():
+            self._finish(hvd.broadcast_async_(tensor, root, name="edl_hvd.broadcast"))
+
+    def gather_integers(self, row: Sequence[int]) -> list[list[int]]:
+        with _translated():
+            table = self._finish(hvd.allgather_async(torch.tensor([list(row)], dtype=torch.int64), "edl_hvd.gather"))
+        return [[int(value) for value in line] for line in table]
+
+    def _finish(self, handle: int) -> Any:
+        wait = self._departures.wait()
+        broken = False
+        while not hvd.poll(handle):
+            if wait.needs_help and not broken:
+                broken = True
+                self._break_connections()
+            if wait.is_lost:
+                self.abandoned = True
+                raise WorldBrokenError(f"a collective waits in vain: {self._departures.reason} has left")
+            time.sleep(_POLL_S)
+        return hvd.synchronize(handle)
+
+
+def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
+    """A flat view: Horovod insists on contiguous tensors, and a channels-last gradient is not one."""
+    strides = tensor.stride()
+    return tensor.permute(sorted(range(tensor.dim()), key=lambda dimension: -strides[dimension])).view(-1)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except HorovodInternalError as error:
+        if "Mismatched" in str(error):
+            raise UsageError(
+                f"the workers called different collectives: {error}; every worker must build the same model and run "
+                "the same commits, allreduces and epochs"
+            ) from error
+        raise WorldBrokenError(f"a collective failed, probably because a member is gone: {error}") from error

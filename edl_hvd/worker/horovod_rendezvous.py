@@ -1,0 +1,257 @@
+"""Joining worlds under stock ``horovodrun``: its rendezvous server decides, the members meet, Horovod starts.
+
+What differs from Horovod's own elastic mode, and why (rows of the project's failure table):
+
+- The worker asks for its rank itself before ``hvd.init()``, so one that was removed leaves politely
+  instead of aborting with a C++ stack (D3).
+- Members meet before they start Horovod, so one that dies on the way costs a retry, not the others; and
+  they stay connected, so that a death is known whatever Horovod is doing.
+- A broken world's sockets are shut down at the first error, so recovery does not wait for the Gloo
+  timeout (C1).
+- Host-change notices are listened to from the start of the process and dropped only once a later
+  assignment covers them (B9).
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.client import HTTPException
+from typing import Any
+
+from horovod.runner.elastic.worker import WorkerNotificationManager
+
+from edl_hvd import key_value_store
+from edl_hvd.errors import RendezvousError
+from edl_hvd.key_value_store import KeyValueStore
+from edl_hvd.settings import Launch, Settings
+from edl_hvd.worker.children import keep_from_children
+from edl_hvd.worker.departures import Departures
+from edl_hvd.worker.engine import Engine
+from edl_hvd.worker.meeting import Go, Guest, Hello, Host
+from edl_hvd.worker.rendezvous import Dismissed, Joined
+from edl_hvd.worker.sockets import open_sockets
+from edl_hvd.world import World
+
+logger = logging.getLogger(__name__)
+
+_MEETING = "/edl_hvd/meeting"
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The launcher's word: rank, size, local rank, local size, cross rank, cross size."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+    @property
+    def text(self) -> str:
+        """As Horovod's C++ reads it."""
+        numbers = (self.rank, self.size, self.local_rank, self.local_size, self.cross_rank, self.cross_size)
+        return ",".join(map(str, numbers))
+
+
+class _ChangeListener:
+    """Remembers that the launcher announced a change."""
+
+    def __init__(self) -> None:
+        self.pending = False
+
+    def on_hosts_updated(self, timestamp: float, update: object) -> None:
+        self.pending = True
+
+
+class HorovodRendezvous:
+    """See :class:`edl_hvd.worker.rendezvous.Rendezvous`. For processes started by ``horovodrun``.
+
+    Args:
+        launch: What the launcher put into the environment.
+        settings: Timeouts.
+        environment: The whole environment at start, for a rebirth.
+    """
+
+    def __init__(self, launch: Launch, settings: Settings, environment: dict[str, str]) -> None:
+        self.elastic = launch.elastic
+        self._launch = launch
+        self._settings = settings
+        self._name = f"{launch.host}:{launch.local_rank}"
+        self._engine = Engine(self._name, environment, launch.elastic)
+        self._address = _local_address_toward(launch.address or "", launch.port)
+        self._given: Assignment | None = None
+        if launch.past is None:
+            self._given = Assignment(launch.rank, launch.size, launch.local_rank, launch.local_size,
+                                     launch.cross_rank, launch.cross_size)  # fmt: skip
+        if launch.past is not None:
+            self._engine.generation, self._engine.known_step = launch.past.generation, launch.past.known_step
+        self._store: KeyValueStore | None = None
+        self._meeting: Host | Guest | None = None
+        self._changes = _ChangeListener()
+        if self.elastic:
+            self._listen_for_changes()
+        atexit.register(self._say_goodbye)
+
+    def _say_goodbye(self) -> None:
+        # The others may still be busy with the last collective, so that this end must not look like a death.
+        if self._meeting is not None:
+            self._meeting.leave(regular=True)
+
+    def _listen_for_changes(self) -> None:
+        # From the very start: a change announced while this process still builds its model is not lost.
+        notices = WorkerNotificationManager()
+        notices.register_listener(self._changes)
+        launch = self._launch
+        notices.init(launch.address, launch.port, launch.interface, launch.host, launch.local_rank)
+
+    def change_pending(self) -> bool:
+        return self._changes.pending
+
+    def join(self, known_step: int, held_step: int, keep: Callable[[], dict[str, Any]]) -> Joined:
+        deadline = time.monotonic() + self._settings.elastic_timeout_s
+        self._engine.known_step, self._engine.keep = max(self._engine.known_step, known_step), keep
+        before = open_sockets()
+        while True:
+            assignment, self._given = self._given or self._ask_launcher(), None
+            meeting, go = self._meet(assignment)
+            joined = self._form(assignment, meeting, go) if meeting is not None and go is not None else None
+            if joined is not None:
+                keep_from_children(open_sockets() - before)
+                return joined
+            if not self.elastic or time.monotonic() > deadline:
+                raise RendezvousError(
+                    f"worker {self._name} met no complete world of {assignment.size} within "
+                    f"{self._settings.elastic_timeout_s:.0f} s; check that every worker enters the "
+                    "@edl_hvd.elastic function, and the output of the workers that did not"
+                )
+
+    def leave(self, broken: bool) -> None:
+        if self._meeting is not None:
+            self._meeting.leave(regular=not broken)
+            self._meeting = None
+        self._engine.stop(broken)
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def ended(self, step: int, error: BaseException | None) -> None:
+        """``horovodrun`` sees the exit code, and nothing else."""
+
+    # --- asking the launcher ---
+
+    def _ask_launcher(self) -> Assignment:
+        """Report ready and block until the launcher has the next world. A worker may ask once per world."""
+        self._changes.pending = False  # a change announced before this question is part of the answer
+        path = f"/rank_and_size/{self._name}"
+        # The launcher itself gives up after the elastic timeout; wait a little longer for its answer.
+        answer = self._launcher_get(path, timeout_s=self._settings.elastic_timeout_s + 60)
+        numbers = [int(number) for number in (answer or b"-1").decode().split(",")]
+        if numbers[0] < 0:
+            raise Dismissed(f"the launcher removed {self._name} from the job")
+        return Assignment(*numbers)
+
+    def _launcher_get(self, path: str, timeout_s: float) -> bytes | None:
+        try:
+            return key_value_store.get(self._launch.address or "", self._launch.port, path, timeout_s)
+        except (OSError, HTTPException) as error:
+            raise RendezvousError(
+                f"the launcher at {self._launch.address}:{self._launch.port} does not answer GET {path}: {error}; "
+                "it has probably ended, see its output"
+            ) from error
+
+    # --- meeting the others ---
+
+    def _meet(self, assignment: Assignment) -> tuple[Host | Guest | None, Go | None]:
+        hello = Hello(assignment.rank, self._name, self._engine.generation, self._engine.known_step)
+        if assignment.rank == 0:
+            return self._host_meeting(assignment, hello)
+        return self._visit_meeting(hello)
+
+    @property
+    def _patience_s(self) -> float:
+        # The stock elastic launcher does not tell that a starting worker died; asking it again does. A
+        # static launcher ends everybody in that case, so there it is enough to wait.
+        return self._settings.meet_timeout_s if self.elastic else self._settings.elastic_timeout_s
+
+    def _host_meeting(self, assignment: Assignment, hello: Hello) -> tuple[Host | None, Go | None]:
+        host = Host(self._address, assignment.size)
+        self._advertise({"address": host.address, "port": host.port, "token": host.token, "step": hello.known_step})
+        hellos = host.gather(hello, self._patience_s)
+        if hellos is None:
+            self._advertise({"closed": True, "step": hello.known_step})
+            host.abort("a member did not come, or left")
+            return None, None
+        self._store = KeyValueStore(self._address)
+        go = Go(
+            generation=max(member.generation for member in hellos) + 1,
+            members=tuple(member.name for member in hellos),
+            known_step=max(member.known_step for member in hellos),
+            store=(self._store.address, self._store.port),
+        )
+        host.announce(go)
+        return host, go
+
+    def _advertise(self, notice: dict[str, object]) -> None:
+        try:
+            key_value_store.put(
+                self._launch.address or "", self._launch.port, _MEETING, json.dumps(notice).encode(), 10
+            )
+        except (OSError, HTTPException) as error:
+            raise RendezvousError(
+                f"the launcher at {self._launch.address}:{self._launch.port} does not answer PUT: {error}; "
+                "it has probably ended, see its output"
+            ) from error
+
+    def _visit_meeting(self, hello: Hello) -> tuple[Guest | None, Go | None]:
+        deadline = time.monotonic() + self._patience_s
+        while time.monotonic() < deadline:
+            answer = self._launcher_get(_MEETING, timeout_s=10)
+            notice = json.loads(answer) if answer else {}
+            self._engine.known_step = max(self._engine.known_step, notice.get("step", -1))
+            if notice.get("closed"):
+                break
+            if "port" in notice:
+                try:
+                    guest = Guest(notice["address"], notice["port"], notice["token"], hello)
+                except OSError:
+                    break
+                # Rank 0 gives up after its patience; a little more tells that it is gone without a word.
+                go = guest.wait(self._patience_s + 10)
+                if go is None:
+                    guest.close()
+                    break
+                return guest, go
+            time.sleep(_POLL_S)
+        return None, None
+
+    # --- starting Horovod ---
+
+    def _form(self, assignment: Assignment, meeting: Host | Guest, go: Go) -> Joined | None:
+        departures = Departures()
+        meeting.watch(departures)
+        world = World(go.generation, assignment.rank, assignment.size, assignment.local_rank, assignment.local_size,
+                      assignment.cross_rank, assignment.cross_size, go.members)  # fmt: skip
+        self._engine.known_step = go.known_step
+        collectives = self._engine.start(world, go.store, departures)
+        if collectives is None:
+            meeting.leave(regular=False)
+            return None
+        self._meeting = meeting
+        return Joined(world, collectives, go.known_step)
+
+
+def _local_address_toward(address: str, port: int) -> str:
+    """The address of this host by which the launcher, and so the other workers, can reach it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, port or 9))
+        name: str = probe.getsockname()[0]
+        return name

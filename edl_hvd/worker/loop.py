@@ -1,0 +1,388 @@
+"""The elastic loop: join, agree on the freshest state, run the user's function, and again when the world changes."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, NoReturn
+
+import torch
+
+from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.data.sampler import ElasticBatchSampler
+from edl_hvd.errors import PlatformError, ProgressLostError, StorageError, WorldBrokenError
+from edl_hvd.events import (
+    Committed,
+    EventLog,
+    JobEnded,
+    JobStarted,
+    Metrics,
+    Resized,
+    WorkerLeft,
+    WorkerLost,
+    WorldFormed,
+)
+from edl_hvd.settings import Settings
+from edl_hvd.worker import process
+from edl_hvd.worker.durable import Checkpoints
+from edl_hvd.worker.progress import progress
+from edl_hvd.worker.rendezvous import Dismissed
+from edl_hvd.worker.scheduler import catch_up
+from edl_hvd.worker.state import State
+from edl_hvd.worker.sync import broadcast_json, broadcast_state, level_
+from edl_hvd.world import World
+
+logger = logging.getLogger(__name__)
+
+_FINAL_ATTEMPTS = 3
+# A world that breaks again and again before its first commit, with nobody missing, will not get better.
+_BARREN_WORLDS = 5
+_POLL_S = 0.05
+
+
+class ResizeAgreed(Exception):
+    """Every rank agreed at this commit to form another world. Not an error."""
+
+
+def elastic(
+    function: Callable[..., Any] | None = None,
+    *,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: str | float | None = None,
+    keep: int | None = None,
+    commit_every: int | None = None,
+    events: str | os.PathLike[str] | None = None,
+) -> Callable[..., Any]:
+    """Make ``train(state, …)`` survive changes of the world. Use it bare or with arguments.
+
+    The function is run again from its top whenever the world has changed, on every worker, with the
+    freshest state in place; ``state.epochs`` and ``state.batches`` then go on where the last commit was.
+    Each argument left out is taken from the environment (see :mod:`edl_hvd.settings`).
+
+    Args:
+        checkpoint: Folder or URL for checkpoints; at start the newest valid one is restored.
+        checkpoint_every: Seconds, or such as "10min", "500 steps", "100000 samples", "1 epoch".
+        keep: Newest checkpoints to keep, at least 1.
+        commit_every: Optimizer steps between commits in ``state.batches``, at least 1.
+        events: File to append events to.
+
+    Raises:
+        SettingsError: An argument or variable is invalid; raised when the function is decorated.
+    """
+    settings = Settings.from_environment(
+        checkpoint=None if checkpoint is None else os.fspath(checkpoint),
+        checkpoint_every=checkpoint_every,
+        keep=keep,
+        commit_every=commit_every,
+        events=None if events is None else os.fspath(events),
+    )
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def run(state: State, *args: Any, **kwargs: Any) -> Any:
+            session = Session(state, settings)
+            try:
+                return session.run(lambda: function(state, *args, **kwargs))
+            finally:
+                session.close()
+
+        return run
+
+    return decorate if function is None else decorate(function)
+
+
+class Session:
+    """One call of an elastic function on one worker."""
+
+    def __init__(self, state: State, settings: Settings, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._state = state
+        self._memory = state.memory
+        self._settings = settings
+        self._clock = clock
+        self._process = process.current()
+        self._events = EventLog(settings.events, clock)
+        self._checkpoints = Checkpoints(settings, self._events, clock)
+        self._known_step = -1
+        self._nonce = 0
+        self._writers_busy = False
+        self._stopped: tuple[str, float] | None = None  # why and when the last world stopped training
+        self._before: World | None = None  # that world
+        self._barren = 0  # worlds of the same members in a row that broke before their first commit
+        state.attach(self, settings.commit_every)
+
+    def close(self) -> None:
+        self._state.attach(None)
+        self._events.close()
+
+    @property
+    def generation(self) -> int:
+        world = self._process.world
+        return world.generation if world else 0
+
+    # --- the loop ---
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        """Run the function to its end, through however many worlds that takes."""
+        launch = self._process.launch
+        self._events.emit(JobStarted(f"{launch.host}:{launch.local_rank}", os.getpid()))
+        if launch.past is not None:
+            self._remember(launch.past.kept)
+        while True:
+            try:
+                self._enter()
+                result = function()
+                self._finish()
+                return result
+            except ResizeAgreed:
+                self._leave("change")
+            except Dismissed as dismissal:
+                self._go_home(dismissal)
+            except BaseException as error:
+                if not _is_broken_world(error):
+                    self._process.rendezvous.ended(self._memory.step, error)
+                    self._leave("error")  # at once, so that the others learn of it
+                    raise
+                if not self._process.rendezvous.elastic:
+                    self._leave("error")
+                    raise PlatformError(
+                        "a worker of a fixed world is gone, so the job ends; start it with horovodrun's elastic "
+                        "flags (--min-np, --host-discovery-script) to go on without it"
+                    ) from error
+                logger.info("the world broke: %s", error)
+                members = self._before.members if self._before else ()
+                self._leave("failure")
+                self._memory.put_back()
+                self._barren = self._barren + 1 if self._before and self._before.members == members else 1
+                if self._barren >= _BARREN_WORLDS:
+                    raise PlatformError(
+                        f"{self._barren} worlds of the same workers broke before their first commit, so another will "
+                        f"not help; the last one with: {error}"
+                    ) from error
+
+    def _keep(self) -> dict[str, Any]:
+        """Called before this process is run anew: what its next life needs to go on."""
+        return {
+            "folder": self._memory.keep_for_next_life(),
+            "before": self._before and asdict(self._before),
+            "stopped": self._stopped,
+        }
+
+    def _remember(self, kept: dict[str, Any]) -> None:
+        if kept["folder"] is not None:
+            self._memory.return_from(kept["folder"])
+            shutil.rmtree(kept["folder"], ignore_errors=True)
+        if kept["before"] is not None:
+            self._before = World(**{**kept["before"], "members": tuple(kept["before"]["members"])})
+        if kept["stopped"] is not None:
+            cause, moment_s = kept["stopped"]  # the clock is the machine's and runs on
+            self._stopped = (cause, moment_s)
+
+    def _go_home(self, dismissal: Dismissed) -> NoReturn:
+        logger.info("%s", dismissal)
+        if dismissal.save and self._memory.held >= 0 and self._checkpoints.wanted:
+            self._checkpoints.begin(self._memory, 0, 1, f"last-{self._memory.step}-{secrets.randbits(64):016x}")
+            while self._checkpoints.busy:
+                self._clock.sleep(_POLL_S)
+            self._checkpoints.report()
+        generation = self._before.generation if self._before else 0
+        launch = self._process.launch
+        self._events.emit(WorkerLeft(generation, f"{launch.host}:{launch.local_rank}", self._memory.step))
+        sys.exit(dismissal.code)
+
+    def _leave(self, cause: str) -> None:
+        if self._stopped is None:
+            self._stopped = (cause, self._clock.monotonic_s())
+        elif cause == "failure":  # a world that breaks before its first commit prolongs the stop
+            self._stopped = (cause, self._stopped[1])
+        self._checkpoints.abandon()
+        self._state.begin_life()
+        if self._process.joined is not None:
+            self._before = self._process.joined.world
+            self._process.joined = None
+            # After an error of the script Horovod itself is well: a regular shutdown tells the others at once.
+            self._process.rendezvous.leave(broken=cause == "failure")
+
+    def _enter(self) -> None:
+        """Become a member of a world whose members all stand at the same commit."""
+        if self._process.joined is None:
+            self._process.joined = self._process.rendezvous.join(self._known_step, self._memory.held_step, self._keep)
+        joined = self._process.joined
+        world = joined.world
+        self._known_step = max(self._known_step, joined.known_step)
+        rows = joined.collectives.gather_integers(
+            [
+                self._memory.held,
+                self._before.generation if self._before else 0,
+                self._known_step,
+                secrets.randbits(62),
+            ]
+        )
+        self._known_step = max(row[2] for row in rows)
+        self._nonce = rows[0][3]
+        self._synchronise(world, [row[0] for row in rows])
+        self._take_place(world)
+        self._announce(world, [row[1] for row in rows])
+        if self._before is not None:
+            self._state.run_callbacks()
+
+    def _synchronise(self, world: World, held: list[int]) -> None:
+        freshest = max(held)
+        root = held.index(freshest)
+        if freshest < 0:
+            self._begin(world)
+            root = 0
+        elif all(number == freshest for number in held):
+            return
+        plain, tensors = self._memory.share() if world.rank == root else (None, {})
+        plain, tensors = broadcast_state(self._process.collectives, plain, tensors, root, world.rank)
+        if held[world.rank] != freshest or (freshest < 0 and world.rank != root):
+            self._memory.receive(plain, tensors)
+
+    def _begin(self, world: World) -> None:
+        """Nobody holds state: let rank 0 hold that of the newest checkpoint, else what the script built."""
+        found: dict[str, Any] = {"restored": False, "error": None}
+        if world.rank == 0:
+            try:
+                snapshot = self._checkpoints.newest()
+                if snapshot is not None:
+                    self._memory.receive(snapshot.plain, dict(snapshot.tensors))
+                    found["restored"] = True
+            except Exception as error:  # told to every rank, which then all end with it
+                logger.exception("the newest checkpoint cannot be restored")
+                found["error"] = f"{type(error).__name__}: {error}"
+        found = broadcast_json(self._process.collectives, found, 0, world.rank)
+        if found["error"]:
+            raise StorageError(f"the training state cannot be restored: {found['error']}")
+        if found["restored"]:
+            return
+        if self._known_step > 0 and not self._settings.restart_lost_progress:
+            raise ProgressLostError(
+                f"the job had reached step {self._known_step}, but every worker that held its state is gone and there "
+                "is no checkpoint; set checkpoint=… for next time, or EDL_HVD_RESTART_LOST_PROGRESS=1 to start anew"
+            )
+        if world.rank == 0:
+            self._memory.take(0)
+
+    def _take_place(self, world: World) -> None:
+        """Deal batches and scale the learning rate for this world, and make that part of the commit."""
+        self._state.begin_life()
+        memory = self._memory
+        for sampler in memory.of_kind(ElasticBatchSampler):
+            sampler.set_world(world.rank, world.size)
+            factor = sampler.policy.learning_rate_factor(world.size)
+            memory.ramp = memory.ramp.toward(factor, memory.samples, sampler.policy.warmup_samples)
+        memory.take(memory.commit)
+        self._known_step = max(self._known_step, memory.step)
+        self._writers_busy = False
+        self._checkpoints.mark(memory, self._state.epoch_position())
+
+    def _announce(self, world: World, generations: list[int]) -> None:
+        """Write what happened between the worlds, from the first rank that was in the last one."""
+        last = max(generations)
+        if world.rank != generations.index(last):
+            return
+        memory = self._memory
+        self._events.emit(WorldFormed(world.generation, world.size, list(world.members), memory.step))
+        if self._before is None or self._stopped is None:
+            return
+        cause, stopped_s = self._stopped
+        stayed = {world.members[rank] for rank, generation in enumerate(generations) if generation == last}
+        if cause == "failure":
+            for worker in self._before.members:
+                if worker not in stayed:
+                    self._events.emit(WorkerLost(world.generation, worker))
+        seconds = round(self._clock.monotonic_s() - stopped_s, 4)
+        self._events.emit(Resized(world.generation, self._before.size, world.size, cause, seconds, memory.step))
+
+    # --- inside a world ---
+
+    def agree(self) -> None:
+        """Combine the ranks' wishes at a commit and act on them. Every rank; blocks for one small allreduce."""
+        world = self._process.world
+        if self._process.joined is None or world is None:
+            return
+        state, memory, checkpoints = self._state, self._memory, self._checkpoints
+        self._stopped, self._barren = None, 0
+        checkpoints.report()
+        due = world.rank == 0 and not self._writers_busy and checkpoints.due(memory, state.epoch_position())
+        schedulers = state.schedulers()
+        row = [self._process.rendezvous.change_pending(), due, checkpoints.busy]
+        row += [scheduler.edl_moves for scheduler in schedulers]
+        change, due, busy, *moves = process.allreduce(torch.tensor(row, dtype=torch.int64), "max").tolist()
+        self._writers_busy = bool(busy)
+        if moves != [scheduler.edl_moves for scheduler in schedulers]:
+            for scheduler, target in zip(schedulers, moves, strict=True):
+                catch_up(scheduler, target)
+            memory.take(memory.commit)
+        self._known_step = max(self._known_step, memory.step)
+        progress.step = memory.step
+        if world.rank == 0:
+            self._events.emit(Committed(world.generation, world.size, memory.step, memory.epoch, memory.samples))
+        if due:
+            self._begin_checkpoint(world)
+        if change:
+            raise ResizeAgreed
+
+    def _begin_checkpoint(self, world: World) -> None:
+        self._state.level_buffers()
+        self._memory.take(self._memory.commit)
+        attempt = f"{world.generation}-{self._memory.step}-{self._nonce:016x}"
+        self._checkpoints.begin(self._memory, world.rank, world.size, attempt)
+        self._checkpoints.mark(self._memory, self._state.epoch_position())
+        self._writers_busy = True
+
+    def level(self, tensors: list[torch.Tensor]) -> None:
+        world = self._process.world
+        if world is not None and world.size > 1:
+            level_(self._process.collectives, tensors, world.size)
+
+    def report(self, values: dict[str, float]) -> None:
+        world = self._process.world
+        if world is not None and world.rank == 0:
+            memory = self._memory
+            self._events.emit(Metrics(memory.step, memory.epoch, memory.samples, values))
+
+    def _finish(self) -> None:
+        """The function returned on this worker: make its result durable and wait for the others."""
+        world = self._process.world
+        assert world is not None
+        self._memory.take(self._memory.commit + 1)
+        if self._checkpoints.wanted:
+            self._write_last(world)
+        process.allreduce(torch.zeros(1, dtype=torch.int64), "max")
+        self._process.rendezvous.ended(self._memory.step, None)
+        if world.rank == 0:
+            self._events.emit(JobEnded(self._memory.step, self._memory.epoch, self._memory.samples))
+
+    def _write_last(self, world: World) -> None:
+        for _ in range(_FINAL_ATTEMPTS):
+            self._wait_for_writers()
+            behind = world.rank == 0 and self._checkpoints.written_step < self._memory.step
+            if not process.allreduce(torch.tensor([int(behind)]), "max").item():
+                return
+            self._begin_checkpoint(world)
+        self._wait_for_writers()
+        behind = world.rank == 0 and self._checkpoints.written_step < self._memory.step
+        if process.allreduce(torch.tensor([int(behind)]), "max").item():
+            raise StorageError(
+                f"training is complete, but its last checkpoint could not be written to {self._settings.checkpoint} in "
+                f"{_FINAL_ATTEMPTS} attempts; see the log and the checkpoint_failed events"
+            )
+
+    def _wait_for_writers(self) -> None:
+        while process.allreduce(torch.tensor([int(self._checkpoints.busy)]), "max").item():
+            self._clock.sleep(_POLL_S)
+        self._checkpoints.report()
+
+
+def _is_broken_world(error: BaseException) -> bool:
+    if isinstance(error, WorldBrokenError):
+        return True
+    exceptions = sys.modules.get("horovod.common.exceptions")  # raised by a script's own calls of Horovod
+    return exceptions is not None and isinstance(error, exceptions.HorovodInternalError)

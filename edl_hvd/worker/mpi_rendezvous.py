@@ -1,0 +1,96 @@
+"""Joining the one world of an MPI job: ``mpirun -np 4 python train.py``, or ``srun``.
+
+MPI only tells the ranks of each other; the world itself is Horovod's over Gloo, as under ``horovodrun``.
+It is fixed: no elasticity, but checkpoints and resumption as everywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import horovod.torch as hvd
+import psutil
+from mpi4py import MPI
+
+from edl_hvd.errors import PlatformError
+from edl_hvd.key_value_store import KeyValueStore
+from edl_hvd.worker.horovod_collectives import HorovodCollectives
+from edl_hvd.worker.rendezvous import Joined
+from edl_hvd.world import World
+
+
+class MpiRendezvous:
+    """See :class:`edl_hvd.worker.rendezvous.Rendezvous`.
+
+    Args:
+        interface: Network interface for Gloo, or ``None`` for the one that the host's name resolves to.
+    """
+
+    elastic = False
+
+    def __init__(self, interface: str | None) -> None:
+        self._communicator = MPI.COMM_WORLD
+        self._interface = interface
+        self._store: KeyValueStore | None = None
+
+    def join(self, known_step: int, held_step: int, keep: Callable[[], dict[str, Any]]) -> Joined:
+        communicator = self._communicator
+        rank, size = communicator.Get_rank(), communicator.Get_size()
+        hosts: list[str] = communicator.allgather(socket.gethostname())
+        address, interface = self._reachable_at(alone=len(set(hosts)) == 1)
+        if rank == 0:
+            self._store = KeyValueStore(address)
+        store = communicator.bcast((address, self._store.port) if self._store else None)
+        local_numbers = [hosts[:place].count(host) for place, host in enumerate(hosts)]
+        members = [f"{host}:{number}" for host, number in zip(hosts, local_numbers, strict=True)]
+        world = World.of(1, members, rank)
+        os.environ.update(
+            HOROVOD_CONTROLLER="gloo",
+            HOROVOD_CPU_OPERATIONS="gloo",
+            HOROVOD_HOSTNAME=hosts[rank],
+            HOROVOD_GLOO_IFACE=interface,
+            HOROVOD_GLOO_RENDEZVOUS_ADDR=store[0],
+            HOROVOD_GLOO_RENDEZVOUS_PORT=str(store[1]),
+            HOROVOD_RANK=str(rank),
+            HOROVOD_SIZE=str(size),
+            HOROVOD_LOCAL_RANK=str(world.local_rank),
+            HOROVOD_LOCAL_SIZE=str(world.local_size),
+            HOROVOD_CROSS_RANK=str(world.cross_rank),
+            HOROVOD_CROSS_SIZE=str(world.cross_size),
+        )
+        communicator.Barrier()
+        hvd.init()
+        return Joined(world, HorovodCollectives(), known_step)
+
+    def _reachable_at(self, alone: bool) -> tuple[str, str]:
+        """This host's address and interface for the others; loopback when there are no other hosts."""
+        addresses = {
+            entry.address: name
+            for name, entries in psutil.net_if_addrs().items()
+            for entry in entries
+            if entry.family == socket.AF_INET
+        }
+        own = "127.0.0.1" if alone else socket.gethostbyname(socket.gethostname())
+        for address, name in addresses.items():
+            if name == self._interface if self._interface else address == own:
+                return address, name
+        raise PlatformError(
+            f"no IPv4 address for the other hosts: looked for {self._interface or own}, this host has "
+            f"{', '.join(f'{name} ({address})' for address, name in addresses.items())}; set HOROVOD_GLOO_IFACE to "
+            "one of these interfaces"
+        )
+
+    def change_pending(self) -> bool:
+        return False
+
+    def leave(self, broken: bool) -> None:
+        hvd.shutdown()
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def ended(self, step: int, error: BaseException | None) -> None:
+        """MPI has no use for it."""

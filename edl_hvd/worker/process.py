@@ -1,0 +1,159 @@
+"""This process's place in the job: its launcher, its rendezvous, its present world. One per process."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from edl_hvd.errors import PlatformError, UsageError
+from edl_hvd.settings import Launch, Settings
+from edl_hvd.worker.collectives import OPERATIONS, Collectives
+from edl_hvd.worker.rendezvous import Joined, Rendezvous, SoloRendezvous
+from edl_hvd.world import World
+
+
+@dataclass
+class Process:
+    """What :func:`init` sets up. ``joined`` is ``None`` between worlds."""
+
+    launch: Launch
+    rendezvous: Rendezvous
+    joined: Joined | None = None
+
+    @property
+    def world(self) -> World | None:
+        return self.joined.world if self.joined else None
+
+    @property
+    def collectives(self) -> Collectives:
+        if self.joined is None:
+            raise UsageError(
+                "a collective was called outside a world; collectives work inside the function decorated with "
+                "@edl_hvd.elastic, because the world is joined when that function is entered"
+            )
+        return self.joined.collectives
+
+
+_process: Process | None = None
+
+
+def init(rendezvous: Rendezvous | None = None) -> None:
+    """Prepare this process for elastic training. Call it first, on every worker.
+
+    Under ``horovodrun`` it connects to the launcher, under ``mpirun`` to MPI; without a launcher the
+    world is this process alone.
+    No world is joined yet: that happens when the elastic function is entered, so that a worker
+    that builds its model for a minute keeps nobody waiting in Horovod.
+
+    Args:
+        rendezvous: How to join worlds, instead of what the environment suggests.
+
+    Raises:
+        PlatformError: A launcher started this process, but Horovod or mpi4py is not installed here.
+        SettingsError: The environment holds an invalid setting.
+    """
+    global _process
+    if _process is not None:
+        return
+    launch = Launch.from_environment()
+    _process = Process(launch, rendezvous or _rendezvous_for(launch))
+    if torch.cuda.is_available():
+        torch.cuda.set_device(device())
+
+
+def _rendezvous_for(launch: Launch) -> Rendezvous:
+    launcher = "edlrun" if launch.driver else "horovodrun" if launch.address is not None else "mpirun"
+    try:
+        if launch.driver is not None:
+            from edl_hvd.worker.driver_rendezvous import DriverRendezvous
+
+            return DriverRendezvous(launch, dict(os.environ))
+        if launch.address is not None:
+            from edl_hvd.worker.horovod_rendezvous import HorovodRendezvous
+
+            return HorovodRendezvous(launch, Settings.from_environment(), dict(os.environ))
+        if launch.mpi:
+            from edl_hvd.worker.mpi_rendezvous import MpiRendezvous
+
+            return MpiRendezvous(launch.interface)
+    except ImportError as error:
+        raise PlatformError(
+            f"this worker was started by {launcher}, but a package it needs cannot be imported here: {error}; run "
+            "`edl-hvd build-horovod` on this host for Horovod, `pip install 'edl-hvd[mpi]'` for mpi4py"
+        ) from error
+    return SoloRendezvous()
+
+
+def current() -> Process:
+    """The process set up by :func:`init`.
+
+    Raises:
+        UsageError: :func:`init` was not called.
+    """
+    if _process is None:
+        raise UsageError("edl_hvd is not initialised; call edl_hvd.init() at the start of the script")
+    return _process
+
+
+def is_initialized() -> bool:
+    """Whether :func:`init` was called, as in Horovod."""
+    return _process is not None
+
+
+def shutdown() -> None:
+    """Leave the present world, if any, and forget everything :func:`init` set up."""
+    global _process
+    if _process is not None and _process.joined is not None:
+        _process.rendezvous.leave(broken=False)
+    _process = None
+
+
+def rank() -> int:
+    """This worker's rank in the present world; before the first one, the rank the launcher assigned at start."""
+    process = current()
+    return process.world.rank if process.world else process.launch.rank
+
+
+def size() -> int:
+    """Workers in the present world; before the first one, as the launcher assigned at start."""
+    process = current()
+    return process.world.size if process.world else process.launch.size
+
+
+def local_rank() -> int:
+    """This worker's number on its host; does not change during the life of the process."""
+    return current().launch.local_rank
+
+
+def local_size() -> int:
+    """Workers on this host."""
+    process = current()
+    return process.world.local_size if process.world else process.launch.local_size
+
+
+def device() -> torch.device:
+    """The device for this worker: the GPU numbered like its local rank, or the CPU if there is none."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", local_rank() % torch.cuda.device_count())
+    return torch.device("cpu")
+
+
+def allreduce(tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
+    """Combine a tensor over the present world. Collective: every rank calls it; blocks.
+
+    Args:
+        tensor: Any shape, equal on all ranks; any numeric dtype; left as it is.
+        op: "sum", "max" or "min".
+
+    Returns:
+        A new tensor of the same shape and dtype.
+
+    Raises:
+        WorldBrokenError: A member is gone; inside the elastic function the loop recovers from it.
+        UsageError: ``op`` is none of the three, or there is no world.
+    """
+    if op not in OPERATIONS:
+        raise UsageError(f"allreduce op={op!r} is not known; expected one of {', '.join(OPERATIONS)}")
+    return current().collectives.allreduce(tensor, op)

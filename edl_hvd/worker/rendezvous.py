@@ -1,0 +1,88 @@
+"""How a process becomes part of a world, and leaves it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from edl_hvd.worker.collectives import Collectives, SoloCollectives
+from edl_hvd.world import SOLO, World
+
+
+class Dismissed(Exception):
+    """This worker is to end: the launcher has no place for it any more, or is gone. Not an error.
+
+    Attributes:
+        code: Exit code for the process.
+        save: Write the state to a checkpoint before.
+    """
+
+    def __init__(self, reason: str, code: int = 0, save: bool = False) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.save = save
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What a join ends in.
+
+    Attributes:
+        world: The new world.
+        collectives: Its collectives.
+        known_step: The furthest step that any member has ever heard of; a world whose members all
+            lack the state, yet know of progress, has lost it.
+    """
+
+    world: World
+    collectives: Collectives
+    known_step: int
+
+
+class Rendezvous(Protocol):
+    """How to join a world. One per process; the loop calls join, leave, join, … and at last close."""
+
+    elastic: bool
+    """The world may change: a broken one is worth leaving and joining anew."""
+
+    def join(self, known_step: int, held_step: int, keep: Callable[[], dict[str, Any]]) -> Joined:
+        """Block until this worker is part of a complete world.
+
+        Args:
+            known_step: The furthest step this worker has heard of, for the other members.
+            held_step: The step of the state it holds; -1 if it holds none.
+            keep: Puts the state this worker holds in a safe place and returns, as plain JSON, what finds it
+                again; called, here or in :meth:`leave`, when the process image has to be replaced.
+
+        Raises:
+            Dismissed: This worker is to end.
+            RendezvousError: No world could be formed in the time allowed.
+        """
+
+    def change_pending(self) -> bool:
+        """The launcher wants another world; may be known to one rank only. Does not block."""
+
+    def leave(self, broken: bool) -> None:
+        """Leave the present world: ``broken`` when a collective of it failed, else while it still works."""
+
+    def ended(self, step: int, error: BaseException | None) -> None:
+        """The training function has returned, or ended in an error of the script's own; for the launcher."""
+
+
+class SoloRendezvous:
+    """A world of one, for ``python train.py``. Never changes."""
+
+    elastic = False
+
+    def join(self, known_step: int, held_step: int, keep: Callable[[], dict[str, Any]]) -> Joined:
+        return Joined(SOLO, SoloCollectives(), known_step)
+
+    def change_pending(self) -> bool:
+        return False
+
+    def leave(self, broken: bool) -> None:
+        pass
+
+    def ended(self, step: int, error: BaseException | None) -> None:
+        pass

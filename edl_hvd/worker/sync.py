@@ -1,0 +1,86 @@
+"""Bringing every member of a new world to one state: the freshest that any of them holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from edl_hvd.worker.collectives import Collectives
+
+# Large enough to run at network bandwidth, small enough to cost little memory beside the model.
+_BUCKET_BYTES = 64 << 20
+
+
+def broadcast_json(collectives: Collectives, value: Any, root: int, rank: int) -> Any:
+    """Rank ``root``'s JSON value, on every rank. Collective; blocks."""
+    data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8) if rank == root else None
+    length = torch.tensor([0 if data is None else data.numel()], dtype=torch.int64)
+    collectives.broadcast_(length, root)
+    if data is None:
+        data = torch.empty(int(length.item()), dtype=torch.uint8)
+    collectives.broadcast_(data, root)
+    return json.loads(data.numpy().tobytes())
+
+
+def broadcast_state(
+    collectives: Collectives, plain: Any, tensors: dict[str, torch.Tensor], root: int, rank: int
+) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Rank ``root``'s plain state and tensors, on every rank. Collective; blocks.
+
+    Tensors travel through the host's memory in flat buckets of one dtype each.
+
+    Returns:
+        On ``root`` its own arguments; elsewhere the received ones, tensors on the CPU.
+    """
+    layout = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()]
+    plain, layout = broadcast_json(collectives, [plain, layout], root, rank)
+    if rank != root:
+        tensors = {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, dtype, shape in layout}
+    for bucket in _buckets(tensors):
+        flat = torch.cat([t.detach().reshape(-1).cpu() for t in bucket]) if rank == root else _empty_like_all(bucket)
+        collectives.broadcast_(flat, root)
+        if rank != root:
+            for tensor, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
+                tensor.copy_(part.view(tensor.shape))
+    return plain, tensors
+
+
+def level_(collectives: Collectives, tensors: list[torch.Tensor], size: int) -> None:
+    """Make tensors equal on all ranks, in place: floating-point ones their mean, others their maximum.
+
+    Collective; blocks.
+    """
+    for bucket in _buckets(dict(enumerate(tensors))):
+        flat = torch.cat([t.detach().reshape(-1) for t in bucket])
+        if flat.is_floating_point():
+            flat = collectives.allreduce(flat, "sum").div_(size)
+        else:
+            flat = collectives.allreduce(flat.to(torch.int64), "max").to(flat.dtype)
+        for tensor, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
+            tensor.copy_(part.view(tensor.shape))
+
+
+def _buckets(tensors: dict[Any, torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Groups of one dtype, each of at most ``_BUCKET_BYTES`` or a single tensor."""
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors.values():
+        if tensor.numel() > 0:
+            by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    for group in by_dtype.values():
+        bucket: list[torch.Tensor] = []
+        bucket_bytes = 0
+        for tensor in group:
+            size_bytes = tensor.numel() * tensor.element_size()
+            if bucket and bucket_bytes + size_bytes > _BUCKET_BYTES:
+                yield bucket
+                bucket, bucket_bytes = [], 0
+            bucket.append(tensor)
+            bucket_bytes += size_bytes
+        yield bucket
+
+
+def _empty_like_all(bucket: list[torch.Tensor]) -> torch.Tensor:
+    return torch.empty(sum(t.numel() for t in bucket), dtype=bucket[0].dtype)
