@@ -1,0 +1,232 @@
+"""The last good answer on disk: asked for by many, fetched by one, served while it may be.
+
+The files of one question, in a folder that only its user can enter:
+
+    KEY.answer   the record (``record.py``), replaced in one go
+    KEY.lock     held by the one process that asks the source; holds its process id
+    KEY.polled   touched by every poll, so that the asking process knows that somebody still wants to know
+
+A poll never asks itself. It forks a process that takes the lock, asks, and writes the record; then it
+watches the record for as long as it may. A source that hangs therefore hangs that process alone, an alarm ends
+it, and whatever dies at whatever moment leaves the old record or the new one.
+
+With a refresh time the asking process stays and asks again, as long as there are polls: boto3 is loaded once per
+job instead of once per question.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import site
+import sys
+from collections.abc import Sequence
+
+from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.discovery.flags import Job, read_job
+from edl_hvd.discovery.record import Record
+from edl_hvd.errors import DiscoveryError, UsageError
+from edl_hvd.hosts import format_hosts
+
+ANSWER_S = 0.8
+# Horovod polls every second while holding its driver's lock; Python's start takes some of the rest.
+ASK_S = 60
+# Three tries of a slow cloud fit in; a process that hangs longer is replaced.
+IDLE_S = 30
+# A job polls about once per second; half a minute without a poll means that it has ended.
+GAP_S = 60
+# After a minute without a question the next one is the first of a new job, which may wait longer for its answer.
+LOOK_S = 0.002
+# A local file answers within a few of these; each next look waits twice as long,
+LONGEST_LOOK_S = 0.032
+# up to this: a tenth of the CPU time of a poll, were it to wait for a whole second.
+
+
+def poll(key: str, source: str, given: Sequence[str], variables: Sequence[str]) -> int:
+    """Print the answer of a discovery script; returns its exit code: 0, 1 (no answer), 2 (wrong arguments)."""
+    try:
+        job = read_job(source, given, variables)
+    except UsageError as error:
+        return _complain(source, f"{error}; see from_{source} --help", 2)
+    try:
+        answer, doubt = find_answer(job, Keep(key), SYSTEM_CLOCK)
+    except DiscoveryError as error:
+        return _complain(source, str(error), 1)
+    if doubt:
+        _complain(source, doubt, 0)
+    sys.stdout.write(answer)
+    return 0
+
+
+def _complain(source: str, message: str, code: int) -> int:
+    sys.stderr.write(f"from_{source}: {' '.join(message.split())}\n")
+    return code
+
+
+def find_answer(job: Job, keep: Keep, clock: Clock) -> tuple[str, str]:
+    """The answer to print, and the reason to doubt it (empty: none).
+
+    Returns within ``ANSWER_S``; within ``job.first_s`` when nobody has asked for a while.
+
+    Raises:
+        DiscoveryError: There is no answer, or none young enough.
+    """
+    started_s = clock.monotonic_s()
+    since_s = started_s - job.refresh_s
+    keep.touch()
+    record = keep.read()
+    asking, look_s = False, LOOK_S
+    while not record.is_fresh(since_s) and not record.has_failed(since_s):
+        asking = asking or keep.start_asking(job, since_s, clock)  # once: an asker that dies at once is not retried
+        now_s = clock.monotonic_s()
+        may_serve_at_once = job.refresh_s > 0 and record.is_servable(now_s, job.stale_s)
+        if may_serve_at_once or now_s >= max(started_s + ANSWER_S, record.began_s + job.first_s):
+            break
+        clock.sleep(look_s)
+        look_s = min(2 * look_s, LONGEST_LOOK_S)
+        record = keep.read()
+    return _judge(record, job, started_s, clock.monotonic_s())
+
+
+def _judge(record: Record, job: Job, started_s: float, now_s: float) -> tuple[str, str]:
+    if record.is_fresh(started_s - job.refresh_s):
+        return record.answer, ""
+    failed = record.failed_s > record.answered_s
+    reason = record.failure if failed else f"the source did not answer within {now_s - started_s:.1f} s"
+    age_s = now_s - record.answered_s
+    if record.is_servable(now_s, job.stale_s):
+        doubted = failed or age_s > 3 * job.refresh_s
+        return record.answer, f"giving the answer of {age_s:.0f} s ago, good for {job.stale_s:g} s: {reason}" * doubted
+    if record.answer and job.stale_s:
+        reason += f"; the last good answer is {age_s:.0f} s old, more than --stale {job.stale_s:g} allows"
+    raise DiscoveryError(reason)
+
+
+class Keep:
+    """The files of one question.
+
+    Raises:
+        DiscoveryError: The folder is not private, or cannot be written.
+    """
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._boot = _boot_id()
+        folder = os.path.dirname(key)
+        try:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            status = os.lstat(folder)
+        except OSError as error:
+            raise self._unusable(error) from error
+        if status.st_uid != os.getuid() or status.st_mode & 0o170077 != 0o040000:
+            raise DiscoveryError(
+                f"{folder} is not a folder of this user alone (mode 0700); remove it or set EDL_HVD_DISCOVERY_CACHE"
+            )
+
+    def _unusable(self, error: OSError) -> DiscoveryError:
+        return DiscoveryError(
+            f"cannot keep answers in {os.path.dirname(self._key)}: {error.strerror}; "
+            "set EDL_HVD_DISCOVERY_CACHE to a folder on a local disk"
+        )
+
+    def touch(self) -> None:
+        try:
+            os.close(os.open(f"{self._key}.polled", os.O_WRONLY | os.O_CREAT, 0o600))
+            os.utime(f"{self._key}.polled")
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def touched(self) -> int:
+        """A number that changes when somebody polls."""
+        return os.stat(f"{self._key}.polled").st_mtime_ns
+
+    def read(self) -> Record:
+        try:
+            with open(f"{self._key}.answer", encoding="utf-8") as file:
+                return Record.from_text(file.read(), self._boot)
+        except FileNotFoundError:
+            return Record()
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def write(self, record: Record, refresh_s: float) -> None:
+        """Only the holder of the lock may call this."""
+        draft = f"{self._key}.draft"
+        with open(draft, "w", encoding="utf-8") as file:
+            file.write(record.to_text(refresh_s, self._boot))
+        os.replace(draft, f"{self._key}.answer")
+
+    def start_asking(self, job: Job, since_s: float, clock: Clock) -> bool:
+        """Fork the process that asks, unless there is one or the question was answered just now; True if forked."""
+        try:
+            lock = os.open(f"{self._key}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise self._unusable(error) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            record = self.read()
+            if record.is_fresh(since_s) or record.has_failed(since_s):
+                return False
+            if os.fork() == 0:
+                _become_asker(self, job, lock, clock)
+            return True
+        except BlockingIOError:
+            return False  # somebody is asking
+        finally:
+            os.close(lock)  # the asker's copy keeps the lock
+
+
+def _become_asker(keep: Keep, job: Job, lock: int, clock: Clock) -> None:
+    """In the forked process: ask until nobody polls any more, then exit. Never returns."""
+    code = 1
+    try:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(null, descriptor)  # an open standard output would keep Horovod waiting for more hosts
+        os.ftruncate(lock, 0)
+        os.write(lock, f"{os.getpid()}\n".encode())
+        if job.needs_packages and sys.flags.no_site:
+            site.main()  # what -S left out at the start
+        keep_asking(job, keep, clock)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def keep_asking(job: Job, keep: Keep, clock: Clock) -> None:
+    """Ask, write the record, wait for the next time; until nobody has polled for a while."""
+    touched, wanted_s = keep.touched(), clock.monotonic_s()
+    while True:
+        clock.sleep(max(0.0, keep.read().asked_s + job.refresh_s - clock.monotonic_s()))
+        signal.alarm(ASK_S)
+        ask(job, keep, clock)
+        signal.alarm(0)
+        if keep.touched() != touched:
+            touched, wanted_s = keep.touched(), clock.monotonic_s()
+        if job.refresh_s == 0 or clock.monotonic_s() - wanted_s > max(IDLE_S, 2 * job.refresh_s):
+            return
+
+
+def ask(job: Job, keep: Keep, clock: Clock) -> None:
+    """Put one question to the source and write down what came of it."""
+    record = keep.read().asked(clock.monotonic_s(), max(GAP_S, 3 * job.refresh_s))
+    keep.write(record, job.refresh_s)  # before asking: whoever kills us does not make the next one ask at once
+    try:
+        hosts = job.source.hosts()
+        record = record.answered(format_hosts(hosts)) if hosts else record.answered_empty()
+    except (DiscoveryError, UsageError) as error:
+        record = record.failed(str(error))
+    except Exception as error:  # nobody reads this process's standard error; the next poll prints the record
+        record = record.failed(f"internal error, please report: {type(error).__name__}: {error}")
+    keep.write(record, job.refresh_s)
+
+
+def _boot_id() -> str:
+    """Names this boot of the machine: the monotonic clock starts anew with each."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return "unknown"  # not Linux; the fast path of poll.py is then never taken

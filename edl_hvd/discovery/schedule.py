@@ -1,0 +1,137 @@
+"""Hosts that come and go by a plan: for demos, tests and rehearsals."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.discovery.static_file import read_whole_file
+from edl_hvd.errors import DiscoveryError, UsageError
+from edl_hvd.hosts import HostSlots, parse_host
+from edl_hvd.interval import Interval
+
+_LINE_FORM = "expected 'TIME add HOST[:SLOTS]' or 'TIME remove HOST', e.g. '20 add node-2:4'"
+
+
+@dataclass(frozen=True)
+class Change:
+    """``host`` has ``slots`` from ``at_s`` seconds after the start; 0 slots: it is gone."""
+
+    at_s: float
+    host: str
+    slots: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The hosts that a plan has at this moment.
+
+    One change per line, in order of time: ``TIME add HOST[:SLOTS]`` or ``TIME remove HOST``. TIME is
+    counted in seconds from the start (``20``, ``1.5``, ``2min``), with a plus sign from the line before.
+    Adding a host that is there gives it a new number of slots. ``#`` starts a comment.
+
+    Args:
+        path: The plan; read anew each time.
+        start_file: Holds the start in seconds since the epoch; the first call creates it.
+        start_s: The start in seconds since the epoch; then there is no start file.
+    """
+
+    path: str
+    start_file: str
+    start_s: float | None = None
+    clock: Clock = field(default=SYSTEM_CLOCK, repr=False)
+
+    def hosts(self) -> tuple[HostSlots, ...]:
+        changes = parse_plan(read_whole_file(self.path, "schedule"), self.path)
+        now_s = self.clock.wall_s()
+        if self.start_s is not None:
+            return hosts_at(changes, now_s - self.start_s)
+        return hosts_at(changes, max(0.0, now_s - stamp(self.start_file, now_s)))  # another's stamp may be newer
+
+
+def hosts_at(changes: tuple[Change, ...], elapsed_s: float) -> tuple[HostSlots, ...]:
+    """The hosts after every change whose time has come, that of a change at ``elapsed_s`` included.
+
+    >>> hosts_at((Change(0, "a", 1), Change(20, "b", 2), Change(45, "a", 0)), 20)
+    (HostSlots(host='a', slots=1), HostSlots(host='b', slots=2))
+    """
+    slots = {change.host: change.slots for change in changes if change.at_s <= elapsed_s}
+    return tuple(HostSlots(host, count) for host, count in slots.items() if count)
+
+
+def parse_plan(text: str, path: str) -> tuple[Change, ...]:
+    """Read a plan; ``path`` is for messages.
+
+    Raises:
+        DiscoveryError: Naming the line, what it says and what is accepted.
+    """
+    changes: list[Change] = []
+    present: set[str] = set()
+    for number, line in enumerate(text.split("\n"), start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        try:
+            change = _parse_change(words, previous_s=changes[-1].at_s if changes else 0.0)
+            if change.slots:
+                present.add(change.host)
+            elif change.host in present:
+                present.remove(change.host)
+            else:
+                raise UsageError(f"{change.host} is removed but is not there; expected a line that adds it before")
+        except UsageError as error:
+            raise DiscoveryError(f"{path} line {number}: {error}") from error
+        changes.append(change)
+    if not changes:
+        raise DiscoveryError(f"{path} plans nothing; expected a line such as '0 add localhost:1'")
+    return tuple(changes)
+
+
+def _parse_change(words: list[str], previous_s: float) -> Change:
+    if len(words) != 3 or words[1] not in ("add", "remove"):
+        raise UsageError(f"{' '.join(words)!r} is not understood; {_LINE_FORM}")
+    time, verb, name = words
+    at_s = _parse_time(time.removeprefix("+")) + (previous_s if time.startswith("+") else 0.0)
+    if at_s < previous_s:
+        raise UsageError(f"time {time} is before that of the line above ({previous_s:g}); expected order of time")
+    host = parse_host(name)
+    if verb == "remove" and ":" in name:
+        raise UsageError(f"'remove {name}' names slots; expected 'remove {host.host}'")
+    return Change(at_s, host.host, host.slots if verb == "add" else 0)
+
+
+def _parse_time(text: str) -> float:
+    if text.strip("0.") == "" and text[:1] == "0":
+        return 0.0  # an interval has to be longer than nothing, a moment has not
+    interval = Interval.parse(text)
+    if interval.unit != "seconds":
+        raise UsageError(f"time {text!r} is not a time; {_LINE_FORM}")
+    return interval.count
+
+
+def stamp(path: str, now_s: float) -> float:
+    """The time in the file at ``path``; the first of any number of callers writes ``now_s`` there.
+
+    Raises:
+        DiscoveryError: The file cannot be written or does not hold a time.
+    """
+    draft = f"{path}.{os.getpid()}"
+    try:
+        if not os.path.exists(path):
+            with open(draft, "w", encoding="ascii") as file:
+                file.write(f"{now_s!r}\n")
+            try:
+                os.link(draft, path)  # fails where another caller was first; never shows half a number
+            except FileExistsError:
+                pass
+            finally:
+                os.unlink(draft)
+        with open(path, encoding="ascii") as file:
+            return float(file.read())
+    except OSError as error:
+        raise DiscoveryError(f"cannot keep the schedule's start in {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise DiscoveryError(
+            f"{path} does not hold the start of the schedule in seconds since the epoch; delete it to start anew"
+        ) from error

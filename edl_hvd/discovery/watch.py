@@ -1,0 +1,191 @@
+"""Asking a source again and again, and what to believe of its answers.
+
+``View`` decides, without thread or clock; ``HostWatch`` asks. The rule: a new host counts at once, because
+nobody is harmed by a worker too many being started; a host is gone when two answers in a row say so, because a
+healthy worker stopped by mistake costs more than one more poll; a source in trouble changes nothing.
+"""
+
+from __future__ import annotations
+
+import queue
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.discovery.source import Source
+from edl_hvd.errors import EdlHvdError
+from edl_hvd.hosts import HostSlots, format_hosts
+
+CALM_ANSWERS = 2
+# After one good answer a source that fails every other time would be reported every other time.
+DISTINCT_PROBLEMS = 20
+# Of one series of troubles; who has read twenty has understood.
+LATE_S = 30.0
+# Every source of ours gives up by itself before; a file on a network that is gone does not.
+CLOSE_S = 5.0
+# A callback that does not return within this is not waited for.
+
+_VARYING = re.compile(r"[0-9a-f]*[0-9][0-9a-f.-]*", re.IGNORECASE)
+# Ages, process numbers and request names differ in every message about one and the same problem.
+
+
+@dataclass(frozen=True)
+class View:
+    """What is believed of a source, from all it has said.
+
+    Attributes:
+        hosts: The trusted list: known hosts in the order in which they came.
+        previous: The answer before, when it was a good one; else ``None``.
+        troubled_since_s: When the present series of troubles began, or ``None``.
+        calm: Good answers since the last trouble.
+        told: The problems of this series, as far as they were told.
+    """
+
+    hosts: tuple[HostSlots, ...] = ()
+    previous: tuple[HostSlots, ...] | None = None
+    troubled_since_s: float | None = None
+    calm: int = 0
+    told: frozenset[str] = frozenset()
+
+    def answered(self, answer: tuple[HostSlots, ...], now_s: float) -> tuple[View, str]:
+        """The view after a good answer, and what to tell about it (empty: nothing)."""
+        view = replace(self, hosts=self._believe(answer), previous=answer, calm=self.calm + 1)
+        if view.troubled_since_s is None or view.calm < CALM_ANSWERS:
+            return view, ""
+        news = f"the hosts are known again, after {now_s - view.troubled_since_s:.0f} s of trouble"
+        return replace(view, troubled_since_s=None, told=frozenset()), news
+
+    def failed(self, problem: str, now_s: float) -> tuple[View, str]:
+        """The view after a question without a good answer, and what to tell about it (empty: nothing new)."""
+        kind = _VARYING.sub("0", problem)
+        is_new = kind not in self.told and len(self.told) < DISTINCT_PROBLEMS
+        since_s = now_s if self.troubled_since_s is None else self.troubled_since_s
+        told = self.told | {kind} if is_new else self.told
+        view = replace(self, previous=None, troubled_since_s=since_s, calm=0, told=told)
+        return view, problem if is_new else ""
+
+    def _believe(self, answer: tuple[HostSlots, ...]) -> tuple[HostSlots, ...]:
+        """Of each host the most slots that the trusted list and the two newest answers leave it.
+
+        >>> a, b = HostSlots("a", 1), HostSlots("b", 2)
+        >>> View(hosts=(a, b), previous=(a, b))._believe((b,)) == (a, b)
+        True
+        >>> View(hosts=(a, b), previous=(b,))._believe((b,)) == (b,)
+        True
+        """
+        now = {entry.host: entry.slots for entry in answer}
+        before = {entry.host: entry.slots for entry in (self.hosts if self.previous is None else self.previous)}
+        believed = {
+            entry.host: max(now.get(entry.host, 0), min(entry.slots, before.get(entry.host, 0))) for entry in self.hosts
+        }
+        believed = {**believed, **{host: slots for host, slots in now.items() if host not in believed}}
+        return tuple(HostSlots(host, slots) for host, slots in believed.items() if slots)
+
+
+@runtime_checkable
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+class HostWatch:
+    """Polls a source in threads of its own and tells what is to be believed.
+
+    Both callbacks are called from one thread, one at a time, and have to return soon; no call begins after
+    ``close`` has returned.
+
+    Args:
+        source: Asked by one thread at a time; it may take as long as it likes. If it has a ``close`` method,
+            ``close`` calls it.
+        changed: Told the trusted list whenever it has changed, first when there are hosts.
+        problem: Told a sentence once per distinct problem, and another when the trouble is over.
+        every_s: Time between an answer and the next question.
+        late_s: A question that takes longer is told as a problem.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        changed: Callable[[tuple[HostSlots, ...]], None],
+        problem: Callable[[str], None],
+        every_s: float = 1.0,
+        late_s: float = LATE_S,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._source = source
+        self._changed = changed
+        self._problem = problem
+        self._every_s = every_s
+        self._late_s = late_s
+        self._clock = clock
+        self._view = View()
+        self._closing = threading.Event()
+        self._questions: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        # An answer, the reason why there is none, or None when the watch ends.
+        self._answers: queue.SimpleQueue[tuple[HostSlots, ...] | str | None] = queue.SimpleQueue()
+        # Daemons: a source that hangs must not keep the program from ending.
+        self._asker = threading.Thread(target=self._ask, name="edl_hvd host source", daemon=True)
+        self._watcher = threading.Thread(target=self._watch, name="edl_hvd host watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to poll, with the first question at once."""
+        self._asker.start()
+        self._watcher.start()
+
+    @property
+    def hosts(self) -> tuple[HostSlots, ...]:
+        """The trusted list now; empty before the first good answer."""
+        return self._view.hosts
+
+    def close(self) -> None:
+        """Stop polling. Does not wait for a source that hangs; its thread ends when it answers."""
+        self._closing.set()
+        self._answers.put(None)
+        self._questions.put(False)
+        if isinstance(self._source, _Closable):
+            self._source.close()
+        if self._watcher.is_alive() and self._watcher is not threading.current_thread():
+            self._watcher.join(CLOSE_S)
+
+    def _ask(self) -> None:
+        while self._questions.get() and not self._closing.is_set():
+            try:
+                hosts = self._source.hosts()
+                format_hosts(hosts)  # raises when a host is listed twice
+                self._answers.put(hosts)
+            except EdlHvdError as error:
+                self._answers.put(" ".join(str(error).split()))
+            except Exception as error:  # a fault in one source is no reason to stop training
+                self._answers.put(f"internal error of the host source, please report: {type(error).__name__}: {error}")
+
+    def _watch(self) -> None:
+        while not self._closing.is_set():
+            self._questions.put(True)
+            answer = self._wait_for_answer()
+            if answer is None or self._closing.is_set():
+                return
+            now_s = self._clock.monotonic_s()
+            known = self._view.hosts
+            if isinstance(answer, str):
+                self._view, news = self._view.failed(answer, now_s)
+            else:
+                self._view, news = self._view.answered(answer, now_s)
+            if news:
+                self._problem(news)
+            if self._view.hosts != known:
+                self._changed(self._view.hosts)
+            self._closing.wait(self._every_s)
+
+    def _wait_for_answer(self) -> tuple[HostSlots, ...] | str | None:
+        try:
+            return self._answers.get(timeout=self._late_s)
+        except queue.Empty:
+            reason = (
+                f"the host source has not answered for {self._late_s:g} s; the hosts stay as they are until it does"
+            )
+            self._view, news = self._view.failed(reason, self._clock.monotonic_s())
+            if news:
+                self._problem(news)
+            return self._answers.get()
