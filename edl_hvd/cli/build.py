@@ -1,0 +1,102 @@
+"""``edl-hvd build-horovod``: flags and progress."""
+
+from __future__ import annotations
+
+import time
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from edl_hvd.build.builder import Observer, Outcome, build_horovod, prove
+from edl_hvd.build.plan import Plan, Wishes
+from edl_hvd.settings import cache_folder, process_environment
+
+
+class _Screen(Observer):
+    """On a terminal a live line; everywhere one line per finished stage."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+        self._task = self._live.add_task("", visible=False)
+        self._name = ""
+        self._start_s = 0.0
+        self._quarters = 0
+
+    def __enter__(self) -> _Screen:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._finish(failed=kind is not None)
+        self._live.stop()
+
+    def decided(self, plan: Plan) -> None:
+        self._finish()
+        table = Table.grid(padding=(0, 1))
+        for subject, choice in plan.remarks:
+            table.add_row(" ", f"[dim]{subject}[/]", escape(choice))
+        self._console.print(table)
+
+    def stage(self, name: str) -> None:
+        self._finish()
+        self._live.start()
+        self._name, self._start_s, self._quarters = name, time.monotonic(), 0
+        self._live.reset(self._task, description=escape(name), total=None, visible=True)
+
+    def progress(self, percent: int) -> None:
+        if self._console.is_terminal:
+            self._live.update(self._task, total=100, completed=percent)
+        elif percent // 25 > self._quarters:
+            # A log shows that it goes on, without a line per file.
+            self._quarters = percent // 25
+            self._console.print(f"  [dim]{escape(self._name)}: {percent} %[/]")
+
+    def _finish(self, failed: bool = False) -> None:
+        if self._name:
+            mark = "[red]✗[/]" if failed else "[green]✓[/]"
+            seconds = time.monotonic() - self._start_s
+            self._console.print(f"{mark} {escape(f'{self._name:<44}')} [dim]{seconds:6.1f} s[/]")
+            self._live.update(self._task, visible=False)
+        self._name = ""
+
+
+@click.command("build-horovod")
+@click.option("--with-nccl/--without-nccl", "nccl", default=None, help="GPU collectives. [default: when a GPU is here]")
+@click.option("--with-mpi/--without-mpi", "mpi", default=None, help="MPI besides Gloo. [default: when mpicxx is here]")
+@click.option(
+    "--jobs", type=click.IntRange(min=1), help="Files compiled at a time. [default: by processors and memory]"
+)
+@click.option("--cache/--no-cache", default=True, show_default=True, help="Reuse a wheel built from the same things.")
+@click.option("--check-only", is_flag=True, help="Build nothing; prove that the installed Horovod works.")
+def build_command(nccl: bool | None, mpi: bool | None, jobs: int | None, cache: bool, check_only: bool) -> None:
+    """Build Horovod 0.28.1 for the installed torch, install it, and let two processes allreduce.
+
+    HOROVOD_* variables are passed on to Horovod's build; docs/build.md lists the useful ones.
+    """
+    console = Console(highlight=False)
+    environ = process_environment()
+    with _Screen(console) as screen:
+        if check_only:
+            outcome = prove(environ, screen)
+        else:
+            outcome = build_horovod(Wishes(nccl, mpi, jobs), environ, cache_folder(), cache, screen)
+    console.print(_summary(outcome, check_only), soft_wrap=True)
+
+
+def _summary(outcome: Outcome, check_only: bool) -> str:
+    parts = [name for name, there in (("Gloo", outcome.horovod.gloo), ("MPI", outcome.horovod.mpi),
+                                      ("NCCL", outcome.horovod.nccl)) if there]  # fmt: skip
+    origin = "" if check_only else " (wheel from the cache)" if outcome.reused else " (compiled)"
+    proof = ", ".join(f"{name} in {seconds:.1f} s" for name, seconds in outcome.allreduce_s.items())
+    return f"Horovod {outcome.horovod.version} with {', '.join(parts)} works{origin}; allreduce over {proof}"

@@ -1,0 +1,237 @@
+"""The command ``edlrun``: the flags of ``horovodrun``'s elastic mode, and a few of its own."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import click
+
+import edl_hvd
+from edl_hvd.driver.options import Options, read_options
+from edl_hvd.driver.tuning import TUNINGS, Tuning
+from edl_hvd.errors import EdlHvdError, UsageError
+from edl_hvd.settings import process_environment
+
+_WORKERS, _HOSTS, _ELASTIC = "Workers", "Hosts (one of four ways to name them)", "Coming and going"
+_REACH, _OUTPUT, _TUNING = (
+    "Reaching the hosts",
+    "Output and records",
+    "Tuning Horovod (as horovodrun does, see its manual)",
+)
+_REST = "Other"
+_GROUPS = (_WORKERS, _HOSTS, _ELASTIC, _REACH, _OUTPUT, _REST, _TUNING)
+
+_OFF_NAMES = {"--no-stall-check": "--stall-check", "--log-with-timestamp": "--log-without-timestamp"}
+# The negative of every other switch is its name with --no-.
+_METAVARS = {"count": "N", "number": "X", "text": "FILE"}
+
+# Sections of horovodrun's configuration file, and what their keys are called on the command line.
+_SECTIONS = {
+    "params": "", "autotune": "autotune-", "timeline": "timeline-", "stall_check": "stall-check-",
+    "library_options": "", "logging": "log-",
+}  # fmt: skip
+
+_TUNING_FLAGS = {tuning.flag for tuning in TUNINGS}
+_SAME = {"--no-log-hide-timestamp": "--log-with-timestamp"}
+
+
+class _Flag(click.Option):
+    """An option under a heading of the help; its first name is that by which messages call it."""
+
+    def __init__(self, names: Sequence[str], group: str, **attributes: Any) -> None:
+        super().__init__(names, **attributes)
+        self.group = group
+
+
+class _Command(click.Command):
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for group in _GROUPS:
+            options = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
+            flags = [option for option in options if getattr(option, "group", _REST) == group]
+            rows = [row for row in (flag.get_help_record(ctx) for flag in flags) if row]
+            with formatter.section(group):
+                formatter.write_dl(rows, col_max=26)
+
+
+def _value(group: str, names: str, metavar: str, help: str, **more: Any) -> _Flag:
+    return _Flag(names.split(), group, metavar=metavar, help=help, type=click.UNPROCESSED, **more)
+
+
+def _switch(group: str, names: str, help: str, **more: Any) -> _Flag:
+    return _Flag(names.split(), group, is_flag=True, default=None, help=help, **more)
+
+
+def _tune(tuning: Tuning) -> _Flag:
+    if tuning.kind in _METAVARS:
+        return _value(_TUNING, tuning.flag, "LEVEL" if tuning.among else _METAVARS[tuning.kind], tuning.meaning)
+    off = "" if tuning.flag == "--tcp" else "/" + _OFF_NAMES.get(tuning.flag, f"--no-{tuning.flag[2:]}")
+    return _switch(_TUNING, tuning.flag + off, tuning.meaning)
+
+
+def _show_version(context: click.Context, _: click.Parameter, wanted: bool | None) -> None:
+    if wanted:
+        click.echo(f"edlrun {edl_hvd.__version__}")
+        context.exit()
+
+
+_FLAGS = (
+    _value(_WORKERS, "-np --num-proc", "N", "Workers that the job starts with."),
+    _value(_WORKERS, "--min-np --min-num-proc", "N", "Fewest workers it goes on with. [-np]"),
+    _value(_WORKERS, "--max-np --max-num-proc", "N",
+           "Most workers. [no limit; -np with listed hosts and no --min-np]"),
+    _value(_WORKERS, "--spares", "N", "Warm workers kept ready besides, to take a lost one's place. [0]"),
+    _value(_HOSTS, "--hosts -H", "HOST:SLOTS,...", "Hosts and the workers that each may run. [localhost:<np>]"),
+    _value(_HOSTS, "--hostfile -hostfile", "FILE", "The same, one 'host slots=N' line each, read once."),
+    _value(_HOSTS, "--host-discovery-script", "COMMAND",
+           "Asked every second; prints one 'host:slots' line for each host there is."),
+    _value(_HOSTS, "--discover", "SOURCE",
+           "Asked without a script: file:hosts.txt, schedule:plan.txt, ec2:tag=job=resnet50,slots=8; "
+           "the flags of discovery_scripts/from_SOURCE, separated by commas."),
+    _value(_HOSTS, "--slots-per-host", "N", "Slots of a host that names none. [1; a script has to name them]"),
+    _value(_ELASTIC, "--elastic-timeout", "S",
+           "Give up after so long without enough workers. [HOROVOD_ELASTIC_TIMEOUT, else 600]"),
+    _value(_ELASTIC, "--reset-limit", "N", "End the job after so many changes of its workers. [no limit]"),
+    _value(_ELASTIC, "--settle", "S", "Newcomers are collected for so long and join together. [0.5]"),
+    _value(_ELASTIC, "--host-failures", "N", "Set a host aside after so many crashes on it ... [3]"),
+    _value(_ELASTIC, "--failure-window", "S", "... within so long. [600]"),
+    _value(_ELASTIC, "--blacklist-cooldown-range", "MIN MAX", "It may come back after MIN seconds. [60]", nargs=2),
+    _value(_REACH, "--ssh-port -p", "PORT", "ssh port of the hosts. [ssh's own]"),
+    _value(_REACH, "--ssh-identity-file -i", "FILE", "Private key for ssh. [ssh's own]"),
+    _value(_REACH, "--network-interfaces --network-interface", "NAME,...",
+           "Network interfaces for the workers' traffic. [found]", multiple=True),
+    _value(_REACH, "--start-timeout", "S",
+           "No effect yet. [HOROVOD_START_TIMEOUT, else 30]"),
+    _value(_OUTPUT, "--output-filename", "DIR", "Write the workers' output to DIR/worker.HOST.SLOT/."),
+    _switch(_OUTPUT, "--prefix-output-with-timestamp -prefix-timestamp",
+            "Begin each line of the workers' output with the time."),
+    _switch(_OUTPUT, "--verbose", "Tell more."),
+    _value(_OUTPUT, "--record", "FILE", "Write the history of the membership there."),
+    _value(_OUTPUT, "--job-dir", "DIR", "No effect yet."),
+    _switch(_OUTPUT, "--resume", "No effect yet; a job goes on from its newest checkpoint."),
+    _value(_REST, "--config-file", "FILE", "Tuning flags as horovodrun's YAML; flags beat it."),
+    _switch(_REST, "--gloo --disable-cache", "Accepted, without effect.", expose_value=False),
+    _switch(_REST, "--version -v", "Show the version.", is_eager=True, expose_value=False, callback=_show_version),
+    *map(_tune, TUNINGS),
+    # What horovodrun accepts and edlrun refuses, or both accept and do not show.
+    *(_switch(_REST, names, "", hidden=True) for names in ("--mpi", "--jsrun", "--check-build -cb")),
+    *(_value(_REST, name, "TEXT", "", hidden=True) for name in ("--mpi-args", "--binding-args")),
+    _switch(_TUNING, "--no-log-hide-timestamp/--log-hide-timestamp", "", hidden=True),
+)  # fmt: skip
+_NAMES = {name for flag in _FLAGS for name in (*flag.opts, *flag.secondary_opts)} | {"--help", "-h"}
+
+
+def _complete(name: str) -> str:
+    """The name that an abbreviation stands for, as under horovodrun; what is no abbreviation stays as it is."""
+    if {f"-{name}", f"--{name}"} & _NAMES or len(name) == 1:
+        return "np" if name == "n" else name  # mpirun has both, and horovodrun takes it for an abbreviation
+    full = [other for other in _NAMES if other.startswith(f"--{name}")]
+    return full[0][2:] if len(full) == 1 else name
+
+
+_COMMAND = _Command(
+    "edlrun",
+    params=[*_FLAGS, click.Argument(["command"], nargs=-1, type=click.UNPROCESSED, metavar="COMMAND...")],
+    help="""Train with workers that come and go.
+
+    Starts -np times COMMAND, which uses edl_hvd, on the hosts named, and keeps the job going when workers
+    or hosts are lost or added. The flags are those of horovodrun, and some more; N is a number, S are seconds.
+    COMMAND begins at the first word that is no flag.
+    """,
+    context_settings={
+        "allow_interspersed_args": False,
+        "help_option_names": ["--help", "-h"],
+        "max_content_width": 80,
+        "token_normalize_func": _complete,
+    },
+)
+
+
+def read_command_line(words: Sequence[str]) -> Options:
+    """What the words behind ``edlrun`` ask for.
+
+    Exits with code 0 after ``--help`` and ``--version``, and with code 2 and one line per problem on standard error.
+    """
+    try:
+        with _COMMAND.make_context("edlrun", list(words)) as context:
+            given = _collect(context.params)
+            problems = _add_config_file(given, context.params["config_file"])
+            return read_options(context.params["command"], given, process_environment(), problems)
+    except click.exceptions.Exit as ending:
+        sys.exit(ending.exit_code)
+    except click.UsageError as error:
+        _refuse(f"{error.format_message()} See 'edlrun --help'")
+    except UsageError as error:
+        _refuse(str(error))
+
+
+def _refuse(problems: str) -> NoReturn:
+    for problem in problems.split("\n"):
+        click.echo(f"edlrun: {problem}", err=True)
+    sys.exit(2)
+
+
+def _collect(values: Mapping[str, Any]) -> dict[str, str]:
+    """The flags that were given, as ``read_options`` takes them."""
+    given: dict[str, str] = {}
+    for flag in _FLAGS:
+        value = values.get(str(flag.name))
+        if value is None or value == ():
+            continue
+        name = _SAME.get(flag.opts[0], flag.opts[0])
+        if isinstance(value, tuple):
+            given[name] = ("," if flag.multiple else " ").join(value)
+        else:
+            given[name] = str(int(value)) if isinstance(value, bool) else value
+    given.pop("--config-file", None)
+    return given
+
+
+def _add_config_file(given: dict[str, str], path: str | None) -> list[str]:
+    """Add what horovodrun's configuration file says and no flag does; returns what is wrong with the file."""
+    if path is None:
+        return []
+    try:
+        yaml = importlib.import_module("yaml")
+    except ImportError:
+        return [f"--config-file {path!r} needs PyYAML, which is not installed; run 'pip install pyyaml'"]
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = yaml.safe_load(file) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        return [f"--config-file {path!r} does not read: {error}; expected YAML in the form of horovodrun"]
+    if not isinstance(content, dict) or not all(isinstance(content.get(name) or {}, dict) for name in _SECTIONS):
+        return [f"--config-file {path!r} holds no sections; expected YAML in the form of horovodrun"]
+    problems = []
+    if str(content.get("controller", "gloo")).lower() != "gloo":
+        given.setdefault(f"--{content['controller']}".lower(), "1")
+    for section, prefix in _SECTIONS.items():
+        for key, value in (content.get(section) or {}).items():
+            if section == "stall_check" and key == "enabled":
+                flag, value = "--no-stall-check", not value
+            else:
+                flag = "--" + (section if key == "enabled" else prefix + str(key).replace("_", "-"))
+            if flag not in _TUNING_FLAGS:
+                problems.append(f"--config-file {path!r}: {section}.{key} is not known; take it out")
+            elif value is not None:
+                given.setdefault(flag, str(int(value)) if isinstance(value, bool) else str(value))
+    return problems
+
+
+def main() -> None:
+    """Read the command line and run the job; the exit code is the job's, or 2 when it was not started."""
+    options = read_command_line(sys.argv[1:])
+    from edl_hvd.cli.job_screen import JobScreen
+    from edl_hvd.driver.run import run_job
+
+    try:
+        sys.exit(run_job(options, JobScreen(options.verbose, options.prefix_output_with_timestamp)))
+    except EdlHvdError as error:
+        click.echo(f"edlrun: {error}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

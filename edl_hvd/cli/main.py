@@ -1,0 +1,38 @@
+"""Entry point of ``edl-hvd``."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+from rich.console import Console
+
+import edl_hvd
+from edl_hvd.cli.build import build_command
+from edl_hvd.cli.doctor import doctor_command
+from edl_hvd.errors import EdlHvdError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(edl_hvd.__version__, prog_name="edl-hvd")
+def commands() -> None:
+    """Elastic training for PyTorch on Horovod."""
+
+
+commands.add_command(build_command)
+commands.add_command(doctor_command)
+
+
+def main() -> None:
+    """Run the command line; an error made on purpose ends in its message and exit code 1, without a traceback."""
+    try:
+        commands()
+    except EdlHvdError as error:
+        console = Console(stderr=True, highlight=False, soft_wrap=True)
+        console.print("error:", style="bold red", end=" ")
+        console.print(str(error), markup=False)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

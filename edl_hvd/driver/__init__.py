@@ -1,0 +1,1 @@
+"""The process that starts workers and decides who is a member: ``edlrun``."""

@@ -1,0 +1,185 @@
+"""Who is a member of the world: a pure function from what happens to what is done about it.
+
+``advance(membership, happening, now_s)`` returns the next membership and the actions to carry out. It does no
+I/O and reads no clock, so that tests drive it through any number of histories in virtual time.
+
+A slot goes empty → starting → ready → member → ready → …, and from anywhere to dismissed or dying, and back to empty
+when its process has ended. A world goes forming → running → changing (agreed) or broken (a member died) and is over
+when nobody is a member any more; then the next one is published. What always holds:
+
+- a slot never has two processes;
+- a world is published only when each of its members is ready, and has at least ``min_np`` of them;
+- whoever holds the training state is not sent away before somebody else has it, while there is time for that;
+- every wait has a bound, and the job ends in success, in a stated failure, or saved because all its hosts were left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from edl_hvd.driver.happenings import Action, End, Happening
+from edl_hvd.hosts import HostSlots
+
+LIVE = ("starting", "ready", "member", "dismissed", "dying")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the user allows, and the bounds of every wait.
+
+    Attributes:
+        num_proc: Workers that the first world needs.
+        min_np: Workers that every later world needs.
+        max_np: Most workers of a world.
+        spares: Warm workers kept ready beside it.
+        settle_s: Newcomers are collected for so long, and join together.
+        start_s: Longest start of a worker, from its process to its first readiness.
+        regroup_s: Longest time for members to leave a broken world, or to form a new one.
+        farewell_s: Longest time for a worker that was sent home to end; it may write a checkpoint.
+        elastic_timeout_s: Longest time without a world.
+        removal_notice_s: How long a worker may stay on a host that discovery no longer lists, when nobody
+            else holds the state.
+        backoff_s: Pause before a crashed worker is started again; doubles with each crash, up to a minute.
+        steady_s: A worker that has run for so long has proved itself: its slot's pause starts small again.
+        host_failures: Crashes within ``failure_window_s`` after which a host is set aside for ``cooldown_s``.
+        same_error_limit: Times the same error at the same step is met before it counts as the script's.
+        reset_limit: Most worlds after the first, or ``None``.
+    """
+
+    num_proc: int
+    min_np: int
+    max_np: int
+    spares: int = 0
+    settle_s: float = 0.5
+    # Hosts of one scale-up come within a second of each other; waiting costs nobody anything, they train on.
+    start_s: float = 1800.0
+    # Reading an image folder of a million files over a network takes minutes.
+    regroup_s: float = 60.0
+    # Twice Gloo's timeout, within which Horovod lets go of anything.
+    farewell_s: float = 600.0
+    # A last checkpoint of some gigabytes over a slow network.
+    elastic_timeout_s: float = 600.0
+    # Horovod's own default.
+    removal_notice_s: float = 60.0
+    # A worker's start; the host is often dead already, which its processes show by themselves.
+    backoff_s: float = 1.0
+    steady_s: float = 60.0
+    host_failures: int = 3
+    failure_window_s: float = 600.0
+    cooldown_s: float = 60.0
+    same_error_limit: int = 3
+    reset_limit: int | None = None
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One worker's place on a host, and the process in it.
+
+    Attributes:
+        state: "empty" or one of ``LIVE``.
+        life: Counts the processes of the slot.
+        since_s: When the state was entered.
+        born_s: When the process was started.
+        step: What it held when it last was ready.
+        done: Its training function returned.
+        raised: Step and error of its training function, or ``None``.
+        not_before_s: No new process before this moment.
+        backoff_s: The pause after the next crash.
+    """
+
+    state: str = "empty"
+    life: int = 0
+    since_s: float = 0.0
+    born_s: float = 0.0
+    step: int = -1
+    done: bool = False
+    raised: tuple[int, str] | None = None
+    not_before_s: float = 0.0
+    backoff_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class World:
+    """The last world published. ``phase`` is "forming", "running", "changing" or "broken"."""
+
+    generation: int = 0
+    members: tuple[str, ...] = ()
+    phase: str = "broken"
+    since_s: float = 0.0
+    formed: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Everything the driver knows of its job.
+
+    Attributes:
+        rules: What the user allows.
+        hosts: The trusted list.
+        slots: By worker name, in the order in which they were first seen.
+        world: The last one published.
+        drains: What is to be left (host or worker), and until when.
+        failures: Moments of the crashes of each host.
+        aside: Hosts set aside, and until when.
+        false_starts: Workers that ended before they were ready, while there was no world yet.
+        repeated: Step and error met last, and who met it.
+        hungry_s: Since when there has been no world, or ``None``.
+        finishing_s: Since when a worker's training is complete, or ``None``.
+        end: How the job ended, or ``None``.
+    """
+
+    rules: Rules
+    hosts: tuple[HostSlots, ...] = ()
+    slots: Mapping[str, Slot] = field(default_factory=dict)
+    world: World = field(default_factory=World)
+    drains: Mapping[str, float] = field(default_factory=dict)
+    failures: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    aside: Mapping[str, float] = field(default_factory=dict)
+    false_starts: int = 0
+    repeated: tuple[int, str, tuple[str, ...]] = (-1, "", ())
+    hungry_s: float | None = None
+    finishing_s: float | None = None
+    end: End | None = None
+
+    def having(self, *states: str) -> list[str]:
+        """Names of the workers in these states, in order."""
+        return [worker for worker, slot in self.slots.items() if slot.state in states]
+
+    def wanted(self, now_s: float) -> list[str]:
+        """Slots that may have a worker: on listed hosts that are neither left nor set aside."""
+        return [
+            worker
+            for entry in self.hosts
+            if entry.host not in self.drains and self.aside.get(entry.host, now_s) <= now_s
+            for worker in (f"{entry.host}:{number}" for number in range(entry.slots))
+            if worker not in self.drains
+        ]
+
+
+def host_of(worker: str) -> str:
+    """``b`` of ``b:0``."""
+    return worker.rpartition(":")[0]
+
+
+def advance(membership: Membership, happening: Happening, now_s: float) -> tuple[Membership, tuple[Action, ...]]:
+    """The next membership and what is to be done. Total: it accepts anything in any state.
+
+    Args:
+        membership: The one before.
+        happening: What has happened.
+        now_s: When; never earlier than at the call before.
+    """
+    from edl_hvd.driver.turn import Turn
+
+    if membership.end is not None:
+        return membership, ()
+    turn = Turn(membership, now_s)
+    turn.take(happening)
+    turn.decide()
+    return turn.membership, tuple(turn.actions)
+
+
+def begin(rules: Rules, now_s: float) -> Membership:
+    """Of a job that has just started."""
+    return replace(Membership(rules), hungry_s=now_s)

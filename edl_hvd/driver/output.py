@@ -1,0 +1,164 @@
+"""What a child writes, line by line, and no longer than the child lives."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+
+_LONGEST_LINE_BYTES = 64 * 1024
+# A progress bar without newlines, or binary junk, must not fill the driver's memory.
+_READ_BYTES = 64 * 1024
+_PIPE_BYTES = 1024 * 1024
+# The most that Linux gives a user without privileges. One has at least 64 KiB.
+
+
+class Lines:
+    """Cuts bytes into lines."""
+
+    def __init__(self) -> None:
+        self._begun = b""
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The lines that ``data`` completes, newline included; one of more than 64 KiB comes in pieces.
+
+        >>> lines = Lines()
+        >>> list(lines.feed(b"a")), list(lines.feed(b"b\\nc\\nd")), lines.rest()
+        ([], [b'ab\\n', b'c\\n'], b'd')
+        """
+        *whole, begun = (self._begun + data).split(b"\n")
+        for line in whole:
+            yield from _pieces(line + b"\n")
+        *pieces, self._begun = _pieces(begun) or [b""]
+        yield from pieces
+
+    def rest(self) -> bytes:
+        """What has been begun and not ended by a newline."""
+        rest, self._begun = self._begun, b""
+        return rest
+
+
+class Output:
+    """Standard output and error of one child. Belongs to the running event loop.
+
+    asyncio's own pipes would do, but there a child has not ended before they have, and whoever inherits one can hold
+    that back.
+
+    Args:
+        take: Gets ``"stdout"`` or ``"stderr"`` and each line, in the event loop; a last one without newline at the
+            end. Must not raise.
+    """
+
+    def __init__(self, take: Callable[[str, bytes], None]) -> None:
+        self._pipes = (_Pipe(partial(take, "stdout")), _Pipe(partial(take, "stderr")))
+
+    async def start(
+        self, words: Sequence[str], environment: Mapping[str, str], folder: str | None, talk: bool, hold: bool
+    ) -> asyncio.subprocess.Process:
+        """Start the child in a session of its own and read what it writes from now on.
+
+        Args:
+            words: Its command.
+            environment: All of it.
+            folder: Where it runs; ``None`` for here.
+            talk: Its standard input is written to, instead of being empty.
+            hold: It gets the read ends as well. Without a reader, writing fails or kills (SIGPIPE), and when the
+                driver is killed the reader is gone; so it can write on, until the pipe is full.
+
+        Raises:
+            OSError, ValueError: It could not be started.
+        """
+        if hold:
+            for pipe in self._pipes:
+                pipe.widen()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *words,
+                env=environment,
+                cwd=folder,
+                stdin=asyncio.subprocess.PIPE if talk else asyncio.subprocess.DEVNULL,
+                stdout=self._pipes[0].write_end,
+                stderr=self._pipes[1].write_end,
+                pass_fds=[pipe.read_end for pipe in self._pipes] if hold else [],
+                start_new_session=True,
+            )
+        except BaseException:
+            for pipe in self._pipes:
+                pipe.discard()
+            raise
+        for pipe in self._pipes:
+            pipe.listen()
+        return process
+
+    async def finish(self, patience_s: float) -> None:
+        """Take the rest of what was written, and stop reading; to be called when the child has ended.
+
+        Args:
+            patience_s: How long somebody else who holds the pipes open is waited for.
+        """
+        ends = [asyncio.ensure_future(pipe.ended.wait()) for pipe in self._pipes]
+        await asyncio.wait(ends, timeout=patience_s)
+        for end in ends:
+            end.cancel()
+        for pipe in self._pipes:
+            pipe.close()
+
+
+class _Pipe:
+    def __init__(self, take: Callable[[bytes], None]) -> None:
+        self._take = take
+        self._lines = Lines()
+        self.ended = asyncio.Event()
+        self.read_end, self.write_end = os.pipe()
+        os.set_blocking(self.read_end, False)
+
+    def widen(self) -> None:
+        """Let the child run ahead; refused, and no matter, when the user has many wide pipes already."""
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(self.write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+    def listen(self) -> None:
+        """The child has its copy of the write end."""
+        os.close(self.write_end)
+        asyncio.get_running_loop().add_reader(self.read_end, self._read)
+
+    def discard(self) -> None:
+        """There is no child."""
+        os.close(self.write_end)
+        os.close(self.read_end)
+
+    def close(self) -> None:
+        """Take what is there, which is no more than fits the pipe, whoever may still write."""
+        for _ in range(_PIPE_BYTES // _READ_BYTES):
+            if self.ended.is_set() or not self._read():
+                break
+        self._end()
+
+    def _read(self) -> bool:
+        """Whether something was there."""
+        try:
+            data = os.read(self.read_end, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        for line in self._lines.feed(data):
+            self._take(line)
+        if not data:
+            self._end()
+        return bool(data)
+
+    def _end(self) -> None:
+        if self.ended.is_set():
+            return
+        asyncio.get_running_loop().remove_reader(self.read_end)
+        os.close(self.read_end)
+        self.ended.set()
+        rest = self._lines.rest()
+        if rest:
+            self._take(rest)
+
+
+def _pieces(line: bytes) -> list[bytes]:
+    return [line[start : start + _LONGEST_LINE_BYTES] for start in range(0, len(line), _LONGEST_LINE_BYTES)]
