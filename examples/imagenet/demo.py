@@ -1,0 +1,233 @@
+"""Train through everything that can happen to the hosts, and show that nothing was lost.
+
+    python examples/imagenet/demo.py                          handwritten digits; minutes on two cores
+    python examples/imagenet/demo.py --short                  the same with fewer epochs
+    python examples/imagenet/demo.py --data /data/imagenet    the same job on real data; wants a GPU
+
+``horovodrun`` starts with one host; a second joins, one is killed, one returns, one leaves. Then the event log is
+read: tables, the picture ``report.png``, and exit code 0 only if everything came out as promised. Flags after
+``--`` go to ``train.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from arguments import fail, parse_arguments
+from data import load_data
+from digits import write_digits
+from picture import draw
+from report import Promise, Report, broken_promises, summarize
+from rich.console import Console
+from rich.text import Text
+from screen import Screen, promise_table, resize_table
+from script import FIRST, SCRIPT, SECOND, Director
+from stage import Stage
+
+from edl_hvd.errors import PlatformError, UsageError
+from edl_hvd.events import read_events
+
+TRAIN = Path(__file__).resolve().with_name("train.py")
+ON_DIGITS = """
+    --arch resnet18 --image-size 32 --crop-scale 0.7 --no-flip --workers 0
+    --global-batch 128 --micro-batch 64 --lr 0.1
+"""
+EPOCHS, SHORT_EPOCHS = 16, 10
+# A look at the real thing, not the whole training: that takes days on a small machine.
+ON_REAL_DATA = "--arch resnet50 --epochs 2 --limit-batches 100 --workers 4"
+TOP1_ON_DIGITS = 0.97
+POLL_S = 0.1
+# Longest wait for a scene to be over, or for any event. Starting a worker takes seconds, on a loaded machine tens of
+# them; on real data it lists a million files first, and on CPUs a step takes a minute.
+PATIENCE_S, PATIENCE_ON_REAL_DATA_S = 120.0, 1800.0
+
+
+def main() -> int:
+    options = read_options()
+    console = Console()
+    on_digits = options.data is None
+    folder: Path = options.output
+    data = options.data or write_digits(folder.parent / "digits")
+    words = train_flags(options, data)
+    promise = promise_for(words, TOP1_ON_DIGITS if on_digits else None)
+
+    console.print(f"[bold]{promise.epochs} epochs of {promise.samples_per_epoch:,} images[/] from {data}")
+    clear(folder)
+    events = folder / "events.jsonl"
+    job = ["--events", str(events), "--checkpoint", str(folder / "checkpoints"), "--checkpoint-every", "1 epoch"]
+    samples = promise.epochs * promise.samples_per_epoch
+    patience_s = PATIENCE_S if on_digits else PATIENCE_ON_REAL_DATA_S
+    with Screen(console, samples) as screen:
+        performance = Performance(Stage(folder, [FIRST]), screen, events, samples, patience_s)
+        problem = performance.run([sys.executable, str(TRAIN), *words, *job])
+
+    report = summarize(read_events(events) if events.exists() else [])
+    show(console, report, promise, folder, f"{data.name}: {promise.epochs} epochs while hosts come and go")
+    broken = [*([problem] if problem else []), *broken_promises(report, promise)]
+    for sentence in broken:
+        console.print("[bold red]FAILED[/]", Text(sentence))
+    if not broken:
+        console.print("[bold green]Every promise was kept.[/]")
+    return 1 if broken else 0
+
+
+def show(console: Console, report: Report, promise: Promise, folder: Path, title: str) -> None:
+    """Print the tables and draw the picture."""
+    console.print(resize_table(report), promise_table(report, promise))
+    if report.losses and len(report.samples) > 1:
+        draw(report, folder / "report.png", title)
+        console.print(f"Picture  {folder / 'report.png'}", highlight=False)
+    console.print(f"Events   {folder / 'events.jsonl'}\nOutput   {folder / 'horovodrun.log'}\n", highlight=False)
+
+
+class Performance:
+    """One run of the job, with the script played on it.
+
+    Args:
+        stage: Where it runs.
+        screen: Shows it.
+        events: Its event log, which need not exist yet.
+        samples: Samples of the whole run.
+        patience_s: Longest wait for a scene to be over, or for any event.
+    """
+
+    def __init__(self, stage: Stage, screen: Screen, events: Path, samples: int, patience_s: float) -> None:
+        self._stage = stage
+        self._screen = screen
+        self._director = Director(samples)
+        self._log = tail(events)
+        self._pids: dict[str, int] = {}
+        self._patience_s = patience_s
+        self._scene_began_s = self._last_event_s = 0.0
+
+    def run(self, command: list[str]) -> str | None:
+        """From the first worker's start to the job's end, however it ends.
+
+        Returns:
+            What went wrong, or ``None``.
+        """
+        self._stage.start(command)
+        self._last_event_s = time.monotonic()
+        try:
+            while self._stage.exit_code() is None:
+                self._take_in()
+                self._direct()
+                problem = self._stuck()
+                if problem:
+                    return problem + self._last_words()
+                time.sleep(POLL_S)
+            self._take_in()
+        finally:
+            self._stage.stop()
+        if self._stage.exit_code() != 0:
+            return f"horovodrun ended with exit code {self._stage.exit_code()}.{self._last_words()}"
+        undone = [scene.title for scene in (self._director.playing, *self._director.waiting) if scene]
+        if undone:
+            return f"Training ended before the script did; undone: {', '.join(undone)}. Give it more --epochs."
+        return None
+
+    def _take_in(self) -> None:
+        for line in next(self._log):
+            self._last_event_s = time.monotonic()
+            self._director.observe(line)
+            self._screen.observe(line)
+            if line["event"] == "job_started":
+                host = line["worker"].rpartition(":")[0]
+                self._pids[host] = line["pid"]
+
+    def _direct(self) -> None:
+        scene = self._director.next_scene()
+        if scene is not None:
+            self._screen.announce(scene.title)
+            self._stage.perform(scene, self._pids)
+            self._scene_began_s = time.monotonic()
+
+    def _stuck(self) -> str | None:
+        now_s, playing = time.monotonic(), self._director.playing
+        if playing and now_s - self._scene_began_s > self._patience_s:
+            return f"Not over after {self._patience_s:.0f} s: {playing.title}."
+        if now_s - self._last_event_s > self._patience_s:
+            return f"Nothing has happened for {self._patience_s:.0f} s."
+        return None
+
+    def _last_words(self) -> str:
+        return f" The last lines of {self._stage.output}:\n{self._stage.last_words()}"
+
+
+def tail(path: Path) -> Iterator[list[dict[str, Any]]]:
+    """What is new in an event log, each time it is asked; whole lines only."""
+    seen = 0
+    while True:
+        lines = list(read_events(path)) if path.exists() else []
+        yield lines[seen:]
+        seen = len(lines)
+
+
+def promise_for(words: list[str], top1: float | None) -> Promise:
+    """What the job with these flags has to show. Checks the flags, and the data, before anything is started."""
+    flags = parse_arguments(words)
+    train_set, _ = load_data(flags)
+    samples = len(train_set)
+    if flags.limit_batches is not None:
+        if flags.global_batch is None:
+            raise UsageError(
+                "argument --limit-batches: found it together with --worker-batch; here it needs --global-batch, "
+                "because the samples of an epoch are counted and must not depend on the number of workers"
+            )
+        samples = min(samples, flags.limit_batches * flags.global_batch)
+    return Promise(
+        epochs=flags.epochs,
+        samples_per_epoch=samples,
+        sizes=(1, *(scene.size for scene in SCRIPT)),
+        lost=(f"{FIRST}:0",),
+        left=(f"{SECOND}:0",),
+        top1=top1,
+    )
+
+
+def train_flags(options: argparse.Namespace, data: Path) -> list[str]:
+    """The command line of ``train.py``; the user's own flags come last and win."""
+    if options.data is not None:
+        return ["--data", str(data), *ON_REAL_DATA.split(), *options.train]
+    epochs = SHORT_EPOCHS if options.short else EPOCHS
+    return ["--data", str(data), *ON_DIGITS.split(), "--epochs", str(epochs), *options.train]
+
+
+def clear(folder: Path) -> None:
+    """Make ``folder``, and take out of it what an earlier run left; a checkpoint would be gone on from."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    for name in ("events.jsonl", "report.png", "horovodrun.log", "hosts"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=os.environ.get("DATA") or None, help="[$DATA, else digits]")
+    parser.add_argument("--short", action="store_true", default=os.environ.get("SHORT") == "1", help="[SHORT=1]")
+    parser.add_argument("--output", type=Path, default=Path("runs/demo"), help="folder for everything it writes")
+    parser.add_argument("train", nargs="*", metavar="-- flags", help="further flags of train.py")
+    return parser.parse_args()
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _stop)  # so that the job is stopped too
+    try:
+        sys.exit(main())
+    except (UsageError, PlatformError) as error:
+        fail(error)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)

@@ -1,0 +1,47 @@
+"""Any classification model of torchvision, and which of its parameters decay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vision import torchvision
+
+from edl_hvd.errors import UsageError
+
+
+def build_model(arch: str, classes: int, image_size: int) -> torch.nn.Module:
+    """A model with fresh weights for ``classes`` classes and square images of ``image_size`` pixels.
+
+    Raises:
+        UsageError: The architecture cannot work with images of that size.
+    """
+    try:
+        model = torchvision.models.get_model(arch, weights=None, num_classes=classes, **_options(arch, image_size))
+        with torch.no_grad():
+            model.eval()(torch.zeros(1, 3, image_size, image_size))
+    except (RuntimeError, ValueError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(
+            f"argument --image-size: found {image_size}, which {arch} does not work with ({reason}); "
+            "expected a size the architecture accepts, such as 224"
+        ) from error
+    return model
+
+
+def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Two groups for an optimizer: weights decay; biases and the scales and shifts of norms do not."""
+    decays = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+    stays = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
+    return [{"params": decays, "weight_decay": weight_decay}, {"params": stays, "weight_decay": 0.0}]
+
+
+def _options(arch: str, image_size: int) -> dict[str, Any]:
+    """What some architectures must be told beyond the number of classes."""
+    if arch in ("googlenet", "inception_v3"):
+        return {"aux_logits": False, "init_weights": True}  # one output, as every other model has
+    if arch.startswith("vit_"):
+        return {"image_size": image_size}
+    if arch.startswith("maxvit"):
+        return {"input_size": (image_size, image_size)}
+    return {}

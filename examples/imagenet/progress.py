@@ -1,0 +1,115 @@
+"""What is shown and logged while training: a live bar in a terminal, a plain line every few seconds elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as Bar
+
+import edl_hvd
+from edl_hvd import ElasticBatchSampler, State
+
+PLAIN_LINE_EVERY_S = 5.0
+
+
+class Progress:
+    """Shows how far training is and puts loss and speed into the event log.
+
+    Every rank has one; rank 0's is seen. Ranks change when the world does, so who shows is asked anew every time.
+
+    Args:
+        state: Of the run.
+        batches: The sampler that says how much of the epoch is done.
+        optimizer: Its learning rate is shown.
+        epochs: Epochs of the whole run.
+        every_steps: Optimizer steps between two updates.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        batches: ElasticBatchSampler,
+        optimizer: torch.optim.Optimizer,
+        epochs: int,
+        every_steps: int,
+    ) -> None:
+        self._state = state
+        self._batches = batches
+        self._optimizer = optimizer
+        self._epochs = epochs
+        self._every_steps = every_steps
+        self._losses: list[torch.Tensor] = []
+        self._measured: tuple[float, int] | None = None  # time and samples of the last update
+        self._next_line_s = 0.0
+        self._bar = _bar() if sys.stdout.isatty() else None
+        state.on_resize(lambda: self.say(f"training goes on with {_workers()}"))
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._hide()
+
+    def update(self, loss: torch.Tensor) -> None:
+        """Take in the loss of a micro-batch. The device is waited for only when something is to be shown."""
+        if edl_hvd.rank() != 0:
+            return
+        self._losses.append(loss.detach())
+        if not self._optimizer.at_boundary or self._state.step % self._every_steps:
+            return
+        loss = torch.stack(self._losses).mean().item()
+        learning_rate = self._optimizer.param_groups[0]["lr"] * self._state.learning_rate_factor
+        self._losses.clear()
+        self._state.report(loss=loss, learning_rate=learning_rate)
+        images_per_s = self._images_per_s()
+        if images_per_s is not None:
+            self._show(
+                f"{images_per_s:,.0f} images/s · loss {loss:.3f} · learning rate {learning_rate:.4f} · {_workers()}"
+            )
+
+    def say(self, text: str) -> None:
+        """Print a line on rank 0, once the bar is out of the way. Speed is measured anew from here."""
+        self._hide()
+        self._measured = None
+        self._losses.clear()
+        if edl_hvd.rank() == 0:
+            print(text, flush=True)
+
+    def _images_per_s(self) -> float | None:
+        """Over the whole world, since the last call; ``None`` the first time."""
+        now_s, samples = time.monotonic(), self._state.samples
+        before, self._measured = self._measured, (now_s, samples)
+        return (samples - before[1]) / (now_s - before[0]) if before else None
+
+    def _show(self, text: str) -> None:
+        title = f"epoch {self._state.epoch + 1}/{self._epochs}"
+        done, total = self._batches.offset, self._batches.epoch_samples()
+        if self._bar is not None:
+            if not self._bar.tasks:
+                self._bar.add_task(title, facts=text)
+                self._bar.start()
+            self._bar.update(self._bar.task_ids[0], description=title, completed=done, total=total, facts=text)
+        elif time.monotonic() >= self._next_line_s:
+            self._next_line_s = time.monotonic() + PLAIN_LINE_EVERY_S
+            print(f"{title} · {done / total:4.0%} · {text}", flush=True)
+
+    def _hide(self) -> None:
+        if self._bar is not None and self._bar.tasks:
+            self._bar.stop()
+            self._bar = _bar()
+
+
+def _workers() -> str:
+    return f"{edl_hvd.size()} worker" + ("" if edl_hvd.size() == 1 else "s")
+
+
+def _bar() -> Bar:
+    columns: list[Any] = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
+    return Bar(*columns, TextColumn("{task.fields[facts]}"), transient=True)

@@ -1,0 +1,128 @@
+"""What the demo shows: a live line, the story as it happens, and the tables at the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import TracebackType
+from typing import Any
+
+from picture import describe
+from report import Promise, Report, arrows, final_top1, sizes_of
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+
+class Screen:
+    """Shows a run while it happens. In a terminal a bar stays at the bottom; elsewhere only the story is printed.
+
+    Args:
+        console: Where to.
+        samples: Samples of the whole run.
+    """
+
+    def __init__(self, console: Console, samples: int) -> None:
+        self._console = console
+        self._start_s: float | None = None
+        self._now_s = 0.0
+        self._facts: dict[str, str] = {}
+        self._bar = Progress(
+            BarColumn(30), TaskProgressColumn(), TextColumn("{task.fields[facts]}"), TimeElapsedColumn(),
+            console=console, transient=True, disable=not console.is_terminal,
+        )  # fmt: skip
+        self._task = self._bar.add_task("training", total=samples, facts="starting")
+
+    def __enter__(self) -> Screen:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def announce(self, title: str) -> None:
+        """A scene begins."""
+        self._say(f"[bold cyan]{title}[/]")
+
+    def observe(self, line: dict[str, Any]) -> None:
+        """Show one line of the event log."""
+        self._start_s = self._start_s or line["time"]
+        self._now_s = line["time"] - self._start_s
+        show = getattr(self, f"_on_{line['event']}", None)
+        if show is not None:
+            show(line)
+
+    def _on_world_formed(self, line: dict[str, Any]) -> None:
+        size = line["size"]
+        self._facts["workers"] = f"{size} worker" + ("" if size == 1 else "s")
+        self._say(f"world {line['generation']} with {self._facts['workers']}: {', '.join(line['members'])}")
+
+    def _on_resized(self, line: dict[str, Any]) -> None:
+        self._say(f"training goes on at step {line['step']} after {line['seconds']:.2f} s")
+
+    def _on_worker_lost(self, line: dict[str, Any]) -> None:
+        self._say(f"[red]{line['worker']} is gone[/]")
+
+    def _on_worker_left(self, line: dict[str, Any]) -> None:
+        self._say(f"{line['worker']} has left")
+
+    def _on_commit(self, line: dict[str, Any]) -> None:
+        self._facts["epoch"] = f"epoch {line['epoch'] + 1}"
+        self._bar.update(self._task, completed=line["samples"], facts=" · ".join(self._facts.values()))
+
+    def _on_metrics(self, line: dict[str, Any]) -> None:
+        if "loss" in line["values"]:
+            self._facts["loss"] = f"loss {line['values']['loss']:.3f}"
+        if "top1" in line["values"]:
+            self._facts["top1"] = f"top-1 {line['values']['top1']:.1%}"
+
+    def _say(self, text: str) -> None:
+        self._bar.console.print(f"[dim]{self._now_s:7.1f} s[/]  {text}", highlight=False)
+
+
+def resize_table(report: Report) -> Table:
+    """One row per change of the world."""
+    table = Table(title="Resizes", title_justify="left", box=SIMPLE_HEAD)
+    for heading, justify in (
+        ("at", "right"), ("what happened", "left"), ("workers", "left"), ("step", "right"), ("seconds lost", "right")
+    ):  # fmt: skip
+        table.add_column(heading, justify=justify)
+    for resize in report.resizes:
+        table.add_row(
+            f"{resize.time_s:.1f} s",
+            describe(resize),
+            arrows((resize.old_size, resize.new_size)),
+            f"{resize.step:,}",
+            f"{resize.seconds:.2f}",
+        )
+    return table
+
+
+def promise_table(report: Report, promise: Promise) -> Table:
+    """What was promised beside what the event log shows."""
+    table = Table(title="Promises", title_justify="left", box=SIMPLE_HEAD)
+    for heading in ("", "promised", "measured", ""):
+        table.add_column(heading)
+    wanted = f"at least {promise.top1:.0%}" if promise.top1 is not None else "nothing on this data"
+    enough = promise.top1 is None or final_top1(report) >= promise.top1
+    table.add_row("validation accuracy, top-1", wanted, f"{final_top1(report):.2%}", _mark(enough))
+
+    equal = report.samples_per_epoch == dict.fromkeys(range(promise.epochs), promise.samples_per_epoch)
+    wanted = f"{promise.samples_per_epoch:,} in each of {promise.epochs}"
+    table.add_row("samples trained per epoch", wanted, _samples(report), _mark(equal))
+
+    sizes = sizes_of(report)
+    table.add_row("workers", arrows(promise.sizes), arrows(sizes), _mark(sizes == promise.sizes))
+    return table
+
+
+def _samples(report: Report) -> str:
+    """Such as "1,442 in each of 24"; each different count is named."""
+    counts = Counter(report.samples_per_epoch.values())
+    return ", ".join(f"{samples:,} in each of {epochs}" for samples, epochs in sorted(counts.items())) or "none"
+
+
+def _mark(good: bool) -> str:
+    return "[bold green]✓[/]" if good else "[bold red]✗[/]"

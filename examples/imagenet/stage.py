@@ -1,0 +1,118 @@
+"""The demo's stage: ``horovodrun`` on this machine, with a list of hosts that can be changed while it runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+from script import Scene
+
+from edl_hvd.errors import PlatformError
+from edl_hvd.hosts import HostSlots, format_hosts
+
+ROOT = Path(__file__).resolve().parents[2]
+STOP_TIMEOUT_S = 15.0
+LAST_LINES = 12
+
+
+class Stage:
+    """Runs an elastic job on two "hosts" of this machine and does to it what the script says.
+
+    Args:
+        folder: Where the host list and the job's output go.
+        hosts: Names of the hosts at the start, one slot each.
+    """
+
+    def __init__(self, folder: Path, hosts: Sequence[str]) -> None:
+        self.output = folder / "horovodrun.log"
+        self._hosts_file = folder / "hosts"
+        self._hosts = list(hosts)
+        self._write_hosts()
+        self._job: subprocess.Popen[bytes] | None = None
+
+    def start(self, command: Sequence[str]) -> None:
+        """Start ``command`` under stock ``horovodrun`` with one to two workers."""
+        discovery = [ROOT / "discovery_scripts" / "from_file", self._hosts_file]
+        horovodrun = [
+            Path(sys.executable).with_name("horovodrun"), "-np", "1", "--min-np", "1", "--max-np", "2",
+            # One machine: without the interface, Horovod waits for two hosts to compare theirs.
+            "--network-interfaces", loopback_interface(),
+            "--host-discovery-script", shlex.join(map(str, discovery)),
+            # A host whose worker died may return: the first time after two to three times the lower bound, in seconds.
+            "--blacklist-cooldown-range", "1", "10",
+        ]  # fmt: skip
+        # Two workers share this machine's cores; more threads than cores would slow both down.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "EDL_HVD_PYTHON": sys.executable}
+        with open(self.output, "wb") as output:
+            self._job = subprocess.Popen(
+                [*horovodrun, *command],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                env=environment, start_new_session=True,
+            )  # fmt: skip
+
+    def exit_code(self) -> int | None:
+        """Of ``horovodrun``; ``None`` while it runs."""
+        assert self._job is not None
+        return self._job.poll()
+
+    def perform(self, scene: Scene, pids: dict[str, int]) -> None:
+        """Do what a scene says.
+
+        Args:
+            scene: The scene.
+            pids: Process number of the latest worker of each host.
+        """
+        if scene.action == "add":
+            self._hosts.append(scene.host)
+        else:
+            self._hosts.remove(scene.host)
+        if scene.action == "kill":
+            self._kill(pids[scene.host])
+        self._write_hosts()
+
+    def stop(self) -> None:
+        """End the job and everything it started, if it still runs."""
+        if self._job is None or self._job.poll() is not None:
+            return
+        started = psutil.Process(self._job.pid).children(recursive=True)
+        self._job.send_signal(signal.SIGTERM)
+        try:
+            self._job.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._job.kill()
+        for process in psutil.wait_procs(started, timeout=1)[1]:
+            process.kill()
+
+    def last_words(self) -> str:
+        """The last lines that workers printed; those of ``horovodrun`` where there are none."""
+        lines = self.output.read_text(errors="replace").splitlines()
+        of_workers = [line for line in lines if re.match(r"\[\d+\]<", line)]
+        return "\n".join((of_workers or lines)[-LAST_LINES:])
+
+    def _kill(self, pid: int) -> None:
+        """SIGKILL, for a process of this job only: a number from a log may belong to someone else by now."""
+        assert self._job is not None
+        for process in psutil.Process(self._job.pid).children(recursive=True):
+            if process.pid == pid:
+                return process.kill()
+        raise PlatformError(f"cannot kill worker {pid}: it is no process of this job any more; see {self.output}")
+
+    def _write_hosts(self) -> None:
+        scratch = self._hosts_file.with_suffix(".new")
+        scratch.write_text(format_hosts(HostSlots(host, 1) for host in self._hosts))
+        scratch.rename(self._hosts_file)  # the discovery script sees the old list or the new, never half of one
+
+
+def loopback_interface() -> str:
+    """Name of the network interface that carries 127.0.0.1: "lo" on Linux, "lo0" on macOS."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address == "127.0.0.1" for address in addresses):
+            return name
+    raise PlatformError("cannot find the network interface of 127.0.0.1; expected one, named lo on most machines")

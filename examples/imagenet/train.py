@@ -1,0 +1,122 @@
+"""Train an image classifier on ImageNet, on however many workers there are right now.
+
+    python train.py --data /data/imagenet
+
+    horovodrun -np 2 --min-np 1 --max-np 8 --host-discovery-script "discovery_scripts/from_file hosts.txt" \\
+        python train.py --data /data/imagenet --checkpoint s3://bucket/resnet50
+
+Both run the same file. In the second, hosts may come, leave or die; what is learned stays the same.
+``python train.py --help`` lists the flags.
+"""
+
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+
+import torch
+from arguments import check_world, fail, parse_arguments
+from data import load_data
+from model import build_model, parameter_groups
+from progress import Progress
+from torch.utils.data import DataLoader
+from validate import validate
+
+import edl_hvd
+from edl_hvd.errors import StorageError, UsageError
+
+
+def main(arguments: Namespace) -> None:
+    edl_hvd.init()
+    check_world(arguments, edl_hvd.size())
+    device = edl_hvd.device()
+
+    train_set, val_set = load_data(arguments)
+    batches = make_batches(arguments, len(train_set))
+    loader = DataLoader(
+        train_set, batch_sampler=batches, num_workers=arguments.workers, pin_memory=device.type == "cuda"
+    )
+
+    torch.manual_seed(arguments.seed)
+    model = build_model(arguments.arch, len(train_set.classes), arguments.image_size)
+    model.to(device, memory_format=torch.channels_last)
+    criterion = torch.nn.CrossEntropyLoss(label_smoothing=arguments.label_smoothing)
+    optimizer = edl_hvd.DistributedOptimizer(
+        torch.optim.SGD(parameter_groups(model, arguments.weight_decay), arguments.lr, arguments.momentum),
+        named_parameters=model.named_parameters(),
+    )
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda epoch: warmup_then_cosine(epoch, arguments.warmup_epochs, arguments.epochs)
+    )
+    autocast, scaler = mixed_precision(device, arguments.amp)
+    state = edl_hvd.State(
+        model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, batches=batches, best_top1=0.0
+    )
+    progress = Progress(state, batches, optimizer, arguments.epochs, arguments.report_every)
+
+    @edl_hvd.elastic(
+        checkpoint=arguments.checkpoint, checkpoint_every=arguments.checkpoint_every, events=arguments.events
+    )
+    def train(state: edl_hvd.State) -> None:
+        for epoch in state.epochs(arguments.epochs):
+            train_set.set_epoch(epoch)
+            model.train()
+            for images, target in state.batches(loader):
+                images = images.to(device, non_blocking=True, memory_format=torch.channels_last)
+                target = target.to(device, non_blocking=True)
+                optimizer.zero_grad()
+                with autocast:
+                    loss = criterion(model(images), target)
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                progress.update(loss)
+            scheduler.step()
+
+            accuracy = validate(model, val_set, autocast, arguments)
+            state.best_top1 = max(state.best_top1, accuracy.top1)
+            state.report(top1=accuracy.top1, top5=accuracy.top5, validation_images=accuracy.images)
+            progress.say(f"epoch {epoch + 1}/{arguments.epochs} · {accuracy} · best {state.best_top1:.2%}")
+
+    with progress:
+        train(state)
+
+
+def make_batches(arguments: Namespace, images: int) -> edl_hvd.ElasticBatchSampler:
+    """One of the two batch policies: the same step in every world, or a step that grows with the world."""
+    if arguments.worker_batch is None:
+        policy = edl_hvd.GlobalBatch(arguments.global_batch, arguments.micro_batch)
+    else:
+        policy = edl_hvd.WorkerBatch(
+            arguments.worker_batch,
+            micro_batch=arguments.micro_batch,
+            learning_rate="linear",
+            warmup_samples=round(arguments.warmup_epochs * images),
+        )
+    return edl_hvd.ElasticBatchSampler(
+        images, policy=policy, seed=arguments.seed, limit_batches=arguments.limit_batches
+    )
+
+
+def mixed_precision(device: torch.device, wanted: bool) -> tuple[torch.autocast, edl_hvd.GradScaler]:
+    """Half precision for the forward pass on a GPU: bfloat16, or float16 and a scaled loss on older ones."""
+    use = wanted and device.type == "cuda"
+    half = torch.float16 if use and not torch.cuda.is_bf16_supported() else torch.bfloat16
+    return torch.autocast(device.type, half, enabled=use), edl_hvd.GradScaler(enabled=use and half == torch.float16)
+
+
+def warmup_then_cosine(epoch: int, warmup_epochs: float, epochs: int) -> float:
+    """What the learning rate is multiplied with in an epoch: rises to 1, then falls to 0 along a half cosine.
+
+    It counts epochs, never steps: their number depends on the world where each worker has a batch of its own.
+    """
+    if epoch < warmup_epochs:
+        return (epoch + 1) / (warmup_epochs + 1)
+    return (1 + math.cos(math.pi * (epoch - warmup_epochs) / (epochs - warmup_epochs))) / 2
+
+
+if __name__ == "__main__":
+    try:
+        main(parse_arguments())
+    except (UsageError, StorageError) as error:
+        fail(error)
