@@ -1,0 +1,21 @@
+"""What the contract suites share: one AWS server for all of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# The suites import their servers as a module of this folder; so do the processes they start.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from servers import AwsServer
+
+
+@pytest.fixture(scope="session")
+def aws() -> Iterator[AwsServer]:
+    """A running server; tests that need it empty take a bucket or a tag of their own."""
+    with AwsServer() as server:
+        yield server

@@ -1,0 +1,117 @@
+"""Servers that speak a cloud's protocol, on this machine and in this process."""
+
+from __future__ import annotations
+
+import io
+import threading
+import uuid
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from types import TracebackType
+from typing import Any
+
+import boto3
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
+
+Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+
+class AwsServer:
+    """moto's server: S3, EC2 and the rest of AWS in one endpoint. What it holds outlives ``stop``.
+
+    moto checks ``If-None-Match`` and stores the object in two steps, and two requests can pass the check at
+    once; S3 itself admits exactly one. So requests are answered one at a time here, and one whose
+    sender died before its end is refused, as S3 does too.
+    """
+
+    def __init__(self) -> None:
+        self._application = _one_at_a_time(DomainDispatcherApplication(create_backend_app))
+        self._port = 0
+        self._server: BaseWSGIServer | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Listen on a free port; after ``stop`` again on the same one."""
+        self._server = make_server(
+            "127.0.0.1", self._port, self._application, threaded=True, request_handler=_QuietHandler
+        )
+        self._port = self._server.server_port
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Refuse connections from now on."""
+        if self._server is not None and self._thread is not None:
+            self._server.shutdown()
+            self._thread.join()
+            self._server.server_close()
+            self._server = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What points boto3 here."""
+        return {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": "testing",
+            "AWS_SECRET_ACCESS_KEY": "testing",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def client(self, service: str) -> Any:
+        """A boto3 client of this server, whatever the environment says."""
+        return boto3.session.Session().client(
+            service,
+            endpoint_url=self.url,
+            region_name="us-east-1",
+            aws_access_key_id="testing",
+            aws_secret_access_key="testing",
+        )
+
+    def new_bucket(self) -> str:
+        """The name of a fresh, empty bucket."""
+        name = f"bucket-{uuid.uuid4().hex[:12]}"
+        self._s3.create_bucket(Bucket=name)
+        return name
+
+    @cached_property
+    def _s3(self) -> Any:
+        return self.client("s3")
+
+    def __enter__(self) -> AwsServer:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class _QuietHandler(WSGIRequestHandler):
+    def log(self, type: str, message: str, *args: Any) -> None:
+        """Requests are of no interest in a test's output."""
+
+
+def _one_at_a_time(application: Application) -> Application:
+    lock = threading.Lock()
+
+    def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        length = int(environ.get("CONTENT_LENGTH") or 0)
+        try:
+            body = environ["wsgi.input"].read(length)
+        except OSError:
+            body = b""
+        if len(body) != length:
+            start_response("400 Bad Request", [])
+            return [b""]
+        environ["wsgi.input"] = io.BytesIO(body)
+        with lock:
+            return list(application(environ, start_response))
+
+    return serve

@@ -1,0 +1,290 @@
+"""What every program in ``discovery_scripts/`` promises, asked of each as a real process."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from discovery_scenes import SCRIPTS, Ec2Scene, Scene, ScheduleScene, StaticFileScene, in_order
+from servers import AwsServer
+
+
+@pytest.fixture(params=["from_file", "from_schedule", "from_ec2"])
+def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
+    if request.param == "from_ec2":
+        made: Scene = Ec2Scene(tmp_path, request.getfixturevalue("aws"))
+    else:
+        made = {"from_file": StaticFileScene, "from_schedule": ScheduleScene}[request.param](tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def ec2(aws: AwsServer, tmp_path: Path) -> Iterator[Ec2Scene]:
+    made = Ec2Scene(tmp_path, aws)
+    yield made
+    made.close()
+
+
+def assert_answer(result: subprocess.CompletedProcess[str], lines: list[str]) -> None:
+    assert (result.returncode, result.stdout) == (0, "".join(f"{line}\n" for line in lines)), result
+
+
+def assert_refused(result: subprocess.CompletedProcess[str], code: int = 1) -> None:
+    """Nothing on standard output, one line that names the script on standard error."""
+    assert (result.returncode, result.stdout) == (code, ""), result
+    assert re.fullmatch(r"from_[a-z0-9]+: .+\n", result.stderr), result
+
+
+def test_every_program_is_in_this_suite() -> None:
+    programs = {path.name for path in SCRIPTS.iterdir() if os.access(path, os.X_OK)}
+    assert programs == {"from_file", "from_schedule", "from_ec2"}
+
+
+def test_an_answer_is_the_sorted_hosts_and_nothing_else(scene: Scene) -> None:
+    lines = scene.show(12)
+    result = scene.poll()
+    assert_answer(result, lines)
+    assert result.stderr == ""
+
+
+def test_horovod_reads_the_answer(scene: Scene) -> None:
+    lines = scene.show(3)
+    program = (
+        "import sys; from horovod.runner.elastic.discovery import HostDiscoveryScript as Script\n"
+        "print(sorted(Script(sys.argv[1], 1).find_available_hosts_and_slots().items()))"
+    )
+    command = shlex.join([scene.path(), *scene.words])
+    result = subprocess.run(
+        [sys.executable, "-c", program, command],
+        env=scene.environment,
+        cwd=scene.folder,
+        capture_output=True,
+        text=True,
+    )
+    pairs = [(host, int(slots)) for host, slots in (line.split(":") for line in lines)]
+    assert result.stdout == f"{sorted(pairs)}\n", result
+
+
+def test_variables_stand_in_for_flags_and_flags_beat_them(scene: Scene) -> None:
+    lines = scene.show(2)
+    assert_answer(scene.poll([], **scene.variables), lines)
+    wrong = dict.fromkeys(scene.variables, "no such thing")
+    assert scene.poll([], **wrong).returncode != 0
+    assert_answer(scene.poll(**wrong), lines)
+
+
+def test_no_hosts_are_never_a_success(scene: Scene) -> None:
+    scene.show(0)
+    assert_refused(scene.poll())
+
+
+def test_every_doubt_at_the_start_is_a_failure(scene: Scene) -> None:
+    for doubt in scene.doubts.values():
+        scene.show(7)
+        doubt()
+        assert_refused(scene.poll())
+        scene.recover()
+        scene.forget()
+
+
+def test_every_doubt_later_is_bridged_by_the_last_good_answer_until_it_is_too_old(scene: Scene) -> None:
+    lines = scene.show(7)
+    assert_answer(scene.poll(), lines)
+    for name, doubt in scene.doubts.items():
+        doubt()
+        scene.let_pass(scene.refresh_s)
+        bridged = scene.poll_until(lambda result: result.stderr != "")
+        assert_answer(bridged, lines)
+        assert "good for 300 s" in bridged.stderr, name
+    scene.let_pass(301)
+    assert_refused(scene.poll_until(lambda result: result.returncode != 0))
+    scene.recover()
+    lines = scene.show(3)
+    scene.let_pass(scene.refresh_s)
+    assert_answer(scene.poll_until(lambda result: result.returncode == 0), lines)
+
+
+def test_a_source_that_hangs_does_not_hang_a_poll(scene: Scene) -> None:
+    lines = scene.show(2)
+    assert_answer(scene.poll(), lines)
+    scene.hang()
+    scene.let_pass(scene.refresh_s)
+    assert_answer(scene.poll(), lines)
+    scene.let_pass(301)
+    assert_refused(scene.poll())
+
+
+def test_a_source_that_hangs_from_the_start_fails_in_bounded_time(scene: Scene) -> None:
+    scene.hang()
+    assert_refused(scene.poll(EDL_HVD_DISCOVERY_FIRST="1"))
+
+
+def test_a_kill_while_asking_leaves_the_last_good_answer(scene: Scene) -> None:
+    lines = scene.show(2)
+    assert_answer(scene.poll(), lines)
+    scene.hang()
+    scene.let_pass(scene.refresh_s)
+    assert_answer(scene.poll(), lines)
+    assert scene.kill_askers() == 1
+    assert_answer(scene.poll(), lines)
+    scene.kill_askers()
+    scene.recover()
+    lines = scene.show(3)
+    scene.let_pass(scene.refresh_s)
+    assert_answer(scene.poll_until(lambda result: result.stdout.count("\n") == 3), lines)
+
+
+def test_a_damaged_record_is_asked_for_again(scene: Scene) -> None:
+    lines = scene.show(2)
+    assert_answer(scene.poll(), lines)
+    scene.kill_askers()
+    for path in scene.cache.glob("*/*.answer"):
+        path.write_text(path.read_text()[:-3])
+    assert_answer(scene.poll(), lines)
+
+
+def test_polls_at_the_same_time_get_the_same_answer(scene: Scene) -> None:
+    lines = scene.show(3)
+    polls = [scene.start_poll() for _ in range(6)]
+    outputs = [poll.communicate(timeout=120) for poll in polls]
+    assert outputs == [("".join(f"{line}\n" for line in lines), "")] * 6
+
+
+@pytest.mark.parametrize("words", [["--no-such-flag", "1"], ["--stale"], ["--stale", "soon"], ["--stale", "-1"]])
+def test_wrong_arguments_are_one_line_and_exit_code_2(scene: Scene, words: list[str]) -> None:
+    scene.show(1)
+    result = scene.poll([*scene.words, *words])
+    assert_refused(result, code=2)
+    assert "--help" in result.stderr
+
+
+def test_no_arguments_are_one_line_and_exit_code_2(scene: Scene) -> None:
+    assert_refused(scene.poll([]), code=2)
+
+
+def test_help_is_the_header_and_names_every_flag_and_variable(scene: Scene) -> None:
+    result = scene.poll(["--help"])
+    assert result.returncode == 0
+    assert result.stdout.startswith(f"{scene.script}: ")
+    for heading in ("Usage", "Variables", "Permissions"):
+        assert f"\n{heading}" in result.stdout
+    flags = re.findall(r"--[a-z-]+", scene.poll(["--no-such-flag"]).stderr.partition("accepted:")[2].partition(";")[0])
+    variables = re.findall(r"EDL_HVD_[A-Z_]+", Path(scene.path()).read_text().partition("set -eu")[2])
+    assert flags
+    assert variables
+    positional = {"--file", "--plan"}
+    assert [name for name in [*flags, *variables] if name not in result.stdout and name not in positional] == []
+
+
+def test_a_link_to_a_program_works_from_anywhere(scene: Scene) -> None:
+    lines = scene.show(1)
+    link = scene.folder / "linked"
+    link.symlink_to(scene.path())
+    result = subprocess.run(
+        ["./linked", *scene.words], env=scene.environment, cwd=scene.folder, capture_output=True, text=True
+    )
+    assert_answer(result, lines)
+
+
+def test_answers_are_kept_where_nobody_else_can_put_one(scene: Scene) -> None:
+    lines = scene.show(1)
+    assert_answer(scene.poll(), lines)
+    (folder,) = scene.cache.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o755)
+    refused = scene.poll()
+    assert_refused(refused)
+    assert "EDL_HVD_DISCOVERY_CACHE" in refused.stderr
+    folder.chmod(0o700)
+
+
+def test_ec2_is_asked_once_per_refresh_however_many_polls(ec2: Ec2Scene) -> None:
+    lines = ec2.show(3)
+    for _ in range(5):
+        assert_answer(ec2.poll(), lines)
+    assert len(ec2.gate.questions) == 1
+    ec2.let_pass(9)
+    assert_answer(ec2.poll(), lines)
+    assert len(ec2.gate.questions) == 1
+    more = ec2.show(4)
+    ec2.let_pass(1)
+    assert_answer(ec2.poll_until(lambda result: result.stdout.count("\n") == 4), more)
+    assert len(ec2.gate.questions) == 2
+
+
+def test_ec2_is_asked_once_per_refresh_while_it_fails(ec2: Ec2Scene) -> None:
+    ec2.show(1)
+    ec2.gate.behave("not allowed")
+    for _ in range(4):
+        assert "UnauthorizedOperation" in ec2.poll().stderr
+    assert len(ec2.gate.questions) == 1
+
+
+def test_a_warm_poll_of_ec2_imports_neither_boto3_nor_this_package(ec2: Ec2Scene) -> None:
+    lines = ec2.show(1)
+    assert_answer(ec2.poll(), lines)
+    python = ec2.folder / "python"
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -X importtime "$@"\n')
+    python.chmod(0o755)
+    warm = ec2.poll(EDL_HVD_PYTHON=str(python))
+    assert_answer(warm, lines)
+    imported = {line.rpartition("|")[2].strip() for line in warm.stderr.splitlines()}
+    assert "hashlib" in imported
+    assert imported.isdisjoint({"boto3", "botocore", "torch", "edl_hvd"})
+
+
+def test_no_instances_count_when_ec2_says_so_twice(ec2: Ec2Scene) -> None:
+    lines = ec2.show(2)
+    assert_answer(ec2.poll(), lines)
+    ec2.show(0)
+    ec2.let_pass(10)
+    once = ec2.poll_until(lambda result: result.stderr != "")
+    assert_answer(once, lines)
+    assert "says so again" in once.stderr
+    ec2.let_pass(10)
+    twice = ec2.poll_until(lambda result: result.returncode != 0)
+    assert_refused(twice)
+    assert "no hosts" in twice.stderr
+
+
+def test_only_running_instances_with_every_tag_count(ec2: Ec2Scene) -> None:
+    wanted = ec2.run_instances(2, team="vision")
+    ec2.run_instances(1, team="speech")
+    stopped, ended = ec2.run_instances(2, team="vision")
+    ec2.ec2.stop_instances(InstanceIds=[stopped["InstanceId"]])
+    ec2.ec2.terminate_instances(InstanceIds=[ended["InstanceId"]])
+    result = ec2.poll([*ec2.words, "--tag", "team=vision"])
+    assert_answer(result, in_order((instance["PrivateIpAddress"], 4) for instance in wanted))
+
+
+def test_every_page_is_read(ec2: Ec2Scene) -> None:
+    lines = ec2.show(23)
+    assert_answer(ec2.poll(), lines)
+    assert len(ec2.gate.questions) == 5
+
+
+def test_slots_are_the_gpus_of_the_instance_type(ec2: Ec2Scene) -> None:
+    one, eight = ec2.run_instances(1, "g4dn.xlarge") + ec2.run_instances(1, "p4d.24xlarge")
+    words = ["--tag", f"job={ec2.job}", "--address", "private-dns"]
+    assert_answer(ec2.poll(words), in_order([(one["PrivateDnsName"], 1), (eight["PrivateDnsName"], 8)]))
+
+
+def test_a_type_without_gpus_asks_for_slots(ec2: Ec2Scene) -> None:
+    ec2.run_instances(1, "m5.large")
+    refused = ec2.poll(["--tag", f"job={ec2.job}"])
+    assert_refused(refused)
+    assert "--slots" in refused.stderr
+
+
+def test_another_account_does_not_get_the_kept_answer(ec2: Ec2Scene) -> None:
+    lines = ec2.show(1)
+    assert_answer(ec2.poll(), lines)
+    ec2.gate.behave("wrong credentials")
+    assert_refused(ec2.poll(AWS_ACCESS_KEY_ID="another"))

@@ -1,0 +1,310 @@
+"""What every storage promises, whichever it is: one suite, all of them."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from processes import create, process_context
+from servers import AwsServer
+
+from edl_hvd.errors import ObjectExistsError, ObjectMissingError, StorageError, UsageError
+from edl_hvd.storage import Storage, StoredObject, open_storage
+from edl_hvd.storage.through_fsspec import FsspecStorage
+
+KINDS = ("file", "memory", "s3", "fsspec")
+ODD_NAMES = (
+    "a b",
+    "ü",
+    "😀",
+    "100%",
+    "a%2Fb",
+    "x?y#z",
+    "a+b",
+    "a:b&c=d",
+    "'\"",
+    "back\\slash",
+    "~",
+    "-",
+    ".hidden",
+    "*",
+)
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def opener(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], Storage]:
+    """Opens the same fresh, empty storage each time it is called, as two workers of a job do."""
+    if kind == "file":
+        return lambda: open_storage(str(tmp_path / "run"))
+    if kind == "fsspec":
+        return lambda: FsspecStorage(f"local://{tmp_path}/run")
+    if kind == "memory":
+        name = uuid.uuid4().hex
+        return lambda: open_storage(f"memory://{name}")
+    server: AwsServer = request.getfixturevalue("aws")
+    for variable, value in server.environment.items():
+        monkeypatch.setenv(variable, value)
+    url = f"s3://{server.new_bucket()}/some/run"
+    return lambda: open_storage(url)
+
+
+@pytest.fixture
+def storage(opener: Callable[[], Storage]) -> Iterator[Storage]:
+    storage = opener()
+    yield storage
+    storage.close()
+
+
+def test_what_was_written_is_read_back(storage: Storage) -> None:
+    for key, data in {"top": b"1", "a/b/c.json": b"{}", "a/empty": b"", "a/b/large": os.urandom(3_000_000)}.items():
+        storage.write(key, data)
+        assert storage.read(key) == data
+        assert storage.exists(key)
+
+
+def test_a_memoryview_is_written_like_bytes(storage: Storage) -> None:
+    data = memoryview(bytearray(range(200)))[50:150]
+    storage.write("view", data)
+    storage.write_new("view-new", data)
+    assert storage.read("view") == storage.read("view-new") == bytes(range(50, 150))
+
+
+def test_write_replaces(storage: Storage) -> None:
+    storage.write("key", b"old and longer")
+    storage.write("key", b"new")
+    assert storage.read("key") == b"new"
+    assert storage.list() == [StoredObject("key", 3)]
+
+
+def test_write_new_creates_once_and_leaves_what_is_there(storage: Storage) -> None:
+    storage.write_new("folder/key", b"first")
+    with pytest.raises(ObjectExistsError, match=r"folder/key.*exists already"):
+        storage.write_new("folder/key", b"second")
+    assert storage.read("folder/key") == b"first"
+    storage.delete("folder/key")
+    storage.write_new("folder/key", b"third")
+    assert storage.read("folder/key") == b"third"
+
+
+def test_reading_nothing_says_which_object_is_missing_and_where(storage: Storage) -> None:
+    storage.write("a", b"")
+    for key in ("missing", "folder/missing"):
+        with pytest.raises(ObjectMissingError) as caught:
+            storage.read(key)
+        assert key in str(caught.value)
+        assert storage.url in str(caught.value)
+        assert not storage.exists(key)
+
+
+def test_a_storage_nobody_wrote_to_is_empty(storage: Storage) -> None:
+    assert storage.list() == []
+    assert storage.list("checkpoints/") == []
+    assert not storage.exists("anything")
+    storage.delete("anything")
+    with pytest.raises(ObjectMissingError):
+        storage.read("anything")
+
+
+def test_listing_is_sorted_complete_and_by_string_prefix(storage: Storage) -> None:
+    keys = ["b", "a/2", "a/10", "a/1/x", "ab", "a/1/y", "B", "a-b"]
+    for key in keys:
+        storage.write(key, key.encode())
+    assert [entry.key for entry in storage.list()] == sorted(keys)
+    assert storage.list("a/1") == [StoredObject("a/1/x", 5), StoredObject("a/1/y", 5), StoredObject("a/10", 4)]
+    assert [entry.key for entry in storage.list("a")] == ["a-b", "a/1/x", "a/1/y", "a/10", "a/2", "ab"]
+    assert [entry.key for entry in storage.list("a/")] == ["a/1/x", "a/1/y", "a/10", "a/2"]
+    assert storage.list("nothing/here") == []
+
+
+def test_every_writer_sees_what_another_wrote(opener: Callable[[], Storage]) -> None:
+    first, second = opener(), opener()
+    assert second.list("x/") == []
+    first.write("x/one", b"1")
+    assert second.read("x/one") == b"1"
+    assert [entry.key for entry in second.list("x/")] == ["x/one"]
+    second.delete("x/one")
+    assert not first.exists("x/one")
+    assert first.list() == []
+    assert first.url == second.url
+
+
+def test_deleting_removes_one_object_and_missing_is_fine(storage: Storage) -> None:
+    storage.write("folder/one", b"1")
+    storage.write("folder/two", b"2")
+    storage.delete("folder/one")
+    storage.delete("folder/one")
+    storage.delete("no/such/folder/one")
+    assert storage.list() == [StoredObject("folder/two", 1)]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_odd_names_are_kept_as_they_are(storage: Storage, name: str) -> None:
+    key = f"odd/{name}/{name}"
+    storage.write_new(key, name.encode())
+    assert storage.read(key) == name.encode()
+    assert storage.exists(key)
+    assert [entry.key for entry in storage.list("odd/")] == [key]
+    storage.delete(key)
+    assert storage.list() == []
+
+
+@pytest.mark.parametrize(
+    "key", ["", "/", "/etc/passwd", "a/../b", "..", ".", "a//b", "a/", "./a", "a\0b", "a\nb", "\ud800"]
+)
+def test_what_is_not_a_key_is_refused_by_every_method(storage: Storage, key: str) -> None:
+    for call in (
+        storage.read,
+        storage.delete,
+        storage.exists,
+        lambda key: storage.write(key, b""),
+        lambda key: storage.write_new(key, b""),
+    ):
+        with pytest.raises(UsageError, match="is not a storage key"):
+            call(key)
+
+
+def test_a_reader_sees_the_old_contents_or_the_new_never_a_mixture(opener: Callable[[], Storage]) -> None:
+    size_bytes = 300_000
+    contents = [bytes([letter]) * size_bytes for letter in b"abc"]
+    writer, reader = opener(), opener()
+    writer.write("key", contents[0])
+    done = threading.Event()
+    seen = set()
+
+    def read() -> None:
+        while not done.is_set():
+            data = reader.read("key")
+            assert len(data) == size_bytes
+            assert len(set(data)) == 1
+            seen.add(data[0])
+
+    with ThreadPoolExecutor(2) as pool:
+        readers = [pool.submit(read) for _ in range(2)]
+        try:
+            for turn in range(30):
+                writer.write("key", contents[turn % 3])
+        finally:
+            done.set()
+        for result in readers:
+            result.result()
+    assert seen
+
+
+def test_of_many_threads_exactly_one_creates_the_object(opener: Callable[[], Storage]) -> None:
+    rounds, writers = 5, 8
+    barrier = threading.Barrier(writers)
+
+    def create(number: int) -> list[int]:
+        storage = opener()
+        won = []
+        for turn in range(rounds):
+            barrier.wait()
+            try:
+                storage.write_new(f"turn/{turn}", f"{number}".encode() * 1000)
+                won.append(turn)
+            except ObjectExistsError:
+                continue
+        storage.close()
+        return won
+
+    with ThreadPoolExecutor(writers) as pool:
+        won = list(pool.map(create, range(writers)))
+    assert sorted(turn for turns in won for turn in turns) == list(range(rounds))
+    storage = opener()
+    for number, turns in enumerate(won):
+        for turn in turns:
+            assert storage.read(f"turn/{turn}") == f"{number}".encode() * 1000
+
+
+@pytest.mark.parametrize("kind", ["file", "s3", "fsspec"])  # memory:// belongs to one process
+def test_of_many_processes_exactly_one_creates_the_object(
+    kind: str, opener: Callable[[], Storage], request: pytest.FixtureRequest
+) -> None:
+    environment = request.getfixturevalue("aws").environment if kind == "s3" else {}
+    storage = opener()
+    with process_context().Pool(4) as pool:
+        calls = [(storage.url, environment, number) for number in range(12)]
+        won = pool.starmap(create, calls, chunksize=1)
+    assert won.count(True) == 1
+    assert storage.read("contested") == f"{won.index(True)}".encode() * 100_000
+    storage.close()
+
+
+def test_writers_and_deleters_of_one_folder_do_not_disturb_each_other(opener: Callable[[], Storage]) -> None:
+    """Removing the last file of a folder must not pull the folder away under a file that is arriving."""
+
+    def churn(number: int) -> None:
+        storage = opener()
+        numbers = random.Random(number)
+        for turn in range(20):
+            key = f"shared/folder/{number}-{turn}"
+            storage.write_new(key, b"x" * numbers.randrange(1000))
+            storage.delete(key)
+        storage.write("kept/" + str(number), b"kept")
+        storage.close()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(churn, range(4)))
+    assert [entry.key for entry in opener().list()] == [f"kept/{number}" for number in range(4)]
+
+
+def test_a_closed_endpoint_is_a_storage_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with AwsServer() as server:
+        for variable, value in server.environment.items():
+            monkeypatch.setenv(variable, value)
+        storage = open_storage(f"s3://{server.new_bucket()}")
+        storage.write("key", b"1")
+    for call in (lambda: storage.read("key"), lambda: storage.write("key", b"2"), storage.list):
+        with pytest.raises(StorageError, match=r"cannot (read|write|list)"):
+            call()
+    storage.close()
+
+
+def test_a_missing_bucket_is_named(aws: AwsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in aws.environment.items():
+        monkeypatch.setenv(variable, value)
+    storage = open_storage("s3://no-such-bucket-here/run")
+    for call in (storage.list, lambda: storage.read("key"), lambda: storage.exists("key"), lambda: _put(storage)):
+        with pytest.raises(StorageError, match="bucket 'no-such-bucket-here' does not exist"):
+            call()
+    storage.close()
+
+
+def _put(storage: Storage) -> None:
+    storage.write_new("key", b"")
+
+
+def test_large_objects_go_to_s3_in_parts_and_are_created_once_all_the_same(
+    aws: AwsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edl_hvd.storage.s3._PART_BYTES", 5 * 1024 * 1024)  # the smallest S3 allows
+    for variable, value in aws.environment.items():
+        monkeypatch.setenv(variable, value)
+    bucket = aws.new_bucket()
+    storage = open_storage(f"s3://{bucket}/run")
+    data = os.urandom(11 * 1024 * 1024)
+    storage.write_new("large", data)
+    assert storage.read("large") == data
+    with pytest.raises(ObjectExistsError):
+        storage.write_new("large", data[::-1])
+    assert storage.read("large") == data
+    storage.write("large", data[1:])
+    assert storage.read("large") == data[1:]
+    client = aws.client("s3")
+    assert "Uploads" not in client.list_multipart_uploads(Bucket=bucket), "an unfinished upload is still paid for"
+    client.close()
+    storage.close()

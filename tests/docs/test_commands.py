@@ -1,0 +1,281 @@
+"""Every command that the documents show is run: here, by another test, or by CI."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import boto3
+import pytest
+from documents import REPOSITORY, commands, commands_of_markdown, commands_outside_console_blocks, diff_sides
+
+sys.path.append(str(REPOSITORY / "tests" / "contract"))
+
+# For ``make``: what set-up has installed is there already.
+INSTALLED = f"-o setup VENV={sys.prefix}"
+# A training of seconds instead of days.
+SHORT = "--arch resnet18 --image-size 32 --epochs 1 --limit-batches 2 --global-batch 64 --micro-batch 32 --workers 0"
+
+
+@dataclass(frozen=True)
+class Here:
+    """Run by this module, as it is written but for what it names.
+
+    Attributes:
+        swaps: Names of the documents' world, to those of this one; braces stand for a fixture's value.
+        more: Words added at the end.
+        prints: What the output has to hold.
+        exit_code: What it has to end with.
+        variables: More environment variables.
+    """
+
+    swaps: tuple[tuple[str, str], ...] = ()
+    more: str = ""
+    prints: str = ""
+    exit_code: int = 0
+    variables: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class By:
+    """Run by another test."""
+
+    test: str
+
+
+@dataclass(frozen=True)
+class Ci:
+    """Run by CI, as a step of ``.ci/run`` or in the recipe of such a step."""
+
+    step: str
+
+
+OVER_SSH = "tests/elastic/test_ssh.py::test_the_command_for_real_hosts_goes_on_when_a_host_joins_and_a_worker_is_killed"
+ON_EC2 = "tests/elastic/test_ssh.py::test_the_command_for_ec2_trains_on_the_tagged_instances"
+# Nothing is downloaded or installed: pip reads the package, finds its extras, and says what it would do.
+DRY = (("PIP_DRY_RUN", "1"), ("PIP_NO_INDEX", "1"), ("PIP_NO_DEPS", "1"), ("PIP_NO_BUILD_ISOLATION", "0"))
+ONLY_COLLECT = (("PYTEST_ADDOPTS", "--collect-only -q"),)
+ON_LOOPBACK = ("eth0", "lo")
+DIGITS = ("/data/imagenet", "{digits}")
+
+HOW: dict[str, Here | By | Ci] = {
+    "make imagenet-demo": Ci("make imagenet-demo"),
+    "make test": Ci("make test"),
+    "make lint": Ci("make lint"),
+    "make setup": Ci("make setup"),
+    "SHORT=1 make imagenet-demo": Ci("SHORT=1 make imagenet-demo"),
+    "edl-hvd build-horovod": Ci("make setup"),
+    "edl-hvd build-horovod --check-only": Here(prints="allreduce over gloo"),
+    "edl-hvd doctor": Here(prints="Ready to train"),
+    "pip install '.[torch,horovod,aws]'": Here(prints="Would install edl-hvd", variables=DRY),
+    "pip install '.[torch,horovod]'": Here(prints="Would install edl-hvd", variables=DRY),
+    "pip install 'edl-hvd[aws]'": Here(prints="already satisfied", variables=DRY),
+    'pip install "edl-hvd[aws]"': Here(prints="already satisfied", variables=DRY),
+    "edlrun -np 2 --min-np 1 python train.py": Here(prints="finished on rank 0 of 2"),
+    "python train.py": By("tests/elastic/test_launchers.py::test_as_a_single_process"),
+    "horovodrun -np 2 --min-np 1 --max-np 8 --network-interfaces eth0 "
+    '--host-discovery-script "discovery_scripts/from_file hosts.txt" python train.py': By(OVER_SSH),
+    'horovodrun ... --host-discovery-script "discovery_scripts/from_file hosts.txt" python train.py': By(OVER_SSH),
+    "horovodrun -np 2 --min-np 1 --max-np 8 --network-interfaces eth0 "
+    '--host-discovery-script "discovery_scripts/from_ec2 --tag job=resnet50" python train.py': By(ON_EC2),
+    'horovodrun ... --host-discovery-script "discovery_scripts/from_ec2 --tag job=resnet50" python train.py':
+        By(ON_EC2),
+    "discovery_scripts/from_ec2 --tag job=resnet50 --region eu-central-1": Here(prints="{instance}:1"),
+    "grep -v node-2 hosts.txt > hosts.part && mv hosts.part hosts.txt": Here(more="&& grep -c . hosts.txt", prints="2"),
+    "rm -f plan.started": Here(),
+    "horovodrun -np 1 --min-np 1 --max-np 2 --network-interfaces lo --host-discovery-script "
+    '"discovery_scripts/from_schedule plan.txt --start-file plan.started" python train.py':
+        Here(more="&& test -e plan.started", prints="finished on rank 0 of 1"),
+    'horovodrun ... --host-discovery-script "discovery_scripts/from_schedule plan.txt" python train.py':
+        By("tests/docs/test_commands.py::test_the_command_works"),
+    "python benchmarks/discovery.py": Here(more="2", prints="from_ec2, first poll"),
+    "python examples/imagenet/train.py --data /data/imagenet": Here(swaps=(DIGITS,), more=SHORT),
+    "horovodrun -np 2 --min-np 1 --max-np 8 --network-interfaces eth0 "
+    '--host-discovery-script "discovery_scripts/from_file hosts.txt" '
+    "python examples/imagenet/train.py --data /data/imagenet --checkpoint s3://bucket/resnet50":
+        Here(swaps=(DIGITS, ON_LOOPBACK, ("s3://bucket", "s3://{bucket}"), ("hosts.txt", "local.txt")), more=SHORT),
+    # CI runs the demo to its end, on digits. Here: that the flags reach train.py's, and the folder the program.
+    "python examples/imagenet/demo.py --data /data/imagenet -- --arch resnet18 --epochs 5":
+        Here(swaps=(DIGITS,), more="--micro-batch 0", prints="--micro-batch", exit_code=2),
+    "DATA=/data/imagenet make imagenet-demo":
+        Here(swaps=(("/data/imagenet", "/no/such/folder"),), more=INSTALLED, prints="/no/such/folder", exit_code=2),
+    "make test PYTEST_ARGS='tests/unit -k batch'":
+        Here(more=INSTALLED, prints="tests collected", variables=ONLY_COLLECT),
+    "make test PYTEST_ARGS='tests/elastic --chaos-seeds 20'":
+        Here(more=INSTALLED, prints="tests collected", variables=ONLY_COLLECT),
+    "make test PYTEST_ARGS='tests/elastic --stock -rx'":
+        Here(more=INSTALLED, prints="tests collected", variables=ONLY_COLLECT),
+}  # fmt: skip
+
+
+def test_every_command_of_the_documents_is_run_by_a_test():
+    shown = commands()
+    unknown = [f"{entry.document}: {entry.command}" for entry in shown if entry.command not in HOW]
+    assert unknown == [], (
+        "no test runs these commands: add each to HOW in tests/docs/test_commands.py, as Here(…) to run it there, or "
+        "as By(…) with the test that runs it"
+    )
+    stale = set(HOW) - {entry.command for entry in shown}
+    assert stale == set(), "no document shows these commands any more; take them out of HOW"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("```console\n$ new one\noutput\n$ two \\\n      lines\n```\n", ["new one", "two lines"]),
+        ("see `make coffee` and `make`\n", ["make coffee"]),
+        ("```text\n$ make coffee\n```\n", []),
+    ],
+)
+def test_a_new_command_is_noticed(text, found):
+    assert list(commands_of_markdown(text)) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("    make coffee\n", 1), ("```sh\nSUGAR=1 make coffee\n```\n", 1), ("    state = make(coffee)\n", 0)],
+)
+def test_a_command_that_hides_in_another_block_is_noticed(text, found):
+    assert len(commands_outside_console_blocks(text)) == found
+
+
+@pytest.mark.parametrize("command", [command for command, how in HOW.items() if isinstance(how, Ci)])
+def test_ci_runs(command):
+    how = HOW[command]
+    assert isinstance(how, Ci)
+    steps = (REPOSITORY / ".ci" / "run").read_text()
+    assert re.search(rf"^stage .*\b{how.step}$", steps, flags=re.MULTILINE), f".ci/run has no stage {how.step!r}"
+    assert command == how.step or command in (REPOSITORY / "Makefile").read_text()
+
+
+@pytest.mark.parametrize("test", sorted({how.test for how in HOW.values() if isinstance(how, By)}))
+def test_the_test_named_for_a_command_exists(test):
+    file, _, name = test.partition("::")
+    functions = {node.name for node in ast.parse((REPOSITORY / file).read_text()).body if hasattr(node, "name")}
+    assert name in functions
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("data") / "digits"
+    subprocess.run([sys.executable, str(REPOSITORY / "examples" / "imagenet" / "digits.py"), str(folder)], check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def aws():
+    from servers import AwsServer
+
+    with AwsServer() as server:
+        yield server
+
+
+@pytest.fixture
+def values(request) -> Callable[[str], str]:
+    """Fills the braces of a text: a folder with images, a bucket, the address of an instance with the tag."""
+
+    def fill(text: str) -> str:
+        makers = {"digits": lambda: str(request.getfixturevalue("digits")),
+                  "bucket": lambda: request.getfixturevalue("aws").new_bucket(),
+                  "instance": lambda: run_instance(request.getfixturevalue("aws"))}  # fmt: skip
+        return re.sub(r"{(\w+)}", lambda match: makers[match[1]](), text)
+
+    return fill
+
+
+def run_instance(aws) -> str:
+    """The private address of a fresh instance with the documents' tag and one GPU, in the documents' region."""
+    ec2 = boto3.session.Session().client("ec2", region_name="eu-central-1", endpoint_url=aws.url,
+                                         aws_access_key_id="testing", aws_secret_access_key="testing")  # fmt: skip
+    image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
+    tags = [{"ResourceType": "instance", "Tags": [{"Key": "job", "Value": "resnet50"}]}]
+    started = ec2.run_instances(
+        ImageId=image, MinCount=1, MaxCount=1, InstanceType="g4dn.xlarge", TagSpecifications=tags
+    )
+    return str(started["Instances"][0]["PrivateIpAddress"])
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """What a reader has: a checkout, a script, a file of hosts and a plan."""
+    checkout = tmp_path / "checkout"
+    shutil.copytree(REPOSITORY / "edl_hvd", checkout / "edl_hvd", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, checkout)
+    for name in ("Makefile", "constraints.txt", "discovery_scripts", "examples", "benchmarks", "tests"):
+        (checkout / name).symlink_to(REPOSITORY / name)
+    text = (REPOSITORY / "docs" / "from_horovod.md").read_text()
+    (script,) = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    (checkout / "train.py").write_text(script)
+    (checkout / "hosts.txt").write_text("node-1 slots=4\nnode-2:4\nnode-3\n")
+    (checkout / "local.txt").write_text("localhost\n127.0.0.1\n")
+    (checkout / "plan.txt").write_text("0 add localhost:1\n")
+    return checkout
+
+
+@pytest.mark.parametrize("command", [command for command, how in HOW.items() if isinstance(how, Here)])
+def test_the_command_works(command, folder, values, request):
+    how = HOW[command]
+    assert isinstance(how, Here)
+    words, prints = f"{command} {how.more}", values(how.prints)
+    for theirs, ours in how.swaps:
+        assert theirs in words
+        words = words.replace(theirs, values(ours))
+    cloud = request.getfixturevalue("aws").environment if "s3:" in command or "from_ec2" in command else {}
+    done = subprocess.run(
+        words, shell=True, cwd=folder, env={**environment(folder), **cloud, **dict(how.variables)},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == how.exit_code, f"{words}\n{done.stdout[-6000:]}"
+    assert prints in done.stdout, f"{words}\n{done.stdout[-6000:]}"
+    assert "does not provide the extra" not in done.stdout
+
+
+AROUND_THE_DIFF = """\
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.set_num_threads(1)
+device = "cpu"
+dataset = TensorDataset(torch.randn(1024, 4), torch.randint(3, (1024,)))
+build_model = lambda: torch.nn.Linear(4, 3)
+
+"""
+
+
+@pytest.mark.parametrize("side", [0, 1], ids=["before", "after"])
+def test_both_sides_of_the_readmes_diff_train(side, folder, aws):
+    script = diff_sides((REPOSITORY / "README.md").read_text())[side]
+    assert script.count("num_workers=8") == 1
+    (folder / "diff.py").write_text(AROUND_THE_DIFF + script.replace("num_workers=8", "num_workers=0"))
+    storage = aws.client("s3")
+    storage.create_bucket(Bucket="bucket")
+    done = subprocess.run([sys.executable, "diff.py"], cwd=folder, env={**environment(folder), **aws.environment},
+                          stderr=subprocess.PIPE, text=True, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    keys = [entry["Key"] for entry in storage.list_objects_v2(Bucket="bucket").get("Contents", [])]
+    assert [key for key in keys if key.endswith("/manifest.json")] == (
+        ["resnet50/checkpoints/000000000090/manifest.json"] if side else []
+    )
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Programs are those of the environment under test; what is kept between calls is in the folder."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    foreign = ("HOROVOD_", "EDL_HVD_", "PYTEST_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    return {
+        **kept,
+        "PATH": path,
+        "PYTHONPATH": str(REPOSITORY),
+        "EDL_HVD_PYTHON": sys.executable,
+        "EDL_HVD_DISCOVERY_CACHE": str(folder),
+    }

@@ -1,0 +1,72 @@
+"""Running jobs from tests, and the same tests on stock Horovod.
+
+``--stock`` runs every test's stock variant as well: it shows the failure the test guards against, so it must fail.
+Without the option only the quick ones run. ``--chaos-seeds N`` sets how many seeded random kills are tried.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# The workers import these modules as scripts do, from their own folder; the tests do the same.
+sys.path.insert(0, str(Path(__file__).parent))
+
+import harness
+from harness import Outcome
+from training import Training
+
+# Enough epochs for any test; the reference keeps the weights after each.
+REFERENCE_EPOCHS = 150
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--stock", action="store_true", help="also show the failures on stock Horovod (slow)")
+    parser.addoption("--chaos-seeds", type=int, default=6, help="number of seeded random kills (default 6)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "stock: shows a failure of stock Horovod; runs with --stock only")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--stock", default=False):
+        return
+    for item in items:
+        if item.get_closest_marker("stock"):
+            item.add_marker(pytest.mark.skip(reason="shows a failure of stock Horovod; run with --stock"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "chaos_seed" in metafunc.fixturenames:
+        metafunc.parametrize("chaos_seed", range(metafunc.config.getoption("--chaos-seeds", default=6)))
+
+
+@pytest.fixture
+def run_job(tmp_path: Path) -> Callable[..., Outcome]:
+    """Runs a job in a folder of the test's own."""
+    return lambda job, name="job": harness.run(job, tmp_path / name)
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Training], dict[str, Any]]:
+    """The same training in one process: the weights after each epoch."""
+
+    @cache
+    def report_of(training: Training) -> dict[str, Any]:
+        return harness.run_alone(training, tmp_path_factory.mktemp("alone"))
+
+    def reference(training: Training) -> dict[str, Any]:
+        what_is_learned = dataclasses.replace(
+            training, epochs=REFERENCE_EPOCHS, pause_s=0, linger_s=0, until_size=None, commit_every=1,
+            checkpoint=None, loader_workers=0,
+        )  # fmt: skip
+        return report_of(what_is_learned)
+
+    return reference

@@ -1,0 +1,362 @@
+"""Runs a real elastic job under stock ``horovodrun`` on this machine, with faults, and tells what came of it.
+
+Hosts are names of the loopback interface (``localhost``, ``127.0.0.1``, ``127.1``), which Horovod takes for separate
+local hosts. Everything a job leaves behind is in its folder: ``output.txt``, ``events.jsonl``, ``trace/`` (one line
+per step and worker), ``reports/`` (what each worker held at the end), ``fired/`` (one file per fault that struck).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from faults import AnyFault, Fault, HostChange, Interrupt, RandomKill, mark_fired, save_faults
+from training import Training
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parent.parent
+TWO_HOSTS = ("localhost:1", "127.0.0.1:1")
+# A job's processes carry this variable; Horovod gives each worker a session of its own, so groups do not find them.
+TOKEN = "EDL_HVD_TEST_JOB"
+POLL_S = 0.02
+# A job takes 4 to 15 s on two idle cores. Stock Horovod is expected to hang; its Gloo timeout is 30 s.
+DEADLINES_S = {"edl_hvd": 300.0, "stock": 60.0}
+
+
+class JobStuckError(Exception):
+    """The job did not end within its deadline. Deadlines are many times what a job needs."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as data.
+
+    Attributes:
+        engine: "edl_hvd" or "stock".
+        hosts: Content of the hosts file at the start.
+        min_np: The launcher's ``--min-np``; it starts with all slots of ``hosts``.
+        faults: What goes wrong.
+        training: What is trained.
+        flags: More flags for ``horovodrun``.
+        environment: More environment variables.
+        launcher: "horovodrun" or "edlrun".
+        deadline_s: After this the job is stuck; if left out, ``DEADLINES_S`` of its engine.
+    """
+
+    engine: str = "edl_hvd"
+    hosts: tuple[str, ...] = TWO_HOSTS
+    min_np: int = 1
+    faults: tuple[AnyFault, ...] = ()
+    training: Training = field(default_factory=Training)
+    flags: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    deadline_s: float | None = None
+    launcher: str = "horovodrun"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a job.
+
+    Attributes:
+        exit_code: The launcher's.
+        seconds: From start to end.
+        output: All its lines.
+        reports: Of the workers that came to the end, by rank.
+        trace: Lines of all workers in order of time.
+        events: Lines of the event log.
+        fired: Number of each fault that struck, to how often.
+        left: Command lines of processes still there some seconds after the launcher's end.
+    """
+
+    exit_code: int
+    seconds: float
+    output: str
+    reports: list[dict[str, Any]]
+    trace: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+    fired: dict[int, int]
+    left: list[str]
+
+    def lines(self, what: str) -> list[dict[str, Any]]:
+        return [line for line in self.trace if line["what"] == what]
+
+    def seconds_to_next_step(self) -> float:
+        """From the last strike to the first step of the next world."""
+        struck = max(line["t"] for line in self.lines("fired"))
+        entered = min(line["t"] for line in self.lines("enter") if line["t"] > struck)
+        return float(min(line["t"] for line in self.lines("step") if line["t"] > entered)) - struck
+
+
+def run(job: Job, folder: Path) -> Outcome:
+    """Run the job to its end. Ends every process of it, whatever happens.
+
+    Raises:
+        JobStuckError: It did not end by itself; the message holds the end of its output.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    job.training.save(folder)
+    save_faults(folder, job.faults)
+    write_hosts(folder, job.hosts)
+    token = uuid.uuid4().hex
+    started = time.monotonic()
+    with open(folder / "output.txt", "wb") as output:
+        launcher = subprocess.Popen(
+            command(job, folder), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            env=environment(job, folder, token), start_new_session=True, cwd=folder,
+            preexec_fn=_end_with_parent,
+        )  # fmt: skip
+        try:
+            _watch(job, folder, launcher, started)
+            seconds = time.monotonic() - started
+            left = _wait_until_gone(token)
+        except JobStuckError as error:
+            _signal_all(token, signal.SIGUSR1)  # The workers write where they stand.
+            time.sleep(0.5)
+            text = (folder / "output.txt").read_text(errors="replace")
+            raise JobStuckError(f"{error}; end of its output:\n{text[-6000:]}") from None
+        finally:
+            _end_all(token, launcher)
+    return _outcome(folder, launcher.returncode, seconds, left)
+
+
+def command(job: Job, folder: Path) -> list[str]:
+    script = HERE / ("worker_script.py" if job.engine == "edl_hvd" else "stock_script.py")
+    slots = sum(int(host.partition(":")[2]) for host in job.hosts)
+    launcher = [str(Path(sys.executable).with_name(job.launcher)), "-np", str(slots), "--min-np", str(job.min_np)]
+    launcher += ["--max-np", "8", "--host-discovery-script", str(folder / "discover.sh")]
+    if job.launcher == "horovodrun":
+        launcher += ["--network-interfaces", "lo"]  # else it waits for a second host
+    return [*launcher, *job.flags, sys.executable, str(script), str(folder)]
+
+
+def environment(job: Job, folder: Path, token: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD_", "EDL_HVD_"))}
+    return {
+        **kept,
+        TOKEN: token,
+        "PYTHONPATH": str(REPOSITORY),
+        "OMP_NUM_THREADS": "1",
+        "EDL_HVD_EVENTS": str(folder / "events.jsonl"),
+        **job.environment,
+    }
+
+
+def write_hosts(folder: Path, hosts: tuple[str, ...]) -> None:
+    """Replace the hosts file in one move; the launcher reads it about once a second."""
+    part = folder / "hosts.part"
+    part.write_text("".join(f"{host}\n" for host in hosts))
+    part.replace(folder / "hosts")
+    script = folder / "discover.sh"
+    if not script.exists():
+        script.write_text(f"#!/bin/sh\nexec cat '{folder}/hosts'\n")
+        script.chmod(0o755)
+
+
+def run_alone(training: Training, folder: Path) -> dict[str, Any]:
+    """The report of the same training in one process, without a launcher."""
+    folder.mkdir(parents=True, exist_ok=True)
+    training.save(folder)
+    save_faults(folder, ())
+    script = [sys.executable, str(HERE / "worker_script.py"), str(folder)]
+    variables = environment(Job(), folder, uuid.uuid4().hex)
+    done = subprocess.run(script, env=variables, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"the training alone failed with exit code {done.returncode}:\n{done.stderr}")
+    return _reports(folder)[0]
+
+
+# -- the harness's own faults ---------------------------------------------------------------------------------------
+
+
+def _watch(job: Job, folder: Path, launcher: subprocess.Popen[bytes], started: float) -> None:
+    """Fire the harness's faults at their moments until the launcher ends. Host changes keep their order."""
+    trace = _TraceReader(folder)
+    numbered = [(number, fault) for number, fault in enumerate(job.faults) if not isinstance(fault, Fault)]
+    changes = [entry for entry in numbered if isinstance(entry[1], HostChange)]
+    queues = [queue for queue in (changes, *([entry] for entry in numbered if entry not in changes)) if queue]
+    due: dict[int, float] = {}
+    deadline_s = job.deadline_s or DEADLINES_S[job.engine]
+    while launcher.poll() is None:
+        now = time.monotonic()
+        if now - started > deadline_s:
+            raise JobStuckError(f"the job did not end within {deadline_s:g} s")
+        trace.read()
+        for queue in queues:
+            number, fault = queue[0]
+            moment = due.get(number) or _due(fault, folder, trace, now)
+            if moment is not None:
+                due[number] = moment
+                if now >= moment:
+                    _act(fault, folder, trace, launcher)
+                    mark_fired(folder, number)
+                    queue.pop(0)
+        queues = [queue for queue in queues if queue]
+        time.sleep(POLL_S)
+
+
+def _due(fault: AnyFault, folder: Path, trace: _TraceReader, now: float) -> float | None:
+    """When to act, or ``None`` while its condition does not hold yet."""
+    if isinstance(fault, RandomKill):
+        moment = random.Random(fault.seed).uniform(0, fault.within_s)
+        return trace.moments[fault.since] + moment if fault.since in trace.moments else None
+    if isinstance(fault, Interrupt):
+        return now if trace.step >= fault.step else None
+    assert isinstance(fault, HostChange)
+    struck = fault.after is None or (folder / "fired" / f"{fault.after}.0").exists()
+    ready = struck and trace.step >= fault.step and fault.size in (None, trace.size)
+    return now + fault.delay_s if ready else None
+
+
+def _act(fault: AnyFault, folder: Path, trace: _TraceReader, launcher: subprocess.Popen[bytes]) -> None:
+    if isinstance(fault, Interrupt):
+        launcher.send_signal(fault.signal_number)
+    elif isinstance(fault, RandomKill):
+        alive = sorted((worker, pid) for worker, pid in trace.workers.items() if _is_alive(pid))
+        if alive:
+            _, pid = random.Random(fault.seed).choice(alive)
+            os.kill(pid, signal.SIGKILL)
+    elif isinstance(fault, HostChange):
+        dropped = set(fault.drop)
+        if fault.drop_rank is not None:
+            dropped.add(trace.host_of_rank[fault.drop_rank])
+        slots = dict(line.split(":") for line in (folder / "hosts").read_text().split())
+        slots.update(entry.split(":") for entry in fault.add)
+        write_hosts(folder, tuple(f"{host}:{count}" for host, count in slots.items() if host not in dropped))
+
+
+class _TraceReader:
+    """Follows the workers' trace files while they grow."""
+
+    def __init__(self, folder: Path) -> None:
+        self.step = 0
+        self.size = 0
+        self.moments: dict[str, float] = {}
+        self.workers: dict[str, int] = {}
+        self.host_of_rank: dict[int, str] = {}
+        self._folder = folder / "trace"
+        self._read: dict[Path, int] = {}
+
+    def read(self) -> None:
+        for path in self._folder.glob("*.jsonl") if self._folder.exists() else ():
+            with open(path, "rb") as file:
+                file.seek(self._read.get(path, 0))
+                for line in file:
+                    if line.endswith(b"\n"):
+                        self._read[path] = self._read.get(path, 0) + len(line)
+                        self._take(json.loads(line))
+
+    def _take(self, line: dict[str, Any]) -> None:
+        if line["what"] == "start":
+            self.workers[line["worker"]] = line["pid"]
+            self.moments.setdefault("newcomer" if "step" in self.moments else "start", line["t"])
+        elif line["what"] == "step":
+            self.moments.setdefault("step", line["t"])
+            self.step, self.size = max(self.step, line["step"]), line["size"]
+            self.host_of_rank[line["rank"]] = line["worker"].rpartition(":")[0]
+
+
+# -- processes ------------------------------------------------------------------------------------------------------
+
+
+def _processes(token: str) -> Iterator[tuple[int, str]]:
+    """Id and command line of each live process of the job."""
+    mark = f"{TOKEN}={token}".encode()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                if mark in (folder / "environ").read_bytes().split(b"\0"):
+                    yield int(folder.name), (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:300]
+            except OSError:  # It ended meanwhile, or belongs to someone else.
+                continue
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def _wait_until_gone(token: str, grace_s: float = 10.0) -> list[str]:
+    """What is still there when the launcher has ended and everything had time to follow."""
+    deadline = time.monotonic() + grace_s
+    while (left := [line for _, line in _processes(token)]) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return left
+
+
+def _signal_all(token: str, number: int) -> None:
+    for pid, line in list(_processes(token)):
+        if "_script.py" in line and "horovodrun" not in line and " env " not in line:
+            _send(pid, number)
+
+
+def _end_with_parent() -> None:
+    """In the launcher before it starts: should the tests be killed, the launcher is told to end its job (Linux)."""
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+
+
+def _end_all(token: str, launcher: subprocess.Popen[bytes]) -> None:
+    """Kill what is left of the job and make sure that it is gone."""
+    deadline = time.monotonic() + 20
+    while left := [pid for pid, _ in _processes(token)]:
+        for pid in left:
+            _send(pid, signal.SIGKILL)
+        launcher.poll()
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"processes {left} of the job cannot be ended")
+        time.sleep(POLL_S)
+    launcher.wait()
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+# -- what came of it ------------------------------------------------------------------------------------------------
+
+
+def _outcome(folder: Path, exit_code: int, seconds: float, left: list[str]) -> Outcome:
+    trace = [json.loads(line) for path in folder.glob("trace/*") for line in path.read_text().splitlines(keepends=True)
+             if line.endswith("\n")]  # fmt: skip
+    fired: dict[int, int] = {}
+    for path in (folder / "fired").iterdir():
+        number = int(path.name.partition(".")[0])
+        fired[number] = fired.get(number, 0) + 1
+    return Outcome(
+        exit_code=exit_code,
+        seconds=seconds,
+        output=(folder / "output.txt").read_text(errors="replace"),
+        reports=_reports(folder),
+        trace=sorted(trace, key=lambda line: line["t"]),
+        events=_events(folder),
+        fired=fired,
+        left=left,
+    )
+
+
+def _reports(folder: Path) -> list[dict[str, Any]]:
+    reports = [json.loads(path.read_text()) for path in folder.glob("reports/*.json")]
+    return sorted(reports, key=lambda report: report["rank"])
+
+
+def _events(folder: Path) -> list[dict[str, Any]]:
+    from edl_hvd.events import read_events
+
+    path = folder / "events.jsonl"
+    return list(read_events(path)) if path.exists() else []

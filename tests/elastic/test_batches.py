@@ -1,0 +1,61 @@
+"""The same job in every batch mode, and at the ends of epochs."""
+
+from __future__ import annotations
+
+import pytest
+from engines import fails_on_stock
+from faults import add_host, kill
+from harness import TWO_HOSTS, Job
+from invariants import check
+from training import Training
+
+THREE_HOSTS = (*TWO_HOSTS, "127.1:1")
+MODES = {
+    "micro-batches": Training(),
+    "even-split": Training(micro_batch=None),
+    "worker-batch": Training(worker_batch=4),
+    "loader-processes": Training(loader_workers=1),
+}
+
+
+@pytest.mark.parametrize("mode", ["micro-batches", "even-split", "worker-batch"])
+def test_each_sample_counts_once_without_any_fault(run_job, alone, mode):
+    training = MODES[mode]
+    job = Job(hosts=THREE_HOSTS, training=training)
+    outcome = run_job(job)
+    check(job, outcome, alone(training) if training.worker_batch is None else None)
+
+
+@pytest.mark.parametrize("mode", sorted(MODES))
+def test_each_sample_counts_once_through_a_growth_and_a_death(run_job, alone, mode):
+    training = MODES[mode]
+    faults = (add_host("127.1:1", step=5), kill(rank=1, size=3, visit=3))
+    job = Job(faults=faults, training=training)
+    outcome = run_job(job)
+    check(job, outcome, alone(training) if training.worker_batch is None else None)
+
+
+@fails_on_stock("samples are counted twice to make the epoch divisible (B8)")
+@pytest.mark.parametrize("micro_batch", [2, None])
+def test_fewer_samples_left_than_workers(run_job, alone, engine, micro_batch):
+    """25 samples in batches of 8: the last batch of each epoch has one, for three workers."""
+    training = Training(samples=25, micro_batch=micro_batch)
+    job = Job(engine, THREE_HOSTS, training=training)
+    outcome = run_job(job)
+    check(job, outcome, alone(training) if engine == "edl_hvd" else None)
+
+
+@fails_on_stock("every worker fails an assertion in the sampler (B8)")
+def test_fewer_samples_in_the_data_set_than_workers(run_job, alone, engine):
+    training = Training(samples=1, micro_batch=1)
+    job = Job(engine, THREE_HOSTS, training=training)
+    outcome = run_job(job)
+    check(job, outcome, alone(training) if engine == "edl_hvd" else None)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_worker_dies_when_fewer_samples_are_left_than_workers(run_job, alone, rank):
+    training = Training(samples=25)
+    job = Job(hosts=THREE_HOSTS, faults=(kill(rank=rank, step=7),), training=training)
+    outcome = run_job(job)
+    check(job, outcome, alone(training))

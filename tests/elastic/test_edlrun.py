@@ -1,0 +1,179 @@
+"""The same jobs under ``edlrun``, and what stock ``horovodrun`` cannot survive."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from faults import HostChange, Interrupt, add_host, crash, kill, remove_host, stop, terminate
+from harness import Job, Outcome
+from invariants import check, check_faults, check_no_step_lost
+from training import Training
+
+ONE_HOST = ("localhost:1",)
+TWO_HOSTS = ("localhost:1", "127.0.0.1:1")
+TWO_SLOTS = ("localhost:2",)
+TWO_BY_TWO = ("localhost:2", "127.0.0.1:2")
+# Above what a test takes: nobody may need it to notice anything.
+LONG_GLOO_TIMEOUT = ("--gloo-timeout-seconds", "600")
+
+
+@pytest.fixture
+def edlrun(run_job, alone):
+    """Runs a job under ``edlrun`` and checks it against the same training alone."""
+
+    def run(hosts, *faults, training=None, **fields) -> Outcome:
+        training = training or Training()
+        job = Job(hosts=hosts, faults=faults, training=training, flags=LONG_GLOO_TIMEOUT, launcher="edlrun", **fields)
+        outcome = run_job(job)
+        check(job, outcome, alone(training))
+        return outcome
+
+    return run
+
+
+def events(outcome: Outcome, kind: str) -> list[dict]:
+    return [event for event in outcome.events if event["event"] == kind]
+
+
+def pauses(outcome: Outcome, generation: int) -> list[float]:
+    """Seconds between the last step before this generation and its first, of each worker that was there before."""
+    lines = [line for line in outcome.trace if line["what"] in ("enter", "step")]
+    entered = {line["pid"]: line["t"] for line in lines if line.get("generation") == generation}
+    found = []
+    for pid, moment in entered.items():
+        steps = [line["t"] for line in lines if line["pid"] == pid and line["what"] == "step"]
+        before, after = [t for t in steps if t < moment], [t for t in steps if t > moment]
+        if before and after:
+            found.append(after[0] - before[-1])
+    return found
+
+
+def test_a_job_without_faults_runs_to_its_end(edlrun):
+    outcome = edlrun(TWO_HOSTS)
+    assert "edlrun: training starts with 2 workers" in outcome.output
+    assert len(events(outcome, "world_formed")) == 1
+
+
+def test_a_crashed_worker_comes_back_in_its_slot_and_the_other_trains_meanwhile(edlrun):
+    """Stock Horovod ends the job: one failure sets the only host aside."""
+    outcome = edlrun(TWO_SLOTS, kill(worker="localhost:1", step=7), training=Training(until_size=2))
+    assert [event["size"] for event in events(outcome, "world_formed")] == [2, 1, 2]
+    assert "localhost:1 lost (killed by SIGKILL) · 1 worker goes on" in outcome.output
+    assert "localhost:1 joined · 2 workers go on" in outcome.output
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_one_of_four_workers_is_killed_and_the_others_go_on_at_once(edlrun, rank):
+    outcome = edlrun(TWO_BY_TWO, kill(rank=rank, step=7), training=Training(until_size=4))
+    assert [event["size"] for event in events(outcome, "world_formed")] == [4, 3, 4]
+
+
+def test_both_workers_of_a_host_die_together_and_come_back(edlrun):
+    training = Training(until_size=4)
+    outcome = edlrun(TWO_BY_TWO, kill(rank=2, step=7), kill(rank=3, step=7), training=training)
+    assert outcome.reports[0]["size"] == 4
+
+
+def test_the_last_holder_of_the_state_dies_and_the_checkpoint_is_used(edlrun, tmp_path):
+    training = Training(checkpoint=str(tmp_path / "checkpoints"), checkpoint_every="4 steps", linger_s=0.1)
+    outcome = edlrun(ONE_HOST, kill(step=10), training=training)
+    [restored] = events(outcome, "restore")
+    assert restored["step"] >= 4
+
+
+def test_a_new_host_joins_when_it_is_warm(edlrun):
+    outcome = edlrun(ONE_HOST, add_host("127.0.0.1:1", step=5), training=Training(until_size=2))
+    [pause] = pauses(outcome, 2)
+    started = next(line["t"] for line in outcome.lines("start") if line["worker"] == "127.0.0.1:0")
+    joined = next(line["t"] for line in outcome.lines("enter") if line["worker"] == "127.0.0.1:0")
+    steps = [line for line in outcome.lines("step") if started < line["t"] < joined]
+    assert len(steps) > 5, "the old worker trained while the new one started"
+    assert pause < joined - started
+
+
+def test_a_removed_host_leaves_and_loses_nothing(edlrun):
+    outcome = edlrun(TWO_HOSTS, remove_host("127.0.0.1", step=5), training=Training(until_size=1))
+    assert [event["worker"] for event in events(outcome, "worker_left")] == ["127.0.0.1:0"]
+    assert events(outcome, "worker_lost") == []
+    assert outcome.reports[0]["size"] == 1
+
+
+def test_two_changes_within_a_second_are_both_acted_on(edlrun):
+    faults = (add_host("127.0.0.1:1", step=5), add_host("127.1:1", delay_s=0.2))
+    assert edlrun(ONE_HOST, *faults, training=Training(until_size=3)).reports[0]["size"] == 3
+
+
+def test_all_hosts_are_replaced_at_once_and_the_state_is_handed_on(edlrun):
+    """Stock Horovod ends the job: nobody is left who could sync."""
+    replace = HostChange(add=("127.1:1",), drop=("localhost", "127.0.0.1"), step=5)
+    outcome = edlrun(TWO_HOSTS, replace, training=Training(until_size=1))
+    assert outcome.reports[0]["worker"] == "127.1:0"
+    assert events(outcome, "worker_lost") == []
+
+
+def test_below_the_least_number_the_survivor_waits_and_a_newcomer_revives_the_job(edlrun):
+    """Stock Horovod hangs for ever (A8)."""
+    faults = (remove_host("127.0.0.1", step=5), add_host("127.1:1", after=0, delay_s=3.0))
+    outcome = edlrun(TWO_HOSTS, *faults, training=Training(until_size=2), min_np=2)
+    assert outcome.reports[0]["size"] == 2
+
+
+def test_a_newcomer_that_dies_at_its_start_stops_nobody(edlrun):
+    faults = (add_host("127.1:1", step=5), kill(worker="127.1:0", at="start"))
+    outcome = edlrun(TWO_HOSTS, *faults, training=Training(until_size=3))
+    assert [event["size"] for event in events(outcome, "world_formed")] == [2, 3]
+
+
+@pytest.mark.parametrize("at", ["forming", "sync", "broadcast"])
+def test_a_worker_that_dies_while_a_world_forms_costs_only_a_retry(edlrun, at):
+    faults = (add_host("127.1:1", step=5), kill(worker="127.1:0", at=at))
+    assert edlrun(TWO_HOSTS, *faults, training=Training(until_size=3)).reports[0]["size"] == 3
+
+
+def test_a_worker_that_is_told_to_terminate_leaves_at_the_next_commit(edlrun):
+    outcome = edlrun(TWO_HOSTS, terminate(worker="127.0.0.1:0", step=5), training=Training(linger_s=1.0))
+    assert [event["worker"] for event in events(outcome, "worker_left")] == ["127.0.0.1:0"]
+    assert outcome.reports[0]["size"] == 1
+
+
+def test_a_stopped_worker_is_ended_and_the_job_goes_on(edlrun):
+    """Stock Horovod waits for ever (A3)."""
+    outcome = edlrun(TWO_HOSTS, stop(worker="127.0.0.1:0", step=5), training=Training(until_size=2))
+    assert "127.0.0.1:0 is ended: its process is stopped" in outcome.output
+    assert outcome.reports[0]["size"] == 2
+
+
+def test_an_error_of_every_worker_ends_the_job_with_the_first_failure(run_job):
+    job = Job(faults=(crash(step=5, times=2),), launcher="edlrun")
+    outcome = run_job(job)
+    assert outcome.exit_code == 1
+    assert "every worker failed at step 5: RuntimeError" in outcome.output
+    assert "first failure: " in outcome.output
+    assert len(events(outcome, "job_started")) == 2, "nobody tried again"
+    assert outcome.left == []
+
+
+def test_a_script_that_cannot_start_ends_the_job_soon(run_job):
+    job = Job(faults=(kill(at="start", times=100),), launcher="edlrun")
+    outcome = run_job(job)
+    assert outcome.exit_code == 1
+    assert "before they reached the training function" in outcome.output
+    assert outcome.left == []
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "terminated"])
+def test_when_the_driver_goes_the_workers_save_and_a_second_run_goes_on(run_job, alone, tmp_path, signal_number):
+    training = Training(checkpoint=str(tmp_path / "checkpoints"), epochs=30, pause_s=0.05)
+    job = Job(faults=(Interrupt(step=10, signal_number=signal_number),), training=training, launcher="edlrun")
+    first = run_job(job, "first")
+    assert first.exit_code == (75 if signal_number == signal.SIGTERM else -signal.SIGKILL)
+    check_faults(job, first)
+    check_no_step_lost(job, first)
+    last = max(line["step"] for line in first.lines("step"))
+    again = Training(checkpoint=training.checkpoint)
+    job = Job(training=again, launcher="edlrun")
+    second = run_job(job, "second")
+    check(job, second, alone(again))
+    [restored] = events(second, "restore")
+    assert restored["step"] in (last, last + 1)

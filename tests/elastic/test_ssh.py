@@ -1,0 +1,151 @@
+"""Workers on hosts that are reached by ssh, started with the commands of the README."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import re
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import harness
+import pytest
+from faults import Interrupt, add_host, kill
+from harness import HERE, REPOSITORY, Job, Outcome
+from invariants import check
+from ssh_hosts import HOSTS, SSH, SSHD, serve
+from training import Training
+
+sys.path.append(str(REPOSITORY / "tests" / "contract"))
+
+pytestmark = pytest.mark.skipif(
+    SSHD is None or SSH is None, reason="no ssh server on this machine (apt-get install openssh-server)"
+)
+
+TRAIN = f"""\
+import sys
+from pathlib import Path
+
+sys.path.insert(0, {str(HERE)!r})
+from worker_script import main
+
+main(Path.cwd())
+"""
+
+
+@pytest.fixture
+def ssh(tmp_path):
+    folder = tmp_path / "ssh"
+    folder.mkdir()
+    with serve(folder) as server:
+        yield server
+
+
+@pytest.fixture
+def run_over_ssh(ssh, tmp_path, monkeypatch):
+    """Runs a job in a folder of the test's own with a command as the README has it: programs are found by ``PATH``."""
+
+    def run(job: Job, command: str, name: str = "job") -> Outcome:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "discovery_scripts").symlink_to(REPOSITORY / "discovery_scripts")
+        (folder / "hosts.txt").symlink_to("hosts")
+        (folder / "train.py").write_text(TRAIN)
+        monkeypatch.setattr(harness, "command", lambda job, folder: shlex.split(command))
+        return harness.run(job, folder)
+
+    return run
+
+
+def on_path(ssh: Any, **more: str) -> dict[str, str]:
+    """Variables under which the README's words mean the programs under test."""
+    path = os.pathsep.join([str(ssh.tools), str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {"PATH": path, "EDL_HVD_PYTHON": sys.executable, **more}
+
+
+def command_of_readme(script: str) -> str:
+    """The README's command with that discovery script, on the interface that reaches the hosts of this test."""
+    text = (REPOSITORY / "README.md").read_text()
+    (command,) = re.findall(rf"^\$ (horovodrun .*{script}.*)$", text, flags=re.MULTILINE)
+    assert command.count(" eth0 ") == 1
+    return str(command.replace(" eth0 ", " lo "))
+
+
+def sizes(outcome: Outcome) -> list[int]:
+    """Size of each world, repetitions left out."""
+    formed = (event["size"] for event in outcome.events if event["event"] == "world_formed")
+    return [size for size, _ in itertools.groupby(formed)]
+
+
+def test_the_command_for_real_hosts_goes_on_when_a_host_joins_and_a_worker_is_killed(run_over_ssh, ssh, alone):
+    training = Training(until_size=2)
+    first, second, third = (f"{host}:1" for host in HOSTS)
+    job = Job(hosts=(first, second), faults=(add_host(third, step=5), kill(rank=1, size=3, visit=3)), training=training,
+              environment=on_path(ssh))  # fmt: skip
+    before = len(ssh.logins())
+    outcome = run_over_ssh(job, command_of_readme("from_file"))
+
+    check(job, outcome, alone(training))
+    assert sizes(outcome) == [2, 3, 2]
+    assert [event["cause"] for event in outcome.events if event["event"] == "resized"] == ["change", "failure"]
+    assert len([event for event in outcome.events if event["event"] == "worker_lost"]) == 1
+    assert sorted(ssh.logins()[before:]) == sorted(HOSTS), "each worker is started once, through ssh"
+
+
+def test_an_interrupted_launcher_leaves_workers_on_other_hosts_and_the_job_can_be_started_again(
+    run_over_ssh, ssh, tmp_path
+):
+    """Both as the README says; the harness ends the workers that are left."""
+    training = Training(epochs=10**6, checkpoint=str(tmp_path / "checkpoints"), checkpoint_every="2 steps")
+    faults = (Interrupt(step=12, signal_number=signal.SIGINT),)
+    job = Job(hosts=(f"{HOSTS[0]}:1", f"{HOSTS[1]}:1"), faults=faults, training=training, environment=on_path(ssh))
+    first = run_over_ssh(job, command_of_readme("from_file"), "first")
+    assert first.fired == {0: 1}
+    assert [line.strip() for line in first.left] == ["python train.py"] * 2
+
+    manifests = (tmp_path / "checkpoints" / "checkpoints").glob("*/manifest.json")
+    newest = max(int(manifest.parent.name) for manifest in manifests)
+    steps_per_epoch = training.samples // training.global_batch
+    training = dataclasses.replace(training, epochs=newest // steps_per_epoch + 2)
+    job = dataclasses.replace(job, faults=(), training=training)
+    again = run_over_ssh(job, command_of_readme("from_file"), "again")
+    check(job, again)
+    assert [event["step"] for event in again.events if event["event"] == "restore"] == [newest]
+
+
+@pytest.fixture
+def aws():
+    from servers import AwsServer
+
+    with AwsServer() as server:
+        yield server
+
+
+def run_instance(ec2: Any, subnet: str, address: str) -> str:
+    """Start an instance with that private address and the README's tag; its type has one GPU, hence one slot."""
+    image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
+    tags = [{"ResourceType": "instance", "Tags": [{"Key": "job", "Value": "resnet50"}]}]
+    started = ec2.run_instances(ImageId=image, MinCount=1, MaxCount=1, InstanceType="g4dn.xlarge", SubnetId=subnet,
+                                PrivateIpAddress=address, TagSpecifications=tags)  # fmt: skip
+    return str(started["Instances"][0]["PrivateIpAddress"])
+
+
+def test_the_command_for_ec2_trains_on_the_tagged_instances(run_over_ssh, ssh, aws, alone, tmp_path):
+    ec2 = aws.client("ec2")
+    network = ec2.create_vpc(CidrBlock="127.0.0.0/24")["Vpc"]["VpcId"]
+    subnet = ec2.create_subnet(VpcId=network, CidrBlock="127.0.0.0/28")["Subnet"]["SubnetId"]
+    assert [run_instance(ec2, subnet, host) for host in HOSTS[:2]] == list(HOSTS[:2])
+    variables = on_path(ssh, HOME=str(tmp_path), EDL_HVD_DISCOVERY_CACHE=str(tmp_path), **aws.environment)
+    job = Job(environment=variables)
+    outcome = run_over_ssh(job, command_of_readme("from_ec2"))
+
+    # The process that asks EC2 ends by itself half a minute after the last poll.
+    left = [line for line in outcome.left if "edl_hvd/discovery/poll.py" not in line]
+    outcome = dataclasses.replace(outcome, left=left)
+    check(job, outcome, alone(job.training))
+    assert sizes(outcome) == [2]
+    assert {line["worker"] for line in outcome.lines("end")} == {f"{host}:0" for host in HOSTS[:2]}

@@ -1,0 +1,139 @@
+"""The little training both engines run: a ledger of samples beside a small network.
+
+The ledger is one parameter per sample. Its loss is linear, its learning rate such that each time a sample counts
+in a global batch its entry falls by exactly one, so the final weights themselves say how often each sample counted.
+The network, under momentum or AdamW and with weight decay, shows whether replicas stay identical.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Training:
+    """What to train.
+
+    Attributes:
+        samples: Size of the data set.
+        epochs: Epochs to train at least. The job goes on to the end of the first epoch by which every fault has struck
+        linger_s: (the last one so many seconds ago)
+        until_size: and the world has this size.
+        global_batch: Samples per optimizer step over the whole world.
+        micro_batch: Samples per forward; ``None`` splits the global batch evenly.
+        worker_batch: Samples per worker instead of a global batch.
+        optimizer: "sgd" (momentum 0.9, weight decay 0.1), "plain" (no momentum, no decay) or "adamw".
+        commit_every: Steps between commits.
+        pause_s: Sleep in each step, so that there is time for something to happen.
+        checkpoint: Folder for checkpoints, or ``None``.
+        checkpoint_every: Their interval.
+        loader_workers: Processes of the data loader.
+        hidden: Width of the network. Above some 100,000 a gradient no longer fits into the sockets' buffers, and a
+            worker waits in the middle of sending it.
+        layers: Hidden ones. With many, a worker is most of the time about to hand a gradient over.
+        extra: Switches of single tests: "scheduler" (halves the learning rate each epoch), "check" (stock Horovod:
+            look for host updates in every step).
+    """
+
+    samples: int = 48
+    epochs: int = 3
+    linger_s: float = 0.0
+    until_size: int | None = None
+    global_batch: int = 8
+    micro_batch: int | None = 2
+    worker_batch: int | None = None
+    optimizer: str = "sgd"
+    commit_every: int = 1
+    pause_s: float = 0.02
+    checkpoint: str | None = None
+    checkpoint_every: str = "600s"
+    loader_workers: int = 0
+    hidden: int = 16
+    layers: int = 1
+    extra: tuple[str, ...] = field(default=())
+
+    @property
+    def keeps_ledger(self) -> bool:
+        """AdamW and a changing learning rate do not take one off per sample."""
+        return self.optimizer != "adamw" and "scheduler" not in self.extra
+
+    def save(self, folder: Path) -> None:
+        (folder / "training.json").write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def load(cls, folder: Path) -> Training:
+        fields = json.loads((folder / "training.json").read_text())
+        return cls(**{**fields, "extra": tuple(fields["extra"])})
+
+
+def build(training: Training, ledger_rate: float) -> tuple[Any, Any, Any]:
+    """The model, its optimizer and the data set, the same on every call."""
+    import torch
+    from torch import nn
+
+    torch.set_num_threads(1)
+    torch.manual_seed(7)
+
+    class Trainee(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            width = training.hidden
+            between = [layer for _ in range(training.layers - 1) for layer in (nn.Linear(width, width), nn.Tanh())]
+            self.network = nn.Sequential(nn.Linear(8, width), nn.Tanh(), *between, nn.Linear(width, 1))
+            self.ledger = nn.Parameter(torch.zeros(training.samples), requires_grad=training.optimizer != "adamw")
+
+    class Numbered(torch.utils.data.Dataset):  # type: ignore[type-arg]
+        features = torch.randn(training.samples, 8)
+        target = features.sum(dim=1, keepdim=True).sin()
+
+        def __len__(self) -> int:
+            return training.samples
+
+        def __getitem__(self, index: int) -> tuple[int, Any, Any]:
+            return index, self.features[index], self.target[index]
+
+    model = Trainee()
+    network = {"params": list(model.network.parameters())}
+    ledger = {"params": [model.ledger], "lr": ledger_rate, "momentum": 0.0, "weight_decay": 0.0}
+    optimizer: torch.optim.Optimizer
+    if training.optimizer == "adamw":
+        optimizer = torch.optim.AdamW([network], lr=0.01, weight_decay=0.1)
+    else:
+        momentum, decay = (0.9, 0.1) if training.optimizer == "sgd" else (0.0, 0.0)
+        optimizer = torch.optim.SGD([network, ledger], lr=0.01, momentum=momentum, weight_decay=decay)
+    return model, optimizer, Numbered()
+
+
+def loss_of(model: Any, batch: tuple[Any, Any, Any], ledger_scale: float = 1.0) -> Any:
+    """Mean squared error, plus the mean of the batch's ledger entries."""
+    index, features, target = batch
+    return ((model.network(features) - target) ** 2).mean() + ledger_scale * model.ledger[index].mean()
+
+
+def weights_of(model: Any) -> dict[str, list[float]]:
+    """The network's weights as plain numbers."""
+    return {name: value.detach().flatten().tolist() for name, value in model.network.state_dict().items()}
+
+
+def write_report(folder: Path, worker: str, model: Any, **fields: Any) -> None:
+    """What one worker holds at the end of the job."""
+    digest = hashlib.sha256()
+    for _, value in sorted(model.state_dict().items()):
+        digest.update(value.detach().contiguous().numpy().tobytes())
+    report = {
+        "worker": worker,
+        "pid": os.getpid(),
+        "ledger": model.ledger.detach().tolist(),
+        "weights": weights_of(model),
+        "sha256": digest.hexdigest(),
+        **fields,
+    }
+    (folder / "reports").mkdir(exist_ok=True)
+    path = folder / "reports" / f"{worker.replace(':', '.')}.json"
+    path.with_suffix(".part").write_text(json.dumps(report))
+    path.with_suffix(".part").replace(path)

@@ -1,0 +1,146 @@
+"""The training of ``training.py`` as a user of ``edl_hvd`` writes it; runs under any launcher and without one."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from faults import Points
+from training import Training, build, loss_of, weights_of, write_report
+
+
+def _broken() -> type[Exception]:
+    from edl_hvd.errors import WorldBrokenError
+
+    return WorldBrokenError
+
+
+def main(folder: Path) -> None:
+    faulthandler.register(signal.SIGUSR1)
+    points = Points(folder, _broken)
+    points.note("start")
+    points.reach("start")
+
+    import torch
+
+    import edl_hvd
+
+    training = Training.load(folder)
+    edl_hvd.init()
+    if points.launched:
+        _install(points)
+    model, optimizer, dataset = build(training, ledger_rate=training.worker_batch or training.global_batch)
+    optimizer = edl_hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    if training.worker_batch:
+        policy: Any = edl_hvd.WorkerBatch(training.worker_batch, learning_rate="linear")
+    else:
+        policy = edl_hvd.GlobalBatch(training.global_batch, training.micro_batch)
+    batches = edl_hvd.ElasticBatchSampler(len(dataset), policy=policy, seed=0)
+    loader = torch.utils.data.DataLoader(dataset, batch_sampler=batches, num_workers=training.loader_workers)
+    kept: dict[str, Any] = {}
+    if "scheduler" in training.extra:
+        kept["scheduler"] = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches, seen=[], notes={"last": -1}, **kept)
+    weights_by_epoch: list[dict[str, list[float]]] = []
+
+    def resized() -> None:
+        points.rank, points.size, points.step = edl_hvd.rank(), edl_hvd.size(), state.step
+        points.note("callback", step=state.step, size=points.size)
+        points.reach("callback")
+
+    state.on_resize(resized)
+
+    @edl_hvd.elastic(
+        checkpoint=training.checkpoint, checkpoint_every=training.checkpoint_every, commit_every=training.commit_every
+    )
+    def train(state: Any) -> None:
+        points.rank, points.size, points.step = edl_hvd.rank(), edl_hvd.size(), state.step
+        points.note("enter", rank=points.rank, size=points.size, step=state.step, generation=state.generation)
+        for epoch in state.epochs(10**6):
+            if not points.launched:
+                weights_by_epoch.append(weights_of(model))
+            if epoch >= training.epochs and batches.offset == 0 and _agreed_over(points, training):
+                return
+            for batch in state.batches(loader):
+                points.step = state.step
+                rate = optimizer.param_groups[0]["lr"]
+                points.note("step", step=state.step, rank=points.rank, size=points.size, lr=rate)
+                points.reach("step")
+                optimizer.zero_grad()
+                loss_of(model, batch).backward()
+                points.reach("reduced")
+                optimizer.step()
+                points.reach("update")
+                if optimizer.at_boundary:
+                    state.seen.append(state.step + 1)
+                    state.notes["last"] = state.step + 1
+                    time.sleep(training.pause_s)
+            if "scheduler" in training.extra:
+                state.scheduler.step()
+
+    train(state)
+    points.reach("end")
+    points.note("end", step=state.step)
+    write_report(
+        folder,
+        points.worker,
+        model,
+        rank=edl_hvd.rank(),
+        size=edl_hvd.size(),
+        step=state.step,
+        epoch=state.epoch,
+        samples=state.samples,
+        seen=state.seen,
+        notes=state.notes,
+        lr=optimizer.param_groups[0]["lr"],
+        weights_by_epoch=weights_by_epoch,
+    )
+
+
+def _agreed_over(points: Points, training: Training) -> bool:
+    """Whether all workers think that the job is over."""
+    import torch
+
+    import edl_hvd
+
+    mine = points.over(training.linger_s) and training.until_size in (None, points.size)
+    return bool(edl_hvd.allreduce(torch.tensor(int(mine)), op="min").item())
+
+
+def _install(points: Points) -> None:
+    """Tie the points to the functions behind them."""
+    import horovod.torch as hvd
+
+    import edl_hvd
+
+    def place() -> None:
+        points.rank, points.size = edl_hvd.rank(), edl_hvd.size()
+
+    points.around("edl_hvd.worker.horovod_rendezvous:HorovodRendezvous._meet", "rendezvous")
+    points.around("horovod.torch:init", "forming")
+    poll, stalled_in = hvd.poll, []
+
+    def poll_or_stall(handle: int) -> bool:
+        world = os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"]  # one per world
+        if points.reach("waiting"):
+            stalled_in.append(world)
+        return world not in stalled_in and poll(handle)
+
+    hvd.poll = poll_or_stall
+    points.around("edl_hvd.worker.horovod_rendezvous:HorovodRendezvous.leave", "leaving")
+    points.around("edl_hvd.worker.driver_rendezvous:DriverRendezvous._enter", "rendezvous")
+    points.around("edl_hvd.worker.driver_rendezvous:DriverRendezvous.leave", "leaving")
+    points.around("horovod.torch:shutdown", "shutdown")
+    points.around("edl_hvd.worker.loop:Session._synchronise", "sync", prepare=place)
+    points.around("edl_hvd.worker.horovod_collectives:HorovodCollectives.broadcast_", "broadcast", prepare=place)
+    points.around("edl_hvd.worker.snapshot:SnapshotBuffers.fill", "commit")
+    points.around("edl_hvd.worker.loop:Session.agree", "committed")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,17 @@
+"""A clock for tests: time passes only when somebody sleeps, and then at once."""
+
+from __future__ import annotations
+
+
+class FakeClock:
+    def __init__(self, now_s: float = 1_000.0) -> None:
+        self.now_s = now_s
+
+    def wall_s(self) -> float:
+        return self.now_s
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def sleep(self, duration_s: float) -> None:
+        self.now_s += duration_s

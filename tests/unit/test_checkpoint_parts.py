@@ -1,0 +1,281 @@
+"""The pure pieces of a checkpoint: shares, shards, documents, names, retention."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from edl_hvd.checkpoint import Snapshot, layout
+from edl_hvd.checkpoint.manifest import FileEntry, Manifest, Part, TensorEntry
+from edl_hvd.checkpoint.retention import expired
+from edl_hvd.checkpoint.shards import DTYPE_NAMES, checksum, checksum_of, contiguous, pack, unpack
+from edl_hvd.checkpoint.shares import share_out
+from edl_hvd.checkpoint.snapshot import check_snapshot
+from edl_hvd.errors import StateError, StorageError
+from edl_hvd.storage import StoredObject
+
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
+
+SIZES = some.dictionaries(some.text(max_size=5), some.integers(0, 10**9), max_size=30)
+
+
+# Shares
+
+
+@given(sizes=SIZES, size=some.integers(1, 40))
+def test_every_tensor_is_in_exactly_one_share(sizes: dict[str, int], size: int) -> None:
+    shares = share_out(sizes, size)
+    assert len(shares) == size
+    assert sorted(name for share in shares for name in share) == sorted(sizes)
+
+
+@given(sizes=SIZES, size=some.integers(1, 40), seed=some.integers(0, 1000))
+def test_ranks_agree_on_the_shares_whatever_order_they_know_the_tensors_in(
+    sizes: dict[str, int], size: int, seed: int
+) -> None:
+    shuffled = list(sizes.items())
+    random.Random(seed).shuffle(shuffled)
+    assert share_out(dict(shuffled), size) == share_out(sizes, size)
+
+
+@given(sizes=SIZES, size=some.integers(1, 40))
+def test_shares_differ_by_no_more_than_the_largest_tensor(sizes: dict[str, int], size: int) -> None:
+    loads = [sum(sizes[name] for name in share) for share in share_out(sizes, size)]
+    assert max(loads) - min(loads) <= max(sizes.values(), default=0)
+
+
+# Shards
+
+
+def bits(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Everything that has to survive: type, shape and every bit, those of NaNs too."""
+    data = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    return tensor.dtype, tuple(tensor.shape), data.numpy().tobytes()
+
+
+def random_bits(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    """Any bit pattern the type has: denormals, infinities, NaNs with payloads."""
+    if dtype is torch.bool:
+        return torch.randint(0, 2, shape, dtype=dtype)
+    size_bytes = torch.empty(0, dtype=dtype).element_size()
+    raw = torch.randint(0, 256, (math.prod(shape) * size_bytes,), dtype=torch.uint8)
+    return raw.view(dtype).reshape(shape)
+
+
+@pytest.mark.parametrize("dtype", DTYPE_NAMES, ids=DTYPE_NAMES.get)
+def test_every_type_comes_back_bit_for_bit(dtype: torch.dtype) -> None:
+    tensors = {
+        "scalar": random_bits(dtype),
+        "one": random_bits(dtype, 1),
+        "matrix": random_bits(dtype, 7, 5),
+        "empty": random_bits(dtype, 0),
+        "empty matrix": random_bits(dtype, 3, 0, 2),
+    }
+    found = unpack(pack(contiguous(tensors)))
+    assert {name: bits(tensor) for name, tensor in found.items()} == {
+        name: bits(tensor) for name, tensor in tensors.items()
+    }
+
+
+def test_every_arrangement_in_memory_comes_back_as_the_same_values_with_memory_of_its_own() -> None:
+    base = torch.randn(4, 6)
+    images = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    tensors = {
+        "base": base,
+        "tied": base,
+        "transposed": base.t(),
+        "every other column": base[:, ::2],
+        "row": base[1],
+        "overlaps row": base.reshape(-1)[4:9],
+        "expanded": torch.ones(1, 3).expand(5, 3),
+        "channels last": images,
+        "conjugate": torch.randn(3, dtype=torch.complex64).conj(),
+        "negated view": torch.randn(3, dtype=torch.complex64).conj().imag,
+        "parameter": torch.nn.Parameter(torch.randn(3)),
+    }
+    found = unpack(pack(contiguous(tensors)))
+    for name, tensor in tensors.items():
+        assert bits(found[name]) == bits(tensor), name
+        assert not found[name].requires_grad
+    assert len({tensor.untyped_storage().data_ptr() for tensor in found.values()}) == len(tensors)
+
+
+def test_slices_of_one_buffer_are_not_copied_to_be_written() -> None:
+    buffer = torch.arange(100.0)
+    slices = {"first": buffer[:50], "second": buffer[50:]}
+    assert [tensor.data_ptr() for tensor in contiguous(slices).values()] == [
+        tensor.data_ptr() for tensor in slices.values()
+    ]
+
+
+@given(names=some.lists(some.text(), unique=True, max_size=8).filter(lambda names: "__metadata__" not in names))
+def test_a_tensor_may_have_any_name(names: list[str]) -> None:
+    tensors = {name: torch.tensor(number) for number, name in enumerate(names)}
+    check_snapshot(Snapshot(tensors))
+    found = unpack(pack(tensors))
+    assert {name: int(tensor) for name, tensor in found.items()} == {name: n for n, name in enumerate(names)}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"short", b"\xff" * 8, b"\xff" * 64, (2**62).to_bytes(8, "little") + b"{}", b"\x02" + bytes(7) + b"{x"],
+)
+def test_bytes_that_are_no_shard_are_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="not a readable safetensors file"):
+        unpack(data)
+
+
+def test_checksums_differ_for_any_flipped_bit() -> None:
+    tensor = torch.randn(50)
+    original = checksum_of(tensor)
+    data = tensor.view(torch.uint8)
+    for position in range(data.numel()):
+        data[position] ^= 1 << (position % 8)
+        assert checksum_of(tensor) != original
+        data[position] ^= 1 << (position % 8)
+    assert checksum_of(tensor) == original == checksum(tensor.numpy().tobytes())
+
+
+# What a snapshot may hold
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "words"),
+    [
+        (Snapshot({"w": torch.zeros(1, dtype=torch.complex128)}), "tensor 'w' is torch.complex128, .*expected one of"),
+        (Snapshot({"w": torch.eye(2).to_sparse()}), "tensor 'w' has layout .*to_dense"),
+        (Snapshot({"w": torch.zeros(1, device="meta")}), "tensor 'w' is on meta; expected host memory"),
+        (Snapshot({"w": [1.0]}), "tensor 'w' is a list"),  # type: ignore[dict-item]
+        (Snapshot({3: torch.zeros(1)}), "tensor name 3"),  # type: ignore[dict-item]
+        (Snapshot({"__metadata__": torch.zeros(1)}), "tensor name '__metadata__'"),
+        (Snapshot({"\ud800": torch.zeros(1)}), "valid Unicode"),
+        (Snapshot({}, {"a": {"b": [1, (2, 3)]}}), r"plain\['a'\]\['b'\]\[1\] is a tuple; expected a JSON value"),
+        (Snapshot({}, {"a": torch.zeros(1)}), r"plain\['a'\] is a Tensor"),
+        (Snapshot({}, {1: 2}), "plain has the key 1; expected strings"),  # type: ignore[dict-item]
+        (Snapshot({}, step=-1), "step=-1"),
+        (Snapshot({}, samples=1.5), "samples=1.5"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_would_not_come_back_as_it_was_is_refused_by_name(snapshot: Snapshot, words: str) -> None:
+    with pytest.raises(StateError, match=words):
+        check_snapshot(snapshot)
+
+
+def test_all_problems_of_a_snapshot_are_reported_at_once() -> None:
+    snapshot = Snapshot({"a": torch.eye(2).to_sparse(), "b": torch.zeros(1, dtype=torch.complex128)}, {"c": set()})
+    with pytest.raises(StateError) as caught:
+        check_snapshot(snapshot)
+    assert [name in str(caught.value) for name in ("'a'", "'b'", "'c'")] == [True] * 3
+
+
+# Documents
+
+
+def a_manifest() -> Manifest:
+    plain = {"loss": [float("inf"), -0.0, 1e-300, 2**70], "text": 'ü\n"\ud800', "nothing": None, "nested": {"": True}}
+    file = layout.shard_name(0, 1)
+    return Manifest(
+        attempt="a-1", step=7, epoch=1, samples=70, world_size=1, created="2026-01-01T00:00:00.000+00:00",
+        versions={"torch": "2"}, plain=plain, files={file: FileEntry(12, checksum(b"x"))},
+        tensors={"w": TensorEntry(file, "float32", [3], checksum(b"y"))},
+    )  # fmt: skip
+
+
+def test_documents_come_back_equal_and_in_order() -> None:
+    manifest = a_manifest()
+    assert Manifest.decode(manifest.encode()) == manifest
+    assert list(Manifest.decode(manifest.encode()).plain) == list(manifest.plain)
+    part = Part(3, 7, 1, 70, manifest.files, manifest.tensors)
+    assert Part.decode(part.encode()) == part
+    assert math.isnan(Manifest.decode(_with_plain({"x": math.nan}).encode()).plain["x"])
+
+
+def _with_plain(plain: dict[str, object]) -> Manifest:
+    return Manifest(**{**vars(a_manifest()), "plain": plain})
+
+
+def test_no_damage_to_any_byte_of_a_manifest_goes_unnoticed() -> None:
+    manifest = a_manifest()
+    data = manifest.encode()
+    for position in range(len(data)):
+        for flipped in (data[position] ^ 1, data[position] ^ 32, 0):
+            damaged = data[:position] + bytes([flipped]) + data[position + 1 :]
+            try:
+                assert Manifest.decode(damaged) == manifest  # a changed blank at the end, or 1E9 for 1e9
+            except (ValueError, StorageError):
+                continue
+    for length in range(len(data) - 1):
+        with pytest.raises(ValueError, match=r"not JSON|not a document"):
+            Manifest.decode(data[:length])
+
+
+@pytest.mark.parametrize("data", [b"[]", b"{}", b'{"content": {}}', b'{"format": 1, "content": []}', b"[" * 100_000])
+def test_json_that_is_no_manifest_is_refused(data: bytes) -> None:
+    with pytest.raises((ValueError, StorageError)):
+        Manifest.decode(data)
+
+
+def test_a_manifest_of_a_later_format_is_not_taken_for_damage() -> None:
+    with pytest.raises(StorageError, match="has format 2, this version of edl_hvd reads format 1"):
+        Manifest.decode(a_manifest().encode().replace(b'"format":1', b'"format":2', 1))
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "parts/x", "manifest.json", ""])
+def test_a_manifest_cannot_name_files_outside_its_folder(name: str) -> None:
+    manifest = Manifest(**{**vars(a_manifest()), "files": {name: FileEntry(1, "")}, "tensors": {}})
+    with pytest.raises(ValueError, match="unexpected files"):
+        Manifest.decode(manifest.encode())
+
+
+# Names and retention
+
+
+def objects(*keys: str) -> list[StoredObject]:
+    return [StoredObject(key, 1) for key in keys]
+
+
+def a_checkpoint(step: int, listed: bool = True) -> list[StoredObject]:
+    shard = layout.folder(step) + layout.shard_name(0, 1)
+    return objects(shard, *([layout.manifest_key(step)] if listed else []))
+
+
+def test_listed_are_the_steps_with_a_manifest_newest_first_however_long_their_numbers() -> None:
+    found = a_checkpoint(10**13) + a_checkpoint(3) + a_checkpoint(20) + a_checkpoint(5, listed=False)
+    assert layout.listed_steps(found + objects("checkpoints/x/manifest.json", "other")) == [10**13, 20, 3]
+
+
+STEPS = some.dictionaries(some.integers(0, 20), some.booleans(), max_size=12)
+
+
+@given(others=STEPS, broken=some.sets(some.integers(0, 20)), written=some.integers(0, 20), keep=some.integers(1, 5))
+def test_retention_keeps_the_newest_intact_ones_and_stops_nowhere_with_a_torn_one(
+    others: dict[int, bool], broken: set[int], written: int, keep: int
+) -> None:
+    """``others`` maps steps to whether they are listed; ``broken`` are the damaged ones among them."""
+    checkpoints = {**others, written: True}
+    found = [entry for step, listed in checkpoints.items() for entry in a_checkpoint(step, listed)]
+    keys = expired(found, written, keep, lambda step: step not in broken)
+    good = sorted((step for step in others if others[step] and step < written and step not in broken), reverse=True)
+    kept = {written, *good[: keep - 1]}
+    remaining = {entry.key for entry in found} - set(keys)
+    for step in kept:
+        assert {entry.key for entry in a_checkpoint(step)} <= remaining
+    assert all(layout.step_of(key) < min(kept) for key in keys)  # type: ignore[operator]
+    assert {layout.step_of(key) for key in remaining} >= {step for step in checkpoints if step >= min(kept)}
+    assert all(layout.step_of(key) >= min(kept) for key in remaining)  # type: ignore[operator]
+    manifests = {layout.manifest_key(step) for step in checkpoints}
+    assert keys == sorted(keys, key=lambda key: key not in manifests), "a manifest goes before any shard"
+
+
+def test_retention_leaves_strangers_alone() -> None:
+    strangers = objects("checkpoints/notes.txt", "checkpoints/1/manifest.json", "data/x", "checkpoints/best/a")
+    assert expired(strangers + a_checkpoint(1) + a_checkpoint(2), 2, 1, lambda step: True) == [
+        layout.manifest_key(1),
+        layout.folder(1) + layout.shard_name(0, 1),
+    ]

@@ -1,0 +1,207 @@
+"""Writing checkpoints: what becomes visible, when, and what is kept."""
+
+from __future__ import annotations
+
+import ast
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import Gate, WatchedStorage, assert_equal, nothing_reported, snapshot_of, write, write_rank
+
+import edl_hvd.checkpoint
+from edl_hvd.checkpoint import CheckpointWriter, Snapshot, layout, restore, restore_newest, steps
+from edl_hvd.errors import InternalError, ObjectExistsError, StateError, StorageError
+from edl_hvd.events import CheckpointWritten, Event
+
+# What is written
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+def test_a_world_of_any_size_writes_what_one_reader_restores(size: int) -> None:
+    storage = WatchedStorage()
+    for step in (10, 20):
+        events = write(storage, snapshot_of(step), size)
+    assert steps(storage) == [20, 10]
+    assert_equal(restore_newest(storage, nothing_reported), snapshot_of(20))
+    assert_equal(restore(storage, 10), snapshot_of(10))
+    [written] = events[0]
+    assert isinstance(written, CheckpointWritten)
+    shards = [entry for entry in storage.list(layout.folder(20)) if entry.key.endswith(".safetensors")]
+    assert (written.url, written.step) == (storage.url, 20)
+    assert written.size_bytes == sum(entry.size_bytes for entry in shards)
+    assert events[1:] == [[]] * (size - 1)
+
+
+def test_the_objects_of_a_checkpoint_are_one_shard_per_rank_and_a_manifest() -> None:
+    storage = WatchedStorage()
+    write(storage, snapshot_of(12345), size=4)
+    assert [entry.key for entry in storage.list()] == [
+        "checkpoints/000000012345/manifest.json",
+        "checkpoints/000000012345/tensors-00000-of-00004.safetensors",
+        "checkpoints/000000012345/tensors-00001-of-00004.safetensors",
+        "checkpoints/000000012345/tensors-00002-of-00004.safetensors",
+        "checkpoints/000000012345/tensors-00003-of-00004.safetensors",
+    ]
+
+
+def test_a_snapshot_without_tensors_and_one_with_fewer_than_ranks_are_kept_too() -> None:
+    storage = WatchedStorage()
+    bare = Snapshot({}, {"only": "this"}, step=1)
+    write(storage, bare, size=2)
+    assert_equal(restore(storage, 1), bare)
+    single = Snapshot({"w": torch.ones(2)}, step=2)
+    write(storage, single, size=5)
+    assert_equal(restore(storage, 2), single)
+
+
+def test_the_manifest_is_written_after_every_shard() -> None:
+    calls: list[str] = []
+    storage = WatchedStorage(lambda method, key: calls.append(key) if method == "write_new" else None)
+    write(storage, snapshot_of(1), size=3)
+    assert calls[-1] == layout.manifest_key(1)
+    assert len(calls) == 4
+
+
+def test_no_code_in_the_package_can_unpickle_or_evaluate() -> None:
+    sources = [*Path(edl_hvd.checkpoint.__file__).parent.glob("*.py")]
+    assert len(sources) > 8
+    for source in sources:
+        for node in ast.walk(ast.parse(source.read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+                assert not {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"} & set(names), source
+            if isinstance(node, ast.Call):
+                assert ast.unparse(node.func) not in ("torch.load", "torch.save", "eval", "exec", "np.load"), source
+
+
+# In the background
+
+
+def test_begin_returns_while_the_storage_still_blocks_and_busy_says_so() -> None:
+    gate = Gate("write_new", "tensors")
+    storage = WatchedStorage(gate)
+    writer = CheckpointWriter(storage)
+    assert not writer.busy
+    assert writer.wait(0)
+    writer.begin(snapshot_of(1), 0, 1, "a")
+    gate.reached.wait()
+    assert writer.busy
+    assert not writer.wait(0)
+    assert writer.poll() == []
+    with pytest.raises(InternalError, match="while another is being written"):
+        writer.begin(snapshot_of(2), 0, 1, "b")
+    gate.open()
+    assert writer.wait(60)
+    assert not writer.busy
+    assert [type(event) for event in writer.poll()] == [CheckpointWritten]
+    assert writer.poll() == []
+
+
+def test_what_cannot_be_written_is_refused_by_begin_not_in_the_background() -> None:
+    writer = CheckpointWriter(WatchedStorage())
+    with pytest.raises(StateError):
+        writer.begin(Snapshot({}, {"callback": print}), 0, 1, "a")
+    for rank, size, attempt in ((1, 1, "a"), (-1, 1, "a"), (0, 1, "../a"), (0, 1, "")):
+        with pytest.raises(InternalError):
+            writer.begin(snapshot_of(1), rank, size, attempt)
+    assert not writer.busy
+
+
+# A checkpoint of that step exists already
+
+
+def test_a_step_that_is_checkpointed_already_counts_as_done() -> None:
+    storage = WatchedStorage()
+    write(storage, snapshot_of(5, variant=1), size=2)
+    events = write(storage, snapshot_of(5, variant=2), size=2)
+    assert [type(event) for event in events[0]] == [CheckpointWritten]
+    assert_equal(restore(storage, 5), snapshot_of(5, variant=1))
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-20], lambda data: data[:-5] + b"?" + data[-4:]], ids=["cut", "changed"]
+)
+@pytest.mark.parametrize("victim", ["manifest.json", "tensors-00001-of-00002.safetensors"])
+def test_a_damaged_checkpoint_of_the_same_step_is_replaced(victim: str, damage: Callable[[bytes], bytes]) -> None:
+    storage = WatchedStorage()
+    write(storage, snapshot_of(5, variant=1), size=2)
+    key = layout.folder(5) + victim
+    storage.write(key, damage(storage.read(key)))
+    write(storage, snapshot_of(5, variant=2), size=2)
+    assert_equal(restore_newest(storage, nothing_reported), snapshot_of(5, variant=2))
+
+
+def test_a_manifest_whose_acknowledgement_was_lost_counts_as_written() -> None:
+    """A client repeats a conditional write whose answer was lost, and is told that the object exists."""
+
+    class LosesAnAnswer(WatchedStorage):
+        def write_new(self, key: str, data: bytes | memoryview) -> None:
+            super().write_new(key, data)
+            if "manifest" in key:
+                raise ObjectExistsError(key)
+
+    calls: list[str] = []
+    storage = LosesAnAnswer(lambda method, key: calls.append(key) if method == "read" else None)
+    events = write(storage, snapshot_of(5), size=2)
+    assert not [key for key in calls if key.endswith(".safetensors")], "what it just wrote it need not read again"
+    assert [type(event) for event in events[0]] == [CheckpointWritten]
+    assert_equal(restore(storage, 5), snapshot_of(5))
+
+
+# Retention
+
+
+def test_the_newest_are_kept_and_all_else_that_is_older_goes() -> None:
+    storage = WatchedStorage()
+    write_rank(storage, snapshot_of(15), 1, 2, "dead")
+    storage.write("checkpoints/notes.txt", b"mine")
+    for step in (10, 20, 30, 40):
+        write(storage, snapshot_of(step), size=2, keep=2)
+    assert steps(storage) == [40, 30]
+    assert {layout.step_of(entry.key) for entry in storage.list()} == {None, 30, 40}
+    assert storage.read("checkpoints/notes.txt") == b"mine"
+
+
+def test_a_damaged_checkpoint_does_not_take_the_place_of_a_good_one() -> None:
+    storage = WatchedStorage()
+    for step in (10, 20, 30):
+        write(storage, snapshot_of(step), keep=3)
+    shard = layout.folder(20) + layout.shard_name(0, 1)
+    storage.write(shard, storage.read(shard)[:-1])
+    storage.delete(layout.folder(30) + layout.shard_name(0, 1))
+    write(storage, snapshot_of(40), keep=2)
+    assert_equal(restore(storage, 10), snapshot_of(10))
+    assert_equal(restore_newest(storage, nothing_reported), snapshot_of(40))
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_a_job_that_went_back_behind_damaged_checkpoints_keeps_what_it_writes(keep: int) -> None:
+    storage = WatchedStorage()
+    for step in (10, 80, 90, 100):
+        write(storage, snapshot_of(step), keep=9)
+    for step in (90, 100):
+        storage.delete(layout.folder(step) + layout.shard_name(0, 1))
+    write(storage, snapshot_of(85), keep=keep)
+    damaged: list[Event] = []
+    assert_equal(restore_newest(storage, damaged.append), snapshot_of(85))
+    assert len(damaged) == 2
+
+
+def test_a_checkpoint_stands_even_if_old_ones_cannot_be_removed(caplog: pytest.LogCaptureFixture) -> None:
+    def no_delete(method: str, key: str) -> None:
+        if method == "delete":
+            raise StorageError("access denied")
+
+    storage = WatchedStorage()
+    write(storage, snapshot_of(10), keep=1)
+    storage.watch = no_delete
+    with caplog.at_level(logging.WARNING):
+        events = write(storage, snapshot_of(20), keep=1)
+    assert [type(event) for event in events[0]] == [CheckpointWritten]
+    assert "cannot remove old checkpoints, the next checkpoint tries again: access denied" in caplog.text
+    storage.watch = lambda method, key: None
+    write(storage, snapshot_of(30), keep=1)
+    assert steps(storage) == [30]

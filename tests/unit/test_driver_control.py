@@ -1,0 +1,158 @@
+"""The driver's control port: who may speak, what is understood, and what becomes of everything else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import threading
+
+import pytest
+
+from edl_hvd.driver.control import Control, Message
+
+
+class Port:
+    """A control port in a thread of its own, for callers that block."""
+
+    def __init__(self) -> None:
+        self.heard: list[Message] = []
+        self.loop = asyncio.new_event_loop()
+        self.control = Control(lambda worker, life: (worker, life) == ("a:0", 1), self.heard.append)
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+        self.port = self.do(self.control.start())
+
+    def do(self, coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(30)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+
+    def hello(self, **changes) -> bytes:
+        return line({"token": self.control.token, "worker": "a:0", "life": 1, "pid": 7, **changes})
+
+    def close(self) -> None:
+        async def end() -> None:
+            self.control.close()
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                await asyncio.wait({task}, timeout=30)
+
+        self.do(end())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(30)
+        self.loop.close()
+
+
+@pytest.fixture
+def port():
+    port = Port()
+    yield port
+    port.close()
+
+
+def line(message: object) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def ends(connection: socket.socket) -> bool:
+    """Whether the other side hangs up, saying nothing."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_a_worker_is_heard_and_answered(port):
+    with port.connect() as worker:
+        worker.sendall(port.hello() + line({"what": "ready", "step": 7}) + line({"what": "done"}))
+        while len(port.heard) < 3:
+            threading.Event().wait(0.01)
+        assert port.heard == [
+            Message("a:0", 1, "hello", {}),
+            Message("a:0", 1, "ready", {"step": 7}),
+            Message("a:0", 1, "done", {}),
+        ]
+
+        async def answer() -> bool:
+            return port.control.send("a:0", "dismiss", save=True)
+
+        assert port.do(answer())
+        assert json.loads(worker.makefile().readline()) == {"what": "dismiss", "save": True}
+
+
+def test_who_is_not_connected_cannot_be_told_anything(port):
+    async def tell() -> bool:
+        return port.control.send("a:0", "dismiss", save=True)
+
+    assert not port.do(tell())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"token": "wrong"}, {"token": None}, {"token": 5}, {"worker": "b:0"}, {"worker": 3}, {"life": 2}, {"life": True}],
+    ids=str,
+)
+def test_strangers_are_turned_away_without_an_answer(port, changes):
+    with port.connect() as stranger:
+        stranger.sendall(port.hello(**changes))
+        assert ends(stranger)
+    assert port.heard == []
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {},
+        {"what": "magic"},
+        {"what": "ready"},
+        {"what": "ready", "step": "7"},
+        {"what": "done", "more": 1},
+        [],
+        7,
+        None,
+    ],
+    ids=str,
+)
+def test_what_is_not_understood_ends_the_connection(port, message):
+    with port.connect() as worker:
+        worker.sendall(port.hello() + line(message))
+        assert ends(worker)
+    assert [message.what for message in port.heard] == ["hello"]
+
+
+def test_a_line_that_never_ends_ends_the_connection(port):
+    with port.connect() as stranger:
+        try:
+            for _ in range(100):
+                stranger.sendall(b"x" * 10_000)
+        except OSError:
+            return
+        assert ends(stranger)
+
+
+def test_ten_thousand_malformed_requests_change_nothing(port):
+    chance = random.Random(0)
+    good = [
+        port.hello(),
+        line({"what": "ready", "step": 1}),
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x80\x04\x95",
+        b"",
+    ]
+    for _ in range(10_000):
+        request = bytearray(chance.choice(good) + chance.randbytes(chance.randrange(60)))
+        for _ in range(chance.randint(1, 4)):
+            if request:
+                request[chance.randrange(len(request))] = chance.randrange(256)
+        if request.startswith(b'{"token": "' + port.control.token.encode()):
+            request[11] ^= 1  # nobody guesses it
+        with port.connect() as stranger:
+            stranger.sendall(bytes(request) + chance.choice((b"", b"\n")))
+    assert port.heard == []
+    with port.connect() as worker:
+        worker.sendall(port.hello() + line({"what": "ready", "step": 7}))
+        while len(port.heard) < 2:
+            threading.Event().wait(0.01)
+    assert port.heard[1] == Message("a:0", 1, "ready", {"step": 7})

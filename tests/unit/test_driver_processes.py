@@ -1,0 +1,494 @@
+"""Workers as processes: here, and behind an ssh that only pretends, with each shell that may be ``sh`` there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from children import Ears, command_lines, end, gone, launcher, lives, pretend_ssh, python, run, shell
+
+from edl_hvd.driver.local_hosts import is_local, own_addresses
+from edl_hvd.driver.output import Lines
+from edl_hvd.driver.processes import Exit, Ssh
+from edl_hvd.driver.remote import Supervisor, exportable
+from edl_hvd.errors import PlatformError, UsageError
+
+WORKER = "b:0"
+
+
+@pytest.fixture(params=["here", "dash", "bash"])
+def local(request, tmp_path, monkeypatch):
+    """Whether the worker is local; if not, ssh is pretended, with this shell on the other side."""
+    if request.param != "here":
+        if shutil.which(request.param) is None:
+            pytest.skip(f"no {request.param} on this machine")
+        monkeypatch.setenv("PATH", f"{pretend_ssh(tmp_path / 'tools', request.param)}{os.pathsep}{os.environ['PATH']}")
+    return request.param == "here"
+
+
+def outcome_of(words: tuple[str, ...], local: bool, **options) -> tuple[Exit, Ears, list[str]]:
+    """Run a worker to its end."""
+    ears = Ears()
+
+    async def follow():
+        process = await launcher(words, ears, local, **options).start(WORKER, {})
+        return await process.wait(), process.last_lines
+
+    exit_, last_lines = asyncio.run(follow())
+    return exit_, ears, last_lines
+
+
+# --- output ---
+
+
+def test_lines_arrive_by_stream_and_the_last_one_needs_no_newline(local):
+    exit_, ears, _ = outcome_of(shell("echo one; echo two >&2; printf 'th\\nree'; printf last >&2"), local)
+    assert exit_ == Exit(0, None)
+    assert [line for _, stream, line in ears.heard if stream == "stdout"] == [b"one\n", b"th\n", b"ree"]
+    assert ears.text("stderr") == b"two\nlast"
+    assert {worker for worker, _, _ in ears.heard} == {WORKER}
+
+
+def test_everything_a_worker_wrote_before_its_end_arrives_in_order(local):
+    count = 100_000
+    _, ears, last_lines = outcome_of(python(f"for n in range({count}): print('line', n)"), local)
+    assert ears.text() == b"".join(f"line {n}\n".encode() for n in range(count))
+    assert last_lines == [f"line {n}" for n in range(count - 20, count)]
+
+
+def test_a_line_longer_than_64_kib_comes_in_pieces(local):
+    _, ears, _ = outcome_of(python("import sys; sys.stdout.write('x' * 200_000 + '\\nend')"), local)
+    assert ears.text() == b"x" * 200_000 + b"\nend"
+    assert max(len(line) for _, _, line in ears.heard) <= 64 * 1024
+
+
+def test_a_line_is_whole_however_it_is_read():
+    text = b"one\n\ntwo\r\n" + b"y" * 70_000 + b"\nrest"
+    for step in (7, 1000, len(text)):
+        lines = Lines()
+        found = [line for start in range(0, len(text), step) for line in lines.feed(text[start : start + step])]
+        assert found == [b"one\n", b"\n", b"two\r\n", b"y" * 65_536, b"y" * (70_000 - 65_536) + b"\n"]
+        assert lines.rest() == b"rest"
+        assert lines.rest() == b""
+
+
+def test_a_worker_is_not_buffered(local):
+    """It could not answer otherwise: it ends only after what it printed has been seen."""
+
+    async def test():
+        ears = Ears()
+        process = await launcher(python("import time; print('pid', 7); time.sleep(1000)"), ears, local).start(
+            WORKER, {}
+        )
+        await ears.number("pid")
+        process.kill()
+        await process.wait()
+
+    run(test)
+
+
+def test_a_grandchild_that_keeps_the_output_open_does_not_hold_the_end_back(local):
+    exit_, ears, _ = outcome_of(shell("sleep 1000 & echo grandchild $!"), local)
+    grandchild = int(ears.text().split()[1])
+    assert exit_ == Exit(0, None)
+    assert lives(grandchild), "a worker that ends well may leave something running"
+    end(grandchild)
+
+
+def test_what_a_crashed_worker_leaves_behind_is_killed(local):
+    async def test():
+        ears = Ears()
+        process = await launcher(shell("sleep 1000 & echo grandchild $!; exit 3"), ears, local).start(WORKER, {})
+        assert (await process.wait()).text == "exit code 3"
+        await gone(await ears.number("grandchild"))
+
+    run(test)
+
+
+# --- ends ---
+
+
+@pytest.mark.parametrize("code", [0, 3, 127, 255])
+def test_the_exit_code_is_the_workers(local, code):
+    exit_, _, _ = outcome_of(python(f"import sys; sys.exit({code})"), local)
+    assert exit_ == Exit(code, None)
+    assert exit_.text == f"exit code {code}"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_the_signal_is_the_workers(local, number):
+    exit_, ears, _ = outcome_of(python(f"import os; os.kill(os.getpid(), {int(number)})"), local)
+    assert exit_ == Exit(None, number)
+    assert exit_.text == f"killed by {number.name}"
+    assert ears.heard == [], "no shell says what has happened"
+
+
+def test_a_signal_without_a_name_is_told_by_its_number():
+    assert Exit(None, 40).text == "killed by signal 40"
+
+
+def test_terminate_reaches_grandchildren(local):
+    async def test():
+        ears = Ears()
+        process = await launcher(shell("sleep 1000 & echo grandchild $!; wait"), ears, local).start(WORKER, {})
+        grandchild = await ears.number("grandchild")
+        process.terminate()
+        assert await process.wait() == Exit(None, signal.SIGTERM)
+        await gone(grandchild)
+        process.terminate()  # says nothing to anybody any more
+        process.kill()
+
+    run(test)
+
+
+def test_a_worker_may_do_something_when_it_is_told_to_end(local):
+    async def test():
+        ears = Ears()
+        code = "import signal, sys; signal.signal(15, lambda *_: sys.exit(75)); print('pid', 1); signal.pause()"
+        process = await launcher(python(code), ears, local).start(WORKER, {})
+        await ears.number("pid")
+        process.terminate()
+        assert (await process.wait()).code == 75
+
+    run(test)
+
+
+def test_kill_reaches_grandchildren_that_ignore_everything_else(local):
+    async def test():
+        ears = Ears()
+        words = shell("trap '' TERM; sleep 1000 & echo grandchild $!; wait")
+        process = await launcher(words, ears, local).start(WORKER, {})
+        grandchild = await ears.number("grandchild")
+        process.terminate()
+        process.kill()
+        assert await process.wait() == Exit(None, signal.SIGKILL)
+        await gone(grandchild)
+
+    run(test)
+
+
+def test_a_worker_that_is_killed_at_once_does_not_run(local):
+    async def test():
+        ears = Ears()
+        process = await launcher(shell("sleep 1000"), ears, local).start(WORKER, {})
+        process.kill()
+        assert await process.wait() == Exit(None, signal.SIGKILL)
+
+    run(test)
+
+
+def test_waiting_may_be_given_up_and_taken_up_again(local):
+    async def test():
+        process = await launcher(shell("sleep 1000"), Ears(), local).start(WORKER, {})
+        waiting = asyncio.ensure_future(process.wait())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await waiting
+        process.kill()
+        assert await asyncio.gather(process.wait(), process.wait()) == [Exit(None, signal.SIGKILL)] * 2
+
+    run(test)
+
+
+DRIVER = """\
+import asyncio, sys
+sys.path.insert(0, {folder!r})
+from children import Ears, launcher, python
+
+async def main():
+    ears = Ears()
+    process = await launcher(python({worker!r}), ears, {local}).start("b:0", {{}})
+    print(await ears.number("pid"), flush=True)
+    await process.wait()
+
+asyncio.run(main())
+"""
+ORPHAN = """\
+import os, sys
+print("pid", os.getpid(), flush=True)
+open({fifo!r}).read()
+for stream in sys.stdout, sys.stderr:
+    for _ in range({lines}):
+        print("x" * 99, file=stream, flush=True)
+open({fifo!r}, "w").write("wrote all")
+"""
+
+
+def test_a_worker_outlives_a_killed_driver_and_may_print(local, tmp_path):
+    """Here half a megabyte per stream, elsewhere as much as it likes."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    worker = ORPHAN.format(fifo=str(fifo), lines=5_000 if local else 50_000)
+    code = DRIVER.format(folder=str(Path(__file__).parent), worker=worker, local=local)
+    driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    with driver:
+        assert driver.stdout is not None
+        orphan = int(driver.stdout.readline())
+        driver.kill()
+    try:
+        fifo.write_text("the driver is dead")
+        assert fifo.read_text() == "wrote all"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            end(orphan)
+
+
+# --- what a worker is given ---
+
+TOLD = "import os; print(' '.join(os.environb.get(n, b'none').hex() or 'empty' for n in (b'ONE', b'TWO', b'THREE')))"
+
+
+def test_variables_arrive_exactly_whatever_is_in_them(local):
+    every_byte = os.fsdecode(bytes(range(1, 256)))
+    quotes = ' it\'s "quoted" $HOME `id` \\ \n\n !x #\t* ~ '
+    environment = {"PATH": os.environ["PATH"], "ONE": every_byte, "TWO": "overridden"}
+    ears = Ears()
+
+    async def test():
+        process = await launcher(python(TOLD), ears, local, environment).start(WORKER, {"TWO": quotes, "THREE": ""})
+        assert await process.wait() == Exit(0, None)
+
+    run(test)
+    one, two, three = ears.text().split()
+    assert bytes.fromhex(one.decode()) == os.fsencode(every_byte)
+    assert bytes.fromhex(two.decode()) == os.fsencode(quotes)
+    assert three == b"empty"
+
+
+def test_words_arrive_exactly(local):
+    words = ("a b", "", "it's", '"', "$HOME", "\\n", "two\nlines", "*", "ünï")
+    _, ears, _ = outcome_of((*python("import sys; print(ascii(sys.argv[1:]))"), *words), local)
+    assert ears.text().decode() == ascii(list(words)) + "\n"
+
+
+def test_no_command_line_shows_a_variable(local):
+    secret = secrets.token_hex()
+
+    async def test():
+        ears = Ears()
+        environment = {"PATH": os.environ["PATH"], "FOR_ALL": secret}
+        words = shell('sleep 1000 & echo "pid $$"; wait')
+        process = await launcher(words, ears, local, environment).start(WORKER, {"FOR_ONE": secret})
+        worker = await ears.number("pid")
+        assert secret.encode() in Path(f"/proc/{worker}/environ").read_bytes()
+        assert secret.encode() not in command_lines()
+        process.kill()
+        await process.wait()
+
+    run(test)
+
+
+@pytest.fixture
+def interruptible():
+    """As in a terminal: a shell starts what runs in the background with SIGINT ignored, and that is inherited."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_a_worker_runs_in_its_folder_and_group_with_nothing_to_read_and_may_be_interrupted(local, tmp_path):
+    folder = tmp_path / "it's a folder"
+    folder.mkdir()
+    code = """if True:
+        import os, signal, sys
+        assert sys.stdin.read() == ""
+        assert os.getpgid(0) == os.getsid(0) == os.getpid()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        print(os.getcwd())
+    """
+    exit_, ears, last_lines = outcome_of(python(code), local, folder=folder)
+    assert exit_ == Exit(0, None), last_lines
+    assert ears.text() == f"{folder}\n".encode()
+
+
+def test_a_worker_elsewhere_holds_nothing_of_the_connection(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", f"{pretend_ssh(tmp_path / 'tools', 'sh')}{os.pathsep}{os.environ['PATH']}")
+    code = "import os; print([n for n in range(3, 64) if os.path.exists(f'/proc/self/fd/{n}')])"
+    _, ears, _ = outcome_of(python(code), local=False)
+    assert ears.text() == b"[]\n"
+
+
+def test_only_what_means_something_on_another_host_is_sent_there():
+    stays = {"SSH_AUTH_SOCK", "DISPLAY", "PWD", "OLDPWD", "SHLVL", "TERM", "LANG", "LC_ALL", "HOME", "USER", "_",
+             "UID", "CUDA_VISIBLE_DEVICES", "BASH_FUNC_module%%", "IFS", "with-dash", "1ST", "ä", ""}  # fmt: skip
+    goes = {
+        "PATH",
+        "PYTHONPATH",
+        "LD_LIBRARY_PATH",
+        "HOROVOD_LOG_LEVEL",
+        "EDL_HVD_CHECKPOINT",
+        "AWS_PROFILE",
+        "x",
+        "_A",
+    }
+    assert exportable(dict.fromkeys(stays | goes, "1")) == dict.fromkeys(goes, "1")
+
+
+# --- what can go wrong ---
+
+
+def test_a_program_that_is_not_here_is_named():
+    with pytest.raises(UsageError, match=r"b:0 could not be started with 'pyhton train\.py' .*No such file.*'pyhton'"):
+        outcome_of(("pyhton", "train.py"), local=True)
+
+
+def test_a_folder_that_is_not_here_is_named():
+    with pytest.raises(UsageError, match=r"No such file.*'/no/folder'"):
+        outcome_of(shell("true"), local=True, folder="/no/folder")
+
+
+@pytest.mark.parametrize("name", ["dash", "bash"])
+def test_what_another_host_lacks_is_named(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("PATH", f"{pretend_ssh(tmp_path / 'tools', name)}{os.pathsep}{os.environ['PATH']}")
+    exit_, ears, _ = outcome_of(("pyhton", "train.py"), local=False)
+    assert (exit_.code, exit_.text) == (127, "host b finds no program 'pyhton'")
+    exit_, ears, _ = outcome_of(shell("true"), local=False, folder="/no/folder")
+    assert exit_.text == "host b has no folder '/no/folder' that can be entered; expected the same folder as here"
+    assert exit_.certain
+    assert ears.heard == []
+
+
+def test_without_ssh_it_is_said_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(PlatformError, match=r"cannot run 'ssh'.*openssh-client"):
+        outcome_of(shell("true"), local=False, environment={"PATH": "/usr/bin"})
+
+
+def test_a_variable_that_no_shell_can_export_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"'A-B'.*expected letters"):
+        Supervisor("b", ("true",), "/", {"A-B": "1"}, 1, lambda stream, line: None)
+
+
+@pytest.mark.parametrize("name", ["dash", "bash"])
+def test_a_script_that_breaks_off_on_its_way_starts_nothing(tmp_path, name):
+    started = tmp_path / "started"
+    supervisor = Supervisor("b", ("touch", str(started)), "/", {"PATH": os.environ["PATH"]}, 1, lambda *_: None)
+    environment = {**os.environ, "PATH": f"{pretend_ssh(tmp_path / 'tools', name)}{os.pathsep}{os.environ['PATH']}"}
+
+    def deliver(count: int) -> None:
+        words = ["sh", "-c", supervisor.command]
+        subprocess.run(words, input=supervisor.script[:count], env=environment, capture_output=True, check=False)
+
+    for count in range(0, len(supervisor.script) - 1, 97):
+        deliver(count)
+        assert not started.exists(), count
+    deliver(len(supervisor.script))
+    assert started.exists()
+
+
+def greeting_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str = "") -> None:
+    tools = pretend_ssh(tmp_path / "tools", "sh", f"echo Welcome; echo 'Authorised only' >&2; {after}")
+    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
+
+
+def test_greetings_are_no_output_of_the_worker(tmp_path, monkeypatch):
+    greeting_ssh(tmp_path, monkeypatch)
+    _, ears, last_lines = outcome_of(shell("echo out; echo error >&2"), local=False)
+    assert (ears.text(), ears.text("stderr")) == (b"out\n", b"error\n")
+    assert sorted(last_lines) == ["error", "out"]
+
+
+def test_what_was_said_before_a_login_failed_is_passed_on(tmp_path, monkeypatch):
+    greeting_ssh(tmp_path, monkeypatch, "printf 'b: Permission denied.\\r\\n' >&2; exit 255")
+    exit_, ears, last_lines = outcome_of(shell("true"), local=False)
+    assert exit_ == Exit(255, None, "ssh could not connect to host b (exit code 255): b: Permission denied.")
+    assert last_lines == ["Welcome", "Authorised only", "b: Permission denied."]
+    assert ears.text("stderr") == b"Authorised only\nb: Permission denied.\r\n"
+
+
+def test_an_ssh_that_leads_nowhere_is_killed_in_the_end(tmp_path, monkeypatch):
+    greeting_ssh(tmp_path, monkeypatch, "exec sleep 1000")
+    monkeypatch.setattr("edl_hvd.driver.processes._CUT_AFTER_S", 0.01)
+
+    async def test():
+        process = await launcher(shell("true"), Ears(), local=False).start(WORKER, {})
+        process.kill()
+        exit_ = await process.wait()
+        assert (exit_.signal, exit_.certain) == (signal.SIGKILL, True)
+        assert exit_.text.startswith("ssh could not connect to host b (killed by SIGKILL)")
+
+    run(test)
+
+
+def test_few_logins_to_a_host_are_under_way_at_a_time(tmp_path, monkeypatch):
+    """An ssh server refuses some when there are many."""
+    logins, counts = tmp_path / "logins", tmp_path / "counts"
+    logins.mkdir()
+    before = f"mkdir {logins}/$$; ls {logins} | wc -l >>{counts}; sleep 0.1; rmdir {logins}/$$"
+    monkeypatch.setenv("PATH", f"{pretend_ssh(tmp_path / 'tools', 'sh', before)}{os.pathsep}{os.environ['PATH']}")
+
+    async def test():
+        starts = launcher(shell("true"), Ears(), local=False)
+        processes = await asyncio.gather(*(starts.start(f"b:{slot}", {}) for slot in range(12)))
+        assert [exit_.code for exit_ in await asyncio.gather(*(process.wait() for process in processes))] == [0] * 12
+
+    run(test)
+    found = [int(count) for count in counts.read_text().split()]
+    assert len(found) == 12
+    assert max(found) <= 4
+
+
+def test_ssh_is_told_port_and_key_and_never_asks():
+    words = Ssh(2222, "/keys/id").command("b", "true")
+    assert words[-6:] == ["-p", "2222", "-i", "/keys/id", "b", "true"]
+    assert "BatchMode=yes" in words
+    assert Ssh().command("b", "true")[-2:] == ["b", "true"]
+    assert not {"-p", "-i"} & set(Ssh().command("b", "true"))
+
+
+def test_a_word_that_breaks_off_with_the_connection_means_nothing():
+    heard = []
+    supervisor = Supervisor("b", ("true",), "/", {}, 1, lambda stream, line: heard.append(line))
+    token = re.findall(rb"token=(\w+)", supervisor.script)[0]
+    supervisor.take("stdout", token + b" begins\n")
+    supervisor.take("stderr", b"motd" + token + b" begins\n")
+    supervisor.take("stderr", b"last words")
+    supervisor.take("stderr", b"Timeout, server b not responding.\r\n")
+    supervisor.take("stderr", token + b" ended 1")
+    exit_ = supervisor.exit(255)
+    assert (exit_.code, exit_.certain) == (255, False)
+    assert exit_.text == (
+        "ssh lost the connection to host b (exit code 255): Timeout, server b not responding.; the worker may still run"
+    )
+    assert heard == [b"last words", b"Timeout, server b not responding.\r\n"]
+
+
+# --- which hosts are local ---
+
+
+def test_own_addresses_are_those_of_the_interfaces():
+    psutil = pytest.importorskip("psutil")
+    interfaces = psutil.net_if_addrs().values()
+    assert own_addresses() == {entry.address for entries in interfaces for entry in entries if entry.family.value == 2}
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        ("127.0.0.1", True),
+        ("127.0.0.2", False),
+        ("192.0.2.77", False),
+        ("no-such-host.invalid", False),
+        ("a..b", False),
+    ],
+)
+def test_a_host_is_local_when_an_interface_has_its_address(host, local):
+    assert is_local(host) == local
+
+
+def test_the_machines_own_name_is_local_with_debians_address_too(monkeypatch):
+    monkeypatch.setattr("socket.gethostbyname", lambda host: "127.0.1.1")
+    monkeypatch.setattr("socket.gethostname", lambda: "this-one")
+    assert is_local("this-one")
+    assert not is_local("another")

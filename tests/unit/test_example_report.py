@@ -1,0 +1,229 @@
+"""The demo's report: what an event log proves, and what it must refuse."""
+
+from __future__ import annotations
+
+import io
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "imagenet"))  # as if the example had been started
+
+from picture import describe, draw
+from report import Promise, broken_promises, committed_history, summarize, throughput
+from rich.console import Console
+from screen import promise_table, resize_table
+
+A, B = "localhost:0", "127.0.0.1:0"
+
+
+class Log:
+    """Builds the event log of a run of 100 samples per epoch in steps of 25."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.time_s = 1000.0
+        self.generation = 0
+        self.step = 0
+
+    def add(self, event: str, **fields: Any) -> None:
+        self.time_s += 1.0
+        self.lines.append({"time": self.time_s, "event": event, **fields})
+
+    def world(self, *members: str) -> None:
+        self.generation += 1
+        self.add("world_formed", generation=self.generation, size=len(members), members=list(members), step=self.step)
+        self.size = len(members)
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            epoch = self.step // 4
+            self.step += 1
+            where = {"step": self.step, "epoch": epoch, "samples": 25 * self.step}
+            self.add("commit", generation=self.generation, size=self.size, **where)
+            self.add("metrics", values={"loss": 1 / self.step}, **where)
+            if self.step % 4 == 0:
+                self.validate(epoch, 0.9 + epoch / 100)
+
+    def validate(self, epoch: int, top1: float) -> None:
+        values = {"top1": top1, "top5": 1.0}
+        self.add("metrics", step=self.step, epoch=epoch, samples=25 * self.step, values=values)
+
+    def resized(self, old: int, new: int, cause: str, seconds: float) -> None:
+        sizes = {"old_size": old, "new_size": new}
+        self.add("resized", generation=self.generation, cause=cause, seconds=seconds, step=self.step, **sizes)
+
+
+PROMISE = Promise(epochs=4, samples_per_epoch=100, sizes=(1, 2, 1, 2, 1), lost=(A,), left=(B,), top1=0.93)
+
+
+def good_run() -> Log:
+    """One host; a second joins; the first dies with a step of its own; it returns; the second leaves."""
+    log = Log()
+    log.add("job_started", worker=A, pid=1)
+    log.world(A)
+    log.train(3)
+    log.add("job_started", worker=B, pid=2)
+    log.world(A, B)
+    log.resized(1, 2, "change", 2.5)
+    log.train(4)
+    log.step -= 1  # A alone made and logged the last commit
+    log.world(B)
+    log.add("worker_lost", generation=log.generation, worker=A)
+    log.resized(2, 1, "failure", 0.25)
+    log.train(3)
+    log.world(B, A)
+    log.resized(1, 2, "change", 2.0)
+    log.train(2)
+    log.world(A)
+    log.resized(2, 1, "change", 0.125)
+    log.add("worker_left", generation=log.generation - 1, worker=B, step=log.step)  # a leaver may write late
+    log.train(16 - log.step)
+    log.add("job_ended", step=log.step, epoch=4, samples=25 * log.step)
+    return log
+
+
+def test_a_run_as_promised_breaks_nothing():
+    assert broken_promises(summarize(good_run().lines), PROMISE) == []
+
+
+def test_every_resize_is_told_with_who_came_and_went():
+    resizes = summarize(good_run().lines).resizes
+    assert [(r.old_size, r.new_size, r.cause, r.seconds, describe(r)) for r in resizes] == [
+        (1, 2, "change", 2.5, f"{B} joined"),
+        (2, 1, "failure", 0.25, f"{A} died"),
+        (1, 2, "change", 2.0, f"{A} joined"),
+        (2, 1, "change", 0.125, f"{B} left"),
+    ]
+
+
+def test_a_commit_that_died_with_its_only_holder_is_counted_once():
+    log = good_run()
+    commits = [line for line in log.lines if line["event"] == "commit"]
+    assert len(commits) == 17  # 16 steps, one of them made twice
+    history = [line["step"] for line in committed_history(log.lines) if line["event"] == "commit"]
+    assert history == list(range(1, 17))
+    assert summarize(log.lines).samples_per_epoch == dict.fromkeys(range(4), 100)
+
+
+def test_a_commit_without_new_samples_adds_nothing_to_any_epoch():
+    log = Log()
+    log.world(A)
+    log.train(4)
+    log.add("commit", generation=1, size=1, step=4, epoch=1, samples=100)
+    log.train(4)
+    assert summarize(log.lines).samples_per_epoch == {0: 100, 1: 100}
+
+
+def test_a_restart_from_a_checkpoint_undoes_what_came_after_it():
+    log = Log()
+    log.world(A)
+    log.train(6)
+    log.step = 4
+    log.add("restore", url="file:///x", step=4, epoch=1, samples=100, seconds=0.1)
+    log.world(A)
+    log.train(4)
+    assert summarize(log.lines).samples_per_epoch == {0: 100, 1: 100}
+
+
+def test_a_validation_made_twice_counts_with_its_last_result():
+    log = Log()
+    log.world(A)
+    log.train(4)
+    log.validate(0, 0.5)
+    assert [v.top1 for v in summarize(log.lines).validations] == [0.5]
+
+
+def drop_one_commit(log: Log) -> None:
+    """Steps 6 to 16 start from one step's samples fewer: 25 samples were never trained."""
+    for line in log.lines:
+        if line["event"] == "commit" and line["step"] > 5:
+            line["samples"] -= 25
+
+
+def repeat_samples(log: Log) -> None:
+    for line in log.lines:
+        if line["event"] == "commit" and line["step"] > 5:
+            line["samples"] += 25
+
+
+def keep_the_second_host(log: Log) -> None:
+    log.lines = [line for line in log.lines if not (line["event"] == "resized" and line["generation"] == 5)]
+
+
+def lose_another(log: Log) -> None:
+    next(line for line in log.lines if line["event"] == "worker_lost")["worker"] = B
+
+
+def die_instead_of_leaving(log: Log) -> None:
+    leaver = next(line for line in log.lines if line["event"] == "worker_left")
+    leaver.update(event="worker_lost", generation=5)
+
+
+def learn_little(log: Log) -> None:
+    log.validate(3, 0.5)
+
+
+def add_an_epoch(log: Log) -> None:
+    log.train(4)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        (drop_one_commit, "Epoch 2 trained 75 samples; promised were 100."),
+        (repeat_samples, "Epoch 2 trained 125 samples; promised were 100."),
+        (keep_the_second_host, "The world's sizes were 1 → 2 → 1 → 2; promised were 1 → 2 → 1 → 2 → 1."),
+        (lose_another, f"Workers that lost: {B}; promised: {A}."),
+        (die_instead_of_leaving, f"Workers that left: none; promised: {B}."),
+        (learn_little, "Top-1 accuracy was 50.00%; promised were at least 93%."),
+        (add_an_epoch, "Epoch 5 trained 100 samples; promised were 0."),
+    ],
+)
+def test_a_run_that_breaks_a_promise_is_refused_with_the_reason(spoil, complaint):
+    log = good_run()
+    spoil(log)
+    assert complaint in broken_promises(summarize(log.lines), PROMISE)
+
+
+def test_a_run_without_an_end_is_refused():
+    log = good_run()
+    log.lines.pop()
+    assert broken_promises(summarize(log.lines), PROMISE) == ["The job did not reach its end."]
+
+
+def test_an_empty_log_is_refused():
+    assert broken_promises(summarize([]), PROMISE) == ["The job did not reach its end."]
+
+
+def test_without_a_promised_accuracy_any_will_do():
+    log = good_run()
+    learn_little(log)
+    assert broken_promises(summarize(log.lines), replace(PROMISE, top1=None)) == []
+
+
+def test_a_stop_shows_in_the_throughput_as_wide_as_it_was():
+    samples = [(0.0, 0), (1.0, 100), (2.0, 200), (4.0, 200), (5.0, 300)]
+    assert throughput(samples, window_s=1.0) == [(0.5, 100), (1.5, 100), (2.5, 0), (3.5, 0), (4.5, 100)]
+
+
+def test_the_throughput_adds_up_to_all_samples():
+    samples = [(0.0, 0), (0.7, 64), (1.9, 128), (2.2, 200)]
+    points = throughput(samples, window_s=0.5)
+    widths = [0.5, 0.5, 0.5, 0.5, 0.2]
+    total = sum(rate * width for (_, rate), width in zip(points, widths, strict=True))
+    assert total == pytest.approx(200)
+
+
+def test_tables_and_picture_show_the_run(tmp_path):
+    report = summarize(good_run().lines)
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(resize_table(report), promise_table(report, PROMISE))
+    text = console.export_text()
+    for shown in ("127.0.0.1:0 joined", "localhost:0 died", "0.25", "93.00%", "100 in each of 4", "1 → 2 → 1 → 2 → 1"):
+        assert shown in text
+    draw(report, tmp_path / "report.png", "a run")
+    assert (tmp_path / "report.png").stat().st_size > 10_000

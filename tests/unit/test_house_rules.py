@@ -1,0 +1,94 @@
+"""Rules of the package that no tool checks."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import re
+import sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+import edl_hvd
+
+PACKAGE = Path(edl_hvd.__file__).parent
+ENVIRONMENT = {"environ", "environb", "getenv", "putenv", "unsetenv"}
+
+# Who may touch the environment, and why.
+ALLOWED = {
+    "settings.py": "the one place that reads settings from it",
+    "discovery/poll.py": "keeps answers apart by the AWS_* variables that decide them",
+    "worker/engine.py": "sets what Horovod's native core reads when it starts",
+    "worker/driver_rendezvous.py": "the same, for the network interface",
+    "worker/mpi_rendezvous.py": "the same, before Horovod starts over MPI",
+    "worker/process.py": "hands all of it to the process that takes this one's place",
+}
+
+
+def names_environment(node: ast.AST) -> bool:
+    if isinstance(node, ast.Attribute):
+        return node.attr in ENVIRONMENT and isinstance(node.value, ast.Name) and node.value.id == "os"
+    if isinstance(node, ast.ImportFrom):
+        return node.module == "os" and any(name.name in ENVIRONMENT for name in node.names)
+    return False
+
+
+def touches_environment(source: str) -> bool:
+    return any(names_environment(node) for node in ast.walk(ast.parse(source)))
+
+
+def test_only_settings_and_named_exceptions_touch_the_environment() -> None:
+    found = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if touches_environment(path.read_text())}
+    assert found == set(ALLOWED), "read it in settings.py, or add the module to ALLOWED with its reason"
+
+
+@pytest.mark.parametrize(
+    ("source", "touches"),
+    [
+        ("import os\nos.environ['A']", True),
+        ("import os\nos.getenv('A')", True),
+        ("from os import environ", True),
+        ("import os\nos.path.join('a')", False),
+        ("environ = {}", False),
+    ],
+)
+def test_the_rule_sees_every_way_to_the_environment(source: str, touches: bool) -> None:
+    assert touches_environment(source) == touches
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    modules = {path: ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
+    assert [str(path) for path, module in modules.items() if not ast.get_docstring(module)] == []
+
+
+def imported_packages(source: str) -> set[str]:
+    nodes = list(ast.walk(ast.parse(source)))
+    names = {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
+    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 0}
+    return {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) - {"edl_hvd"}
+
+
+def test_every_package_that_is_imported_is_declared() -> None:
+    settings = configparser.ConfigParser()
+    settings.read(PACKAGE.parent / "setup.cfg")
+    lines = [settings["options"]["install_requires"], *settings["options.extras_require"].values()]
+    declared = {re.split(r"[\[<>=;~! ]", line)[0].lower() for text in lines for line in text.split()}
+    imported = set().union(*(imported_packages(path.read_text()) for path in PACKAGE.rglob("*.py")))
+    # Horovod is built, not installed by name; a package that is not here can only be judged by its import name.
+    owners = {name: packages_distributions().get(name, [name])[0].lower() for name in imported - {"horovod"}}
+    assert {name: owner for name, owner in owners.items() if owner not in declared} == {}
+
+
+def test_everything_in_the_package_that_is_no_module_is_shipped() -> None:
+    settings = configparser.ConfigParser()
+    settings.read(PACKAGE.parent / "setup.cfg")
+    shipped = {
+        path
+        for package, patterns in settings["options.package_data"].items()
+        for pattern in patterns.split()
+        for path in PACKAGE.joinpath(*package.split(".")[1:]).glob(pattern)
+    }
+    others = {path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert others == shipped
