@@ -40,19 +40,26 @@ class HorovodCollectives:
         self._departures = departures or Departures()
         self._break_connections = break_connections
         self.abandoned = False
+        self._kept: list[torch.Tensor] = []
 
     def start_sum(self, tensor: torch.Tensor, name: str, scale: float) -> int:
         # Horovod has a factor of its own, but refuses ranks that give different ones.
         if scale != 1.0:
             tensor.mul_(scale)
+        flat = _in_memory_order(tensor).detach()
+        # Python's lock would be needed to let go of a tensor to which nothing but a Python object refers. Horovod's
+        # thread, giving up, lets go of all it was handed while it holds the lock that queueing waits for, and Python's
+        # lock is held then. A view refers to its tensor from C++.
+        self._kept.append(flat.view(-1))
         with _translated():
-            handle: int = hvd.allreduce_async_(_in_memory_order(tensor), name=name, op=hvd.Sum)
+            handle: int = hvd.allreduce_async_(flat, name=name, op=hvd.Sum)
             return handle
 
     def finish(self, handles: Sequence[int]) -> None:
         with _translated():
             for handle in handles:
                 self._finish(handle)
+        self._kept.clear()
 
     def allreduce(self, tensor: torch.Tensor, op: str) -> torch.Tensor:
         name = f"edl_hvd.{op}.{tuple(tensor.shape)}"
