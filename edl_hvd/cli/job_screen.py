@@ -7,6 +7,7 @@ import time
 from collections import deque
 from typing import BinaryIO
 
+from edl_hvd.driver.control import Beat
 from edl_hvd.driver.happenings import (
     Action,
     AskChange,
@@ -81,8 +82,8 @@ class JobScreen:
         if self._verbose:
             self._say(str(action))
 
-    def beat(self, worker: str, step: int, phase: str) -> None:
-        self._step = max(self._step, step)
+    def beat(self, worker: str, beat: Beat) -> None:
+        self._step = max(self._step, beat.step)
 
     def problem(self, text: str) -> None:
         self._say(f"discovery: {text}")

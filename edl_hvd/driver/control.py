@@ -29,11 +29,14 @@ _MOST_STRANGERS = 64
 _FIELDS: Mapping[str, Mapping[str, type]] = {
     "ready": {"step": int},
     "formed": {"generation": int},
-    "beat": {"generation": int, "step": int, "phase": str},
+    "beat": {
+        "generation": int, "step": int, "samples": int, "saved_step": int,
+        "phase": str, "phase_s": float, "compute_s": float,
+    },
     "raised": {"step": int, "error": str},
     "done": {},
     "drain": {},
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,29 @@ class Message:
     life: int
     what: str
     fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What a worker says of itself several times a second.
+
+    Attributes:
+        generation: Of its world; 0 before the first.
+        step: Optimizer steps of the whole run.
+        samples: Samples of the whole run.
+        saved_step: Step of the newest checkpoint that it knows to be complete; -1 for none.
+        phase: What it is doing, see :mod:`edl_hvd.worker.progress`.
+        phase_s: For how long.
+        compute_s: Seconds that it has spent in phase "compute" since it was started.
+    """
+
+    generation: int
+    step: int
+    samples: int
+    saved_step: int
+    phase: str
+    phase_s: float
+    compute_s: float
 
 
 class Control:

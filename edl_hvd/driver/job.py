@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol, TextIO
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
-from edl_hvd.driver.control import Control, Message
+from edl_hvd.driver.control import Beat, Control, Message
 from edl_hvd.driver.happenings import (
     Action,
     AskChange,
@@ -60,7 +60,7 @@ class Listener(Protocol):
 
     def done(self, action: Action) -> None: ...
 
-    def beat(self, worker: str, step: int, phase: str) -> None: ...
+    def beat(self, worker: str, beat: Beat) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Job:
         elif message.what == "drain":
             self.happen(DrainAsked(worker, _DRAIN_NOTICE_S))
         elif message.what == "beat":
-            self._listener.beat(worker, fields["step"], fields["phase"])
+            self._listener.beat(worker, Beat(**fields))
 
     def _listen_to_hearts(self) -> None:
         for worker, life, reason in self._pulse.stopped():

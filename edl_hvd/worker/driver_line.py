@@ -7,7 +7,7 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -26,7 +26,7 @@ class DriverLine:
 
     Args:
         driver: Where it listens, and who this worker is for it.
-        beat: Generation, step and phase of this worker, asked several times a second.
+        beat: The fields of a beat (``driver/control.py``), asked several times a second.
 
     Attributes:
         change: Generation of the world that is to change at its next commit; 0 for none.
@@ -37,7 +37,7 @@ class DriverLine:
         RendezvousError: The driver cannot be reached.
     """
 
-    def __init__(self, driver: Driver, beat: Callable[[], tuple[int, int, str]]) -> None:
+    def __init__(self, driver: Driver, beat: Callable[[], Mapping[str, Any]]) -> None:
         self.change = 0
         self.wants_to_go = False
         self.lost = False
@@ -99,6 +99,5 @@ class DriverLine:
             if self.wants_to_go:
                 self.wants_to_go = False
                 self.say("drain")
-            generation, step, phase = self._beat()
-            self.say("beat", generation=generation, step=step, phase=phase)
+            self.say("beat", **self._beat())
             pause.wait(_BEAT_S)

@@ -48,7 +48,7 @@ class DriverRendezvous:
         self._departures = Departures()
         self._forming = 0
         self._was_rank_0 = False
-        self._line = DriverLine(launch.driver, lambda: (self._engine.generation, progress.step, progress.phase))
+        self._line = DriverLine(launch.driver, lambda: progress.beat(self._engine.generation))
         self._line.on_gone(self._on_gone)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._on_sigterm)

@@ -10,6 +10,7 @@ from edl_hvd.events import CheckpointFailed, CheckpointWritten, EventLog, Restor
 from edl_hvd.settings import Settings
 from edl_hvd.storage import open_storage
 from edl_hvd.worker.memory import Memory
+from edl_hvd.worker.progress import progress
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class Checkpoints:
             return
         for event in self._writer.poll():
             if isinstance(event, CheckpointWritten):
-                self.written_step = event.step
+                self.written_step = progress.saved_step = event.step
             if isinstance(event, CheckpointFailed):
                 logger.warning("checkpoint of step %d failed: %s", event.step, event.reason)
             self._events.emit(event)

@@ -321,7 +321,7 @@ class Session:
                 catch_up(scheduler, target)
             memory.take(memory.commit)
         self._known_step = max(self._known_step, memory.step)
-        progress.step = memory.step
+        progress.step, progress.samples = memory.step, memory.samples
         if world.rank == 0:
             self._events.emit(Committed(world.generation, world.size, memory.step, memory.epoch, memory.samples))
         if due:
