@@ -2,7 +2,7 @@
 # make setup      .venv, packages and Horovod; every other target does this first when it is needed
 #
 # Variables: PYTHON (interpreter that makes .venv), VENV (its folder), PYTEST_ARGS and PYTEST_PROCESSES (for make test),
-# DATA (folder in ImageNet's layout, for make imagenet-demo), BUILD_ARGS (for edl-hvd build-horovod).
+# DATA (folder in ImageNet's layout) and LAUNCHER (edlrun or horovodrun) for make imagenet-demo, BUILD_ARGS (for edl-hvd build-horovod).
 
 SHELL := /bin/sh
 PYTHON ?= python3

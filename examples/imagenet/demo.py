@@ -4,7 +4,7 @@
     python examples/imagenet/demo.py --short                  the same with fewer epochs
     python examples/imagenet/demo.py --data /data/imagenet    the same job on real data; wants a GPU
 
-``horovodrun`` starts with one host; a second joins, one is killed, one returns, one leaves. Then the event log is
+``edlrun`` (or stock ``horovodrun``, with ``--launcher``) starts with one host; a second joins, one is killed, one returns, one leaves. Then the event log is
 read: tables, the picture ``report.png``, and exit code 0 only if everything came out as promised. Flags after
 ``--`` go to ``train.py``.
 """
@@ -42,6 +42,7 @@ ON_DIGITS = """
     --global-batch 128 --micro-batch 64 --lr 0.1
 """
 EPOCHS, SHORT_EPOCHS = 16, 10
+LAUNCHERS = ("edlrun", "horovodrun")
 # A look at the real thing, not the whole training: that takes days on a small machine.
 ON_REAL_DATA = "--arch resnet50 --epochs 2 --limit-batches 100 --workers 4"
 TOP1_ON_DIGITS = 0.97
@@ -66,12 +67,13 @@ def main() -> int:
     job = ["--events", str(events), "--checkpoint", str(folder / "checkpoints"), "--checkpoint-every", "1 epoch"]
     samples = promise.epochs * promise.samples_per_epoch
     patience_s = PATIENCE_S if on_digits else PATIENCE_ON_REAL_DATA_S
+    stage = Stage(folder, [FIRST], options.launcher)
     with Screen(console, samples) as screen:
-        performance = Performance(Stage(folder, [FIRST]), screen, events, samples, patience_s)
+        performance = Performance(stage, screen, events, samples, patience_s)
         problem = performance.run([sys.executable, str(TRAIN), *words, *job])
 
     report = summarize(read_events(events) if events.exists() else [])
-    show(console, report, promise, folder, f"{data.name}: {promise.epochs} epochs while hosts come and go")
+    show(console, report, promise, stage.output, f"{data.name}: {promise.epochs} epochs while hosts come and go")
     broken = [*([problem] if problem else []), *broken_promises(report, promise)]
     for sentence in broken:
         console.print("[bold red]FAILED[/]", Text(sentence))
@@ -80,13 +82,14 @@ def main() -> int:
     return 1 if broken else 0
 
 
-def show(console: Console, report: Report, promise: Promise, folder: Path, title: str) -> None:
+def show(console: Console, report: Report, promise: Promise, output: Path, title: str) -> None:
     """Print the tables and draw the picture."""
+    folder = output.parent
     console.print(resize_table(report), promise_table(report, promise))
     if report.losses and len(report.samples) > 1:
         draw(report, folder / "report.png", title)
         console.print(f"Picture  {folder / 'report.png'}", highlight=False)
-    console.print(f"Events   {folder / 'events.jsonl'}\nOutput   {folder / 'horovodrun.log'}\n", highlight=False)
+    console.print(f"Events   {folder / 'events.jsonl'}\nOutput   {output}\n", highlight=False)
 
 
 class Performance:
@@ -129,7 +132,7 @@ class Performance:
         finally:
             self._stage.stop()
         if self._stage.exit_code() != 0:
-            return f"horovodrun ended with exit code {self._stage.exit_code()}.{self._last_words()}"
+            return f"The launcher ended with exit code {self._stage.exit_code()}.{self._last_words()}"
         undone = [scene.title for scene in (self._director.playing, *self._director.waiting) if scene]
         if undone:
             return f"Training ended before the script did; undone: {', '.join(undone)}. Give it more --epochs."
@@ -206,7 +209,7 @@ def clear(folder: Path) -> None:
     """Make ``folder``, and take out of it what an earlier run left; a checkpoint would be gone on from."""
     folder.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    for name in ("events.jsonl", "report.png", "horovodrun.log", "hosts"):
+    for name in ("events.jsonl", "report.png", "edlrun.log", "horovodrun.log", "hosts"):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -214,6 +217,8 @@ def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=os.environ.get("DATA") or None, help="[$DATA, else digits]")
     parser.add_argument("--short", action="store_true", default=os.environ.get("SHORT") == "1", help="[SHORT=1]")
+    parser.add_argument("--launcher", choices=LAUNCHERS, default=os.environ.get("LAUNCHER") or LAUNCHERS[0],
+                        help="[$LAUNCHER, else edlrun]")  # fmt: skip
     parser.add_argument("--output", type=Path, default=Path("runs/demo"), help="folder for everything it writes")
     parser.add_argument("train", nargs="*", metavar="-- flags", help="further flags of train.py")
     return parser.parse_args()

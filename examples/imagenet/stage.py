@@ -1,4 +1,4 @@
-"""The demo's stage: ``horovodrun`` on this machine, with a list of hosts that can be changed while it runs."""
+"""The demo's stage: a launcher on this machine, with a list of hosts that can be changed while it runs."""
 
 from __future__ import annotations
 
@@ -28,37 +28,42 @@ class Stage:
     Args:
         folder: Where the host list and the job's output go.
         hosts: Names of the hosts at the start, one slot each.
+        launcher: "edlrun" or "horovodrun".
     """
 
-    def __init__(self, folder: Path, hosts: Sequence[str]) -> None:
-        self.output = folder / "horovodrun.log"
+    def __init__(self, folder: Path, hosts: Sequence[str], launcher: str) -> None:
+        self.output = folder / f"{launcher}.log"
+        self._launcher = launcher
         self._hosts_file = folder / "hosts"
         self._hosts = list(hosts)
         self._write_hosts()
         self._job: subprocess.Popen[bytes] | None = None
 
     def start(self, command: Sequence[str]) -> None:
-        """Start ``command`` under stock ``horovodrun`` with one to two workers."""
-        discovery = [ROOT / "discovery_scripts" / "from_file", self._hosts_file]
-        horovodrun = [
-            Path(sys.executable).with_name("horovodrun"), "-np", "1", "--min-np", "1", "--max-np", "2",
-            # One machine: without the interface, Horovod waits for two hosts to compare theirs.
-            "--network-interfaces", loopback_interface(),
-            "--host-discovery-script", shlex.join(map(str, discovery)),
-            # A host whose worker died may return: the first time after two to three times the lower bound, in seconds.
-            "--blacklist-cooldown-range", "1", "10",
-        ]  # fmt: skip
+        """Start ``command`` under the launcher with one to two workers."""
+        launcher = [Path(sys.executable).with_name(self._launcher), "-np", "1", "--min-np", "1", "--max-np", "2"]
+        if self._launcher == "edlrun":
+            launcher += ["--discover", f"file:{self._hosts_file}"]
+        else:
+            discovery = [ROOT / "discovery_scripts" / "from_file", self._hosts_file]
+            launcher += [
+                # One machine: without the interface, Horovod waits for two hosts to compare theirs.
+                "--network-interfaces", loopback_interface(),
+                "--host-discovery-script", shlex.join(map(str, discovery)),
+                # A host whose worker died may return: the first time after two to three times the lower bound, in s.
+                "--blacklist-cooldown-range", "1", "10",
+            ]  # fmt: skip
         # Two workers share this machine's cores; more threads than cores would slow both down.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "EDL_HVD_PYTHON": sys.executable}
         with open(self.output, "wb") as output:
             self._job = subprocess.Popen(
-                [*horovodrun, *command],
+                [*launcher, *command],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                 env=environment, start_new_session=True,
             )  # fmt: skip
 
     def exit_code(self) -> int | None:
-        """Of ``horovodrun``; ``None`` while it runs."""
+        """Of the launcher; ``None`` while it runs."""
         assert self._job is not None
         return self._job.poll()
 
@@ -91,7 +96,7 @@ class Stage:
             process.kill()
 
     def last_words(self) -> str:
-        """The last lines that workers printed; those of ``horovodrun`` where there are none."""
+        """The last lines that workers printed; those of the launcher where there are none."""
         lines = self.output.read_text(errors="replace").splitlines()
         of_workers = [line for line in lines if re.match(r"\[\d+\]<", line)]
         return "\n".join((of_workers or lines)[-LAST_LINES:])

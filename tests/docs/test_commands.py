@@ -71,6 +71,7 @@ HOW: dict[str, Here | By | Ci] = {
     "make lint": Ci("make lint"),
     "make setup": Ci("make setup"),
     "SHORT=1 make imagenet-demo": Ci("SHORT=1 make imagenet-demo"),
+    "SHORT=1 LAUNCHER=horovodrun make imagenet-demo": Ci("SHORT=1 LAUNCHER=horovodrun make imagenet-demo"),
     "edl-hvd build-horovod": Ci("make setup"),
     "edl-hvd build-horovod --check-only": Here(prints="allreduce over gloo"),
     "edl-hvd doctor": Here(prints="Ready to train"),
@@ -79,6 +80,9 @@ HOW: dict[str, Here | By | Ci] = {
     "pip install 'edl-hvd[aws]'": Here(prints="already satisfied", variables=DRY),
     'pip install "edl-hvd[aws]"': Here(prints="already satisfied", variables=DRY),
     "edlrun -np 2 --min-np 1 python train.py": Here(prints="finished on rank 0 of 2"),
+    "edlrun -np 2 --min-np 1 --record history.jsonl python train.py":
+        Here(more="&& edl-hvd replay history.jsonl", prints="The job ended with exit code 0"),
+    "edl-hvd replay history.jsonl": By("tests/docs/test_commands.py::test_the_command_works"),
     "python train.py": By("tests/elastic/test_launchers.py::test_as_a_single_process"),
     "horovodrun -np 2 --min-np 1 --max-np 8 --network-interfaces eth0 "
     '--host-discovery-script "discovery_scripts/from_file hosts.txt" python train.py': By(OVER_SSH),
