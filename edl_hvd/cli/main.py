@@ -10,6 +10,9 @@ from rich.console import Console
 import edl_hvd
 from edl_hvd.cli.build import build_command
 from edl_hvd.cli.doctor import doctor_command
+from edl_hvd.cli.drain import drain_command
+from edl_hvd.cli.replay import replay_command
+from edl_hvd.cli.status import status_command
 from edl_hvd.errors import EdlHvdError
 
 
@@ -21,6 +24,9 @@ def commands() -> None:
 
 commands.add_command(build_command)
 commands.add_command(doctor_command)
+commands.add_command(drain_command)
+commands.add_command(replay_command)
+commands.add_command(status_command)
 
 
 def main() -> None:

@@ -6,9 +6,11 @@ A worker is named ``host:slot``. A slot sees several processes one after the oth
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, get_args
 
+from edl_hvd.driver.fields import read_fields, show
 from edl_hvd.errors import UsageError
 from edl_hvd.hosts import HostSlots
 
@@ -29,6 +31,15 @@ class Ready:
     worker: str
     life: int
     step: int = -1
+
+
+@dataclass(frozen=True)
+class Warm:
+    """A newcomer has caught up with the world of this generation, which trains on; or it cannot, and would wait."""
+
+    worker: str
+    life: int
+    generation: int
 
 
 @dataclass(frozen=True)
@@ -90,7 +101,9 @@ class Tick:
     """Time has passed."""
 
 
-Happening: TypeAlias = HostsFound | Ready | Formed | Raised | Done | Exited | Lost | DrainAsked | Tick
+# What one worker says, or what is seen of it.
+News: TypeAlias = Ready | Warm | Formed | Raised | Done | Exited | Lost
+Happening: TypeAlias = HostsFound | News | DrainAsked | Tick
 
 # --- what the driver does ---
 
@@ -109,6 +122,15 @@ class Publish:
 
     generation: int
     members: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Follow:
+    """Let a newcomer take the state over from a world while it trains; ``guide`` is the member that gives it."""
+
+    worker: str
+    generation: int
+    guide: str
 
 
 @dataclass(frozen=True)
@@ -160,32 +182,40 @@ class End:
     reason: str = ""
 
 
-Action: TypeAlias = Spawn | Publish | AskChange | TellGone | Dismiss | Kill | SetAside | End
+Action: TypeAlias = Spawn | Follow | Publish | AskChange | TellGone | Dismiss | Kill | SetAside | End
 
-_HAPPENINGS = {
-    kind.__name__: kind for kind in (HostsFound, Ready, Formed, Raised, Done, Exited, Lost, DrainAsked, Tick)
-}
+# --- written down ---
+
+Kind = TypeVar("Kind")
+_HAPPENINGS: Mapping[str, type[Happening]] = {kind.__name__: kind for kind in get_args(Happening)}
+_ACTIONS: Mapping[str, type[Action]] = {kind.__name__: kind for kind in get_args(Action)}
 
 
-def to_json(happening: Happening) -> dict[str, Any]:
+def to_json(what: Happening | Action) -> dict[str, Any]:
     """As a JSON object: ``{"what": "Ready", "worker": …}``."""
-    return {"what": type(happening).__name__, **asdict(happening)}
+    return {"what": type(what).__name__, **asdict(what)}
 
 
-def from_json(line: dict[str, Any]) -> Happening:
-    """The inverse of :func:`to_json`; fields that it does not know are refused.
+def happening_from_json(line: object) -> Happening:
+    """The inverse of :func:`to_json`.
 
     Raises:
-        UsageError: It is no happening.
+        UsageError: It is no happening, lacks a field, or has one that is unknown or of another type.
     """
-    fields = dict(line)
-    kind = _HAPPENINGS.get(fields.pop("what", ""))
+    return _from_json(_HAPPENINGS, line)
+
+
+def action_from_json(line: object) -> Action:
+    """The same for an action."""
+    return _from_json(_ACTIONS, line)
+
+
+def _from_json(kinds: Mapping[str, type[Kind]], line: object) -> Kind:
+    fields = dict(line) if isinstance(line, Mapping) else {}
+    name = fields.pop("what", None)
+    if not isinstance(name, str) or name not in kinds:
+        raise UsageError(f"cannot read {show(line)}: expected an object with 'what' one of {', '.join(kinds)}")
     try:
-        if kind is HostsFound:
-            return HostsFound(tuple(HostSlots(**host) for host in fields["hosts"]))
-        if kind is not None:
-            happening: Happening = kind(**fields)
-            return happening
-    except (TypeError, KeyError) as error:
-        raise UsageError(f"cannot read {line!r} as something that happened to a job: {error}") from error
-    raise UsageError(f"cannot read {line!r}: expected 'what' to be one of {', '.join(_HAPPENINGS)}")
+        return read_fields(kinds[name], fields)
+    except UsageError as error:
+        raise UsageError(f"cannot read {show(line)}: {error}") from error

@@ -34,6 +34,7 @@ class Rules:
         max_np: Most workers of a world.
         spares: Warm workers kept ready beside it.
         settle_s: Newcomers are collected for so long, and join together.
+        follow_s: Longest time for a newcomer to catch up; after it, it joins while the others wait.
         start_s: Longest start of a worker, from its process to its first readiness.
         regroup_s: Longest time for members to leave a broken world, or to form a new one.
         farewell_s: Longest time for a worker that was sent home to end; it may write a checkpoint.
@@ -53,6 +54,8 @@ class Rules:
     spares: int = 0
     settle_s: float = 0.5
     # Hosts of one scale-up come within a second of each other; waiting costs nobody anything, they train on.
+    follow_s: float = 600.0
+    # Some hundred gigabytes over a slow network.
     start_s: float = 1800.0
     # Reading an image folder of a million files over a network takes minutes.
     regroup_s: float = 60.0
@@ -82,6 +85,8 @@ class Slot:
         since_s: When the state was entered.
         born_s: When the process was started.
         step: What it held when it last was ready.
+        follows: Generation of the world whose state it was told to take over; 0 for none.
+        warm: Generation of the world with which it has caught up; 0 for none.
         done: Its training function returned.
         raised: Step and error of its training function, or ``None``.
         not_before_s: No new process before this moment.
@@ -93,6 +98,8 @@ class Slot:
     since_s: float = 0.0
     born_s: float = 0.0
     step: int = -1
+    follows: int = 0
+    warm: int = 0
     done: bool = False
     raised: tuple[int, str] | None = None
     not_before_s: float = 0.0

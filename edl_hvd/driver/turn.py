@@ -4,26 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edl_hvd.driver.happenings import (
-    Action,
-    AskChange,
-    Dismiss,
-    Done,
-    DrainAsked,
-    End,
-    Exited,
-    Formed,
-    Happening,
-    HostsFound,
-    Kill,
-    Lost,
-    Publish,
-    Raised,
-    Ready,
-    SetAside,
-    Spawn,
-    TellGone,
-)
+from edl_hvd.driver import happenings
 from edl_hvd.driver.membership import LIVE, Membership, Slot, World, host_of
 
 SAVED = 75  # EX_TEMPFAIL: "run me again"
@@ -40,44 +21,47 @@ class Turn:
 
     def __init__(self, membership: Membership, now_s: float) -> None:
         self.membership = membership
-        self.actions: list[Action] = []
+        self.actions: list[happenings.Action] = []
         self._now_s = now_s
 
     # --- taking in what happened ---
 
-    def take(self, happening: Happening) -> None:
-        if isinstance(happening, HostsFound):
+    def take(self, happening: happenings.Happening) -> None:
+        if isinstance(happening, happenings.HostsFound):
             self._change(hosts=happening.hosts)
-        elif isinstance(happening, DrainAsked):
+        elif isinstance(happening, happenings.DrainAsked):
             self._drain(happening)
-        elif isinstance(happening, (Ready, Formed, Raised, Done, Exited, Lost)):
+        elif isinstance(happening, happenings.News):
             slot = self.membership.slots.get(happening.worker)
             # Late news of an earlier life of this slot concerns nobody.
             if slot is not None and slot.state != "empty" and slot.life == happening.life:
                 self._hear(happening, slot)
 
-    def _drain(self, asked: DrainAsked) -> None:
+    def _drain(self, asked: happenings.DrainAsked) -> None:
         deadline_s = self._now_s + asked.notice_s
         known = self.membership.drains.get(asked.target, deadline_s)
         self._change(drains={**self.membership.drains, asked.target: min(known, deadline_s)})
 
-    def _hear(self, happening: Ready | Formed | Raised | Done | Exited | Lost, slot: Slot) -> None:
+    def _hear(self, happening: happenings.News, slot: Slot) -> None:
         worker = happening.worker
-        if isinstance(happening, Ready) and slot.state in ("starting", "ready", "member"):
-            self._set(worker, "ready", step=happening.step)
+        if isinstance(happening, happenings.Ready) and slot.state in ("starting", "ready", "member"):
+            self._set(worker, "ready", step=happening.step, follows=0, warm=0)
             if slot.state == "member" and self.membership.world.phase in ("forming", "running"):
                 self._leave_world(worker)  # a collective of it has failed before anybody died
-        elif isinstance(happening, Formed):
+        elif isinstance(happening, happenings.Warm):
+            if slot.state == "ready":
+                self._set(worker, "ready", warm=happening.generation)
+        elif isinstance(happening, happenings.Formed):
             self._note_formed(worker, happening.generation)
-        elif isinstance(happening, Raised):
+        elif isinstance(happening, happenings.Raised):
             self._set(worker, raised=(happening.step, happening.error))
-        elif isinstance(happening, Done):
+        elif isinstance(happening, happenings.Done):
             self._set(worker, done=True)
             if self.membership.finishing_s is None:
                 self._change(finishing_s=self._now_s)
-        elif isinstance(happening, Exited):
+        elif isinstance(happening, happenings.Exited):
             self._bury(happening, slot)
-        elif isinstance(happening, Lost) and slot.state != "dying":
+        elif isinstance(happening, happenings.Lost) and slot.state != "dying":
             self._kill(worker, happening.reason)
 
     def _note_formed(self, worker: str, generation: int) -> None:
@@ -88,7 +72,7 @@ class Turn:
             if world.phase == "forming" and world.formed >= set(world.members):
                 self._set_phase("running")
 
-    def _bury(self, exited: Exited, slot: Slot) -> None:
+    def _bury(self, exited: happenings.Exited, slot: Slot) -> None:
         worker = exited.worker
         self._set(worker, "empty", done=False, raised=None, step=-1)
         if slot.state == "member" and not slot.done:
@@ -108,9 +92,9 @@ class Turn:
         if world.phase != "broken":
             self._set_phase("broken")
         if self.membership.having("member"):
-            self.actions.append(TellGone(world.generation, worker))
+            self.actions.append(happenings.TellGone(world.generation, worker))
 
-    def _note_crash(self, worker: str, slot: Slot, exited: Exited) -> None:
+    def _note_crash(self, worker: str, slot: Slot, exited: happenings.Exited) -> None:
         rules, membership = self.membership.rules, self.membership
         proved = self._now_s - slot.born_s > rules.steady_s
         pause_s = rules.backoff_s if proved or not slot.backoff_s else slot.backoff_s
@@ -120,7 +104,7 @@ class Turn:
         recent.append(self._now_s)
         if len(recent) >= rules.host_failures:
             self._change(aside={**membership.aside, host: self._now_s + rules.cooldown_s})
-            self.actions.append(SetAside(host, rules.cooldown_s))
+            self.actions.append(happenings.SetAside(host, rules.cooldown_s))
             recent = []
         self._change(failures={**membership.failures, host: tuple(recent)})
         if slot.state == "starting" and membership.world.generation == 0:
@@ -206,7 +190,7 @@ class Turn:
             if room > 0 and slot.state == "empty" and slot.not_before_s <= self._now_s:
                 room -= 1
                 self._set(worker, "starting", life=slot.life + 1, born_s=self._now_s, step=-1, done=False, raised=None)
-                self.actions.append(Spawn(worker, slot.life + 1))
+                self.actions.append(happenings.Spawn(worker, slot.life + 1))
 
     def _reshape(self) -> None:
         """There is a world; should it change?"""
@@ -222,8 +206,9 @@ class Turn:
         members = membership.having("member")
         leavers = [worker for worker in members if worker not in wanted]
         stayers = len(members) - len(leavers)
-        newcomers = self.membership.having("ready")
         room = rules.max_np - stayers
+        self._let_follow(room, members)
+        newcomers = [worker for worker in self.membership.having("ready") if self._can_join(worker)]
         if leavers:
             if stayers or newcomers or self._is_time(leavers, wanted):
                 self._ask_change()
@@ -231,6 +216,23 @@ class Turn:
             settled = now_s - min(membership.slots[worker].since_s for worker in newcomers) >= rules.settle_s
             if settled or len(newcomers) >= room:
                 self._ask_change()
+
+    def _let_follow(self, room: int, members: list[str]) -> None:
+        """Newcomers take the state over while the world trains; nobody waits for that."""
+        membership = self.membership
+        generation = membership.world.generation
+        for worker in membership.having("ready")[:room]:
+            slot = membership.slots[worker]
+            if slot.step < 0 and slot.follows != generation:
+                near = [member for member in members if host_of(member) == host_of(worker)]
+                self._set(worker, "ready", follows=generation)
+                self.actions.append(happenings.Follow(worker, generation, (near or members)[-1]))
+
+    def _can_join(self, worker: str) -> bool:
+        """It need not be given the state while the others wait, or cannot be spared that."""
+        slot, generation = self.membership.slots[worker], self.membership.world.generation
+        late = slot.follows == generation and self._age(worker) > self.membership.rules.follow_s
+        return slot.step >= 0 or slot.warm == generation or late
 
     def _is_time(self, leavers: list[str], wanted: set[str]) -> bool:
         """Nobody else holds the state. Leave now: no other worker can come, or the notice is nearly over?"""
@@ -247,8 +249,8 @@ class Turn:
         membership = self.membership
         wanted = membership.wanted(self._now_s)
         ready = membership.having("ready")
-        able = [worker for worker in ready if worker in set(wanted)]
-        leavers = [worker for worker in ready if worker not in able]
+        leavers = [worker for worker in ready if worker not in set(wanted)]
+        able = self._without_cold([worker for worker in ready if worker not in leavers])
         holders = [worker for worker in leavers if membership.slots[worker].step >= 0]
         handing_on: list[str] = []
         if able and not any(membership.slots[worker].step >= 0 for worker in able):
@@ -262,6 +264,19 @@ class Turn:
         if not wanted and not membership.having("starting"):
             self._send_home(holders, leavers)
         self._starve(able)
+
+    def _without_cold(self, able: list[str]) -> list[str]:
+        """Leave out whom the others would have to wait for, where they can do without; it follows their world then.
+
+        A spare is not left out: it is there to take a lost worker's place at once.
+        """
+        membership = self.membership
+        if not membership.world.generation or membership.rules.spares:
+            return able
+        regular = membership.world.phase == "changing"
+        warm = [worker for worker in able if membership.slots[worker].step >= 0 or (regular and self._can_join(worker))]
+        holds = any(membership.slots[worker].step >= 0 for worker in warm)
+        return warm if holds and len(warm) >= self._needed else able
 
     @property
     def _needed(self) -> int:
@@ -314,7 +329,7 @@ class Turn:
         for worker in members:
             self._set(worker, "member")
         self._change(world=World(generation, members, "forming", self._now_s), hungry_s=None)
-        self.actions.append(Publish(generation, members))
+        self.actions.append(happenings.Publish(generation, members))
 
     # --- small changes ---
 
@@ -336,21 +351,21 @@ class Turn:
 
     def _ask_change(self) -> None:
         self._set_phase("changing")
-        self.actions.append(AskChange(self.membership.world.generation))
+        self.actions.append(happenings.AskChange(self.membership.world.generation))
 
     def _dismiss(self, worker: str, save: bool = False) -> None:
         slot = self.membership.slots[worker]
         self._set(worker, "dismissed")
-        self.actions.append(Dismiss(worker, slot.life, save))
+        self.actions.append(happenings.Dismiss(worker, slot.life, save))
 
     def _kill(self, worker: str, reason: str) -> None:
         slot = self.membership.slots[worker]
         self._set(worker, "dying")
-        self.actions.append(Kill(worker, slot.life, reason))
+        self.actions.append(happenings.Kill(worker, slot.life, reason))
         if slot.state == "member":
             self._leave_world(worker)
 
     def _end(self, code: int, reason: str = "") -> None:
-        end = End(code, reason)
+        end = happenings.End(code, reason)
         self._change(end=end)
         self.actions.append(end)

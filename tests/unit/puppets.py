@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
+import io
 import random
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from edl_hvd.driver.happenings import (
-    Action,
-    AskChange,
-    Dismiss,
-    Done,
-    DrainAsked,
-    End,
-    Exited,
-    Formed,
-    Happening,
-    HostsFound,
-    Kill,
-    Lost,
-    Publish,
-    Raised,
-    Ready,
-    Spawn,
-    Tick,
-    to_json,
-)
-from edl_hvd.driver.membership import Rules, advance, begin
+from edl_hvd.driver import happenings
+from edl_hvd.driver.history import Decision, Recorder, read_history, replay
+from edl_hvd.driver.membership import Rules, begin
 from edl_hvd.hosts import HostSlots
 
 
@@ -37,6 +22,7 @@ class Puppet:
     life: int
     state: str = "starting"
     generation: int = 0
+    follows: int = 0
     formed: bool = False
     step: int = -1
     change: bool = False
@@ -44,7 +30,11 @@ class Puppet:
 
 
 class Stage:
-    """A membership and its puppets; checks after each happening what always has to hold."""
+    """A membership and its puppets; checks after each happening what always has to hold.
+
+    Attributes:
+        lived: Everything that happened, ticks without consequence as well.
+    """
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
@@ -53,42 +43,47 @@ class Stage:
         self.puppets: dict[str, Puppet] = {}
         self.step = 0
         self.generation = 0
-        self.end: End | None = None
-        self.history: list[str] = []
-        self.events = 0
+        self.end: happenings.End | None = None
+        self.lived: list[Decision] = []
+        self._script = io.StringIO()
+        self._recorder = Recorder(self._script, self.membership)
 
-    def happen(self, happening: Happening) -> None:
-        self.events += 1
-        self.history.append(json.dumps({"at_s": self.now_s, **to_json(happening)}))
-        if isinstance(happening, Exited):
+    def happen(self, happening: happenings.Happening) -> None:
+        if isinstance(happening, happenings.Exited):
             puppet = self.puppets.get(happening.worker)
             if puppet is not None and puppet.life == happening.life:
                 del self.puppets[happening.worker]
-        self.membership, actions = advance(self.membership, happening, self.now_s)
+        self.membership, actions = self._recorder.advance(self.membership, happening, self.now_s)
+        self.lived.append(Decision(self.now_s, happening, actions, self.membership, actions))
         for action in actions:
             self._obey(action)
 
-    def _obey(self, action: Action) -> None:
+    def _obey(self, action: happenings.Action) -> None:
         assert self.end is None, f"something is done after the end: {action}"
-        if isinstance(action, Spawn):
+        if isinstance(action, happenings.Spawn):
             assert action.worker not in self.puppets, f"two processes in one slot: {action}"
             self.puppets[action.worker] = Puppet(action.life)
-        elif isinstance(action, Publish):
+        elif isinstance(action, happenings.Publish):
             self._obey_publish(action)
-        elif isinstance(action, AskChange):
+        elif isinstance(action, happenings.Follow):
+            assert action.generation == self.generation
+            assert self.puppets[action.guide].generation == self.generation, "the guide is a member"
+            assert self.puppets[action.worker].state == "ready"
+            self.puppets[action.worker].follows = action.generation
+        elif isinstance(action, happenings.AskChange):
             assert action.generation == self.generation
             for puppet in self.puppets.values():
                 puppet.change = puppet.change or puppet.generation == action.generation
-        elif isinstance(action, (Dismiss, Kill)):
+        elif isinstance(action, (happenings.Dismiss, happenings.Kill)):
             assert self.puppets[action.worker].life == action.life
-            if isinstance(action, Dismiss):
+            if isinstance(action, happenings.Dismiss):
                 self._obey_dismiss(action)
             else:
                 self.puppets[action.worker].state = "dying"
-        elif isinstance(action, End):
+        elif isinstance(action, happenings.End):
             self.end = action
 
-    def _obey_publish(self, publish: Publish) -> None:
+    def _obey_publish(self, publish: happenings.Publish) -> None:
         assert publish.generation == self.generation + 1
         needed = self.rules.min_np if self.generation else self.rules.num_proc
         assert len(set(publish.members)) == len(publish.members) >= needed
@@ -100,7 +95,7 @@ class Stage:
             puppet.state, puppet.generation, puppet.formed, puppet.change = "member", publish.generation, False, False
             puppet.broken = False
 
-    def _obey_dismiss(self, dismiss: Dismiss) -> None:
+    def _obey_dismiss(self, dismiss: happenings.Dismiss) -> None:
         puppet = self.puppets[dismiss.worker]
         assert puppet.state != "member", "a member is asked to leave, not sent away"
         if puppet.step >= 0 and not dismiss.save and self.membership.finishing_s is None:
@@ -113,7 +108,7 @@ class Stage:
     def be_ready(self, worker: str) -> None:
         puppet = self.puppets[worker]
         puppet.state, puppet.generation, puppet.change, puppet.broken = "ready", 0, False, False
-        self.happen(Ready(worker, puppet.life, puppet.step))
+        self.happen(happenings.Ready(worker, puppet.life, puppet.step))
 
     def form(self, worker: str) -> None:
         puppet = self.puppets[worker]
@@ -123,19 +118,22 @@ class Stage:
             self.step += 1
             for other in members:
                 other.step = self.step  # the state is level now
-        self.happen(Formed(worker, puppet.life, puppet.generation))
+        self.happen(happenings.Formed(worker, puppet.life, puppet.generation))
 
     def exit(self, worker: str, clean: bool = False) -> None:
         puppet = self.puppets[worker]
         for other in self.puppets.values():
             other.broken = other.broken or other.generation == puppet.generation > 0
-        self.happen(Exited(worker, puppet.life, clean, "exit code 0" if clean else "killed by SIGKILL"))
+        self.happen(happenings.Exited(worker, puppet.life, clean, "exit code 0" if clean else "killed by SIGKILL"))
 
     def move_on(self, worker: str) -> None:
         """The next thing that a worker in good health does."""
         puppet = self.puppets[worker]
         if puppet.state == "starting":
             self.be_ready(worker)
+        elif puppet.state == "ready" and puppet.follows:
+            follows, puppet.follows = puppet.follows, 0
+            self.happen(happenings.Warm(worker, puppet.life, follows))
         elif puppet.state in ("dismissed", "dying"):
             self.exit(worker, clean=puppet.state == "dismissed")
         elif puppet.state == "member":
@@ -154,7 +152,13 @@ class Stage:
                 if worker in self.puppets:
                     self.move_on(worker)
             self.now_s += 0.25
-            self.happen(Tick())
+            self.happen(happenings.Tick())
+
+    @property
+    def history(self) -> str:
+        """What ``edl-hvd replay`` runs again."""
+        self._recorder.flush()
+        return self._script.getvalue()
 
     @property
     def running(self) -> list[str]:
@@ -162,7 +166,59 @@ class Stage:
         return [name for name, puppet in self.puppets.items() if puppet.state == "member" and puppet.formed]
 
 
+@contextlib.contextmanager
+def kept_if_it_fails(stage: Stage, path: Path) -> Iterator[None]:
+    """A failure inside leaves the stage's history in a file, and shows it."""
+    try:
+        yield
+    except BaseException:
+        path.write_text(stage.history)
+        print(f"to run this history again: edl-hvd replay {path}\n{stage.history}")
+        raise
+
+
+def check_replay(lived: list[Decision], path: Path) -> None:
+    """The same decisions and memberships throughout; what the record leaves out is time that changed nothing."""
+    history = read_history(path)
+    membership = begin(history.rules, 0.0)
+    remaining = iter(lived)
+    for decision in replay(history):
+        for moment in remaining:
+            if moment == decision:
+                break
+            assert is_idle(moment), f"not replayed: {moment}"
+        else:
+            raise AssertionError(f"replayed, but it never happened: {decision}")
+        membership = decision.membership
+        assert list(membership.slots) == list(moment.membership.slots)
+    assert all(map(is_idle, remaining))
+    assert membership == lived[-1].membership
+
+
+def is_idle(decision: Decision) -> bool:
+    return isinstance(decision.happening, happenings.Tick) and not decision.actions
+
+
 HOSTS = ("a", "b", "c")
+
+
+EVERYWHERE = happenings.HostsFound(tuple(HostSlots(host, 2) for host in HOSTS))
+
+
+def random_stage(chance: random.Random) -> Stage:
+    """A job of up to five workers that outlives many failures."""
+    num_proc = chance.randint(1, 3)
+    rules = Rules(num_proc, chance.randint(1, num_proc), chance.randint(num_proc, 5), spares=chance.randint(0, 1))
+    return Stage(replace(rules, host_failures=5, elastic_timeout_s=3000, same_error_limit=5))
+
+
+def play_at_random(stage: Stage, chance: random.Random, strikes: int) -> None:
+    """From the first hosts on; in the end there are all hosts again."""
+    stage.happen(EVERYWHERE)
+    for _ in range(strikes):
+        if stage.end is None:
+            strike(stage, chance)
+    stage.happen(EVERYWHERE)
 
 
 def strike(stage: Stage, chance: random.Random) -> None:
@@ -174,12 +230,12 @@ def strike(stage: Stage, chance: random.Random) -> None:
     workers = sorted(stage.puppets)
     if kind == "time" or (not workers and kind != "hosts"):
         stage.now_s += chance.choice((0.01, 0.3, 1.0, 5.0, 20.0))
-        stage.happen(Tick())
+        stage.happen(happenings.Tick())
     elif kind == "hosts":
         found = [host for host in HOSTS if chance.random() < 0.7]
-        stage.happen(HostsFound(tuple(HostSlots(host, chance.randint(1, 2)) for host in found)))
+        stage.happen(happenings.HostsFound(tuple(HostSlots(host, chance.randint(1, 2)) for host in found)))
     elif kind == "drain":
-        stage.happen(DrainAsked(chance.choice((*HOSTS, *workers)), chance.choice((0.0, 10.0, 120.0))))
+        stage.happen(happenings.DrainAsked(chance.choice((*HOSTS, *workers)), chance.choice((0.0, 10.0, 120.0))))
     else:
         _strike_worker(stage, chance, kind, chance.choice(workers))
 
@@ -191,9 +247,9 @@ def _strike_worker(stage: Stage, chance: random.Random, kind: str, worker: str) 
     elif kind in ("kill", "clean"):
         stage.exit(worker, clean=kind == "clean")
     elif kind == "raise" and puppet.state == "member":
-        stage.happen(Raised(worker, puppet.life, stage.step, chance.choice(("ValueError: x", "OSError: y"))))
+        stage.happen(happenings.Raised(worker, puppet.life, stage.step, chance.choice(("ValueError: x", "OSError: y"))))
         stage.exit(worker)
     elif kind == "lost":
-        stage.happen(Lost(worker, puppet.life, "it said nothing"))
+        stage.happen(happenings.Lost(worker, puppet.life, "it said nothing"))
     elif kind == "done" and puppet.state == "member" and puppet.formed:
-        stage.happen(Done(worker, puppet.life))
+        stage.happen(happenings.Done(worker, puppet.life))

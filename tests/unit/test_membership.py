@@ -5,34 +5,23 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from puppets import HOSTS, Stage, strike
+from puppets import Stage, check_replay, kept_if_it_fails, play_at_random, random_stage
 
-from edl_hvd.driver.happenings import (
-    Done,
-    DrainAsked,
-    Exited,
-    Formed,
-    HostsFound,
-    Lost,
-    Raised,
-    Ready,
-    Tick,
-    from_json,
-    to_json,
-)
-from edl_hvd.driver.membership import Rules, advance, begin
-from edl_hvd.errors import UsageError
+from edl_hvd.driver import happenings
+from edl_hvd.driver.history import Decision, Recorder
+from edl_hvd.driver.membership import Rules, begin
 from edl_hvd.hosts import HostSlots
 
 RULES = Rules(num_proc=2, min_np=1, max_np=4)
 
 
-def hosts(*entries: str) -> HostsFound:
-    return HostsFound(tuple(HostSlots(entry[0], int(entry[2])) for entry in entries))
+def hosts(*entries: str) -> happenings.HostsFound:
+    return happenings.HostsFound(tuple(HostSlots(entry[0], int(entry[2])) for entry in entries))
 
 
 def training(*entries: str, rules: Rules = RULES) -> Stage:
@@ -71,7 +60,7 @@ def test_the_pause_before_a_restart_doubles_and_starts_small_again_after_a_stead
         left_s = stage.now_s
         while "a:1" not in stage.puppets:
             stage.now_s += 0.25
-            stage.happen(Tick())
+            stage.happen(happenings.Tick())
         pauses.append(stage.now_s - left_s)
         stage.settle(5)
     assert pauses == [1, 2, 4, 1]
@@ -90,7 +79,7 @@ def test_a_host_that_keeps_failing_is_set_aside_and_comes_back_after_its_cooldow
 def test_an_error_of_every_worker_at_the_same_step_ends_the_job():
     stage = training("a:2")
     for worker in ("a:0", "a:1"):
-        stage.happen(Raised(worker, stage.puppets[worker].life, 7, "ValueError: bad"))
+        stage.happen(happenings.Raised(worker, stage.puppets[worker].life, 7, "ValueError: bad"))
     stage.exit("a:0")
     assert stage.end is None
     stage.exit("a:1")
@@ -102,7 +91,7 @@ def test_an_error_of_one_worker_again_and_again_at_the_same_step_ends_the_job():
     stage = training("a:2", "b:1")
     for _ in range(3):
         assert stage.end is None
-        stage.happen(Raised("b:0", stage.puppets["b:0"].life, 7, "ValueError: bad"))
+        stage.happen(happenings.Raised("b:0", stage.puppets["b:0"].life, 7, "ValueError: bad"))
         stage.exit("b:0")
         stage.settle(10)
     assert stage.end is not None
@@ -116,7 +105,7 @@ def test_a_script_that_never_gets_to_training_ends_the_job_soon():
         for worker in list(stage.puppets):
             stage.exit(worker)
         stage.now_s += 0.25
-        stage.happen(Tick())
+        stage.happen(happenings.Tick())
     assert stage.end is not None
     assert "before they reached the training function" in stage.end.reason
     assert stage.now_s < 10
@@ -132,6 +121,52 @@ def test_newcomers_are_collected_and_join_together():
     stage.settle(5)
     assert stage.generation == generation + 1
     assert len(stage.running) == 4
+
+
+def test_a_newcomer_takes_the_state_over_before_the_others_are_asked_to_let_it_in():
+    stage = training("a:2")
+    stage.happen(hosts("a:2", "b:1"))
+    stage.be_ready("b:0")
+    stage.now_s += 5
+    stage.happen(happenings.Tick())
+    assert stage.puppets["b:0"].follows == stage.generation
+    assert not stage.puppets["a:0"].change
+    stage.move_on("b:0")
+    stage.now_s += 1
+    stage.happen(happenings.Tick())
+    assert stage.puppets["a:0"].change
+
+
+def test_a_newcomer_that_does_not_catch_up_joins_in_the_end_while_the_others_wait():
+    stage = training("a:2")
+    stage.happen(hosts("a:2", "b:1"))
+    stage.be_ready("b:0")
+    stage.now_s += 601
+    stage.happen(happenings.Tick())
+    assert stage.puppets["a:0"].change
+
+
+def test_after_a_death_nobody_waits_for_a_newcomer_without_state():
+    stage = training("a:3")
+    stage.happen(hosts("a:3", "b:1"))
+    stage.be_ready("b:0")
+    stage.exit("a:2")
+    for worker in ("a:0", "a:1", "a:0", "a:1"):
+        stage.move_on(worker)
+    assert stage.running == ["a:0", "a:1"]
+    stage.settle(10)
+    assert sorted(stage.running) == ["a:0", "a:1", "a:2", "b:0"]
+
+
+def test_a_newcomer_without_state_is_taken_in_at_once_where_there_are_too_few_without_it():
+    stage = training("a:2", rules=replace(RULES, min_np=2))
+    stage.happen(hosts("a:2", "b:1"))
+    stage.be_ready("b:0")
+    stage.exit("a:1")
+    stage.move_on("a:0")
+    for worker in ("a:0", "b:0"):
+        stage.move_on(worker)
+    assert stage.running == ["a:0", "b:0"]
 
 
 def test_a_removed_host_leaves_at_the_next_commit():
@@ -163,12 +198,12 @@ def test_the_state_is_handed_on_also_where_only_one_worker_is_allowed():
 def test_when_every_host_is_drained_one_worker_saves_and_the_job_asks_to_be_run_again():
     stage = training("a:1", "b:1")
     for host in "ab":
-        stage.happen(DrainAsked(host, 120))
-    saved = [line for line in stage.history if "Dismiss" in line]
+        stage.happen(happenings.DrainAsked(host, 120))
     stage.settle(30)
     assert stage.end is not None
     assert stage.end.code == 75
-    assert saved == []
+    actions = [action for moment in stage.lived for action in moment.actions]
+    assert sorted(action.save for action in actions if isinstance(action, happenings.Dismiss)) == [False, True]
 
 
 def test_below_the_least_number_survivors_wait_and_newcomers_revive_the_job():
@@ -208,7 +243,7 @@ def test_a_worker_that_stays_in_a_broken_world_is_ended():
     stage.exit("b:0")
     stage.be_ready("a:0")
     stage.now_s += 61
-    stage.happen(Tick())
+    stage.happen(happenings.Tick())
     assert stage.puppets["a:1"].state == "dying"
     stage.settle(10)
     assert "a:0" in stage.running
@@ -216,7 +251,7 @@ def test_a_worker_that_stays_in_a_broken_world_is_ended():
 
 def test_a_silent_worker_is_ended_and_the_others_go_on():
     stage = training("a:2")
-    stage.happen(Lost("a:1", 1, "it said nothing for 3 s"))
+    stage.happen(happenings.Lost("a:1", 1, "it said nothing for 3 s"))
     assert stage.puppets["a:1"].state == "dying"
     stage.move_on("a:0")
     stage.move_on("a:0")
@@ -226,7 +261,7 @@ def test_a_silent_worker_is_ended_and_the_others_go_on():
 def test_a_job_ends_well_when_all_are_done_even_if_one_is_killed_then():
     stage = training("a:2", "b:1")
     for worker in ("a:0", "a:1"):
-        stage.happen(Done(worker, 1))
+        stage.happen(happenings.Done(worker, 1))
     stage.exit("b:0")
     for worker in ("a:0", "a:1"):
         stage.exit(worker, clean=True)
@@ -237,7 +272,7 @@ def test_a_job_ends_well_when_all_are_done_even_if_one_is_killed_then():
 
 def test_a_worker_that_fails_after_the_training_fails_the_job():
     stage = training("a:2")
-    stage.happen(Done("a:0", 1))
+    stage.happen(happenings.Done("a:0", 1))
     stage.exit("a:0")
     assert stage.end is not None
     assert stage.end.code == 1
@@ -251,75 +286,72 @@ def test_the_reset_limit_ends_the_job():
     assert "--reset-limit" in stage.end.reason
 
 
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory) -> Path:
+    """Where a history that fails is kept."""
+    return tmp_path_factory.mktemp("failures")
+
+
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(st.integers(0, 2**32))
-def test_whatever_happens_what_always_holds_holds_and_the_job_recovers(seed):
-    check_random_history(seed, strikes=250)
+@given(seed=st.integers(0, 2**32))
+def test_whatever_happens_what_always_holds_holds_and_the_job_recovers(seed, failures):
+    check_random_history(seed, strikes=250, failures=failures)
 
 
-def test_two_hundred_thousand_happenings_break_nothing():
+def test_two_hundred_thousand_happenings_break_nothing(failures):
     events = seed = 0
     while events < 200_000:
-        events += check_random_history(seed, strikes=400)
+        events += check_random_history(seed, strikes=400, failures=failures)
         seed += 1
 
 
-def check_random_history(seed: int, strikes: int) -> int:
+def check_random_history(seed: int, strikes: int, failures: Path) -> int:
     """Strike at random, then let everybody be in good health: the job has to end or to train with all it may have."""
     chance = random.Random(seed)
-    num_proc = chance.randint(1, 3)
-    rules = Rules(num_proc, chance.randint(1, num_proc), chance.randint(num_proc, 5), spares=chance.randint(0, 1))
-    stage = Stage(replace(rules, host_failures=5, elastic_timeout_s=3000, same_error_limit=5))
-    try:
-        stage.happen(HostsFound(tuple(HostSlots(host, 2) for host in HOSTS)))
-        for _ in range(strikes):
-            if stage.end is None:
-                strike(stage, chance)
-        stage.happen(HostsFound(tuple(HostSlots(host, 2) for host in HOSTS)))
+    stage = random_stage(chance)
+    with kept_if_it_fails(stage, failures / f"seed-{seed}.jsonl"):
+        play_at_random(stage, chance, strikes)
         if stage.end is None:
             stage.settle(300)
         if stage.end is None:
             able = len([worker for worker in stage.membership.wanted(stage.now_s) if worker in stage.puppets])
-            needed = rules.min_np if stage.generation else rules.num_proc
+            needed = stage.rules.min_np if stage.generation else stage.rules.num_proc
             if able >= needed:
-                assert len(stage.running) >= min(able, rules.max_np)
-    except BaseException:
-        print("\n".join(stage.history))  # a script for replay
-        raise
-    return stage.events
+                assert len(stage.running) >= min(able, stage.rules.max_np)
+    return len(stage.lived)
 
 
 workers = st.sampled_from(["a:0", "a:1", "b:0", "?"])
 lives = st.integers(0, 3)
 anything = st.one_of(
-    st.builds(Ready, workers, lives, st.integers(-1, 9)),
-    st.builds(Formed, workers, lives, st.integers(0, 4)),
-    st.builds(Raised, workers, lives, st.integers(0, 3), st.sampled_from("xy")),
-    st.builds(Done, workers, lives),
-    st.builds(Exited, workers, lives, st.booleans(), st.just("?")),
-    st.builds(Lost, workers, lives, st.just("?")),
-    st.builds(DrainAsked, st.sampled_from(["a", "b", "a:0", "nowhere"]), st.floats(0, 100)),
+    st.builds(happenings.Ready, workers, lives, st.integers(-1, 9)),
+    st.builds(happenings.Formed, workers, lives, st.integers(0, 4)),
+    st.builds(happenings.Raised, workers, lives, st.integers(0, 3), st.sampled_from("xy")),
+    st.builds(happenings.Done, workers, lives),
+    st.builds(happenings.Exited, workers, lives, st.booleans(), st.just("?")),
+    st.builds(happenings.Lost, workers, lives, st.just("?")),
+    st.builds(happenings.DrainAsked, st.sampled_from(["a", "b", "a:0", "nowhere"]), st.floats(0, 100)),
     st.builds(lambda a, b: hosts(f"a:{a}", f"b:{b}"), st.integers(1, 2), st.integers(1, 2)),
-    st.just(HostsFound(())),
-    st.just(Tick()),
+    st.just(happenings.HostsFound(())),
+    st.just(happenings.Tick()),
 )
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(anything, st.floats(0, 100)), max_size=60))
-def test_anything_is_accepted_in_any_state(history):
+@given(history=st.lists(st.tuples(anything, st.floats(0, 100)), min_size=1, max_size=60))
+def test_anything_is_accepted_in_any_state_and_can_be_replayed(history, failures):
     membership, now_s = begin(RULES, 0), 0.0
-    for happening, pause_s in history:
-        now_s += pause_s
-        membership, _ = advance(membership, happening, now_s)
+    path, lived = failures / "anything.jsonl", []
+    with path.open("w") as file:
+        recorder = Recorder(file, membership)
+        for happening, pause_s in history:
+            now_s += pause_s
+            membership, actions = recorder.advance(membership, happening, now_s)
+            lived.append(Decision(now_s, happening, actions, membership, actions))
+        recorder.flush()
+    check_replay(lived, path)
 
 
 @given(anything)
 def test_a_happening_survives_being_written_down(happening):
-    assert from_json(json.loads(json.dumps(to_json(happening)))) == happening
-
-
-@pytest.mark.parametrize("line", [{}, {"what": "Magic"}, {"what": "Ready"}, {"what": "Tick", "extra": 1}])
-def test_a_line_that_is_no_happening_is_refused(line):
-    with pytest.raises(UsageError, match="cannot read"):
-        from_json(line)
+    assert happenings.happening_from_json(json.loads(json.dumps(happenings.to_json(happening)))) == happening

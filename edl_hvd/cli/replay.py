@@ -1,0 +1,176 @@
+"""``edl-hvd replay``: a recorded history run again, in plain words or as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from itertools import takewhile
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from edl_hvd.driver import happenings
+from edl_hvd.driver.happenings import Action, Happening
+from edl_hvd.driver.history import Decision, read_history, replay
+from edl_hvd.driver.membership import Membership, begin
+
+_INDENT = " " * 14
+# The width of a moment: the longest jobs count their seconds in six digits.
+
+
+@click.command("replay")
+@click.argument("file", metavar="FILE")
+@click.option("--until", metavar="SECONDS", type=click.FloatRange(min=0), help="Stop at this moment of the job.")
+@click.option("--json", "as_json", is_flag=True, help="Print the decisions and the membership after them as JSON.")
+def replay_command(file: str, until: float | None, as_json: bool) -> None:
+    """Make a job's decisions again, from the history that 'edlrun --record FILE' wrote.
+
+    Starts nothing. Shows what happened, what follows from it and who is a member in the end. Exit code 1 when a
+    decision is not the one recorded: edl_hvd decides otherwise than the version that wrote the file.
+    """
+    history = read_history(file)
+    decisions: Iterable[Decision] = replay(history)
+    if until is not None:
+        last_s = until
+        decisions = takewhile(lambda decision: decision.at_s <= last_s, decisions)
+    before = begin(history.rules, 0.0)
+    shown = _show_json(decisions, before, history.note) if as_json else _show_text(decisions, before, history.note)
+    sys.exit(shown)
+
+
+def _show_json(decisions: Iterable[Decision], membership: Membership, note: str) -> int:
+    lines, difference = [], None
+    for decision in decisions:
+        membership, now = decision.membership, _plain(decision.actions)
+        lines.append({"at_s": decision.at_s, **happenings.to_json(decision.happening), "actions": now})
+        if decision.differs:
+            difference = {"at_s": decision.at_s, "recorded": _plain(decision.recorded or ()), "now": now}
+            break
+    world = {**asdict(membership.world), "formed": sorted(membership.world.formed)}
+    slots = {worker: asdict(slot) for worker, slot in membership.slots.items()}
+    end = None if membership.end is None else asdict(membership.end)
+    shown = {"decisions": lines, "difference": difference, "slots": slots, "world": world, "end": end, "note": note}
+    click.echo(json.dumps(shown, indent=2))
+    return int(difference is not None)
+
+
+def _plain(actions: Iterable[Action]) -> list[dict[str, object]]:
+    return [happenings.to_json(action) for action in actions]
+
+
+def _show_text(decisions: Iterable[Decision], membership: Membership, note: str) -> int:
+    console = Console(highlight=False, soft_wrap=True)
+    difference: Decision | None = None
+    for decision in decisions:
+        membership = decision.membership
+        console.print(f"[cyan]{decision.at_s:>10.3f} s[/]  {_safe(_say_happening(decision.happening))}")
+        if decision.differs:
+            difference = decision
+            break
+        _print_actions(console, decision.actions)
+    if difference is not None:
+        for when, actions in (("recorded", difference.recorded or ()), ("now", difference.actions)):
+            console.print(f"{_INDENT}[bold red]{when}:[/]{'' if actions else ' nothing'}")
+            _print_actions(console, actions, indent=_INDENT + "  ")
+    console.print()
+    console.print(_table(membership), soft_wrap=False)
+    console.print(f"\n{_safe(_say_world(membership))}\n{_safe(_say_end(membership))}")
+    if note:
+        console.print(f"[yellow]note:[/] {_safe(note)}")
+    if difference is not None:
+        console.print(
+            f"[bold red]At {difference.at_s:.3f} s another decision was recorded;[/] "
+            "what is recorded after it followed from that one and was not replayed"
+        )
+    return int(difference is not None)
+
+
+def _print_actions(console: Console, actions: Iterable[Action], indent: str = _INDENT) -> None:
+    for action in actions:
+        console.print(f"{indent}→ {_safe(_say_action(action))}")
+
+
+def _table(membership: Membership) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("slot", "state", "rank", "life", "step", "since"):
+        table.add_column(name, justify="left" if name in ("slot", "state") else "right")
+    members = membership.world.members
+    for worker, slot in membership.slots.items():
+        rank = str(members.index(worker)) if slot.state == "member" else ""
+        step = str(slot.step) if slot.step >= 0 else ""
+        table.add_row(_safe(worker), slot.state, rank, str(slot.life), step, f"{slot.since_s:.3f} s")
+    return table
+
+
+def _safe(text: str) -> str:
+    """One line of visible characters, markup left alone: what a worker printed must not move the cursor."""
+    line = " ".join(text.split())
+    return escape("".join(character if character.isprintable() else "?" for character in line))
+
+
+def _name(worker: str, life: int) -> str:
+    return worker if life == 1 else f"{worker} (life {life})"
+
+
+def _say_happening(happening: Happening) -> str:
+    match happening:
+        case happenings.HostsFound(hosts):
+            return f"the hosts are {', '.join(map(str, hosts))}" if hosts else "there are no hosts"
+        case happenings.Ready(worker, life, step):
+            return f"{_name(worker, life)} is ready and holds {f'step {step}' if step >= 0 else 'nothing'}"
+        case happenings.Warm(worker, life, generation):
+            return f"{_name(worker, life)} has caught up with world {generation}"
+        case happenings.Formed(worker, life, generation):
+            return f"{_name(worker, life)} has formed world {generation}"
+        case happenings.Raised(worker, life, step, error):
+            return f"{_name(worker, life)} raised at step {step}: {error}"
+        case happenings.Done(worker, life):
+            return f"{_name(worker, life)} has completed the training"
+        case happenings.Exited(worker, life, clean, how):
+            return f"{_name(worker, life)} has {'ended well' if clean else 'failed'}: {how}"
+        case happenings.Lost(worker, life, reason):
+            return f"{_name(worker, life)} is lost: {reason}"
+        case happenings.DrainAsked(target, notice_s):
+            return f"{target} is to be left within {notice_s:g} s"
+        case happenings.Tick():
+            return "time has passed"
+
+
+def _say_action(action: Action) -> str:
+    match action:
+        case happenings.Spawn(worker, life):
+            return f"start {_name(worker, life)}"
+        case happenings.Follow(worker, generation, guide):
+            return f"let {worker} take the state over from {guide}, while world {generation} trains"
+        case happenings.Publish(generation, members):
+            return f"publish world {generation}: {', '.join(members)}"
+        case happenings.AskChange(generation):
+            return f"ask the members of world {generation} to leave it at the next commit"
+        case happenings.TellGone(generation, worker):
+            return f"tell the members of world {generation} that {worker} is gone"
+        case happenings.Dismiss(worker, life, save):
+            return f"send {_name(worker, life)} home{', with a checkpoint before' if save else ''}"
+        case happenings.Kill(worker, life, reason):
+            return f"end {_name(worker, life)}: {reason}"
+        case happenings.SetAside(host, seconds):
+            return f"give host {host} no workers for {seconds:g} s"
+        case happenings.End(code, reason):
+            return f"end the job with exit code {code}{f': {reason}' if reason else ''}"
+
+
+def _say_world(membership: Membership) -> str:
+    world = membership.world
+    if not world.generation:
+        return "There was no world yet"
+    return f"The last world is {world.generation}, {world.phase}: {', '.join(world.members)}"
+
+
+def _say_end(membership: Membership) -> str:
+    end = membership.end
+    if end is None:
+        return "The job had not ended"
+    return f"The job ended with exit code {end.code}{f': {end.reason}' if end.reason else ''}"

@@ -1,0 +1,83 @@
+"""From a JSON object back to the frozen value of plain fields that was written, each field checked.
+
+What a file says is somebody else's until it was looked at: a number where a name belongs would fail much later, far
+from the line that is wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from edl_hvd.errors import UsageError
+
+Value = TypeVar("Value")
+
+_MEANINGS = {str: "a text", int: "a whole number", bool: "true or false"}
+_LONGEST_SHOWN = 200
+# A few lines of a terminal.
+
+
+def read_fields(kind: type[Value], fields: object) -> Value:
+    """A ``kind`` made of a JSON object's fields. Those it has defaults for may be missing, unknown ones may not.
+
+    Args:
+        kind: A dataclass whose fields are texts, numbers, truth values, other such dataclasses, tuples of one of
+            these, or ``None``.
+        fields: What ``json.loads`` gave.
+
+    Raises:
+        UsageError: A field is missing, unknown or of another type, or its value is not accepted by ``kind``.
+    """
+    if not isinstance(fields, Mapping):
+        raise UsageError(f"{show(fields)} is no {kind.__name__}; expected an object with {_names(kind)}")
+    types = get_type_hints(kind)
+    for name in fields:
+        if name not in types:
+            raise UsageError(f"{kind.__name__} has no field {show(name)}; expected {_names(kind)}")
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if field.default is dataclasses.MISSING and field.name not in fields:
+            raise UsageError(f"{kind.__name__} lacks {field.name!r}; expected {_names(kind)}")
+    return kind(**{name: _read(types[name], value, f"{kind.__name__}.{name}") for name, value in fields.items()})
+
+
+def read_number(value: object, name: str) -> float:
+    """A finite number, whole or not; ``name`` is for the message.
+
+    Raises:
+        UsageError: It is none.
+    """
+    # For Python true is a number, and JSON has numbers that no float holds.
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
+        return value
+    raise UsageError(f"{name} is {show(value)}; expected a number")
+
+
+def show(value: object) -> str:
+    """A value as a message shows it, not longer than a person reads."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]} ..."
+
+
+def _names(kind: type[Any]) -> str:
+    return ", ".join(get_type_hints(kind)) or "no field"
+
+
+def _read(kind: Any, value: object, name: str) -> object:
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list):
+            raise UsageError(f"{name} is {show(value)}; expected a list")
+        return tuple(_read(get_args(kind)[0], item, name) for item in value)
+    if get_origin(kind) in (Union, UnionType):
+        # Optional is the only union there is.
+        return None if value is None else _read(get_args(kind)[0], value, name)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return read_fields(kind, value)
+    if kind is float:
+        return read_number(value, name)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise UsageError(f"{name} is {show(value)}; expected {_MEANINGS[kind]}")
+    return value
