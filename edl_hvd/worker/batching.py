@@ -11,6 +11,7 @@ from edl_hvd.data.randomness import seed_everything
 from edl_hvd.data.sampler import ElasticBatchSampler, GlobalStep
 from edl_hvd.errors import UsageError
 from edl_hvd.worker.optimizer import MicroBatch, is_distributed
+from edl_hvd.worker.progress import progress
 
 if TYPE_CHECKING:
     from edl_hvd.worker.state import State
@@ -27,11 +28,16 @@ def batches(state: State, loader: Any) -> Iterator[Any]:
         )
     sampler.set_epoch(state.epoch)
     life = state.life
+    models = _trained(state, optimizers)
+    progress.is_validating = lambda: not all(model.training for model in models)
     items = iter(loader)
     for step in sampler.steps():
         for i, (first, last) in enumerate(step.share):
             micro_batch = MicroBatch(last - first, step.samples, first=i == 0, last=i == len(step.share) - 1)
+            progress.enter("input")
             item = _next(items)
+            progress.enter("compute")
+            progress.batches += 1
             seed_everything(sampler.seed, sampler.epoch, step.offset + first)
             for optimizer in optimizers:
                 optimizer.reduction.begin(micro_batch)
@@ -41,17 +47,22 @@ def batches(state: State, loader: Any) -> Iterator[Any]:
             except GeneratorExit:
                 # The script left its loop early. What the world has stepped through counts; a loop that
                 # ended because its world broke (a later life has begun) does not.
-                if state.life == life and micro_batch.last and all(o.reduction.done for o in optimizers):
-                    _count(state, sampler, step)
+                if state.life == life:
+                    progress.enter("script")
+                    if micro_batch.last and all(o.reduction.done for o in optimizers):
+                        _count(state, sampler, step)
                 raise
         _complete(state, optimizers, step)
         _count(state, sampler, step)
         if state.step % state.commit_every == 0:
-            state.commit()
+            with progress.during("commit"):
+                state.commit()
     for optimizer in optimizers:
         optimizer.reduction.forget()
+    progress.enter("commit")
     state.level_buffers()
     state.commit()
+    progress.enter("script")
 
 
 def _sampler_of(state: State, loader: Any) -> ElasticBatchSampler:
@@ -64,6 +75,12 @@ def _sampler_of(state: State, loader: Any) -> ElasticBatchSampler:
             "DataLoader(dataset, batch_sampler=batches) and State(batches=batches, …)"
         )
     return given[0]
+
+
+def _trained(state: State, optimizers: list[Any]) -> list[torch.nn.Module]:
+    """The models that learn; others, such as a teacher, may be in evaluation mode all the time."""
+    learning = {parameter for optimizer in optimizers for parameter in optimizer.reduction.names}
+    return [model for model in state.memory.of_kind(torch.nn.Module) if not learning.isdisjoint(model.parameters())]
 
 
 def _next(items: Iterator[Any]) -> Any:
@@ -98,5 +115,6 @@ def _complete(state: State, optimizers: list[Any], step: GlobalStep) -> None:
 
 def _count(state: State, sampler: ElasticBatchSampler, step: GlobalStep) -> None:
     sampler.advance(step)
+    progress.steps += 1
     state.memory.step += 1
     state.memory.samples += step.samples

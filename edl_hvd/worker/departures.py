@@ -12,6 +12,9 @@ from edl_hvd.clock import SYSTEM_CLOCK, Clock
 
 # What is on its way from a member that left regularly still arrives, on a busy machine a little later.
 _REGULAR_GRACE_S = 5.0
+# Without a driver the workers agree at their next commit to stop. Who waits for longer is cut off from the others too,
+# or one of them is stuck; all it can lose is what came after its last commit.
+_ORPHAN_GRACE_S = 3.0
 # Gloo sees most deaths itself, in milliseconds.
 _BREAK_AFTER_S = 0.25
 # Breaking the connections ends most waits, in milliseconds; more, because giving up may cost a new start.
@@ -19,18 +22,37 @@ _GIVE_UP_AFTER_S = 2.0
 
 
 class Departures:
-    """Of one world. Written by the thread that watches the members, read by the one that waits in a collective."""
+    """Of one world. Written by the thread that watches the members, read by the one that waits in a collective.
+
+    Attributes:
+        reason: Who has left first, for people; ``None`` as long as all are there.
+        somebody_left: A member has. The driver, who may be gone as well, is none.
+    """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._hopeless_s: float | None = None
         self.reason: str | None = None
+        self.somebody_left = False
 
     def note(self, reason: str, *, regular: bool) -> None:
         """A member has left: regularly, with all its collectives complete, or not."""
-        moment = self._clock.monotonic_s() + (_REGULAR_GRACE_S if regular else 0.0)
+        self._note(reason, _REGULAR_GRACE_S if regular else 0.0)
+        self.somebody_left = True
+
+    def note_orphaned(self) -> None:
+        """The driver is gone: nobody will tell of members that leave."""
+        self._note("the driver", _ORPHAN_GRACE_S)
+
+    def _note(self, reason: str, grace_s: float) -> None:
+        moment = self._clock.monotonic_s() + grace_s
         if self._hopeless_s is None or moment < self._hopeless_s:
             self._hopeless_s, self.reason = moment, reason
+
+    @property
+    def prevent_a_start(self) -> bool:
+        """The world cannot form any more."""
+        return self.somebody_left or self.seconds_without_hope(0.0) > 0
 
     def wait(self) -> Wait:
         """Of a collective that begins to wait now."""

@@ -14,18 +14,18 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-import psutil
-
-from edl_hvd.errors import PlatformError
 from edl_hvd.settings import Launch
 from edl_hvd.worker.departures import Departures
 from edl_hvd.worker.driver_line import DriverLine
 from edl_hvd.worker.engine import Engine
+from edl_hvd.worker.interface import interface_of
 from edl_hvd.worker.progress import progress
-from edl_hvd.worker.rendezvous import Dismissed, Joined
+from edl_hvd.worker.rendezvous import Dismissed, Following, Handover, Joined
 from edl_hvd.world import World
 
 ORPHANED = 75  # EX_TEMPFAIL
+_LAST_STEPS_S = 10.0
+# The others wait for what is still on its way to a newcomer; sending all of it anew takes them longer than this.
 _LONGEST_ERROR = 2000  # characters; the whole traceback is in the worker's output
 
 
@@ -44,12 +44,17 @@ class DriverRendezvous:
         self._name = launch.driver.worker
         self._engine = Engine(self._name, environment, elastic=True)
         if launch.past is not None:
-            self._engine.generation, self._engine.known_step = launch.past.generation, launch.past.known_step
+            past = launch.past
+            self._engine.generation, self._engine.known_step, self._engine.rank = (
+                past.generation, past.known_step, past.rank)  # fmt: skip
         self._departures = Departures()
         self._forming = 0
-        self._was_rank_0 = False
-        self._line = DriverLine(launch.driver, lambda: progress.beat(self._engine.generation))
-        self._line.on_gone(self._on_gone)
+        self._line = DriverLine(launch.driver, lambda: progress.beat(self._engine.generation), launch.past is None)
+        self._token = launch.driver.token
+        self._handover: Handover | None = None
+        self._line.at_once("gone", self._on_gone)
+        self._line.at_once("guide", self._on_guide)
+        self._line.at_once("lost", lambda: self._departures.note_orphaned())
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
@@ -63,39 +68,76 @@ class DriverRendezvous:
             if generation == self._engine.generation:
                 self._engine.break_connections()
 
+    def _on_guide(self, generation: int, follower: str, address: str | None) -> None:
+        port, own = 0, address or self._line.local_address
+        if self._handover is not None and generation == self._engine.generation:
+            port = self._handover.invite(own, self._token)
+        self._line.say("guiding", generation=generation, follower=follower, address=own, port=port)
+
     def change_pending(self) -> bool:
         return self._line.lost or self._line.change == self._engine.generation > 0
 
-    def join(self, known_step: int, held_step: int, keep: Callable[[], dict[str, Any]]) -> Joined:
+    def join(
+        self, known_step: int, held_step: int, keep: Callable[[], dict[str, Any]], handover: Handover | None = None
+    ) -> Joined:
         engine = self._engine
         engine.known_step, engine.keep = max(engine.known_step, known_step), keep
+        self._handover = handover
         while True:
             self._line.say("ready", step=held_step)
-            joined = self._enter(self._next_world())
+            joined = self._enter(self._next_world(handover))
             if joined is not None:
                 return joined
 
-    def _next_world(self) -> dict[str, Any]:
+    def _next_world(self, handover: Handover | None) -> dict[str, Any]:
+        """Wait for the world to enter; meanwhile follow the one that trains, if the driver says so."""
+        following: Following | None = None
+        follows, world = 0, None
         while True:
-            news = self._line.next()
+            news = self._line.next(_LAST_STEPS_S if world else None)
             if news is None:
-                raise Dismissed("the driver is gone", code=ORPHANED, save=self._was_rank_0)
-            if news["what"] == "dismiss":
+                raise Dismissed("the driver is gone", code=ORPHANED, save=self._engine.rank == 0)
+            what = news["what"]
+            if what == "dismiss":
                 raise Dismissed(f"the driver sends {self._name} home", save=news["save"])
-            if news["what"] == "world" and news["generation"] > self._engine.generation:
-                return news
+            if what == "world" and news["generation"] > self._engine.generation:
+                world = news
+            elif what == "follow":
+                if following is not None:
+                    following.abandon()
+                follows, following = news["generation"], self._follow(handover, news["address"], news["port"])
+            elif what == "work" and news["following"] is following:
+                following.work()
+            elif what == "silence" and following is not None:
+                following.abandon()
+            if follows and (following is None or following.level or following.over):
+                self._line.say("warm", generation=follows)
+                follows = 0
+            if following is not None and following.over:
+                following = None
+            if world is not None and following is None:
+                return world
+
+    def _follow(self, handover: Handover | None, address: str, port: int) -> Following | None:
+        if handover is None or port == 0:
+            return None
+        return handover.follow(
+            address, port, self._token, lambda following: self._line.put({"what": "work", "following": following})
+        )
 
     def _enter(self, news: dict[str, Any]) -> Joined | None:
         engine = self._engine
         world = World.of(news["generation"], news["members"], news["members"].index(self._name))
         engine.known_step = max(engine.known_step, news["known_step"])
         self._departures, self._forming = Departures(), world.generation
-        os.environ["HOROVOD_GLOO_IFACE"] = news["interface"] or _interface_of(self._line.local_address)
+        if self._line.lost:
+            self._departures.note_orphaned()
+        own = news["address"] or self._line.local_address
+        os.environ["HOROVOD_GLOO_IFACE"] = news["interface"] or interface_of(own)
         address, port = news["store"]
         collectives = engine.start(world, (address, port), self._departures)
         if collectives is None:
             return None
-        self._was_rank_0 = world.rank == 0
         self._line.say("formed", generation=world.generation)
         return Joined(world, collectives, engine.known_step)
 
@@ -107,11 +149,3 @@ class DriverRendezvous:
             self._line.say("done")
         else:
             self._line.say("raised", step=step, error=f"{type(error).__name__}: {error}"[:_LONGEST_ERROR])
-
-
-def _interface_of(address: str) -> str:
-    """The network interface that has this address of ours."""
-    for name, entries in psutil.net_if_addrs().items():
-        if any(entry.address == address for entry in entries):
-            return name
-    raise PlatformError(f"no network interface of this host has the address {address}; set --network-interfaces")

@@ -18,6 +18,7 @@ from edl_hvd.settings import PastLife
 from edl_hvd.worker.children import keep_from_children
 from edl_hvd.worker.departures import Departures
 from edl_hvd.worker.horovod_collectives import HorovodCollectives
+from edl_hvd.worker.interface import bind_to
 from edl_hvd.worker.native_call import NativeCall
 from edl_hvd.worker.rebirth import be_reborn
 from edl_hvd.worker.sockets import break_sockets, open_sockets
@@ -40,12 +41,14 @@ class Engine:
 
     Attributes:
         generation: Of the last world started.
+        rank: In the last world started; -1 before the first.
         known_step: The furthest step heard of.
         keep: Puts the state of this worker in a safe place, see ``Rendezvous.join``.
     """
 
     def __init__(self, name: str, environment: dict[str, str], elastic: bool) -> None:
         self.generation = 0
+        self.rank = -1
         self.known_step = -1
         self.keep: Callable[[], dict[str, Any]] = dict
         self._name = name
@@ -70,11 +73,11 @@ class Engine:
         before = open_sockets()
         start = NativeCall(hvd.init)
         timeout_s = float(self._environment.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "30"))
-        if not start.returns_within(0.9 * timeout_s, lambda: departures.reason):
+        if not start.returns_within(0.9 * timeout_s, lambda: departures.prevent_a_start):
             self._be_reborn(world.generation, f"{departures.reason or 'a member'} is missing at its start")
         self._sockets = open_sockets() - before
         keep_from_children(self._sockets)
-        self.generation = world.generation
+        self.generation, self.rank = world.generation, world.rank
         self._collectives = HorovodCollectives(departures, self.break_connections)
         logger.info("generation %d: rank %d of %d", world.generation, world.rank, world.size)
         return self._collectives
@@ -126,6 +129,9 @@ class Engine:
         address, port = store
         os.environ.update({f"HOROVOD_{name}": str(number) for name, number in zip(names, numbers, strict=True)})
         os.environ.update(HOROVOD_GLOO_RENDEZVOUS_ADDR=address, HOROVOD_GLOO_RENDEZVOUS_PORT=str(port))
+        interface = os.environ.get("HOROVOD_GLOO_IFACE")
+        if interface:
+            bind_to(interface)
         key = f"/rank_and_size/{self._name.rpartition(':')[0]}:{world.local_rank}"
         try:
             key_value_store.put(address, port, key, ",".join(map(str, numbers)).encode(), _STORE_TIMEOUT_S)
@@ -137,7 +143,7 @@ class Engine:
         if not self._elastic:
             raise RendezvousError(f"Horovod cannot start: {reason}; the output of the other workers may say more")
         try:
-            be_reborn(self._environment, PastLife(generation, self.known_step, self.keep()), reason)
+            be_reborn(self._environment, PastLife(generation, self.known_step, self.keep(), self.rank), reason)
         except BaseException:
             # An ordinary end would wait for Horovod's thread, which is stuck.
             logger.exception("this process cannot be run anew, so it ends")

@@ -16,7 +16,8 @@ class Handler(Protocol):
     """Captures one attribute of ``State`` and puts it back.
 
     ``capture`` returns a nested state (see ``codec.py``) whose tensors may be the live ones; ``load``
-    takes one back and must copy what it keeps, because the tensors belong to the snapshot.
+    takes one back and must copy what it keeps, because the tensors belong to the snapshot. ``load_plain``
+    does the same where the live tensors have the values of the state already.
     """
 
     value: Any
@@ -24,6 +25,8 @@ class Handler(Protocol):
     def capture(self) -> Any: ...
 
     def load(self, state: Any) -> None: ...
+
+    def load_plain(self, state: Any) -> None: ...
 
 
 class ObjectHandler:
@@ -41,6 +44,9 @@ class ObjectHandler:
     def load(self, state: Any) -> None:
         self.value.load_state_dict(state)
 
+    def load_plain(self, state: Any) -> None:
+        self.load(state)
+
 
 class OptimizerHandler(ObjectHandler):
     """An optimizer. Its state appears with its first step, and ``load_state_dict`` would share tensors."""
@@ -52,10 +58,21 @@ class OptimizerHandler(ObjectHandler):
         if live["state"] == saved["state"] and _same_layout(live_tensors, saved_tensors):
             if live_tensors:
                 torch._foreach_copy_(list(live_tensors.values()), list(saved_tensors.values()))
-            for group, options in zip(self.value.param_groups, state["param_groups"], strict=True):
-                group.update({key: _own(option) for key, option in options.items() if key != "params"})
+            self._load_options(state)
         else:
             self.value.load_state_dict(_own(state))
+
+    def load_plain(self, state: Any) -> None:
+        live, _ = encode(self.value.state_dict(), "")
+        saved, _ = encode(state, "")
+        if live["state"] == saved["state"]:
+            self._load_options(state)
+        else:
+            self.load(state)
+
+    def _load_options(self, state: Any) -> None:
+        for group, options in zip(self.value.param_groups, state["param_groups"], strict=True):
+            group.update({key: _own(option) for key, option in options.items() if key != "params"})
 
 
 class GeneratorHandler:
@@ -69,6 +86,9 @@ class GeneratorHandler:
 
     def load(self, state: Any) -> None:
         self.value.set_state(state.cpu().clone())
+
+    def load_plain(self, state: Any) -> None:
+        self.load(state)
 
 
 def handler_for(name: str, value: Any) -> Handler | None:

@@ -13,6 +13,7 @@ from horovod.common.exceptions import HorovodInternalError
 
 from edl_hvd.errors import UsageError, WorldBrokenError
 from edl_hvd.worker.departures import Departures
+from edl_hvd.worker.progress import progress
 
 _OPERATIONS = {"sum": hvd.Sum, "max": hvd.Max, "min": hvd.Min}
 # Horovod's own wait spins, on a core that computes elsewhere. Its thread answers once per millisecond.
@@ -40,6 +41,7 @@ class HorovodCollectives:
         self._departures = departures or Departures()
         self._break_connections = break_connections
         self.abandoned = False
+        progress.waits = 0
         self._kept: list[torch.Tensor] = []
 
     def start_sum(self, tensor: torch.Tensor, name: str, scale: float) -> int:
@@ -56,23 +58,23 @@ class HorovodCollectives:
             return handle
 
     def finish(self, handles: Sequence[int]) -> None:
-        with _translated():
+        with _translated(), progress.waiting():
             for handle in handles:
                 self._finish(handle)
         self._kept.clear()
 
     def allreduce(self, tensor: torch.Tensor, op: str) -> torch.Tensor:
         name = f"edl_hvd.{op}.{tuple(tensor.shape)}"
-        with _translated():
+        with _translated(), progress.waiting():
             result: torch.Tensor = self._finish(hvd.allreduce_async(tensor, name=name, op=_OPERATIONS[op]))
             return result
 
     def broadcast_(self, tensor: torch.Tensor, root: int) -> None:
-        with _translated():
+        with _translated(), progress.waiting():
             self._finish(hvd.broadcast_async_(tensor, root, name="edl_hvd.broadcast"))
 
     def gather_integers(self, row: Sequence[int]) -> list[list[int]]:
-        with _translated():
+        with _translated(), progress.waiting():
             table = self._finish(hvd.allgather_async(torch.tensor([list(row)], dtype=torch.int64), "edl_hvd.gather"))
         return [[int(value) for value in line] for line in table]
 

@@ -34,7 +34,7 @@ from edl_hvd.worker.children import keep_from_children
 from edl_hvd.worker.departures import Departures
 from edl_hvd.worker.engine import Engine
 from edl_hvd.worker.meeting import Go, Guest, Hello, Host
-from edl_hvd.worker.rendezvous import Dismissed, Joined
+from edl_hvd.worker.rendezvous import Dismissed, Handover, Joined
 from edl_hvd.worker.sockets import open_sockets
 from edl_hvd.world import World
 
@@ -116,7 +116,9 @@ class HorovodRendezvous:
     def change_pending(self) -> bool:
         return self._changes.pending
 
-    def join(self, known_step: int, held_step: int, keep: Callable[[], dict[str, Any]]) -> Joined:
+    def join(
+        self, known_step: int, held_step: int, keep: Callable[[], dict[str, Any]], handover: Handover | None = None
+    ) -> Joined:
         deadline = time.monotonic() + self._settings.elastic_timeout_s
         self._engine.known_step, self._engine.keep = max(self._engine.known_step, known_step), keep
         before = open_sockets()

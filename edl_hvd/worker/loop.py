@@ -31,11 +31,13 @@ from edl_hvd.events import (
 from edl_hvd.settings import Settings
 from edl_hvd.worker import process
 from edl_hvd.worker.durable import Checkpoints
+from edl_hvd.worker.follower import Following
+from edl_hvd.worker.guide import Guide
 from edl_hvd.worker.progress import progress
-from edl_hvd.worker.rendezvous import Dismissed
+from edl_hvd.worker.rendezvous import Dismissed, Handover
 from edl_hvd.worker.scheduler import catch_up
 from edl_hvd.worker.state import State
-from edl_hvd.worker.sync import broadcast_json, broadcast_state, level_
+from edl_hvd.worker.sync import broadcast_json, broadcast_state, level_, without_strays
 from edl_hvd.world import World
 
 logger = logging.getLogger(__name__)
@@ -108,6 +110,7 @@ class Session:
         self._process = process.current()
         self._events = EventLog(settings.events, clock)
         self._checkpoints = Checkpoints(settings, self._events, clock)
+        self._guide = Guide(self._memory)
         self._known_step = -1
         self._nonce = 0
         self._writers_busy = False
@@ -117,6 +120,7 @@ class Session:
         state.attach(self, settings.commit_every)
 
     def close(self) -> None:
+        self._guide.abandon()
         self._state.attach(None)
         self._events.close()
 
@@ -136,6 +140,7 @@ class Session:
         while True:
             try:
                 self._enter()
+                progress.enter("script")
                 result = function()
                 self._finish()
                 return result
@@ -183,6 +188,7 @@ class Session:
             cause, moment_s = kept["stopped"]  # the clock is the machine's and runs on
             self._stopped = (cause, moment_s)
 
+    @progress.during("end")
     def _go_home(self, dismissal: Dismissed) -> NoReturn:
         logger.info("%s", dismissal)
         if dismissal.save and self._memory.held >= 0 and self._checkpoints.wanted:
@@ -196,10 +202,15 @@ class Session:
         sys.exit(dismissal.code)
 
     def _leave(self, cause: str) -> None:
+        progress.enter("join")
         if self._stopped is None:
             self._stopped = (cause, self._clock.monotonic_s())
         elif cause == "failure":  # a world that breaks before its first commit prolongs the stop
             self._stopped = (cause, self._stopped[1])
+        if cause == "change":
+            self._guide.end()
+        else:
+            self._guide.abandon()
         self._checkpoints.abandon()
         self._state.begin_life()
         if self._process.joined is not None:
@@ -210,8 +221,12 @@ class Session:
 
     def _enter(self) -> None:
         """Become a member of a world whose members all stand at the same commit."""
+        progress.enter("join")
         if self._process.joined is None:
-            self._process.joined = self._process.rendezvous.join(self._known_step, self._memory.held_step, self._keep)
+            handover = Handover(self._guide.invite, functools.partial(Following, self._memory))
+            self._process.joined = self._process.rendezvous.join(
+                self._known_step, self._memory.held_step, self._keep, handover
+            )
         joined = self._process.joined
         world = joined.world
         self._known_step = max(self._known_step, joined.known_step)
@@ -221,11 +236,13 @@ class Session:
                 self._before.generation if self._before else 0,
                 self._known_step,
                 secrets.randbits(62),
+                self._memory.followed,
             ]
         )
         self._known_step = max(row[2] for row in rows)
         self._nonce = rows[0][3]
-        self._synchronise(world, [row[0] for row in rows])
+        held, followed = [row[0] for row in rows], [bool(row[4]) for row in rows]
+        self._synchronise(world, without_strays(joined.collectives, self._memory.sample, held, followed))
         self._take_place(world)
         self._announce(world, [row[1] for row in rows])
         if self._before is not None:
@@ -277,7 +294,8 @@ class Session:
             sampler.set_world(world.rank, world.size)
             factor = sampler.policy.learning_rate_factor(world.size)
             memory.ramp = memory.ramp.toward(factor, memory.samples, sampler.policy.warmup_samples)
-        memory.take(memory.commit)
+        memory.retake()
+        memory.followed = False
         self._known_step = max(self._known_step, memory.step)
         self._writers_busy = False
         self._checkpoints.mark(memory, self._state.epoch_position())
@@ -302,6 +320,7 @@ class Session:
 
     # --- inside a world ---
 
+    @progress.during("commit")
     def agree(self) -> None:
         """Combine the ranks' wishes at a commit and act on them. Every rank; blocks for one small allreduce."""
         world = self._process.world
@@ -319,9 +338,12 @@ class Session:
         if moves != [scheduler.edl_moves for scheduler in schedulers]:
             for scheduler, target in zip(schedulers, moves, strict=True):
                 catch_up(scheduler, target)
-            memory.take(memory.commit)
+            memory.retake()
+        self._guide.commit()
         self._known_step = max(self._known_step, memory.step)
         progress.step, progress.samples = memory.step, memory.samples
+        while progress.stragglers:  # the driver tells rank 0 alone
+            self._events.emit(progress.stragglers.popleft())
         if world.rank == 0:
             self._events.emit(Committed(world.generation, world.size, memory.step, memory.epoch, memory.samples))
         if due:
@@ -329,6 +351,7 @@ class Session:
         if change:
             raise ResizeAgreed
 
+    @progress.during("checkpoint")
     def _begin_checkpoint(self, world: World) -> None:
         self._state.level_buffers()
         self._memory.take(self._memory.commit)
@@ -350,6 +373,7 @@ class Session:
 
     def _finish(self) -> None:
         """The function returned on this worker: make its result durable and wait for the others."""
+        progress.enter("end")
         world = self._process.world
         assert world is not None
         self._memory.take(self._memory.commit + 1)

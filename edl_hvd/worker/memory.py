@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from edl_hvd.worker.codec import decode, encode
 from edl_hvd.worker.handlers import Handler, handler_for
 from edl_hvd.worker.snapshot import SnapshotBuffers
 
+_SAMPLES = 256  # of a tensor; makes some 100 KB of a large model, read in milliseconds
 _SHARED_MEMORY = Path("/dev/shm")  # a file system in memory, on Linux
 
 
@@ -32,6 +34,7 @@ class Memory:
         samples: Samples consumed by the whole run.
         ramp: The learning-rate factor.
         commit: Number of the last commit; -1 before this process has held any state.
+        followed: The state was taken over from a world that trained on meanwhile, and nobody has compared it yet.
     """
 
     def __init__(self, attributes: dict[str, Any]) -> None:
@@ -47,6 +50,9 @@ class Memory:
         self.ramp = Ramp()
         self.commit = -1
         self._snapshot = SnapshotBuffers()
+        self._frozen = False  # somebody still reads the snapshot: the next one takes other memory
+        self.followed = False
+        self._marks: dict[str, Mark] = {}  # of the live tensors at the last take
         self._host_buffers: dict[str, torch.Tensor] = {}
 
     def of_kind(self, kind: type | Callable[[object], bool]) -> Iterable[Any]:
@@ -66,6 +72,27 @@ class Memory:
 
     def take(self, number: int) -> None:
         """Copy the present state into the snapshot, as commit ``number``. All or nothing."""
+        plain, tensors = self.live(number)
+        snapshot = SnapshotBuffers() if self._frozen else self._snapshot
+        snapshot.fill(tensors, plain)
+        self._snapshot, self._frozen = snapshot, False
+        self._marks = marks_of(tensors)
+        self.commit = number
+
+    def retake(self) -> None:
+        """Take the last commit once more; copies only what has been written since."""
+        plain, tensors = self.live(self.commit)
+        written = {name: tensor for name, tensor in tensors.items() if not self._is_marked(name, tensor)}
+        if tensors.keys() == self._marks.keys() and not self._frozen and self._snapshot.refill(written, plain):
+            self._marks.update(marks_of(written))
+        else:
+            self.take(self.commit)
+
+    def _is_marked(self, name: str, tensor: torch.Tensor) -> bool:
+        return name in self._marks and self._marks[name].fits(tensor)
+
+    def live(self, number: int) -> tuple[Any, dict[str, torch.Tensor]]:
+        """The present state as commit ``number``: plain, and its tensors by name, not copied."""
         counters = {"step": self.step, "epoch": self.epoch, "samples": self.samples, "commit": number,
                     "ramp": self.ramp.as_dict()}  # fmt: skip
         tensors: dict[str, torch.Tensor] = {}
@@ -79,13 +106,34 @@ class Memory:
             except StateError as error:
                 raise StateError(f"state.{name} was set to something that cannot be kept: {error}") from None
             tensors.update(parts)
-        self._snapshot.fill(tensors, {"counters": counters, "attributes": plain})
-        self.commit = number
+        return {"counters": counters, "attributes": plain}, tensors
+
+    def freeze(self) -> tuple[Any, dict[str, torch.Tensor]]:
+        """The snapshot's plain state and tensors, which stay as they are: the next commit takes other memory."""
+        self._frozen = True
+        return self._snapshot.plain, self._snapshot.tensors
+
+    def forget(self) -> None:
+        """Hold no state any more: what the objects hold is that of no commit."""
+        self._snapshot, self._frozen, self.commit, self.followed = SnapshotBuffers(), False, -1, False
 
     def put_back(self) -> None:
         """Make the snapshot the present state again; does nothing where none was taken."""
         if self._snapshot.whole:
             self._load(self._snapshot.plain, self._snapshot.tensors)
+            self._marks = marks_of(self.live(self.commit)[1])  # they are equal now
+
+    def sample(self) -> int:
+        """A digest of some bytes of every live tensor, in 32 bits: equal for equal states, whatever their size.
+
+        A different state shows with certainty where every element of a tensor differs, as after an optimizer's
+        step, and by chance where few do.
+        """
+        digest = 0
+        for name, tensor in sorted(self.live(self.commit)[1].items()):
+            few = _some_of(tensor).cpu().contiguous().view(-1).view(torch.uint8)
+            digest = zlib.crc32(few.numpy().tobytes(), zlib.crc32(name.encode(), digest))
+        return digest
 
     def share(self) -> tuple[Any, dict[str, torch.Tensor]]:
         """The snapshot's plain state and tensors, for the other members."""
@@ -96,15 +144,32 @@ class Memory:
         self._load(plain, tensors)
         self.take(self.commit)
 
+    def complete(self, plain: Any, moved: dict[str, torch.Tensor]) -> None:
+        """Become the commit that ``plain`` is of, where the live tensors are those of it but for ``moved``."""
+        saved = plain["attributes"]
+        self._check_names(saved)
+        for name, handler in self.handlers.items():
+            live, tensors = encode(handler.capture(), name)
+            arrived = moved.keys() & tensors.keys()
+            if isinstance(handler.value, (torch.nn.Module, torch.optim.Optimizer)):
+                with torch.no_grad():
+                    for tensor_name in arrived:
+                        tensors[tensor_name].copy_(moved[tensor_name])
+                if live != saved[name]:
+                    handler.load_plain(decode(saved[name], {**moved, **tensors}))
+            elif arrived or live != saved[name]:
+                handler.load(decode(saved[name], {**tensors, **moved}))
+        for name, value in self.attributes.items():
+            live, tensors = encode(value, name)
+            if live != saved[name] or moved.keys() & tensors.keys():
+                self.attributes[name] = _copy(decode(saved[name], {**tensors, **moved}))
+        self._count(plain["counters"])
+        self.retake()
+        self.followed = True
+
     def _load(self, plain: Any, tensors: dict[str, torch.Tensor]) -> None:
         saved = plain["attributes"]
-        known = self.handlers.keys() | self.attributes.keys()
-        if saved.keys() != known:
-            raise StateError(
-                f"the saved state has {_names(saved.keys() - known)} that State(…) lacks, and State(…) has "
-                f"{_names(known - saved.keys())} that the saved state lacks; give State the same names as when it was "
-                "saved"
-            )
+        self._check_names(saved)
         for name, handler in self.handlers.items():
             try:
                 handler.load(decode(saved[name], tensors))
@@ -113,7 +178,18 @@ class Memory:
         for name in self.attributes:
             # Through the codec once more: what the script does to its lists must not reach the snapshot.
             self.attributes[name] = _copy(decode(saved[name], tensors))
-        counters = plain["counters"]
+        self._count(plain["counters"])
+
+    def _check_names(self, saved: dict[str, Any]) -> None:
+        known = self.handlers.keys() | self.attributes.keys()
+        if saved.keys() != known:
+            raise StateError(
+                f"the saved state has {_names(saved.keys() - known)} that State(…) lacks, and State(…) has "
+                f"{_names(known - saved.keys())} that the saved state lacks; give State the same names as when it was "
+                "saved"
+            )
+
+    def _count(self, counters: dict[str, Any]) -> None:
         self.step, self.epoch, self.samples = counters["step"], counters["epoch"], counters["samples"]
         self.ramp = Ramp(**counters["ramp"])
         self.commit = counters["commit"]
@@ -142,6 +218,34 @@ class Memory:
         snapshot = restore_newest(open_storage(folder), report=lambda event: None)
         if snapshot is not None:
             self.receive(snapshot.plain, dict(snapshot.tensors))
+
+
+def _some_of(tensor: torch.Tensor) -> torch.Tensor:
+    """At most ``_SAMPLES`` elements, spread over it; the same ones however it lies in memory."""
+    count = min(_SAMPLES, tensor.numel())
+    if tensor.dim() == 0 or count == 0:
+        return tensor
+    places = torch.arange(count, device=tensor.device) * (tensor.numel() // count)
+    return tensor[torch.unravel_index(places, tensor.shape)]
+
+
+class Mark:
+    """Tells later whether a tensor is the same, with nothing written into it meanwhile.
+
+    It keeps the tensor's memory from being given to another one. Not seen: writing through ``.data``, and BatchNorm
+    keeping its statistics.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor, self._version = tensor, tensor._version
+
+    def fits(self, tensor: torch.Tensor) -> bool:
+        return tensor.data_ptr() == self._tensor.data_ptr() and tensor._version == self._version
+
+
+def marks_of(tensors: dict[str, torch.Tensor]) -> dict[str, Mark]:
+    """Of live tensors, by their names."""
+    return {name: Mark(tensor) for name, tensor in tensors.items()}
 
 
 def _copy(value: Any) -> Any:

@@ -18,7 +18,7 @@ from mpi4py import MPI
 from edl_hvd.errors import PlatformError
 from edl_hvd.key_value_store import KeyValueStore
 from edl_hvd.worker.horovod_collectives import HorovodCollectives
-from edl_hvd.worker.rendezvous import Joined
+from edl_hvd.worker.rendezvous import Handover, Joined
 from edl_hvd.world import World
 
 
@@ -36,7 +36,9 @@ class MpiRendezvous:
         self._interface = interface
         self._store: KeyValueStore | None = None
 
-    def join(self, known_step: int, held_step: int, keep: Callable[[], dict[str, Any]]) -> Joined:
+    def join(
+        self, known_step: int, held_step: int, keep: Callable[[], dict[str, Any]], handover: Handover | None = None
+    ) -> Joined:
         communicator = self._communicator
         rank, size = communicator.Get_rank(), communicator.Get_size()
         hosts: list[str] = communicator.allgather(socket.gethostname())

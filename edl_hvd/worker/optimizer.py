@@ -51,6 +51,7 @@ class Reduction:
         self.names = {parameter: name for name, parameter in named_parameters}
         self.micro_batch: MicroBatch | None = None
         self.learning_rate_factor = 1.0
+        self.before_step: list[Callable[[Any, bool], None]] = []  # optimizer; whether it calls a closure
         self.after_step: list[Callable[[], None]] = []
         self.paused = False
         self.done = False  # the gradients of this step are summed
@@ -184,6 +185,8 @@ class _Distributed:
         for group in groups:
             group["lr"] = group["lr"] * reduction.learning_rate_factor
         try:
+            for watcher in reduction.before_step:
+                watcher(self, closure is not None)
             result = super().step(closure)  # type: ignore[misc]
         finally:
             for group, rate in zip(groups, own_rates, strict=True):
@@ -193,6 +196,10 @@ class _Distributed:
         for callback in reduction.after_step:
             callback()
         return result
+
+    def repeat(self) -> None:
+        """The step that another worker took, with its gradients and options in place."""
+        super().step()  # type: ignore[misc]
 
 
 def DistributedOptimizer(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 from dataclasses import dataclass
 
 import torch
@@ -58,9 +60,20 @@ def init(rendezvous: Rendezvous | None = None) -> None:
     if _process is not None:
         return
     launch = Launch.from_environment()
+    if launch.driver is not None:
+        _show_stack_when_asked()
     _process = Process(launch, rendezvous or _rendezvous_for(launch))
     if torch.cuda.is_available():
         torch.cuda.set_device(device())
+
+
+def _show_stack_when_asked() -> None:
+    """Let SIGQUIT print where each thread stands. The driver sends it before it ends a worker that does not move.
+
+    The handler is native: it needs neither the main thread nor Python's lock, which may be what the worker hangs in.
+    """
+    if signal.getsignal(signal.SIGQUIT) == signal.SIG_DFL:  # else the script has a use for it
+        faulthandler.register(signal.SIGQUIT, file=2)
 
 
 def _rendezvous_for(launch: Launch) -> Rendezvous:

@@ -40,13 +40,44 @@ class Joined:
     known_step: int
 
 
+class Following(Protocol):
+    """A newcomer that follows a world: what comes is worked through on the main thread."""
+
+    level: bool
+    complete: bool
+    over: bool
+
+    def work(self) -> None:
+        """Work through one thing that came."""
+
+    def abandon(self) -> None:
+        """Stop."""
+
+
+@dataclass(frozen=True)
+class Handover:
+    """How the training state is handed on while the training goes on.
+
+    Attributes:
+        invite: ``invite(address, secret)`` waits for a newcomer that knows the secret, and returns the port. Any
+            thread.
+        follow: ``follow(address, port, secret, deliver)`` follows a world from now on; ``deliver(following)`` is
+            called, in another thread, whenever there is work.
+    """
+
+    invite: Callable[[str, str], int]
+    follow: Callable[[str, int, str, Callable[[Any], None]], Following]
+
+
 class Rendezvous(Protocol):
     """How to join a world. One per process; the loop calls join, leave, join, … and at last close."""
 
     elastic: bool
     """The world may change: a broken one is worth leaving and joining anew."""
 
-    def join(self, known_step: int, held_step: int, keep: Callable[[], dict[str, Any]]) -> Joined:
+    def join(
+        self, known_step: int, held_step: int, keep: Callable[[], dict[str, Any]], handover: Handover | None = None
+    ) -> Joined:
         """Block until this worker is part of a complete world.
 
         Args:
@@ -54,6 +85,8 @@ class Rendezvous(Protocol):
             held_step: The step of the state it holds; -1 if it holds none.
             keep: Puts the state this worker holds in a safe place and returns, as plain JSON, what finds it
                 again; called, here or in :meth:`leave`, when the process image has to be replaced.
+            handover: How this worker takes the state over from a world that trains, and gives it to newcomers of
+                its own; some launchers make use of it.
 
         Raises:
             Dismissed: This worker is to end.
@@ -75,7 +108,9 @@ class SoloRendezvous:
 
     elastic = False
 
-    def join(self, known_step: int, held_step: int, keep: Callable[[], dict[str, Any]]) -> Joined:
+    def join(
+        self, known_step: int, held_step: int, keep: Callable[[], dict[str, Any]], handover: Handover | None = None
+    ) -> Joined:
         return Joined(SOLO, SoloCollectives(), known_step)
 
     def change_pending(self) -> bool:

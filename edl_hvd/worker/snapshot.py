@@ -51,12 +51,28 @@ class SnapshotBuffers:
         """
         buffers = {name: self._buffer_for(name, tensor) for name, tensor in tensors.items()}
         self._whole = False
-        if buffers:
-            torch._foreach_copy_(list(buffers.values()), list(tensors.values()), non_blocking=True)
-            if any(tensor.is_cuda for tensor in tensors.values()):
-                torch.cuda.current_stream().synchronize()
+        self._copy(buffers, tensors)
         self._buffers, self._plain = buffers, plain
         self._whole = True
+
+    @torch.no_grad()
+    def refill(self, tensors: Mapping[str, torch.Tensor], plain: Any) -> bool:
+        """Make it another point that differs in some tensors, with these values; false if one does not fit."""
+        if not self._whole or any(
+            self._buffer_for(name, tensor) is not self._buffers.get(name) for name, tensor in tensors.items()
+        ):
+            return False
+        self._whole = False
+        self._copy(self._buffers, tensors)
+        self._plain, self._whole = plain, True
+        return True
+
+    @staticmethod
+    def _copy(buffers: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
+        if tensors:
+            torch._foreach_copy_([buffers[name] for name in tensors], list(tensors.values()), non_blocking=True)
+            if any(tensor.is_cuda for tensor in tensors.values()):
+                torch.cuda.current_stream().synchronize()
 
     def _buffer_for(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         kept = self._buffers.get(name)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from edl_hvd.worker.collectives import Collectives
+
+logger = logging.getLogger(__name__)
 
 # Large enough to run at network bandwidth, small enough to cost little memory beside the model.
 _BUCKET_BYTES = 64 << 20
@@ -46,6 +49,31 @@ def broadcast_state(
             for tensor, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
                 tensor.copy_(part.view(tensor.shape))
     return plain, tensors
+
+
+def without_strays(
+    collectives: Collectives, sample: Callable[[], int], held: list[int], followed: list[bool]
+) -> list[int]:
+    """What each member holds, -1 for a newcomer that has followed and yet holds another state than the others.
+
+    Collective, where anybody has followed; blocks.
+
+    Args:
+        collectives: Of the new world.
+        sample: A digest of this worker's live state.
+        held: Commit number of each member.
+        followed: Whether each has come by it by following.
+    """
+    freshest = max(held)
+    if freshest < 0 or not any(followed):
+        return held
+    digests = [row[0] for row in collectives.gather_integers([sample()])]
+    holders = [rank for rank, number in enumerate(held) if number == freshest]
+    expected = digests[next((rank for rank in holders if not followed[rank]), holders[0])]
+    strays = {rank for rank in holders if followed[rank] and digests[rank] != expected}
+    if strays:
+        logger.warning("ranks %s took over another state than expected, so they get it anew", sorted(strays))
+    return [-1 if rank in strays else number for rank, number in enumerate(held)]
 
 
 def level_(collectives: Collectives, tensors: list[torch.Tensor], size: int) -> None:

@@ -45,6 +45,8 @@ def main(folder: Path) -> None:
     kept: dict[str, Any] = {}
     if "scheduler" in training.extra:
         kept["scheduler"] = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    if training.ballast_mb:
+        kept["ballast"] = torch.nn.Embedding(training.ballast_mb * 256, 1024).requires_grad_(False)
     state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches, seen=[], notes={"last": -1}, **kept)
     weights_by_epoch: list[dict[str, list[float]]] = []
 
@@ -75,6 +77,9 @@ def main(folder: Path) -> None:
                 loss_of(model, batch).backward()
                 points.reach("reduced")
                 optimizer.step()
+                if "clip" in training.extra:
+                    for parameter in model.network.parameters():
+                        parameter.data.clamp_(-0.2, 0.2)
                 points.reach("update")
                 if optimizer.at_boundary:
                     state.seen.append(state.step + 1)
@@ -135,6 +140,8 @@ def _install(points: Points) -> None:
     points.around("edl_hvd.worker.horovod_rendezvous:HorovodRendezvous.leave", "leaving")
     points.around("edl_hvd.worker.driver_rendezvous:DriverRendezvous._enter", "rendezvous")
     points.around("edl_hvd.worker.driver_rendezvous:DriverRendezvous.leave", "leaving")
+    points.around("edl_hvd.worker.follower:Following.work", "following")
+    points.around("edl_hvd.worker.memory:Memory.complete", "followed", prepare=lambda: points.note("followed"))
     points.around("horovod.torch:shutdown", "shutdown")
     points.around("edl_hvd.worker.loop:Session._synchronise", "sync", prepare=place)
     points.around("edl_hvd.worker.horovod_collectives:HorovodCollectives.broadcast_", "broadcast", prepare=place)

@@ -1,0 +1,250 @@
+"""A member hands its state to a newcomer while it trains on: both ends, over a real connection, in one process."""
+
+import queue
+import socket
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+from worlds import alone
+
+import edl_hvd
+from edl_hvd.worker import frames, guide
+from edl_hvd.worker.follower import Following
+from edl_hvd.worker.frames import Frame
+from edl_hvd.worker.guide import Guide
+
+SECRET = "only the job knows"
+
+
+class Worker:
+    """A model with all that a state may hold: followed, still and changing tensors."""
+
+    def __init__(self, optimizer: str = "sgd", seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.model = nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Dropout(0.1), nn.Linear(144, 2)
+        ).to(memory_format=torch.channels_last)
+        self.frozen = nn.Embedding(10_000, 8).requires_grad_(False)
+        parameters = self.model.parameters()
+        made = {
+            "sgd": lambda: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01),
+            "adamw": lambda: torch.optim.AdamW(parameters, lr=0.01),
+            "adamax": lambda: torch.optim.Adamax(parameters, lr=0.01, foreach=False),
+        }[optimizer]()
+        self.optimizer = edl_hvd.DistributedOptimizer(made, self.model.named_parameters())
+        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+        self.state = edl_hvd.State(
+            model=self.model, frozen=self.frozen, optimizer=self.optimizer, scheduler=self.scheduler, notes=[],
+            average=torch.zeros(2), chance=torch.Generator().manual_seed(seed),
+        )  # fmt: skip
+        self.memory = self.state.memory
+
+    def step(self) -> None:
+        """One step and its commit, as ``state.batches`` and a script make them."""
+        self.optimizer.zero_grad()
+        out = self.model(torch.randn(4, 3, 8, 8))
+        out.square().mean().backward()
+        self.optimizer.step()
+        self.scheduler.step()
+        self.state.notes.append(self.memory.step)
+        self.state.average.mul_(0.9).add_(out.detach().mean(0))
+        torch.rand(3, generator=self.state.chance)
+        self.memory.step += 1
+        self.memory.take(self.memory.commit + 1)
+
+    def everything(self) -> tuple[object, dict[str, torch.Tensor]]:
+        plain, tensors = self.memory.live(self.memory.commit)
+        return plain, {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+@pytest.fixture
+def pair(request):
+    """A member that has trained a little, and a newcomer with other weights."""
+    optimizer = getattr(request, "param", "sgd")
+    with alone():
+        edl_hvd.worker.process.current().joined = edl_hvd.SoloRendezvous().join(-1, -1, dict)
+        member, newcomer = Worker(optimizer), Worker(optimizer, seed=1)
+        member.memory.take(0)
+        member.step()
+        yield member, newcomer
+
+
+class Handover:
+    """Both ends at work."""
+
+    def __init__(self, member: Worker, newcomer: Worker, secret: str = SECRET) -> None:
+        self.member = member
+        self.guide = Guide(member.memory)
+        self.work: queue.SimpleQueue[Following] = queue.SimpleQueue()
+        port = self.guide.invite("127.0.0.1", SECRET)
+        self.following = Following(newcomer.memory, "127.0.0.1", port, secret, self.work.put)
+
+    def train(self) -> None:
+        self.member.step()
+        self.guide.commit()
+
+    def train_until_level(self) -> None:
+        """The member takes what steps it takes; the newcomer works when it has to, in between."""
+        while not self.following.level:
+            self.train()
+            while not self.work.empty():
+                self.work.get().work()
+            time.sleep(0)  # lets the threads run
+
+    def finish(self) -> None:
+        while not self.following.over:
+            self.work.get().work()
+
+
+def assert_equal(one: Worker, other: Worker) -> None:
+    plain, tensors = one.everything()
+    other_plain, other_tensors = other.everything()
+    assert plain == other_plain
+    assert tensors.keys() == other_tensors.keys()
+    different = [name for name in tensors if not torch.equal(tensors[name], other_tensors[name])]
+    assert different == []
+
+
+@pytest.mark.parametrize("pair", ["sgd", "adamw", "adamax"], indirect=True)
+def test_a_newcomer_holds_the_very_state_of_the_member_that_trained_on_meanwhile(pair):
+    member, newcomer = pair
+    handover = Handover(member, newcomer)
+    handover.train_until_level()
+    for _ in range(5):
+        handover.train()
+    handover.guide.end()
+    handover.finish()
+    assert handover.following.complete
+    assert newcomer.memory.held == member.memory.held > 5
+    assert_equal(member, newcomer)
+    assert newcomer.memory.sample() == member.memory.sample()
+    # What it holds is also what it would come back to.
+    with torch.no_grad():
+        newcomer.model[0].weight.zero_()
+    newcomer.memory.put_back()
+    assert_equal(member, newcomer)
+
+
+def test_what_is_sent_at_the_end_does_not_grow_with_what_no_step_moves(pair, monkeypatch):
+    member, newcomer = pair
+    sent = []
+    monkeypatch.setattr(guide, "send", lambda connection, frame: (sent.append(frame), frames.send(connection, frame)))
+    handover = Handover(member, newcomer)
+    handover.train_until_level()
+    handover.guide.end()
+    handover.finish()
+    [state] = [frame for frame in sent if frame.what == "state"]
+    [end] = [frame for frame in sent if frame.what == "end"]
+    moved = set(end.plain[1])
+    assert "frozen/weight" in state.plain[1]
+    assert "frozen/weight" not in moved
+    assert not any(name.startswith("optimizer") or name.endswith(("0.weight", "4.bias")) for name in moved)
+    assert any(name.endswith("running_mean") for name in moved)
+    assert end.size_bytes < state.size_bytes / 10
+
+
+def test_weights_that_the_script_moves_besides_show_in_the_sample(pair):
+    member, newcomer = pair
+    handover = Handover(member, newcomer)
+    handover.train_until_level()
+    member.model[4].weight.data.clamp_(-0.01, 0.01)
+    handover.train()
+    handover.guide.end()
+    handover.finish()
+    assert newcomer.memory.followed
+    assert newcomer.memory.sample() != member.memory.sample()
+
+
+def test_a_script_that_is_seen_to_move_weights_besides_is_not_followed(pair):
+    member, newcomer = pair
+    handover = Handover(member, newcomer)
+    handover.train_until_level()
+    handover.train()
+    with torch.no_grad():
+        member.model[4].bias[0] += 1
+    handover.guide.commit()
+    handover.finish()
+    assert newcomer.memory.held == -1
+
+
+def test_a_world_that_breaks_leaves_the_newcomer_with_nothing(pair):
+    member, newcomer = pair
+    handover = Handover(member, newcomer)
+    handover.train_until_level()
+    handover.guide.abandon()
+    handover.finish()
+    assert not handover.following.complete
+    assert newcomer.memory.held == -1
+
+
+def test_the_last_commit_survives_being_handed_over(pair):
+    member, newcomer = pair
+    handover = Handover(member, newcomer)
+    handover.train_until_level()
+    plain, tensors = member.everything()
+    with torch.no_grad():
+        member.model[0].weight.zero_()
+    member.memory.put_back()
+    assert member.everything()[0] == plain
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in member.everything()[1].items())
+
+
+def test_an_optimizer_that_computes_its_own_gradients_is_not_followed(pair):
+    member, newcomer = pair
+    handover = Handover(member, newcomer)
+    handover.train_until_level()
+    member.optimizer.step(lambda: torch.tensor(0.0))
+    handover.finish()
+    assert not handover.following.complete
+
+
+def test_a_newcomer_that_cannot_keep_up_is_let_go(pair, monkeypatch):
+    monkeypatch.setattr(guide, "_LEAST_QUEUE_BYTES", 1)
+    member, newcomer = pair
+    handover = Handover(member, newcomer)
+    while handover.guide._streams:  # nobody works: what was read waits, what was sent fills the sockets
+        handover.train()
+    handover.finish()
+    assert newcomer.memory.held == -1
+
+
+def test_who_does_not_know_the_secret_gets_nothing_and_stops_nobody(pair):
+    member, newcomer = pair
+    handover = Handover(member, newcomer)
+    port = Guide(member.memory).invite("127.0.0.1", SECRET)
+    for words in (b"", b"wrong\n", b"x" * 100_000):
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            try:
+                stranger.sendall(words)
+                stranger.shutdown(socket.SHUT_WR)
+                assert stranger.recv(1) == b""
+            except OSError:
+                pass  # hung up while it still talked
+    handover.train_until_level()
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(6.0).view(2, 3).T,
+        torch.tensor(3, dtype=torch.int64),
+        torch.tensor([True, False]),
+        torch.empty(0, 3),
+        torch.ones(2, dtype=torch.bfloat16),
+    ],
+)
+def test_a_tensor_arrives_as_it_was(tensor):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        sender = threading.Thread(target=frames.send, args=(ours, Frame("x", {"a": [1, None]}, [tensor])))
+        sender.start()
+        with theirs.makefile("rb") as stream:
+            arrived = frames.receive(stream)
+        sender.join()
+    assert arrived is not None
+    assert (arrived.what, arrived.plain) == ("x", {"a": [1, None]})
+    assert arrived.tensors[0].dtype == tensor.dtype
+    assert torch.equal(arrived.tensors[0], tensor)

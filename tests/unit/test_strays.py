@@ -1,0 +1,31 @@
+"""Which newcomers are not believed to hold the state that they followed."""
+
+import pytest
+
+from edl_hvd.worker.sync import without_strays
+
+
+class Gathered:
+    """Collectives that bring these digests together."""
+
+    def __init__(self, *digests: int) -> None:
+        self.digests = digests
+
+    def gather_integers(self, row):
+        return [[digest] for digest in self.digests]
+
+
+@pytest.mark.parametrize(
+    ("held", "followed", "digests", "expected"),
+    [
+        ([7, 7], [False, True], [1, 1], [7, 7]),
+        ([7, 7], [False, True], [1, 2], [7, -1]),
+        ([7, 7], [True, False], [1, 2], [-1, 7]),  # the first rank is a stray, and no measure for the others
+        ([7, 7, 7], [True, False, True], [2, 1, 1], [-1, 7, 7]),
+        ([6, 7], [True, False], [2, 1], [6, 7]),  # it is behind anyway
+        ([7, 7], [True, True], [1, 1], [7, 7]),
+        ([-1, -1], [False, False], [1, 2], [-1, -1]),
+    ],
+)
+def test_a_newcomer_whose_sample_differs_from_that_of_the_members_is_given_the_state(held, followed, digests, expected):
+    assert without_strays(Gathered(*digests), lambda: 0, held, followed) == expected
