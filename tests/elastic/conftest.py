@@ -1,7 +1,8 @@
 """Running jobs from tests, and the same tests on stock Horovod.
 
 ``--stock`` runs every test's stock variant as well: it shows the failure the test guards against, so it must fail.
-Without the option only the quick ones run. ``--chaos-seeds N`` sets how many seeded random kills are tried.
+Without the option only the quick ones run. ``--chaos-seeds N`` sets how many seeded random kills are tried,
+``--storms N`` how many seeded storms of faults.
 """
 
 from __future__ import annotations
@@ -19,15 +20,20 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import harness
-from harness import Outcome
+from faults import AnyFault
+from harness import Job, Outcome
+from invariants import check
 from training import Training
 
 # Enough epochs for any test; the reference keeps the weights after each.
 REFERENCE_EPOCHS = 150
+# Above what a test takes: nobody may need it to notice anything.
+LONG_GLOO_TIMEOUT = ("--gloo-timeout-seconds", "600")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--stock", action="store_true", help="also show the failures on stock Horovod (slow)")
+    parser.addoption("--storms", type=int, default=3, help="number of seeded storms of faults (default 3)")
     parser.addoption("--chaos-seeds", type=int, default=6, help="number of seeded random kills (default 6)")
 
 
@@ -44,6 +50,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "storm_seed" in metafunc.fixturenames:
+        metafunc.parametrize("storm_seed", range(metafunc.config.getoption("--storms", default=3)))
     if "chaos_seed" in metafunc.fixturenames:
         metafunc.parametrize("chaos_seed", range(metafunc.config.getoption("--chaos-seeds", default=6)))
 
@@ -52,6 +60,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def run_job(tmp_path: Path) -> Callable[..., Outcome]:
     """Runs a job in a folder of the test's own."""
     return lambda job, name="job": harness.run(job, tmp_path / name)
+
+
+@pytest.fixture
+def edlrun(run_job: Callable[..., Outcome], alone: Callable[[Training], dict[str, Any]]) -> Callable[..., Outcome]:
+    """Runs a job under ``edlrun`` and checks it against the same training alone."""
+
+    def run(hosts: tuple[str, ...], *faults: AnyFault, training: Training | None = None, **fields: Any) -> Outcome:
+        training = training or Training()
+        flags = (*LONG_GLOO_TIMEOUT, *fields.pop("flags", ()))
+        job = Job(hosts=hosts, faults=faults, training=training, flags=flags, launcher="edlrun", **fields)
+        outcome = run_job(job)
+        check(job, outcome, alone(training))
+        return outcome
+
+    return run
 
 
 @pytest.fixture(scope="session")

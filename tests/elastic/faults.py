@@ -7,6 +7,7 @@ This module is imported by the workers before anything else, so it needs nothing
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import json
@@ -19,6 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from storm import Blow
+
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "terminate": signal.SIGTERM}
 CRASH = "this failure was ordered by the test"
 
@@ -29,8 +32,8 @@ class Fault:
 
     Attributes:
         action: "kill" (SIGKILL), "stop" (SIGSTOP), "terminate" (SIGTERM), "raise" (``RuntimeError``), "break" (the
-            error of a failed collective), "hang" (wait for ever), "stall" (the collective that is waited for never
-            ends).
+            error of a failed collective), "hang" (wait for ever), "freeze" (wait for ever in native code that holds
+            Python's lock), "pause" (go on after ``seconds``), "stall" (the collective that is waited for never ends).
         at: Name of the point, see ``Points.reach``.
         worker: Only this worker, as ``host:local_rank``.
         rank: Only the worker of this rank.
@@ -39,6 +42,7 @@ class Fault:
         visit: Only from this matching visit of the worker on, counted from 1.
         after: Only once the fault with this number (its place in the test's list) has struck.
         times: How often it strikes in the whole job.
+        seconds: How long a pause lasts.
     """
 
     action: str
@@ -50,6 +54,7 @@ class Fault:
     visit: int = 1
     after: int | None = None
     times: int = 1
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,21 @@ class Interrupt:
     signal_number: int = signal.SIGINT
 
 
-AnyFault = Fault | HostChange | RandomKill | Interrupt
+@dataclass(frozen=True)
+class Outside:
+    """Something befalls the job from outside, such as a pulled cable; ``act`` does it.
+
+    Its moment is told as that of a :class:`HostChange`.
+    """
+
+    act: Callable[[], object]
+    step: int = 0
+    size: int | None = None
+    after: int | None = None
+    delay_s: float = 0.0
+
+
+AnyFault = Fault | HostChange | RandomKill | Interrupt | Outside | Blow
 
 
 def kill(**where: Any) -> Fault:
@@ -123,8 +142,21 @@ def hang(**where: Any) -> Fault:
     return Fault("hang", **where)
 
 
+def freeze(**where: Any) -> Fault:
+    return Fault("freeze", **where)
+
+
+def pause(seconds: float, **where: Any) -> Fault:
+    return Fault("pause", seconds=seconds, **where)
+
+
 def stall(**where: Any) -> Fault:
     return Fault("stall", at="waiting", **where)
+
+
+def pass_by(**where: Any) -> Fault:
+    """Nothing happens but that other faults may wait for it."""
+    return Fault("stall", **where)
 
 
 def add_host(host: str, **when: Any) -> HostChange:
@@ -157,12 +189,12 @@ class Points:
     """The places of one worker where a fault may strike, and its trace.
 
     Points, in the order of a worker's life: "start" (nothing imported), "rendezvous" (about to meet the others),
-    "forming" (all are about to start Horovod), "sync" (the world is complete, the state not yet agreed), "broadcast"
-    (each part of the state that is sent or received), "callback" (a resize callback), "step" (batch in hand),
-    "reduced" (gradients are reduced, the optimizer has not moved), "update" (the optimizer has moved), "commit" (its
-    copy is about to be made), "committed" (it is made, the others have not heard), "leaving" (the world is about to be
-    left), "shutdown" (Horovod is about to be shut down), "waiting" (a collective is not complete
-    yet), "end".
+    "following" (a newcomer is given a part of the state while the others train), "followed" (the last part), "forming"
+    (all are about to start Horovod), "sync" (the world is complete, the state not yet agreed), "broadcast" (each part
+    of the state that is sent or received), "callback" (a resize callback), "step" (batch in hand), "reduced" (gradients
+    are reduced, the optimizer has not moved), "update" (the optimizer has moved), "commit" (its copy is about to be
+    made), "committed" (it is made, the others have not heard), "leaving" (the world is about to be left), "shutdown"
+    (Horovod is about to be shut down), "waiting" (a collective is not complete yet), "end".
     """
 
     def __init__(self, folder: Path, broken: Callable[[], type[Exception]]) -> None:
@@ -214,6 +246,11 @@ class Points:
             return
         if fault.action == "hang":
             threading.Event().wait()
+        if fault.action == "freeze":
+            ctypes.PyDLL(None).sleep(10**6)
+        if fault.action == "pause":
+            time.sleep(fault.seconds)
+            return
         if fault.action == "stall":
             return
         raise self._broken()(CRASH) if fault.action == "break" else RuntimeError(CRASH)

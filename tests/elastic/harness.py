@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from faults import AnyFault, Fault, HostChange, Interrupt, RandomKill, mark_fired, save_faults
+from faults import AnyFault, Fault, HostChange, Interrupt, Outside, RandomKill, mark_fired, save_faults
+from storm import Blow, strike
 from training import Training
 
 HERE = Path(__file__).resolve().parent
@@ -46,17 +47,22 @@ class Job:
     Attributes:
         engine: "edl_hvd" or "stock".
         hosts: Content of the hosts file at the start.
-        min_np: The launcher's ``--min-np``; it starts with all slots of ``hosts``.
+        np: The launcher's ``-np``; if left out, all slots of ``hosts``.
+        min_np: Its ``--min-np``.
         faults: What goes wrong.
         training: What is trained.
         flags: More flags for ``horovodrun``.
         environment: More environment variables.
         launcher: "horovodrun" or "edlrun".
-        deadline_s: After this the job is stuck; if left out, ``DEADLINES_S`` of its engine.
+        interfaces: What ``horovodrun`` is given as ``--network-interfaces``; without, it waits for a second host.
+        own_command: Words to be run instead of a launcher's, before the job's folder.
+        deadline_s: So long after its start, or after the last strike of a fault, the job is stuck; if left out,
+            ``DEADLINES_S`` of its engine.
     """
 
     engine: str = "edl_hvd"
     hosts: tuple[str, ...] = TWO_HOSTS
+    np: int | None = None
     min_np: int = 1
     faults: tuple[AnyFault, ...] = ()
     training: Training = field(default_factory=Training)
@@ -64,6 +70,8 @@ class Job:
     environment: dict[str, str] = field(default_factory=dict)
     deadline_s: float | None = None
     launcher: str = "horovodrun"
+    interfaces: str | None = "lo"
+    own_command: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -99,6 +107,18 @@ class Outcome:
         entered = min(line["t"] for line in self.lines("enter") if line["t"] > struck)
         return float(min(line["t"] for line in self.lines("step") if line["t"] > entered)) - struck
 
+    def pauses(self, generation: int) -> list[float]:
+        """Seconds between the last step before this generation and its first, of each worker that was there before."""
+        lines = [line for line in self.trace if line["what"] in ("enter", "step")]
+        entered = {line["pid"]: line["t"] for line in lines if line.get("generation") == generation}
+        found = []
+        for pid, moment in entered.items():
+            steps = [line["t"] for line in lines if line["pid"] == pid and line["what"] == "step"]
+            before, after = [t for t in steps if t < moment], [t for t in steps if t > moment]
+            if before and after:
+                found.append(after[0] - before[-1])
+        return found
+
 
 def run(job: Job, folder: Path) -> Outcome:
     """Run the job to its end. Ends every process of it, whatever happens.
@@ -133,12 +153,14 @@ def run(job: Job, folder: Path) -> Outcome:
 
 
 def command(job: Job, folder: Path) -> list[str]:
+    if job.own_command:
+        return [*job.own_command, str(folder)]
     script = HERE / ("worker_script.py" if job.engine == "edl_hvd" else "stock_script.py")
-    slots = sum(int(host.partition(":")[2]) for host in job.hosts)
+    slots = job.np or sum(int(host.partition(":")[2]) for host in job.hosts)
     launcher = [str(Path(sys.executable).with_name(job.launcher)), "-np", str(slots), "--min-np", str(job.min_np)]
     launcher += ["--max-np", "8", "--host-discovery-script", str(folder / "discover.sh")]
-    if job.launcher == "horovodrun":
-        launcher += ["--network-interfaces", "lo"]  # else it waits for a second host
+    if job.launcher == "horovodrun" and job.interfaces:
+        launcher += ["--network-interfaces", job.interfaces]
     return [*launcher, *job.flags, sys.executable, str(script), str(folder)]
 
 
@@ -189,8 +211,11 @@ def _watch(job: Job, folder: Path, launcher: subprocess.Popen[bytes], started: f
     queues = [queue for queue in (changes, *([entry] for entry in numbered if entry not in changes)) if queue]
     due: dict[int, float] = {}
     deadline_s = job.deadline_s or DEADLINES_S[job.engine]
+    strikes = 0
     while launcher.poll() is None:
         now = time.monotonic()
+        if strikes < (struck := len(os.listdir(folder / "fired"))):
+            strikes, started = struck, now
         if now - started > deadline_s:
             raise JobStuckError(f"the job did not end within {deadline_s:g} s")
         trace.read()
@@ -214,7 +239,7 @@ def _due(fault: AnyFault, folder: Path, trace: _TraceReader, now: float) -> floa
         return trace.moments[fault.since] + moment if fault.since in trace.moments else None
     if isinstance(fault, Interrupt):
         return now if trace.step >= fault.step else None
-    assert isinstance(fault, HostChange)
+    assert isinstance(fault, HostChange | Outside | Blow)
     struck = fault.after is None or (folder / "fired" / f"{fault.after}.0").exists()
     ready = struck and trace.step >= fault.step and fault.size in (None, trace.size)
     return now + fault.delay_s if ready else None
@@ -228,6 +253,16 @@ def _act(fault: AnyFault, folder: Path, trace: _TraceReader, launcher: subproces
         if alive:
             _, pid = random.Random(fault.seed).choice(alive)
             os.kill(pid, signal.SIGKILL)
+    elif isinstance(fault, Outside):
+        line = {"t": time.monotonic(), "what": "fired", "worker": "outside", "pid": 0}
+        with open(folder / "trace" / "outside.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        fault.act()
+    elif isinstance(fault, Blow):
+        what = strike(fault, folder, trace.training(), lambda pid, name: _send(pid, signal.Signals[name]))
+        line = {"t": time.monotonic(), "what": "fired", "worker": "outside", "pid": 0, "blow": what}
+        with open(folder / "trace" / "outside.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
     elif isinstance(fault, HostChange):
         dropped = set(fault.drop)
         if fault.drop_rank is not None:
@@ -246,6 +281,8 @@ class _TraceReader:
         self.moments: dict[str, float] = {}
         self.workers: dict[str, int] = {}
         self.host_of_rank: dict[int, str] = {}
+        self._generation = -1
+        self._members: list[tuple[str, int]] = []
         self._folder = folder / "trace"
         self._read: dict[Path, int] = {}
 
@@ -258,6 +295,10 @@ class _TraceReader:
                         self._read[path] = self._read.get(path, 0) + len(line)
                         self._take(json.loads(line))
 
+    def training(self) -> list[tuple[str, int]]:
+        """Worker and process number of the living members of the newest world."""
+        return [member for member in self._members if _is_alive(member[1])]
+
     def _take(self, line: dict[str, Any]) -> None:
         if line["what"] == "start":
             self.workers[line["worker"]] = line["pid"]
@@ -266,6 +307,12 @@ class _TraceReader:
             self.moments.setdefault("step", line["t"])
             self.step, self.size = max(self.step, line["step"]), line["size"]
             self.host_of_rank[line["rank"]] = line["worker"].rpartition(":")[0]
+        elif line["what"] == "enter":
+            generation = line.get("generation", 0)
+            if generation > self._generation:
+                self._generation, self._members = generation, []
+            if generation == self._generation:
+                self._members.append((line["worker"], line["pid"]))
 
 
 # -- processes ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,31 @@
+"""``worker_script.py``, which also writes down how it ended: of a worker that is cut off nobody else can tell."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from worker_script import main
+
+
+def run(folder: Path) -> None:
+    code: object = 0
+    try:
+        main(folder)
+    except SystemExit as leaving:
+        code = leaving.code
+        raise
+    except BaseException as error:
+        code = repr(error)
+        raise
+    finally:
+        name = f"{os.environ['HOROVOD_HOSTNAME']}.{os.environ['HOROVOD_LOCAL_RANK']}.{os.getpid()}"
+        (folder / "exits").mkdir(exist_ok=True)
+        (folder / "exits" / name).write_text(json.dumps({"code": code, "t": time.monotonic()}))
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]))
