@@ -10,6 +10,7 @@ MB that no step moves ("still"), or a network with momentum, half of it weights 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 import tempfile
@@ -60,7 +61,7 @@ def step_s(outcome: Outcome) -> float:
     """Median time between two steps of the worker that trains first."""
     first = outcome.lines("step")[0]["pid"]
     moments = [line["t"] for line in outcome.lines("step") if line["pid"] == first]
-    return statistics.median(after - before for before, after in zip(moments, moments[1:], strict=False))
+    return statistics.median(after - before for before, after in itertools.pairwise(moments))
 
 
 def measure(launcher: str, training: Training) -> Outcome:

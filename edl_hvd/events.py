@@ -151,6 +151,21 @@ class Metrics(Event):
 
 
 @dataclass(frozen=True)
+class Straggler(Event):
+    """A worker was slower than the others for 50 steps. Written by rank 0, on hearing it from the driver (``edlrun``).
+
+    ``compute_s`` is the mean time that this worker needs for a micro-batch, ``median_s`` that of the world.
+    """
+
+    kind: ClassVar[str] = "straggler"
+    generation: int
+    worker: str
+    step: int
+    compute_s: float
+    median_s: float
+
+
+@dataclass(frozen=True)
 class JobEnded(Event):
     """The user's function returned. Written by rank 0, after the last checkpoint is visible."""
 

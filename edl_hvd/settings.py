@@ -98,11 +98,13 @@ class PastLife:
         generation: Its last world's.
         known_step: The furthest step it had heard of.
         kept: What the elastic loop wants to know again, as plain JSON.
+        rank: Its rank in the last world; -1 for none.
     """
 
     generation: int
     known_step: int
     kept: dict[str, Any]
+    rank: int = -1
 
 
 @dataclass(frozen=True)
@@ -206,6 +208,21 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     if environ.get("EDL_HVD_CACHE"):
         return Path(environ["EDL_HVD_CACHE"])
     return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edl_hvd"
+
+
+def runtime_folders(environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
+    """Where this user's running jobs may be found; new ones go to the first.
+
+    ``XDG_RUNTIME_DIR`` counts only when it is this user's: ``sudo`` may leave that of somebody else in place.
+    """
+    everywhere = Path(f"/tmp/edl_hvd-{os.getuid()}")
+    named = environ.get("XDG_RUNTIME_DIR")
+    try:
+        if named and os.stat(named).st_uid == os.getuid() and os.path.isdir(named):
+            return (Path(named) / "edl_hvd", everywhere)
+    except OSError:
+        pass  # a login's folder ends with the login
+    return (everywhere,)
 
 
 def process_environment() -> dict[str, str]:

@@ -16,3 +16,6 @@ def _default_settings(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.
         if name.startswith(("EDL_HVD_", "HOROVOD_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("EDL_HVD_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    runtime = tmp_path_factory.getbasetemp() / "runtime"
+    runtime.mkdir(exist_ok=True)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))

@@ -103,14 +103,17 @@ _FLAGS = (
     _value(_REACH, "--network-interfaces --network-interface", "NAME,...",
            "Network interfaces for the workers' traffic. [found]", multiple=True),
     _value(_REACH, "--start-timeout", "S",
-           "No effect yet. [HOROVOD_START_TIMEOUT, else 30]"),
+           "Longest wait for a host to let a worker be started. [HOROVOD_START_TIMEOUT, else 30]"),
     _value(_OUTPUT, "--output-filename", "DIR", "Write the workers' output to DIR/worker.HOST.SLOT/."),
     _switch(_OUTPUT, "--prefix-output-with-timestamp -prefix-timestamp",
             "Begin each line of the workers' output with the time."),
     _switch(_OUTPUT, "--verbose", "Tell more."),
-    _value(_OUTPUT, "--record", "FILE", "Write the history of the membership there."),
-    _value(_OUTPUT, "--job-dir", "DIR", "No effect yet."),
-    _switch(_OUTPUT, "--resume", "No effect yet; a job goes on from its newest checkpoint."),
+    _value(_OUTPUT, "--record", "FILE", "Write the history of the membership there, for 'edl-hvd replay FILE'."),
+    _value(_OUTPUT, "--job-dir", "DIR",
+           "Keep what --resume and other terminals need to know of the job there, and its checkpoints and history, "
+           "unless the script or EDL_HVD_CHECKPOINT says where checkpoints go. [a folder removed at the end]"),
+    _switch(_OUTPUT, "--resume",
+            "Go on where the job of --job-dir stopped; COMMAND and flags left out are those it had."),
     _value(_REST, "--config-file", "FILE", "Tuning flags as horovodrun's YAML; flags beat it."),
     _switch(_REST, "--gloo --disable-cache", "Accepted, without effect.", expose_value=False),
     _switch(_REST, "--version -v", "Show the version.", is_eager=True, expose_value=False, callback=_show_version),
@@ -226,11 +229,17 @@ def main() -> None:
     from edl_hvd.cli.job_screen import JobScreen
     from edl_hvd.driver.run import run_job
 
+    screen = JobScreen(options.verbose, options.prefix_output_with_timestamp)
     try:
-        sys.exit(run_job(options, JobScreen(options.verbose, options.prefix_output_with_timestamp)))
+        code = run_job(options, screen)
+    except UsageError as error:
+        screen.close()
+        _refuse(str(error))
     except EdlHvdError as error:
+        screen.close()
         click.echo(f"edlrun: {error}", err=True)
-        sys.exit(1)
+        code = 1
+    sys.exit(code)
 
 
 if __name__ == "__main__":

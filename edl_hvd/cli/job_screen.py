@@ -1,30 +1,30 @@
-"""What ``edlrun`` shows: the workers' output, and one line for each change of the world, in plain words."""
+"""What ``edlrun`` shows: the output of workers, a line for each change of the world, on a terminal how it stands."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import sys
 import time
-from collections import deque
-from typing import BinaryIO
+from collections.abc import Callable
 
+from edl_hvd.cli.failure_report import Failures
+from edl_hvd.cli.live_line import LiveLine
+from edl_hvd.cli.words import SEPARATOR, duration, join, status_line
+from edl_hvd.cli.world_changes import WorldChanges
 from edl_hvd.driver.control import Beat
-from edl_hvd.driver.happenings import (
-    Action,
-    AskChange,
-    End,
-    Exited,
-    Formed,
-    Happening,
-    Kill,
-    Publish,
-    SetAside,
-)
+from edl_hvd.driver.happenings import Action, End, Exited, Happening, Kill, Publish, SetAside, Spawn
+from edl_hvd.driver.status import Status
+from edl_hvd.settings import process_environment
 
-_LAST_LINES = 20
+_SUCCESS, _FAILURE = 0, 1
+_BOLD, _DIM, _RED, _GREEN, _YELLOW, _CYAN = "1", "2", "31", "32", "33", "36"
+_MARK = "● "
+_COLOURS = {"training": _GREEN, "finishing": _GREEN, "changing": _CYAN, "regrouping": _CYAN}
 
 
 class JobScreen:
-    """See :class:`edl_hvd.driver.run.Screen`.
+    """See :class:`edl_hvd.driver.reporter.Screen`.
 
     Args:
         verbose: Tell also what the membership decides.
@@ -32,94 +32,112 @@ class JobScreen:
     """
 
     def __init__(self, verbose: bool = False, timestamps: bool = False) -> None:
+        environment = process_environment()
+        capable = environment.get("TERM", "dumb") != "dumb"
         self._verbose = verbose
         self._timestamps = timestamps
-        self._members: tuple[str, ...] = ()
-        self._formed: set[str] = set()
-        self._before: tuple[str, ...] = ()
-        self._since_s = time.monotonic()
-        self._ends: dict[str, str] = {}
-        self._last: dict[str, deque[str]] = {}
-        self._first_failure: tuple[Exited, tuple[str, ...], list[str]] | None = None
-        self._step = 0
+        self._output = LiveLine(sys.stdout.buffer, sys.stderr.buffer, capable, _later)
+        self._coloured = self._output.live and not environment.get("NO_COLOR")
+        self._world = WorldChanges()
+        self._failures = Failures()
+        self._ranks: dict[str, str] = {}
+        self._began_s = time.monotonic()
 
     # --- the workers' output ---
 
     def line(self, worker: str, stream: str, line: bytes) -> None:
         """Pass a line on, with the rank of who printed it, as ``horovodrun`` does."""
-        self._last.setdefault(worker, deque(maxlen=_LAST_LINES)).append(line.decode(errors="replace").rstrip("\n"))
-        rank = str(self._members.index(worker)) if worker in self._members else worker
+        self._failures.line(worker, line)
         stamp = time.strftime("%a %b %d %H:%M:%S %Y") if self._timestamps else ""
-        target: BinaryIO = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
-        target.write(f"{stamp}[{rank}]<{stream}>:".encode() + line + (b"" if line.endswith(b"\n") else b"\n"))
-        target.flush()
+        prefix = f"{stamp}[{self._ranks.get(worker, worker)}]<{stream}>:".encode()
+        self._output.write(stream, prefix + line + (b"" if line.endswith(b"\n") else b"\n"))
 
     # --- what happens ---
 
     def happened(self, happening: Happening) -> None:
-        if isinstance(happening, Exited) and not happening.clean:
-            self._ends[happening.worker] = happening.how
-            if self._first_failure is None:
-                self._first_failure = happening, self._members, list(self._last.get(happening.worker, ()))
-            if happening.worker in self._members and self._formed >= set(self._members):
-                self._since_s = time.monotonic()
-        if isinstance(happening, Formed):
-            self._formed.add(happening.worker)
-            if self._members and self._formed >= set(self._members):
-                self._tell_world()
+        if isinstance(happening, Exited):
+            self._failures.exited(happening, self._world.members, self._world.generation)
+        told = self._world.happened(happening, time.monotonic())
+        if told:
+            self._say(told)
 
     def done(self, action: Action) -> None:
-        if isinstance(action, AskChange):
-            self._since_s = time.monotonic()
-        elif isinstance(action, Publish):
-            self._before = self._members if self._formed >= set(self._members) else self._before
-            self._members, self._formed = action.members, set()
+        self._world.done(action, time.monotonic())
+        if isinstance(action, Publish):
+            self._ranks = {worker: str(rank) for rank, worker in enumerate(action.members)}
+        elif isinstance(action, Spawn):
+            self._ranks.pop(action.worker, None)  # it was the rank of the process before
+        elif isinstance(action, End):
+            self._failures.close()
         elif isinstance(action, Kill):
+            self._failures.killed(action)
             self._say(f"{action.worker} is ended: {action.reason}")
-            self._ends[action.worker] = action.reason
         elif isinstance(action, SetAside):
-            self._say(f"host {action.host} keeps failing and gets no workers for {action.seconds:.0f} s")
+            why = f" ({action.reason})" if action.reason else ""
+            self._say(f"host {action.host} keeps failing{why} and gets no workers for {action.seconds:.0f} s")
         if self._verbose:
             self._say(str(action))
 
     def beat(self, worker: str, beat: Beat) -> None:
-        self._step = max(self._step, beat.step)
+        if beat.generation == self._world.generation and beat.step > self._world.step:
+            self._failures.forget(beat.generation)  # a step in a new world: all is well again
+
+    def noticed(self, text: str) -> None:
+        self._say(text)
 
     def problem(self, text: str) -> None:
         self._say(f"discovery: {text}")
 
+    def note(self, text: str) -> None:
+        self._say(text)
+
+    def status(self, status: Status) -> None:
+        self._output.show(lambda columns: self._fit(status, columns))
+
     def ended(self, end: End) -> None:
-        if end.code == 1:
-            self._report_failure()
-        if end.reason:
+        self._output.close()
+        if end.code == _FAILURE:
+            self._report(end)
+        elif end.code == _SUCCESS:
+            self._say(f"training is complete after {duration(time.monotonic() - self._began_s)}")
+        else:
             self._say(end.reason)
 
-    def _tell_world(self) -> None:
-        """One line about the world that has just formed, against the one before."""
-        gone = [worker for worker in self._before if worker not in self._members]
-        come = [worker for worker in self._members if worker not in self._before]
-        words = []
-        for worker in gone:
-            words.append(f"{worker} lost ({self._ends.pop(worker)})" if worker in self._ends else f"{worker} left")
-        if come and self._before:
-            words.append(f"{', '.join(come)} joined")
-        size = len(self._members)
-        count = f"{size} worker{'s' if size > 1 else ''}"
-        words.append(f"{count} {'go' if size > 1 else 'goes'} on" if self._before else f"training starts with {count}")
-        if self._before:
-            words += [f"step {self._step}", f"{time.monotonic() - self._since_s:.2f} s"]
-        self._before = self._members
-        self._say(" · ".join(words))
+    def close(self) -> None:
+        """Take the live line away."""
+        self._output.close()
 
-    def _report_failure(self) -> None:
-        if self._first_failure is None:
+    # --- how it is put ---
+
+    def _report(self, end: End) -> None:
+        """The first failure is the cause, and its traceback is what somebody looks for: it comes last."""
+        if end.reason:
+            self._say(f"the job failed: {end.reason}", _RED)
+        failure = self._failures.first
+        if failure is None:
             return
-        exited, members, lines = self._first_failure
-        rank = f", rank {members.index(exited.worker)} of {len(members)}" if exited.worker in members else ""
-        self._say(f"first failure: {exited.worker}{rank}: {exited.how}; its last lines:")
-        for line in lines:
-            print(f"    {line}", file=sys.stderr)
+        self._say(failure.heading + (f" ({failure.hint})" if failure.hint else ""), _RED)
+        self._say("its last lines:" if failure.lines else "it printed nothing")
+        text = "".join(f"    {line}\n" for line in failure.lines)
+        self._output.write("stderr", text.encode(errors="replace"))
 
-    @staticmethod
-    def _say(text: str) -> None:
-        print(f"edlrun: {text}", file=sys.stderr, flush=True)
+    def _say(self, text: str, colour: str = _BOLD) -> None:
+        self._output.write("stderr", f"{self._paint('edlrun:', colour)} {text}\n".encode(errors="replace"))
+
+    def _fit(self, status: Status, columns: int) -> str:
+        """One line, cut where the terminal ends."""
+        text = _MARK + join(status_line(status))
+        if len(text) > columns:
+            text = f"{text[: columns - 1]}…"
+        colour = _COLOURS.get(status.state, _YELLOW)
+        return self._paint(_MARK, colour) + text.removeprefix(_MARK).replace(SEPARATOR, self._paint(SEPARATOR, _DIM))
+
+    def _paint(self, text: str, colour: str) -> str:
+        return f"\x1b[{colour}m{text}\x1b[0m" if self._coloured else text
+
+
+def _later(delay_s: float, call: Callable[[], None]) -> None:
+    with contextlib.suppress(RuntimeError):  # without a loop nothing is held back for long: the job is over
+        asyncio.get_running_loop().call_later(delay_s, call)
+        return
+    call()

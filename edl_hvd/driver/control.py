@@ -4,34 +4,48 @@ A worker's first line has to hold the job's token, its name and its life; anythi
 an answer. The token travels in the worker's environment, never on a command line. What a line says is checked before
 anybody acts on it; a line that says nothing known ends the connection.
 
-    worker → driver  hello {token, worker, life, pid}, ready {step}, formed {generation}, beat {…},
+    worker → driver  hello {token, worker, life, pid}, ready {step}, warm {generation},
+                     guiding {generation, follower, address, port}, formed {generation}, beat {…},
                      raised {step, error}, done, drain
-    driver → worker  world {generation, members, store, interface, known_step}, change {generation},
-                     gone {generation, worker}, dismiss {save}
+    driver → worker  world {generation, members, store, interface, address, known_step}, change {generation},
+                     gone {generation, worker}, straggler {…}, dismiss {save}, guide {generation, follower, address},
+                     follow {generation, address, port}
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import hmac
 import json
 import secrets
-from collections.abc import Callable, Mapping
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+from edl_hvd.driver.network import Line
 
 LONGEST_LINE_BYTES = 1 << 16
 _HELLO_TIMEOUT_S = 10.0
 # Silent strangers must not use up the descriptors that workers need.
 _MOST_STRANGERS = 64
+# A host whose cable is pulled says nothing, not even that it is gone. After so long without an answer to what was sent,
+# or to the system's own questions, the connection is given up. Three times what a network needs to find another way
+# (rapid spanning tree), and nearly all that a lost host costs the others.
+_UNANSWERED_S = 3
+_GONE = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
 
 _FIELDS: Mapping[str, Mapping[str, type]] = {
     "ready": {"step": int},
+    "warm": {"generation": int},
+    "guiding": {"generation": int, "follower": str, "address": str, "port": int},
     "formed": {"generation": int},
     "beat": {
-        "generation": int, "step": int, "samples": int, "saved_step": int,
+        "generation": int, "pid": int, "step": int, "samples": int, "saved_step": int,
         "phase": str, "phase_s": float, "compute_s": float,
+        "waits": int, "steps": int, "batches": int, "slowest_s": float,
     },
     "raised": {"step": int, "error": str},
     "done": {},
@@ -55,21 +69,31 @@ class Beat:
 
     Attributes:
         generation: Of its world; 0 before the first.
+        pid: Of its process, on its host.
         step: Optimizer steps of the whole run.
         samples: Samples of the whole run.
         saved_step: Step of the newest checkpoint that it knows to be complete; -1 for none.
         phase: What it is doing, see :mod:`edl_hvd.worker.progress`.
         phase_s: For how long.
         compute_s: Seconds that it has spent in phase "compute" since it was started.
+        waits: Calls that end only when every member has made them, and that it has come through in this world.
+        steps: Optimizer steps that its process took part in.
+        batches: Micro-batches that it has begun to compute since it was started.
+        slowest_s: Its longest recent phase "compute", "input" or "commit".
     """
 
     generation: int
+    pid: int
     step: int
     samples: int
     saved_step: int
     phase: str
     phase_s: float
     compute_s: float
+    waits: int
+    steps: int
+    batches: int
+    slowest_s: float
 
 
 class Control:
@@ -77,7 +101,8 @@ class Control:
 
     Args:
         knows: Whether a worker of this name and life is expected to call.
-        heard: Gets every message, in the event loop's thread; a call with ``what="hello"`` comes first.
+        heard: Gets every message, in the event loop's thread; a call with ``what="hello"`` comes first. One with
+            ``what="unreachable"`` is the system's: the worker's host has not answered for three seconds.
     """
 
     def __init__(self, knows: Callable[[str, int], bool], heard: Callable[[Message], None]) -> None:
@@ -102,6 +127,19 @@ class Control:
         writer.write(json.dumps({"what": what, **fields}).encode() + b"\n")
         return not writer.is_closing()
 
+    def hang_up(self, worker: str, life: int) -> None:
+        """End the connection of a worker that belongs to the job no more: should it live on, it leaves."""
+        known_life, writer = self._lines.get(worker, (0, None))
+        if writer is not None and known_life == life:
+            writer.close()
+
+    def lines(self, workers: Sequence[str]) -> dict[str, Line]:
+        """The connections of those of the workers that are connected."""
+        writers = {worker: self._lines[worker][1] for worker in workers if worker in self._lines}
+        ends = {worker: [writer.get_extra_info(end) for end in ("peername", "sockname")]
+                for worker, writer in writers.items()}  # fmt: skip
+        return {worker: Line(there[0], here[0]) for worker, (there, here) in ends.items()}
+
     def close(self) -> None:
         """Stop listening and hang up."""
         if self._server is not None:
@@ -110,6 +148,7 @@ class Control:
             writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        _insist_on_answers(writer)
         try:
             caller = await self._greet(reader, writer)
             if caller is not None:
@@ -146,9 +185,22 @@ class Control:
                 if message is None:
                     return
                 self._heard(message)
+        except OSError as error:
+            if error.errno in _GONE:
+                self._heard(Message(worker, life, "unreachable", {}))
         finally:
             if self._lines.get(worker, (0, None))[1] is writer:
                 del self._lines[worker]
+
+
+def _insist_on_answers(writer: asyncio.StreamWriter) -> None:
+    """Let the system end the connection when the other host answers nothing, whether we talk or only listen."""
+    stream: socket.socket = writer.get_extra_info("socket")
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", _UNANSWERED_S - 1),
+                        ("TCP_USER_TIMEOUT", 1000 * _UNANSWERED_S)):  # fmt: skip
+        if hasattr(socket, name):  # they are Linux's
+            stream.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _parse(line: bytes) -> dict[str, Any]:

@@ -71,12 +71,16 @@ class Done:
 
 @dataclass(frozen=True)
 class Exited:
-    """A worker's process has ended; ``clean`` for exit code 0, ``how`` for people."""
+    """A worker's process has ended; ``clean`` for exit code 0, ``how`` for people.
+
+    ``began`` is false if there never was one, because its host or the program could not be reached.
+    """
 
     worker: str
     life: int
     clean: bool
     how: str
+    began: bool = True
 
 
 @dataclass(frozen=True)
@@ -172,6 +176,7 @@ class SetAside:
 
     host: str
     seconds: float
+    reason: str = ""
 
 
 @dataclass(frozen=True)

@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import Protocol, TextIO
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.driver import happenings
 from edl_hvd.driver.control import Beat, Control, Message
-from edl_hvd.driver.happenings import (
-    Action,
-    AskChange,
-    Dismiss,
-    Done,
-    DrainAsked,
-    End,
-    Exited,
-    Formed,
-    Happening,
-    HostsFound,
-    Kill,
-    Lost,
-    Publish,
-    Raised,
-    Ready,
-    SetAside,
-    Spawn,
-    TellGone,
-    Tick,
-    to_json,
-)
-from edl_hvd.driver.membership import Rules, advance, begin
+from edl_hvd.driver.health import Health
+from edl_hvd.driver.history import Recorder
+from edl_hvd.driver.membership import Rules, begin, host_of
+from edl_hvd.driver.network import MeetingPlace, Network
 from edl_hvd.driver.processes import Exit, WorkerProcess
-from edl_hvd.driver.pulse import Pulse
+from edl_hvd.driver.stragglers import Slow
 from edl_hvd.errors import EdlHvdError
 from edl_hvd.hosts import HostSlots
 from edl_hvd.key_value_store import KeyValueStore
@@ -45,6 +26,8 @@ _TICK_S = 0.05
 _DRAIN_NOTICE_S = 120.0
 # The notice that spot hosts get.
 _LAST_WAIT_S = 5.0
+_HANG_UP_S = 1.0
+# The others break with a lost member in milliseconds; its slot is not used again before this.
 
 
 class Starter(Protocol):
@@ -56,24 +39,14 @@ class Starter(Protocol):
 class Listener(Protocol):
     """Hears what happens, for people. Every method returns at once."""
 
-    def happened(self, happening: Happening) -> None: ...
+    def happened(self, happening: happenings.Happening) -> None: ...
 
-    def done(self, action: Action) -> None: ...
+    def done(self, action: happenings.Action) -> None: ...
 
     def beat(self, worker: str, beat: Beat) -> None: ...
 
-
-@dataclass(frozen=True)
-class Network:
-    """How workers reach the driver and each other.
-
-    Attributes:
-        address: Of the driver, for all workers.
-        interface: Name that every host's network interface has, or ``None``: that which leads to the driver.
-    """
-
-    address: str
-    interface: str | None
+    def noticed(self, text: str) -> None:
+        """A worker is slow, or keeps the others waiting."""
 
 
 class Job:
@@ -84,8 +57,12 @@ class Job:
         starter: Starts processes.
         network: How everybody is reached.
         listener: Hears what happens.
-        record: Gets every happening as a JSON line, if given.
+        record: Gets the history of the membership, if given; see ``history.py``.
         clock: For everything but the event loop's own waits.
+        known_step: The furthest step that an earlier run of the job is known to have reached; -1 for none.
+
+    Attributes:
+        known_step: The furthest step that was ever heard of.
     """
 
     def __init__(
@@ -96,22 +73,34 @@ class Job:
         listener: Listener,
         record: TextIO | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        known_step: int = -1,
     ) -> None:
         self._clock = clock
         self._starter = starter
         self._network = network
         self._listener = listener
-        self._record = record
         self._began_s = clock.monotonic_s()
         self.membership = begin(rules, 0.0)
+        self._recorder = Recorder(record, self.membership)
         self._control = Control(self._knows, self._hear)
         self._port = 0
         self._processes: dict[str, tuple[int, WorkerProcess]] = {}
         self._lives: set[asyncio.Task[None]] = set()
         self._store: KeyValueStore | None = None
-        self._known_step = -1
-        self._pulse = Pulse(clock)
+        self.known_step = known_step
+        self._health = Health(clock, self.happen, listener.noticed, self._note_straggler)
         self._ended = asyncio.Event()
+
+    @property
+    def now_s(self) -> float:
+        """The moment on the membership's clock, which begins with the job."""
+        # Rounded before any decision, so that a replay decides with the very numbers that the history shows.
+        return round(self._clock.monotonic_s() - self._began_s, 6)
+
+    @property
+    def processes(self) -> dict[str, int]:
+        """Process numbers on this machine, by worker: the worker's own, or that of the ssh which leads to it."""
+        return {worker: process.pid for worker, (_, process) in self._processes.items()}
 
     async def start(self) -> None:
         """Open the control port; before anything happens."""
@@ -119,7 +108,7 @@ class Job:
 
     async def run(
         self, end_all: Callable[[], bool] = lambda: False, end_now: Callable[[], bool] = lambda: False
-    ) -> End:
+    ) -> happenings.End:
         """From the first process to the last; leaves none behind, whatever happens.
 
         Args:
@@ -130,34 +119,31 @@ class Job:
         try:
             while not self._ended.is_set():
                 if end_now():
-                    return End(INTERRUPTED, "interrupted")
+                    return happenings.End(INTERRUPTED, "interrupted")
                 if end_all() and not draining:
                     draining = True
                     for entry in self.membership.hosts:
-                        self.happen(DrainAsked(entry.host, _DRAIN_NOTICE_S))
-                self._listen_to_hearts()
-                self.happen(Tick())
+                        self.happen(happenings.DrainAsked(entry.host, _DRAIN_NOTICE_S))
+                self._health.look(self.membership)
+                self.happen(happenings.Tick())
                 await asyncio.sleep(_TICK_S)
         finally:
             await self._clean_up()
         assert self.membership.end is not None
         return self.membership.end
 
-    def happen(self, happening: Happening) -> None:
+    def happen(self, happening: happenings.Happening) -> None:
         """Take in what has happened and do what follows. In the event loop's thread."""
-        now_s = self._clock.monotonic_s() - self._began_s
-        if self._record is not None and not isinstance(happening, Tick):
-            self._record.write(json.dumps({"at_s": round(now_s, 4), **to_json(happening)}) + "\n")
-            self._record.flush()
+        now_s = self.now_s
         self._listener.happened(happening)
-        self.membership, actions = advance(self.membership, happening, now_s)
+        self.membership, actions = self._recorder.advance(self.membership, happening, now_s)
         for action in actions:
             self._do(action)
             self._listener.done(action)
 
     def found(self, hosts: tuple[HostSlots, ...]) -> None:
         """Discovery's trusted list has changed."""
-        self.happen(HostsFound(hosts))
+        self.happen(happenings.HostsFound(hosts))
 
     # --- what workers say ---
 
@@ -167,72 +153,90 @@ class Job:
 
     def _hear(self, message: Message) -> None:
         worker, life, fields = message.worker, message.life, message.fields
-        self._pulse.felt(worker, life)
+        self._health.heard(worker, life)
         if "step" in fields:
-            self._known_step = max(self._known_step, fields["step"])
+            self.known_step = max(self.known_step, fields["step"])
         if message.what == "ready":
-            self.happen(Ready(worker, life, fields["step"]))
+            self.happen(happenings.Ready(worker, life, fields["step"]))
+        elif message.what == "warm":
+            self.happen(happenings.Warm(worker, life, fields["generation"]))
+        elif message.what == "guiding":
+            where = {name: fields[name] for name in ("generation", "address", "port")}
+            self._control.send(fields["follower"], "follow", **where)
         elif message.what == "formed":
-            self.happen(Formed(worker, life, fields["generation"]))
+            self.happen(happenings.Formed(worker, life, fields["generation"]))
         elif message.what == "raised":
-            self.happen(Raised(worker, life, fields["step"], fields["error"]))
+            self.happen(happenings.Raised(worker, life, fields["step"], fields["error"]))
         elif message.what == "done":
-            self.happen(Done(worker, life))
+            self.happen(happenings.Done(worker, life))
         elif message.what == "drain":
-            self.happen(DrainAsked(worker, _DRAIN_NOTICE_S))
+            self.happen(happenings.DrainAsked(worker, _DRAIN_NOTICE_S))
         elif message.what == "beat":
-            self._listener.beat(worker, Beat(**fields))
+            beat = Beat(**fields)
+            self._health.beat(worker, life, beat, self.membership)
+            self._listener.beat(worker, beat)
+        elif message.what == "unreachable":
+            self.happen(happenings.Lost(worker, life, "its host does not answer"))
 
-    def _listen_to_hearts(self) -> None:
-        for worker, life, reason in self._pulse.stopped():
-            self.happen(Lost(worker, life, reason))
+    def _note_straggler(self, slow: Slow) -> None:
+        """Let rank 0 write it down, with everything else that happens to the job."""
+        self._control.send(self.membership.world.members[0], "straggler", **asdict(slow))
 
     # --- what is to be done ---
 
-    def _do(self, action: Action) -> None:
-        if isinstance(action, Spawn):
+    def _do(self, action: happenings.Action) -> None:
+        if isinstance(action, happenings.Spawn):
             task = asyncio.get_running_loop().create_task(self._live(action))
             self._lives.add(task)
             task.add_done_callback(self._lives.discard)
-        elif isinstance(action, Publish):
+        elif isinstance(action, happenings.Publish):
             self._publish(action)
-        elif isinstance(action, AskChange):
+        elif isinstance(action, happenings.Follow):
+            lines = self._control.lines((action.guide, action.worker))
+            own = MeetingPlace.of(lines).address_for(lines[action.guide]) if action.guide in lines else None
+            self._control.send(action.guide, "guide", generation=action.generation, follower=action.worker, address=own)
+        elif isinstance(action, happenings.AskChange):
             for member in self.membership.world.members:
                 self._control.send(member, "change", generation=action.generation)
-        elif isinstance(action, TellGone):
+        elif isinstance(action, happenings.TellGone):
             for member in self.membership.world.members:
                 if member != action.worker:
                     self._control.send(member, "gone", generation=action.generation, worker=action.worker)
-        elif isinstance(action, Dismiss):
+        elif isinstance(action, happenings.Dismiss):
             if not self._control.send(action.worker, "dismiss", save=action.save):
                 self._signal(action.worker, action.life, WorkerProcess.terminate)
-        elif isinstance(action, Kill):
+        elif isinstance(action, happenings.Kill):
             self._signal(action.worker, action.life, WorkerProcess.kill)
-        elif isinstance(action, End):
+        elif isinstance(action, happenings.End):
             self._ended.set()
         else:
-            assert isinstance(action, SetAside)  # for people only
+            assert isinstance(action, happenings.SetAside)  # for people only
 
-    async def _live(self, spawn: Spawn) -> None:
+    async def _live(self, spawn: happenings.Spawn) -> None:
         """One process, from its start to its end."""
         worker, life = spawn.worker, spawn.life
         try:
-            process = await self._starter.start(worker, self._variables(worker, life))
+            address = await asyncio.to_thread(self._network.toward, host_of(worker))
+            process = await self._starter.start(worker, self._variables(worker, life, address))
         except (OSError, EdlHvdError) as error:
-            self.happen(Exited(worker, life, clean=False, how=f"could not be started: {error}"))
+            self.happen(happenings.Exited(worker, life, clean=False, how=f"could not be started: {error}", began=False))
             return
         self._processes[worker] = (life, process)
         if self.membership.slots[worker].state in ("dying", "dismissed"):
             process.kill()  # decided while it was being started
-        self._pulse.begins(worker, life, process.pid)
+        self._health.begins(worker, life, process)
         exit_: Exit = await process.wait()
-        self._pulse.ends(worker)
+        self._health.ends(worker)
         del self._processes[worker]
-        self.happen(Exited(worker, life, clean=exit_.code == 0, how=exit_.text))
+        # When only the ssh that led to it has ended, it lives on, until it hears that it is no member any more. Not at
+        # once: it would ask the others to leave with it at the next commit, while they already break with it.
+        asyncio.get_running_loop().call_later(_HANG_UP_S, self._control.hang_up, worker, life)
+        began = exit_.problem is None or not exit_.certain
+        self.happen(happenings.Exited(worker, life, clean=exit_.code == 0, how=exit_.text, began=began))
 
-    def _variables(self, worker: str, life: int) -> dict[str, str]:
+    def _variables(self, worker: str, life: int, address: str) -> dict[str, str]:
         host, _, number = worker.rpartition(":")
-        driver = Driver(self._network.address, self._port, self._control.token, worker, life)
+        driver = Driver(address, self._port, self._control.token, worker, life)
         return {
             **driver.as_environment(),
             "HOROVOD_ELASTIC": "1",
@@ -242,19 +246,22 @@ class Job:
             "HOROVOD_LOCAL_RANK": number,
         }
 
-    def _publish(self, publish: Publish) -> None:
+    def _publish(self, publish: happenings.Publish) -> None:
         if self._store is not None:
             self._store.close()  # nobody of an older generation may meet anybody here
-        self._store = KeyValueStore(self._network.address)
-        for member in publish.members:
+        lines = self._control.lines(publish.members)
+        place = MeetingPlace.of(lines)
+        self._store = KeyValueStore(place.address, place.callers.__contains__)
+        for member, line in lines.items():
             self._control.send(
                 member,
                 "world",
                 generation=publish.generation,
                 members=publish.members,
-                store=(self._store.address, self._store.port),
+                store=(line.here, self._store.port),
                 interface=self._network.interface,
-                known_step=self._known_step,
+                address=place.address_for(line),
+                known_step=self.known_step,
             )
 
     def _signal(self, worker: str, life: int, how: Callable[[WorkerProcess], None]) -> None:
@@ -274,3 +281,4 @@ class Job:
         self._control.close()
         if self._store is not None:
             self._store.close()
+        self._recorder.flush()

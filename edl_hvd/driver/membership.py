@@ -46,6 +46,7 @@ class Rules:
         host_failures: Crashes within ``failure_window_s`` after which a host is set aside for ``cooldown_s``.
         same_error_limit: Times the same error at the same step is met before it counts as the script's.
         reset_limit: Most worlds after the first, or ``None``.
+        hosts_are_fixed: There will never be others than those that were named.
     """
 
     num_proc: int
@@ -73,6 +74,7 @@ class Rules:
     cooldown_s: float = 60.0
     same_error_limit: int = 3
     reset_limit: int | None = None
+    hosts_are_fixed: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,8 @@ class Membership:
         drains: What is to be left (host or worker), and until when.
         failures: Moments of the crashes of each host.
         aside: Hosts set aside, and until when.
-        false_starts: Workers that ended before they were ready, while there was no world yet.
+        false_starts: Workers that ended before they were ready, or could not be started on hosts that are fixed, while
+            there was no world yet.
         repeated: Step and error met last, and who met it.
         hungry_s: Since when there has been no world, or ``None``.
         finishing_s: Since when a worker's training is complete, or ``None``.

@@ -28,6 +28,7 @@ from edl_hvd.discovery.static_file import StaticFile
 from edl_hvd.driver.line import Line
 from edl_hvd.driver.local_hosts import is_local
 from edl_hvd.driver.membership import Rules
+from edl_hvd.driver.resume import HOST_FLAGS, complete
 from edl_hvd.driver.tuning import read_tunings
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots
@@ -43,7 +44,6 @@ LOCAL_EVERY_S = 0.2
 SCRIPT_EVERY_S = 1.0
 # Horovod's own pace, for which such scripts are written.
 
-_HOST_FLAGS = ("--hosts", "--hostfile", "--host-discovery-script", "--discover")
 _DISCOVER_FORM = "expected e.g. file:hosts.txt, schedule:plan.txt or ec2:tag=job=resnet50"
 _SHELL_SYNTAX = re.compile(r"[|&;<>()$`*?\[\]{}#~\n]|^\s*\w+=|^\s*(\.|!|command|eval|exec|export|set|if|for|while)\s")
 # A command line that holds one of these means what the shell makes of it; its first word is no program, or not all.
@@ -78,8 +78,9 @@ class Options:
         prefix_output_with_timestamp: Each line of the workers' output gets the time.
         verbose: Tell more.
         record: File for the history of the membership, or ``None``.
-        job_dir: Folder for what ``resume`` and other programs need to know of the job, or ``None``; not used yet.
-        resume: Go on where the job of ``job_dir`` stopped; not used yet.
+        job_dir: Folder for what ``resume`` and other programs need to know of the job, or ``None``.
+        resume: Go on where the job of ``job_dir`` stopped.
+        given: The flags as they were given, for a later run that goes on.
     """
 
     command: tuple[str, ...]
@@ -98,6 +99,7 @@ class Options:
     record: str | None = None
     job_dir: str | None = None
     resume: bool = False
+    given: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,11 @@ def read_options(
     line = Line(given, environ)
     for problem in found:
         line.refuse(problem)
+    try:
+        command = complete(line, command)
+    except UsageError as error:
+        raise UsageError("\n".join([*line.problems, str(error)])) from error
+    given = line.given
     for flag, remedy in _REFUSED.items():
         if flag in given:
             line.refuse(f"{flag} is not for edlrun: {remedy}")
@@ -154,12 +161,8 @@ def read_options(
         record=line.writable_file("--record"),
         job_dir=line.writable_folder("--job-dir"),
         resume=line.is_on("--resume"),
+        given=dict(given),
     )
-    if options.resume and (options.job_dir is None or not os.path.isdir(options.job_dir)):
-        where = (
-            "without --job-dir" if options.job_dir is None else f"from --job-dir {options.job_dir}, which is not there"
-        )
-        line.refuse(f"--resume has nothing to go on {where}; give the --job-dir of the job that stopped")
     if line.problems:
         raise UsageError("\n".join(line.problems))
     return options
@@ -196,6 +199,7 @@ def _read_rules(line: Line, hosts: _Hosts) -> Rules:
         failure_window_s=line.seconds("--failure-window", Rules.failure_window_s, 1),
         cooldown_s=_read_cooldown(line),
         reset_limit=line.count("--reset-limit"),
+        hosts_are_fixed=bool(hosts.fixed),
     )
 
 
@@ -215,7 +219,7 @@ def _read_cooldown(line: Line) -> float:
 
 def _read_hosts(line: Line, clock: Clock) -> _Hosts:
     """Where the hosts come from; no source at all where there is a problem."""
-    named = [flag for flag in _HOST_FLAGS if flag in line.given]
+    named = [flag for flag in HOST_FLAGS if flag in line.given]
     slots = line.count("--slots-per-host", least=1)
     if len(named) > 1:
         every = " and ".join(f"{flag} {line.given[flag]!r}" for flag in named)

@@ -6,15 +6,18 @@ import asyncio
 import contextlib
 import os
 import shlex
+import shutil
 import signal
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from edl_hvd.driver.exits import Exit
 from edl_hvd.driver.local_hosts import is_local
 from edl_hvd.driver.output import Output
 from edl_hvd.driver.remote import Ssh, Supervisor, exportable
+from edl_hvd.driver.stacks import shows_stack
 from edl_hvd.errors import PlatformError, UsageError
 from edl_hvd.settings import process_environment
 
@@ -24,6 +27,12 @@ _PATIENCE_S = 0.8
 # How long after a worker's end its output is waited for. Recovery waits too, when somebody holds it open.
 _CUT_AFTER_S = 4.0
 # An ssh that ought to end and does not has lost its host. Several times what the other side needs.
+_STACK_S = 1.0
+# The longest that the end of a worker is put off for its stack. py-spy takes 0.05 to 0.5 s, the fault handler 0.01 s.
+_SPY_S = 0.7
+# Of that; what is left is for the fault handler.
+_STACK_PAUSE_S = 0.15
+# Nothing marks the end of a stack, but all of it is written at once; over a slow network in a few pieces.
 _LAST_LINES = 20
 # As much of a traceback as fits an exit report.
 _LOGINS_PER_HOST = 4
@@ -55,6 +64,7 @@ class Launcher:
         output: Gets worker, ``"stdout"`` or ``"stderr"`` and a line, newline included; what is longer than 64 KiB
             comes in pieces, and a last line without newline when the worker has ended. Called in the event loop;
             must not raise.
+        start_timeout_s: Longest time from the call of ssh until the other host begins to start a worker.
     """
 
     def __init__(
@@ -63,11 +73,13 @@ class Launcher:
         ssh: Ssh,
         is_local: Callable[[str], bool],
         output: Callable[[str, str, bytes], None],
+        start_timeout_s: float = 30.0,
     ) -> None:
         self._program = program
         self._ssh = ssh
         self._is_local = is_local
         self._output = output
+        self._start_timeout_s = start_timeout_s
         self._logins: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_LOGINS_PER_HOST))
 
     async def start(self, worker: str, variables: Mapping[str, str]) -> WorkerProcess:
@@ -125,7 +137,7 @@ class Launcher:
         except BaseException:
             login.release()
             raise
-        return _RemoteProcess(worker, process, output, transcript, supervisor, login.release)
+        return _RemoteProcess(worker, process, output, transcript, supervisor, login.release, self._start_timeout_s)
 
 
 _FOR_ALL = {"PYTHONUNBUFFERED": "1"}
@@ -137,11 +149,14 @@ class _Transcript:
 
     def __init__(self, worker: str, output: Callable[[str, str, bytes], None]) -> None:
         self.last: deque[bytes] = deque(maxlen=_LAST_LINES)
+        self.errors: asyncio.Queue[str] | None = None  # while somebody waits for lines of standard error
         self._worker = worker
         self._output = output
 
     def take(self, stream: str, line: bytes) -> None:
         self.last.append(line)
+        if self.errors is not None and stream == "stderr":
+            self.errors.put_nowait(line.decode(errors="replace").rstrip("\r\n"))
         self._output(self._worker, stream, line)
 
 
@@ -191,6 +206,74 @@ class WorkerProcess:
         if self._running:
             self._signal(signal.SIGKILL)
 
+    def ask_state(self, pid: int, answer: Callable[[str], None]) -> None:
+        """Find out whether the worker runs. On another host the answer comes later, or never.
+
+        Args:
+            pid: What the worker says its process is, on its host; 0 if it has not said so.
+            answer: Gets the letter of proc(5), "T" for stopped; empty if there is no such process.
+        """
+        _, letter = _look_up(pid, self.pid)
+        answer(letter)
+
+    async def stack(self, pid: int, stopped: bool = False) -> list[str]:
+        """Make the worker's output show where it stands, and what it then writes to standard error; at most a second.
+
+        Asked is py-spy, if its host has it, else Python's fault handler, which ``edl_hvd.init()`` has put in place. A
+        process that is stopped cannot answer itself, and is not woken for it: it would go on.
+
+        Args:
+            pid: What the worker says its process is, on its host.
+            stopped: It is stopped.
+        """
+        lines: list[str] = []
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._collect_stack(pid, stopped, lines), _STACK_S)
+        return lines
+
+    async def _collect_stack(self, pid: int, stopped: bool, lines: list[str]) -> None:
+        heard = self._transcript.errors = asyncio.Queue[str]()
+        try:
+            if not await self._ask_for_stack(pid, stopped):
+                return
+            while True:
+                begun = any(map(shows_stack, lines))
+                lines.append(await asyncio.wait_for(heard.get(), _STACK_PAUSE_S if begun else None))
+        finally:
+            self._transcript.errors = None
+
+    async def _ask_for_stack(self, pid: int, stopped: bool) -> bool:
+        """Whether there may be an answer."""
+        pid, letter = _look_up(pid, self.pid)
+        if not letter or await self._spy(pid):
+            return bool(letter)
+        if stopped or not self._running:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGQUIT)
+        return True
+
+    async def _spy(self, pid: int) -> bool:
+        spy = shutil.which("py-spy")
+        if spy is None:
+            return False
+        spying = await asyncio.create_subprocess_exec(
+            *(spy, "dump", "--nonblocking", "--full-filenames", "--pid", str(pid)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            text, _ = await asyncio.wait_for(spying.communicate(), _SPY_S)
+        except asyncio.TimeoutError:
+            return False
+        finally:
+            if spying.returncode is None:
+                spying.kill()
+        for line in text.splitlines(keepends=True):
+            self._transcript.take("stderr", line)
+        return spying.returncode == 0
+
     async def _watch(self) -> Exit:
         returncode = await self._process.wait()
         # From now on the group's number is taken only while somebody is left in it; later it may be that of others.
@@ -218,12 +301,20 @@ class _RemoteProcess(WorkerProcess):
         transcript: _Transcript,
         supervisor: Supervisor,
         end_login: Callable[[], None],
+        start_timeout_s: float,
     ) -> None:
         super().__init__(worker, process, output, transcript)
+        self._start_timeout_s = start_timeout_s
         self._supervisor = supervisor
         self._end_login: Callable[[], None] | None = end_login
         supervisor.on_word = self._take_word
         self._say(supervisor.script)
+        self._too_late = asyncio.get_running_loop().call_later(start_timeout_s, self._give_up)
+
+    def _give_up(self) -> None:
+        if self._running and not self._supervisor.begun:
+            self._supervisor.give_up(self._start_timeout_s)
+            self._cut()
 
     def _take_word(self) -> None:
         self._finish_login()
@@ -241,6 +332,14 @@ class _RemoteProcess(WorkerProcess):
         if number == signal.SIGKILL:
             self._cut_later()
 
+    def ask_state(self, pid: int, answer: Callable[[str], None]) -> None:
+        self._supervisor.on_state = answer
+        self._say(b"state %d\n" % pid)
+
+    async def _ask_for_stack(self, pid: int, stopped: bool) -> bool:
+        self._say(b"%s %d\n" % (b"spy" if stopped else b"stack", pid))
+        return True
+
     def _cut_later(self) -> None:
         asyncio.get_running_loop().call_later(_CUT_AFTER_S, self._cut)
 
@@ -255,7 +354,20 @@ class _RemoteProcess(WorkerProcess):
 
     def _exit(self, returncode: int) -> Exit:
         self._finish_login()
+        self._too_late.cancel()
         return self._supervisor.exit(returncode)
+
+
+def _look_up(pid: int, group: int) -> tuple[int, str]:
+    """That process of a group, else its leader, and its state as one letter; no letter if there is none."""
+    for process in (pid, group):
+        try:
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group:  # a number from within a container may be that of somebody else here
+            return process, fields[0]
+    return group, ""
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:

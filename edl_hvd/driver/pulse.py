@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from typing import TypeAlias
 
 from edl_hvd.clock import Clock
 
-_LOOK_AFTER_S = 2.0
-# Eight beats. Then a local process is looked at: one that is stopped will not come back by itself.
-_SILENT_S = 30.0
-# What is not stopped may be in native code that holds Python's lock; half a minute is long for that.
+Ask: TypeAlias = Callable[[Callable[[str], None]], None]
+"""Asks for the state of a process, as ``WorkerProcess.ask_state`` does; the answer may come later, or never."""
+
+LOOK_AFTER_S = 2.0
+# Eight beats. Then the process is looked at: one that is stopped will not come back by itself.
+_ASK_EVERY_S = 0.5
+# A question over ssh is a few bytes; a process that is stopped while nobody asks stays stopped.
+_UNKNOWN_S = 30.0
+# Nobody says anything of it: its host is gone, or the network. Gloo, too, waits for half a minute.
 _OWN_PAUSE_S = 1.0
 # A driver that slept so long knows nothing about its workers.
-_STOPPED = frozenset("TtZX")  # proc(5): stopped, traced, zombie, dead
+_STOPPED = frozenset("Tt")  # proc(5): stopped, traced
+_ENDED = frozenset("ZX")  # zombie, dead; what waits for its end is about to hear of it
 
 
 @dataclass
 class _Heart:
     life: int
-    pid: int
+    ask: Ask
     last_s: float | None = None  # none before its first word: it may import for minutes
+    known_s: float = 0.0  # when something was last known of it, from itself or its host
+    asked_s: float = 0.0
+    state: str = ""  # what was answered since its last word
 
 
 class Pulse:
@@ -36,39 +46,51 @@ class Pulse:
         self._hearts: dict[str, _Heart] = {}
         self._looked_s = clock.monotonic_s()
 
-    def begins(self, worker: str, life: int, pid: int) -> None:
-        """A process was started; ``pid`` is on this host, also for a worker behind ssh."""
-        self._hearts[worker] = _Heart(life, pid)
+    def begins(self, worker: str, life: int, ask: Ask) -> None:
+        """A process was started."""
+        self._hearts[worker] = _Heart(life, ask)
 
     def felt(self, worker: str, life: int) -> None:
         """It has said something."""
         heart = self._hearts.get(worker)
         if heart is not None and heart.life == life:
-            heart.last_s = self._clock.monotonic_s()
+            heart.last_s = heart.known_s = self._clock.monotonic_s()
+            heart.state = ""
 
     def ends(self, worker: str) -> None:
         """Its process has ended."""
         self._hearts.pop(worker, None)
 
-    def stopped(self) -> Iterator[tuple[str, int, str]]:
-        """Worker, life and reason of those to be given up."""
+    def lost(self) -> Iterator[tuple[str, bool, str]]:
+        """Worker, whether its process is stopped, and the reason, of those to be given up. Asks what it misses."""
         now_s = self._clock.monotonic_s()
         slept, self._looked_s = now_s - self._looked_s > _OWN_PAUSE_S, now_s
         for worker, heart in list(self._hearts.items()):
             if heart.last_s is None:
                 continue
             if slept:
-                heart.last_s = now_s
+                heart.last_s = heart.known_s = now_s
+                heart.state = ""
             silent_s = now_s - heart.last_s
-            if silent_s > _LOOK_AFTER_S and _state_of(heart.pid) in _STOPPED:
-                yield worker, heart.life, f"its process is stopped, and said nothing for {silent_s:.0f} s"
-            elif silent_s > _SILENT_S:
-                yield worker, heart.life, f"it said nothing for {silent_s:.0f} s"
+            if silent_s <= LOOK_AFTER_S:
+                continue
+            if now_s - max(heart.asked_s, heart.last_s) > _ASK_EVERY_S:
+                heart.asked_s = now_s
+                heart.ask(partial(self._take_answer, heart, heart.last_s))
+            if heart.state and heart.state in _STOPPED:
+                yield worker, True, f"its process is stopped, and said nothing for {silent_s:.0f} s"
+            elif now_s - heart.known_s > _UNKNOWN_S:
+                yield worker, False, f"it said nothing for {silent_s:.0f} s, and its host nothing of it"
 
+    def silent(self) -> Mapping[str, float]:
+        """For how many seconds those workers have said nothing whose process runs all the same."""
+        now_s = self._clock.monotonic_s()
+        return {
+            worker: now_s - heart.last_s
+            for worker, heart in self._hearts.items()
+            if heart.last_s is not None and heart.state and heart.state not in _STOPPED
+        }
 
-def _state_of(pid: int) -> str:
-    """The process's state as one letter; empty where it cannot be told."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
+    def _take_answer(self, heart: _Heart, asked_after_s: float, state: str) -> None:
+        if state and state not in _ENDED and heart.last_s == asked_after_s:  # else it has said something meanwhile
+            heart.state, heart.known_s = state, self._clock.monotonic_s()

@@ -1,8 +1,9 @@
 """Starting a worker through ssh, and talking with what watches over it there.
 
 On the other host a small shell script, the supervisor, runs the worker. It travels over ssh's standard input, together
-with the variables: a command line can be read by everybody on either host. Afterwards the same input carries ``term``
-and ``kill``; when it ends, the driver or the connection is gone, and the worker is left to notice that by itself.
+with the variables: a command line can be read by everybody on either host. Afterwards the same input carries ``term``,
+``kill`` and questions about the worker; when it ends, the driver or the connection is gone, and the worker is left to
+notice that by itself.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import re
 import secrets
 import shlex
+import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -48,6 +50,10 @@ relay() {
 worker() {
     export_variables
     command -v "$1" >/dev/null || { echo no-program >&6; exit 127; }
+    case ${1##*/},$2 in
+    python*,|python*,-*) ;;
+    python*) [ -e "$2" ] || { echo no-script >&6; exit 127; } ;;
+    esac
     exec "$setsid" "$sh" -c 'echo "worker $$" >&6; exec "$@" 6>&-' sh "$@"
 }
 
@@ -61,11 +67,32 @@ run() {
     } 7>&1 | relay >&5 3<&- 4>&- 5>&-
 }
 
+# Sets process to that one of the group, else to its leader, and state to the letter of proc(5).
+look_up() {
+    for process in "$2" "$1"; do
+        state=
+        read -r line <"/proc/$process/stat" || continue
+        set -- "$1" "$2" ${line##*)}
+        state=$3
+        if [ "$5" = "$1" ]; then return; fi
+    done
+}
+
+# Says where the worker stands, in its own output.
+show_stack() {
+    look_up "$1" "$2"
+    [ -n "$state" ] || return
+    (export_variables; exec py-spy dump --nonblocking --full-filenames --pid "$process" >&5) && return
+    if [ "$3" = stack ]; then kill -s QUIT "$process"; fi
+}
+
 obey() {
-    while read -r word; do
+    while read -r word value; do
         case $word in
         term) kill -s TERM -- "-$1" ;;
         kill) kill -s KILL -- "-$1" ;;
+        state) look_up "$1" "$value"; say state "$state" >&5 ;;
+        stack|spy) show_stack "$1" "$value" "$word" & ;;
         esac
     done
 }
@@ -84,10 +111,10 @@ control() {
         case $what in
         worker)
             worker=$value
-            obey "$worker" <&3 >/dev/null 3<&- 4>&- 5>&- &
+            obey "$worker" <&3 >/dev/null 3<&- 4>&- &
             reader=$! ;;
         relay) if [ -z "$first" ]; then first=$value; else second=$value; fi ;;
-        no-program) trouble=no-program ;;
+        no-*) trouble=$what ;;
         ended)
             status=$value
             if [ -n "$worker" ] && [ "$status" != 0 ]; then kill -s KILL -- "-$worker"; fi ;;
@@ -110,6 +137,7 @@ _TROUBLES = {
     "no-folder": "host {host} has no folder {folder!r} that can be entered; expected the same folder as here",
     "no-setsid": "host {host} has no program 'setsid', which is in the package util-linux",
     "no-program": "host {host} finds no program {program!r}",
+    "no-script": "host {host} has no file {script!r}, looked for in folder {folder!r}",
 }
 
 
@@ -136,6 +164,16 @@ class Ssh:
             words += ["-i", self.identity_file]
         return [*words, host, remote_command]
 
+    def real_name(self, host: str) -> str:
+        """What the user's ssh configuration calls the host; its own name if it says nothing. Blocks for a moment."""
+        try:
+            answer = subprocess.run(
+                ["ssh", "-G", host], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=5, check=False
+            ).stdout
+        except (OSError, ValueError, subprocess.TimeoutExpired):
+            return host
+        return dict(entry.partition(" ")[::2] for entry in answer.splitlines()).get("hostname", host)
+
 
 _OPTIONS = (
     "BatchMode=yes",
@@ -150,9 +188,9 @@ _OPTIONS = (
     # A command that the user's configuration has for logins by hand.
     "ConnectTimeout=10",
     # Covers three lost packets; without it, a host that is switched off takes two minutes.
-    "ServerAliveInterval=10",
-    "ServerAliveCountMax=6",
-    # A minute: the heartbeats notice a lost worker sooner, and a short disturbance should cost nothing.
+    "ServerAliveInterval=5",
+    "ServerAliveCountMax=3",
+    # Fifteen seconds, for a worker that still starts. Of one that trains its own connection tells sooner.
 )
 
 
@@ -185,6 +223,7 @@ class Supervisor:
         begun: The supervisor has spoken: the connection stands.
         status: The worker's, as a shell has it; ``None`` until it has ended.
         on_word: Called after each word of the supervisor.
+        on_state: Gets the letter of proc(5) when it answers what state the worker is in; empty for none.
     """
 
     def __init__(
@@ -199,10 +238,12 @@ class Supervisor:
         self.begun = False
         self.status: int | None = None
         self.on_word: Callable[[], None] = lambda: None
+        self.on_state: Callable[[str], None] = lambda state: None
         self._host, self._words, self._folder, self._output = host, words, folder, output
         # Tells the supervisor's lines from the worker's, which does not know it.
         self._token = secrets.token_hex(16)
         self._trouble: str | None = None
+        self._late = ""
         self._last: dict[str, str] = {}
         self._early: dict[str, deque[bytes] | None] = {"stdout": deque(maxlen=100), "stderr": deque(maxlen=100)}
         self.script = self._script(variables, patience_s)
@@ -232,6 +273,10 @@ class Supervisor:
         if token and message.endswith(b"\n"):  # else the connection broke within the word
             self._hear(stream, message.decode().split())
 
+    def give_up(self, start_timeout_s: float) -> None:
+        """The host took too long to begin; ssh is about to be ended for it."""
+        self._late = f" within {start_timeout_s:g} s (--start-timeout)"
+
     def exit(self, returncode: int) -> Exit:
         """How the worker ended, once ssh has ended with ``returncode`` and nothing more will come."""
         for stream, early in self._early.items():
@@ -239,7 +284,10 @@ class Supervisor:
                 self._output(stream, line)
             self._early[stream] = None
         if self._trouble is not None:
-            problem = _TROUBLES[self._trouble].format(host=self._host, folder=self._folder, program=self._words[0])
+            program, script = (*self._words, "")[:2]
+            problem = _TROUBLES[self._trouble].format(
+                host=self._host, folder=self._folder, program=program, script=script
+            )
             return Exit.of_child(returncode, problem)
         if self.status is not None:
             return Exit.of_shell(self.status)
@@ -249,7 +297,7 @@ class Supervisor:
 
     def _failure(self, returncode: int) -> str:
         last = self._last.get("stderr") or self._last.get("stdout")
-        said = f" ({Exit.of_child(returncode).text})" + (f": {last}" if last else "")
+        said = (self._late or f" ({Exit.of_child(returncode).text})") + (f": {last}" if last else "")
         if self.begun:
             return f"ssh lost the connection to host {self._host}{said}; the worker may still run"
         return f"ssh could not connect to host {self._host}{said}"
@@ -261,6 +309,8 @@ class Supervisor:
             self._last.pop(stream, None)
         elif message[0] == "ended":
             self.status = int(message[1])
+        elif message[0] == "state":
+            self.on_state("".join(message[1:]))
         else:
             self._trouble = message[0]
         self.on_word()

@@ -4,39 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import io
 import signal
-import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import TextIO, cast
 
 from edl_hvd.discovery.watch import HostWatch
 from edl_hvd.driver.happenings import End
-from edl_hvd.driver.job import Job, Listener, Network
+from edl_hvd.driver.job import Job
+from edl_hvd.driver.job_folder import JobFolder, claim
 from edl_hvd.driver.local_hosts import is_local
+from edl_hvd.driver.network import choose_network
 from edl_hvd.driver.options import Options
 from edl_hvd.driver.output_files import OutputFiles
 from edl_hvd.driver.processes import Launcher, Program
 from edl_hvd.driver.remote import Ssh
-from edl_hvd.errors import PlatformError
+from edl_hvd.driver.reporter import Reporter, Screen
+from edl_hvd.driver.requests import Requests, answer
+from edl_hvd.driver.turn import SAVED
+from edl_hvd.errors import EdlHvdError, PlatformError
 from edl_hvd.hosts import HostSlots
 from edl_hvd.settings import own_environment
 
-_DISCARD_PORT = 9  # of no importance: a datagram socket that is connected sends nothing
-
-
-class Screen(Listener, Protocol):
-    """What a person sees of the job."""
-
-    def line(self, worker: str, stream: str, line: bytes) -> None:
-        """A worker has printed ``line``."""
-
-    def problem(self, text: str) -> None:
-        """Something is wrong outside the job, such as discovery."""
-
-    def ended(self, end: End) -> None:
-        """The job is over."""
+_ORPHANS_S = 600.0
+# A last checkpoint of some gigabytes over a slow network, as for a worker that is sent home.
+_ORPHAN_POLL_S = 0.2
 
 
 def run_job(options: Options, screen: Screen) -> int:
@@ -44,11 +37,30 @@ def run_job(options: Options, screen: Screen) -> int:
 
     Returns:
         Exit code: 0, 1 for a failure, 75 when it stopped on the way and wants to be run again, 130 after Ctrl-C.
+
+    Raises:
+        UsageError: Its folder belongs to another job; nothing was started.
+        PlatformError: It could not begin.
     """
-    return asyncio.run(_run(options, screen))
+    with claim(options) as folder:
+        return asyncio.run(_run(options, screen, folder))
 
 
-async def _run(options: Options, screen: Screen) -> int:
+async def _run(options: Options, screen: Screen, folder: JobFolder) -> int:
+    reporter = Reporter(screen, folder.write_status, folder.begun)
+    try:
+        end = await _train(options, screen, folder, reporter)
+    except EdlHvdError as error:
+        await reporter.close(End(1, str(error)))
+        raise
+    await reporter.close(end)
+    screen.ended(end)
+    if end.code == SAVED and folder.resume_line:
+        screen.note(f"go on with: {folder.resume_line}")
+    return end.code
+
+
+async def _train(options: Options, screen: Screen, folder: JobFolder, reporter: Reporter) -> End:
     loop = asyncio.get_running_loop()
     changes: asyncio.Queue[tuple[HostSlots, ...]] = asyncio.Queue()
     watch = HostWatch(
@@ -57,31 +69,95 @@ async def _run(options: Options, screen: Screen) -> int:
         problem=lambda text: _quietly(loop.call_soon_threadsafe(screen.problem, text)),
         every_s=options.poll_every_s,
     )
-    watch.start()
-    try:
-        with _signals(loop) as wishes:
+    with _signals(loop, screen) as wishes:
+        await _outlive_orphans(folder, screen, wishes)
+        watch.start()
+        try:
             hosts = await _first_hosts(changes, options, wishes)
-            network = await asyncio.to_thread(choose_network, options.network_interfaces, hosts)
-            files = OutputFiles(options.output_filename)
-            launcher = Launcher(
-                Program(options.command, {**own_environment(), **options.worker_variables}, str(Path.cwd())),
-                Ssh(options.ssh_port, options.ssh_identity_file),
-                is_local,
-                lambda worker, stream, line: _pass_on(screen, files, worker, stream, line),
-            )
-            with _record(options.record) as record, files:
-                job = Job(options.rules, launcher, network, screen, record)
-                await job.start()
-                job.found(hosts)
-                following = loop.create_task(_follow(changes, job))
-                try:
-                    end = await job.run(end_all=wishes.any, end_now=wishes.urgent)
-                finally:
-                    following.cancel()
+            network = choose_network(options.network_interfaces, _ssh(options))
+            with contextlib.ExitStack() as stack:
+                files = stack.enter_context(OutputFiles(options.output_filename))
+                record = _both(stack.enter_context(_record(options.record)), stack.enter_context(folder.history()))
+                launcher = _launcher(options, folder, lambda *line: _pass_on(screen, files, *line))
+                known_step = folder.begun.figures.known_step
+                job = Job(options.rules, launcher, network, reporter, record, known_step=known_step)
+                return await _follow_through(job, reporter, folder, screen, hosts, changes, wishes)
+        finally:
+            await asyncio.to_thread(watch.close)
+
+
+async def _follow_through(
+    job: Job,
+    reporter: Reporter,
+    folder: JobFolder,
+    screen: Screen,
+    hosts: tuple[HostSlots, ...],
+    changes: asyncio.Queue[tuple[HostSlots, ...]],
+    wishes: Wishes,
+) -> End:
+    """The job from its first hosts to its end."""
+    reporter.watch(job)
+    requests = Requests(lambda line: _obey(job, screen, line))
+    await job.start()
+    job.found(hosts)
+    following = asyncio.get_running_loop().create_task(_follow(changes, job))
+    try:
+        try:
+            await requests.start(folder.path)
+        except OSError as error:
+            screen.note(f"no requests are taken, as {folder.path} can hold no socket: {error}; the job goes on")
+        return await job.run(end_all=wishes.any, end_now=wishes.urgent)
     finally:
-        await asyncio.to_thread(watch.close)
-    screen.ended(end)
-    return end.code
+        requests.close()
+        following.cancel()
+
+
+def _obey(job: Job, screen: Screen, line: bytes) -> Mapping[str, object]:
+    """Do what somebody in another terminal asks for."""
+    reply = answer(line, job.membership, job.now_s)
+    if reply.happening is not None:
+        asked = reply.happening
+        screen.note(f"asked to leave {asked.target} within {asked.notice_s:.0f} s")
+        job.happen(asked)
+    return reply.fields
+
+
+async def _outlive_orphans(folder: JobFolder, screen: Screen, wishes: Wishes) -> None:
+    """Workers of an earlier run that lost their driver save and go; their checkpoint is the one to start from.
+
+    Raises:
+        PlatformError: They do not go.
+    """
+    orphans = folder.orphans
+    if not orphans:
+        return
+    pids = ", ".join(str(orphan.pid) for orphan in orphans)
+    screen.note(f"waiting for the workers of the edlrun that was killed, which save and end (processes {pids})")
+    ends_s = asyncio.get_running_loop().time() + _ORPHANS_S
+    while orphans := folder.orphans:
+        if wishes.any() or asyncio.get_running_loop().time() > ends_s:
+            pids = " ".join(str(orphan.pid) for orphan in orphans)
+            raise PlatformError(
+                f"workers of the job's earlier run are still there (processes {pids}), so nothing was started; end "
+                f"them (kill {pids}), then give the same command again"
+            )
+        await asyncio.sleep(_ORPHAN_POLL_S)
+
+
+def _launcher(options: Options, folder: JobFolder, output: Callable[[str, str, bytes], None]) -> Launcher:
+    own = own_environment()
+    environment = {**own, **folder.checkpoint_variable(own), **options.worker_variables}
+    return Launcher(
+        Program(options.command, environment, str(Path.cwd())),
+        _ssh(options),
+        is_local,
+        output,
+        options.start_timeout_s,
+    )
+
+
+def _ssh(options: Options) -> Ssh:
+    return Ssh(options.ssh_port, options.ssh_identity_file)
 
 
 def _quietly(handle: object) -> None:
@@ -112,9 +188,14 @@ async def _follow(changes: asyncio.Queue[tuple[HostSlots, ...]], job: Job) -> No
 
 
 class Wishes:
-    """What signals ask for: the first one to save and stop, the second to stop at once."""
+    """What signals ask for: the first one to save and stop, the second to stop at once.
 
-    def __init__(self) -> None:
+    Args:
+        asked: Called at the first one.
+    """
+
+    def __init__(self, asked: Callable[[], None]) -> None:
+        self._asked = asked
         self.count = 0
         self.first = asyncio.Event()
 
@@ -126,12 +207,14 @@ class Wishes:
 
     def take(self) -> None:
         self.count += 1
+        if self.count == 1:
+            self._asked()
         self.first.set()
 
 
 @contextlib.contextmanager
-def _signals(loop: asyncio.AbstractEventLoop) -> Iterator[Wishes]:
-    wishes = Wishes()
+def _signals(loop: asyncio.AbstractEventLoop, screen: Screen) -> Iterator[Wishes]:
+    wishes = Wishes(lambda: screen.note("asked to stop: workers save and leave; asked again, it ends them at once"))
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, wishes.take)
     try:
@@ -150,46 +233,29 @@ def _record(path: str | None) -> Iterator[TextIO | None]:
         yield file
 
 
-def choose_network(
-    interfaces: Sequence[str], hosts: Sequence[HostSlots], local: Callable[[str], bool] = is_local
-) -> Network:
-    """How workers on these hosts reach the driver and each other. Blocks while names are looked up.
+class _Both(io.TextIOBase):
+    """Two files that get the same."""
 
-    Raises:
-        PlatformError: An interface does not exist here, or a host cannot be reached.
-    """
-    if interfaces:
-        return Network(_address_of(interfaces[0]), interfaces[0])
-    for entry in hosts:
-        if not local(entry.host):
-            return Network(_address_toward(entry.host), None)
-    return Network("127.0.0.1", None)
+    def __init__(self, *files: TextIO) -> None:
+        self._files = files
 
+    def write(self, text: str) -> int:
+        for file in self._files:
+            file.write(text)
+        return len(text)
 
-def _address_toward(host: str) -> str:
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, _DISCARD_PORT))
-            address: str = probe.getsockname()[0]
-            return address
-    except OSError as error:
-        raise PlatformError(
-            f"no way leads from here to host {host}: {error}; check its name and the network, or name an interface "
-            "with --network-interfaces"
-        ) from error
+    def flush(self) -> None:
+        for file in self._files:
+            file.flush()
+
+    def close(self) -> None:
+        """Each of them, also where one cannot write what it still holds."""
+        for file in self._files:
+            with contextlib.suppress(OSError):
+                file.close()
 
 
-def _address_of(interface: str) -> str:
-    import fcntl
-    import struct
-
-    ask_address = 0x8915  # SIOCGIFADDR of netdevice(7)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        try:
-            answer = fcntl.ioctl(asking, ask_address, struct.pack("256s", os.fsencode(interface)[:15]))
-        except OSError as error:
-            names = ", ".join(name for _, name in socket.if_nameindex())
-            raise PlatformError(
-                f"network interface {interface!r} has no IPv4 address here: {error.strerror}; this host has {names}"
-            ) from error
-    return socket.inet_ntoa(answer[20:24])
+def _both(first: TextIO | None, second: TextIO | None) -> TextIO | None:
+    if first is not None and second is not None:
+        return cast(TextIO, _Both(first, second))
+    return first or second

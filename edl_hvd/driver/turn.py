@@ -8,6 +8,7 @@ from edl_hvd.driver import happenings
 from edl_hvd.driver.membership import LIVE, Membership, Slot, World, host_of
 
 SAVED = 75  # EX_TEMPFAIL: "run me again"
+UNUSABLE = 2  # what was asked for cannot be started, as for a wrong flag
 _LONGEST_BACKOFF_S = 60.0
 
 
@@ -104,20 +105,27 @@ class Turn:
         recent.append(self._now_s)
         if len(recent) >= rules.host_failures:
             self._change(aside={**membership.aside, host: self._now_s + rules.cooldown_s})
-            self.actions.append(happenings.SetAside(host, rules.cooldown_s))
+            self.actions.append(happenings.SetAside(host, rules.cooldown_s, exited.how))
             recent = []
         self._change(failures={**membership.failures, host: tuple(recent)})
         if slot.state == "starting" and membership.world.generation == 0:
-            self._note_false_start(worker, exited.how)
+            self._note_false_start(exited)
         elif slot.raised is not None:
             self._note_error(worker, *slot.raised)
 
-    def _note_false_start(self, worker: str, how: str) -> None:
+    def _note_false_start(self, exited: happenings.Exited) -> None:
         """Nothing has ever trained. When nobody gets to the training function, nobody will."""
+        rules, worker, how = self.membership.rules, exited.worker, exited.how
+        if not exited.began and not rules.hosts_are_fixed:
+            return  # it is set aside; one that has just been switched on lets nobody in yet
         starts = self.membership.false_starts + 1
         self._change(false_starts=starts)
-        if starts >= self.membership.rules.same_error_limit and not self.membership.having("ready"):
+        if starts < rules.same_error_limit or self.membership.having("ready"):
+            return
+        if exited.began:
             self._end(1, f"{starts} workers ended before they reached the training function, {worker} with {how}")
+        elif not self.membership.having("starting"):
+            self._end(UNUSABLE, f"no worker could be started, {worker} because {how}")
 
     def _note_error(self, worker: str, step: int, error: str) -> None:
         """The same error of all, or again and again, is the script's; another try would not help."""
@@ -280,7 +288,11 @@ class Turn:
 
     @property
     def _needed(self) -> int:
-        return self.membership.rules.min_np if self.membership.world.generation else self.membership.rules.num_proc
+        membership, rules = self.membership, self.membership.rules
+        aside = any(membership.aside.get(entry.host, self._now_s) > self._now_s for entry in membership.hosts)
+        # A host that nobody can reach does not keep all others from starting, once these are ready.
+        enough = membership.world.generation or (aside and not membership.having("starting"))
+        return rules.min_np if enough else rules.num_proc
 
     def _have_settled(self, able: list[str]) -> bool:
         """The very first world waits a moment for the others that started with it; no later one waits."""

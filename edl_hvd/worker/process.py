@@ -72,7 +72,8 @@ def _show_stack_when_asked() -> None:
 
     The handler is native: it needs neither the main thread nor Python's lock, which may be what the worker hangs in.
     """
-    if signal.getsignal(signal.SIGQUIT) == signal.SIG_DFL:  # else the script has a use for it
+    # Whatever a shell starts in the background ignores it; any other handler is the script's, which has a use for it.
+    if signal.getsignal(signal.SIGQUIT) in (signal.SIG_DFL, signal.SIG_IGN):
         faulthandler.register(signal.SIGQUIT, file=2)
 
 

@@ -4,9 +4,9 @@
     python examples/imagenet/demo.py --short                  the same with fewer epochs
     python examples/imagenet/demo.py --data /data/imagenet    the same job on real data; wants a GPU
 
-``edlrun`` (or stock ``horovodrun``, with ``--launcher``) starts with one host; a second joins, one is killed, one returns, one leaves. Then the event log is
-read: tables, the picture ``report.png``, and exit code 0 only if everything came out as promised. Flags after
-``--`` go to ``train.py``.
+``edlrun`` (or stock ``horovodrun``, with ``--launcher``) starts with one host; a second joins, one is killed, one
+returns, one leaves. Then the event log is read: tables, the picture ``report.png``, and exit code 0 only if everything
+came out as promised. Flags after ``--`` go to ``train.py``.
 """
 
 from __future__ import annotations

@@ -82,6 +82,13 @@ HOW: dict[str, Here | By | Ci] = {
     "edlrun -np 2 --min-np 1 python train.py": Here(prints="finished on rank 0 of 2"),
     "edlrun -np 2 --min-np 1 --record history.jsonl python train.py":
         Here(more="&& edl-hvd replay history.jsonl", prints="The job ended with exit code 0"),
+    "edlrun -np 2 --min-np 1 --job-dir runs/resnet50 python train.py":
+        Here(more="&& edl-hvd status runs/resnet50 && edlrun --resume --job-dir runs/resnet50 "
+             "&& edl-hvd status runs/resnet50", prints="run 2"),
+    "edlrun --resume --job-dir runs/resnet50": By("tests/docs/test_commands.py::test_the_command_works"),
+    "edl-hvd status runs/resnet50": By("tests/elastic/test_job_folder.py::test_status_shows_a_job_while_it_trains"),
+    "edl-hvd drain node-3 --job runs/resnet50": By(
+        "tests/elastic/test_job_folder.py::test_a_host_that_is_drained_leaves_at_the_next_commit_and_nothing_is_lost"),
     "edl-hvd replay history.jsonl": By("tests/docs/test_commands.py::test_the_command_works"),
     "python train.py": By("tests/elastic/test_launchers.py::test_as_a_single_process"),
     "horovodrun -np 2 --min-np 1 --max-np 8 --network-interfaces eth0 "
@@ -100,6 +107,8 @@ HOW: dict[str, Here | By | Ci] = {
     'horovodrun ... --host-discovery-script "discovery_scripts/from_schedule plan.txt" python train.py':
         By("tests/docs/test_commands.py::test_the_command_works"),
     "python benchmarks/discovery.py": Here(more="2", prints="from_ec2, first poll"),
+    # All of it takes half an hour. Here: one row of it, without the launchers that hang.
+    "python benchmarks/faults.py": Here(more="--cases single --launchers edlrun", prints="well"),
     "python examples/imagenet/train.py --data /data/imagenet": Here(swaps=(DIGITS,), more=SHORT),
     "horovodrun -np 2 --min-np 1 --max-np 8 --network-interfaces eth0 "
     '--host-discovery-script "discovery_scripts/from_file hosts.txt" '

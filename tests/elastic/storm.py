@@ -55,9 +55,7 @@ def storm(seed: int, blows: int = 5) -> tuple[Blow, ...]:
     return (first, *rest, Blow("calm", 0, after=blows - 1, delay_s=2.0))
 
 
-def strike(
-    blow: Blow, folder: Path, training: Collection[tuple[str, int]], signal: Callable[[int, str], None]
-) -> str:
+def strike(blow: Blow, folder: Path, training: Collection[tuple[str, int]], signal: Callable[[int, str], None]) -> str:
     """Let it happen; returns what did.
 
     Args:

@@ -85,7 +85,7 @@ class Stage:
 
     def _obey_publish(self, publish: happenings.Publish) -> None:
         assert publish.generation == self.generation + 1
-        needed = self.rules.min_np if self.generation else self.rules.num_proc
+        needed = self.rules.min_np if self.generation or self.membership.aside else self.rules.num_proc
         assert len(set(publish.members)) == len(publish.members) >= needed
         assert len(publish.members) <= self.rules.max_np + 1, "one more than allowed may be there to hand the state on"
         self.generation = publish.generation

@@ -18,7 +18,7 @@ from edl_hvd.cli.edlrun import read_command_line
 from edl_hvd.discovery.hostfile import FixedHosts
 from edl_hvd.driver.membership import Rules
 from edl_hvd.driver.options import Options
-from edl_hvd.errors import DiscoveryError
+from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots
 
 COMMAND = ("sh", "-c", "true", "--verbose", "-np", "9")
@@ -142,10 +142,10 @@ def test_our_own_flags_are_read(tmp_path):
     plan.write_text("0 add localhost:1\n")
     options = read(
         "-np", "1", "--discover", f"schedule:{plan}", "--host-failures", "5", "--failure-window", "5min",
-        "--spares", "2", "--record", f"{tmp_path}/record", "--job-dir", str(tmp_path), "--resume", "--settle", "2",
+        "--spares", "2", "--record", f"{tmp_path}/record", "--job-dir", str(tmp_path), "--settle", "2",
     )  # fmt: skip
     assert options.source.hosts() == (HostSlots("localhost", 1),)
-    assert (options.record, options.job_dir, options.resume) == (f"{tmp_path}/record", str(tmp_path), True)
+    assert (options.record, options.job_dir, options.resume) == (f"{tmp_path}/record", str(tmp_path), False)
     rules = options.rules
     assert (rules.host_failures, rules.failure_window_s, rules.spares, rules.settle_s) == (5, 300, 2, 2)
 
@@ -305,6 +305,11 @@ def test_the_exit_code_is_that_of_the_job(monkeypatch):
     code, given = run_main(monkeypatch, 75)
     assert code == 75
     assert given[0] == read("-np", "1")
+
+
+def test_a_folder_that_is_refused_ends_in_one_line_and_exit_code_2(monkeypatch, capsys):
+    assert run_main(monkeypatch, UsageError("--job-dir a is in use"))[0] == 2
+    assert capsys.readouterr().err == "edlrun: --job-dir a is in use\n"
 
 
 def test_an_error_made_on_purpose_ends_in_its_message(monkeypatch, capsys):

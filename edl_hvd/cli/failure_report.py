@@ -1,0 +1,84 @@
+"""Why a job has failed, for people: the first failure since all was well, and the last that its worker had to say."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from edl_hvd.driver.happenings import Exited, Kill
+from edl_hvd.driver.membership import host_of
+
+_LAST_LINES = 20
+# As much of a traceback as fits a screen.
+_HINTS = {
+    "killed by SIGKILL": "somebody has killed it; often that is the kernel, when memory runs out: see dmesg",
+    "killed by SIGSEGV": "a crash in native code; with PYTHONFAULTHANDLER=1 the worker says where",
+    "killed by SIGABRT": "native code gave up; its last lines may say why",
+    "killed by SIGBUS": "often /dev/shm is full: give the container more shared memory",
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A worker that ended badly. ``rank`` is -1 where it was no member of a world of ``size``."""
+
+    worker: str
+    how: str
+    rank: int
+    size: int
+    generation: int
+    lines: tuple[str, ...]
+
+    @property
+    def heading(self) -> str:
+        """
+        >>> Failure("b:1", "exit code 1", 3, 4, 7, ()).heading
+        'first failure: host b, slot 1, rank 3 of 4, generation 7: exit code 1'
+        """
+        host, slot = host_of(self.worker), self.worker.rpartition(":")[2]
+        place = f"rank {self.rank} of {self.size}, generation {self.generation}"
+        if self.rank < 0:
+            place = "before it was a member of a world" if self.generation == 0 else "before it joined the others"
+        return f"first failure: host {host}, slot {slot}, {place}: {self.how}"
+
+    @property
+    def hint(self) -> str:
+        """What often is behind such an end; empty for one that speaks for itself."""
+        return _HINTS.get(self.how, "")
+
+
+class Failures:
+    """Keeps the last lines of every worker, and the first failure since :meth:`forget`."""
+
+    def __init__(self) -> None:
+        self.first: Failure | None = None
+        self._lines: dict[str, deque[str]] = {}
+        self._reasons: dict[str, str] = {}
+        self._over = False
+
+    def line(self, worker: str, line: bytes) -> None:
+        """A worker has printed this."""
+        text = line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]  # of a progress bar its last state
+        self._lines.setdefault(worker, deque(maxlen=_LAST_LINES)).append(text)
+
+    def killed(self, kill: Kill) -> None:
+        """A worker is about to be killed, for a reason that says more than the signal."""
+        self._reasons[kill.worker] = kill.reason
+
+    def close(self) -> None:
+        """The job is over: whoever is still there is about to be ended."""
+        self._over = True
+
+    def exited(self, exited: Exited, members: tuple[str, ...], generation: int) -> None:
+        """A worker's process has ended while these were members."""
+        lines, reason = self._lines.pop(exited.worker, ()), self._reasons.pop(exited.worker, "")
+        if exited.clean or self._over or self.first is not None:
+            return
+        rank = members.index(exited.worker) if exited.worker in members else -1
+        how = f"{exited.how}, because {reason}" if reason else exited.how
+        self.first = Failure(exited.worker, how, rank, len(members), generation, tuple(lines))
+
+    def forget(self, before: int) -> None:
+        """What failed before the world of this generation is overcome."""
+        if self.first is not None and self.first.generation < before:
+            self.first = None

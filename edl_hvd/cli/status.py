@@ -1,0 +1,196 @@
+"""``edl-hvd status``: how a job stands, from another terminal."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+
+from edl_hvd.cli.find_job import find_job
+from edl_hvd.cli.words import checkpoint, count, duration, join, pace, shortage, state
+from edl_hvd.driver.job_files import JobView, look
+from edl_hvd.driver.job_folder import moment
+from edl_hvd.driver.membership import host_of
+from edl_hvd.driver.status import Remaining, Status, WorkerStatus
+
+_OLD_S = 5.0
+# A status is written every second; what is older needs to be said.
+_SHOWN_PHASE_S = 1.0
+_SLOT_STATES = {
+    "starting": "starting",
+    "warm": "warming up",
+    "ready": "ready",
+    "member": "training",
+    "dismissed": "leaving",
+    "dying": "being ended",
+    "empty": "down",
+    "orphaned": "saving, then ending",
+}
+
+
+@click.command("status")
+@click.argument("job_dir", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print the status as JSON.")
+@click.option("--watch", is_flag=True, help="Show it every second until the job has ended, or Ctrl-C.")
+def status_command(job_dir: str | None, as_json: bool, watch: bool) -> None:
+    """Show how a job stands that edlrun runs.
+
+    JOB_DIR is what was given as --job-dir; without it, this user's only job on this machine is shown, or a list of
+    them. Exit code 1 when there is no such job.
+    """
+    found = find_job(job_dir, "JOB_DIR")
+    if isinstance(found, list):
+        _list(found, as_json)
+        return
+    show = _print_json if as_json else None
+    if not watch:
+        (show or _print)(found)
+    elif show is not None:
+        _follow(found, lambda view: click.echo(json.dumps(_to_json(view))))
+    else:
+        with Live(_picture(found), auto_refresh=False, console=Console(highlight=False)) as live:
+            _follow(found, lambda view: live.update(_picture(view), refresh=True))
+
+
+def _follow(view: JobView, show: Callable[[JobView], None]) -> None:
+    try:
+        while True:
+            show(view)
+            if not view.running:
+                return
+            time.sleep(1.0)
+            now = look(view.path)
+            # A folder that nobody asked for goes with its job.
+            view = now if now is not None else replace(view, running=False)
+    except KeyboardInterrupt:
+        return
+
+
+# --- JSON ---
+
+
+def _print_json(view: JobView) -> None:
+    click.echo(json.dumps(_to_json(view), indent=2))
+
+
+def _to_json(view: JobView) -> dict[str, Any]:
+    status = None if view.status is None else asdict(view.status)
+    return {"folder": str(view.path), "running": view.running, "dead": view.dead, "job": asdict(view.record),
+            "status": status}  # fmt: skip
+
+
+# --- for people ---
+
+
+def _print(view: JobView) -> None:
+    Console(highlight=False).print(_picture(view))
+
+
+def _list(views: list[JobView], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps([_to_json(view) for view in views], indent=2))
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim", expand=True)
+    for column in ("job", "since", "state", "step"):
+        table.add_column(column, no_wrap=True, overflow="fold")
+    table.add_column("command", no_wrap=True, overflow="ellipsis", ratio=1)
+    for view in views:
+        status = view.status
+        word = "[bold red]dead[/]" if view.dead else state(status) if status else "unknown"
+        step = f"{status.figures.step:,}" if status else ""
+        since, command = moment(view.record.started_at), escape(view.record.line)
+        table.add_row(escape(str(view.path)), since, word, step, command)
+    Console(highlight=False).print(table)
+
+
+def _picture(view: JobView) -> RenderableType:
+    record, status = view.record, view.status
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column(overflow="fold")
+    since = join(
+        [f"{moment(record.started_at)} ({duration(time.time() - record.started_at)})", f"host {record.host}",
+         f"process {record.pid}", "" if record.run == 1 else f"run {record.run}"]
+    )  # fmt: skip
+    rows = [("job", escape(str(view.path))), ("command", escape(record.line)), ("since", escape(since))]
+    rows.append(("state", _state(view)))
+    if status is not None:
+        rows += _rows(status)
+    for name, text in rows:
+        facts.add_row(name, text)
+    workers = _workers(status, time.time() - status.at) if status is not None and view.running else None
+    return Group(facts, "", workers) if workers is not None else facts
+
+
+def _rows(status: Status) -> list[tuple[str, str]]:
+    figures = status.figures
+    speed = "" if figures.samples_per_s is None or status.state != "training" else pace(figures.samples_per_s)
+    trained = count(figures.samples, "sample") if figures.samples else ""
+    rows = [
+        ("step", join([f"{max(figures.step, figures.known_step, 0):,}", speed, trained])),
+        ("checkpoint", "none yet" if figures.saved_step < 0 else checkpoint(figures).replace("checkpoint", "step")),
+    ]
+    if status.shortage is not None:
+        rows.append(("workers", join(shortage(status.shortage))))
+    rows += [("drained", escape(_remaining(drain, status))) for drain in status.drains]
+    rows += [("set aside", escape(f"{one.who} for {duration(one.remaining_s)}")) for one in status.aside]
+    return rows
+
+
+def _remaining(drain: Remaining, status: Status) -> str:
+    there = any(drain.who in (one.worker, host_of(one.worker)) for one in status.workers)
+    return f"{drain.who} leaves within {duration(drain.remaining_s)}" if there else f"{drain.who} has left"
+
+
+def _state(view: JobView) -> str:
+    status = view.status
+    if view.dead:
+        at = f", last seen {moment(status.at)}" if status else ""
+        return f"[bold red]dead[/]: its edlrun was killed{at}; go on with --resume"
+    if status is None:
+        return "[yellow]its status does not read[/]"
+    if status.end is not None:
+        colour = {0: "green", 75: "yellow"}.get(status.end.code, "bold red")
+        reason = f": {escape(status.end.reason)}" if status.end.reason else ""
+        return f"[{colour}]ended with exit code {status.end.code}[/] at {moment(status.at)}{reason}"
+    colour = "green" if status.state in ("training", "finishing") else "yellow"
+    age_s = time.time() - status.at
+    world = "" if not status.generation else f"generation {status.generation}"
+    size = "" if not status.size or status.shortage else count(status.size, "worker")
+    return join([f"[{colour}]{state(status)}[/]", world, size, f"as of {duration(age_s)} ago" * (age_s > _OLD_S)])
+
+
+def _workers(status: Status, age_s: float) -> Table | None:
+    if not status.workers:
+        return None
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for column in ("host", "slot", "rank", "state", "step", "phase", "last beat", "process"):
+        table.add_column(column, justify="right" if column in ("slot", "rank", "step", "process") else "left")
+    shown = ""
+    for one in status.workers:
+        host = host_of(one.worker)
+        table.add_row(escape(host) if host != shown else "", *_cells(one, age_s))
+        shown = host
+    return table
+
+
+def _cells(one: WorkerStatus, age_s: float) -> list[str]:
+    phase = one.phase
+    if phase and one.phase_s >= _SHOWN_PHASE_S:
+        phase += f" for {duration(one.phase_s)}"
+    state = _SLOT_STATES.get(one.state, one.state)
+    if one.starts_in_s is not None:
+        state += f", starts in {duration(math.ceil(one.starts_in_s))}"
+    beat = "" if one.beat_age_s is None else f"{one.beat_age_s + age_s:.1f} s ago"
+    rank = "" if one.rank is None else str(one.rank)
+    return [one.worker.rpartition(":")[2], rank, state, "" if one.step is None else f"{one.step:,}", phase, beat,
+            "" if one.pid is None else str(one.pid)]  # fmt: skip

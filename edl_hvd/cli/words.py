@@ -1,0 +1,95 @@
+"""Numbers, times and a job's status in words, the same in every place that shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from edl_hvd.driver.status import Figures, Shortage, Status
+
+SEPARATOR = " · "
+
+
+def count(number: int, noun: str) -> str:
+    """
+    >>> count(1, "worker"), count(1200, "worker")
+    ('1 worker', '1,200 workers')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> [duration(s) for s in (0.4, 43, 572, 7380, 200_000)]
+    ['0 s', '43 s', '9:32 min', '2 h 3 min', '2 d 7 h']
+    """
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02d} min"
+    if whole < 86_400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
+
+
+def join(pieces: Iterable[str]) -> str:
+    """Pieces of one line; empty ones are left out."""
+    return SEPARATOR.join(piece for piece in pieces if piece)
+
+
+def pace(samples_per_s: float) -> str:
+    """
+    >>> pace(5321.4), pace(3.27)
+    ('5,321 samples/s', '3.3 samples/s')
+    """
+    return f"{samples_per_s:,.0f} samples/s" if samples_per_s >= 10 else f"{samples_per_s:.1f} samples/s"
+
+
+def checkpoint(figures: Figures) -> str:
+    """Of the newest checkpoint: its step, and how old it is if that is known."""
+    if figures.saved_step < 0:
+        return "no checkpoint yet"
+    age = "" if figures.saved_age_s is None else f" ({duration(figures.saved_age_s)} ago)"
+    return f"checkpoint {figures.saved_step:,}{age}"
+
+
+def state(status: Status) -> str:
+    """What the job is doing, in a word or two."""
+    return {
+        "starting": "waiting for workers",
+        "training": "training",
+        "changing": "changing its workers",
+        "regrouping": "regrouping",
+        "waiting": "waiting for workers",
+        "finishing": "finishing",
+        "stopping": "stopping",
+        "ended": "ended",
+    }.get(status.state, status.state)
+
+
+def shortage(short: Shortage) -> list[str]:
+    """How many workers are missing, how long that may last, and why."""
+    pieces = [f"{short.ready} of {short.needed} ready"]
+    if short.remaining_s is not None:
+        pieces.append(f"gives up in {duration(short.remaining_s)}")
+    return [*pieces, *short.reasons]
+
+
+def status_line(status: Status) -> list[str]:
+    """The pieces of one line about a job that runs, the most important first."""
+    if status.shortage is not None:
+        return [state(status), *shortage(status.shortage)]
+    figures = status.figures
+    pieces = [
+        "" if status.state == "training" else state(status),
+        f"step {figures.step:,}",
+        "" if figures.samples_per_s is None or status.state != "training" else pace(figures.samples_per_s),
+        count(status.size, "worker"),
+        checkpoint(figures),
+    ]
+    pieces += [f"{drain.who} leaves" for drain in status.drains if _is_there(drain.who, status)]
+    return [piece for piece in pieces if piece]
+
+
+def _is_there(target: str, status: Status) -> bool:
+    return any(target in (one.worker, one.worker.rpartition(":")[0]) for one in status.workers)

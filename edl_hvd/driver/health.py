@@ -1,0 +1,148 @@
+"""How the workers of a job fare: which are stopped, silent, hung or slow, and what follows from it.
+
+The judgements are those of ``pulse.py``, ``progress_watch.py`` and ``stragglers.py``; here they meet the processes. A
+worker that is to be given up shows its stack first, which puts its end off by a second at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from edl_hvd.clock import Clock
+from edl_hvd.driver.control import Beat
+from edl_hvd.driver.happenings import Lost
+from edl_hvd.driver.membership import Membership
+from edl_hvd.driver.progress_watch import Hung, ProgressWatch
+from edl_hvd.driver.pulse import Pulse
+from edl_hvd.driver.stacks import place_in
+from edl_hvd.driver.stragglers import Slow, Stragglers
+
+
+class Process(Protocol):
+    """What is needed of a worker's process; see ``processes.WorkerProcess``."""
+
+    def ask_state(self, pid: int, answer: Callable[[str], None]) -> None: ...
+
+    async def stack(self, pid: int, stopped: bool = False) -> list[str]: ...
+
+
+@dataclass
+class _Patient:
+    life: int
+    process: Process
+    pid: int = 0  # as the worker says itself
+    examination: asyncio.Task[None] | None = None  # one that is through is the last
+
+
+@dataclass(frozen=True)
+class _Finding:
+    """What is wrong with a worker: "stopped", "unheard" or "hung", and the reason for people."""
+
+    what: str
+    reason: str
+
+
+class Health:
+    """Of all workers. Belongs to the event loop.
+
+    Args:
+        clock: Tells the time.
+        lost: Called when a worker is given up.
+        notice: Gets a sentence for people.
+        slow: Gets what is known of a straggler.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        lost: Callable[[Lost], None],
+        notice: Callable[[str], None],
+        slow: Callable[[Slow], None],
+    ) -> None:
+        self._clock = clock
+        self._lost = lost
+        self._notice = notice
+        self._slow = slow
+        self._pulse = Pulse(clock)
+        self._watch = ProgressWatch(clock.monotonic_s())
+        self._stragglers = Stragglers()
+        self._patients: dict[str, _Patient] = {}
+        self._found: dict[str, _Finding] = {}  # at the last look
+
+    def begins(self, worker: str, life: int, process: Process) -> None:
+        """A process was started."""
+        patient = self._patients[worker] = _Patient(life, process)
+        self._pulse.begins(worker, life, lambda answer: process.ask_state(patient.pid, answer))
+
+    def heard(self, worker: str, life: int) -> None:
+        """It has said something."""
+        self._pulse.felt(worker, life)
+
+    def beat(self, worker: str, life: int, beat: Beat, membership: Membership) -> None:
+        """It has said what it is doing."""
+        patient = self._patients.get(worker)
+        if patient is None or patient.life != life:
+            return
+        patient.pid = beat.pid
+        self._watch.heard(worker, life, beat, self._clock.monotonic_s())
+        world = membership.world
+        if worker in world.members:
+            for slow in self._stragglers.heard(worker, beat, world.generation, world.members):
+                times = slow.compute_s / slow.median_s if slow.median_s else float("inf")
+                self._notice(
+                    f"{slow.worker} is slow: {slow.compute_s:.3g} s for a micro-batch at step {slow.step}, {times:.1f} "
+                    "times as long as the others"
+                )
+                self._slow(slow)
+
+    def ends(self, worker: str) -> None:
+        """Its process has ended."""
+        self._pulse.ends(worker)
+        self._watch.ends(worker)
+        self._patients.pop(worker, None)
+
+    def look(self, membership: Membership) -> None:
+        """Judge everybody; called every moment."""
+        found: dict[str, _Finding] = {}
+        for hung in self._judge(membership):
+            found[hung.worker] = _Finding("hung", hung.reason)
+        for worker, stopped, reason in self._pulse.lost():
+            found[worker] = _Finding("stopped" if stopped else "unheard", reason)
+        self._found = found
+        for worker in found:
+            patient = self._patients[worker]
+            if patient.examination is None:
+                patient.examination = asyncio.get_running_loop().create_task(self._examine(worker, patient))
+
+    def _judge(self, membership: Membership) -> tuple[Hung, ...]:
+        world = membership.world
+        if world.phase not in ("running", "changing"):
+            return ()  # the membership has bounds of its own for forming and leaving a world
+        members = [worker for worker in world.members if membership.slots[worker].state == "member"]
+        findings = self._watch.look(world.generation, members, self._pulse.silent(), self._clock.monotonic_s())
+        for warning in findings.warnings:
+            self._notice(warning)
+        return findings.hung
+
+    async def _examine(self, worker: str, patient: _Patient) -> None:
+        """Give a worker up, unless it moves again while its stack is looked at."""
+        before = self._found[worker]
+        lines: list[str] = []
+        if before.what != "unheard":
+            with suppress(OSError):
+                lines = await patient.process.stack(patient.pid, stopped=before.what == "stopped")
+        if self._patients.get(worker) is not patient:
+            return  # it has ended meanwhile
+        found = self._found.get(worker)
+        if found is None:
+            patient.examination = None
+            self._notice(f"{worker} was about to be ended ({before.reason}), but it moves again")
+            return
+        if found.what == "hung":
+            self._watch.gave_up(self._clock.monotonic_s())
+        place = place_in(lines)
+        self._lost(Lost(worker, patient.life, f"{found.reason}; at {place}" if place else found.reason))

@@ -1,0 +1,173 @@
+"""Stands between a job and those who watch it: passes on what happens, and makes a status of it now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.driver.control import Beat
+from edl_hvd.driver.happenings import Action, End, Exited, Happening, Tick
+from edl_hvd.driver.job import Job, Listener
+from edl_hvd.driver.process_mark import mark_of
+from edl_hvd.driver.status import Heard, Pace, Process, Status, describe
+
+_SHOW_EVERY_S = 0.25
+# A person sees no more than a few changes a second.
+_WRITE_EVERY_S = 1.0
+
+
+class Screen(Listener, Protocol):
+    """What a person sees of the job."""
+
+    def line(self, worker: str, stream: str, line: bytes) -> None:
+        """A worker has printed ``line``."""
+
+    def problem(self, text: str) -> None:
+        """Something is wrong outside the job, such as discovery."""
+
+    def note(self, text: str) -> None:
+        """Something that a person should know."""
+
+    def status(self, status: Status) -> None:
+        """How the job stands; several times a second."""
+
+    def ended(self, end: End) -> None:
+        """The job is over."""
+
+
+class Reporter:
+    """A job's listener.
+
+    Args:
+        screen: Hears everything, and gets the status.
+        write: Keeps the status; may block.
+        begun: How the job stands before anything has happened, with what an earlier run of it has left.
+        clock: Tells the time.
+    """
+
+    def __init__(
+        self, screen: Screen, write: Callable[[Status], None], begun: Status, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._screen = screen
+        self._write = write
+        self._clock = clock
+        self._job: Job | None = None
+        self._begun = begun
+        self._figures = begun.figures
+        self._pace = Pace()
+        self._generation = 0
+        self._heard: dict[str, Heard] = {}
+        self._processes: dict[str, Process] = {}
+        self._saved_s: float | None = None
+        self._changed = True
+        self._shown_s = self._written_s = float("-inf")
+        self._writing: asyncio.Future[None] | None = None
+        self._problem = self._told = ""
+
+    def watch(self, job: Job) -> None:
+        """The job that this is the listener of."""
+        self._job = job
+
+    # --- what happens ---
+
+    def happened(self, happening: Happening) -> None:
+        self._screen.happened(happening)
+        if isinstance(happening, Tick):
+            self._look()
+            return
+        self._changed = True
+        if isinstance(happening, Exited):
+            self._heard.pop(happening.worker, None)
+
+    def done(self, action: Action) -> None:
+        self._screen.done(action)
+        self._changed = True
+
+    def beat(self, worker: str, beat: Beat) -> None:
+        self._screen.beat(worker, beat)
+        if self._job is None:
+            return
+        now_s = self._job.now_s
+        self._heard[worker] = Heard(beat, now_s)
+        self._measure(beat, now_s)
+        # From now on there is something to lose, and a later run has to know it.
+        self._changed = self._changed or self._figures.known_step <= 0 < beat.step
+        if beat.saved_step > self._figures.saved_step:
+            self._figures = replace(self._figures, saved_step=beat.saved_step)
+            self._saved_s = now_s
+
+    def noticed(self, text: str) -> None:
+        self._screen.noticed(text)
+
+    async def close(self, end: End) -> None:
+        """Keep how it ended."""
+        if self._writing is not None:
+            await asyncio.wait({self._writing})
+        status = self._describe() if self._job is not None else self._begun
+        await asyncio.to_thread(self._keep, replace(status, at=self._clock.wall_s(), state="ended", end=end))
+
+    # --- the status ---
+
+    def _look(self) -> None:
+        now_s = self._clock.monotonic_s()
+        if not self._changed and now_s - self._shown_s < _SHOW_EVERY_S:
+            return
+        status = self._describe()
+        self._shown_s = now_s
+        self._screen.status(status)
+        if self._problem != self._told:
+            self._told = self._problem
+            if self._problem:
+                self._screen.note(f"the job's status cannot be kept: {self._problem}; the job goes on")
+        if (self._changed or now_s - self._written_s >= _WRITE_EVERY_S) and self._is_free():
+            self._changed, self._written_s = False, now_s
+            # Not here: a file system that hangs must not keep the job from recovering.
+            self._writing = asyncio.get_running_loop().run_in_executor(None, self._keep, status)
+
+    def _is_free(self) -> bool:
+        return self._writing is None or self._writing.done()
+
+    def _keep(self, status: Status) -> None:
+        try:
+            self._write(status)
+            self._problem = ""
+        except OSError as error:
+            self._problem = str(error)
+
+    def _measure(self, beat: Beat, now_s: float) -> None:
+        """The job is as far as the first of its workers; a worker that has just been restored does not know yet."""
+        if beat.generation < self._generation or beat.step == 0:
+            return
+        if beat.generation > self._generation:
+            self._generation = beat.generation
+            self._pace.forget()
+        elif beat.step < self._figures.step:
+            return
+        self._pace.feel(now_s, beat.samples)
+        self._figures = replace(self._figures, step=beat.step, samples=beat.samples)
+
+    def _describe(self) -> Status:
+        assert self._job is not None
+        job, now_s = self._job, self._job.now_s
+        pace = self._pace.per_s(now_s)
+        figures = self._figures = replace(
+            self._figures,
+            known_step=max(self._figures.known_step, job.known_step),
+            samples_per_s=None if pace is None else round(pace, 2),
+            saved_age_s=None if self._saved_s is None else round(now_s - self._saved_s, 1),
+        )
+        self._find(job.processes)
+        return describe(job.membership, now_s, self._clock.wall_s(), figures, self._heard, self._processes)
+
+    def _find(self, pids: Mapping[str, int]) -> None:
+        """A process's mark does not change, and costs two files to read."""
+        for worker in [worker for worker, known in self._processes.items() if pids.get(worker) != known.pid]:
+            del self._processes[worker]
+        for worker, pid in pids.items():
+            if worker not in self._processes:
+                with contextlib.suppress(OSError):
+                    self._processes[worker] = Process(pid, mark_of(pid))

@@ -1,0 +1,54 @@
+"""What a command line that goes on with an earlier job leaves unsaid, taken from that job's folder."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from edl_hvd.driver.job_files import RECORD, look
+from edl_hvd.driver.line import Line
+from edl_hvd.errors import PlatformError, UsageError
+
+HOST_FLAGS = ("--hosts", "--hostfile", "--host-discovery-script", "--discover")
+_OF_ONE_RUN = ("--job-dir", "--resume", "--record")
+
+
+def complete(line: Line, command: Sequence[str]) -> tuple[str, ...]:
+    """The command to run. Where none is given it is the earlier one, and ``line`` gets the flags that went with it.
+
+    Flags that are given again replace the earlier ones; one that says where the hosts are replaces all that do.
+
+    Raises:
+        UsageError: There is nothing to go on with, so that nothing more can be said of this command line.
+    """
+    if not line.is_on("--resume"):
+        return tuple(command)
+    path = line.given.get("--job-dir")
+    if not path:
+        raise UsageError("--resume has nothing to go on without --job-dir; give the --job-dir of the job that stopped")
+    folder = Path(os.path.abspath(os.path.expanduser(path)))
+    try:
+        view = look(folder)
+    except PlatformError as error:
+        raise UsageError(f"--resume: {error}") from error
+    if view is None:
+        raise UsageError(
+            f"--resume has nothing to go on in --job-dir {folder}, which has no {RECORD}; give the --job-dir of the "
+            "job that stopped, or leave --resume out"
+        )
+    if command:
+        return tuple(command)
+    if os.getcwd() != view.record.folder:
+        raise UsageError(
+            f"--resume takes the command from {folder / RECORD}, and it was typed in {view.record.folder}; go there "
+            f"first (cd {shlex.quote(view.record.folder)}), or give the command"
+        )
+    line.given = {**_still_valid(view.record.flags, line.given), **line.given}
+    return view.record.command
+
+
+def _still_valid(flags: Sequence[tuple[str, ...]], given: Mapping[str, str]) -> dict[str, str]:
+    replaced = HOST_FLAGS if any(flag in given for flag in HOST_FLAGS) else ()
+    return {name: value for name, value in flags if name not in (*replaced, *_OF_ONE_RUN)}

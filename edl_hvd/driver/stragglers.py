@@ -1,0 +1,100 @@
+"""Which workers compute more slowly than the others, told from what all of them say of themselves.
+
+Compared is the time for a micro-batch, because workers may be dealt different numbers of them. It is averaged over
+windows of 10 steps; a straggler is a worker that took more than 1.5 times the median of the world in 5 windows in a
+row: a single pause, however long, spoils one window only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median_low
+
+from edl_hvd.driver.control import Beat
+
+FACTOR = 1.5
+WINDOW_STEPS = 10
+# Enough to average out the noise of a batch or two.
+WINDOWS = 5
+# 50 steps altogether: a slow disk or a neighbour's burst may pass meanwhile.
+_LEAST_S = 0.001
+# What a worker is slower by, per micro-batch. Below that it is noise of the clock and of Python.
+
+
+@dataclass(frozen=True)
+class Slow:
+    """One straggler.
+
+    Attributes:
+        worker: Its name.
+        generation: Of the world.
+        step: Of the whole run.
+        compute_s: Its mean time for a micro-batch, over the last window.
+        median_s: The median of all members. Of an even number the lower one, so that one of two can be slow.
+    """
+
+    worker: str
+    generation: int
+    step: int
+    compute_s: float
+    median_s: float
+
+
+class Stragglers:
+    """Over the members of one world after the other. Pure."""
+
+    def __init__(self) -> None:
+        self._generation = 0
+        self._began: dict[str, Beat] = {}  # the first beat of each worker's window
+        self._latest: dict[str, Beat] = {}
+        self._in_a_row: dict[str, int] = {}
+
+    def heard(self, worker: str, beat: Beat, generation: int, members: Iterable[str]) -> list[Slow]:
+        """Take in a beat; the stragglers, if it completes their fifth window.
+
+        Args:
+            worker: Whose beat it is.
+            beat: Its beat.
+            generation: Of the present world.
+            members: Its members.
+        """
+        if generation != self._generation:
+            self._generation = generation
+            self._began, self._latest, self._in_a_row = {}, {}, {}
+        if beat.generation != generation:
+            return []
+        first = self._began.setdefault(worker, beat)
+        if beat.pid != first.pid or beat.steps < first.steps:
+            self._began[worker] = beat  # the same worker in a new process
+        self._latest[worker] = beat
+        names = list(members)
+        if len(names) < 2 or any(self._steps(name) < WINDOW_STEPS for name in names):
+            return []
+        return self._judge(names)
+
+    def _steps(self, worker: str) -> int:
+        if worker not in self._began:
+            return 0
+        return self._latest[worker].steps - self._began[worker].steps
+
+    def _judge(self, names: list[str]) -> list[Slow]:
+        """All windows are complete: compare them and begin new ones."""
+        times_s = {}
+        for name in names:
+            first, last = self._began[name], self._latest[name]
+            if last.batches > first.batches:  # else it was dealt nothing
+                times_s[name] = (last.compute_s - first.compute_s) / (last.batches - first.batches)
+        self._began = {name: self._latest[name] for name in names}
+        if len(times_s) < 2:
+            return []
+        median_s = median_low(times_s.values())
+        slow = []
+        for name, time_s in times_s.items():
+            over = time_s > FACTOR * median_s and time_s - median_s > _LEAST_S
+            self._in_a_row[name] = self._in_a_row.get(name, 0) + 1 if over else 0
+            if self._in_a_row[name] == WINDOWS:
+                self._in_a_row[name] = 0  # told again after as many more
+                step = self._latest[name].step
+                slow.append(Slow(name, self._generation, step, round(time_s, 6), round(median_s, 6)))
+        return slow

@@ -1,0 +1,234 @@
+"""What a person sees of a real job and says to it from another terminal, and how a job that stopped goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import harness
+import pytest
+from faults import Interrupt, Outside
+from harness import REPOSITORY, Job, Outcome
+from invariants import check, check_faults, check_no_step_lost, no_worker_failed
+from training import Training
+
+from edl_hvd.driver.job_files import look
+
+HOSTS = ("localhost:1", "127.0.0.1:1")
+
+
+@dataclass
+class Terminal:
+    """Another terminal on the machine of a job with this folder.
+
+    Attributes:
+        said: What each command ended with and printed, in order.
+    """
+
+    job_dir: Path
+    said: list[subprocess.CompletedProcess[str]] = field(default_factory=list)
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        program = str(Path(sys.executable).with_name(words[0]))
+        variables = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "100"}
+        done = subprocess.run([program, *words[1:]], env=variables, capture_output=True, text=True, check=False)
+        self.said.append(done)
+        return done
+
+    def later(self, *words: str) -> Callable[[], object]:
+        return lambda: self.run(*words)
+
+
+def events(outcome: Outcome, kind: str) -> list[dict[str, Any]]:
+    return [event for event in outcome.events if event["event"] == kind]
+
+
+def job_in(job_dir: Path, *faults: Any, flags: tuple[str, ...] = (), **fields: Any) -> Job:
+    return Job(hosts=HOSTS, faults=faults, launcher="edlrun", flags=("--job-dir", str(job_dir), *flags), **fields)
+
+
+# --- while it trains ---
+
+
+@pytest.fixture(scope="module")
+def drained(tmp_path_factory, alone) -> tuple[Terminal, Outcome]:
+    """A job that is looked at, asked for nonsense, tried to be started a second time, and asked to leave a host."""
+    folder = tmp_path_factory.mktemp("drained")
+    terminal = Terminal(folder / "job")
+    where = str(terminal.job_dir)
+    faults = (
+        Outside(terminal.later("edl-hvd", "status", where), step=15),
+        Outside(terminal.later("edl-hvd", "status", where, "--json"), after=0),
+        Outside(terminal.later("edl-hvd", "drain", "node-9", "--job", where), after=1),
+        Outside(terminal.later("edlrun", "-np", "1", "--job-dir", where, "sh", "-c", "echo started"), after=2),
+        Outside(terminal.later("edl-hvd", "drain", "127.0.0.1", "--job", where, "--notice", "60"), after=3),
+        Outside(terminal.later("edl-hvd", "status", where), size=1, after=4, delay_s=2.0),
+    )
+    training = Training(until_size=1, pause_s=0.05)
+    job = job_in(terminal.job_dir, *faults, training=training)
+    outcome = harness.run(job, folder / "run")
+    check(job, outcome, alone(training))
+    terminal.run("edl-hvd", "status", where)
+    return terminal, outcome
+
+
+def test_status_shows_a_job_while_it_trains(drained):
+    done = drained[0].said[0]
+    assert done.returncode == 0, done.stderr
+    for words in ("training · generation 1 · 2 workers", "samples/s", "none yet", "host "):
+        assert words in done.stdout, done.stdout
+    rows = [line.split() for line in done.stdout.splitlines() if " ago " in line]
+    assert [(row[0], row[1], row[3]) for row in rows] == [
+        ("127.0.0.1", "0", "training"),
+        ("localhost", "0", "training"),
+    ]
+    assert sorted(row[2] for row in rows) == ["0", "1"]
+    assert all(int(row[4]) > 0 for row in rows), "their steps"
+
+
+def test_status_as_json_agrees_with_the_trace_of_the_workers(drained):
+    terminal, outcome = drained
+    shown = json.loads(terminal.said[1].stdout)
+    assert (shown["running"], shown["dead"], shown["status"]["state"]) == (True, False, "training")
+    pids = {worker["worker"]: worker["pid"] for worker in shown["status"]["workers"]}
+    started = {line["worker"]: line["pid"] for line in outcome.lines("start")}
+    assert pids == started
+    figures = shown["status"]["figures"]
+    assert 0 < figures["step"] <= max(line["step"] for line in outcome.lines("step"))
+    assert figures["samples"] == 8 * figures["step"]
+    assert 0 < figures["samples_per_s"] < 8 / 0.05, "a step takes longer than its pause"
+
+
+def test_an_unknown_host_is_refused_in_one_line_with_those_there_are(drained):
+    done = drained[0].said[2]
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: the job has no host or worker 'node-9'; its hosts are 127.0.0.1, localhost\n"
+
+
+def test_a_second_edlrun_in_the_same_folder_is_refused_and_starts_nothing(drained):
+    done = drained[0].said[3]
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "is in use: edlrun runs there on host " in done.stderr
+
+
+def test_a_host_that_is_drained_leaves_at_the_next_commit_and_nothing_is_lost(drained):
+    """That no step and no sample is lost is what every job is checked for."""
+    terminal, outcome = drained
+    done = terminal.said[4]
+    assert (done.returncode, done.stdout) == (
+        0, "1 worker leaves 127.0.0.1 at the next commit; 1 worker stays\n",
+    )  # fmt: skip
+    assert [event["worker"] for event in events(outcome, "worker_left")] == ["127.0.0.1:0"]
+    assert events(outcome, "worker_lost") == []
+    assert [event["size"] for event in events(outcome, "world_formed")] == [2, 1]
+    assert no_worker_failed(outcome)
+    assert "edlrun: host 127.0.0.1 left · 1 worker goes on · step " in outcome.output
+    last, first = events(outcome, "worker_left")[0]["step"], events(outcome, "world_formed")[1]["step"]
+    assert first == last, "no step is repeated"
+
+
+def test_status_shows_who_has_left(drained):
+    done = drained[0].said[5]
+    assert "training · generation 2 · 1 worker" in done.stdout
+    assert "127.0.0.1 has left" in done.stdout
+
+
+def test_status_shows_how_it_ended(drained):
+    terminal, outcome = drained
+    done = terminal.said[6]
+    assert "ended with exit code 0" in done.stdout
+    step = outcome.reports[0]["step"]
+    assert f"step        {step:,} ·" in done.stdout
+    assert f"checkpoint  step {step:,}" in done.stdout, "the last one, which was written at the end"
+
+
+def test_the_folder_holds_history_and_checkpoints_and_no_socket(drained):
+    job_dir = drained[0].job_dir
+    assert {path.name for path in job_dir.iterdir()} == {
+        "job.json",
+        "status.json",
+        "lock",
+        "history.jsonl",
+        "checkpoints",
+    }
+    assert list(job_dir.glob("checkpoints/**/manifest.json"))
+    done = drained[0].run("edl-hvd", "replay", str(job_dir / "history.jsonl"))
+    assert done.returncode == 0, done.stdout
+
+
+# --- going on ---
+
+
+def power_failure(job_dir: Path) -> None:
+    """Everything on the machine ends at once."""
+    view = look(job_dir)
+    assert view is not None
+    assert view.status is not None
+    for pid in (view.record.pid, *(worker.pid for worker in view.status.workers)):
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("how", ["killed", "terminated", "power failure"])
+def test_a_job_that_stopped_goes_on_where_it_was(run_job, alone, tmp_path, how):
+    terminal = Terminal(tmp_path / "job")
+    training = Training(epochs=30, pause_s=0.05, checkpoint_every="4 steps" if how == "power failure" else "600s")
+    number = {"killed": signal.SIGKILL, "terminated": signal.SIGTERM}.get(how)
+    stop = Interrupt(10, number) if number else Outside(lambda: power_failure(terminal.job_dir), step=15)
+    job = job_in(terminal.job_dir, stop, training=training)
+    first = run_job(job, "first")
+    assert first.exit_code == (75 if how == "terminated" else -signal.SIGKILL), first.output
+    check_faults(job, first)
+    check_no_step_lost(job, first)
+    last = max(line["step"] for line in first.lines("step"))
+    view = look(terminal.job_dir)
+    assert view is not None
+    assert view.dead == (how != "terminated")
+    if how == "terminated":
+        assert f"edlrun: go on with: edlrun --resume --job-dir {terminal.job_dir}\n" in first.output
+    else:
+        assert "dead: its edlrun was killed" in terminal.run("edl-hvd", "status", str(terminal.job_dir)).stdout
+
+    refused = terminal.run("edlrun", "-np", "1", "--job-dir", str(terminal.job_dir), "sh", "-c", "echo started")
+    assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
+    assert "holds a job of 20" in refused.stderr
+    assert "go on with --resume, or name another --job-dir" in refused.stderr
+
+    again = Training()
+    job = job_in(terminal.job_dir, flags=("--resume",), training=again)
+    second = run_job(job, "second")
+    check(job, second, alone(again))
+    [restored] = events(second, "restore")
+    assert restored["step"] in ((last, last + 1) if how != "power failure" else range(4, last + 1, 4))
+    assert (terminal.job_dir / "history-2.jsonl").exists()
+
+
+def kill_once_it_is_known(job_dir: Path) -> None:
+    """End ``edlrun`` as soon as its folder says that there is something to lose; that takes a fraction of a second."""
+    while (view := look(job_dir)) is None or view.known_step < 1:
+        time.sleep(0.01)
+    os.kill(view.record.pid, signal.SIGKILL)
+
+
+def test_a_job_whose_checkpoints_are_lost_does_not_start_over_in_silence(run_job, tmp_path):
+    job_dir = tmp_path / "job"
+    stop = Outside(lambda: kill_once_it_is_known(job_dir), step=1)
+    first = run_job(job_in(job_dir, stop, training=Training(epochs=30, pause_s=0.05)), "first")
+    assert first.exit_code == -signal.SIGKILL
+    shutil.rmtree(job_dir / "checkpoints")
+    second = run_job(job_in(job_dir, flags=("--resume",)), "second")
+    assert second.exit_code == 1
+    assert "ProgressLostError: the job had reached step " in second.output
+    assert second.lines("step") == []
+    view = look(job_dir)
+    assert view is not None
+    assert view.known_step >= 1, "a third run will know it as well"

@@ -1,0 +1,192 @@
+"""What follows from a worker's condition: its stack is shown, it is given up, or it is spared."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from clocks import FakeClock
+
+from edl_hvd.driver.control import Beat
+from edl_hvd.driver.happenings import Lost
+from edl_hvd.driver.health import Health
+from edl_hvd.driver.membership import Membership, Rules, Slot, World
+from edl_hvd.driver.stragglers import Slow
+
+STACK = ["Current thread 0x0b (most recent call first):", '  File "/job/train.py", line 71 in augment']
+MEMBERS = ("a:0", "b:0")
+
+
+class Process:
+    """Says what the test says."""
+
+    def __init__(self) -> None:
+        self.state = "S"
+        self.asked: list[tuple[int, bool]] = []
+        self.during: Callable[[], None] = lambda: None
+        self.error: OSError | None = None
+
+    def ask_state(self, pid: int, answer: Callable[[str], None]) -> None:
+        answer(self.state)
+
+    async def stack(self, pid: int, stopped: bool = False) -> list[str]:
+        self.asked.append((pid, stopped))
+        self.during()
+        await asyncio.sleep(0)
+        if self.error is not None:
+            raise self.error
+        return STACK
+
+
+class Ward:
+    """Two workers, one of which waits for the other. Time passes in :meth:`play` only."""
+
+    def __init__(self, phase: str = "running") -> None:
+        self.clock = FakeClock()
+        self.lost: list[Lost] = []
+        self.notices: list[str] = []
+        self.slow: list[Slow] = []
+        self.health = Health(self.clock, self.lost.append, self.notices.append, self.slow.append)
+        self.processes = {worker: Process() for worker in MEMBERS}
+        self.membership = Membership(
+            Rules(2, 1, 2),
+            slots={worker: Slot("member", 3) for worker in MEMBERS},
+            world=World(1, MEMBERS, phase),
+        )
+        self.silent: set[str] = set()
+        self.moving = False
+        self.began_s = self.clock.now_s
+        for worker, process in self.processes.items():
+            self.health.begins(worker, 3, process)
+
+    async def play(self, seconds: float) -> None:
+        for _ in range(int(seconds / 0.25)):
+            self.clock.sleep(0.25)
+            for worker in MEMBERS:
+                if worker not in self.silent:
+                    self.say(worker)
+            self.health.look(self.membership)
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+    def say(self, worker: str) -> None:
+        lasted_s = 0.1 if self.moving else self.clock.now_s - self.began_s
+        phase = "collective" if worker == "a:0" else "compute"
+        self.health.heard(worker, 3)
+        beat = Beat(1, 77, 41, 0, -1, phase, lasted_s, 1.0, 9, 41, 41, 0.1)
+        self.health.beat(worker, 3, beat, self.membership)
+
+
+def run(test) -> None:
+    asyncio.run(test())
+
+
+def test_a_hung_worker_shows_its_stack_and_is_given_up_once():
+    async def test() -> None:
+        ward = Ward()
+        await ward.play(40)
+        [lost] = ward.lost
+        assert (lost.worker, lost.life) == ("b:0", 3)
+        assert lost.reason == (
+            "it does not move, and the others wait for it: 30 s in compute, which takes up to 0.1 s, at step 41; at "
+            "train.py:71 in augment"
+        )
+        assert ward.processes["b:0"].asked == [(77, False)]
+
+    run(test)
+
+
+def test_a_worker_that_moves_while_its_stack_is_looked_at_is_spared_and_may_be_examined_again():
+    async def test() -> None:
+        ward = Ward()
+
+        def move() -> None:
+            ward.moving = True
+            ward.say("b:0")
+            ward.health.look(ward.membership)
+
+        ward.processes["b:0"].during = move
+        await ward.play(60)
+        assert ward.lost == []
+        [notice] = ward.notices
+        assert notice.startswith("b:0 was about to be ended (it does not move")
+        assert notice.endswith("but it moves again")
+        ward.moving, ward.began_s = False, ward.clock.now_s
+        ward.processes["b:0"].during = lambda: None
+        await ward.play(70)
+        assert [lost.worker for lost in ward.lost] == ["b:0"]
+
+    run(test)
+
+
+def test_a_stopped_worker_is_given_up_after_two_seconds_and_not_woken():
+    async def test() -> None:
+        ward = Ward()
+        await ward.play(1)
+        ward.silent.add("b:0")
+        ward.processes["b:0"].state = "T"
+        await ward.play(2.25)
+        [lost] = ward.lost
+        assert lost.reason == "its process is stopped, and said nothing for 2 s; at train.py:71 in augment"
+        assert ward.processes["b:0"].asked == [(77, True)]
+
+    run(test)
+
+
+def test_a_worker_whose_host_is_gone_is_not_asked_for_its_stack():
+    async def test() -> None:
+        ward = Ward()
+        await ward.play(1)
+        ward.silent.add("b:0")
+        ward.processes["b:0"].state = ""
+        await ward.play(31)
+        assert [lost.reason for lost in ward.lost] == ["it said nothing for 30 s, and its host nothing of it"]
+        assert ward.processes["b:0"].asked == []
+
+    run(test)
+
+
+def test_a_stack_that_cannot_be_had_keeps_nobody_alive():
+    async def test() -> None:
+        ward = Ward()
+        ward.processes["b:0"].error = OSError("no more processes")
+        await ward.play(40)
+        [lost] = ward.lost
+        assert lost.reason.endswith("at step 41")
+
+    run(test)
+
+
+def test_a_worker_that_ends_while_it_is_examined_has_ended():
+    async def test() -> None:
+        ward = Ward()
+        ward.processes["b:0"].during = lambda: ward.health.ends("b:0")
+        ward.moving = False
+        await ward.play(40)
+        assert ward.lost == []
+
+    run(test)
+
+
+def test_while_a_world_forms_or_is_left_its_members_are_not_judged():
+    async def test() -> None:
+        for phase in ("forming", "broken"):
+            ward = Ward(phase)
+            await ward.play(600)
+            assert ward.lost == []
+            assert ward.notices == []
+
+    run(test)
+
+
+def test_a_straggler_is_told_to_people_and_to_the_job():
+    async def test() -> None:
+        ward = Ward()
+        for step in range(0, 100, 5):
+            for worker, compute_s in (("a:0", 0.1), ("b:0", 0.4)):
+                beat = Beat(1, 77, step, 0, -1, "compute", 0.0, compute_s * step, 2 * step, step, step, 0.4)
+                ward.health.beat(worker, 3, beat, ward.membership)
+        assert ward.slow == [Slow("b:0", 1, 50, 0.4, 0.1)]
+        assert ward.notices == ["b:0 is slow: 0.4 s for a micro-batch at step 50, 4.0 times as long as the others"]
+
+    run(test)

@@ -1,0 +1,653 @@
+"""The folder of a job: who may take it, what it tells of the job, and what other terminals ask through it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from edl_hvd.cli.main import commands
+from edl_hvd.discovery.hostfile import FixedHosts
+from edl_hvd.driver import happenings, job_files
+from edl_hvd.driver.job_files import CONTROL, LOCK, RECORD, STATUS, JobRecord, JobView, look, replace_file, to_text
+from edl_hvd.driver.job_folder import JobFolder, claim
+from edl_hvd.driver.membership import Membership, Rules, advance, begin
+from edl_hvd.driver.options import Options, read_options
+from edl_hvd.driver.process_mark import lives, mark_of
+from edl_hvd.driver.requests import LONGEST_LINE_BYTES, Requests, answer, ask
+from edl_hvd.driver.status import Figures, Status, WorkerStatus
+from edl_hvd.errors import PlatformError, UsageError
+from edl_hvd.hosts import HostSlots
+from edl_hvd.settings import runtime_folders
+
+COMMAND = ("python", "train.py", "--name", "two words")
+
+
+@pytest.fixture
+def runtime(tmp_path, monkeypatch) -> Path:
+    """This user's runtime folder, for one test alone."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    # Other jobs of this user may be entered in /tmp.
+    monkeypatch.setattr(job_files, "runtime_folders", lambda: runtime_folders()[:1])
+    return folder / "edl_hvd"
+
+
+def options(job_dir: Path | None = None, resume: bool = False, **fields) -> Options:
+    where = None if job_dir is None else str(job_dir)
+    return Options(COMMAND, FixedHosts(()), 1.0, Rules(1, 1, 1), job_dir=where, resume=resume, **fields)
+
+
+def status(state: str = "training", step: int = 0, **fields) -> Status:
+    return Status(at=time.time(), state=state, figures=Figures(step=step, known_step=step), **fields)
+
+
+@contextlib.contextmanager
+def claimed(job_dir: Path, resume: bool = False, **fields) -> Iterator[JobFolder]:
+    """A job in this folder, whose ``edlrun`` is gone afterwards."""
+    with claim(options(job_dir, resume, **fields)) as folder:
+        yield folder
+    gone = replace(folder.record, mark="of a process that has ended")
+    replace_file(job_dir / RECORD, to_text(gone))
+
+
+def leave(job_dir: Path, *statuses: Status, **fields) -> None:
+    """A job that ran in this folder and ended with the last of these statuses."""
+    with claimed(job_dir, **fields) as folder:
+        for one in statuses:
+            folder.write_status(one)
+
+
+def view_of(path: Path) -> JobView:
+    view = look(path)
+    assert view is not None
+    return view
+
+
+@contextlib.contextmanager
+def child(code: str = "import time; print('up', flush=True); time.sleep(1000)") -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "up\n"
+            yield process
+        finally:
+            process.kill()
+
+
+# --- whose folder it is ---
+
+
+def test_without_a_flag_the_folder_is_private_and_goes_with_the_job(runtime):
+    with claim(options()) as folder:
+        assert folder.path.parent == runtime
+        assert [stat.S_IMODE(path.stat().st_mode) for path in (runtime, folder.path)] == [0o700, 0o700]
+        view = view_of(folder.path)
+        assert (view.record.pid, view.record.command, view.record.folder) == (os.getpid(), COMMAND, os.getcwd())
+        assert view.running
+        assert folder.checkpoint_variable({}) == {}
+        assert folder.resume_line == ""
+        with folder.history() as file:
+            assert file is None
+    assert list(runtime.iterdir()) == []
+
+
+def test_a_runtime_folder_of_somebody_else_is_not_used(runtime, tmp_path):
+    (tmp_path / "theirs").mkdir()
+    runtime.symlink_to(tmp_path / "theirs")
+    with pytest.raises(PlatformError, match=r"is no folder.* set XDG_RUNTIME_DIR"), claim(options()):
+        pass
+    runtime.unlink()
+    if os.getuid() == 0:
+        runtime.mkdir()
+        os.chown(runtime, 12345, 12345)
+        with pytest.raises(PlatformError, match="belongs to user 12345"), claim(options()):
+            pass
+    assert list((tmp_path / "theirs").iterdir()) == []
+
+
+def test_a_runtime_folder_that_cannot_be_used_costs_a_named_job_only_its_entry(runtime, tmp_path):
+    runtime.write_text("in the way")
+    with claim(options(tmp_path / "job")) as folder:
+        assert view_of(folder.path).running
+
+
+def test_the_runtime_folder_of_another_user_or_of_a_login_that_is_over_is_passed_over(tmp_path, monkeypatch):
+    everywhere = Path(f"/tmp/edl_hvd-{os.getuid()}")
+    assert runtime_folders({"XDG_RUNTIME_DIR": str(tmp_path)}) == (tmp_path / "edl_hvd", everywhere)
+    assert runtime_folders({}) == runtime_folders({"XDG_RUNTIME_DIR": str(tmp_path / "gone")}) == (everywhere,)
+    if os.getuid() == 0:
+        os.chown(tmp_path, 12345, -1)
+        assert runtime_folders({"XDG_RUNTIME_DIR": str(tmp_path)}) == (everywhere,)
+
+
+def test_what_a_killed_edlrun_has_left_goes_after_a_day_and_what_is_not_ours_stays(runtime, tmp_path):
+    runtime.mkdir()
+    old, young = runtime / "1-old", runtime / "2-young"
+    for folder in (old, young):
+        folder.mkdir()
+        (folder / STATUS).write_text("{}")
+    (runtime / "3-link").symlink_to(tmp_path)
+    (runtime / "file-abc.answer").write_text("of a discovery script")
+    two_days_ago = time.time() - 2 * 86_400
+    for path in (old, runtime / "3-link", runtime / "file-abc.answer"):
+        os.utime(path, (two_days_ago, two_days_ago), follow_symlinks=False)
+    with claim(options()) as folder:
+        assert sorted(path.name for path in runtime.iterdir()) == sorted(
+            [folder.path.name, "2-young", "file-abc.answer"]
+        )
+    assert tmp_path.exists()
+
+
+# --- one at a time ---
+
+
+def test_a_folder_in_which_an_edlrun_lives_is_refused_to_others_with_and_without_resume(runtime, tmp_path):
+    job_dir = tmp_path / "job"
+    leave(job_dir, status(step=5))
+    code = f"""if True:
+        import sys, time
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from test_job_folder import claim, options, Path
+        with claim(options(Path({str(job_dir)!r}), resume=True)):
+            print("up", flush=True)
+            time.sleep(1000)
+    """
+    with child(code) as other:
+        for resume in (False, True):
+            with pytest.raises(UsageError) as refusal, claim(options(job_dir, resume)):
+                pass
+            words = f"--job-dir {job_dir} is in use: edlrun runs there on host {socket.gethostname()} as process "
+            assert str(refusal.value).startswith(f"{words}{other.pid} since 20")
+            assert "\n" not in str(refusal.value)
+        (job_dir / LOCK).unlink()
+        with pytest.raises(UsageError, match=f"as process {other.pid} since"), claim(options(job_dir, resume=True)):
+            pass
+    assert view_of(job_dir).dead
+    with claimed(job_dir, resume=True) as folder:
+        assert folder.record.run == 3
+
+
+def test_whoever_looks_at_a_job_keeps_no_edlrun_from_starting(runtime, tmp_path):
+    job_dir = tmp_path / "job"
+    leave(job_dir, status("ended", end=happenings.End(0)))
+    ending = threading.Event()
+
+    def keep_looking() -> None:
+        while not ending.is_set():
+            look(job_dir)
+
+    looking = threading.Thread(target=keep_looking)
+    looking.start()
+    try:
+        for _ in range(20):
+            leave(job_dir)
+    finally:
+        ending.set()
+        looking.join()
+
+
+def test_a_used_folder_is_refused_in_one_line_that_says_what_it_holds_and_how_to_go_on(runtime, tmp_path):
+    job_dir = tmp_path / "job"
+    leave(job_dir, status("ended", 412, end=happenings.End(75, "every host is left")))
+    before = {path.name: path.read_bytes() for path in job_dir.iterdir()}
+    with pytest.raises(UsageError) as refusal, claim(options(job_dir)):
+        pass
+    line = str(refusal.value)
+    assert line.startswith(f"--job-dir {job_dir} holds a job of 20")
+    assert "(python train.py --name 'two words'), which reached step 412 and ended with exit code 75; " in line
+    assert line.endswith("go on with --resume, or name another --job-dir")
+    assert {path.name: path.read_bytes() for path in job_dir.iterdir()} == before, "nothing is changed"
+
+
+def test_a_folder_whose_edlrun_was_killed_is_refused_as_well(runtime, tmp_path):
+    leave(tmp_path / "job", status(step=7))
+    with (
+        pytest.raises(UsageError, match="reached step 7 before its edlrun was killed"),
+        claim(options(tmp_path / "job")),
+    ):
+        pass
+
+
+def test_a_command_of_many_lines_is_told_in_one(runtime, tmp_path):
+    with claimed(tmp_path) as folder:
+        folder.write_status(status(step=7))
+    record = view_of(tmp_path).record
+    replace_file(tmp_path / RECORD, to_text(replace(record, command=("python", "-c", "import sys\n" * 50))))
+    with pytest.raises(UsageError) as refusal, claim(options(tmp_path)):
+        pass
+    assert "(python -c 'import sys import sys import sys " in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_folder_in_which_nothing_was_trained_may_be_used_again(runtime, tmp_path):
+    job_dir = tmp_path / "job"
+    leave(job_dir, status("ended", end=happenings.End(1, "the script cannot start")))
+    with claimed(job_dir) as folder:
+        assert folder.record.run == 2
+    (job_dir / "checkpoints" / ".partial").mkdir(parents=True)
+    leave(job_dir)
+    (job_dir / "checkpoints" / "one").touch()
+    with pytest.raises(UsageError, match=r"which has checkpoints .*; go on with --resume"), claim(options(job_dir)):
+        pass
+
+
+def test_a_damaged_folder_is_refused_in_one_line(runtime, tmp_path):
+    (tmp_path / RECORD).write_text('{"host": 3}')
+    with pytest.raises(UsageError, match=r"cannot read .*job\.json: JobRecord lacks"), claim(options(tmp_path)):
+        pass
+
+
+def test_a_folder_that_cannot_be_used_is_one_error(runtime, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(PlatformError, match=r"cannot be used: .*File exists"), claim(options(tmp_path / "file")):
+        pass
+
+
+# --- going on ---
+
+
+def test_going_on_takes_over_what_the_folder_knows(runtime, tmp_path):
+    job_dir = tmp_path / "job"
+    with claimed(job_dir) as folder:
+        began_at = folder.record.began_at
+        assert folder.begun.figures == Figures()
+        with folder.history() as file:
+            assert file is not None
+            file.write("first")
+        folder.write_status(replace(status(step=30), figures=Figures(28, 30, 240, 9.5, 20, 3.0)))
+    with claimed(job_dir, resume=True) as folder:
+        assert folder.begun.figures == Figures(known_step=30, saved_step=20)
+        assert (folder.record.run, folder.record.began_at) == (2, began_at)
+        assert folder.record.started_at > began_at
+        with folder.history() as file:
+            assert file is not None
+            file.write("second")
+    # Killed before anything happened: the third still knows.
+    with claimed(job_dir, resume=True) as folder:
+        assert folder.begun.figures.known_step == 30
+    assert [(job_dir / name).read_text() for name in ("history.jsonl", "history-2.jsonl")] == ["first", "second"]
+    assert folder.resume_line == f"edlrun --resume --job-dir {job_dir}"
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"at": "now"}', "[" * 100_000])
+def test_a_status_that_does_not_read_counts_as_progress(runtime, tmp_path, text):
+    """After a power failure some file systems have the new file without its content."""
+    leave(tmp_path, status(step=30))
+    (tmp_path / STATUS).write_text(text)
+    with pytest.raises(UsageError, match="whose status does not read"), claim(options(tmp_path)):
+        pass
+    with claimed(tmp_path, resume=True) as folder:
+        assert folder.begun.figures.known_step == 1
+
+
+def test_checkpoints_go_into_the_folder_unless_the_environment_says_otherwise(runtime, tmp_path):
+    with claimed(tmp_path) as folder:
+        default = {"EDL_HVD_CHECKPOINT": f"{tmp_path}/checkpoints"}
+        assert folder.checkpoint_variable({}) == folder.checkpoint_variable({"EDL_HVD_CHECKPOINT": ""}) == default
+        assert folder.checkpoint_variable({"EDL_HVD_CHECKPOINT": "s3://bucket/run"}) == {}
+
+
+def test_workers_that_an_earlier_edlrun_has_left_are_known_until_they_are_gone(runtime, tmp_path):
+    with child() as orphan, child() as another:
+        workers = (
+            WorkerStatus("a:0", "member", 0, pid=orphan.pid, mark=mark_of(orphan.pid)),
+            WorkerStatus("a:1", "member", 1, pid=another.pid, mark="of a process that was here before"),
+            WorkerStatus("a:2", "empty"),
+        )
+        leave(tmp_path, status(step=3, workers=workers))
+        with claimed(tmp_path, resume=True) as folder:
+            assert [(one.worker, one.state) for one in folder.orphans] == [("a:0", "orphaned")]
+        with claimed(tmp_path, resume=True) as folder:  # the one before was killed while it waited
+            assert [one.worker for one in folder.orphans] == ["a:0"]
+            orphan.kill()
+            orphan.wait()
+            assert folder.orphans == ()
+
+
+def test_a_process_is_told_from_a_later_one_and_from_its_own_remains():
+    with child() as process:
+        mark = mark_of(process.pid)
+        assert lives(process.pid, mark)
+        assert mark != mark_of(os.getpid()) != ""
+        assert not lives(os.getpid(), mark)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert not lives(process.pid, mark), "nobody has asked for its exit code yet, and still it has ended"
+    assert mark_of(process.pid) == ""
+    assert not lives(process.pid, "")
+
+
+GIVEN = {"-np": "2", "--min-np": "1", "--hosts": "localhost:2", "--record": "/tmp/record"}
+
+
+def recalled(job_dir: Path, given: dict[str, str], command: tuple[str, ...] = ()) -> Options:
+    given = {"--resume": "1", "--job-dir": str(job_dir), **given}
+    return read_options(command, given, {"PATH": os.defpath})
+
+
+def test_without_a_command_it_and_its_flags_are_those_that_the_job_had(runtime, tmp_path):
+    leave(tmp_path, status(step=3), given=GIVEN)
+    view = view_of(tmp_path)
+    replace_file(tmp_path / RECORD, to_text(replace(view.record, command=("sh", "train.sh"))))
+    found = recalled(tmp_path, {})
+    assert (found.command, found.rules.num_proc, found.rules.min_np) == (("sh", "train.sh"), 2, 1)
+    assert found.source == FixedHosts((HostSlots("localhost", 2),))
+    assert found.record is None, "it belongs to the run that wrote it"
+    assert found.given["--hosts"] == "localhost:2", "a third run finds them as well"
+    again = recalled(tmp_path, {"-np": "1", "--host-discovery-script": "echo localhost:1"})
+    assert (again.rules.num_proc, again.source.hosts()) == (1, (HostSlots("localhost", 1),))
+    own = recalled(tmp_path, {"-np": "1"}, ("sh", "other.sh"))
+    assert (own.command, own.rules.min_np) == (("sh", "other.sh"), 1), "with a command the line stands for itself"
+
+
+def test_what_cannot_be_gone_on_with_is_refused_in_one_line(runtime, tmp_path, monkeypatch):
+    for job_dir in (tmp_path / "none", tmp_path):
+        with pytest.raises(UsageError) as refusal:
+            recalled(job_dir, {})
+        assert str(refusal.value).startswith(f"--resume has nothing to go on in --job-dir {job_dir}, which has no job.")
+        assert "\n" not in str(refusal.value)
+    leave(tmp_path, status(step=3), given=GIVEN)
+    was = os.getcwd()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as refusal:
+        recalled(tmp_path, {})
+    assert str(refusal.value) == (
+        f"--resume takes the command from {tmp_path}/job.json, and it was typed in {was}; go there first (cd {was}), "
+        "or give the command"
+    )
+
+
+# --- how it stands ---
+
+
+def everything() -> Status:
+    worker = WorkerStatus("b:0", "member", 0, 2, 77, "mark", 12, "compute", 0.5, 0.1, None)
+    return status("training", 12, workers=(worker, WorkerStatus("b:1", "empty", starts_in_s=3.5)), generation=3, size=1)
+
+
+def test_a_status_is_read_as_it_was_written(runtime, tmp_path):
+    with claimed(tmp_path) as folder:
+        for one in (everything(), status("ended", end=happenings.End(1, "bad"))):
+            folder.write_status(one)
+            assert view_of(tmp_path).status == one
+
+
+def test_a_job_runs_has_ended_or_is_dead(runtime, tmp_path):
+    with claimed(tmp_path) as folder:
+        folder.write_status(status(step=4))
+        view = view_of(tmp_path)
+        assert (view.running, view.dead) == (True, False)
+    assert view_of(tmp_path).dead
+    with claimed(tmp_path, resume=True) as folder:
+        folder.write_status(status("ended", end=happenings.End(0)))
+    view = view_of(tmp_path)
+    assert (view.running, view.dead) == (False, False)
+
+
+def test_where_locks_do_not_reach_a_fresh_status_shows_that_an_edlrun_lives(runtime, tmp_path):
+    """A network file system may keep the locks of another host to itself."""
+    leave(tmp_path, status(step=4))
+    replace_file(tmp_path / RECORD, to_text(replace(view_of(tmp_path).record, host="another")))
+    with pytest.raises(UsageError, match="on host another"), claim(options(tmp_path, resume=True)):
+        pass
+    replace_file(tmp_path / STATUS, to_text(replace(status(step=4), at=time.time() - 60)))
+    assert view_of(tmp_path).dead
+    leave(tmp_path, resume=True)
+
+
+# --- what other terminals ask ---
+
+
+def training(*entries: str, least: int = 1) -> Membership:
+    """A job whose workers on these hosts train."""
+    hosts = tuple(HostSlots(entry[0], int(entry[2])) for entry in entries)
+    membership = begin(Rules(sum(host.slots for host in hosts), least, 9, settle_s=0.0), 0.0)
+    membership, _ = advance(membership, happenings.HostsFound(hosts), 0.0)
+    for kind in (lambda w: happenings.Ready(w, 1), lambda w: happenings.Formed(w, 1, 1)):
+        for worker in list(membership.slots):
+            membership, _ = advance(membership, kind(worker), 1.0)
+    assert membership.world.phase == "running"
+    return membership
+
+
+def drain(target: object, notice_s: object = 60) -> bytes:
+    return json.dumps({"what": "drain", "target": target, "notice_s": notice_s}).encode()
+
+
+@pytest.mark.parametrize(
+    ("target", "leaving", "stay"), [("b", ["b:0", "b:1"], 1), ("b:1", ["b:1"], 2), ("a", ["a:0"], 2)]
+)
+def test_a_host_or_worker_of_the_job_is_left(target, leaving, stay):
+    membership = training("a:1", "b:2")
+    said = answer(drain(target), membership, 1.0)
+    assert said.happening == happenings.DrainAsked(target, 60.0)
+    assert said.fields == {"ok": True, "workers": leaving, "stay": stay, "slots": stay, "least": 1}
+
+
+def test_who_leaves_already_does_not_count_as_staying():
+    membership, _ = advance(training("a:1", "b:2"), happenings.DrainAsked("b:0", 60.0), 2.0)
+    assert answer(drain("a"), membership, 2.0).fields["stay"] == 1
+
+
+@pytest.mark.parametrize("target", ["c", "b:2", "a:1", "", "b:", ":0", "b:0:0", " b", "B", None, 7, ["b"], {"b": 0}])
+def test_what_the_job_has_not_is_answered_with_the_hosts_there_are(target):
+    said = answer(drain(target), training("a:1", "b:2"), 1.0)
+    assert said.happening is None
+    assert said.fields["hosts"] == ["a", "b"]
+    assert said.fields["problem"].endswith("its hosts are a, b")
+
+
+@pytest.mark.parametrize("notice", [-1, 86_401, None, "60", True, float("inf"), float("nan"), 10**400, [60]])
+def test_a_notice_that_is_no_time_changes_nothing(notice):
+    said = answer(drain("b", notice), training("b:1"), 1.0)
+    assert (said.happening, said.fields["ok"]) == (None, False)
+
+
+class Listening:
+    """A job's side of its socket, in a thread of its own."""
+
+    def __init__(self, folder: Path, membership: Membership) -> None:
+        self.heard: list[happenings.DrainAsked] = []
+        self.membership = membership
+        self.loop = asyncio.new_event_loop()
+        self.requests = Requests(self.take)
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+        asyncio.run_coroutine_threadsafe(self.requests.start(folder), self.loop).result(30)
+
+    def take(self, line: bytes):
+        said = answer(line, self.membership, 1.0)
+        if said.happening is not None:
+            self.heard.append(said.happening)
+        return said.fields
+
+    def close(self) -> None:
+        async def end() -> None:
+            self.requests.close()
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                await asyncio.wait({task}, timeout=30)
+
+        asyncio.run_coroutine_threadsafe(end(), self.loop).result(60)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(30)
+        self.loop.close()
+
+
+@pytest.fixture
+def job_folder(runtime, tmp_path) -> Iterator[JobFolder]:
+    # Longer than an address of a socket may be.
+    with claim(options(tmp_path / ("long" * 30) / "job")) as folder:
+        yield folder
+
+
+@pytest.fixture
+def listening(job_folder) -> Iterator[Listening]:
+    listening = Listening(job_folder.path, training("a:1", "b:2"))
+    yield listening
+    listening.close()
+
+
+def test_the_socket_is_for_this_user_alone_and_its_folder_may_have_a_long_name(job_folder, listening):
+    assert len(str(job_folder.path / CONTROL)) > 108
+    mode = (job_folder.path / CONTROL).stat().st_mode
+    assert (stat.S_ISSOCK(mode), stat.S_IMODE(mode)) == (True, 0o600)
+    said = ask(job_folder.path, {"what": "drain", "target": "b:0", "notice_s": 5})
+    assert said["ok"]
+    assert listening.heard == [happenings.DrainAsked("b:0", 5.0)]
+
+
+def test_a_socket_that_a_killed_edlrun_has_left_is_in_nobodys_way(job_folder):
+    (job_folder.path / CONTROL).touch()
+    listening = Listening(job_folder.path, training("a:1"))
+    assert ask(job_folder.path, {"what": "drain", "target": "a", "notice_s": 5})["ok"]
+    listening.close()
+
+
+def test_nobody_there_is_one_error(job_folder):
+    with pytest.raises(PlatformError, match=r"which did not answer: .*No such file"):
+        ask(job_folder.path, {})
+
+
+def connect(path: Path) -> socket.socket:
+    os.chdir(path)  # the other way around the length of an address
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(CONTROL)
+    connection.settimeout(30)
+    return connection
+
+
+def test_nonsense_is_answered_and_changes_nothing(job_folder, listening, monkeypatch):
+    monkeypatch.chdir(job_folder.path)
+    chance = random.Random(0)
+    whole = drain("b:0")
+    for number in range(3000):
+        line = bytearray(whole)
+        for _ in range(chance.randint(1, 4)):
+            kind = chance.randrange(4)
+            if kind == 0:
+                line[chance.randrange(len(line))] = chance.randrange(256)
+            elif kind == 1:
+                del line[chance.randrange(len(line)) :]
+                line += b" "
+            elif kind == 2:
+                line += bytes(chance.randrange(256) for _ in range(chance.randrange(60)))
+            else:
+                line = bytearray(json.dumps(chance.choice([None, [], {}, 7, "drain", {"what": "drain"}])).encode())
+        with connect(job_folder.path) as caller:
+            caller.sendall(bytes(line).replace(b"\n", b"") + chance.choice((b"", b"\n")))
+            caller.shutdown(socket.SHUT_WR)
+            said = json.loads(caller.makefile("rb").readline())
+        assert isinstance(said["ok"], bool), number
+    # What was asked for nevertheless was spelt right.
+    assert {asked.target for asked in listening.heard} <= {"a", "b", "a:0", "b:0", "b:1"}
+    assert ask(job_folder.path, {"what": "drain", "target": "a", "notice_s": 5})["ok"]
+
+
+def test_who_talks_without_end_or_hangs_up_disturbs_nobody(job_folder, listening, monkeypatch):
+    monkeypatch.chdir(job_folder.path)
+    with connect(job_folder.path) as endless, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        endless.sendall(b"x" * 100 * LONGEST_LINE_BYTES)
+    for _ in range(100):
+        connect(job_folder.path).close()
+    silent = [connect(job_folder.path) for _ in range(10)]
+    assert ask(job_folder.path, {"what": "drain", "target": "a", "notice_s": 5})["ok"]
+    for caller in silent:
+        caller.close()
+
+
+# --- the commands ---
+
+
+def run(*words: str):
+    return CliRunner().invoke(commands, words)
+
+
+def test_drain_says_what_follows(job_folder, listening):
+    path = str(job_folder.path)
+    done = run("drain", "b:0", "--job", path, "--notice", "30")
+    assert (done.exit_code, done.stdout) == (0, "1 worker leaves b:0 at the next commit; 2 workers stay\n")
+    assert run("drain", "b").stdout == "2 workers leave b at the next commit; 1 worker stays\n", "the only job"
+    assert listening.heard == [happenings.DrainAsked("b:0", 30.0), happenings.DrainAsked("b", 120.0)]
+    listening.membership = training("a:1", "b:2", least=2)
+    waits = run("drain", "b", "--job", path).stdout
+    assert waits.endswith("; 1 worker of the 2 that --min-np asks for stay, so the job waits for more\n")
+    listening.membership = training("b:2")
+    assert "it saves a checkpoint and ends with exit code 75" in run("drain", "b", "--job", path).stdout
+
+
+def test_drain_refuses_in_one_line(job_folder, listening, tmp_path):
+    done = run("drain", "node-9", "--job", str(job_folder.path))
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == "error: the job has no host or worker 'node-9'; its hosts are a, b\n"
+    done = run("drain", "a", "--job", str(tmp_path))
+    assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
+    leave(tmp_path / "over", status("ended", end=happenings.End(0)))
+    done = run("drain", "a", "--job", str(tmp_path / "over"))
+    assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
+    assert "does not run any more" in done.stderr
+    with claim(options(tmp_path / "second")):
+        done = run("drain", "a")
+        assert done.exit_code == 2
+        assert done.stderr.startswith("error: 2 jobs run; name one with --job: ")
+    assert listening.heard == []
+
+
+def test_status_shows_the_only_job_or_a_list_of_them(runtime, tmp_path):
+    done = run("status")
+    assert (done.exit_code, done.stderr) == (
+        1, "error: no job of this user runs on this machine; JOB_DIR names the folder of one that has ended\n",
+    )  # fmt: skip
+    with claimed(tmp_path / "one") as folder:
+        folder.write_status(everything())
+        only = run("status")
+        assert only.exit_code == 0
+        for words in ("training", "generation 3", "step        12", "two words", " s ago", "down, starts in 4 s"):
+            assert words in only.stdout, only.stdout
+        assert only.stdout.splitlines()[:2] == run("status", str(tmp_path / "one")).stdout.splitlines()[:2]
+        with claim(options()):
+            both = run("status")
+            assert both.stdout.startswith("job ")
+            assert len(json.loads(run("status", "--json").stdout)) == 2
+    dead = run("status", str(tmp_path / "one"))
+    assert (dead.exit_code, "dead" in dead.stdout) == (0, True)
+    assert run("status", str(tmp_path / "none")).exit_code == 1
+
+
+def test_status_as_json_is_what_the_files_hold(runtime, tmp_path):
+    with claimed(tmp_path) as folder:
+        folder.write_status(everything())
+        shown = json.loads(run("status", str(tmp_path), "--json").stdout)
+    assert (shown["folder"], shown["running"], shown["dead"]) == (str(tmp_path), True, False)
+    assert shown["job"]["command"] == list(COMMAND)
+    assert shown["status"]["workers"][0]["phase"] == "compute"
+
+
+def test_a_status_that_is_watched_ends_with_its_job(runtime, tmp_path):
+    leave(tmp_path, status("ended", 9, end=happenings.End(75, "every host is left")))
+    done = run("status", str(tmp_path), "--watch")
+    assert (done.exit_code, "ended with exit code 75" in done.stdout) == (0, True)
+    done = run("status", str(tmp_path), "--watch", "--json")
+    assert json.loads(done.stdout)["status"]["end"]["code"] == 75
+
+
+def test_a_record_has_all_that_it_is_read_with(runtime, tmp_path):
+    leave(tmp_path, given={"-np": "2"})
+    record = view_of(tmp_path).record
+    assert JobRecord(**asdict(record)) == record
+    assert record.flags == (("-np", "2"),)

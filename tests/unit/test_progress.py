@@ -1,0 +1,237 @@
+"""What a worker says it is doing."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+import pytest
+import torch
+from clocks import FakeClock
+from worlds import alone
+
+import edl_hvd
+from edl_hvd.worker.progress import Progress, progress, recognise
+
+MAIN = threading.main_thread().ident or 0
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+def lasting(progress: Progress, clock: FakeClock, phase: str, seconds: float) -> None:
+    progress.enter(phase)
+    clock.sleep(seconds)
+
+
+def test_a_beat_tells_the_phase_and_how_long_it_has_lasted(clock):
+    progress = Progress(clock)
+    lasting(progress, clock, "input", 3.0)
+    beat = progress.beat(7)
+    assert (beat["generation"], beat["pid"], beat["phase"], beat["phase_s"]) == (7, os.getpid(), "input", 3.0)
+
+
+def test_computing_is_counted_and_nothing_else(clock):
+    progress = Progress(clock)
+    for _ in range(2):
+        lasting(progress, clock, "input", 5.0)
+        lasting(progress, clock, "compute", 2.0)
+        with progress.waiting():
+            clock.sleep(7.0)
+        clock.sleep(1.0)
+    progress.enter("script")
+    assert progress.beat(1)["compute_s"] == pytest.approx(6.0)
+    assert progress.beat(1)["waits"] == 2
+
+
+def test_a_phase_within_another_ends_with_its_block_whatever_happens(clock):
+    progress = Progress(clock)
+    progress.enter("compute")
+
+    def fail() -> None:
+        with progress.during("commit"), progress.waiting():
+            assert progress.phase == "collective"
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert progress.phase == "compute"
+    assert progress.waits == 0, "a wait that failed is not through"
+
+
+def test_a_function_may_be_a_phase(clock):
+    progress = Progress(clock)
+
+    @progress.during("checkpoint")
+    def write() -> str:
+        return progress.phase
+
+    assert [write(), write(), progress.phase] == ["checkpoint", "checkpoint", "start"]
+
+
+def test_the_slowest_phase_is_remembered_and_fades(clock):
+    progress = Progress(clock)
+    lasting(progress, clock, "compute", 8.0)
+    for _ in range(350):
+        lasting(progress, clock, "script", 100.0)
+        lasting(progress, clock, "compute", 0.1)
+    progress.enter("script")
+    assert 3.5 < progress.beat(1)["slowest_s"] < 4.5
+
+
+# --- what is recognised from outside ---
+
+
+def test_a_model_in_evaluation_mode_is_validated(clock):
+    progress = Progress(clock)
+    validating = True
+    progress.is_validating = lambda: validating
+    lasting(progress, clock, "compute", 0.9)
+    assert progress.beat(1)["phase"] == "compute", "so short a time is not worth a look"
+    clock.sleep(60.0)
+    assert progress.beat(1)["phase"] == "validation"
+
+    validating = False
+    clock.sleep(2.0)
+    beat = progress.beat(1)
+    assert (beat["phase"], beat["phase_s"]) == ("compute", 2.0), "counted from the end of the validation"
+    lasting(progress, clock, "compute", 0.5)
+    progress.enter("script")
+    assert progress.beat(1)["slowest_s"] == 0.5, "a validation says nothing about batches"
+    assert progress.beat(1)["compute_s"] == 0.5
+
+
+def test_phases_other_than_computing_are_what_they_are(clock):
+    progress = Progress(clock)
+    progress.is_validating = lambda: True
+    lasting(progress, clock, "input", 60.0)
+    assert progress.beat(1)["phase"] == "input"
+
+
+def what_is_recognised_during(work) -> str | None:
+    """In the main thread, seen from another, while ``work(pause)`` is inside ``pause``."""
+    seen = []
+
+    def pause() -> None:
+        look = threading.Thread(target=lambda: seen.append(recognise(sys._current_frames(), MAIN)))
+        look.start()
+        look.join()
+
+    work(pause)
+    [phase] = seen
+    return phase
+
+
+def test_compiling_is_recognised_and_running_what_was_compiled_is_not():
+    compiled = []
+
+    def compile_slowly(graph, inputs):
+        if not compiled:
+            compiled.append(graph)
+            pauses[0]()
+        return graph.forward
+
+    pauses = []
+
+    def work(pause) -> None:
+        pauses.append(pause)
+        torch.compile(lambda x: x + 1, backend=compile_slowly)(torch.ones(2))
+
+    assert what_is_recognised_during(work) == "compile"
+    torch._dynamo.reset()
+
+    def run(pause) -> None:
+        @torch._dynamo.disable
+        def outside() -> None:
+            pause()
+
+        def function(x):
+            outside()
+            return x + 1
+
+        torch.compile(function, backend="eager")(torch.ones(2))
+
+    assert what_is_recognised_during(run) is None
+    torch._dynamo.reset()
+
+
+class Slow:
+    def __init__(self, pause) -> None:
+        self.pause = pause
+
+    def __reduce__(self):
+        self.pause()
+        return (int, ())
+
+
+def test_writing_a_file_of_the_scripts_own_is_recognised(tmp_path):
+    assert what_is_recognised_during(lambda pause: torch.save(Slow(pause), tmp_path / "a.pt")) == "checkpoint"
+
+
+def test_anything_else_is_not():
+    assert what_is_recognised_during(lambda pause: pause()) is None
+
+
+# --- in the loop ---
+
+
+class Watched(torch.utils.data.Dataset):
+    """Notes in which phase it is read."""
+
+    def __init__(self, seen: list[tuple[str, str]]) -> None:
+        self.seen = seen
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.seen.append(("loader", progress.phase))
+        return torch.ones(1)
+
+
+def test_the_loop_tells_its_phases(tmp_path):
+    seen: list[tuple[str, str]] = []
+    model = torch.nn.Linear(1, 1)
+    with alone():
+        optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        batches = edl_hvd.ElasticBatchSampler(4, global_batch=4, micro_batch=2, seed=0)
+        loader = torch.utils.data.DataLoader(Watched(seen), batch_sampler=batches)
+        teacher = torch.nn.Linear(1, 1).eval()
+        state = edl_hvd.State(model=model, teacher=teacher, optimizer=optimizer, batches=batches)
+        before = progress.steps, progress.batches
+
+        @edl_hvd.elastic(checkpoint=str(tmp_path))
+        def train(state) -> None:
+            for epoch in state.epochs(2):
+                seen.append(("before the loop", progress.phase))
+                if epoch == 1:
+                    for _ in state.batches(loader):
+                        break
+                    seen.append(("after a loop that was left early", progress.phase))
+                    return
+                for batch in state.batches(loader):
+                    seen.append(("body", progress.phase))
+                    assert not progress.is_validating(), "the teacher does not count"
+                    model.eval()
+                    assert progress.is_validating()
+                    model.train()
+                    optimizer.zero_grad()
+                    model(batch).sum().backward()
+                    optimizer.step()
+                seen.append(("after the loop", progress.phase))
+
+        train(state)
+    assert seen == [
+        ("before the loop", "script"),
+        ("loader", "input"), ("loader", "input"), ("body", "compute"),
+        ("loader", "input"), ("loader", "input"), ("body", "compute"),
+        ("after the loop", "script"),
+        ("before the loop", "script"),
+        ("loader", "input"), ("loader", "input"),
+        ("after a loop that was left early", "script"),
+    ]  # fmt: skip
+    assert (progress.steps - before[0], progress.batches - before[1]) == (1, 3)
+    assert progress.phase == "end"

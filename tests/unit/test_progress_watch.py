@@ -1,0 +1,306 @@
+"""Who is hung and who merely takes its time, in virtual time."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pulse_puppets import FOR_EVER, Stage, steps
+
+HANG = ("compute", FOR_EVER)
+DAY_S = 24 * 3600.0
+
+
+def hangs_after(count: int, seconds: float, *hang: tuple[str, float]):
+    """A training that computes ``count`` batches and then does something else."""
+    return itertools.chain(steps(seconds, count), hang or (HANG,))
+
+
+def once(seconds: float, *pause: tuple[str, float], after: int = 10):
+    """A training that does something else once, and goes on."""
+    return itertools.chain(steps(seconds, after), pause, steps(seconds))
+
+
+# --- hung ---
+
+
+def test_a_worker_that_does_not_move_is_named_with_what_it_does_and_how_long_that_takes():
+    stage = Stage(steps(0.1), hangs_after(20, 0.1))
+    hung = stage.play(100)
+    assert hung is not None
+    assert (hung.worker, hung.life) == ("b:0", 1)
+    assert hung.reason == (
+        "it does not move, and the others wait for it: 30 s in compute, which takes up to 0.25 s, at step 20"
+    )
+    assert stage.clock.now_s < 1_000 + 20 * 0.25 + 33
+
+
+def test_the_bound_grows_with_the_steps_of_the_job():
+    stage = Stage(steps(8.0), hangs_after(5, 8.0))
+    assert stage.play(5 * 8.0 + 8.0 + 75) is None
+    assert stage.play(10) is not None
+
+
+@pytest.mark.parametrize(("phase", "bound_s"), [("input", 120), ("commit", 120), ("compute", 30)])
+def test_what_waits_for_a_disk_has_more_time(phase, bound_s):
+    stage = Stage(steps(0.25), hangs_after(20, 0.25, (phase, FOR_EVER)))
+    assert stage.play(20 * 0.25 + bound_s - 2) is None
+    hung = stage.play(5)
+    assert hung is not None
+    assert f" s in {phase}," in hung.reason
+
+
+def test_each_of_several_hung_workers_is_found():
+    stage = Stage(steps(0.25), hangs_after(20, 0.25), steps(0.25), hangs_after(20, 0.25))
+    assert stage.play(100) is not None
+    assert {hung.worker for hung in stage.look().hung} == {"b:0", "d:0"}
+
+
+def test_nobody_is_hung_as_long_as_nobody_waits():
+    stage = Stage(hangs_after(20, 0.25), hangs_after(20, 0.25))
+    assert stage.play(DAY_S / 20) is None
+    assert stage.warnings == []
+
+
+def test_an_hour_is_the_bound_of_what_nobody_can_judge_and_a_minute_the_patience():
+    stage = Stage(steps(0.25), hangs_after(20, 0.25, ("script", FOR_EVER)))
+    assert stage.play(3590) is None
+    assert stage.warnings == ['the others have waited 60 s for b:0: phase "script" at step 20']
+    assert stage.play(30) is not None
+
+
+def test_a_worker_that_has_its_collective_waits_for_nobody_but_itself():
+    """One is still in a collective that the others have left: it is not they who keep it waiting."""
+    stage = Stage(steps(0.25), steps(0.25))
+    assert stage.play(10) is None
+    behind, ahead = stage.puppets.values()
+    behind.progress.waits -= 1
+    behind.progress.enter("collective")
+    ahead.progress.enter("compute")
+    behind.go_on = ahead.go_on = lambda: None
+    assert stage.play(600) is None
+
+
+# --- not hung ---
+
+
+@pytest.mark.parametrize("slow_s", [0.4, 20.0, 120.0])
+def test_a_worker_that_is_four_times_slower_is_left_alone(slow_s):
+    stage = Stage(steps(slow_s / 4), steps(slow_s))
+    assert stage.play(40 * slow_s) is None
+
+
+@pytest.mark.parametrize("seconds", [0.4, 5.0, 60.0])
+def test_a_worker_that_becomes_four_times_slower_is_left_alone(seconds):
+    stage = Stage(steps(seconds), steps(lambda number: seconds if number < 10 else 4 * seconds))
+    assert stage.play(60 * seconds) is None
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_the_first_batches_of_a_process_may_take_half_an_hour(after):
+    stage = Stage(steps(0.25), once(0.25, ("compute", 1800.0), after=after))
+    assert stage.play(2000) is None
+    assert len(stage.warnings) == 1
+
+
+@pytest.mark.parametrize("phase", ["script", "validation", "compile", "checkpoint", "join"])
+def test_validating_compiling_and_writing_may_take_half_an_hour(phase):
+    stage = Stage(steps(0.25), once(0.25, (phase, 1800.0)))
+    assert stage.play(2000) is None
+    assert [phase in warning for warning in stage.warnings] == [True]
+
+
+def test_after_a_validation_the_batch_has_as_much_time_as_any_other():
+    stage = Stage(steps(0.25), once(0.25, ("validation", 300.0), ("compute", 20.0)))
+    assert stage.play(400) is None
+
+
+def test_a_wait_that_ended_by_itself_is_no_news_the_next_time():
+    validations = itertools.chain.from_iterable((*steps(0.25, 20), ("script", 100.0)) for _ in range(20))
+    stage = Stage(steps(0.25), validations)
+    assert stage.play(15 * 105) is None
+    assert len(stage.warnings) == 1
+
+
+def test_what_all_do_at_once_is_measured_by_the_first_one_that_is_through():
+    stage = Stage(once(0.25, ("compute", 100.0)), once(0.25, ("compute", 125.0)))
+    assert stage.play(200) is None
+
+
+def test_members_that_have_not_formed_the_present_world_are_not_judged():
+    stage = Stage(steps(0.25), hangs_after(20, 0.25))
+    assert stage.play(20) is None
+    stage.puppets["b:0"].silent = True  # what it said last is of the world before
+    stage.generation = 2
+    assert stage.play(600) is None
+
+
+@pytest.mark.parametrize("phase", ["compute", "input"])
+def test_when_most_are_late_at_once_it_is_something_that_they_share(phase):
+    stage = Stage(steps(0.25), *(once(0.25, (phase, 1800.0)) for _ in range(2)), steps(0.25))
+    assert stage.play(140) is not None, "half of them may well be hung"
+    stage = Stage(steps(0.25), *(once(0.25, (phase, 1800.0)) for _ in range(3)))
+    assert stage.play(2000) is None
+    assert len(stage.warnings) == 3
+
+
+# --- learning ---
+
+
+def test_after_a_worker_was_given_up_the_next_has_twice_the_time_for_a_day():
+    stage = Stage(steps(0.25), hangs_after(20, 0.25))
+    stage.watch.gave_up(stage.clock.now_s)
+    stage.watch.gave_up(stage.clock.now_s)  # of the same hang
+    assert stage.play(5 + 58) is None
+    assert stage.play(5) is not None
+
+    stage = Stage(steps(0.25), hangs_after(20, 0.25))
+    stage.watch.gave_up(stage.clock.now_s - DAY_S)
+    assert stage.play(5 + 33) is not None
+
+
+def test_what_went_well_once_may_take_twice_as_long_the_next_time():
+    stage = Stage(steps(0.25), once(0.25, ("compute", 25.0)))
+    assert stage.play(40) is None
+    worker = stage.puppets["b:0"]
+    worker.progress._slowest_s = 0.25  # long forgotten
+    worker._script = iter((HANG,))
+    worker._until_s = stage.clock.now_s
+    assert stage.play(45) is None
+    assert stage.play(15) is not None
+
+
+# --- silence ---
+
+
+def test_a_worker_that_holds_pythons_lock_is_judged_by_its_silence():
+    stage = Stage(steps(0.25), hangs_after(20, 0.25))
+    assert stage.play(8) is None
+    stage.puppets["b:0"].silent = True
+    assert stage.play(59) is None
+    hung = stage.play(5)
+    assert hung is not None
+    assert hung.reason == (
+        "it has said nothing for 60 s while the others wait for it at step 20, although its process runs: native code "
+        "holds Python's lock"
+    )
+
+
+def test_a_worker_that_falls_silent_is_as_far_as_those_who_wait_for_it():
+    """Its last word, from the first moment of the training, is no excuse."""
+    stage = Stage(steps(0.05), hangs_after(20, 0.05))
+    assert stage.play(0.25) is None
+    assert stage.watch._seen["b:0"].beat.steps < 3
+    stage.puppets["b:0"].silent = True
+    hung = stage.play(70)
+    assert hung is not None
+    assert "at step 20" in hung.reason
+
+
+def test_a_silence_that_ended_makes_the_next_one_less_suspicious():
+    stage = Stage(steps(0.25), steps(0.25))
+    worker = stage.puppets["b:0"]
+    assert stage.play(10) is None
+    worker._script = itertools.chain((("compute", 20.0),), steps(0.25, 20), (HANG,))
+    worker.silent = True
+    assert stage.play(20) is None
+    worker.silent = False
+    assert stage.play(12) is None
+    worker.progress._slowest_s = 0.25  # long forgotten
+    assert stage.play(1) is None
+    worker.silent = True
+    assert stage.play(70) is None
+    assert stage.play(20) is not None
+
+
+def test_a_worker_whose_host_was_paused_is_not_blamed_when_it_wakes():
+    """Its clock may have run on, so its phase seems to have lasted as long as the others waited."""
+    stage = Stage(steps(0.25), once(0.25, ("compute", 100.0), after=40))
+    assert stage.play(10 + 5) is None
+    stage.puppets["b:0"].silent = True
+    for _ in range(85 * 4):  # its host says nothing either
+        stage.clock.sleep(0.25)
+        stage._move()
+        stage._silent_since.clear()
+        assert stage.look().hung == ()
+    stage.puppets["b:0"].silent = False
+    assert stage.play(20) is None
+
+
+@pytest.mark.parametrize("seconds", [5.0, 600.0])
+def test_after_a_pause_of_its_own_the_driver_blames_nobody(seconds):
+    stage = Stage(steps(0.25), once(0.25, ("compute", 25.0), ("compute", 25.0), after=40))
+    assert stage.play(15) is None
+    stage.pause_driver(seconds)
+    assert stage.look().hung == ()
+    assert stage.play(600) is None
+
+
+# --- nobody to blame ---
+
+
+def test_when_all_wait_for_each_other_that_is_said_once():
+    stage = Stage(steps(0.25), steps(0.25), steps(0.25))
+    assert stage.play(10) is None
+    stage._go_on = lambda: None  # nothing arrives any more
+    for puppet in stage.puppets.values():
+        puppet.progress.enter("collective")
+    stage.puppets["b:0"].progress.waits -= 1
+    assert stage.play(600) is None
+    [warning] = stage.warnings
+    assert warning.startswith("all 3 workers have waited 60 s for each other at step ")
+    assert warning.endswith("; b:0 lack what the others have received; check the network between their hosts")
+
+
+# --- whatever happens ---
+
+DURATIONS = st.floats(0.05, 10.0)
+
+
+@st.composite
+def healthy(draw):
+    """A worker up to four times as slow as another, with pauses that each phase may have."""
+    factor = draw(st.floats(1.0, 4.0))
+    pauses = {
+        draw(st.integers(0, 20)): draw(
+            st.one_of(
+                st.tuples(st.sampled_from(["script", "validation", "compile", "checkpoint"]), st.floats(0, 600.0)),
+                st.tuples(st.just("compute"), st.floats(0, 28.0)),
+                st.tuples(st.sampled_from(["input", "commit"]), st.floats(0, 115.0)),
+            )
+        )
+        for _ in range(draw(st.integers(0, 3)))
+    }
+    return factor, pauses
+
+
+def training(base_s: float, worker: tuple, count: int):
+    factor, pauses = worker
+    for number in range(count):
+        if number in pauses:
+            yield pauses[number]
+        yield from steps(base_s * factor, 1)
+
+
+@settings(deadline=None, max_examples=30)
+@given(DURATIONS, st.lists(healthy(), min_size=2, max_size=4))
+def test_a_healthy_worker_is_never_given_up(base_s, workers):
+    stage = Stage(*(training(base_s, worker, 20) for worker in workers))
+    for puppet in stage.puppets.values():
+        puppet.progress.steps = 10
+    assert stage.play(20 * 4 * base_s + sum(pause[1] for _, pauses in workers for pause in pauses.values())) is None
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.floats(0.05, 3.0), st.lists(healthy(), min_size=2, max_size=4), st.integers(4, 30), st.data())
+def test_a_worker_that_hangs_is_found_and_nobody_else(base_s, workers, when, data):
+    hangs = data.draw(st.integers(0, len(workers) - 1))
+    scripts = [training(base_s, (factor, {}), when if number == hangs else 1000)
+               for number, (factor, _) in enumerate(workers)]  # fmt: skip
+    scripts[hangs] = itertools.chain(scripts[hangs], (HANG,))
+    stage = Stage(*scripts)
+    hung = stage.play(when * 4 * base_s + 4 * base_s + 10 * (4 * base_s + 1) + 35 + when)
+    assert hung is not None
+    assert hung.worker == list(stage.puppets)[hangs]
