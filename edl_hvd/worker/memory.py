@@ -226,7 +226,11 @@ def _some_of(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dim() == 0 or count == 0:
         return tensor
     places = torch.arange(count, device=tensor.device) * (tensor.numel() // count)
-    return tensor[torch.unravel_index(places, tensor.shape)]
+    index = []
+    for size in reversed(tensor.shape):  # torch.unravel_index imports five hundred modules first
+        index.append(places % size)
+        places = places.div(size, rounding_mode="floor")
+    return tensor[tuple(reversed(index))]
 
 
 class Mark:
