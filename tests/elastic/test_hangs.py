@@ -58,7 +58,7 @@ def test_the_others_go_on_within_five_seconds_of_a_stop(edlrun):
     assert outcome.seconds_to_next_step() < 5.0
 
 
-@pytest.mark.skipif(SSHD is None or SSH is None, reason="no ssh server on this machine (apt-get install openssh-server)")
+@pytest.mark.skipif(SSHD is None or SSH is None, reason="no ssh server here (apt-get install openssh-server)")
 def test_the_others_go_on_within_five_seconds_of_a_stop_behind_ssh(edlrun, tmp_path):
     (tmp_path / "ssh").mkdir()
     with serve(tmp_path / "ssh") as server:

@@ -115,7 +115,7 @@ def test_a_whole_command_line_of_horovodrun_is_understood(tmp_path):
 )  # fmt: skip
 def test_long_short_and_abbreviated_forms_mean_the_same(words):
     options = read(*words)
-    assert (options.rules, options.command) == (Rules(2, 2, 2), COMMAND)
+    assert (options.rules, options.command) == (Rules(2, 2, 2, hosts_are_fixed=True), COMMAND)
     assert options.source == FixedHosts((HostSlots("localhost", 2),))
 
 
