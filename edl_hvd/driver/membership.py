@@ -157,13 +157,14 @@ class Membership:
         return [worker for worker, slot in self.slots.items() if slot.state in states]
 
     def wanted(self, now_s: float) -> list[str]:
-        """Slots that may have a worker: on listed hosts that are neither left nor set aside."""
+        """Slots that may have a worker: on listed hosts that are not left; of one set aside, those that have one."""
         return [
             worker
             for entry in self.hosts
-            if entry.host not in self.drains and self.aside.get(entry.host, now_s) <= now_s
+            if entry.host not in self.drains
             for worker in (f"{entry.host}:{number}" for number in range(entry.slots))
             if worker not in self.drains
+            if self.aside.get(entry.host, now_s) <= now_s or worker in self.having("starting", "ready", "member")
         ]
 
 

@@ -86,9 +86,9 @@ HOW: dict[str, Here | By | Ci] = {
         Here(more="&& edl-hvd status runs/resnet50 && edlrun --resume --job-dir runs/resnet50 "
              "&& edl-hvd status runs/resnet50", prints="run 2"),
     "edlrun --resume --job-dir runs/resnet50": By("tests/docs/test_commands.py::test_the_command_works"),
-    "edl-hvd status runs/resnet50": By("tests/elastic/test_job_folder.py::test_status_shows_a_job_while_it_trains"),
+    "edl-hvd status runs/resnet50": By("tests/elastic/test_job_dir.py::test_status_shows_a_job_while_it_trains"),
     "edl-hvd drain node-3 --job runs/resnet50": By(
-        "tests/elastic/test_job_folder.py::test_a_host_that_is_drained_leaves_at_the_next_commit_and_nothing_is_lost"),
+        "tests/elastic/test_job_dir.py::test_a_host_that_is_drained_leaves_at_the_next_commit_and_nothing_is_lost"),
     "edl-hvd replay history.jsonl": By("tests/docs/test_commands.py::test_the_command_works"),
     "python train.py": By("tests/elastic/test_launchers.py::test_as_a_single_process"),
     "horovodrun -np 2 --min-np 1 --max-np 8 --network-interfaces eth0 "

@@ -76,6 +76,19 @@ def test_a_host_that_keeps_failing_is_set_aside_and_comes_back_after_its_cooldow
     assert stage.running == ["a:0", "b:0"]
 
 
+def test_whoever_is_well_on_a_host_that_is_set_aside_stays():
+    stage = training("a:2", rules=replace(RULES, min_np=2))
+    step = stage.step
+    for _ in range(3):
+        stage.exit("a:1")
+        stage.settle(10)
+    assert list(stage.puppets) == ["a:0"], "the other slot gets no new worker for a while"
+    assert stage.puppets["a:0"].state == "ready"
+    stage.settle(60)
+    assert stage.running == ["a:0", "a:1"]
+    assert stage.step > step
+
+
 def test_an_error_of_every_worker_at_the_same_step_ends_the_job():
     stage = training("a:2")
     for worker in ("a:0", "a:1"):

@@ -24,7 +24,8 @@ HANG = """if True:
     augment()
 """
 ASLEEP = HANG.format(hang="threading.Event().wait()")
-HOLDS_THE_LOCK = HANG.format(hang="ctypes.PyDLL(None).sleep(1000)")
+DEADLOCK = "lock, mutex = ctypes.PyDLL(None).pthread_mutex_lock, bytes(64); lock(mutex); lock(mutex)"
+HOLDS_THE_LOCK = HANG.format(hang=DEADLOCK)
 DEAF = ASLEEP.replace("faulthandler.register(signal.SIGQUIT, file=2)", "signal.signal(signal.SIGQUIT, signal.SIG_IGN)")
 # What py-spy prints, and to whom it was asked for.
 SPY = """#!/bin/sh
