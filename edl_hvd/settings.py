@@ -180,16 +180,18 @@ class Launch:
                 raise SettingsError(f"{name}={text!r} is not a whole number; it is set by the launcher, do not set it")
             return int(text)
 
+        # srun tells a PMIx process its rank, and the number of its step's tasks in a variable of Slurm's own.
+        pmix_size = number("SLURM_STEP_NUM_TASKS", 1) if "PMIX_RANK" in environ else 1
         return cls(
             address=environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR") or None,
             port=number("HOROVOD_GLOO_RENDEZVOUS_PORT", 0),
-            mpi=max(number("OMPI_COMM_WORLD_SIZE", 1), number("PMI_SIZE", 1)) > 1,
+            mpi=max(number("OMPI_COMM_WORLD_SIZE", 1), number("PMI_SIZE", 1), pmix_size) > 1,
             elastic=environ.get("HOROVOD_ELASTIC") == "1",
             host=environ.get("HOROVOD_HOSTNAME", "localhost"),
             interface=environ.get("HOROVOD_GLOO_IFACE") or None,
-            rank=number("HOROVOD_RANK", number("OMPI_COMM_WORLD_RANK", number("PMI_RANK", 0))),
-            size=number("HOROVOD_SIZE", number("OMPI_COMM_WORLD_SIZE", number("PMI_SIZE", 1))),
-            local_rank=number("HOROVOD_LOCAL_RANK", number("OMPI_COMM_WORLD_LOCAL_RANK", 0)),
+            rank=number("HOROVOD_RANK", number("OMPI_COMM_WORLD_RANK", number("PMI_RANK", number("PMIX_RANK", 0)))),
+            size=number("HOROVOD_SIZE", number("OMPI_COMM_WORLD_SIZE", number("PMI_SIZE", pmix_size))),
+            local_rank=number("HOROVOD_LOCAL_RANK", number("OMPI_COMM_WORLD_LOCAL_RANK", number("SLURM_LOCALID", 0))),
             local_size=number("HOROVOD_LOCAL_SIZE", number("OMPI_COMM_WORLD_LOCAL_SIZE", 1)),
             cross_rank=number("HOROVOD_CROSS_RANK", 0),
             cross_size=number("HOROVOD_CROSS_SIZE", 1),

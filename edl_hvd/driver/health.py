@@ -21,6 +21,9 @@ from edl_hvd.driver.pulse import Pulse
 from edl_hvd.driver.stacks import place_in
 from edl_hvd.driver.stragglers import Slow, Stragglers
 
+_JUDGE_EVERY_S = 0.25
+# As often as a worker says something new.
+
 
 class Process(Protocol):
     """What is needed of a worker's process; see ``processes.WorkerProcess``."""
@@ -71,6 +74,8 @@ class Health:
         self._watch = ProgressWatch(clock.monotonic_s())
         self._stragglers = Stragglers()
         self._patients: dict[str, _Patient] = {}
+        self._hung: tuple[Hung, ...] = ()
+        self._judged_s = clock.monotonic_s()
         self._found: dict[str, _Finding] = {}  # at the last look
 
     def begins(self, worker: str, life: int, process: Process) -> None:
@@ -88,16 +93,17 @@ class Health:
         if patient is None or patient.life != life:
             return
         patient.pid = beat.pid
+        if patient.examination is not None:
+            self._judged_s = float("-inf")  # at once: it may save its life
         self._watch.heard(worker, life, beat, self._clock.monotonic_s())
         world = membership.world
-        if worker in world.members:
-            for slow in self._stragglers.heard(worker, beat, world.generation, world.members):
-                times = slow.compute_s / slow.median_s if slow.median_s else float("inf")
-                self._notice(
-                    f"{slow.worker} is slow: {slow.compute_s:.3g} s for a micro-batch at step {slow.step}, {times:.1f} "
-                    "times as long as the others"
-                )
-                self._slow(slow)
+        for slow in self._stragglers.heard(worker, beat, world.generation, len(world.members)):
+            times = slow.compute_s / slow.median_s if slow.median_s else float("inf")
+            self._notice(
+                f"{slow.worker} is slow: {slow.compute_s:.3g} s for a micro-batch at step {slow.step}, {times:.1f} "
+                "times as long as the others"
+            )
+            self._slow(slow)
 
     def ends(self, worker: str) -> None:
         """Its process has ended."""
@@ -107,9 +113,13 @@ class Health:
 
     def look(self, membership: Membership) -> None:
         """Judge everybody; called every moment."""
+        now_s = self._clock.monotonic_s()
+        if now_s - self._judged_s >= _JUDGE_EVERY_S:
+            self._judged_s, self._hung = now_s, self._judge(membership)
         found: dict[str, _Finding] = {}
-        for hung in self._judge(membership):
-            found[hung.worker] = _Finding("hung", hung.reason)
+        for hung in self._hung:
+            if hung.worker in self._patients and self._patients[hung.worker].life == hung.life:
+                found[hung.worker] = _Finding("hung", hung.reason)
         for worker, stopped, reason in self._pulse.lost():
             found[worker] = _Finding("stopped" if stopped else "unheard", reason)
         self._found = found

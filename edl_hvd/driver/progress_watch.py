@@ -96,6 +96,29 @@ class _Seen:
     measured: bool = False
 
 
+class _Waits:
+    """Of those who wait: for how long, by the number of calls that they have come through."""
+
+    def __init__(self, waiting: Iterable[_Seen]) -> None:
+        self._longest_s: dict[int, float] = {}
+        self._step = 0
+        for seen in waiting:
+            calls = seen.beat.waits
+            self._longest_s[calls] = max(seen.stuck_s, self._longest_s.get(calls, 0.0))
+            self._step = max(self._step, seen.beat.step)
+
+    def longest_s(self, calls: int) -> float:
+        """How long they have waited for a worker that has come through so many."""
+        return max((seconds for own, seconds in self._longest_s.items() if own >= calls), default=0.0)
+
+    def supposed(self, beat: Beat) -> Beat:
+        """What a silent worker would say now, as far as they show it."""
+        ahead = any(calls > beat.waits for calls in self._longest_s)
+        steps = max(self._step - beat.step, 0)
+        phase = "silence" if ahead or beat.phase == "collective" else beat.phase
+        return replace(beat, phase=phase, step=beat.step + steps, steps=beat.steps + steps)
+
+
 class ProgressWatch:
     """Over all workers of a job. Pure: time is an argument, in seconds, and never goes back.
 
@@ -155,6 +178,7 @@ class ProgressWatch:
         }
         fresh = {worker for worker, seen in present.items() if now_s - seen.heard_s < _FRESH_S}
         waiting = {worker for worker in fresh if present[worker].beat.phase == "collective"}
+        waits = _Waits([present[worker] for worker in waiting])
         slowest_s = max((seen.beat.slowest_s for seen in present.values()), default=0.0)
         late: list[tuple[float, Hung]] = []
         warnings: list[str] = []
@@ -162,15 +186,14 @@ class ProgressWatch:
             if worker in waiting:
                 self._note_lag(seen, 0.0, measured=True)
             elif worker in fresh or worker in silent:
-                waiters = [present[name] for name in waiting if present[name].beat.waits >= seen.beat.waits]
-                beat = seen.beat if worker in fresh else _supposed(seen.beat, [other.beat for other in waiters])
-                own_s = seen.stuck_s if worker in fresh else silent[worker]
-                lag_s = min(own_s, max((other.stuck_s for other in waiters), default=0.0))
+                mute = worker not in fresh
+                beat = waits.supposed(seen.beat) if mute else seen.beat
+                lag_s = min(silent[worker] if mute else seen.stuck_s, waits.longest_s(seen.beat.waits))
                 self._note_lag(seen, lag_s, _is_measured(beat))
-                if lag_s > self._bound_s(beat, slowest_s, worker not in fresh, now_s):
-                    late.append((lag_s, Hung(worker, seen.life, _reason(beat, lag_s, slowest_s, worker not in fresh))))
+                if lag_s > self._bound_s(beat, slowest_s, mute, now_s):
+                    late.append((lag_s, Hung(worker, seen.life, _reason(beat, lag_s, slowest_s, mute))))
                 if lag_s > self._patience_s(beat):
-                    doing = "it says nothing, although its process runs" if worker not in fresh else _doing(beat)
+                    doing = "it says nothing, although its process runs" if mute else _doing(beat)
                     text = f"the others have waited {lag_s:.0f} s for {worker}: {doing}"
                     warnings += self._once(text, (worker, seen.life, *_place(seen.beat)))
         if waiting == set(names) and len(names) > 1:
@@ -225,14 +248,6 @@ class ProgressWatch:
 def _place(beat: Beat) -> tuple[object, ...]:
     """Where in its work a worker is; equal ones follow each other unless it has moved."""
     return beat.generation, beat.waits, beat.phase
-
-
-def _supposed(beat: Beat, waiters: list[Beat]) -> Beat:
-    """What a silent worker would say now, as far as those show that wait for it."""
-    calls = max((other.waits for other in waiters), default=0)
-    steps = max((other.step - beat.step for other in waiters), default=0)
-    phase = "silence" if calls > beat.waits or beat.phase == "collective" else beat.phase
-    return replace(beat, phase=phase, step=beat.step + max(steps, 0), steps=beat.steps + max(steps, 0))
 
 
 def _is_measured(beat: Beat) -> bool:

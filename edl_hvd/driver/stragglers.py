@@ -7,7 +7,6 @@ row: a single pause, however long, spoils one window only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median_low
 
@@ -48,44 +47,39 @@ class Stragglers:
         self._generation = 0
         self._began: dict[str, Beat] = {}  # the first beat of each worker's window
         self._latest: dict[str, Beat] = {}
+        self._complete: set[str] = set()  # whose window is
         self._in_a_row: dict[str, int] = {}
 
-    def heard(self, worker: str, beat: Beat, generation: int, members: Iterable[str]) -> list[Slow]:
-        """Take in a beat; the stragglers, if it completes their fifth window.
+    def heard(self, worker: str, beat: Beat, generation: int, size: int) -> list[Slow]:
+        """Take in a beat; the stragglers, if it completes the fifth window of all.
 
         Args:
             worker: Whose beat it is.
             beat: Its beat.
             generation: Of the present world.
-            members: Its members.
+            size: Its number of members.
         """
         if generation != self._generation:
             self._generation = generation
-            self._began, self._latest, self._in_a_row = {}, {}, {}
+            self._began, self._latest, self._complete, self._in_a_row = {}, {}, set(), {}
         if beat.generation != generation:
             return []
         first = self._began.setdefault(worker, beat)
         if beat.pid != first.pid or beat.steps < first.steps:
-            self._began[worker] = beat  # the same worker in a new process
+            first = self._began[worker] = beat  # the same worker in a new process
         self._latest[worker] = beat
-        names = list(members)
-        if len(names) < 2 or any(self._steps(name) < WINDOW_STEPS for name in names):
-            return []
-        return self._judge(names)
+        if beat.steps - first.steps >= WINDOW_STEPS:
+            self._complete.add(worker)
+        return self._judge() if len(self._complete) >= size > 1 else []
 
-    def _steps(self, worker: str) -> int:
-        if worker not in self._began:
-            return 0
-        return self._latest[worker].steps - self._began[worker].steps
-
-    def _judge(self, names: list[str]) -> list[Slow]:
+    def _judge(self) -> list[Slow]:
         """All windows are complete: compare them and begin new ones."""
         times_s = {}
-        for name in names:
-            first, last = self._began[name], self._latest[name]
+        for name, first in self._began.items():
+            last = self._latest[name]
             if last.batches > first.batches:  # else it was dealt nothing
                 times_s[name] = (last.compute_s - first.compute_s) / (last.batches - first.batches)
-        self._began = {name: self._latest[name] for name in names}
+        self._began, self._complete = dict(self._latest), set()
         if len(times_s) < 2:
             return []
         median_s = median_low(times_s.values())

@@ -25,20 +25,17 @@ class Departures:
     """Of one world. Written by the thread that watches the members, read by the one that waits in a collective.
 
     Attributes:
-        reason: Who has left first, for people; ``None`` as long as all are there.
-        somebody_left: A member has. The driver, who may be gone as well, is none.
+        reason: Who is gone, for people; ``None`` as long as all are there. Without one of them no world forms.
     """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._hopeless_s: float | None = None
         self.reason: str | None = None
-        self.somebody_left = False
 
     def note(self, reason: str, *, regular: bool) -> None:
         """A member has left: regularly, with all its collectives complete, or not."""
         self._note(reason, _REGULAR_GRACE_S if regular else 0.0)
-        self.somebody_left = True
 
     def note_orphaned(self) -> None:
         """The driver is gone: nobody will tell of members that leave."""
@@ -48,11 +45,6 @@ class Departures:
         moment = self._clock.monotonic_s() + grace_s
         if self._hopeless_s is None or moment < self._hopeless_s:
             self._hopeless_s, self.reason = moment, reason
-
-    @property
-    def prevent_a_start(self) -> bool:
-        """The world cannot form any more."""
-        return self.somebody_left or self.seconds_without_hope(0.0) > 0
 
     def wait(self) -> Wait:
         """Of a collective that begins to wait now."""

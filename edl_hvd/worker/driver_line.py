@@ -18,6 +18,7 @@ from edl_hvd.settings import Driver
 from edl_hvd.worker.progress import progress
 
 _CONNECT_TIMEOUT_S = 10.0
+_CONNECT_AGAIN_S = 3.0  # it was there a moment ago, or it is gone
 _BEAT_S = 0.25
 # A driver's host that vanishes without a word leaves what is sent to it unanswered.
 _UNANSWERED_S = 8.0
@@ -50,11 +51,13 @@ class DriverLine:
         self._one_at_a_time = threading.Lock()
         self._at_once: dict[str, Callable[..., None]] = {"straggler": _note_straggler, "lost": lambda: None}
         self.local_address = ""
+        timeout_s = _CONNECT_TIMEOUT_S if expected else _CONNECT_AGAIN_S
         try:
-            self._socket = socket.create_connection((driver.address, driver.port), timeout=_CONNECT_TIMEOUT_S)
+            self._socket = socket.create_connection((driver.address, driver.port), timeout=timeout_s)
         except OSError as error:
             if not expected:
                 self._socket, self.lost = socket.socket(), True
+                self._socket.close()
                 self._news.put(None)
                 return
             raise RendezvousError(

@@ -24,6 +24,7 @@ from edl_hvd.worker.rendezvous import Dismissed, Following, Handover, Joined
 from edl_hvd.world import World
 
 ORPHANED = 75  # EX_TEMPFAIL
+_LOOPBACK = "lo"
 _LAST_STEPS_S = 10.0
 # The others wait for what is still on its way to a newcomer; sending all of it anew takes them longer than this.
 _LONGEST_ERROR = 2000  # characters; the whole traceback is in the worker's output
@@ -131,9 +132,12 @@ class DriverRendezvous:
         engine.known_step = max(engine.known_step, news["known_step"])
         self._departures, self._forming = Departures(), world.generation
         if self._line.lost:
-            self._departures.note_orphaned()
-        own = news["address"] or self._line.local_address
-        os.environ["HOROVOD_GLOO_IFACE"] = news["interface"] or interface_of(own)
+            return None
+        interface = news["interface"] or interface_of(news["address"] or self._line.local_address)
+        os.environ["HOROVOD_GLOO_IFACE"] = interface
+        if interface != _LOOPBACK:
+            # As horovodrun does. NCCL looks once: on loopback it had better choose itself, other hosts may join.
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
         address, port = news["store"]
         collectives = engine.start(world, (address, port), self._departures)
         if collectives is None:

@@ -73,7 +73,7 @@ class Engine:
         before = open_sockets()
         start = NativeCall(hvd.init)
         timeout_s = float(self._environment.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "30"))
-        if not start.returns_within(0.9 * timeout_s, lambda: departures.prevent_a_start):
+        if not start.returns_within(0.9 * timeout_s, lambda: departures.reason):
             self._be_reborn(world.generation, f"{departures.reason or 'a member'} is missing at its start")
         self._sockets = open_sockets() - before
         keep_from_children(self._sockets)

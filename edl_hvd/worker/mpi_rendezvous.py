@@ -18,6 +18,7 @@ from mpi4py import MPI
 from edl_hvd.errors import PlatformError
 from edl_hvd.key_value_store import KeyValueStore
 from edl_hvd.worker.horovod_collectives import HorovodCollectives
+from edl_hvd.worker.interface import bind_to
 from edl_hvd.worker.rendezvous import Handover, Joined
 from edl_hvd.world import World
 
@@ -63,6 +64,7 @@ class MpiRendezvous:
             HOROVOD_CROSS_RANK=str(world.cross_rank),
             HOROVOD_CROSS_SIZE=str(world.cross_size),
         )
+        bind_to(interface)
         communicator.Barrier()
         hvd.init()
         return Joined(world, HorovodCollectives(), known_step)

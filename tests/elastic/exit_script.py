@@ -22,9 +22,10 @@ def run(folder: Path) -> None:
         code = repr(error)
         raise
     finally:
+        nccl = os.environ.get("NCCL_SOCKET_IFNAME")
         name = f"{os.environ['HOROVOD_HOSTNAME']}.{os.environ['HOROVOD_LOCAL_RANK']}.{os.getpid()}"
         (folder / "exits").mkdir(exist_ok=True)
-        (folder / "exits" / name).write_text(json.dumps({"code": code, "t": time.monotonic()}))
+        (folder / "exits" / name).write_text(json.dumps({"code": code, "t": time.monotonic(), "nccl": nccl}))
 
 
 if __name__ == "__main__":

@@ -247,7 +247,9 @@ class Points:
         if fault.action == "hang":
             threading.Event().wait()
         if fault.action == "freeze":
-            ctypes.PyDLL(None).sleep(10**6)
+            lock, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
+            while True:  # the second time; unlike sleep, it goes on after a signal
+                lock(mutex)
         if fault.action == "pause":
             time.sleep(fault.seconds)
             return

@@ -37,9 +37,9 @@ NOWHERE = "172.31.0.1"
 # Of no host: what is sent there stays unanswered.
 NOBODY = "10.90.0.99"
 
-_NAMESPACES = ["unshare", "--net", "--uts", "--mount"]
+NAMESPACES = ["unshare", "--net", "--uts", "--mount"]
 # Killing the first process of such a tree ends all of it.
-_TREE = ["--pid", "--fork", "--kill-child", "--mount-proc"]
+TREE = ["--pid", "--fork", "--kill-child", "--mount-proc"]
 _SWITCH = """
 set -e
 ip link add switch type bridge
@@ -77,7 +77,7 @@ def missing() -> str:
     if SSHD is None or SSH is None:
         return "no ssh server on this machine (apt-get install openssh-server)"
     needed = "hostname test; ip link add test0 type veth; ip link add test1 type bridge"
-    attempt = [*_NAMESPACES, *_TREE, "sh", "-ec", needed]
+    attempt = [*NAMESPACES, *TREE, "sh", "-ec", needed]
     done = subprocess.run(attempt, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     return f"this machine permits no network namespaces: {done.stderr.strip()}" if done.returncode else ""
 
@@ -134,7 +134,7 @@ class Host(Namespace):
         names = {**{known: ADDRESSES[known] for known in ("driver", "h1", "h2")}, name: NOWHERE}
         hosts = folder / f"hosts.{name}"
         hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{names[known]} {known}\n" for known in names))
-        words = [*_NAMESPACES, *(_TREE if tree else ()), "sh", "-c", _HOST, "sh", name, str(hosts), nowhere]
+        words = [*NAMESPACES, *(TREE if tree else ()), "sh", "-c", _HOST, "sh", name, str(hosts), nowhere]
         super().__init__([*words, self._address, *command])
 
     @property
@@ -172,7 +172,7 @@ class Network:
         # An sshd of root's wants this folder. It stays: that of another test process may need it by now.
         SEPARATION_FOLDER.mkdir(mode=0o755, exist_ok=True)
         self._write_configuration()
-        self._switch = Namespace([*_NAMESPACES, "sh", "-c", _SWITCH])
+        self._switch = Namespace([*NAMESPACES, "sh", "-c", _SWITCH])
         stack.callback(self._switch.end)
         assert SSHD is not None
         self._add(stack, Host("driver", folder, "dock0", False, ["sleep", "infinity"]), "driver")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import harness
 import namespaces
+import psutil
 import pytest
 from faults import AnyFault, Interrupt, Outside, add_host, kill, pass_by
 from harness import HERE, Job, Outcome
@@ -92,12 +93,13 @@ def ends(tmp_path: Path, host: str = "*") -> list[dict]:
 # --- hosts with several addresses ---
 
 
-def test_a_job_on_three_hosts_runs_to_its_end(run, tmp_path):
+@pytest.mark.parametrize("flags", [(), ("--network-interfaces", "eth0")], ids=["found", "named"])
+def test_a_job_on_three_hosts_runs_to_its_end(run, tmp_path, flags):
     """Their own names lead nowhere; on stock Horovod no other host gets through to them."""
-    outcome = run()
+    outcome = run(flags=flags)
     assert sizes(outcome) == [3]
     assert {line["worker"] for line in outcome.lines("end")} == {"h1:0", "h2:0", "h3:0"}
-    assert [end["code"] for end in ends(tmp_path)] == [0, 0, 0]
+    assert [(end["code"], end["nccl"]) for end in ends(tmp_path)] == [(0, "eth0")] * 3
 
 
 def test_a_host_joins_later(run):
@@ -151,7 +153,8 @@ def test_a_killed_worker_comes_back(run):
 
 @pytest.mark.parametrize("host", ["h1", "h3"])
 def test_a_pulled_cable_costs_the_others_seconds_and_the_worker_behind_it_leaves(run, network, tmp_path, host):
-    outcome = run(Outside(lambda: network.cut(host), step=7))
+    training = Training(checkpoint=str(tmp_path / "checkpoints"), checkpoint_every="4 steps")
+    outcome = run(Outside(lambda: network.cut(host), step=7), training=training)
     assert sizes(outcome) == [3, 2]
     assert outcome.seconds_to_next_step() < LOST_S
     [left] = ends(tmp_path, host)
@@ -186,9 +189,10 @@ def test_a_cable_that_is_pulled_while_a_world_forms_costs_only_a_retry(run, netw
         pass_by(worker="h3:0", at="forming"),
         Outside(lambda: network.cut("h2"), after=1),
     )
-    outcome = run(*faults, hosts=("h1:1", "h2:1"), training=Training(until_size=2, linger_s=1.0))
+    # Horovod may abort the worker behind the cable, as it does when it starts and cannot; if not, that leaves later.
+    outcome = run(*faults, hosts=("h1:1", "h2:1"), training=Training(until_size=2, linger_s=15.0))
     assert sizes(outcome)[-1] == 2
-    assert [left["code"] for left in ends(tmp_path, "h2")] == [ORPHANED]
+    assert [left["code"] for left in ends(tmp_path, "h2")] in ([], [ORPHANED])
 
 
 def test_a_worker_whose_ssh_server_dies_is_replaced_at_once(run, network, tmp_path):
@@ -218,6 +222,24 @@ def test_a_killed_driver_leaves_no_orphan_on_any_host(job_over_ssh, run_job, alo
     check(again, outcome, alone(again.training))
     [restored] = [event["step"] for event in outcome.events if event["event"] == "restore"]
     assert restored in (last, last + 1)
+
+
+def test_a_driver_that_dies_while_a_world_forms_costs_no_more_than_the_step_in_flight(job_over_ssh, run_job, tmp_path):
+    training = Training(checkpoint=str(tmp_path / "checkpoints"), epochs=10**6)
+
+    def kill_driver() -> None:
+        children = psutil.Process().children()
+        [driver] = [child for child in children if any(word.endswith("/edlrun") for word in child.cmdline())]
+        driver.kill()
+
+    faults = (add_host("h3:1", step=5), pass_by(worker="h1:0", at="forming", visit=2), Outside(kill_driver, after=1))
+    job = job_over_ssh(*faults, hosts=("h1:1", "h2:1"), training=training)
+    outcome = run_job(job)
+    check_faults(job, outcome)
+    assert {left["code"] for left in ends(tmp_path)} == {ORPHANED}
+    last = max(line["step"] for line in outcome.lines("step"))
+    newest = max(int(path.parent.name) for path in (tmp_path / "checkpoints").glob("*/*/manifest.json"))
+    assert newest in (last, last + 1)
 
 
 def test_workers_whose_driver_is_cut_off_save_and_leave(job_over_ssh, run_job, network, tmp_path):

@@ -40,6 +40,26 @@ def test_after_a_departure_the_connections_are_broken_first_and_then_the_wait_is
     assert seen == {0: (False, False), 0.2: (False, False), 0.3: (True, False), 1.9: (True, False), 2.1: (True, True)}
 
 
+def test_without_a_driver_there_is_time_to_agree_at_a_commit_and_no_world_forms_any_more(clock, departures):
+    wait = departures.wait()
+    departures.note_orphaned()
+    assert departures.reason == "the driver"
+    seen = {}
+    for moment_s in (3.2, 3.3, 4.9, 5.1):
+        clock.now_s = 1_000 + moment_s
+        seen[moment_s] = (wait.needs_help, wait.is_lost)
+    assert seen == {3.2: (False, False), 3.3: (True, False), 4.9: (True, False), 5.1: (True, True)}
+
+
+def test_a_member_that_dies_counts_at_once_though_the_driver_is_gone_too(clock, departures):
+    departures.note_orphaned()
+    wait = departures.wait()
+    clock.sleep(1)
+    departures.note("rank 3", regular=False)
+    clock.sleep(0.3)
+    assert wait.needs_help
+
+
 def test_a_wait_that_begins_after_a_departure_gets_the_same_time(clock, departures):
     departures.note("rank 3", regular=False)
     clock.sleep(60)
