@@ -165,8 +165,8 @@ class Control:
                     writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        _ask_for_answers(writer)
         try:
+            _ask_for_answers(writer)
             caller = await self._greet(reader, writer)
             if caller is not None:
                 await self._listen(*caller, reader, writer)
@@ -218,9 +218,9 @@ def _ask_for_answers(writer: asyncio.StreamWriter) -> None:
 
 def _unanswered_s(writer: asyncio.StreamWriter) -> float:
     """Since when nothing at all has come from the other system; 0 where ours does not tell (it is not Linux)."""
-    stream: socket.socket = writer.get_extra_info("socket")
     if not hasattr(socket, "TCP_INFO") or writer.is_closing():
         return 0.0
+    stream: socket.socket = writer.get_extra_info("socket")
     # tcpi_last_data_recv and tcpi_last_ack_recv, in milliseconds, see struct tcp_info in <linux/tcp.h>.
     data_ms, answer_ms = struct.unpack_from("II", stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60), 52)
     return float(min(data_ms, answer_ms)) / 1000

@@ -80,6 +80,8 @@ HOW: dict[str, Here | By | Ci] = {
     "pip install 'edl-hvd[aws]'": Here(prints="already satisfied", variables=DRY),
     'pip install "edl-hvd[aws]"': Here(prints="already satisfied", variables=DRY),
     "edlrun -np 2 --min-np 1 python train.py": Here(prints="finished on rank 0 of 2"),
+    "edlrun -np 3 --min-np 2 -H node-1:1,node-2:1,node-3:1 python train.py":
+        By("tests/elastic/test_namespaces.py::test_the_command_of_the_documents_for_several_hosts"),
     "edlrun -np 2 --min-np 1 --record history.jsonl python train.py":
         Here(more="&& edl-hvd replay history.jsonl", prints="The job ended with exit code 0"),
     "edlrun -np 2 --min-np 1 --job-dir runs/resnet50 python train.py":

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import harness
@@ -19,7 +21,10 @@ from faults import AnyFault, Interrupt, Outside, add_host, kill, pass_by
 from harness import HERE, Job, Outcome
 from invariants import check, check_faults, check_no_step_lost
 from ssh_hosts import SSH
+from test_launchers import script
 from training import Training
+
+__all__ = ["script"]  # a fixture
 
 pytestmark = pytest.mark.skipif(bool(namespaces.missing()), reason=namespaces.missing())
 
@@ -111,6 +116,19 @@ def test_a_host_joins_a_job_that_began_on_the_drivers_own(run):
     """The worker there came by way of 127.0.0.1, where the other host would not find it."""
     outcome = run(add_host("h1:1", step=5), hosts=("localhost:1",), training=Training(until_size=2))
     assert sizes(outcome) == [1, 2]
+
+
+def test_the_command_of_the_documents_for_several_hosts(network, variables, script):
+    text = (harness.REPOSITORY / "docs" / "edlrun.md").read_text()
+    [command] = re.findall(r"^\$ (edlrun .*node-1:1,node-2:1,node-3:1 .*)$", text, flags=re.MULTILINE)
+    words = network.driver.words(*shlex.split(command.replace("node-", "h")), folder=script.parent)
+    path = f"{variables['PATH'].partition(os.pathsep)[0]}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}"
+    environment = {**os.environ, "PYTHONPATH": str(harness.REPOSITORY), "PATH": path + os.environ["PATH"]}
+    # The deadline is many times what the job needs; it is there so that a hang shows its output.
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in range(3):
+        assert f"finished on rank {rank} of 3" in done.stdout
 
 
 ASK_EVERY_PORT = """
@@ -224,7 +242,11 @@ def test_a_killed_driver_leaves_no_orphan_on_any_host(job_over_ssh, run_job, alo
     assert restored in (last, last + 1)
 
 
-def test_a_driver_that_dies_while_a_world_forms_costs_no_more_than_the_step_in_flight(job_over_ssh, run_job, tmp_path):
+def test_a_driver_that_dies_while_a_world_forms_costs_no_more_than_the_step_in_flight(
+    job_over_ssh, run_job, tmp_path, monkeypatch
+):
+    """Horovod cannot be left while it starts: the workers run anew before they save, which takes as long as a start."""
+    monkeypatch.setattr(harness, "_wait_until_gone", partial(harness._wait_until_gone, grace_s=60.0))
     training = Training(checkpoint=str(tmp_path / "checkpoints"), epochs=10**6)
 
     def kill_driver() -> None:
