@@ -8,7 +8,7 @@ import click
 
 from edl_hvd.cli.find_job import find_job, refuse
 from edl_hvd.cli.words import count
-from edl_hvd.driver.requests import LONGEST_NOTICE_S, ask
+from edl_hvd.driver.job_folder.requests import LONGEST_NOTICE_S, ask
 
 
 @click.command("drain")

@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 import click
 
 import edl_hvd
-from edl_hvd.driver.options import Options, read_options
-from edl_hvd.driver.tuning import TUNINGS, Tuning
+from edl_hvd.driver.command_line.options import Options, read_options
+from edl_hvd.driver.command_line.tuning import TUNINGS, Tuning
 from edl_hvd.errors import EdlHvdError, UsageError
 from edl_hvd.settings import process_environment
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from edl_hvd.driver.happenings import Exited, Kill
-from edl_hvd.driver.membership import host_of
+from edl_hvd.driver.membership.happenings import Exited, Kill
+from edl_hvd.driver.membership.state import host_of
 
 _LAST_LINES = 20
 # As much of a traceback as fits a screen.

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import click
 
-from edl_hvd.driver.job_files import JobView, look, running_jobs
+from edl_hvd.driver.job_folder.files import JobView, look, running_jobs
 
 
 def find_job(path: str | None, flag: str) -> JobView | list[JobView]:

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from edl_hvd.driver import happenings
-from edl_hvd.driver.happenings import Action, Happening
-from edl_hvd.driver.history import Decision, read_history, replay
-from edl_hvd.driver.membership import Membership, begin
+from edl_hvd.driver.membership import happenings
+from edl_hvd.driver.membership.happenings import Action, Happening
+from edl_hvd.driver.membership.history import Decision, read_history, replay
+from edl_hvd.driver.membership.state import Membership, begin
 
 _INDENT = " " * 14
 # The width of a moment: the longest jobs count their seconds in six digits.

@@ -17,9 +17,9 @@ from rich.table import Table
 
 from edl_hvd.cli.find_job import find_job
 from edl_hvd.cli.words import checkpoint, count, duration, join, pace, shortage, state
-from edl_hvd.driver.job_files import JobView, look
-from edl_hvd.driver.job_folder import moment
-from edl_hvd.driver.membership import host_of
+from edl_hvd.driver.job_folder.claim import moment
+from edl_hvd.driver.job_folder.files import JobView, look
+from edl_hvd.driver.membership.state import host_of
 from edl_hvd.driver.status import Remaining, Status, WorkerStatus
 
 _OLD_S = 5.0

@@ -5,8 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edl_hvd.cli.words import count, join
-from edl_hvd.driver.happenings import Action, AskChange, Exited, Formed, Happening, Kill, Publish, Ready, Spawn
-from edl_hvd.driver.membership import host_of
+from edl_hvd.driver.membership.happenings import (
+    Action,
+    AskChange,
+    Exited,
+    Formed,
+    Happening,
+    Kill,
+    Publish,
+    Ready,
+    Spawn,
+)
+from edl_hvd.driver.membership.state import host_of
 
 _LOST_LINK = "ssh lost the connection to host "
 

@@ -8,14 +8,15 @@ from dataclasses import asdict
 from typing import Protocol, TextIO
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
-from edl_hvd.driver import happenings
 from edl_hvd.driver.control import Beat, Control, Message
-from edl_hvd.driver.health import Health
-from edl_hvd.driver.history import Recorder
-from edl_hvd.driver.membership import Rules, begin, host_of
+from edl_hvd.driver.membership import happenings
+from edl_hvd.driver.membership.history import Recorder
+from edl_hvd.driver.membership.state import Rules, begin, host_of
 from edl_hvd.driver.network import MeetingPlace, Network
-from edl_hvd.driver.processes import Exit, WorkerProcess
-from edl_hvd.driver.stragglers import Slow
+from edl_hvd.driver.watch.health import Health
+from edl_hvd.driver.watch.stragglers import Slow
+from edl_hvd.driver.workers.exits import Exit
+from edl_hvd.driver.workers.process import WorkerProcess
 from edl_hvd.errors import EdlHvdError
 from edl_hvd.hosts import HostSlots
 from edl_hvd.key_value_store import KeyValueStore

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from edl_hvd.driver.local_hosts import is_local, own_addresses
-from edl_hvd.driver.remote import Ssh
+from edl_hvd.driver.workers.ssh import Ssh
 from edl_hvd.errors import PlatformError
 
 _DISCARD_PORT = 9  # of no importance: a datagram socket that is connected sends nothing

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import TextIO, cast
 
 from edl_hvd.discovery.watch import HostWatch
-from edl_hvd.driver.happenings import End
+from edl_hvd.driver.command_line.options import Options
 from edl_hvd.driver.job import Job
-from edl_hvd.driver.job_folder import JobFolder, claim
+from edl_hvd.driver.job_folder.claim import JobFolder, claim
+from edl_hvd.driver.job_folder.requests import Requests, answer
 from edl_hvd.driver.local_hosts import is_local
+from edl_hvd.driver.membership.decision import SAVED
+from edl_hvd.driver.membership.happenings import End
 from edl_hvd.driver.network import choose_network
-from edl_hvd.driver.options import Options
-from edl_hvd.driver.output_files import OutputFiles
-from edl_hvd.driver.processes import Launcher, Program
-from edl_hvd.driver.remote import Ssh
 from edl_hvd.driver.reporter import Reporter, Screen
-from edl_hvd.driver.requests import Requests, answer
-from edl_hvd.driver.turn import SAVED
+from edl_hvd.driver.workers.launcher import Launcher, Program
+from edl_hvd.driver.workers.output_files import OutputFiles
+from edl_hvd.driver.workers.ssh import Ssh
 from edl_hvd.errors import EdlHvdError, PlatformError
 from edl_hvd.hosts import HostSlots
 from edl_hvd.settings import own_environment

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edl_hvd.driver.control import Beat
-from edl_hvd.driver.happenings import End
-from edl_hvd.driver.membership import Membership, host_of
+from edl_hvd.driver.membership.happenings import End
+from edl_hvd.driver.membership.state import Membership, host_of
 from edl_hvd.hosts import HostSlots
 
 STATES = ("starting", "training", "changing", "regrouping", "waiting", "finishing", "stopping", "ended")

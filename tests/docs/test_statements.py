@@ -99,6 +99,8 @@ def test_the_table_of_events_is_that_of_the_code():
 
 @pytest.mark.parametrize(
     ("document", "folder"), [("architecture.md", "edl_hvd"), ("architecture.md", "edl_hvd/worker"),
+                             *(("edlrun.md", f"edl_hvd/driver/{room}")
+                               for room in ("", "membership", "workers", "watch", "job_folder", "command_line")),
                              ("imagenet.md", "examples/imagenet"), ("testing.md", "tests")],
 )  # fmt: skip
 def test_every_module_of_a_folder_has_its_place_in_the_document(document, folder):

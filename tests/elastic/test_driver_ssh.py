@@ -23,7 +23,11 @@ sys.path.append(str(REPOSITORY / "tests" / "unit"))
 
 from children import Ears, command_lines, end, gone, launcher, lives, python, run, shell
 
-from edl_hvd.driver.processes import Exit, Launcher, Program, Ssh, WorkerProcess, is_local
+from edl_hvd.driver.local_hosts import is_local
+from edl_hvd.driver.workers.exits import Exit
+from edl_hvd.driver.workers.launcher import Launcher, Program
+from edl_hvd.driver.workers.process import WorkerProcess
+from edl_hvd.driver.workers.ssh import Ssh
 
 pytestmark = pytest.mark.skipif(
     SSHD is None or SSH is None, reason="no ssh server on this machine (apt-get install openssh-server)"

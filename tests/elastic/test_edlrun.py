@@ -10,8 +10,8 @@ from harness import Job, Outcome
 from invariants import check, check_faults, check_no_step_lost
 from training import Training
 
-from edl_hvd.driver.happenings import End, Publish
-from edl_hvd.driver.history import read_history, replay
+from edl_hvd.driver.membership.happenings import End, Publish
+from edl_hvd.driver.membership.history import read_history, replay
 
 ONE_HOST = ("localhost:1",)
 TWO_HOSTS = ("localhost:1", "127.0.0.1:1")

@@ -21,7 +21,7 @@ from harness import REPOSITORY, Job, Outcome
 from invariants import check, check_faults, check_no_step_lost, no_worker_failed
 from training import Training
 
-from edl_hvd.driver.job_files import look
+from edl_hvd.driver.job_folder.files import look
 
 HOSTS = ("localhost:1", "127.0.0.1:1")
 

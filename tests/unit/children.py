@@ -12,7 +12,8 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from edl_hvd.driver.processes import Launcher, Program, Ssh
+from edl_hvd.driver.workers.launcher import Launcher, Program
+from edl_hvd.driver.workers.ssh import Ssh
 
 # What sshd does with a command: a shell runs it in a session of its own, which the driver has made already.
 PRETENDED_SSH = """\

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edl_hvd.driver import job_files
+from edl_hvd.driver.job_folder import files as job_files
 from edl_hvd.settings import runtime_folders
 
 

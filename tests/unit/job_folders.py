@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from edl_hvd.discovery.hostfile import FixedHosts
-from edl_hvd.driver.job_files import RECORD, JobView, look, replace_file, to_text
-from edl_hvd.driver.job_folder import JobFolder, claim
-from edl_hvd.driver.membership import Rules
-from edl_hvd.driver.options import Options
+from edl_hvd.driver.command_line.options import Options
+from edl_hvd.driver.job_folder.claim import JobFolder, claim
+from edl_hvd.driver.job_folder.files import RECORD, JobView, look, replace_file, to_text
+from edl_hvd.driver.membership.state import Rules
 from edl_hvd.driver.status import Figures, Status, WorkerStatus
 
 COMMAND = ("python", "train.py", "--name", "two words")

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from clocks import FakeClock
 
 from edl_hvd.driver.control import Beat
-from edl_hvd.driver.progress_watch import Findings, Hung, ProgressWatch
+from edl_hvd.driver.watch.hangs import Findings, Hung, ProgressWatch
 from edl_hvd.worker.progress import Progress
 
 BEAT_S = 0.25

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edl_hvd.driver import happenings
-from edl_hvd.driver.history import Decision, Recorder, read_history, replay
-from edl_hvd.driver.membership import Rules, begin
+from edl_hvd.driver.membership import happenings
+from edl_hvd.driver.membership.history import Decision, Recorder, read_history, replay
+from edl_hvd.driver.membership.state import Rules, begin
 from edl_hvd.hosts import HostSlots
 
 

@@ -16,8 +16,8 @@ from edl_hvd.discovery.ec2 import Ec2ByTag
 from edl_hvd.discovery.hostfile import FixedHosts
 from edl_hvd.discovery.schedule import Schedule
 from edl_hvd.discovery.static_file import StaticFile
-from edl_hvd.driver.membership import Rules
-from edl_hvd.driver.options import SOURCES, UNBOUNDED, Options, read_options
+from edl_hvd.driver.command_line.options import SOURCES, UNBOUNDED, Options, read_options
+from edl_hvd.driver.membership.state import Rules
 from edl_hvd.errors import UsageError
 from edl_hvd.hosts import HostSlots
 

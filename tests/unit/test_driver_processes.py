@@ -17,9 +17,9 @@ import pytest
 from children import Ears, command_lines, end, gone, launcher, lives, pretend_ssh, python, run, shell
 
 from edl_hvd.driver.local_hosts import is_local, own_addresses
-from edl_hvd.driver.output import Lines
-from edl_hvd.driver.processes import Exit, Ssh
-from edl_hvd.driver.remote import Supervisor, exportable
+from edl_hvd.driver.workers.exits import Exit
+from edl_hvd.driver.workers.output import Lines
+from edl_hvd.driver.workers.ssh import Ssh, Supervisor, exportable
 from edl_hvd.errors import PlatformError, UsageError
 
 WORKER = "b:0"
@@ -409,7 +409,7 @@ def test_what_was_said_before_a_login_failed_is_passed_on(tmp_path, monkeypatch)
 
 def test_an_ssh_that_leads_nowhere_is_killed_in_the_end(tmp_path, monkeypatch):
     greeting_ssh(tmp_path, monkeypatch, "exec sleep 1000")
-    monkeypatch.setattr("edl_hvd.driver.processes._CUT_AFTER_S", 0.01)
+    monkeypatch.setattr("edl_hvd.driver.workers.remote_process._CUT_AFTER_S", 0.01)
 
     async def test():
         process = await launcher(shell("true"), Ears(), local=False).start(WORKER, {})

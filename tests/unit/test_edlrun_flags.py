@@ -16,8 +16,8 @@ import pytest
 from edl_hvd.cli import edlrun
 from edl_hvd.cli.edlrun import read_command_line
 from edl_hvd.discovery.hostfile import FixedHosts
-from edl_hvd.driver.membership import Rules
-from edl_hvd.driver.options import Options
+from edl_hvd.driver.command_line.options import Options
+from edl_hvd.driver.membership.state import Rules
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from clocks import FakeClock
 
 from edl_hvd.driver.control import Beat
-from edl_hvd.driver.happenings import Lost
-from edl_hvd.driver.health import Health
-from edl_hvd.driver.membership import Membership, Rules, Slot, World
-from edl_hvd.driver.stragglers import Slow
+from edl_hvd.driver.membership.happenings import Lost
+from edl_hvd.driver.membership.state import Membership, Rules, Slot, World
+from edl_hvd.driver.watch.health import Health
+from edl_hvd.driver.watch.stragglers import Slow
 
 STACK = ["Current thread 0x0b (most recent call first):", '  File "/job/train.py", line 71 in augment']
 MEMBERS = ("a:0", "b:0")

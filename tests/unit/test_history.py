@@ -14,9 +14,9 @@ from click.testing import CliRunner
 from puppets import Stage, check_replay, kept_if_it_fails, play_at_random, random_stage
 
 from edl_hvd.cli.replay import replay_command
-from edl_hvd.driver import happenings
-from edl_hvd.driver.history import FORMAT, Entry, History, Recorder, read_history, replay
-from edl_hvd.driver.membership import Rules, begin
+from edl_hvd.driver.membership import happenings
+from edl_hvd.driver.membership.history import FORMAT, Entry, History, Recorder, read_history, replay
+from edl_hvd.driver.membership.state import Rules, begin
 from edl_hvd.errors import UsageError
 from edl_hvd.hosts import HostSlots
 

@@ -18,11 +18,11 @@ import pytest
 from job_folders import COMMAND, claimed, everything, leave, options, status, view_of
 
 from edl_hvd.discovery.hostfile import FixedHosts
-from edl_hvd.driver import happenings
-from edl_hvd.driver.job_files import LOCK, RECORD, STATUS, JobRecord, look, replace_file, to_text
-from edl_hvd.driver.job_folder import claim
-from edl_hvd.driver.options import Options, read_options
-from edl_hvd.driver.process_mark import lives, mark_of
+from edl_hvd.driver.command_line.options import Options, read_options
+from edl_hvd.driver.job_folder.claim import claim
+from edl_hvd.driver.job_folder.files import LOCK, RECORD, STATUS, JobRecord, look, replace_file, to_text
+from edl_hvd.driver.job_folder.process_mark import lives, mark_of
+from edl_hvd.driver.membership import happenings
 from edl_hvd.driver.status import Figures, WorkerStatus
 from edl_hvd.errors import PlatformError, UsageError
 from edl_hvd.hosts import HostSlots

@@ -18,11 +18,12 @@ from click.testing import CliRunner
 from job_folders import COMMAND, claimed, everything, leave, options, status
 
 from edl_hvd.cli.main import commands
-from edl_hvd.driver import happenings
-from edl_hvd.driver.job_files import CONTROL
-from edl_hvd.driver.job_folder import JobFolder, claim
-from edl_hvd.driver.membership import Membership, Rules, advance, begin
-from edl_hvd.driver.requests import LONGEST_LINE_BYTES, Requests, answer, ask
+from edl_hvd.driver.job_folder.claim import JobFolder, claim
+from edl_hvd.driver.job_folder.files import CONTROL
+from edl_hvd.driver.job_folder.requests import LONGEST_LINE_BYTES, Requests, answer, ask
+from edl_hvd.driver.membership import happenings
+from edl_hvd.driver.membership.state import Membership, Rules, begin
+from edl_hvd.driver.membership.turn import advance
 from edl_hvd.errors import PlatformError
 from edl_hvd.hosts import HostSlots
 

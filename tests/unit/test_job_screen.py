@@ -20,7 +20,7 @@ from edl_hvd.cli.live_line import LiveLine
 from edl_hvd.cli.world_changes import WorldChanges
 from edl_hvd.driver import status as status_module
 from edl_hvd.driver.control import Beat
-from edl_hvd.driver.happenings import (
+from edl_hvd.driver.membership.happenings import (
     AskChange,
     End,
     Exited,

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from edl_hvd.driver.control import Beat
-from edl_hvd.driver.happenings import DrainAsked, End, Exited, Formed, HostsFound, Ready
 from edl_hvd.driver.job import Job, Network
-from edl_hvd.driver.membership import Membership, Rules, advance, begin
+from edl_hvd.driver.membership.happenings import DrainAsked, End, Exited, Formed, HostsFound, Ready
+from edl_hvd.driver.membership.state import Membership, Rules, begin
+from edl_hvd.driver.membership.turn import advance
 from edl_hvd.driver.reporter import Reporter
 from edl_hvd.driver.status import Figures, Heard, Pace, Process, Remaining, Shortage, Status, WorkerStatus, describe
 from edl_hvd.hosts import HostSlots

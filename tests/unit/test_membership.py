@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from puppets import Stage, check_replay, kept_if_it_fails, play_at_random, random_stage
 
-from edl_hvd.driver import happenings
-from edl_hvd.driver.history import Decision, Recorder
-from edl_hvd.driver.membership import Rules, begin
+from edl_hvd.driver.membership import happenings
+from edl_hvd.driver.membership.history import Decision, Recorder
+from edl_hvd.driver.membership.state import Rules, begin
 from edl_hvd.hosts import HostSlots
 
 RULES = Rules(num_proc=2, min_np=1, max_np=4)

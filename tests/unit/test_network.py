@@ -8,7 +8,7 @@ import pytest
 
 from edl_hvd.driver.local_hosts import own_addresses
 from edl_hvd.driver.network import Line, MeetingPlace, choose_network
-from edl_hvd.driver.remote import Ssh
+from edl_hvd.driver.workers.ssh import Ssh
 from edl_hvd.errors import PlatformError
 
 OWN = Line("127.0.0.1", "127.0.0.1")

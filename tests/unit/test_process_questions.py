@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from children import Ears, launcher, pretend_ssh, python, run, shell
 
-from edl_hvd.driver.processes import WorkerProcess
-from edl_hvd.driver.stacks import place_in
+from edl_hvd.driver.workers.process import WorkerProcess
+from edl_hvd.driver.workers.stacks import place_in
 
 HANG = """if True:
     import ctypes, faulthandler, os, signal, threading

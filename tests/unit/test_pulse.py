@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from clocks import FakeClock
 
-from edl_hvd.driver.pulse import Pulse
+from edl_hvd.driver.watch.pulse import Pulse
 
 
 class Patient:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl_hvd.driver.stacks import place_in, shows_stack
+from edl_hvd.driver.workers.stacks import place_in, shows_stack
 
 FAULT_HANDLER = """\
 Thread 0x00007f19d093c6c0 (most recent call first):

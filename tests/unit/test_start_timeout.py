@@ -8,7 +8,9 @@ import os
 import pytest
 from children import Ears, pretend_ssh, python
 
-from edl_hvd.driver.processes import Exit, Launcher, Program, Ssh
+from edl_hvd.driver.workers.exits import Exit
+from edl_hvd.driver.workers.launcher import Launcher, Program
+from edl_hvd.driver.workers.ssh import Ssh
 
 
 def outcome_of(code: str, start_timeout_s: float) -> tuple[Exit, bytes]:

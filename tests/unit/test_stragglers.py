@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from edl_hvd.driver.control import Beat
-from edl_hvd.driver.stragglers import Slow, Stragglers
+from edl_hvd.driver.watch.stragglers import Slow, Stragglers
 
 
 def train(

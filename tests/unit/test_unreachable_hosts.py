@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from puppets import Stage
 
-from edl_hvd.driver import happenings
-from edl_hvd.driver.membership import Rules
+from edl_hvd.driver.membership import happenings
+from edl_hvd.driver.membership.state import Rules
 from edl_hvd.hosts import HostSlots
 
 REFUSED = "ssh could not connect to host c (exit code 255): Connection refused"

@@ -25,11 +25,11 @@ from edl_hvd.discovery.schedule import Schedule
 from edl_hvd.discovery.script import Script
 from edl_hvd.discovery.source import Source
 from edl_hvd.discovery.static_file import StaticFile
-from edl_hvd.driver.line import Line
+from edl_hvd.driver.command_line.flags import Line
+from edl_hvd.driver.command_line.resume import HOST_FLAGS, complete
+from edl_hvd.driver.command_line.tuning import read_tunings
 from edl_hvd.driver.local_hosts import is_local
-from edl_hvd.driver.membership import Rules
-from edl_hvd.driver.resume import HOST_FLAGS, complete
-from edl_hvd.driver.tuning import read_tunings
+from edl_hvd.driver.membership.state import Rules
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots
 

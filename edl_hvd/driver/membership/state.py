@@ -1,7 +1,4 @@
-"""Who is a member of the world: a pure function from what happens to what is done about it.
-
-``advance(membership, happening, now_s)`` returns the next membership and the actions to carry out. It does no
-I/O and reads no clock, so that tests drive it through any number of histories in virtual time.
+"""Who is a member of the world, as one frozen value.
 
 A slot goes empty → starting → ready → member → ready → …, and from anywhere to dismissed or dying, and back to empty
 when its process has ended. A world goes forming → running → changing (agreed) or broken (a member died) and is over
@@ -18,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from edl_hvd.driver.happenings import Action, End, Happening
+from edl_hvd.driver.membership.happenings import End
 from edl_hvd.hosts import HostSlots
 
 LIVE = ("starting", "ready", "member", "dismissed", "dying")
@@ -171,24 +168,6 @@ class Membership:
 def host_of(worker: str) -> str:
     """``b`` of ``b:0``."""
     return worker.rpartition(":")[0]
-
-
-def advance(membership: Membership, happening: Happening, now_s: float) -> tuple[Membership, tuple[Action, ...]]:
-    """The next membership and what is to be done. Total: it accepts anything in any state.
-
-    Args:
-        membership: The one before.
-        happening: What has happened.
-        now_s: When; never earlier than at the call before.
-    """
-    from edl_hvd.driver.turn import Turn
-
-    if membership.end is not None:
-        return membership, ()
-    turn = Turn(membership, now_s)
-    turn.take(happening)
-    turn.decide()
-    return turn.membership, tuple(turn.actions)
 
 
 def begin(rules: Rules, now_s: float) -> Membership:

@@ -19,10 +19,10 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
+from typing import Protocol, TextIO
 
 import edl_hvd
-from edl_hvd.driver.job_files import (
+from edl_hvd.driver.job_folder.files import (
     CHECKPOINTS,
     CONTROL,
     LOCK,
@@ -36,8 +36,7 @@ from edl_hvd.driver.job_files import (
     replace_file,
     to_text,
 )
-from edl_hvd.driver.options import Options
-from edl_hvd.driver.process_mark import lives, mark_of
+from edl_hvd.driver.job_folder.process_mark import lives, mark_of
 from edl_hvd.driver.status import Figures, Status, WorkerStatus
 from edl_hvd.errors import PlatformError, UsageError
 from edl_hvd.settings import runtime_folders
@@ -110,8 +109,24 @@ class JobFolder:
             yield file
 
 
+class Asked(Protocol):
+    """What a command line says of its job's folder; see :class:`~edl_hvd.driver.command_line.options.Options`."""
+
+    @property
+    def job_dir(self) -> str | None: ...
+
+    @property
+    def resume(self) -> bool: ...
+
+    @property
+    def command(self) -> tuple[str, ...]: ...
+
+    @property
+    def given(self) -> Mapping[str, str]: ...
+
+
 @contextlib.contextmanager
-def claim(options: Options) -> Iterator[JobFolder]:
+def claim(options: Asked) -> Iterator[JobFolder]:
     """Take the job's folder for as long as the block lasts; without ``--job-dir`` make one and remove it afterwards.
 
     Raises:
@@ -134,7 +149,7 @@ def claim(options: Options) -> Iterator[JobFolder]:
         yield folder
 
 
-def _begin(path: Path, options: Options) -> JobFolder:
+def _begin(path: Path, options: Asked) -> JobFolder:
     """Look at what an earlier run has left, and write down that there is a new one."""
     named = options.job_dir is not None
     past = _past(path, options.resume) if named else None
@@ -145,7 +160,7 @@ def _begin(path: Path, options: Options) -> JobFolder:
     return folder
 
 
-def _record(options: Options, past: JobView | None) -> JobRecord:
+def _record(options: Asked, past: JobView | None) -> JobRecord:
     now = time.time()
     return JobRecord(
         host=socket.gethostname(),

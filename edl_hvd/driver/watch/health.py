@@ -1,6 +1,6 @@
 """How the workers of a job fare: which are stopped, silent, hung or slow, and what follows from it.
 
-The judgements are those of ``pulse.py``, ``progress_watch.py`` and ``stragglers.py``; here they meet the processes. A
+The judgements are those of ``pulse.py``, ``hangs.py`` and ``stragglers.py``; here they meet the processes. A
 worker that is to be given up shows its stack first, which puts its end off by a second at most.
 """
 
@@ -14,12 +14,12 @@ from typing import Protocol
 
 from edl_hvd.clock import Clock
 from edl_hvd.driver.control import Beat
-from edl_hvd.driver.happenings import Lost
-from edl_hvd.driver.membership import Membership
-from edl_hvd.driver.progress_watch import Hung, ProgressWatch
-from edl_hvd.driver.pulse import Pulse
-from edl_hvd.driver.stacks import place_in
-from edl_hvd.driver.stragglers import Slow, Stragglers
+from edl_hvd.driver.membership.happenings import Lost
+from edl_hvd.driver.membership.state import Membership
+from edl_hvd.driver.watch.hangs import Hung, ProgressWatch
+from edl_hvd.driver.watch.pulse import Pulse
+from edl_hvd.driver.watch.stragglers import Slow, Stragglers
+from edl_hvd.driver.workers.stacks import place_in
 
 _JUDGE_EVERY_S = 0.25
 # As often as a worker says something new.

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from edl_hvd.driver.fields import show
-from edl_hvd.driver.happenings import DrainAsked
-from edl_hvd.driver.job_files import CONTROL
-from edl_hvd.driver.membership import LIVE, Membership, host_of
+from edl_hvd.driver.job_folder.files import CONTROL
+from edl_hvd.driver.membership.happenings import DrainAsked
+from edl_hvd.driver.membership.state import LIVE, Membership, host_of
 from edl_hvd.errors import PlatformError
 
 LONGEST_LINE_BYTES = 4096

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from edl_hvd.driver.line import Line
+from edl_hvd.driver.command_line.flags import Line
 
 _LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 

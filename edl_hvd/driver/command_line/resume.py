@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from edl_hvd.driver.job_files import RECORD, look
-from edl_hvd.driver.line import Line
+from edl_hvd.driver.command_line.flags import Line
+from edl_hvd.driver.job_folder.files import RECORD, look
 from edl_hvd.errors import PlatformError, UsageError
 
 HOST_FLAGS = ("--hosts", "--hostfile", "--host-discovery-script", "--discover")

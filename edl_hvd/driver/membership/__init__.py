@@ -1,0 +1,1 @@
+"""Who is a member of the world: decided here, carried out elsewhere."""

@@ -1,0 +1,225 @@
+"""The second half of a turn: what follows from how things stand now."""
+
+from __future__ import annotations
+
+from edl_hvd.driver.membership import happenings
+from edl_hvd.driver.membership.draft import Draft
+from edl_hvd.driver.membership.state import LIVE, Slot, World, host_of
+
+SAVED = 75  # EX_TEMPFAIL: "run me again"
+
+
+def decide(draft: Draft) -> None:
+    if draft.membership.end is not None:
+        return
+    _enforce_bounds(draft)
+    if draft.membership.finishing_s is not None:
+        _finish(draft)
+        return
+    _spawn(draft)
+    if draft.membership.having("member"):
+        _reshape(draft)
+    else:
+        _regroup(draft)
+
+
+def _enforce_bounds(draft: Draft) -> None:
+    rules, world = draft.membership.rules, draft.membership.world
+    for worker in draft.membership.having("starting"):
+        if draft.age(worker) > rules.start_s:
+            draft.kill(worker, f"it was not ready {rules.start_s:.0f} s after its start")
+    for worker in draft.membership.having("dismissed"):
+        if draft.age(worker) > rules.farewell_s:
+            draft.kill(worker, f"it did not end within {rules.farewell_s:.0f} s of being sent home")
+    members = draft.membership.having("member")
+    if world.phase == "running" or not members:
+        return
+    since_s = world.since_s
+    if world.phase == "changing":  # its steps may be long, but once one has left, the others follow
+        left = [draft.membership.slots[name].since_s for name in world.members if name not in members]
+        if not left:
+            return
+        since_s = max(world.since_s, min(left))
+    if draft.now_s - since_s > rules.regroup_s:
+        for worker in members:
+            if world.phase != "forming" or worker not in world.formed:
+                draft.kill(worker, f"it was stuck for {rules.regroup_s:.0f} s while the others waited for it")
+
+
+def _finish(draft: Draft) -> None:
+    membership = draft.membership
+    assert membership.finishing_s is not None
+    late = draft.now_s - membership.finishing_s > membership.rules.regroup_s
+    for worker in membership.having("starting", "ready"):
+        draft.dismiss(worker)
+    if late:
+        for worker in membership.having("member", "dismissed"):
+            draft.kill(worker, "it did not end although the training is complete")
+    if not draft.membership.having(*LIVE):
+        draft.end(0)
+
+
+def _spawn(draft: Draft) -> None:
+    membership = draft.membership
+    wanted = membership.wanted(draft.now_s)
+    # Those who are about to leave do not count: their successors have to start before they can go.
+    alive = set(membership.having("starting", "ready", "member")) & set(wanted)
+    room = membership.rules.max_np + membership.rules.spares - len(alive)
+    for worker in wanted:
+        slot = membership.slots.get(worker, Slot())
+        if room > 0 and slot.state == "empty" and slot.not_before_s <= draft.now_s:
+            room -= 1
+            draft.set(worker, "starting", life=slot.life + 1, born_s=draft.now_s, step=-1, done=False, raised=None)
+            draft.act(happenings.Spawn(worker, slot.life + 1))
+
+
+def _reshape(draft: Draft) -> None:
+    """There is a world; should it change?"""
+    membership, rules, now_s = draft.membership, draft.membership.rules, draft.now_s
+    wanted = set(membership.wanted(now_s))
+    running = membership.world.phase == "running"
+    # One that has just left a world may be the only one to hold the state, until the next one runs.
+    for worker in membership.having("starting", "ready") if running else membership.having("starting"):
+        if worker not in wanted:
+            draft.dismiss(worker)
+    if not running:
+        return
+    members = membership.having("member")
+    leavers = [worker for worker in members if worker not in wanted]
+    stayers = len(members) - len(leavers)
+    room = rules.max_np - stayers
+    _let_follow(draft, room, members)
+    newcomers = [worker for worker in draft.membership.having("ready") if _can_join(draft, worker)]
+    if leavers:
+        if stayers or newcomers or _is_time(draft, leavers, wanted):
+            draft.ask_change()
+    elif newcomers and room > 0:
+        settled = now_s - min(membership.slots[worker].since_s for worker in newcomers) >= rules.settle_s
+        if settled or len(newcomers) >= room:
+            draft.ask_change()
+
+
+def _let_follow(draft: Draft, room: int, members: list[str]) -> None:
+    """Newcomers take the state over while the world trains; nobody waits for that."""
+    membership = draft.membership
+    generation = membership.world.generation
+    for worker in membership.having("ready")[:room]:
+        slot = membership.slots[worker]
+        if slot.step < 0 and slot.follows != generation:
+            near = [member for member in members if host_of(member) == host_of(worker)]
+            draft.set(worker, "ready", follows=generation)
+            draft.act(happenings.Follow(worker, generation, (near or members)[-1]))
+
+
+def _can_join(draft: Draft, worker: str) -> bool:
+    """It need not be given the state while the others wait, or cannot be spared that."""
+    slot, generation = draft.membership.slots[worker], draft.membership.world.generation
+    late = slot.follows == generation and draft.age(worker) > draft.membership.rules.follow_s
+    return slot.step >= 0 or slot.warm == generation or late
+
+
+def _is_time(draft: Draft, leavers: list[str], wanted: set[str]) -> bool:
+    """Nobody else holds the state. Leave now: no other worker can come, or the notice is nearly over?"""
+    return not wanted or draft.now_s >= min(_deadline_s(draft, worker) for worker in leavers)
+
+
+def _deadline_s(draft: Draft, worker: str) -> float:
+    """When a worker that is to leave has to be gone."""
+    drains = draft.membership.drains
+    asked = [drains[what] for what in (worker, host_of(worker)) if what in drains]
+    return min(asked) if asked else draft.membership.world.since_s + draft.membership.rules.removal_notice_s
+
+
+def _regroup(draft: Draft) -> None:
+    """There is no world; can there be one?"""
+    membership = draft.membership
+    wanted = membership.wanted(draft.now_s)
+    ready = membership.having("ready")
+    leavers = [worker for worker in ready if worker not in set(wanted)]
+    able = _without_cold(draft, [worker for worker in ready if worker not in leavers])
+    holders = [worker for worker in leavers if membership.slots[worker].step >= 0]
+    handing_on: list[str] = []
+    if able and not any(membership.slots[worker].step >= 0 for worker in able):
+        handing_on = sorted(holders, key=lambda worker: membership.slots[worker].step)[-1:]
+    if len(able) + len(handing_on) >= _needed(draft) and _have_settled(draft, able):
+        for worker in leavers:
+            if worker not in handing_on:
+                draft.dismiss(worker)
+        _publish(draft, able, handing_on)
+        return
+    if not wanted and not membership.having("starting"):
+        _send_home(draft, holders, leavers)
+    _starve(draft, able)
+
+
+def _without_cold(draft: Draft, able: list[str]) -> list[str]:
+    """Leave out whom the others would have to wait for, where they can do without; it follows their world then.
+
+    A spare is not left out: it is there to take a lost worker's place at once.
+    """
+    membership = draft.membership
+    if not membership.world.generation or membership.rules.spares:
+        return able
+    regular = membership.world.phase == "changing"
+    warm = [worker for worker in able if membership.slots[worker].step >= 0 or (regular and _can_join(draft, worker))]
+    holds = any(membership.slots[worker].step >= 0 for worker in warm)
+    return warm if holds and len(warm) >= _needed(draft) else able
+
+
+def _needed(draft: Draft) -> int:
+    membership, rules = draft.membership, draft.membership.rules
+    aside = any(membership.aside.get(entry.host, draft.now_s) > draft.now_s for entry in membership.hosts)
+    # A host that nobody can reach does not keep all others from starting, once these are ready.
+    enough = membership.world.generation or (aside and not membership.having("starting"))
+    return rules.min_np if enough else rules.num_proc
+
+
+def _have_settled(draft: Draft, able: list[str]) -> bool:
+    """The very first world waits a moment for the others that started with it; no later one waits."""
+    membership = draft.membership
+    if membership.world.generation or not membership.having("starting") or len(able) >= membership.rules.max_np:
+        return True
+    return draft.now_s - max(membership.slots[worker].since_s for worker in able) >= membership.rules.settle_s
+
+
+def _send_home(draft: Draft, holders: list[str], leavers: list[str]) -> None:
+    """Nobody can come any more: the freshest saves, all go."""
+    freshest = max(holders, key=lambda worker: draft.membership.slots[worker].step, default=None)
+    for worker in leavers:
+        draft.dismiss(worker, save=worker == freshest)
+    if draft.membership.drains and draft.membership.hosts and not draft.membership.having(*LIVE):
+        draft.end(SAVED, "every host is left; run it again to go on")
+
+
+def _starve(draft: Draft, able: list[str]) -> None:
+    membership, rules = draft.membership, draft.membership.rules
+    starting = membership.having("starting")
+    on_their_way = len(able) + len(starting) >= _needed(draft)
+    if membership.hungry_s is None or (on_their_way and not any(membership.slots[w].backoff_s for w in starting)):
+        draft.change(hungry_s=draft.now_s)  # a first start has its own bound
+    elif draft.now_s - membership.hungry_s > rules.elastic_timeout_s and membership.end is None:
+        draft.end(
+            1,
+            f"fewer than {_needed(draft)} workers were ready for {rules.elastic_timeout_s:.0f} s; see their output "
+            "and what discovery reports; --elastic-timeout sets how long to wait",
+        )
+
+
+def _publish(draft: Draft, able: list[str], handing_on: list[str]) -> None:
+    rules, world = draft.membership.rules, draft.membership.world
+    if rules.reset_limit is not None and world.generation > rules.reset_limit:
+        draft.end(1, f"the world has changed more than {rules.reset_limit} times, the limit that --reset-limit sets")
+        return
+    # Who was there before comes first; whole hosts stay together, because ranks of one host talk fastest.
+    before = {worker: place for place, worker in enumerate(world.members)}
+    chosen = sorted(able, key=lambda worker: before.get(worker, len(before)))[: rules.max_np]
+    chosen = [*handing_on, *chosen]  # one more than allowed, for as long as it takes to hand the state on
+    hosts: dict[str, list[str]] = {}
+    for worker in chosen:
+        hosts.setdefault(host_of(worker), []).append(worker)
+    members = tuple(worker for host in hosts.values() for worker in host)
+    generation = world.generation + 1
+    for worker in members:
+        draft.set(worker, "member")
+    draft.change(world=World(generation, members, "forming", draft.now_s), hungry_s=None)
+    draft.act(happenings.Publish(generation, members))
