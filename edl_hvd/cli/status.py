@@ -30,6 +30,7 @@ _SLOT_STATES = {
     "warm": "warming up",
     "ready": "ready",
     "member": "training",
+    "failing": "ending with an error",
     "dismissed": "leaving",
     "dying": "being ended",
     "empty": "down",

@@ -120,10 +120,20 @@ class Stage:
                 other.step = self.step  # the state is level now
         self.happen(happenings.Formed(worker, puppet.life, puppet.generation))
 
-    def exit(self, worker: str, clean: bool = False) -> None:
+    def fail(self, worker: str, step: int, error: str) -> None:
+        """Its script raises an error; its process ends later."""
         puppet = self.puppets[worker]
+        self._break_world(puppet)
+        puppet.state, puppet.generation = "failing", 0
+        self.happen(happenings.Raised(worker, puppet.life, step, error))
+
+    def _break_world(self, puppet: Puppet) -> None:
         for other in self.puppets.values():
             other.broken = other.broken or other.generation == puppet.generation > 0
+
+    def exit(self, worker: str, clean: bool = False) -> None:
+        puppet = self.puppets[worker]
+        self._break_world(puppet)
         self.happen(happenings.Exited(worker, puppet.life, clean, "exit code 0" if clean else "killed by SIGKILL"))
 
     def move_on(self, worker: str) -> None:
@@ -134,7 +144,7 @@ class Stage:
         elif puppet.state == "ready" and puppet.follows:
             follows, puppet.follows = puppet.follows, 0
             self.happen(happenings.Warm(worker, puppet.life, follows))
-        elif puppet.state in ("dismissed", "dying"):
+        elif puppet.state in ("failing", "dismissed", "dying"):
             self.exit(worker, clean=puppet.state == "dismissed")
         elif puppet.state == "member":
             if puppet.broken:
@@ -247,8 +257,7 @@ def _strike_worker(stage: Stage, chance: random.Random, kind: str, worker: str) 
     elif kind in ("kill", "clean"):
         stage.exit(worker, clean=kind == "clean")
     elif kind == "raise" and puppet.state == "member":
-        stage.happen(happenings.Raised(worker, puppet.life, stage.step, chance.choice(("ValueError: x", "OSError: y"))))
-        stage.exit(worker)
+        stage.fail(worker, stage.step, chance.choice(("ValueError: x", "OSError: y")))
     elif kind == "lost":
         stage.happen(happenings.Lost(worker, puppet.life, "it said nothing"))
     elif kind == "done" and puppet.state == "member" and puppet.formed:

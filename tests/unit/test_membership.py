@@ -89,10 +89,42 @@ def test_whoever_is_well_on_a_host_that_is_set_aside_stays():
     assert stage.step > step
 
 
+def test_the_others_do_not_wait_for_the_end_of_a_process_whose_script_has_failed():
+    stage = training("a:2", "b:1")
+    stage.fail("b:0", 7, "ValueError: bad")
+    stage.be_ready("a:0")
+    stage.be_ready("a:1")
+    assert stage.membership.world.members == ("a:0", "a:1")
+    assert stage.puppets["b:0"].state == "failing", "it still ends"
+    stage.exit("b:0")
+    stage.settle(10)
+    assert len(stage.running) == 3
+
+
+def test_a_process_that_does_not_end_after_its_error_is_ended():
+    stage = training("a:2", "b:1")
+    stage.fail("b:0", 7, "ValueError: bad")
+    stage.now_s += RULES.farewell_s + 1
+    stage.happen(happenings.Tick())
+    assert stage.puppets["b:0"].state == "dying"
+
+
+def test_an_error_that_those_who_are_left_meet_as_well_ends_the_job():
+    stage = training("a:2")
+    stage.fail("a:1", 7, "ValueError: bad")
+    stage.be_ready("a:0")
+    stage.form("a:0")
+    stage.fail("a:0", 7, "ValueError: bad")
+    stage.exit("a:1")
+    stage.exit("a:0")
+    assert stage.end is not None
+    assert stage.end.reason == "every worker failed at step 7: ValueError: bad"
+
+
 def test_an_error_of_every_worker_at_the_same_step_ends_the_job():
     stage = training("a:2")
     for worker in ("a:0", "a:1"):
-        stage.happen(happenings.Raised(worker, stage.puppets[worker].life, 7, "ValueError: bad"))
+        stage.fail(worker, 7, "ValueError: bad")
     stage.exit("a:0")
     assert stage.end is None
     stage.exit("a:1")
@@ -104,7 +136,7 @@ def test_an_error_of_one_worker_again_and_again_at_the_same_step_ends_the_job():
     stage = training("a:2", "b:1")
     for _ in range(3):
         assert stage.end is None
-        stage.happen(happenings.Raised("b:0", stage.puppets["b:0"].life, 7, "ValueError: bad"))
+        stage.fail("b:0", 7, "ValueError: bad")
         stage.exit("b:0")
         stage.settle(10)
     assert stage.end is not None

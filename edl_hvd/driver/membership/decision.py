@@ -28,9 +28,10 @@ def _enforce_bounds(draft: Draft) -> None:
     for worker in draft.membership.having("starting"):
         if draft.age(worker) > rules.start_s:
             draft.kill(worker, f"it was not ready {rules.start_s:.0f} s after its start")
-    for worker in draft.membership.having("dismissed"):
-        if draft.age(worker) > rules.farewell_s:
-            draft.kill(worker, f"it did not end within {rules.farewell_s:.0f} s of being sent home")
+    for state, event in (("dismissed", "being sent home"), ("failing", "its error")):
+        for worker in draft.membership.having(state):
+            if draft.age(worker) > rules.farewell_s:
+                draft.kill(worker, f"it did not end within {rules.farewell_s:.0f} s of {event}")
     members = draft.membership.having("member")
     if world.phase == "running" or not members:
         return
@@ -53,7 +54,7 @@ def _finish(draft: Draft) -> None:
     for worker in membership.having("starting", "ready"):
         draft.dismiss(worker)
     if late:
-        for worker in membership.having("member", "dismissed"):
+        for worker in membership.having("member", "dismissed", "failing"):
             draft.kill(worker, "it did not end although the training is complete")
     if not draft.membership.having(*LIVE):
         draft.end(0)

@@ -43,6 +43,9 @@ def _hear(draft: Draft, happening: happenings.News, slot: Slot) -> None:
         _note_formed(draft, worker, happening.generation)
     elif isinstance(happening, happenings.Raised):
         draft.set(worker, raised=(happening.step, happening.error))
+        if slot.state == "member":  # its process may take seconds to end; the others need not wait for that
+            draft.set(worker, "failing")
+            draft.leave_world(worker)
     elif isinstance(happening, happenings.Done):
         draft.set(worker, done=True)
         if draft.membership.finishing_s is None:
@@ -117,7 +120,7 @@ def _note_error(draft: Draft, worker: str, step: int, error: str) -> None:
     workers = (*workers, worker) if (step, error) == (known_step, known_error) else (worker,)
     draft.change(repeated=(step, error, workers))
     members = draft.membership.world.members
-    if len(members) > 1 and set(workers) >= set(members):
+    if len(set(workers)) > 1 and set(workers) >= set(members):
         draft.end(1, f"every worker failed at step {step}: {error}")
     elif len(workers) >= draft.membership.rules.same_error_limit:
         draft.end(1, f"step {step} failed {len(workers)} times in a row: {error}")

@@ -1,7 +1,7 @@
 """Who is a member of the world, as one frozen value.
 
-A slot goes empty → starting → ready → member → ready → …, and from anywhere to dismissed or dying, and back to empty
-when its process has ended. A world goes forming → running → changing (agreed) or broken (a member died) and is over
+A slot goes empty → starting → ready → member → ready → …; from member to failing when its script has raised an error,
+from anywhere to dismissed or dying, and back to empty when its process has ended. A world goes forming → running → changing (agreed) or broken (a member died) and is over
 when nobody is a member any more; then the next one is published. What always holds:
 
 - a slot never has two processes;
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from edl_hvd.driver.membership.happenings import End
 from edl_hvd.hosts import HostSlots
 
-LIVE = ("starting", "ready", "member", "dismissed", "dying")
+LIVE = ("starting", "ready", "member", "failing", "dismissed", "dying")
 
 
 @dataclass(frozen=True)
