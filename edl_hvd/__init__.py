@@ -22,7 +22,7 @@ _HOMES = {
     "local_size": "edl_hvd.worker.process",
     "allreduce": "edl_hvd.worker.process",
     "State": "edl_hvd.worker.state",
-    "elastic": "edl_hvd.worker.loop",
+    "elastic": "edl_hvd.worker.elastic",
     "DistributedOptimizer": "edl_hvd.worker.optimizer",
     "GradScaler": "edl_hvd.worker.optimizer",
     "SoloRendezvous": "edl_hvd.worker.rendezvous",

@@ -1,0 +1,59 @@
+"""The decorator that makes a training function elastic."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+from edl_hvd.settings import Settings
+from edl_hvd.worker.loop import Session
+from edl_hvd.worker.state import State
+
+
+def elastic(
+    function: Callable[..., Any] | None = None,
+    *,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: str | float | None = None,
+    keep: int | None = None,
+    commit_every: int | None = None,
+    events: str | os.PathLike[str] | None = None,
+) -> Callable[..., Any]:
+    """Make ``train(state, …)`` survive changes of the world. Use it bare or with arguments.
+
+    The function is run again from its top whenever the world has changed, on every worker, with the
+    freshest state in place; ``state.epochs`` and ``state.batches`` then go on where the last commit was.
+    Each argument left out is taken from the environment (see :mod:`edl_hvd.settings`).
+
+    Args:
+        checkpoint: Folder or URL for checkpoints; at start the newest valid one is restored.
+        checkpoint_every: Seconds, or such as "10min", "500 steps", "100000 samples", "1 epoch".
+        keep: Newest checkpoints to keep, at least 1.
+        commit_every: Optimizer steps between commits in ``state.batches``, at least 1.
+        events: File to append events to.
+
+    Raises:
+        SettingsError: An argument or variable is invalid; raised when the function is decorated.
+    """
+    settings = Settings.from_environment(
+        checkpoint=None if checkpoint is None else os.fspath(checkpoint),
+        checkpoint_every=checkpoint_every,
+        keep=keep,
+        commit_every=commit_every,
+        events=None if events is None else os.fspath(events),
+    )
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def run(state: State, *args: Any, **kwargs: Any) -> Any:
+            session = Session(state, settings)
+            try:
+                return session.run(lambda: function(state, *args, **kwargs))
+            finally:
+                session.close()
+
+        return run
+
+    return decorate if function is None else decorate(function)
