@@ -7,10 +7,9 @@ Without the option only the quick ones run. ``--chaos-seeds N`` sets how many se
 
 from __future__ import annotations
 
-import dataclasses
+import os
 import sys
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,9 @@ import harness
 from faults import AnyFault
 from harness import Job, Outcome
 from invariants import check
+from reference import Reference
 from training import Training
 
-# Enough epochs for any test; the reference keeps the weights after each.
-REFERENCE_EPOCHS = 150
 # Above what a test takes: nobody may need it to notice anything.
 LONG_GLOO_TIMEOUT = ("--gloo-timeout-seconds", "600")
 
@@ -63,7 +61,7 @@ def run_job(tmp_path: Path) -> Callable[..., Outcome]:
 
 
 @pytest.fixture
-def edlrun(run_job: Callable[..., Outcome], alone: Callable[[Training], dict[str, Any]]) -> Callable[..., Outcome]:
+def edlrun(run_job: Callable[..., Outcome], alone: Callable[[Training], Reference]) -> Callable[..., Outcome]:
     """Runs a job under ``edlrun`` and checks it against the same training alone."""
 
     def run(hosts: tuple[str, ...], *faults: AnyFault, training: Training | None = None, **fields: Any) -> Outcome:
@@ -78,18 +76,10 @@ def edlrun(run_job: Callable[..., Outcome], alone: Callable[[Training], dict[str
 
 
 @pytest.fixture(scope="session")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Training], dict[str, Any]]:
-    """The same training in one process: the weights after each epoch."""
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Training], Reference]:
+    """The same training in one process."""
 
-    @cache
-    def report_of(training: Training) -> dict[str, Any]:
-        return harness.run_alone(training, tmp_path_factory.mktemp("alone"))
-
-    def reference(training: Training) -> dict[str, Any]:
-        what_is_learned = dataclasses.replace(
-            training, epochs=REFERENCE_EPOCHS, pause_s=0, linger_s=0, until_size=None, commit_every=1,
-            checkpoint=None, loader_workers=0,
-        )  # fmt: skip
-        return report_of(what_is_learned)
-
-    return reference
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    return lambda training: Reference(training, folder / "alone")

@@ -187,19 +187,6 @@ def write_hosts(folder: Path, hosts: tuple[str, ...]) -> None:
         script.chmod(0o755)
 
 
-def run_alone(training: Training, folder: Path) -> dict[str, Any]:
-    """The report of the same training in one process, without a launcher."""
-    folder.mkdir(parents=True, exist_ok=True)
-    training.save(folder)
-    save_faults(folder, ())
-    script = [sys.executable, str(HERE / "worker_script.py"), str(folder)]
-    variables = environment(Job(), folder, uuid.uuid4().hex)
-    done = subprocess.run(script, env=variables, capture_output=True, text=True, timeout=120, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"the training alone failed with exit code {done.returncode}:\n{done.stderr}")
-    return _reports(folder)[0]
-
-
 # -- the harness's own faults ---------------------------------------------------------------------------------------
 
 
@@ -290,10 +277,11 @@ class _TraceReader:
         for path in self._folder.glob("*.jsonl") if self._folder.exists() else ():
             with open(path, "rb") as file:
                 file.seek(self._read.get(path, 0))
-                for line in file:
-                    if line.endswith(b"\n"):
-                        self._read[path] = self._read.get(path, 0) + len(line)
-                        self._take(json.loads(line))
+                whole, _, _ = file.read().rpartition(b"\n")  # the last line may still be being written
+            if whole:
+                self._read[path] = self._read.get(path, 0) + len(whole) + 1
+                for line in whole.split(b"\n"):
+                    self._take(json.loads(line))
 
     def training(self) -> list[tuple[str, int]]:
         """Worker and process number of the living members of the newest world."""

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 from harness import Job, Outcome
+from reference import Reference
 from training import Training
 
 
-def check(job: Job, outcome: Outcome, reference: dict[str, Any] | None = None) -> None:
+def check(job: Job, outcome: Outcome, reference: Reference | None = None) -> None:
     """Every sample accounted for, identical weights on all ranks, no step lost that was committed, no process left.
 
     Args:
         job: What was run.
         outcome: What came of it.
-        reference: Report of the same training alone; the weights must be those, up to rounding.
+        reference: The same training alone; the weights must be those, up to rounding.
     """
     assert outcome.exit_code == 0, f"exit code {outcome.exit_code}:\n{outcome.output[-6000:]}"
     check_faults(job, outcome)
@@ -117,10 +117,10 @@ def check_counters(training: Training, outcome: Outcome) -> None:
     ]
 
 
-def check_same_learning(outcome: Outcome, reference: dict[str, Any]) -> None:
+def check_same_learning(outcome: Outcome, reference: Reference) -> None:
     """The weights are those of the same number of epochs alone, up to rounding."""
     report = outcome.reports[0]
-    expected = reference["weights_by_epoch"][report["epoch"]]
+    expected = reference.weights_after(report["epoch"])
     for name, values in expected.items():
         assert report["weights"][name] == pytest.approx(values, rel=1e-4, abs=1e-5), name
 
