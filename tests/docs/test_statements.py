@@ -97,6 +97,21 @@ def test_the_table_of_events_is_that_of_the_code():
     assert documented == written
 
 
+def test_every_test_and_every_row_of_a_benchmark_that_is_named_exists():
+    text = (REPOSITORY / "docs" / "stock_horovod.md").read_text()
+    sources = [path.read_text() for path in (REPOSITORY / "tests").rglob("test_*.py")]
+    tests = {name for source in sources for name in re.findall(r"^def (test_\w+)", source, flags=re.MULTILINE)}
+    with_stock = {
+        name
+        for source in sources
+        for name in re.findall(r"@fails_on_stock\(.*\n(?:@.*\n)*def (test_\w+)", source)
+    }  # fmt: skip
+    cases = set(re.findall(r'Case\("([\w-]+)"', (REPOSITORY / "benchmarks" / "fault_cases.py").read_text()))
+    assert set(re.findall(r"`(test_\w+)`", text)) - tests == set()
+    assert set(re.findall(r"\*`(test_\w+)`\*", text)) == with_stock, "in italics, if and only if it has a stock variant"
+    assert set(re.findall(r"\*\*([\w-]+)\*\*", text)) == cases
+
+
 @pytest.mark.parametrize(
     ("document", "folder"), [("architecture.md", "edl_hvd"), ("architecture.md", "edl_hvd/worker"),
                              *(("edlrun.md", f"edl_hvd/driver/{room}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
-from faults import HostChange, Interrupt, add_host, crash, kill, remove_host, stop, terminate
+from faults import CRASH, HostChange, Interrupt, add_host, crash, kill, remove_host, stop, terminate
 from harness import Job, Outcome
 from invariants import check, check_faults, check_no_step_lost
 from training import Training
@@ -51,6 +51,15 @@ def test_a_crashed_worker_comes_back_in_its_slot_and_the_other_trains_meanwhile(
     assert "localhost:1 lost (killed by SIGKILL) · 1 worker goes on" in outcome.output
     assert "localhost:1 joined · 2 workers go on" in outcome.output
     check_record(record, outcome)
+
+
+def test_a_single_worker_keeps_its_output_in_files_over_a_crash(edlrun, tmp_path):
+    """Stock Horovod trains nothing with these flags, and overwrites the output of a worker that comes back."""
+    training = Training(checkpoint=str(tmp_path / "checkpoints"), checkpoint_every="4 steps")
+    folder = tmp_path / "output"
+    edlrun(ONE_HOST, crash(step=10), training=training, flags=("--output-filename", str(folder)))
+    errors = (folder / "worker.localhost.0" / "stderr").read_text()
+    assert CRASH in errors, "what the first life wrote is still there"
 
 
 @pytest.mark.parametrize("rank", [0, 3])

@@ -51,6 +51,21 @@ def test_a_crashed_worker_comes_back_in_its_slot_and_the_others_train_meanwhile(
     assert stage.puppets["a:1"].life == 2
 
 
+def test_a_worker_that_ends_early_without_an_error_is_replaced():
+    """Its script called ``sys.exit(0)``, say: the training is not complete."""
+    stage = training("a:2")
+    stage.exit("a:1", clean=True)
+    stage.settle(10)
+    assert stage.end is None
+    assert stage.running == ["a:0", "a:1"]
+    assert stage.puppets["a:1"].life == 2
+
+
+def test_ranks_follow_the_order_in_which_hosts_are_listed():
+    stage = training("b:2", "a:1", "c:1")
+    assert stage.membership.world.members == ("b:0", "b:1", "a:0", "c:0")
+
+
 def test_the_pause_before_a_restart_doubles_and_starts_small_again_after_a_steady_run():
     stage = training("a:2", rules=replace(RULES, host_failures=100))
     pauses = []
