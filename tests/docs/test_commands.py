@@ -57,8 +57,8 @@ class Ci:
     step: str
 
 
-OVER_SSH = "tests/elastic/test_ssh.py::test_the_command_for_real_hosts_goes_on_when_a_host_joins_and_a_worker_is_killed"
-ON_EC2 = "tests/elastic/test_ssh.py::test_the_command_for_ec2_trains_on_the_tagged_instances"
+OVER_SSH = "tests/hosts/test_ssh.py::test_the_command_for_real_hosts_goes_on_when_a_host_joins_and_a_worker_is_killed"
+ON_EC2 = "tests/hosts/test_ssh.py::test_the_command_for_ec2_trains_on_the_tagged_instances"
 # Nothing is downloaded or installed: pip reads the package, finds its extras, and says what it would do.
 DRY = (("PIP_DRY_RUN", "1"), ("PIP_NO_INDEX", "1"), ("PIP_NO_DEPS", "1"), ("PIP_NO_BUILD_ISOLATION", "0"))
 ONLY_COLLECT = (("PYTEST_ADDOPTS", "--collect-only -q"),)
@@ -68,6 +68,7 @@ DIGITS = ("/data/imagenet", "{digits}")
 HOW: dict[str, Here | By | Ci] = {
     "make imagenet-demo": Ci("make imagenet-demo"),
     "make test": Ci("make test"),
+    "make test-hosts": Ci("make test-hosts"),
     "make lint": Ci("make lint"),
     "make setup": Ci("make setup"),
     "SHORT=1 make imagenet-demo": Ci("SHORT=1 make imagenet-demo"),
@@ -81,7 +82,7 @@ HOW: dict[str, Here | By | Ci] = {
     'pip install "edl-hvd[aws]"': Here(prints="already satisfied", variables=DRY),
     "edlrun -np 2 --min-np 1 python train.py": Here(prints="finished on rank 0 of 2"),
     "edlrun -np 3 --min-np 2 -H node-1:1,node-2:1,node-3:1 python train.py":
-        By("tests/elastic/test_namespaces.py::test_the_command_of_the_documents_for_several_hosts"),
+        By("tests/hosts/test_namespaces.py::test_the_command_of_the_documents_for_several_hosts"),
     "edlrun -np 2 --min-np 1 --record history.jsonl python train.py":
         Here(more="&& edl-hvd replay history.jsonl", prints="The job ended with exit code 0"),
     "edlrun -np 2 --min-np 1 --job-dir runs/resnet50 python train.py":

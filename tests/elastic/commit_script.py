@@ -7,14 +7,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import quick_start  # noqa: F401
+
+# isort: split
 import horovod.torch as hvd
 import torch
 from horovod.torch import mpi_ops
-from quick_start import skip_compiler
 
 
 def main(engine: str) -> None:
-    skip_compiler()
     {"stock": stock, "edl_hvd": ours}[engine]()
 
 

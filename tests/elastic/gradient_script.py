@@ -3,14 +3,15 @@
 import copy
 import sys
 
+import quick_start  # noqa: F401
+
+# isort: split
 import torch
-from quick_start import skip_compiler
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import edl_hvd
 
-skip_compiler()
 torch.set_num_threads(1)
 edl_hvd.init()
 micro_batch = int(sys.argv[1]) or None

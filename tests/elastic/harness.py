@@ -166,6 +166,7 @@ def command(job: Job, folder: Path) -> list[str]:
 
 def environment(job: Job, folder: Path, token: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD_", "EDL_HVD_"))}
+    kept.pop("PYTHONDONTWRITEBYTECODE", None)  # some hundred processes read the same sources
     return {
         **kept,
         TOKEN: token,

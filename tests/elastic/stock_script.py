@@ -25,6 +25,9 @@ def main(folder: Path) -> None:
     points.note("start")
     points.reach("start")
 
+    import quick_start  # noqa: F401
+
+    # isort: split
     import horovod.torch as hvd
     import torch
 

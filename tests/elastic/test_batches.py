@@ -18,14 +18,6 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("mode", ["micro-batches", "even-split", "worker-batch"])
-def test_each_sample_counts_once_without_any_fault(run_job, alone, mode):
-    training = MODES[mode]
-    job = Job(hosts=THREE_HOSTS, training=training)
-    outcome = run_job(job)
-    check(job, outcome, alone(training) if training.worker_batch is None else None)
-
-
 @pytest.mark.parametrize("mode", sorted(MODES))
 def test_each_sample_counts_once_through_a_growth_and_a_death(run_job, alone, mode):
     training = MODES[mode]

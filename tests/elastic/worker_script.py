@@ -26,6 +26,9 @@ def main(folder: Path) -> None:
     points.note("start")
     points.reach("start")
 
+    import quick_start  # noqa: F401
+
+    # isort: split
     import torch
 
     import edl_hvd

@@ -56,7 +56,7 @@ def job_over_ssh(network, variables, monkeypatch) -> Callable[..., Job]:
     command = harness.command
 
     def command_there(job: Job, folder: Path) -> list[str]:
-        scripts = {str(HERE / "worker_script.py"): str(HERE / "exit_script.py")}
+        scripts = {str(HERE / "worker_script.py"): str(Path(__file__).with_name("exit_script.py"))}
         words = [scripts.get(word, word) for word in command(job, folder)]
         return network.driver.words(*words, folder=folder)
 

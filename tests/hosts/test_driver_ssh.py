@@ -12,16 +12,11 @@ import secrets
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from harness import REPOSITORY
-from ssh_hosts import HOSTS, SSH, SSHD, serve
-
-sys.path.append(str(REPOSITORY / "tests" / "unit"))
-
 from children import Ears, command_lines, end, gone, launcher, lives, python, run, shell
+from ssh_hosts import HOSTS, SSH, SSHD, serve
 
 from edl_hvd.driver.local_hosts import is_local
 from edl_hvd.driver.workers.exits import Exit

@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "elastic"))
+
 from worker_script import main
 
 

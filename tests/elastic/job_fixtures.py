@@ -1,0 +1,50 @@
+"""What every test that runs a job asks for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import harness
+import pytest
+from faults import AnyFault
+from harness import Job, Outcome
+from invariants import check
+from reference import Reference
+from training import Training
+
+# Above what a test takes: nobody may need it to notice anything.
+LONG_GLOO_TIMEOUT = ("--gloo-timeout-seconds", "600")
+
+
+@pytest.fixture
+def run_job(tmp_path: Path) -> Callable[..., Outcome]:
+    """Runs a job in a folder of the test's own."""
+    return lambda job, name="job": harness.run(job, tmp_path / name)
+
+
+@pytest.fixture
+def edlrun(run_job: Callable[..., Outcome], alone: Callable[[Training], Reference]) -> Callable[..., Outcome]:
+    """Runs a job under ``edlrun`` and checks it against the same training alone."""
+
+    def run(hosts: tuple[str, ...], *faults: AnyFault, training: Training | None = None, **fields: Any) -> Outcome:
+        training = training or Training()
+        flags = (*LONG_GLOO_TIMEOUT, *fields.pop("flags", ()))
+        job = Job(hosts=hosts, faults=faults, training=training, flags=flags, launcher="edlrun", **fields)
+        outcome = run_job(job)
+        check(job, outcome, alone(training))
+        return outcome
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Training], Reference]:
+    """The same training in one process."""
+
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    return lambda training: Reference(training, folder / "alone")
