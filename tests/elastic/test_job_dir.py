@@ -44,8 +44,14 @@ class Terminal:
         self.said.append(done)
         return done
 
-    def later(self, *words: str) -> Callable[[], object]:
-        return lambda: self.run(*words)
+    def later(self, *words: str, until: str = "") -> Callable[[], object]:
+        """Run it when the moment comes; again if need be, until it prints what is waited for."""
+
+        def act() -> None:
+            while until not in self.run(*words).stdout:
+                self.said.pop()
+
+        return act
 
 
 def events(outcome: Outcome, kind: str) -> list[dict[str, Any]]:
@@ -66,7 +72,7 @@ def drained(tmp_path_factory, alone) -> tuple[Terminal, Outcome]:
     terminal = Terminal(folder / "job")
     where = str(terminal.job_dir)
     faults = (
-        Outside(terminal.later("edl-hvd", "status", where), step=15),
+        Outside(terminal.later("edl-hvd", "status", where, until="samples/s"), step=15),
         Outside(terminal.later("edl-hvd", "status", where, "--json"), after=0),
         Outside(terminal.later("edl-hvd", "drain", "node-9", "--job", where), after=1),
         Outside(terminal.later("edlrun", "-np", "1", "--job-dir", where, "sh", "-c", "echo started"), after=2),
