@@ -6,6 +6,7 @@ import atexit
 import json
 import os
 import queue
+import select
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -35,7 +36,6 @@ class DriverLine:
 
     Attributes:
         change: Generation of the world that is to change at its next commit; 0 for none.
-        wants_to_go: Set it to be drained; said with the next beat, so that a signal handler may set it.
         lost: The driver is gone.
 
     Raises:
@@ -44,8 +44,10 @@ class DriverLine:
 
     def __init__(self, driver: Driver, beat: Callable[[], Mapping[str, Any]], expected: bool = True) -> None:
         self.change = 0
-        self.wants_to_go = False
         self.lost = False
+        self._wants_to_go = False
+        self._woken, self._wake = os.pipe()
+        os.set_blocking(self._wake, False)
         self._beat = beat
         self._news: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._one_at_a_time = threading.Lock()
@@ -77,6 +79,12 @@ class DriverLine:
     def say(self, what: str, **fields: Any) -> None:
         """Tell the driver something; that it is gone shows in ``lost``."""
         self._say({"what": what, **fields})
+
+    def ask_to_go(self) -> None:
+        """Ask to be drained. For signal handlers, which must not wait for a lock: another thread says it."""
+        self._wants_to_go = True
+        with suppress(BlockingIOError):
+            os.write(self._wake, b"!")
 
     def at_once(self, what: str, act: Callable[..., None]) -> None:
         """Call ``act`` with the fields of each such message, in the reading thread, as soon as it comes.
@@ -121,13 +129,15 @@ class DriverLine:
             self._news.put({"what": what, **message})
 
     def _beat_on(self) -> None:
-        pause = threading.Event()
+        waking = select.poll()
+        waking.register(self._woken, select.POLLIN)
         while not self.lost:
-            if self.wants_to_go:
-                self.wants_to_go = False
+            if self._wants_to_go:
+                self._wants_to_go = False
                 self.say("drain")
             self.say("beat", **self._beat())
-            pause.wait(_BEAT_S)
+            if waking.poll(1000 * _BEAT_S):
+                os.read(self._woken, 64)
 
     def _beat_last(self, pid: int) -> None:
         """The last steps, and the last checkpoint, are often complete only when the process is about to end."""

@@ -61,7 +61,7 @@ class DriverRendezvous:
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         # Whoever sends it wants this host back: leave at the next commit, and lose nothing.
-        self._line.wants_to_go = True
+        self._line.ask_to_go()
 
     def _on_gone(self, generation: int, worker: str) -> None:
         if generation in (self._engine.generation, self._forming):
