@@ -58,9 +58,9 @@ def main() -> None:
 
 
 def pause_of(outcome: Outcome) -> float:
-    """Of the worker that trained first, over all worlds after the first."""
+    """Of whoever was there before, over all worlds after the first in which there was a step."""
     generations = {line["generation"] for line in outcome.lines("enter")} - {1}
-    return sum(max(outcome.pauses(generation)) for generation in generations)
+    return sum(max(outcome.pauses(generation), default=0.0) for generation in generations)
 
 
 def training_of(kind: str, size_mb: int) -> Training:

@@ -11,25 +11,27 @@ from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots, parse_host
 from edl_hvd.interval import Interval
 
-_LINE_FORM = "expected 'TIME add HOST[:SLOTS]' or 'TIME remove HOST', e.g. '20 add node-2:4'"
+_LINE_FORM = "expected 'TIME add HOST[:SLOTS]', 'TIME remove HOST' or 'TIME notice HOST TIME', e.g. '20 add node-2:4'"
 
 
 @dataclass(frozen=True)
 class Change:
-    """``host`` has ``slots`` from ``at_s`` seconds after the start; 0 slots: it is gone."""
+    """``host`` has ``slots`` from ``at_s`` seconds after the start; 0 slots: it is gone ``notice_s`` seconds later."""
 
     at_s: float
     host: str
     slots: int
+    notice_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class Schedule:
     """The hosts that a plan has at this moment.
 
-    One change per line, in order of time: ``TIME add HOST[:SLOTS]`` or ``TIME remove HOST``. TIME is
-    counted in seconds from the start (``20``, ``1.5``, ``2min``), with a plus sign from the line before.
-    Adding a host that is there gives it a new number of slots. ``#`` starts a comment.
+    One change per line, in order of time: ``TIME add HOST[:SLOTS]``, ``TIME remove HOST``, or ``TIME notice HOST TIME``
+    for a host of which it is known for so long that it will go. TIME is counted in seconds from the start (``20``,
+    ``1.5``, ``2min``), with a plus sign from the line before. Adding a host that is there gives it a new number of
+    slots. ``#`` starts a comment.
 
     Args:
         path: The plan; read anew each time.
@@ -43,11 +45,18 @@ class Schedule:
     clock: Clock = field(default=SYSTEM_CLOCK, repr=False)
 
     def hosts(self) -> tuple[HostSlots, ...]:
+        return hosts_at(*self._now())
+
+    def notices(self) -> dict[str, float]:
+        return notices_at(*self._now())
+
+    def _now(self) -> tuple[tuple[Change, ...], float]:
+        """The plan, and the seconds since its start."""
         changes = parse_plan(read_whole_file(self.path, "schedule"), self.path)
         now_s = self.clock.wall_s()
         if self.start_s is not None:
-            return hosts_at(changes, now_s - self.start_s)
-        return hosts_at(changes, max(0.0, now_s - stamp(self.start_file, now_s)))  # another's stamp may be newer
+            return changes, now_s - self.start_s
+        return changes, max(0.0, now_s - stamp(self.start_file, now_s))  # another's stamp may be newer
 
 
 def hosts_at(changes: tuple[Change, ...], elapsed_s: float) -> tuple[HostSlots, ...]:
@@ -56,8 +65,19 @@ def hosts_at(changes: tuple[Change, ...], elapsed_s: float) -> tuple[HostSlots, 
     >>> hosts_at((Change(0, "a", 1), Change(20, "b", 2), Change(45, "a", 0)), 20)
     (HostSlots(host='a', slots=1), HostSlots(host='b', slots=2))
     """
-    slots = {change.host: change.slots for change in changes if change.at_s <= elapsed_s}
+    slots = {change.host: change.slots for change in changes if change.at_s + change.notice_s <= elapsed_s}
     return tuple(HostSlots(host, count) for host, count in slots.items() if count)
+
+
+def notices_at(changes: tuple[Change, ...], elapsed_s: float) -> dict[str, float]:
+    """Seconds that are left to the hosts of which it is known that they will go.
+
+    >>> notices_at((Change(0, "a", 1), Change(20, "a", 0, notice_s=30)), 40)
+    {'a': 10}
+    """
+    newest = {change.host: change for change in changes if change.at_s <= elapsed_s}
+    left = {host: change.at_s + change.notice_s - elapsed_s for host, change in newest.items() if not change.slots}
+    return {host: seconds for host, seconds in left.items() if seconds > 0}
 
 
 def parse_plan(text: str, path: str) -> tuple[Change, ...]:
@@ -89,16 +109,17 @@ def parse_plan(text: str, path: str) -> tuple[Change, ...]:
 
 
 def _parse_change(words: list[str], previous_s: float) -> Change:
-    if len(words) != 3 or words[1] not in ("add", "remove"):
+    if len(words) < 3 or len(words) != {"add": 3, "remove": 3, "notice": 4}.get(words[1]):
         raise UsageError(f"{' '.join(words)!r} is not understood; {_LINE_FORM}")
-    time, verb, name = words
+    time, verb, name = words[:3]
     at_s = _parse_time(time.removeprefix("+")) + (previous_s if time.startswith("+") else 0.0)
     if at_s < previous_s:
         raise UsageError(f"time {time} is before that of the line above ({previous_s:g}); expected order of time")
     host = parse_host(name)
-    if verb == "remove" and ":" in name:
-        raise UsageError(f"'remove {name}' names slots; expected 'remove {host.host}'")
-    return Change(at_s, host.host, host.slots if verb == "add" else 0)
+    if verb != "add" and ":" in name:
+        raise UsageError(f"'{verb} {name}' names slots; expected '{verb} {host.host}'")
+    notice_s = _parse_time(words[3]) if verb == "notice" else 0.0
+    return Change(at_s, host.host, host.slots if verb == "add" else 0, notice_s)
 
 
 def _parse_time(text: str) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
 
 from edl_hvd.hosts import HostSlots
 
@@ -16,3 +17,11 @@ class Source(Protocol):
         Raises:
             DiscoveryError: The source did not answer, or not in a way that can be trusted.
         """
+
+
+@runtime_checkable
+class Foresighted(Protocol):
+    """A source that also knows which hosts are about to go, as clouds announce it for spot instances."""
+
+    def notices(self) -> Mapping[str, float]:
+        """Hosts that will be gone, as of the last answer of ``hosts``, and in how many seconds. Does not block."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 import queue
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
-from edl_hvd.discovery.source import Source
+from edl_hvd.discovery.source import Foresighted, Source
 from edl_hvd.errors import EdlHvdError
 from edl_hvd.hosts import HostSlots, format_hosts
 
@@ -90,10 +90,16 @@ class _Closable(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class _Answer:
+    hosts: tuple[HostSlots, ...]
+    notices: Mapping[str, float]
+
+
 class HostWatch:
     """Polls a source in threads of its own and tells what is to be believed.
 
-    Both callbacks are called from one thread, one at a time, and have to return soon; no call begins after
+    The callbacks are called from one thread, one at a time, and have to return soon; no call begins after
     ``close`` has returned.
 
     Args:
@@ -101,6 +107,7 @@ class HostWatch:
             ``close`` calls it.
         changed: Told the trusted list whenever it has changed, first when there are hosts.
         problem: Told a sentence once per distinct problem, and another when the trouble is over.
+        notice: Told once of each host that is about to go, if the source knows, and in how many seconds.
         every_s: Time between an answer and the next question.
         late_s: A question that takes longer is told as a problem.
     """
@@ -110,6 +117,7 @@ class HostWatch:
         source: Source,
         changed: Callable[[tuple[HostSlots, ...]], None],
         problem: Callable[[str], None],
+        notice: Callable[[str, float], None] = lambda host, seconds: None,
         every_s: float = 1.0,
         late_s: float = LATE_S,
         clock: Clock = SYSTEM_CLOCK,
@@ -117,6 +125,8 @@ class HostWatch:
         self._source = source
         self._changed = changed
         self._problem = problem
+        self._notice = notice
+        self._noticed: frozenset[str] = frozenset()
         self._every_s = every_s
         self._late_s = late_s
         self._clock = clock
@@ -124,7 +134,7 @@ class HostWatch:
         self._closing = threading.Event()
         self._questions: queue.SimpleQueue[bool] = queue.SimpleQueue()
         # An answer, the reason why there is none, or None when the watch ends.
-        self._answers: queue.SimpleQueue[tuple[HostSlots, ...] | str | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[_Answer | str | None] = queue.SimpleQueue()
         # Daemons: a source that hangs must not keep the program from ending.
         self._asker = threading.Thread(target=self._ask, name="edl_hvd host source", daemon=True)
         self._watcher = threading.Thread(target=self._watch, name="edl_hvd host watch", daemon=True)
@@ -154,7 +164,8 @@ class HostWatch:
             try:
                 hosts = self._source.hosts()
                 format_hosts(hosts)  # raises when a host is listed twice
-                self._answers.put(hosts)
+                notices = self._source.notices() if isinstance(self._source, Foresighted) else {}
+                self._answers.put(_Answer(hosts, notices))
             except EdlHvdError as error:
                 self._answers.put(" ".join(str(error).split()))
             except Exception as error:  # a fault in one source is no reason to stop training
@@ -171,14 +182,22 @@ class HostWatch:
             if isinstance(answer, str):
                 self._view, news = self._view.failed(answer, now_s)
             else:
-                self._view, news = self._view.answered(answer, now_s)
+                self._view, news = self._view.answered(answer.hosts, now_s)
             if news:
                 self._problem(news)
             if self._view.hosts != known:
                 self._changed(self._view.hosts)
+            if not isinstance(answer, str):
+                self._pass_on(answer.notices)
             self._closing.wait(self._every_s)
 
-    def _wait_for_answer(self) -> tuple[HostSlots, ...] | str | None:
+    def _pass_on(self, notices: Mapping[str, float]) -> None:
+        for host, seconds in notices.items():
+            if host not in self._noticed:
+                self._notice(host, seconds)
+        self._noticed = frozenset(notices)
+
+    def _wait_for_answer(self) -> _Answer | str | None:
         try:
             return self._answers.get(timeout=self._late_s)
         except queue.Empty:

@@ -18,7 +18,6 @@ from edl_hvd.driver.watch.stragglers import Slow
 from edl_hvd.driver.workers.exits import Exit
 from edl_hvd.driver.workers.process import WorkerProcess
 from edl_hvd.errors import EdlHvdError
-from edl_hvd.hosts import HostSlots
 from edl_hvd.key_value_store import KeyValueStore
 from edl_hvd.settings import Driver
 
@@ -141,10 +140,6 @@ class Job:
         for action in actions:
             self._do(action)
             self._listener.done(action)
-
-    def found(self, hosts: tuple[HostSlots, ...]) -> None:
-        """Discovery's trusted list has changed."""
-        self.happen(happenings.HostsFound(hosts))
 
     # --- what workers say ---
 

@@ -17,14 +17,13 @@ from edl_hvd.driver.job_folder.claim import JobFolder, claim
 from edl_hvd.driver.job_folder.requests import Requests, answer
 from edl_hvd.driver.local_hosts import is_local
 from edl_hvd.driver.membership.decision import SAVED
-from edl_hvd.driver.membership.happenings import End
+from edl_hvd.driver.membership.happenings import DrainAsked, End, HostsFound
 from edl_hvd.driver.network import choose_network
 from edl_hvd.driver.reporter import Reporter, Screen
 from edl_hvd.driver.workers.launcher import Launcher, Program
 from edl_hvd.driver.workers.output_files import OutputFiles
 from edl_hvd.driver.workers.ssh import Ssh
 from edl_hvd.errors import EdlHvdError, PlatformError
-from edl_hvd.hosts import HostSlots
 from edl_hvd.settings import own_environment
 
 _ORPHANS_S = 600.0
@@ -62,18 +61,19 @@ async def _run(options: Options, screen: Screen, folder: JobFolder) -> int:
 
 async def _train(options: Options, screen: Screen, folder: JobFolder, reporter: Reporter) -> End:
     loop = asyncio.get_running_loop()
-    changes: asyncio.Queue[tuple[HostSlots, ...]] = asyncio.Queue()
+    found: asyncio.Queue[HostsFound | DrainAsked] = asyncio.Queue()
     watch = HostWatch(
         options.source,
-        changed=lambda hosts: _quietly(loop.call_soon_threadsafe(changes.put_nowait, hosts)),
+        changed=lambda hosts: _quietly(loop.call_soon_threadsafe(found.put_nowait, HostsFound(hosts))),
         problem=lambda text: _quietly(loop.call_soon_threadsafe(screen.problem, text)),
+        notice=lambda *notice: _quietly(loop.call_soon_threadsafe(found.put_nowait, DrainAsked(*notice))),
         every_s=options.poll_every_s,
     )
     with _signals(loop, screen) as wishes:
         await _outlive_orphans(folder, screen, wishes)
         watch.start()
         try:
-            hosts = await _first_hosts(changes, options, wishes)
+            hosts = await _first_hosts(found, options, wishes)
             network = choose_network(options.network_interfaces, _ssh(options))
             with contextlib.ExitStack() as stack:
                 files = stack.enter_context(OutputFiles(options.output_filename))
@@ -81,7 +81,7 @@ async def _train(options: Options, screen: Screen, folder: JobFolder, reporter: 
                 launcher = _launcher(options, folder, lambda *line: _pass_on(screen, files, *line))
                 known_step = folder.begun.figures.known_step
                 job = Job(options.rules, launcher, network, reporter, record, known_step=known_step)
-                return await _follow_through(job, reporter, folder, screen, hosts, changes, wishes)
+                return await _follow_through(job, reporter, folder, screen, hosts, found, wishes)
         finally:
             await asyncio.to_thread(watch.close)
 
@@ -91,16 +91,16 @@ async def _follow_through(
     reporter: Reporter,
     folder: JobFolder,
     screen: Screen,
-    hosts: tuple[HostSlots, ...],
-    changes: asyncio.Queue[tuple[HostSlots, ...]],
+    hosts: HostsFound,
+    found: asyncio.Queue[HostsFound | DrainAsked],
     wishes: Wishes,
 ) -> End:
     """The job from its first hosts to its end."""
     reporter.watch(job)
     requests = Requests(lambda line: _obey(job, screen, line))
     await job.start()
-    job.found(hosts)
-    following = asyncio.get_running_loop().create_task(_follow(changes, job))
+    job.happen(hosts)
+    following = asyncio.get_running_loop().create_task(_follow(found, job, screen))
     try:
         try:
             await requests.start(folder.path)
@@ -116,10 +116,13 @@ def _obey(job: Job, screen: Screen, line: bytes) -> Mapping[str, object]:
     """Do what somebody in another terminal asks for."""
     reply = answer(line, job.membership, job.now_s)
     if reply.happening is not None:
-        asked = reply.happening
-        screen.note(f"asked to leave {asked.target} within {asked.notice_s:.0f} s")
-        job.happen(asked)
+        _drain(job, screen, reply.happening)
     return reply.fields
+
+
+def _drain(job: Job, screen: Screen, asked: DrainAsked) -> None:
+    screen.note(f"asked to leave {asked.target} within {asked.notice_s:.0f} s")
+    job.happen(asked)
 
 
 async def _outlive_orphans(folder: JobFolder, screen: Screen, wishes: Wishes) -> None:
@@ -169,22 +172,26 @@ def _pass_on(screen: Screen, files: OutputFiles, worker: str, stream: str, line:
     files.write(worker, stream, line)
 
 
-async def _first_hosts(
-    changes: asyncio.Queue[tuple[HostSlots, ...]], options: Options, wishes: Wishes
-) -> tuple[HostSlots, ...]:
+async def _first_hosts(found: asyncio.Queue[HostsFound | DrainAsked], options: Options, wishes: Wishes) -> HostsFound:
     timeout_s = options.rules.elastic_timeout_s
-    waiting = asyncio.ensure_future(changes.get())
+    waiting = asyncio.ensure_future(found.get())
     done, _ = await asyncio.wait({waiting, asyncio.ensure_future(wishes.first.wait())}, timeout=timeout_s,
                                  return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
     if waiting in done:
-        return waiting.result()
+        hosts = waiting.result()
+        assert isinstance(hosts, HostsFound), "a notice follows the answer that lists its host"
+        return hosts
     reason = "it was interrupted" if done else f"there were none for {timeout_s:.0f} s (--elastic-timeout)"
     raise PlatformError(f"waited for hosts, but {reason}; see what discovery reports")
 
 
-async def _follow(changes: asyncio.Queue[tuple[HostSlots, ...]], job: Job) -> None:
+async def _follow(found: asyncio.Queue[HostsFound | DrainAsked], job: Job, screen: Screen) -> None:
     while True:
-        job.found(await changes.get())
+        happening = await found.get()
+        if isinstance(happening, DrainAsked):
+            _drain(job, screen, happening)
+        else:
+            job.happen(happening)
 
 
 class Wishes:

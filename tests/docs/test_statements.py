@@ -116,7 +116,8 @@ def test_every_test_and_every_row_of_a_benchmark_that_is_named_exists():
     ("document", "folder"), [("architecture.md", "edl_hvd"), ("architecture.md", "edl_hvd/worker"),
                              *(("edlrun.md", f"edl_hvd/driver/{room}")
                                for room in ("", "membership", "workers", "watch", "job_folder", "command_line")),
-                             ("imagenet.md", "examples/imagenet"), ("testing.md", "tests")],
+                             ("imagenet.md", "examples/imagenet"), ("testing.md", "tests"),
+                             ("benchmarks.md", "benchmarks")],
 )  # fmt: skip
 def test_every_module_of_a_folder_has_its_place_in_the_document(document, folder):
     text = (REPOSITORY / "docs" / document).read_text()

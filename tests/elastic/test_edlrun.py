@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
+import sys
+from pathlib import Path
 
 import pytest
-from faults import CRASH, HostChange, Interrupt, add_host, crash, kill, remove_host, stop, terminate
-from harness import Job, Outcome
+from faults import CRASH, HostChange, Interrupt, Outside, add_host, crash, kill, remove_host, stop, terminate
+from harness import HERE, Job, Outcome
 from invariants import check, check_faults, check_no_step_lost
 from training import Training
 
@@ -134,6 +136,37 @@ def test_a_worker_that_is_told_to_terminate_leaves_at_the_next_commit(edlrun):
     outcome = edlrun(TWO_HOSTS, terminate(worker="127.0.0.1:0", step=5), training=Training(linger_s=1.0))
     assert [event["worker"] for event in events(outcome, "worker_left")] == ["127.0.0.1:0"]
     assert outcome.reports[0]["size"] == 1
+
+
+def test_a_host_of_which_the_source_says_that_it_will_go_is_left_at_the_next_commit(run_job, alone, tmp_path):
+    plan = tmp_path / "plan"
+    plan.write_text("0 add localhost:1\n0 add 127.0.0.1:1\n")
+
+    def announce() -> None:
+        with open(plan, "a", encoding="utf-8") as file:
+            file.write("0 notice 127.0.0.1 1h\n")
+
+    program = str(Path(sys.executable).with_name("edlrun"))
+    words = (program, "-np", "2", "--min-np", "1", "--discover", f"schedule:{plan}", sys.executable)
+    job = Job(
+        hosts=TWO_HOSTS,
+        faults=(Outside(announce, step=5),),
+        training=Training(until_size=1),
+        own_command=(*words, str(HERE / "worker_script.py")),
+    )
+    outcome = run_job(job)
+    check(job, outcome, alone(job.training))
+    assert "asked to leave 127.0.0.1 within" in outcome.output
+    assert [event["worker"] for event in events(outcome, "worker_left")] == ["127.0.0.1:0"]
+    assert events(outcome, "worker_lost") == []
+
+
+def test_a_spare_takes_the_place_of_a_killed_worker_at_once(edlrun):
+    """It waits beside the world of two until rank 1 is killed; no world is smaller than two."""
+    flags = ("--max-np", "2", "--spares", "1")
+    hosts = (*TWO_HOSTS, "127.1:1")
+    outcome = edlrun(hosts, kill(rank=1, step=7), training=Training(linger_s=0.1), np=2, flags=flags)
+    assert [event["size"] for event in events(outcome, "world_formed")][:2] == [2, 2]
 
 
 def test_a_stopped_worker_is_ended_and_the_job_goes_on(edlrun):

@@ -10,7 +10,7 @@ from clocks import FakeClock
 
 from edl_hvd.discovery.ec2 import Ec2ByTag, read_tag
 from edl_hvd.discovery.flags import Flags, read_job
-from edl_hvd.discovery.schedule import Schedule, hosts_at, parse_plan, stamp
+from edl_hvd.discovery.schedule import Schedule, hosts_at, notices_at, parse_plan, stamp
 from edl_hvd.discovery.static_file import StaticFile
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots
@@ -94,12 +94,29 @@ class TestSchedule:
             ("0 add a\n5 remove b\n", "line 2: b is removed but is not there"),
             ("0 add a\n5 remove a\n6 remove a\n", "line 3: a is removed but is not there"),
             ("0 add a:1\n5 remove a:1\n", "line 2: 'remove a:1' names slots"),
+            ("0 add a:1\n5 notice a\n", "line 2: '5 notice a' is not understood"),
+            ("0 add a:1\n5 notice a:1 30s\n", "line 2: 'notice a:1' names slots"),
+            ("0 add a:1\n5 notice a soon\n", "line 2: .* not understood"),
             ("0 add a:0\n", "line 1: .* has 0 slots"),
         ],
     )
     def test_refuses_a_plan_that_makes_no_sense(self, text: str, words: str) -> None:
         with pytest.raises(DiscoveryError, match=words):
             parse_plan(text, "plan")
+
+    def test_a_host_of_which_it_is_known_that_it_will_go_is_there_until_then(self, tmp_path: Path) -> None:
+        clock = FakeClock(100.0)
+        plan = write(tmp_path / "plan", "0 add a\n0 add b\n20 notice b 30s\n25 add c\n")
+        source = Schedule(plan, str(tmp_path / "started"), 100.0, clock)
+        seen = []
+        for pause_s in (0, 20, 20, 10):
+            clock.sleep(pause_s)
+            seen.append(("".join(entry.host for entry in source.hosts()), source.notices()))
+        assert seen == [("ab", {}), ("ab", {"b": 30.0}), ("abc", {"b": 10.0}), ("ac", {})]
+
+    def test_a_host_that_is_added_again_stays(self) -> None:
+        plan = parse_plan("0 add a\n5 notice a 30s\n10 add a:2\n", "plan")
+        assert (hosts_at(plan, 50), notices_at(plan, 20)) == ((HostSlots("a", 2),), {})
 
     def test_counts_from_the_first_question(self, tmp_path: Path) -> None:
         clock = FakeClock(1_000_000.0)

@@ -284,6 +284,28 @@ def test_a_source_that_hangs_is_told_and_believed_when_it_answers(puppet):
     watch.close()
 
 
+def test_a_notice_is_told_once_and_again_when_it_was_withdrawn_in_between():
+    class Cloud:
+        """Gives a notice of ``b`` in every second and third answer, and the last answer for ever."""
+
+        def __init__(self) -> None:
+            self.answers = iter([{}, {"b": 120.0}, {"b": 119.0}, {}, {"b": 30.0}])
+
+        def hosts(self) -> Answer:
+            self.notice = next(self.answers, self.notice if hasattr(self, "notice") else {})
+            return (A, B)
+
+        def notices(self) -> dict[str, float]:
+            return self.notice
+
+    told: queue.SimpleQueue[tuple[str, float]] = queue.SimpleQueue()
+    watch = HostWatch(Cloud(), Told(), Told(), lambda *notice: told.put(notice), every_s=0.0, clock=FakeClock())
+    watch.start()
+    assert [told.get(), told.get()] == [("b", 120.0), ("b", 30.0)]
+    watch.close()
+    assert told.empty()
+
+
 def test_closing_does_not_wait_for_a_source_that_hangs(puppet):
     told = Told()
     watch = watching(puppet, told)

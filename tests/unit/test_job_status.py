@@ -158,7 +158,7 @@ def test_the_status_is_kept_at_each_change_and_a_full_disk_stops_nothing(tmp_pat
             await asyncio.sleep(0.01)
         assert (keeper.written[0].state, keeper.written[0].figures) == ("starting", Figures(known_step=7, saved_step=5))
         keeper.broken = True
-        job.found((HostSlots("a", 1),))
+        job.happen(HostsFound((HostSlots("a", 1),)))
         while not keeper.notes:
             await asyncio.sleep(0.01)
         keeper.broken = False

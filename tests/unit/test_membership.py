@@ -255,6 +255,21 @@ def test_the_state_is_handed_on_also_where_only_one_worker_is_allowed():
     assert stage.generation <= 3
 
 
+def test_a_host_that_was_drained_and_is_gone_may_come_back():
+    stage = training("a:1", "b:1")
+    stage.happen(happenings.DrainAsked("b", 30.0))
+    stage.settle(5)
+    stage.happen(hosts("a:1"))
+    stage.happen(hosts("a:1", "b:1"))
+    stage.settle(20)
+    assert stage.running == ["a:0"], "until its notice is over it may be the one that goes"
+    stage.now_s += 30.0
+    stage.happen(hosts("a:1"))
+    stage.happen(hosts("a:1", "b:1"))
+    stage.settle(5)
+    assert stage.running == ["a:0", "b:0"]
+
+
 def test_when_every_host_is_drained_one_worker_saves_and_the_job_asks_to_be_run_again():
     stage = training("a:1", "b:1")
     for host in "ab":

@@ -14,7 +14,7 @@ _LONGEST_BACKOFF_S = 60.0
 
 def take(draft: Draft, happening: happenings.Happening) -> None:
     if isinstance(happening, happenings.HostsFound):
-        draft.change(hosts=happening.hosts)
+        _list_hosts(draft, happening)
     elif isinstance(happening, happenings.DrainAsked):
         _drain(draft, happening)
     elif isinstance(happening, happenings.News):
@@ -22,6 +22,17 @@ def take(draft: Draft, happening: happenings.Happening) -> None:
         # Late news of an earlier life of this slot concerns nobody.
         if slot is not None and slot.state != "empty" and slot.life == happening.life:
             _hear(draft, happening, slot)
+
+
+def _list_hosts(draft: Draft, found: happenings.HostsFound) -> None:
+    listed = {entry.host for entry in found.hosts}
+    # One that was to go, and is gone, may come back under the same name.
+    drains = {
+        target: deadline_s
+        for target, deadline_s in draft.membership.drains.items()
+        if target.partition(":")[0] in listed or deadline_s > draft.now_s
+    }
+    draft.change(hosts=found.hosts, drains=drains)
 
 
 def _drain(draft: Draft, asked: happenings.DrainAsked) -> None:
