@@ -285,8 +285,8 @@ class _TraceReader:
                     self._take(json.loads(line))
 
     def training(self) -> list[tuple[str, int]]:
-        """Worker and process number of the living members of the newest world."""
-        return [member for member in self._members if _is_alive(member[1])]
+        """Worker and process number of the members of the newest world that live and are not stopped."""
+        return [member for member in self._members if _state_of(member[1]) not in "ZT"]
 
     def _take(self, line: dict[str, Any]) -> None:
         if line["what"] == "start":
@@ -320,10 +320,15 @@ def _processes(token: str) -> Iterator[tuple[int, str]]:
 
 
 def _is_alive(pid: int) -> bool:
+    return _state_of(pid) != "Z"
+
+
+def _state_of(pid: int) -> str:
+    """One letter, see proc(5): T is stopped, Z has ended, and so has who is not there."""
     try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+        return Path(f"/proc/{pid}/status").read_text().partition("\nState:\t")[2][:1]
     except OSError:
-        return False
+        return "Z"
 
 
 def _wait_until_gone(token: str, grace_s: float = 10.0) -> list[str]:
