@@ -25,8 +25,9 @@ def judge(job: Job, outcome: Outcome) -> str:
 
 
 def aborts(outcome: Outcome) -> str:
-    """Whether workers ended in C++; stock jobs often survive that."""
-    return "a worker aborts (134)" if "terminate called" in outcome.output else ""
+    """Whether workers ended in C++; stock jobs often survive that. What ``edlrun`` says is that one was killed by it."""
+    words = ("exit with status code 134", "exit code = 134", "SIGABRT")
+    return "a worker aborts (134)" if any(word in outcome.output for word in words) else ""
 
 
 def _fell_back(outcome: Outcome) -> str:

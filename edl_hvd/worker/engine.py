@@ -15,6 +15,7 @@ from edl_hvd import key_value_store
 from edl_hvd.errors import RendezvousError
 from edl_hvd.key_value_store import KeyValueStore
 from edl_hvd.settings import PastLife
+from edl_hvd.worker.abort_guard import hold_aborts
 from edl_hvd.worker.children import keep_from_children
 from edl_hvd.worker.departures import Departures
 from edl_hvd.worker.horovod_collectives import HorovodCollectives
@@ -71,10 +72,11 @@ class Engine:
         if not self._prepare(world, store):
             return None
         before = open_sockets()
-        start = NativeCall(hvd.init)
         timeout_s = float(self._environment.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "30"))
-        if not start.returns_within(0.9 * timeout_s, lambda: departures.reason):
-            self._be_reborn(world.generation, f"{departures.reason or 'a member'} is missing at its start")
+        with hold_aborts() as aborted:
+            start = NativeCall(hvd.init)
+            if not start.returns_within(0.9 * timeout_s, lambda: departures.reason or aborted.is_set()):
+                self._be_reborn(world.generation, f"{departures.reason or 'a member'} is missing at its start")
         self._sockets = open_sockets() - before
         keep_from_children(self._sockets)
         self.generation, self.rank = world.generation, world.rank
