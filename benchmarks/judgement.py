@@ -25,7 +25,7 @@ def judge(job: Job, outcome: Outcome) -> str:
 
 
 def aborts(outcome: Outcome) -> str:
-    """Whether workers ended in C++; stock jobs often survive that. What ``edlrun`` says is that one was killed by it."""
+    """Whether workers ended in C++, as the launchers tell it; stock jobs often survive that."""
     words = ("exit with status code 134", "exit code = 134", "SIGABRT")
     return "a worker aborts (134)" if any(word in outcome.output for word in words) else ""
 

@@ -67,14 +67,15 @@ def strike(blow: Blow, folder: Path, training: Collection[tuple[str, int]], sign
     chance = random.Random(blow.seed)
     hosts = dict(line.split(":") for line in (folder / "hosts").read_text().split())
     kind = blow.kind
-    if kind in ("kill", "stop", "drain") and len(training) < 2:
+    others = sorted(member for member in training if member[0] != "localhost:0")
+    if kind in ("kill", "stop", "drain") and (len(training) < 2 or not others):
         kind = "add"  # the last one that holds the state is left alone: this is not about checkpoints
     if kind in ("kill", "stop"):
         worker, pid = chance.choice(sorted(training))
         signal(pid, "SIGKILL" if kind == "kill" else "SIGSTOP")
         return f"{kind} {worker}"
     if kind == "drain":
-        worker, pid = chance.choice(sorted(member for member in training if member[0] != "localhost:0"))
+        worker, pid = chance.choice(others)
         signal(pid, "SIGTERM")
         return f"drain {worker}"
     if kind == "blip":
