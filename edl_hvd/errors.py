@@ -13,6 +13,7 @@
     ├── StorageError               the storage behind a URL
     │   ├── ObjectMissingError     no such object
     │   ├── ObjectExistsError      a conditional write lost the race
+    │   ├── ObjectTooLargeError    an object has more bytes than its reader takes
     │   └── CheckpointDamagedError a checkpoint is listed but does not verify
     └── InternalError              us: a broken invariant, please report
 
@@ -72,6 +73,10 @@ class ObjectMissingError(StorageError):
 
 class ObjectExistsError(StorageError):
     """A conditional write found the object already there."""
+
+
+class ObjectTooLargeError(StorageError):
+    """The object has more bytes than the reader asked for at most."""
 
 
 class CheckpointDamagedError(StorageError):

@@ -2,11 +2,31 @@
 
 Reading order: ``snapshot`` (what is kept), ``layout`` (where), ``shares`` (who writes what), ``shards``
 (tensors as bytes), ``manifest`` (what makes it a checkpoint), then ``writer``, ``attempt``, ``retention``
-for writing and ``reading``, ``restore`` for reading.
+for writing and ``reading``, ``restoring`` for reading. What the command line does works without torch:
+``files`` and ``tensor_bytes`` read, ``inspection``, ``copying``, ``pruning`` and ``export`` act.
+
+``import edl_hvd.checkpoint`` alone does not import torch; the names below load when first used.
 """
 
-from edl_hvd.checkpoint.restore import restore, restore_newest, steps
-from edl_hvd.checkpoint.snapshot import Snapshot
-from edl_hvd.checkpoint.writer import CheckpointWriter
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edl_hvd.checkpoint.restoring import restore, restore_newest, steps
+    from edl_hvd.checkpoint.snapshot import Snapshot
+    from edl_hvd.checkpoint.writer import CheckpointWriter
 
 __all__ = ["CheckpointWriter", "Snapshot", "restore", "restore_newest", "steps"]
+
+_HOMES = {"CheckpointWriter": "writer", "Snapshot": "snapshot", "restore": "restoring",
+          "restore_newest": "restoring", "steps": "restoring"}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

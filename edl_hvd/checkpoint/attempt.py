@@ -13,8 +13,9 @@ import torch
 
 import edl_hvd
 from edl_hvd.checkpoint import layout
-from edl_hvd.checkpoint.manifest import FileEntry, Manifest, Part, TensorEntry
-from edl_hvd.checkpoint.reading import read_manifest, verify
+from edl_hvd.checkpoint.files import read_manifest
+from edl_hvd.checkpoint.manifest import LARGEST_BYTES, FileEntry, Manifest, Part, TensorEntry
+from edl_hvd.checkpoint.reading import verify
 from edl_hvd.checkpoint.retention import collect
 from edl_hvd.checkpoint.shards import DTYPE_NAMES, checksum, checksum_of, contiguous, pack
 from edl_hvd.checkpoint.shares import share_out
@@ -223,7 +224,7 @@ class Attempt:
         for rank in range(task.size):
             key = layout.part_key(task.snapshot.step, task.name, rank)
             if rank not in parts and key in sizes_bytes:
-                parts[rank] = _arrived(Part.decode(task.storage.read(key)))
+                parts[rank] = _arrived(Part.decode(task.storage.read(key, limit_bytes=LARGEST_BYTES)))
         absent = [f"the share of rank {rank}" for rank in range(task.size) if rank not in parts]
         # A part without its file means a rank that writes to another disk under the same path.
         incomplete = [

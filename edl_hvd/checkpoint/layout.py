@@ -16,7 +16,7 @@ from edl_hvd.storage import StoredObject
 
 ROOT = "checkpoints/"
 
-_IN_A_CHECKPOINT = re.compile(r"checkpoints/([0-9]{12,})/(.+)", re.DOTALL)
+_IN_A_CHECKPOINT = re.compile(r"checkpoints/([0-9]{12}|[1-9][0-9]{12,17})/(.+)", re.DOTALL)
 _MANIFEST = "manifest.json"
 _SHARD = re.compile(r"tensors-[0-9]{5,}-of-[0-9]{5,}(-[A-Za-z0-9_.-]+)?\.safetensors")
 _ATTEMPT = re.compile(r"[A-Za-z0-9_.-]{1,100}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from edl_hvd.checkpoint import layout
-from edl_hvd.checkpoint.reading import read_manifest
+from edl_hvd.checkpoint.files import read_manifest
 from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError
 from edl_hvd.storage import Storage, StoredObject
 

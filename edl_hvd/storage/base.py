@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Protocol
 
-from edl_hvd.errors import UsageError
+from edl_hvd.errors import ObjectTooLargeError, UsageError
 
 # Where ``FileStorage`` keeps what is being written; reserved everywhere, so that a job can change storages.
 RESERVED_FOLDER = ".partial"
@@ -39,11 +39,16 @@ class Storage(Protocol):
     def url(self) -> str:
         """Where this storage is, for people: absolute, and without a password."""
 
-    def read(self, key: str) -> bytes:
+    def read(self, key: str, limit_bytes: int | None = None) -> bytes:
         """The contents of an object.
+
+        Args:
+            key: Which one.
+            limit_bytes: The most it may have. Of a larger one nothing is kept in memory.
 
         Raises:
             ObjectMissingError: No such object.
+            ObjectTooLargeError: It has more than ``limit_bytes``.
         """
 
     def write(self, key: str, data: bytes | memoryview) -> None:
@@ -86,6 +91,14 @@ def check_key(key: str) -> str:
             f"'.', '..', empty parts or control characters, and not inside {RESERVED_FOLDER!r}"
         )
     return key
+
+
+def check_size(size_bytes: int, limit_bytes: int | None, key: str, url: str) -> None:
+    """Raises ``ObjectTooLargeError`` if an object has more bytes than its reader takes."""
+    if limit_bytes is not None and size_bytes > limit_bytes:
+        raise ObjectTooLargeError(
+            f"cannot read {key!r} in {url}: it has {size_bytes} bytes, more than the {limit_bytes} expected"
+        )
 
 
 def redacted(url: str) -> str:

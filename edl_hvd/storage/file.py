@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from edl_hvd.errors import ObjectExistsError, ObjectMissingError, StorageError
-from edl_hvd.storage.base import RESERVED_FOLDER, StoredObject, check_key
+from edl_hvd.storage.base import RESERVED_FOLDER, StoredObject, check_key, check_size
 
 _ABANDONED_AFTER_S = 3600.0
 # A file being written changes all the time; one untouched for an hour belongs to a dead writer.
@@ -18,11 +19,15 @@ _PLACING_ATTEMPTS = 20
 # Each attempt is lost only to another process removing the same empty folder in that very moment.
 
 
+_NAMES_OF_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe"}
+
+
 class FileStorage:
     """Storage in a folder.
 
     A file appears under its key complete and flushed to disk, or not at all: it is written and synced
-    under another name in ``.partial``, then renamed (replacing) or hard-linked (creating).
+    under another name in ``.partial``, then renamed (replacing) or hard-linked (creating). What is no plain
+    file (a link, a pipe, a device) is listed but cannot be read: it counts as missing.
 
     Args:
         root: The folder; created by the first write.
@@ -33,11 +38,18 @@ class FileStorage:
         self._swept = False
         self.url = self._root.as_uri()
 
-    def read(self, key: str) -> bytes:
+    def read(self, key: str, limit_bytes: int | None = None) -> bytes:
         try:
-            return self._path(key).read_bytes()
+            with open(self._path(key), "rb", opener=_open_plain) as file:
+                size_bytes = os.fstat(file.fileno()).st_size
+                check_size(size_bytes, limit_bytes, key, self.url)
+                return file.read(size_bytes)
+        except StorageError:
+            raise
         except (FileNotFoundError, NotADirectoryError) as error:
             raise ObjectMissingError(f"cannot read {key!r} in {self.url}: no such file") from error
+        except _NotPlainError as error:
+            raise ObjectMissingError(f"cannot read {key!r} in {self.url}: there is no file, but {error}") from error
         except OSError as error:
             raise self._failure("read", key, error) from error
 
@@ -66,7 +78,9 @@ class FileStorage:
 
     def exists(self, key: str) -> bool:
         try:
-            return self._path(key).is_file()
+            return stat.S_ISREG(self._path(key).lstat().st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
         except OSError as error:
             raise self._failure("look for", key, error) from error
 
@@ -113,10 +127,12 @@ class FileStorage:
             if key == RESERVED_FOLDER:
                 continue
             try:
-                if entry.is_dir():
+                # A link at the top may lead to a larger disk. Further down it is an object like a file, or what lies
+                # outside would look as if it were ours to delete.
+                if entry.is_dir(follow_symlinks=not folder):
                     yield from self._walk(key)
                 else:
-                    yield StoredObject(key, entry.stat().st_size)
+                    yield StoredObject(key, entry.stat(follow_symlinks=False).st_size)
             except FileNotFoundError:
                 continue  # Deleted between the listing of its folder and this look at it.
 
@@ -127,6 +143,25 @@ class FileStorage:
             except OSError:
                 return  # Not empty, or already gone: either way nothing is left to do here.
             folder = folder.parent
+
+
+class _NotPlainError(Exception):
+    """Something that is no file has a file's name; says what."""
+
+
+def _open_plain(path: str, flags: int) -> int:
+    """Open a file and nothing else: a link may lead anywhere, a pipe has no end and makes its reader wait."""
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if os.path.islink(path):
+            raise _NotPlainError("a symbolic link") from error
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise _NotPlainError(_NAMES_OF_KINDS.get(stat.S_IFMT(mode), "a device or socket"))
+    return descriptor
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

@@ -6,7 +6,7 @@ import threading
 from collections import defaultdict
 
 from edl_hvd.errors import ObjectExistsError, ObjectMissingError
-from edl_hvd.storage.base import StoredObject, check_key
+from edl_hvd.storage.base import StoredObject, check_key, check_size
 
 # Two storages of the same name share their objects, as two clients of one bucket do.
 _OBJECTS: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
@@ -21,12 +21,14 @@ class MemoryStorage:
         with _LOCK:
             self._objects = _OBJECTS[name]
 
-    def read(self, key: str) -> bytes:
+    def read(self, key: str, limit_bytes: int | None = None) -> bytes:
         with _LOCK:
             try:
-                return self._objects[check_key(key)]
+                data = self._objects[check_key(key)]
             except KeyError as error:
                 raise ObjectMissingError(f"cannot read {key!r} in {self.url}: no such object") from error
+        check_size(len(data), limit_bytes, key, self.url)
+        return data
 
     def write(self, key: str, data: bytes | memoryview) -> None:
         with _LOCK:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
 
-from edl_hvd.errors import ObjectExistsError, ObjectMissingError, StorageError, UsageError
-from edl_hvd.storage.base import StoredObject, check_key
+from edl_hvd.errors import ObjectExistsError, ObjectMissingError, ObjectTooLargeError, StorageError, UsageError
+from edl_hvd.storage.base import StoredObject, check_key, check_size
 
 _PART_BYTES = 64 * 1024 * 1024
 # What a dropped connection costs at most; S3 allows 10,000 parts, so an object may have 640 GB.
@@ -46,10 +46,13 @@ class S3Storage:
         with self._translated("open", ""):
             self._client = boto3.session.Session().client("s3", config=_CONFIG)
 
-    def read(self, key: str) -> bytes:
+    def read(self, key: str, limit_bytes: int | None = None) -> bytes:
         with self._translated("read", key):
-            contents: bytes = self._client.get_object(**self._address(key))["Body"].read()
-            return contents
+            answer = self._client.get_object(**self._address(key))
+            with closing(answer["Body"]) as body:
+                check_size(answer["ContentLength"], limit_bytes, key, self.url)
+                contents: bytes = body.read()
+                return contents
 
     def write(self, key: str, data: bytes | memoryview) -> None:
         with self._translated("write", key):
@@ -120,7 +123,7 @@ class S3Storage:
         attempt = f"cannot {verb} {key!r} in {self.url}" if key else f"cannot {verb} {self.url}"
         try:
             yield
-        except UsageError:
+        except (UsageError, ObjectTooLargeError):
             raise
         except ClientError as error:
             raise _translation(attempt, self._bucket, error) from error

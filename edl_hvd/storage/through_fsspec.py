@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from edl_hvd.errors import ObjectExistsError, ObjectMissingError, StorageError, UsageError
-from edl_hvd.storage.base import RESERVED_FOLDER, StoredObject, check_key, redacted
+from edl_hvd.errors import ObjectExistsError, ObjectMissingError, ObjectTooLargeError, StorageError, UsageError
+from edl_hvd.storage.base import RESERVED_FOLDER, StoredObject, check_key, check_size, redacted
 
 
 class FsspecStorage:
@@ -45,8 +45,11 @@ class FsspecStorage:
         self._system: Any = system
         self._root = root.rstrip("/")
 
-    def read(self, key: str) -> bytes:
+    def read(self, key: str, limit_bytes: int | None = None) -> bytes:
         with self._translated("read", key):
+            if limit_bytes is not None:
+                self._system.invalidate_cache()
+                check_size(self._system.info(self._path(key))["size"], limit_bytes, key, self.url)
             contents: bytes = self._system.cat_file(self._path(key))
             return contents
 
@@ -105,7 +108,7 @@ class FsspecStorage:
         attempt = f"cannot {verb} {key!r} in {self.url}"
         try:
             yield
-        except UsageError:
+        except (UsageError, ObjectTooLargeError):
             raise
         except FileNotFoundError as error:
             raise ObjectMissingError(f"{attempt}: no such object") from error

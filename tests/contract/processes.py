@@ -18,7 +18,7 @@ from edl_hvd.storage.through_fsspec import FsspecStorage
 def process_context() -> ForkServerContext:
     """Forks processes from one that has made the imports and has neither threads nor servers."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["edl_hvd.checkpoint", "edl_hvd.storage.s3", "fsspec", "pytest"])
+    context.set_forkserver_preload(["edl_hvd.checkpoint.writer", "edl_hvd.storage.s3", "fsspec", "pytest"])
     return context
 
 

@@ -14,7 +14,7 @@ import pytest
 from processes import create, process_context
 from servers import AwsServer
 
-from edl_hvd.errors import ObjectExistsError, ObjectMissingError, StorageError, UsageError
+from edl_hvd.errors import ObjectExistsError, ObjectMissingError, ObjectTooLargeError, StorageError, UsageError
 from edl_hvd.storage import Storage, StoredObject, open_storage
 from edl_hvd.storage.through_fsspec import FsspecStorage
 
@@ -107,6 +107,32 @@ def test_reading_nothing_says_which_object_is_missing_and_where(storage: Storage
         assert key in str(caught.value)
         assert storage.url in str(caught.value)
         assert not storage.exists(key)
+
+
+def test_an_object_larger_than_its_reader_takes_is_refused(storage: Storage) -> None:
+    data = os.urandom(200_000)
+    storage.write("folder/key", data)
+    storage.write("empty", b"")
+    for limit_bytes in (len(data), len(data) + 1, 2**62):
+        assert storage.read("folder/key", limit_bytes) == data
+    assert storage.read("empty", 0) == b""
+    for limit_bytes in (0, 1, len(data) - 1):
+        with pytest.raises(ObjectTooLargeError) as caught:
+            storage.read("folder/key", limit_bytes)
+        for word in ("'folder/key'", storage.url, "it has 200000 bytes", f"more than the {limit_bytes} expected"):
+            assert word in str(caught.value)
+    with pytest.raises(ObjectMissingError):
+        storage.read("missing", 10)
+    storage.write("folder/key", b"small")
+    assert storage.read("folder/key", 5) == b"small", "the size that counts is that of now"
+
+
+def test_refusing_large_objects_uses_no_connection_up(storage: Storage) -> None:
+    storage.write("key", bytes(3_000_000))
+    for _ in range(30):
+        with pytest.raises(ObjectTooLargeError):
+            storage.read("key", 1)
+    assert len(storage.read("key")) == 3_000_000
 
 
 def test_a_storage_nobody_wrote_to_is_empty(storage: Storage) -> None:

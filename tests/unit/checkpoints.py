@@ -22,9 +22,9 @@ class WatchedStorage:
         self.watch = watch
         self.url = self._inner.url
 
-    def read(self, key: str) -> bytes:
+    def read(self, key: str, limit_bytes: int | None = None) -> bytes:
         self.watch("read", key)
-        return self._inner.read(key)
+        return self._inner.read(key, limit_bytes)
 
     def write(self, key: str, data: bytes | memoryview) -> None:
         self.watch("write", key)

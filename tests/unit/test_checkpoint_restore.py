@@ -184,9 +184,9 @@ class Interrupted:
         self._storage, self._meanwhile = storage, meanwhile
         self.list, self.exists, self.url = storage.list, storage.exists, storage.url
 
-    def read(self, key: str) -> bytes:
+    def read(self, key: str, limit_bytes: int | None = None) -> bytes:
         self._meanwhile(key)
-        return self._storage.read(key)
+        return self._storage.read(key, limit_bytes)
 
 
 def test_an_outage_is_not_taken_for_damage(storage: Storage) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from edl_hvd.errors import ObjectMissingError, StorageError
+from edl_hvd.storage import StoredObject
 from edl_hvd.storage.file import FileStorage
 
 
@@ -118,3 +119,40 @@ def test_contents_are_flushed_before_the_name_appears_and_the_name_after(
     monkeypatch.setattr(os, "link", record_link)
     storage.write_new("folder/key", b"1")
     assert calls == ["sync .partial", "link", "sync folder"]
+
+
+def test_what_is_no_file_is_listed_and_removed_but_never_read(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_bytes(b"precious")
+    storage = FileStorage(tmp_path / "run")
+    storage.write("folder/file", b"1")
+    folder = tmp_path / "run" / "folder"
+    (folder / "link").symlink_to(outside / "precious")
+    (folder / "link to a folder").symlink_to(outside)
+    (folder / "link to itself").symlink_to("link to itself")
+    (folder / "link upwards").symlink_to("..")
+    os.mkfifo(folder / "pipe")
+    names = ["link", "link to a folder", "link to itself", "link upwards", "pipe"]
+    assert [entry.key for entry in storage.list()] == ["folder/file", *(f"folder/{name}" for name in names)]
+    for name in names:
+        kind = "a pipe" if name == "pipe" else "a symbolic link"
+        assert not storage.exists(f"folder/{name}")
+        with pytest.raises(ObjectMissingError, match=f"folder/{name}' in .*: there is no file, but {kind}"):
+            storage.read(f"folder/{name}")
+    for entry in storage.list("folder/"):
+        storage.delete(entry.key)
+    assert storage.list() == []
+    assert (outside / "precious").read_bytes() == b"precious"
+
+
+def test_the_root_and_a_folder_in_it_may_be_links_to_another_disk(tmp_path: Path) -> None:
+    for name in ("disk", "larger disk"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "run").symlink_to("disk")
+    (tmp_path / "disk" / "checkpoints").symlink_to(tmp_path / "larger disk")
+    storage = FileStorage(tmp_path / "run")
+    storage.write("checkpoints/10/key", b"1")
+    assert storage.read("checkpoints/10/key") == (tmp_path / "larger disk" / "10" / "key").read_bytes() == b"1"
+    assert storage.list() == storage.list("checkpoints/") == [StoredObject("checkpoints/10/key", 1)]
+    assert storage.exists("checkpoints/10/key")

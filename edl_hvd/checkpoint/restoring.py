@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edl_hvd.checkpoint import layout
-from edl_hvd.checkpoint.reading import read_manifest, read_tensors
+from edl_hvd.checkpoint.files import read_manifest
+from edl_hvd.checkpoint.reading import read_tensors
 from edl_hvd.checkpoint.snapshot import Snapshot
 from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError, StorageError
 from edl_hvd.events import CheckpointDamaged, Event

@@ -1,0 +1,75 @@
+"""The header of a safetensors file, checked before anything is made of what it says."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from edl_hvd.checkpoint import decoding
+from edl_hvd.checkpoint.decoding import show
+from edl_hvd.checkpoint.element_types import ELEMENT_TYPES
+
+_LENGTH_BYTES = 8
+# A safetensors file: the length of its header as 64 bits, little end first; the header, in JSON; the elements.
+
+_NAMES = {element.name: name for name, element in ELEMENT_TYPES.items()}
+
+
+@dataclass(frozen=True)
+class HeaderEntry:
+    """A tensor: torch's name of its type, its shape, and which bytes of the whole file are its elements."""
+
+    dtype: str
+    shape: list[int]
+    start: int
+    end: int
+
+
+def read_header(data: bytes) -> dict[str, HeaderEntry]:
+    """The tensors of a safetensors file that is nothing but these tensors, in the order of their elements.
+
+    Raises:
+        ValueError: It is none: of every byte it must be clear what it is for.
+    """
+    begin, described = _described(data)
+    entries = {name: _entry(value, f"{show(name)} in the header", begin) for name, value in described.items()}
+    entries = dict(sorted(entries.items(), key=lambda item: (item[1].start, item[1].end)))
+    end = begin
+    for name, entry in entries.items():
+        if entry.start != end:
+            raise ValueError(
+                f"{show(name)} in the header begins at byte {entry.start - begin} of the data, the tensor before it "
+                f"ends at {end - begin}; tensors must neither overlap nor leave a gap"
+            )
+        end = entry.end
+    if end != len(data):
+        raise ValueError(f"it has {len(data) - begin} bytes of data, its tensors need {end - begin}")
+    return entries
+
+
+def _described(data: bytes) -> tuple[int, dict[str, object]]:
+    """Where the elements begin, and the header as JSON."""
+    if len(data) < _LENGTH_BYTES:
+        raise ValueError(f"{len(data)} bytes are too few for it to have a header")
+    (length_bytes,) = struct.unpack_from("<Q", data)
+    begin = _LENGTH_BYTES + length_bytes
+    if begin > len(data):
+        raise ValueError(f"a header of {length_bytes} bytes does not fit into a file of {len(data)}")
+    described = decoding.mapping(decoding.parse(data[_LENGTH_BYTES:begin], "its header"), "its header")
+    if "__metadata__" in described:
+        raise ValueError(f"its header has unexpected metadata {show(described['__metadata__'])}")
+    return begin, described
+
+
+def _entry(value: object, what: str, begin: int) -> HeaderEntry:
+    told = decoding.fields(value, what, ("dtype", "shape", "data_offsets"))
+    dtype = _NAMES[decoding.one_of(told["dtype"], f"'dtype' of {what}", _NAMES)]
+    shape = decoding.shape(told["shape"], f"'shape' of {what}")
+    needed = decoding.bytes_of_shape(shape, ELEMENT_TYPES[dtype].size_bytes, what)
+    offsets = decoding.shape(told["data_offsets"], f"'data_offsets' of {what}")
+    if len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise ValueError(f"'data_offsets' of {what} is {show(offsets)}; expected where it begins and where it ends")
+    start, end = offsets
+    if end - start != needed:
+        raise ValueError(f"{what} has {end - start} bytes, its type and shape need {needed}")
+    return HeaderEntry(dtype, shape, begin + start, begin + end)

@@ -1,0 +1,104 @@
+"""What is listed at a URL, and whether it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from edl_hvd.checkpoint import layout
+from edl_hvd.checkpoint.files import Tell, UnreadableError, read_file, read_listed
+from edl_hvd.checkpoint.manifest import Manifest
+from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError
+from edl_hvd.storage import Storage, StoredObject
+
+
+@dataclass(frozen=True)
+class Overview:
+    """A listed checkpoint at a look: ``problem`` is empty if its manifest is whole and its files have their length."""
+
+    step: int
+    manifest: Manifest | None
+    problem: str
+
+    @property
+    def intact(self) -> bool:
+        return not self.problem
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A checkpoint of which every byte was read; ``damaged`` has a reason per damaged file, by its key."""
+
+    step: int
+    size_bytes: int
+    damaged: dict[str, str]
+
+
+def overviews(storage: Storage) -> Iterator[Overview]:
+    """Each listed checkpoint, newest first; reads the manifests only.
+
+    Raises:
+        StorageError: The storage does not answer.
+    """
+    objects = storage.list(layout.ROOT)
+    for step in layout.listed_steps(objects):
+        overview = look(storage, objects, step)
+        if overview is not None:
+            yield overview
+
+
+def look(storage: Storage, objects: Iterable[StoredObject], step: int) -> Overview | None:
+    """A checkpoint that is among ``objects``; ``None`` if retention has removed it since they were listed."""
+    try:
+        manifest = read_listed(storage, step).manifest
+    except ObjectMissingError:
+        return None
+    except (CheckpointDamagedError, UnreadableError) as error:
+        return Overview(step, None, str(error))
+    sizes_bytes = {entry.key: entry.size_bytes for entry in objects}
+    for name, entry in manifest.files.items():
+        key = layout.folder(step) + name
+        if key not in sizes_bytes:
+            return Overview(step, manifest, f"{key} is missing")
+        if sizes_bytes[key] != entry.size_bytes:
+            return Overview(step, manifest, f"{key} has {sizes_bytes[key]} bytes instead of {entry.size_bytes}")
+    return Overview(step, manifest, "")
+
+
+def verify_each(storage: Storage, steps: Iterable[int], tell: Tell) -> Iterator[Verified]:
+    """Read every byte of each; one that retention removes meanwhile is left out.
+
+    Raises:
+        StorageError: The storage does not answer.
+    """
+    for step in steps:
+        with suppress(ObjectMissingError):
+            yield verify(storage, step, tell)
+
+
+def verify(storage: Storage, step: int, tell: Tell) -> Verified:
+    """Read every byte of a checkpoint; holds one file in memory at a time.
+
+    Args:
+        storage: Where it is.
+        step: Which one.
+        tell: Told the bytes read so far, and all.
+
+    Raises:
+        ObjectMissingError: No checkpoint of that step is listed.
+        StorageError: The storage does not answer.
+    """
+    try:
+        manifest = read_listed(storage, step).manifest
+    except (CheckpointDamagedError, UnreadableError) as error:
+        return Verified(step, 0, {layout.manifest_key(step): str(error)})
+    damaged, done_bytes = {}, 0
+    for name, entry in manifest.files.items():
+        try:
+            read_file(storage, manifest, name)
+        except CheckpointDamagedError as error:
+            damaged[layout.folder(step) + name] = str(error)
+        done_bytes += entry.size_bytes
+        tell(done_bytes, manifest.size_bytes)
+    return Verified(step, manifest.size_bytes, damaged)

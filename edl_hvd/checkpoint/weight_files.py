@@ -1,0 +1,125 @@
+"""Tensors as a safetensors file and as a file of ``torch.save``, written without torch.
+
+Both are written front to back, or at known places, from one tensor after the other, so that a model need not fit in
+memory. A file of ``torch.save`` is a zip archive: ``data.pkl`` names the tensors, ``data/0`` and so on are their
+elements. Only writing is done here: nothing in the package reads a pickle.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zipfile
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from typing import BinaryIO
+
+from edl_hvd.checkpoint.element_types import ELEMENT_TYPES
+from edl_hvd.checkpoint.manifest import TensorEntry
+from edl_hvd.checkpoint.tensor_bytes import size_bytes
+
+Pieces = Iterator[tuple[str, memoryview]]
+# Each tensor once, in any order: its name and its elements.
+
+_SAFETENSORS_ALIGNMENT = 8
+_TORCH_ALIGNMENT = 64
+_ZIP_LOCAL_HEADER_BYTES, _ZIP_EXTRA_HEADER_BYTES, _ZIP64_EXTRA_BYTES = 30, 4, 20
+_PADDING_ID = 0x4246
+# What torch itself pads with: an extra field "FB".
+_ARCHIVE = "archive"
+
+# The classes of storage that torch had before it had storages without a type.
+_STORAGES = {
+    "bool": "BoolStorage", "uint8": "ByteStorage", "int8": "CharStorage", "int16": "ShortStorage",
+    "int32": "IntStorage", "int64": "LongStorage", "float16": "HalfStorage", "bfloat16": "BFloat16Storage",
+    "float32": "FloatStorage", "float64": "DoubleStorage", "complex64": "ComplexFloatStorage",
+}  # fmt: skip
+
+
+def write_safetensors(file: BinaryIO, entries: Mapping[str, TensorEntry], pieces: Pieces) -> None:
+    """Write the file; readers find the names of ``entries``, in no particular order."""
+    # The widest elements first: then each tensor begins at a multiple of its elements' size.
+    names = sorted(entries, key=lambda name: (-ELEMENT_TYPES[entries[name].dtype].size_bytes, name))
+    ends = list(accumulate(size_bytes(entries[name]) for name in names))
+    starts = dict(zip(names, [0, *ends], strict=False))
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    for name, end in zip(names, ends, strict=True):
+        entry = entries[name]
+        told = {"dtype": ELEMENT_TYPES[entry.dtype].name, "shape": entry.shape, "data_offsets": [starts[name], end]}
+        header[name] = told
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _SAFETENSORS_ALIGNMENT)
+    file.write(struct.pack("<Q", len(text)) + text)
+    first = file.tell()
+    for name, view in pieces:
+        file.seek(first + starts[name])
+        file.write(view)
+
+
+def write_torch(file: BinaryIO, entries: Mapping[str, TensorEntry], pieces: Pieces) -> None:
+    """Write the file; ``torch.load(..., weights_only=True)`` gives a dictionary in the order of ``entries``."""
+    numbers = {name: number for number, name in enumerate(entries)}
+    with zipfile.ZipFile(file, "w") as archive:
+        _add(archive, file, "data.pkl", memoryview(_index(entries, numbers)))
+        _add(archive, file, "byteorder", memoryview(b"little"))
+        for name, view in pieces:
+            _add(archive, file, f"data/{numbers[name]}", view)
+        _add(archive, file, "version", memoryview(b"3\n"))
+
+
+def _add(archive: zipfile.ZipFile, file: BinaryIO, name: str, data: memoryview) -> None:
+    """Add a record whose bytes begin at a multiple of 64, so that it can be mapped into memory."""
+    record = zipfile.ZipInfo(f"{_ARCHIVE}/{name}")
+    start = file.tell() + _ZIP_LOCAL_HEADER_BYTES + len(record.filename) + _ZIP_EXTRA_HEADER_BYTES
+    if data.nbytes * 1.05 > zipfile.ZIP64_LIMIT:
+        start += _ZIP64_EXTRA_BYTES
+    padding = -start % _TORCH_ALIGNMENT
+    record.extra = struct.pack("<HH", _PADDING_ID, padding) + b"Z" * padding
+    record.file_size = data.nbytes
+    with archive.open(record, "w") as target:
+        target.write(data)
+
+
+# The index is a pickle, protocol 2; these are the instructions of which it is made.
+
+
+def _index(entries: Mapping[str, TensorEntry], numbers: Mapping[str, int]) -> bytes:
+    pairs = b"".join(_text(name) + _tensor(entry, numbers[name]) for name, entry in entries.items())
+    return b"\x80\x02}(" + pairs + b"u."
+
+
+def _tensor(entry: TensorEntry, number: int) -> bytes:
+    """A call that builds the tensor: storage, offset, shape, strides, no gradient, no hooks."""
+    count = size_bytes(entry) // ELEMENT_TYPES[entry.dtype].size_bytes
+    if entry.dtype in _STORAGES:
+        function, storage, length, last = "_rebuild_tensor_v2", _name("torch", _STORAGES[entry.dtype]), count, b""
+    else:
+        function, storage = "_rebuild_tensor_v3", _name("torch.storage", "UntypedStorage")
+        length, last = size_bytes(entry), _name("torch", entry.dtype)
+    elements = b"(" + _text("storage") + storage + _text(str(number)) + _text("cpu") + _number(length) + b"tQ"
+    strides = [1] * len(entry.shape)
+    for place in range(len(strides) - 1, 0, -1):
+        strides[place - 1] = strides[place] * max(1, entry.shape[place])
+    no_hooks = _name("collections", "OrderedDict") + b")R"
+    where = elements + _number(0) + _numbers(entry.shape) + _numbers(strides)
+    return _name("torch._utils", function) + b"(" + where + b"\x89" + no_hooks + last + b"tR"
+
+
+def _name(module: str, name: str) -> bytes:
+    return f"c{module}\n{name}\n".encode()
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return b"X" + struct.pack("<I", len(data)) + data
+
+
+def _numbers(numbers: list[int]) -> bytes:
+    return b"(" + b"".join(map(_number, numbers)) + b"t"
+
+
+def _number(number: int) -> bytes:
+    if number < 1 << 31:
+        return b"J" + struct.pack("<i", number)
+    data = number.to_bytes(8, "little", signed=True)
+    return b"\x8a" + bytes([len(data)]) + data

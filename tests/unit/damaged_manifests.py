@@ -1,0 +1,219 @@
+"""Kinds of damage to a manifest: to its bytes, and to what it says under a right checksum."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+
+from damage import EMPTY, EXPLODED, MANIFEST, SHARD, WEIGHT, Bomb, Cases, JsonObject, Victim, checksum
+
+CASES = Cases()
+case = CASES.add
+
+
+# The manifest's bytes
+
+
+def manifest(name: str, words: str, edit: Callable[[bytes], bytes]) -> None:
+    case(f"manifest {name}", MANIFEST, words, lambda victim: victim.put(MANIFEST, edit(victim.bytes_of(MANIFEST))))
+
+
+for place in (b'"format"', b"1", b'"checksum"', b'"content"', b'"attempt"', b'"plain"', b'"files"', b'"tensors"', b"["):
+    manifest(f"cut before {place.decode()}", "not JSON", lambda data, place=place: data[: data.index(place)])
+manifest("empty", "not JSON", lambda data: b"")
+manifest("without its last brace", "not JSON", lambda data: data.rstrip()[:-1])
+manifest("cut in the middle", "not JSON", lambda data: data[: len(data) // 2])
+manifest("with something after it", "not JSON", lambda data: data + b"{}")
+manifest("twice", "not JSON", lambda data: data + data)
+manifest("of zeros", "not JSON", lambda data: bytes(len(data)))
+manifest("not UTF-8", "not JSON", lambda data: b"\xff\xfe\xfa")
+manifest("in UTF-16", "not JSON", lambda data: data.decode().encode("utf-16"))
+manifest("with a byte order mark", "not JSON", lambda data: b"\xef\xbb\xbf" + data)
+manifest("a hundred thousand lists deep", "not JSON", lambda data: b"[" * 100_000)
+manifest("with a number of 5,000 digits", "not JSON", lambda data: data.replace(b'"step":20', b'"step":' + b"2" * 5000))
+for value in ("null", "true", "1", "1.5", '"text"', "[]", "NaN", "1e999"):
+    manifest(f"is {value}", "document is .*expected an object", lambda data, value=value: value.encode())
+manifest("is {}", "document lacks 'format'", lambda data: b"{}")
+manifest("changed after it was signed", "checksum does not match", lambda data: data.replace(b":640,", b":641,"))
+manifest("with a key twice", "'format' stands twice", lambda data: data.replace(b"{", b'{"format":1,', 1))
+manifest("with a tensor twice", f"'{WEIGHT}' stands twice", lambda data: data.replace(b'"counts":{', b'"weight":{'))
+
+
+# What a signed manifest says
+
+
+def signed(name: str, words: str, edit: Callable[[JsonObject], object], blamed: str = MANIFEST) -> None:
+    def damage(victim: Victim) -> None:
+        content = victim.content()
+        edit(content)
+        victim.sign(content)
+
+    case(f"signed {name}", blamed, words, damage)
+
+
+def document(name: str, words: str, **fields: object) -> None:
+    case(f"document with {name}", MANIFEST, words, lambda victim: victim.sign(victim.content(), **fields))
+
+
+for wrong in (None, True, 1.0, "1", [1], {}, -1):
+    document(f"format {wrong!r}", "'format' of the document is .*expected a whole number", format=wrong)
+for wrong in (None, 7, "", "xxh3-128:", ["xxh3-128"], "md5:0123"):
+    document(f"checksum {wrong!r}", "'checksum' of the document is .*expected", checksum=wrong)
+document("a wrong checksum", "checksum does not match its content", checksum="xxh3-128:" + "0" * 32)
+document("a field more", "document has 'signature' besides", signature="x")
+for wrong in (None, 3, "content", [], [{}]):
+    case(
+        f"document whose content is {wrong!r}",
+        MANIFEST,
+        "content is .*expected an object",
+        lambda v, w=wrong: v.sign(w),
+    )
+
+signed("of another step", "belongs to step 21, not to 20", lambda content: content.update(step=21))
+FIELDS = ("attempt", "step", "epoch", "samples", "world_size", "created", "versions", "plain", "files", "tensors")
+for field in FIELDS:
+    signed(f"without {field}", f"content lacks '{field}'", lambda content, field=field: content.pop(field))
+signed("with a field more", "content has 'code' besides", lambda content: content.update(code="import os"))
+for field in ("step", "epoch", "samples", "world_size"):
+    for wrong in (-1, 20.5, 20.0, True, None, "20", [20], float("nan"), float("inf"), 2**63, 10**4000):
+        shown = str(wrong) if len(str(wrong)) < 20 else "huge"
+        words = f"'{field}' of its content is .*expected a whole number"
+        signed(f"{field} {type(wrong).__name__} {shown}", words, lambda c, f=field, w=wrong: c.update({f: w}))
+signed(
+    "world_size 0", "'world_size' of its content is 0; expected .* from 1", lambda content: content.update(world_size=0)
+)
+for field, wrongs in {
+    "attempt": (None, 1, "", "../x", "a\0b", "a" * 101),
+    "created": (None, 1.5, ["now"], "x" * 101),
+    "versions": (None, "2.0", ["torch"], {"torch": 2}),
+    "plain": (None, 1, "plain", [1]),
+    "files": (None, 1, "files", [SHARD], {SHARD: None}, {SHARD: [1, 2]}, {}),
+    "tensors": (None, 1, "tensors", [WEIGHT], {WEIGHT: None}, {WEIGHT: [SHARD]}),
+}.items():
+    for wrong in wrongs:
+        signed(
+            f"{field} {type(wrong).__name__} {json.dumps(wrong)[-30:]}",
+            f"{field[:-1]}.* is .*expected",
+            lambda c, f=field, w=wrong: c.update({f: w}),
+        )
+
+for number, name in enumerate(
+    (
+        "../../../etc/passwd",
+        "/etc/passwd",
+        f"../000000000010/{SHARD}",
+        f"./{SHARD}",
+        f"parts/{SHARD}",
+        f"{SHARD}/..",
+        f"{SHARD}\0.txt",
+        f"{SHARD}\n",
+        f"file:///tmp/{SHARD}",
+        MANIFEST,
+        "",
+        "tensors-1-of-2.safetensors",
+        "tensors-00001-of-00002-../x.safetensors",
+        "tensors-\u0660\u0660\u0660\u0660\u0660-of-00002.safetensors",
+        "tensors-00001-of-00002-" + "a" * 5000 + ".safetensors",
+        "x" * 100_000,
+    )
+):
+
+    def rename(content: JsonObject, name: str = name) -> None:
+        content["files"][name] = content["files"].pop(SHARD)
+        for entry in content["tensors"].values():
+            entry["file"] = name if entry["file"] == SHARD else entry["file"]
+
+    signed(f"file {number} named {name[:40]!r}", "unexpected files: .* is no shard's name", rename)
+
+
+def entry(of: str, what: str, field: str, words: str, *wrongs: object) -> None:
+    for wrong in wrongs:
+        shown = f"{type(wrong).__name__} {str(wrong)[:40]}"
+        signed(f"{what} {field} {shown}", words, lambda c, w=wrong: c[of][what].update({field: w}))
+
+
+NO_NUMBER = (None, "12", [12], True, -1, 0.5, 12.0, float("nan"), float("-inf"), 2**63, 10**4000)
+entry("files", SHARD, "size_bytes", f"'size_bytes' of file '{SHARD}' is .*expected a whole number", *NO_NUMBER)
+NO_CHECKSUM = (None, 5, "", "x", "xxh3-128:" + "g" * 32, "xxh3-128:" + "0" * 33, {"xxh3-128": "0" * 32})
+entry("files", SHARD, "checksum", f"'checksum' of file '{SHARD}' is .*expected", *NO_CHECKSUM)
+entry("files", SHARD, "mode", f"file '{SHARD}' has 'mode' besides", 0o777)
+entry("tensors", WEIGHT, "checksum", "'checksum' of tensor 'weight' is .*expected", *NO_CHECKSUM)
+entry("tensors", WEIGHT, "loader", "tensor 'weight' has 'loader' besides", "os.system")
+NO_FILE = (None, 0, [SHARD], "", "../x", "tensors-00009-of-00010.safetensors", MANIFEST)
+entry("tensors", WEIGHT, "file", "'file' of tensor 'weight' is .*expected one of the manifest's files", *NO_FILE)
+NO_DTYPE = (
+    None,
+    4,
+    "",
+    "float31",
+    "torch.float32",
+    "BF16",
+    "complex128",
+    "object",
+    ["bfloat16"],
+    {"a": 1},
+    "x" * 10_000,
+)
+entry("tensors", WEIGHT, "dtype", "'dtype' of tensor 'weight' is .*expected one of bfloat16, bool", *NO_DTYPE)
+entry("tensors", WEIGHT, "shape", "'shape' of tensor 'weight' is .*expected a list", None, 12, "34", {"0": 3})
+NO_LENGTHS = ([-3, -4], [3, -4], [3.0, 4.0], [1.5, 8], [True, 12], ["3", 4], [None], [[3, 4]], [2**63], [float("nan")])
+entry("tensors", WEIGHT, "shape", "'shape' of tensor 'weight' is .*expected whole numbers", *NO_LENGTHS)
+TOO_LARGE = ([2**40, 2**40], [2**62, 2], [0, 2**62, 2**62], [2**20] * 50, [2] * 5000)
+entry("tensors", WEIGHT, "shape", "tensor 'weight' would have more bytes than can be counted", *TOO_LARGE)
+entry("tensors", WEIGHT, "shape", f"file '{SHARD}' has .* bytes, its tensors need", [2**30], [3, 4, 100_000])
+for field in ("file", "dtype", "shape", "checksum"):
+    signed(
+        f"tensor without {field}", f"tensor 'weight' lacks '{field}'", lambda c, f=field: c["tensors"][WEIGHT].pop(f)
+    )
+for field in ("size_bytes", "checksum"):
+    signed(f"file without {field}", f"file '{SHARD}' lacks '{field}'", lambda c, f=field: c["files"][SHARD].pop(f))
+signed(
+    "tensor called __metadata__",
+    "tensor '__metadata__'",
+    lambda content: content["tensors"].update(__metadata__=content["tensors"][WEIGHT]),
+)
+
+
+def shard_blamed(name: str, words: str, edit: Callable[[JsonObject], object]) -> None:
+    signed(name, words, edit, blamed=SHARD)
+
+
+shard_blamed(
+    "another type of the same size",
+    "'weight'.*bfloat16.*float16",
+    lambda c: c["tensors"][WEIGHT].update(dtype="float16"),
+)
+shard_blamed(
+    "another shape of the same size",
+    r"'weight'.*\[3, 4\].*\[4, 3\]",
+    lambda c: c["tensors"][WEIGHT].update(shape=[4, 3]),
+)
+shard_blamed("a tensor fewer", "besides those listed: 'weight'", lambda c: c["tensors"].pop(WEIGHT))
+shard_blamed("a tensor more", "lacks 'phantom'", lambda c: c["tensors"].update(phantom=c["tensors"][EMPTY]))
+shard_blamed(
+    "another checksum of a tensor", "'weight'.*checksum", lambda c: c["tensors"][WEIGHT].update(checksum=checksum(b""))
+)
+shard_blamed("another checksum of a file", "checksum", lambda c: c["files"][SHARD].update(checksum=checksum(b"")))
+shard_blamed("a file longer than there", "instead of", lambda c: c["files"][SHARD].update(size_bytes=2**62))
+shard_blamed(
+    "a file a byte longer than there",
+    "instead of",
+    lambda c: c["files"][SHARD].update(size_bytes=c["files"][SHARD]["size_bytes"] + 1),
+)
+
+
+# Small in itself, large in memory; and code in the place of data
+
+
+def with_text(victim: Victim, text: bytes) -> bytes:
+    return victim.bytes_of(MANIFEST).replace(b'"rate":0.5', b'"rate":' + text)
+
+
+def plain(name: str, words: str, text: bytes) -> None:
+    case(f"plain state with {name}", MANIFEST, words, lambda victim: victim.put(MANIFEST, with_text(victim, text)))
+
+
+plain("300,000 lists", "checksum", b"[" + b"[]," * 300_000 + b"0]")
+plain("a pickle", "not JSON", pickle.dumps(Bomb(EXPLODED)))
+case("pickle for a manifest", MANIFEST, "not JSON", lambda victim: victim.put(MANIFEST, pickle.dumps(Bomb(EXPLODED))))
