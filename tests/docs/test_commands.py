@@ -64,6 +64,7 @@ DRY = (("PIP_DRY_RUN", "1"), ("PIP_NO_INDEX", "1"), ("PIP_NO_DEPS", "1"), ("PIP_
 ONLY_COLLECT = (("PYTEST_ADDOPTS", "--collect-only -q"),)
 ON_LOOPBACK = ("eth0", "lo")
 DIGITS = ("/data/imagenet", "{digits}")
+TRAINED = ("s3://bucket/resnet50", "{trained}")
 
 HOW: dict[str, Here | By | Ci] = {
     "make imagenet-demo": Ci("make imagenet-demo"),
@@ -93,6 +94,20 @@ HOW: dict[str, Here | By | Ci] = {
     "edl-hvd drain node-3 --job runs/resnet50": By(
         "tests/elastic/test_job_dir.py::test_a_host_that_is_drained_leaves_at_the_next_commit_and_nothing_is_lost"),
     "edl-hvd replay history.jsonl": By("tests/docs/test_commands.py::test_the_command_works"),
+    "edl-hvd checkpoint list s3://bucket/resnet50": Here(swaps=(TRAINED,), prints="valid"),
+    "edl-hvd checkpoint show s3://bucket/resnet50": Here(swaps=(TRAINED,), prints="model/weight"),
+    "edl-hvd checkpoint verify s3://bucket/resnet50 --all": Here(swaps=(TRAINED,), prints="step 3: valid"),
+    "edl-hvd checkpoint restore s3://bucket/resnet50 --to runs/again --step 9000":
+        Here(swaps=(TRAINED, ("9000", "3")), more="&& edl-hvd checkpoint verify runs/again", prints="step 3: valid"),
+    "edl-hvd checkpoint export s3://bucket/resnet50 model.safetensors":
+        Here(swaps=(TRAINED,), more="&& test -s model.safetensors", prints="2 tensors of 'model', step 3"),
+    "edl-hvd checkpoint export s3://bucket/resnet50 model.pt --prefix model":
+        Here(swaps=(TRAINED,), more="&& test -s model.pt", prints="2 tensors of 'model', step 3"),
+    "edl-hvd checkpoint copy s3://bucket/resnet50 /data/kept/resnet50":
+        Here(swaps=(TRAINED, ("/data/kept", "kept")), more="&& edl-hvd checkpoint verify kept/resnet50",
+             prints="step 3: valid"),
+    "edl-hvd checkpoint prune s3://bucket/resnet50 --keep 3 --dry-run":
+        Here(swaps=(TRAINED, ("--keep 3", "--keep 1")), prints="would be removed: step 2, 1"),
     "python train.py": By("tests/elastic/test_launchers.py::test_as_a_single_process"),
     "horovodrun -np 2 --min-np 1 --max-np 8 --network-interfaces eth0 "
     '--host-discovery-script "discovery_scripts/from_file hosts.txt" python train.py': By(OVER_SSH),
@@ -193,12 +208,39 @@ def aws():
         yield server
 
 
+THREE_CHECKPOINTS = """\
+import sys
+import torch
+from edl_hvd.checkpoint import CheckpointWriter
+from edl_hvd.storage import open_storage
+from edl_hvd.worker.memory import Memory
+
+memory = Memory({"model": torch.nn.Linear(4, 3)})
+writer = CheckpointWriter(open_storage(sys.argv[1]), keep=3)
+for step in (1, 2, 3):
+    memory.step = step
+    memory.take(step)
+    writer.begin(memory.for_checkpoint(), 0, 1, f"attempt-{step}")
+    assert writer.wait(60)
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(aws) -> str:
+    """Where a job has left three checkpoints."""
+    url = f"s3://{aws.new_bucket()}/resnet50"
+    variables = {**os.environ, **aws.environment, "PYTHONPATH": str(REPOSITORY)}
+    subprocess.run([sys.executable, "-c", THREE_CHECKPOINTS, url], env=variables, check=True)
+    return url
+
+
 @pytest.fixture
 def values(request) -> Callable[[str], str]:
     """Fills the braces of a text: a folder with images, a bucket, the address of an instance with the tag."""
 
     def fill(text: str) -> str:
         makers = {"digits": lambda: str(request.getfixturevalue("digits")),
+                  "trained": lambda: request.getfixturevalue("trained"),
                   "bucket": lambda: request.getfixturevalue("aws").new_bucket(),
                   "instance": lambda: run_instance(request.getfixturevalue("aws"))}  # fmt: skip
         return re.sub(r"{(\w+)}", lambda match: makers[match[1]](), text)

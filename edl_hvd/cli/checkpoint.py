@@ -1,0 +1,216 @@
+"""``edl-hvd checkpoint``: what is in a checkpoint storage, and whether it is whole."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from edl_hvd.checkpoint.files import chosen_steps, read_listed
+from edl_hvd.checkpoint.inspection import Overview, Verified, overviews, verify_each
+from edl_hvd.checkpoint.manifest import Manifest
+from edl_hvd.checkpoint.tensor_bytes import size_bytes
+from edl_hvd.cli.checkpoint_common import (
+    all_option,
+    bar,
+    check_choice,
+    clean,
+    json_option,
+    opened,
+    print_table,
+    size,
+    step_option,
+)
+from edl_hvd.cli.checkpoint_transfer import copy_command, export_command, prune_command, restore_command
+from edl_hvd.cli.words import count
+
+_LONGEST_VALUE = 60
+# Characters of a plain value; longer ones are cut, --json has them whole.
+
+
+@click.group("checkpoint")
+def checkpoint_commands() -> None:
+    """Look at checkpoints, check them, and take them elsewhere.
+
+    URL is what the job was given: a folder, s3://bucket/run, or any URL that fsspec knows. Exit code 1 when something
+    is damaged or could not be done, 2 when the command was given wrongly.
+    """
+
+
+checkpoint_commands.add_command(restore_command)
+checkpoint_commands.add_command(export_command)
+checkpoint_commands.add_command(copy_command)
+checkpoint_commands.add_command(prune_command)
+
+
+# --- list ---
+
+
+@checkpoint_commands.command("list")
+@click.argument("url")
+@json_option
+def list_command(url: str, as_json: bool) -> None:
+    """List the checkpoints at URL, newest first.
+
+    Reads manifests and the sizes of files only; 'verify' reads every byte. Exit code 1 when one cannot be used.
+    """
+    with opened(url) as [storage]:
+        found = list(overviews(storage))
+        if as_json:
+            click.echo(json.dumps([_overview_as_json(overview) for overview in found], indent=2))
+        elif found:
+            print_table(_overviews_table(found))
+        else:
+            click.echo(f"no checkpoint is listed in {storage.url}")
+    sys.exit(any(not overview.intact for overview in found))
+
+
+def _overview_as_json(overview: Overview) -> dict[str, Any]:
+    manifest = overview.manifest
+    facts = {} if manifest is None else {
+        "epoch": manifest.epoch, "samples": manifest.samples, "size_bytes": manifest.size_bytes,
+        "created": manifest.created, "world_size": manifest.world_size,
+    }  # fmt: skip
+    return {"step": overview.step, **facts, "valid": overview.intact, "problem": overview.problem}
+
+
+def _overviews_table(found: list[Overview]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for column in ("step", "epoch", "samples", "size", "created", "workers"):
+        table.add_column(column, justify="left" if column == "created" else "right", no_wrap=True)
+    table.add_column("", overflow="fold")
+    for overview in found:
+        manifest = overview.manifest
+        cells = [""] * 5 if manifest is None else [
+            f"{manifest.epoch:,}", f"{manifest.samples:,}", size(manifest.size_bytes), _moment(manifest),
+            str(manifest.world_size),
+        ]  # fmt: skip
+        word = "[green]valid[/]" if overview.intact else f"[bold red]not readable[/]: {clean(overview.problem)}"
+        table.add_row(f"{overview.step:,}", *cells, word)
+    return table
+
+
+def _moment(manifest: Manifest) -> str:
+    """When it was written, in UTC, to the second."""
+    return clean(manifest.created[:19].replace("T", " "))
+
+
+# --- show ---
+
+
+@checkpoint_commands.command("show")
+@click.argument("url")
+@step_option
+@json_option
+def show_command(url: str, step: int | None, as_json: bool) -> None:
+    """Show what is in a checkpoint: progress, versions, plain state, tensors."""
+    with opened(url) as [storage]:
+        [chosen] = chosen_steps(storage, step)
+        manifest = read_listed(storage, chosen).manifest
+        if as_json:
+            click.echo(json.dumps({"url": storage.url, **asdict(manifest)}, indent=2))
+            return
+        for number, table in enumerate(_pictures(storage.url, manifest)):
+            if number:
+                click.echo()
+            print_table(table)
+
+
+def _pictures(url: str, manifest: Manifest) -> Iterator[Table]:
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column(overflow="fold")
+    versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
+    for name, text in [
+        ("checkpoint", f"step {manifest.step:,} in {url}"),
+        ("progress", f"epoch {manifest.epoch:,}, {count(manifest.samples, 'sample')}"),
+        ("written", f"{manifest.created} by {count(manifest.world_size, 'worker')} with {versions}"),
+        ("contents", f"{count(len(manifest.tensors), 'tensor')} in {count(len(manifest.files), 'file')}, "
+                     f"{size(manifest.size_bytes)}"),
+    ]:  # fmt: skip
+        facts.add_row(name, clean(text))
+    yield facts
+    plain = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    plain.add_column("plain state", overflow="fold")
+    plain.add_column("", overflow="fold")
+    for name, value in _flat(manifest.plain):
+        plain.add_row(clean(name), clean(_summary(value)))
+    yield plain
+    tensors = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for column in ("tensor", "type", "shape", "bytes", "file"):
+        tensors.add_column(column, justify="right" if column == "bytes" else "left", overflow="fold")
+    for name, entry in manifest.tensors.items():
+        shape = " × ".join(map(str, entry.shape)) or "scalar"
+        tensors.add_row(clean(name), clean(entry.dtype), clean(shape), f"{size_bytes(entry):,}", clean(entry.file))
+    yield tensors
+
+
+def _flat(plain: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The attributes of the state and the counters, each by its name."""
+    for name, value in plain.items():
+        if isinstance(value, dict) and value and "__tensor__" not in value:
+            yield from ((f"{name}/{inner}", item) for inner, item in value.items())
+        else:
+            yield name, value
+
+
+def _summary(value: Any) -> str:
+    if isinstance(value, (dict, list)):
+        tensors = _tensors_in(value)
+        if isinstance(value, dict) and "__tensor__" in value:
+            return "1 tensor"
+        entries = f"{len(value):,} {'entry' if len(value) == 1 else 'entries'}"
+        return f"{entries}, {count(tensors, 'tensor')}" if tensors else entries
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
+
+
+def _tensors_in(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 if "__tensor__" in value else sum(map(_tensors_in, value.values()))
+    return sum(map(_tensors_in, value)) if isinstance(value, list) else 0
+
+
+# --- verify ---
+
+
+@checkpoint_commands.command("verify")
+@click.argument("url")
+@step_option
+@all_option("Every checkpoint that is listed.")
+@json_option
+def verify_command(url: str, step: int | None, every: bool, as_json: bool) -> None:
+    """Read every byte of a checkpoint and name what is damaged.
+
+    Exit code 1 when anything is.
+    """
+    check_choice(step, every)
+    found: list[Verified] = []
+    with opened(url) as [storage], bar("Reading") as tell:
+        for verified in verify_each(storage, chosen_steps(storage, step, every), tell):
+            found.append(verified)
+            if not as_json:
+                _print_verified(verified)
+    if as_json:
+        click.echo(json.dumps([_verified_as_json(verified) for verified in found], indent=2))
+    sys.exit(any(verified.damaged for verified in found))
+
+
+def _verified_as_json(verified: Verified) -> dict[str, Any]:
+    return {**asdict(verified), "valid": not verified.damaged}
+
+
+def _print_verified(verified: Verified) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    if not verified.damaged:
+        console.print(f"step {verified.step:,}: [green]valid[/], {size(verified.size_bytes)}")
+        return
+    console.print(f"step {verified.step:,}: [bold red]damaged[/]")
+    for reason in verified.damaged.values():
+        console.print(f"  {clean(reason)}")

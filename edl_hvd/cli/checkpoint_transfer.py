@@ -1,0 +1,119 @@
+"""``edl-hvd checkpoint restore``, ``export``, ``copy`` and ``prune``: checkpoints taken elsewhere, or away."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from edl_hvd.checkpoint.copying import Copied, copy_each, restore_to
+from edl_hvd.checkpoint.export import export
+from edl_hvd.checkpoint.files import chosen_steps
+from edl_hvd.checkpoint.pruning import Pruning, carry_out, plan_for
+from edl_hvd.cli.checkpoint_common import all_option, bar, check_choice, json_option, opened, size, step_option
+from edl_hvd.cli.words import count
+
+
+@click.command("restore")
+@click.argument("url")
+@click.option("--to", "folder", required=True, metavar="DIR", help="A folder that is new or empty.")
+@step_option
+@json_option
+def restore_command(url: str, folder: str, step: int | None, as_json: bool) -> None:
+    """Copy one checkpoint into a local folder, every byte verified.
+
+    The folder can be given to a job as its checkpoint URL. Nothing is overwritten.
+    """
+    with opened(url) as [storage]:
+        [chosen] = chosen_steps(storage, step)
+        with bar("Restoring") as tell:
+            target = restore_to(storage, folder, chosen, tell)
+    _say(as_json, {"step": chosen, "url": target}, f"step {chosen:,} is in {target}")
+
+
+@click.command("export")
+@click.argument("url")
+@click.argument("out", metavar="FILE")
+@step_option
+@click.option("--prefix", metavar="NAME", help="The attribute of State to export. [the only module]")
+@json_option
+def export_command(url: str, out: str, step: int | None, prefix: str | None, as_json: bool) -> None:
+    """Write a model's weights to FILE, model.safetensors or model.pt.
+
+    The tensors have the names of the model's own state_dict. safetensors, or torch.load(FILE, weights_only=True),
+    reads the file where edl_hvd is not installed. Nothing is overwritten.
+    """
+    with opened(url) as [storage]:
+        [chosen] = chosen_steps(storage, step)
+        with bar("Exporting") as tell:
+            done = export(storage, out, chosen, prefix, tell)
+    what = f"{count(done.tensors, 'tensor')} of {done.attribute!r}, step {done.step:,}"
+    _say(as_json, asdict(done), f"{done.path}: {what}, {size(done.size_bytes)}")
+
+
+@click.command("copy")
+@click.argument("source", metavar="FROM")
+@click.argument("target", metavar="TO")
+@step_option
+@all_option("Every checkpoint that is listed, the oldest first.")
+@json_option
+def copy_command(source: str, target: str, step: int | None, every: bool, as_json: bool) -> None:
+    """Copy checkpoints from one URL to another, every byte verified.
+
+    A copy is listed when it is whole; one that was broken off can be begun again. Nothing is overwritten: exit code 1
+    when TO has a different checkpoint of that step.
+    """
+    check_choice(step, every)
+    outcomes: list[Copied] = []
+    with opened(source, target) as [origin, goal], bar("Copying") as tell:
+        for outcome in copy_each(origin, goal, chosen_steps(origin, step, every), tell):
+            outcomes.append(outcome)
+            if not as_json:
+                click.echo(f"step {outcome.step:,}: {_outcome_in_words(outcome)}", err=bool(outcome.problem))
+    if as_json:
+        click.echo(json.dumps([asdict(outcome) for outcome in outcomes], indent=2))
+    sys.exit(any(outcome.problem for outcome in outcomes))
+
+
+def _outcome_in_words(outcome: Copied) -> str:
+    if outcome.problem:
+        return f"not copied: {outcome.problem}"
+    return "was there already" if outcome.was_there else "copied"
+
+
+@click.command("prune")
+@click.argument("url")
+@click.option("--keep", type=click.IntRange(min=1), required=True, metavar="N", help="Valid checkpoints to keep.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@json_option
+def prune_command(url: str, keep: int, dry_run: bool, as_json: bool) -> None:
+    """Remove what is older than the newest N valid checkpoints, as a job does after each new one.
+
+    That includes what broken-off checkpoints have left there. A checkpoint counts as valid if 'list' says so.
+    """
+    with opened(url) as [storage]:
+        pruning = plan_for(storage, keep)
+        if not dry_run:
+            with bar("Removing", "objects") as tell:
+                carry_out(storage, pruning, tell)
+    _say(as_json, {"dry_run": dry_run, **asdict(pruning)}, _pruning_in_words(pruning, dry_run))
+
+
+def _pruning_in_words(pruning: Pruning, dry_run: bool) -> str:
+    def steps(numbers: list[int]) -> str:
+        return ", ".join(f"{step:,}" for step in numbers) or "none"
+
+    lines = [f"kept: step {steps(pruning.kept)}"]
+    if pruning.spared:
+        lines.append(f"not valid, left alone: step {steps(pruning.spared)}")
+    verb = "would be removed" if dry_run else "removed"
+    objects = f"{count(len(pruning.keys), 'object')}, {size(pruning.size_bytes)}"
+    lines.append(f"{verb}: step {steps(pruning.removed)} ({objects})" if pruning.keys else f"{verb}: nothing")
+    return "\n".join(lines)
+
+
+def _say(as_json: bool, value: dict[str, Any], text: str) -> None:
+    click.echo(json.dumps(value, indent=2) if as_json else text)
