@@ -20,8 +20,8 @@ from job_fixtures import alone, edlrun, run_job  # noqa: F401  # fixtures
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--stock", action="store_true", help="also show the failures on stock Horovod (slow)")
-    parser.addoption("--storms", type=int, default=2, help="number of seeded storms of faults (default 2)")
-    parser.addoption("--chaos-seeds", type=int, default=4, help="number of seeded random kills (default 4)")
+    parser.addoption("--storms", type=int, default=1, help="number of seeded storms of faults (default 1)")
+    parser.addoption("--chaos-seeds", type=int, default=2, help="number of seeded random kills (default 2)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,6 +38,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "storm_seed" in metafunc.fixturenames:
-        metafunc.parametrize("storm_seed", range(metafunc.config.getoption("--storms", default=2)))
+        metafunc.parametrize("storm_seed", range(metafunc.config.getoption("--storms", default=1)))
     if "chaos_seed" in metafunc.fixturenames:
-        metafunc.parametrize("chaos_seed", range(metafunc.config.getoption("--chaos-seeds", default=4)))
+        metafunc.parametrize("chaos_seed", range(metafunc.config.getoption("--chaos-seeds", default=2)))

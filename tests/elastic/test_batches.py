@@ -12,7 +12,6 @@ from training import Training
 THREE_HOSTS = (*TWO_HOSTS, "127.1:1")
 MODES = {
     "micro-batches": Training(),
-    "even-split": Training(micro_batch=None),
     "worker-batch": Training(worker_batch=4),
     "loader-processes": Training(loader_workers=1),
 }

@@ -161,14 +161,6 @@ def test_a_host_of_which_the_source_says_that_it_will_go_is_left_at_the_next_com
     assert events(outcome, "worker_lost") == []
 
 
-def test_a_spare_takes_the_place_of_a_killed_worker_at_once(edlrun):
-    """It waits beside the world of two until rank 1 is killed; no world is smaller than two."""
-    flags = ("--max-np", "2", "--spares", "1")
-    hosts = (*TWO_HOSTS, "127.1:1")
-    outcome = edlrun(hosts, kill(rank=1, step=7), training=Training(linger_s=0.1), np=2, flags=flags)
-    assert [event["size"] for event in events(outcome, "world_formed")][:2] == [2, 2]
-
-
 def test_a_stopped_worker_is_ended_and_the_job_goes_on(edlrun):
     """Stock Horovod waits for ever (A3)."""
     outcome = edlrun(TWO_HOSTS, stop(worker="127.0.0.1:0", step=5), training=Training(until_size=2))
