@@ -205,7 +205,7 @@ def places(value: object) -> list[tuple[Any, Any]]:
 def test_whatever_value_is_replaced_and_signed_the_tensors_restore_as_they_were_or_not_at_all(name: str) -> None:
     numbers = random.Random(11)
     refused = 0
-    for _ in range(100):
+    for _ in range(400):
         victim = new_victim()
         fields, data = (victim.content(), b"") if name == MANIFEST else victim.header()
         container, key = numbers.choice(places(fields))
