@@ -15,7 +15,7 @@ import pytest
 # The workers import these modules as scripts do, from their own folder; the tests do the same.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from job_fixtures import alone, edlrun, run_job  # noqa: F401  # fixtures
+from job_fixtures import alone, edlrun, run_job, store  # noqa: F401  # fixtures
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

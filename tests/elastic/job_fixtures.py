@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from harness import Job, Outcome
 from invariants import check
 from reference import Reference
 from training import Training
+
+from edl_hvd.key_value_store import KeyValueStore
 
 # Above what a test takes: nobody may need it to notice anything.
 LONG_GLOO_TIMEOUT = ("--gloo-timeout-seconds", "600")
@@ -48,3 +50,11 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Training], Refe
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
     return lambda training: Reference(training, folder / "alone")
+
+
+@pytest.fixture
+def store() -> Iterator[KeyValueStore]:
+    """Where ranks that a test starts itself meet."""
+    store = KeyValueStore("127.0.0.1")
+    yield store
+    store.close()

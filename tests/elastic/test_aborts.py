@@ -8,19 +8,10 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from edl_hvd.key_value_store import KeyValueStore
 
 SCRIPT = Path(__file__).with_name("aborting_script.py")
 PATIENCE_S = 60
-
-
-@pytest.fixture
-def store():
-    store = KeyValueStore("127.0.0.1")
-    yield store
-    store.close()
 
 
 def start(rank: int, store: KeyValueStore) -> subprocess.Popen[str]:
