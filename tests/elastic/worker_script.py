@@ -66,11 +66,13 @@ def main(folder: Path) -> None:
     def train(state: Any) -> None:
         points.rank, points.size, points.step = edl_hvd.rank(), edl_hvd.size(), state.step
         points.note("enter", rank=points.rank, size=points.size, step=state.step, generation=state.generation)
+        entered_at = state.step
         for epoch in state.epochs(10**6):
             if not points.launched:
                 weights_by_epoch.append(weights_of(model))
-            if epoch >= training.epochs and batches.offset == 0 and _agreed_over(points, training):
-                return
+            if epoch >= training.epochs and batches.offset == 0:
+                if _agreed_over(points, training, stepped=state.step > entered_at):
+                    return
             for batch in state.batches(loader):
                 points.step = state.step
                 rate = optimizer.param_groups[0]["lr"]
@@ -110,13 +112,14 @@ def main(folder: Path) -> None:
     )
 
 
-def _agreed_over(points: Points, training: Training) -> bool:
-    """Whether all workers think that the job is over."""
+def _agreed_over(points: Points, training: Training, stepped: bool) -> bool:
+    """Whether all workers think that the job is over; a size that is waited for has to have made a step, too."""
     import torch
 
     import edl_hvd
 
-    mine = points.over(training.linger_s) and training.until_size in (None, points.size)
+    reached = training.until_size is None or (training.until_size == points.size and stepped)
+    mine = points.over(training.linger_s) and reached
     return bool(edl_hvd.allreduce(torch.tensor(int(mine)), op="min").item())
 
 
