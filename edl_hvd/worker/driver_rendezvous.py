@@ -50,6 +50,7 @@ class DriverRendezvous:
                 past.generation, past.known_step, past.rank)  # fmt: skip
         self._departures = Departures()
         self._forming = 0
+        self._broken = 0  # the last generation that has lost a member
         self._line = DriverLine(launch.driver, lambda: progress.beat(self._engine.generation), launch.past is None)
         self._token = launch.driver.token
         self._handover: Handover | None = None
@@ -64,6 +65,7 @@ class DriverRendezvous:
         self._line.ask_to_go()
 
     def _on_gone(self, generation: int, worker: str) -> None:
+        self._broken = generation  # a world, perhaps, that the main thread is yet to hear of
         if generation in (self._engine.generation, self._forming):
             self._departures.note(worker, regular=False)
             if generation == self._engine.generation:
@@ -131,7 +133,7 @@ class DriverRendezvous:
         world = World.of(news["generation"], news["members"], news["members"].index(self._name))
         engine.known_step = max(engine.known_step, news["known_step"])
         self._departures, self._forming = Departures(), world.generation
-        if self._line.lost:
+        if self._line.lost or self._broken == world.generation:
             return None
         interface = news["interface"] or interface_of(news["address"] or self._line.local_address)
         os.environ["HOROVOD_GLOO_IFACE"] = interface

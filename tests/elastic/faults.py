@@ -188,13 +188,14 @@ def mark_fired(folder: Path, number: int, times: int = 1) -> bool:
 class Points:
     """The places of one worker where a fault may strike, and its trace.
 
-    Points, in the order of a worker's life: "start" (nothing imported), "rendezvous" (about to meet the others),
-    "following" (a newcomer is given a part of the state while the others train), "followed" (the last part), "forming"
-    (all are about to start Horovod), "sync" (the world is complete, the state not yet agreed), "broadcast" (each part
-    of the state that is sent or received), "callback" (a resize callback), "step" (batch in hand), "reduced" (gradients
-    are reduced, the optimizer has not moved), "update" (the optimizer has moved), "commit" (its copy is about to be
-    made), "committed" (it is made, the others have not heard), "leaving" (the world is about to be left), "shutdown"
-    (Horovod is about to be shut down), "waiting" (a collective is not complete yet), "end".
+    Points, in the order of a worker's life: "start" (nothing imported), "ready" (under edlrun: everything imported, the
+    driver has been told so), "rendezvous" (about to meet the others), "following" (a newcomer is given a part of the
+    state while the others train), "followed" (the last part), "forming" (all are about to start Horovod), "sync" (the
+    world is complete, the state not yet agreed), "broadcast" (each part of the state that is sent or received),
+    "callback" (a resize callback), "step" (batch in hand), "reduced" (gradients are reduced, the optimizer has not
+    moved), "update" (the optimizer has moved), "commit" (its copy is about to be made), "committed" (it is made, the
+    others have not heard), "leaving" (the world is about to be left), "shutdown" (Horovod is about to be shut down),
+    "waiting" (a collective is not complete yet), "end".
     """
 
     def __init__(self, folder: Path, broken: Callable[[], type[Exception]]) -> None:

@@ -7,7 +7,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from faults import CRASH, HostChange, Interrupt, Outside, add_host, crash, kill, remove_host, stop, terminate
+from faults import (
+    CRASH,
+    HostChange,
+    Interrupt,
+    Outside,
+    add_host,
+    crash,
+    kill,
+    pass_by,
+    pause,
+    remove_host,
+    stop,
+    terminate,
+)
 from harness import HERE, Job, Outcome
 from invariants import check, check_faults, check_no_step_lost
 from training import Training
@@ -93,6 +106,16 @@ def test_a_new_host_joins_when_it_is_warm(edlrun):
     assert pause < joined - started
 
 
+def test_a_spare_takes_the_place_of_a_dead_worker(edlrun):
+    hosts = (*TWO_HOSTS, "127.1:1")
+    faults = (pass_by(at="ready", worker="127.1:0"), kill(rank=1, step=7, after=0))
+    outcome = edlrun(hosts, *faults, training=Training(until_size=2), np=2, flags=("--max-np", "2", "--spares", "1"))
+    assert [event["members"] for event in events(outcome, "world_formed")] == [
+        ["localhost:0", "127.0.0.1:0"],
+        ["localhost:0", "127.1:0"],
+    ], "no world without it came in between"
+
+
 def test_a_removed_host_leaves_and_loses_nothing(edlrun):
     outcome = edlrun(TWO_HOSTS, remove_host("127.0.0.1", step=5), training=Training(until_size=1))
     assert [event["worker"] for event in events(outcome, "worker_left")] == ["127.0.0.1:0"]
@@ -124,6 +147,18 @@ def test_a_newcomer_that_dies_at_its_start_stops_nobody(edlrun):
     faults = (add_host("127.1:1", step=5), kill(worker="127.1:0", at="start"))
     outcome = edlrun(TWO_HOSTS, *faults, training=Training(until_size=3))
     assert [event["size"] for event in events(outcome, "world_formed")] == [2, 3]
+
+
+def test_a_newcomer_that_dies_before_another_has_heard_of_its_world_holds_nobody_up(edlrun):
+    faults = (
+        add_host("127.1:1", step=5),
+        pause(2.0, at="rendezvous", worker="localhost:0", after=0),
+        pause(1.0, at="rendezvous", worker="127.1:0"),
+        kill(at="forming", worker="127.1:0", after=2),
+    )
+    outcome = edlrun(TWO_HOSTS, *faults, training=Training(until_size=3))
+    assert {event["worker"] for event in events(outcome, "worker_lost")} <= {"127.1:0"}
+    assert "stuck" not in outcome.output
 
 
 @pytest.mark.parametrize("at", ["forming", "sync"])

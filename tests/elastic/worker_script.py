@@ -70,9 +70,9 @@ def main(folder: Path) -> None:
         for epoch in state.epochs(10**6):
             if not points.launched:
                 weights_by_epoch.append(weights_of(model))
-            if epoch >= training.epochs and batches.offset == 0:
-                if _agreed_over(points, training, stepped=state.step > entered_at):
-                    return
+            may_end = epoch >= training.epochs and batches.offset == 0
+            if may_end and _agreed_over(points, training, stepped=state.step > entered_at):
+                return
             for batch in state.batches(loader):
                 points.step = state.step
                 rate = optimizer.param_groups[0]["lr"]
@@ -144,6 +144,7 @@ def _install(points: Points) -> None:
 
     hvd.poll = poll_or_stall
     points.around("edl_hvd.worker.horovod_rendezvous:HorovodRendezvous.leave", "leaving")
+    points.around("edl_hvd.worker.driver_rendezvous:DriverRendezvous._next_world", "ready")
     points.around("edl_hvd.worker.driver_rendezvous:DriverRendezvous._enter", "rendezvous")
     points.around("edl_hvd.worker.driver_rendezvous:DriverRendezvous.leave", "leaving")
     points.around("edl_hvd.worker.follower:Following.work", "following")
