@@ -32,6 +32,7 @@ def batches(state: State, loader: Any) -> Iterator[Any]:
     progress.is_validating = lambda: not all(model.training for model in models)
     items = iter(loader)
     for step in sampler.steps():
+        optimizers[0].reduction.wishes = state.wishes(step.samples, apart=not step.share)
         for i, (first, last) in enumerate(step.share):
             micro_batch = MicroBatch(last - first, step.samples, first=i == 0, last=i == len(step.share) - 1)
             progress.enter("input")
@@ -56,7 +57,7 @@ def batches(state: State, loader: Any) -> Iterator[Any]:
         _count(state, sampler, step)
         if state.step % state.commit_every == 0:
             with progress.during("commit"):
-                state.commit()
+                state.commit_step(optimizers[0].reduction.answer)
     for optimizer in optimizers:
         optimizer.reduction.forget()
     progress.enter("commit")

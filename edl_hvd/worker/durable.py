@@ -42,17 +42,17 @@ class Checkpoints:
         """This rank is still writing."""
         return self._writer is not None and self._writer.busy
 
-    def due(self, memory: Memory, epoch_position: float) -> bool:
-        """The interval since the last one has passed. Asked on rank 0."""
+    def due(self, step: int, samples: int, epoch_position: float) -> bool:
+        """The interval since the last one will have passed at this point of the run. Asked on rank 0."""
         if self._writer is None:
             return False
-        seconds, step, samples, epochs = self._last
+        last_s, last_step, last_samples, last_position = self._last
         every = self._settings.checkpoint_every
         passed = {
-            "seconds": self._clock.monotonic_s() - seconds,
-            "steps": memory.step - step,
-            "samples": memory.samples - samples,
-            "epochs": epoch_position - epochs,
+            "seconds": self._clock.monotonic_s() - last_s,
+            "steps": step - last_step,
+            "samples": samples - last_samples,
+            "epochs": epoch_position - last_position,
         }
         return passed[every.unit] >= every.count
 

@@ -5,7 +5,7 @@ options of the parameter groups. It repeats the steps, which takes a fraction of
 the world is left for one with the newcomer in it, the little that no step explains follows: attributes, buffers,
 counters.
 
-The last commit is not copied for this: the next one takes other memory. All calls are the main thread's, but for
+The last commit is copied once for this, unless it is a copy already. All calls are the main thread's, but for
 ``invite`` and the sending.
 """
 

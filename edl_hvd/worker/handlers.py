@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -9,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from edl_hvd.errors import StateError
 from edl_hvd.worker.codec import encode
+from edl_hvd.worker.optimizer import is_distributed
 from edl_hvd.worker.scheduler import gate
 
 
@@ -18,9 +20,20 @@ class Handler(Protocol):
     ``capture`` returns a nested state (see ``codec.py``) whose tensors may be the live ones; ``load``
     takes one back and must copy what it keeps, because the tensors belong to the snapshot. ``load_plain``
     does the same where the live tensors have the values of the state already.
+
+    ``capture_rest`` leaves out what nothing but a distributed optimizer's step moves, and ``load_rest`` puts the others
+    back. ``completed`` is what ``capture`` would have returned at the moment of a ``capture_rest``, if what that left
+    out still stands; both already encoded.
+
+    Attributes:
+        value: The object itself.
+        steps_move: A step of a distributed optimizer moves something of it.
     """
 
     value: Any
+
+    @property
+    def steps_move(self) -> bool: ...
 
     def capture(self) -> Any: ...
 
@@ -28,15 +41,25 @@ class Handler(Protocol):
 
     def load_plain(self, state: Any) -> None: ...
 
+    def capture_rest(self) -> Any: ...
+
+    def load_rest(self, state: Any) -> None: ...
+
+    def completed(self, live: Any, rest: Any) -> Any: ...
+
 
 class ObjectHandler:
-    """Anything with ``state_dict`` and ``load_state_dict``: models, scalers, schedulers, samplers.
+    """Anything with ``state_dict`` and ``load_state_dict``: scalers, schedulers, samplers.
 
     The object stays the one the script made, so a scheduler keeps driving its own optimizer.
     """
 
     def __init__(self, value: Any) -> None:
         self.value = value
+
+    @property
+    def steps_move(self) -> bool:
+        return False
 
     def capture(self) -> Any:
         return self.value.state_dict()
@@ -47,9 +70,66 @@ class ObjectHandler:
     def load_plain(self, state: Any) -> None:
         self.load(state)
 
+    def capture_rest(self) -> Any:
+        return self.capture()
+
+    def load_rest(self, state: Any) -> None:
+        self.load(state)
+
+    def completed(self, live: Any, rest: Any) -> Any:
+        return rest
+
+
+class ModuleHandler(ObjectHandler):
+    """A model.
+
+    Attributes:
+        stepped: Those of its parameters that distributed optimizers move, if everything else of it is tensors by name.
+    """
+
+    def __init__(self, value: torch.nn.Module, stepped: frozenset[torch.nn.Parameter] = frozenset()) -> None:
+        super().__init__(value)
+        self.stepped = stepped.intersection(value.parameters())
+        if self.stepped:
+            moved = {name for name, value in self._named_values() if value in self.stepped}
+            if moved | self.capture_rest().keys() != value.state_dict().keys():
+                self.stepped = frozenset()  # it keeps more, or in a way of its own
+
+    @property
+    def steps_move(self) -> bool:
+        return bool(self.stepped)
+
+    def capture_rest(self) -> Any:
+        if not self.stepped:
+            return self.capture()
+        return {name: value for name, value in self._named_values() if value not in self.stepped}
+
+    def _named_values(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for prefix, module in self.value.named_modules(remove_duplicate=False):
+            left_out = module._non_persistent_buffers_set
+            buffers = [(name, buffer) for name, buffer in module._buffers.items() if name not in left_out]
+            for name, value in [*module._parameters.items(), *buffers]:
+                if value is not None:
+                    yield f"{prefix}.{name}" if prefix else name, value
+
+    @torch.no_grad()
+    def load_rest(self, state: Any) -> None:
+        if not self.stepped:
+            self.load(state)
+        elif state:
+            live = self.capture_rest()
+            torch._foreach_copy_([live[name] for name in state], list(state.values()))
+
+    def completed(self, live: Any, rest: Any) -> Any:
+        return live
+
 
 class OptimizerHandler(ObjectHandler):
     """An optimizer. Its state appears with its first step, and ``load_state_dict`` would share tensors."""
+
+    @property
+    def steps_move(self) -> bool:
+        return is_distributed(self.value)
 
     @torch.no_grad()
     def load(self, state: Any) -> None:
@@ -70,16 +150,30 @@ class OptimizerHandler(ObjectHandler):
         else:
             self.load(state)
 
+    def capture_rest(self) -> Any:
+        if not self.steps_move:
+            return self.capture()
+        groups = self.value.param_groups
+        return [{key: option for key, option in group.items() if key != "params"} for group in groups]
+
+    def load_rest(self, state: Any) -> None:
+        if not self.steps_move:
+            self.load(state)
+        else:
+            self._load_options({"param_groups": state})
+
+    def completed(self, live: Any, rest: Any) -> Any:
+        if not self.steps_move:
+            return rest
+        return {**live, "param_groups": [{**a, **b} for a, b in zip(live["param_groups"], rest, strict=True)]}
+
     def _load_options(self, state: Any) -> None:
         for group, options in zip(self.value.param_groups, state["param_groups"], strict=True):
             group.update({key: _own(option) for key, option in options.items() if key != "params"})
 
 
-class GeneratorHandler:
+class GeneratorHandler(ObjectHandler):
     """A ``torch.Generator``."""
-
-    def __init__(self, value: torch.Generator) -> None:
-        self.value = value
 
     def capture(self) -> Any:
         return self.value.get_state()
@@ -87,12 +181,14 @@ class GeneratorHandler:
     def load(self, state: Any) -> None:
         self.value.set_state(state.cpu().clone())
 
-    def load_plain(self, state: Any) -> None:
-        self.load(state)
 
-
-def handler_for(name: str, value: Any) -> Handler | None:
+def handler_for(name: str, value: Any, stepped: frozenset[torch.nn.Parameter] = frozenset()) -> Handler | None:
     """The handler of an attribute, or ``None`` for a plain one (numbers, strings, lists, tensors, …).
+
+    Args:
+        name: Of the attribute.
+        value: Its value.
+        stepped: The parameters that distributed optimizers move.
 
     Raises:
         StateError: The value is of a kind that cannot be kept.
@@ -101,6 +197,8 @@ def handler_for(name: str, value: Any) -> Handler | None:
         return OptimizerHandler(value)
     if isinstance(value, torch.Generator):
         return GeneratorHandler(value)
+    if isinstance(value, torch.nn.Module):
+        return ModuleHandler(value, stepped)
     if isinstance(value, LRScheduler):
         gate(value)
     if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):

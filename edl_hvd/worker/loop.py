@@ -33,6 +33,7 @@ from edl_hvd.worker import process
 from edl_hvd.worker.durable import Checkpoints
 from edl_hvd.worker.follower import Following
 from edl_hvd.worker.guide import Guide
+from edl_hvd.worker.memory import is_disturbed
 from edl_hvd.worker.progress import progress
 from edl_hvd.worker.rendezvous import Dismissed, Handover
 from edl_hvd.worker.scheduler import catch_up
@@ -185,7 +186,7 @@ class Session:
         self._known_step = max(self._known_step, joined.known_step)
         rows = joined.collectives.gather_integers(
             [
-                self._memory.held,
+                self._memory.standing,
                 self._before.generation if self._before else 0,
                 self._known_step,
                 secrets.randbits(62),
@@ -204,14 +205,15 @@ class Session:
     def _synchronise(self, world: World, held: list[int]) -> None:
         freshest = max(held)
         root = held.index(freshest)
+        disturbed = is_disturbed(freshest)  # by each script in its own way, perhaps
         if freshest < 0:
             self._begin(world)
             root = 0
-        elif all(number == freshest for number in held):
+        elif all(number == freshest for number in held) and not disturbed:
             return
         plain, tensors = self._memory.share() if world.rank == root else (None, {})
         plain, tensors = broadcast_state(self._process.collectives, plain, tensors, root, world.rank)
-        if held[world.rank] != freshest or (freshest < 0 and world.rank != root):
+        if held[world.rank] != freshest or ((freshest < 0 or disturbed) and world.rank != root):
             self._memory.receive(plain, tensors)
 
     def _begin(self, world: World) -> None:
@@ -273,25 +275,39 @@ class Session:
 
     # --- inside a world ---
 
+    def wishes(self, samples: int, apart: bool) -> torch.Tensor | None:
+        """See :class:`edl_hvd.worker.state.Session`."""
+        if self._process.joined is None:
+            return None
+        schedulers_apart = apart and bool(self._state.schedulers())
+        return torch.tensor([*self._flags(1, samples), schedulers_apart], dtype=torch.float32)
+
+    def _flags(self, steps: int, samples: int) -> list[bool]:
+        """Of this rank: a change of the world is pending, a checkpoint is due so far on, one is being written."""
+        memory, world = self._memory, self._process.world
+        due = (
+            world is not None
+            and world.rank == 0
+            and not self._writers_busy
+            and self._checkpoints.due(
+                memory.step + steps, memory.samples + samples, self._state.epoch_position(samples)
+            )
+        )
+        return [self._process.rendezvous.change_pending(), due, self._checkpoints.busy]
+
     @progress.during("commit")
-    def agree(self) -> None:
-        """Combine the ranks' wishes at a commit and act on them. Every rank; blocks for one small allreduce."""
+    def agree(self, answer: torch.Tensor | None = None) -> None:
+        """See :class:`edl_hvd.worker.state.Session`."""
         world = self._process.world
         if self._process.joined is None or world is None:
             return
-        state, memory, checkpoints = self._state, self._memory, self._checkpoints
+        memory = self._memory
         self._stopped, self._barren = None, 0
-        checkpoints.report()
-        due = world.rank == 0 and not self._writers_busy and checkpoints.due(memory, state.epoch_position())
-        schedulers = state.schedulers()
-        row = [self._process.rendezvous.change_pending(), due, checkpoints.busy]
-        row += [scheduler.edl_moves for scheduler in schedulers]
-        change, due, busy, *moves = process.allreduce(torch.tensor(row, dtype=torch.int64), "max").tolist()
+        self._checkpoints.report()
+        change, due, busy, apart = (False, False, False, True) if answer is None else answer.tolist()
+        if apart:
+            change, due, busy = self._agree_at_once()
         self._writers_busy = bool(busy)
-        if moves != [scheduler.edl_moves for scheduler in schedulers]:
-            for scheduler, target in zip(schedulers, moves, strict=True):
-                catch_up(scheduler, target)
-            memory.retake()
         self._guide.commit()
         self._known_step = max(self._known_step, memory.step)
         progress.step, progress.samples = memory.step, memory.samples
@@ -304,10 +320,21 @@ class Session:
         if change:
             raise ResizeAgreed
 
+    def _agree_at_once(self) -> tuple[bool, bool, bool]:
+        """One collective of its own: nothing has travelled with the gradients, or schedulers may have come apart."""
+        schedulers = self._state.schedulers()
+        row = [*self._flags(0, 0), *(scheduler.edl_moves for scheduler in schedulers)]
+        change, due, busy, *moves = process.allreduce(torch.tensor(row, dtype=torch.int64), "max").tolist()
+        if moves != [scheduler.edl_moves for scheduler in schedulers]:
+            for scheduler, target in zip(schedulers, moves, strict=True):
+                catch_up(scheduler, target)
+            self._memory.retake()
+        return bool(change), bool(due), bool(busy)
+
     @progress.during("checkpoint")
     def _begin_checkpoint(self, world: World) -> None:
         self._state.level_buffers()
-        self._memory.take(self._memory.commit)
+        self._memory.take(self._memory.commit, light=True)
         attempt = f"{world.generation}-{self._memory.step}-{self._nonce:016x}"
         self._checkpoints.begin(self._memory, world.rank, world.size, attempt)
         self._checkpoints.mark(self._memory, self._state.epoch_position())

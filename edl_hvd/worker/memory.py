@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
 import zlib
@@ -16,9 +17,14 @@ from edl_hvd.errors import StateError
 from edl_hvd.rescale.ramp import Ramp
 from edl_hvd.storage import open_storage
 from edl_hvd.worker.codec import decode, encode
-from edl_hvd.worker.handlers import Handler, handler_for
-from edl_hvd.worker.snapshot import SnapshotBuffers
+from edl_hvd.worker.handlers import Handler, ModuleHandler, handler_for
+from edl_hvd.worker.optimizer import is_distributed
+from edl_hvd.worker.parameter_watch import ParameterWatch
+from edl_hvd.worker.snapshot import SnapshotBuffers, host_copy
 
+logger = logging.getLogger(__name__)
+
+_PLACES = 1 << 16
 _SAMPLES = 256  # of a tensor; makes some 100 KB of a large model, read in milliseconds
 _SHARED_MEMORY = Path("/dev/shm")  # a file system in memory, on Linux
 
@@ -34,23 +40,33 @@ class Memory:
         samples: Samples consumed by the whole run.
         ramp: The learning-rate factor.
         commit: Number of the last commit; -1 before this process has held any state.
+        watch: Sees what else moves the parameters.
         followed: The state was taken over from a world that trained on meanwhile, and nobody has compared it yet.
     """
 
     def __init__(self, attributes: dict[str, Any]) -> None:
         self.handlers: dict[str, Handler] = {}
         self.attributes: dict[str, Any] = {}
+        self._optimizers = [value for value in attributes.values() if is_distributed(value)]
+        stepped = frozenset(parameter for optimizer in self._optimizers for parameter in optimizer.reduction.names)
         for name, value in attributes.items():
-            handler = handler_for(name, value)
+            handler = handler_for(name, value, stepped)
             if handler is None:
                 self.attributes[name] = value
             else:
                 self.handlers[name] = handler
+        models = [handler for handler in self.handlers.values() if isinstance(handler, ModuleHandler)]
+        self._may_stand = stepped == frozenset().union(*(model.stepped for model in models))
+        self.watch = ParameterWatch(self._optimizers)
         self.step = self.epoch = self.samples = 0
         self.ramp = Ramp()
         self.commit = -1
         self._snapshot = SnapshotBuffers()
         self._frozen = False  # somebody still reads the snapshot: the next one takes other memory
+        self._rest = SnapshotBuffers()  # of a light commit
+        self._light = False
+        self._ahead = [0] * len(self._optimizers)  # steps of the optimizers that the last commit has and its rest lacks
+        self._disturbed = False  # the script has moved parameters since, too
         self.followed = False
         self._marks: dict[str, Mark] = {}  # of the live tensors at the last take
         self._host_buffers: dict[str, torch.Tensor] = {}
@@ -63,42 +79,91 @@ class Memory:
     @property
     def held(self) -> int:
         """The commit number that this worker could give to others; -1 if none."""
-        return self.commit if self._snapshot.whole else -1
+        return self.commit if self._last.whole else -1
 
     @property
     def held_step(self) -> int:
         """The optimizer step of that commit; -1 if none."""
-        return int(self._snapshot.plain["counters"]["step"]) if self._snapshot.whole else -1
+        return int(self._last.plain["counters"]["step"]) if self._last.whole else -1
 
-    def take(self, number: int) -> None:
-        """Copy the present state into the snapshot, as commit ``number``. All or nothing."""
-        plain, tensors = self.live(number)
-        snapshot = SnapshotBuffers() if self._frozen else self._snapshot
-        snapshot.fill(tensors, plain)
-        self._snapshot, self._frozen = snapshot, False
-        self._marks = marks_of(tensors)
-        self.commit = number
+    @property
+    def _last(self) -> SnapshotBuffers:
+        return self._rest if self._light else self._snapshot
+
+    @property
+    def ahead(self) -> list[int]:
+        """By how many steps each distributed optimizer has moved on from the commit that this worker holds."""
+        since = self.watch.steps if self._light else [0] * len(self._ahead)
+        return [steps + more for steps, more in zip(self._ahead, since, strict=True)]
+
+    @property
+    def standing(self) -> int:
+        """How good a state this worker could give to others, -1 for none: the larger, the better.
+
+        A later commit is better than an earlier one. Of one commit, the best is the state at it, then that of whose
+        optimizers the most have moved on, and the last one that the script has moved besides.
+        """
+        if self.held < 0:
+            return -1
+        ahead = sum(self.ahead)
+        place = 0 if self._disturbed else _PLACES - 1 if ahead == 0 else min(ahead, _PLACES - 2)
+        return self.held * _PLACES + place
+
+    def take(self, number: int, light: bool = False) -> None:
+        """Keep the present state as commit ``number``. All or nothing.
+
+        Args:
+            number: Of the commit.
+            light: Copy only what optimizer steps do not move, where that will do: the rest stands as it is until the
+                next step. A worker that then loses its world goes on from there (see ``ahead``).
+        """
+        self.watch.check()
+        if light and self._may_stand and self.watch.trusted:
+            plain, tensors = self._rest_of(number)
+            self._rest.fill(tensors, plain)
+            self._light = True
+            self._snapshot, self._frozen, self._marks = SnapshotBuffers(), False, {}
+        else:
+            plain, tensors = self.live(number)
+            snapshot = SnapshotBuffers() if self._frozen else self._snapshot
+            snapshot.fill(tensors, plain)
+            self._snapshot, self._frozen, self._light = snapshot, False, False
+            self._marks = marks_of(tensors)
+        self.commit, self._ahead, self._disturbed = number, self._to_skip, False
+        self.watch.commit()
 
     def retake(self) -> None:
         """Take the last commit once more; copies only what has been written since."""
+        if self._light:
+            self.take(self.commit, light=True)
+            return
         plain, tensors = self.live(self.commit)
         written = {name: tensor for name, tensor in tensors.items() if not self._is_marked(name, tensor)}
         if tensors.keys() == self._marks.keys() and not self._frozen and self._snapshot.refill(written, plain):
             self._marks.update(marks_of(written))
+            self._ahead = self._to_skip
         else:
             self.take(self.commit)
+
+    @property
+    def _to_skip(self) -> list[int]:
+        return [optimizer.reduction.skip for optimizer in self._optimizers]
 
     def _is_marked(self, name: str, tensor: torch.Tensor) -> bool:
         return name in self._marks and self._marks[name].fits(tensor)
 
     def live(self, number: int) -> tuple[Any, dict[str, torch.Tensor]]:
         """The present state as commit ``number``: plain, and its tensors by name, not copied."""
-        counters = {"step": self.step, "epoch": self.epoch, "samples": self.samples, "commit": number,
-                    "ramp": self.ramp.as_dict()}  # fmt: skip
+        return self._captured(number, lambda handler: handler.capture())
+
+    def _rest_of(self, number: int) -> tuple[Any, dict[str, torch.Tensor]]:
+        return self._captured(number, lambda handler: handler.capture_rest())
+
+    def _captured(self, number: int, capture: Callable[[Handler], Any]) -> tuple[Any, dict[str, torch.Tensor]]:
         tensors: dict[str, torch.Tensor] = {}
         plain: dict[str, Any] = {}
         for name, handler in self.handlers.items():
-            plain[name], parts = encode(handler.capture(), name)
+            plain[name], parts = encode(capture(handler), name)
             tensors.update(parts)
         for name, value in self.attributes.items():
             try:
@@ -106,22 +171,64 @@ class Memory:
             except StateError as error:
                 raise StateError(f"state.{name} was set to something that cannot be kept: {error}") from None
             tensors.update(parts)
+        counters = {"step": self.step, "epoch": self.epoch, "samples": self.samples, "commit": number,
+                    "ramp": self.ramp.as_dict(), "ahead": self._to_skip}  # fmt: skip
         return {"counters": counters, "attributes": plain}, tensors
 
+    def share(self) -> tuple[Any, dict[str, torch.Tensor]]:
+        """The last commit's plain state and tensors, for the others; some may be live and stand until the next step."""
+        if not self._light:
+            return self._snapshot.plain, self._snapshot.tensors
+        rest, tensors = self._rest.plain, dict(self._rest.tensors)
+        plain = dict(rest["attributes"])
+        for name, handler in self.handlers.items():
+            if handler.steps_move:
+                live, parts = encode(handler.capture(), name)
+                plain[name] = handler.completed(live, rest["attributes"][name])
+                tensors = {**parts, **tensors}
+        return {"counters": {**rest["counters"], "ahead": self.ahead}, "attributes": plain}, tensors
+
     def freeze(self) -> tuple[Any, dict[str, torch.Tensor]]:
-        """The snapshot's plain state and tensors, which stay as they are: the next commit takes other memory."""
+        """The last commit's plain state and tensors, which stay as they are: the next one takes other memory."""
+        if self._light:
+            self.take(self.commit)
         self._frozen = True
         return self._snapshot.plain, self._snapshot.tensors
 
     def forget(self) -> None:
         """Hold no state any more: what the objects hold is that of no commit."""
-        self._snapshot, self._frozen, self.commit, self.followed = SnapshotBuffers(), False, -1, False
+        self._snapshot, self._frozen, self._rest, self._light = SnapshotBuffers(), False, SnapshotBuffers(), False
+        self.commit, self.followed = -1, False
 
     def put_back(self) -> None:
-        """Make the snapshot the present state again; does nothing where none was taken."""
-        if self._snapshot.whole:
+        """Make the last commit the present state again; does nothing where there is none.
+
+        What a light commit left uncopied stays as it is: at the commit, or some steps ahead of it. The script goes
+        through those steps again, and they move nothing (``Reduction.skip``).
+        """
+        if not self._last.whole:
+            return
+        if self._light:
+            self._put_back_rest()
+        else:
             self._load(self._snapshot.plain, self._snapshot.tensors)
             self._marks = marks_of(self.live(self.commit)[1])  # they are equal now
+
+    def _put_back_rest(self) -> None:
+        if self.watch.is_disturbed():
+            logger.warning(
+                "the script has moved parameters besides its optimizers since the last commit; they are kept"
+            )
+            self._disturbed = True
+            self.watch.distrust()
+        ahead, plain, tensors = self.ahead, self._rest.plain, self._rest.tensors
+        for name, handler in self.handlers.items():
+            handler.load_rest(decode(plain["attributes"][name], tensors))
+        for name in self.attributes:
+            self.attributes[name] = _copy(decode(plain["attributes"][name], tensors))
+        self._count({**plain["counters"], "ahead": ahead})
+        self._ahead, self.watch.steps = ahead, [0] * len(ahead)
+        self.watch.look()
 
     def sample(self) -> int:
         """A digest of some bytes of every live tensor, in 32 bits: equal for equal states, whatever their size.
@@ -134,10 +241,6 @@ class Memory:
             few = _some_of(tensor).cpu().contiguous().view(-1).view(torch.uint8)
             digest = zlib.crc32(few.numpy().tobytes(), zlib.crc32(name.encode(), digest))
         return digest
-
-    def share(self) -> tuple[Any, dict[str, torch.Tensor]]:
-        """The snapshot's plain state and tensors, for the other members."""
-        return self._snapshot.plain, self._snapshot.tensors
 
     def receive(self, plain: Any, tensors: dict[str, torch.Tensor]) -> None:
         """Take over a snapshot from another member or from storage, as the present state and as the commit."""
@@ -164,6 +267,7 @@ class Memory:
             if live != saved[name] or moved.keys() & tensors.keys():
                 self.attributes[name] = _copy(decode(saved[name], {**tensors, **moved}))
         self._count(plain["counters"])
+        self.watch.look()
         self.retake()
         self.followed = True
 
@@ -179,6 +283,7 @@ class Memory:
             # Through the codec once more: what the script does to its lists must not reach the snapshot.
             self.attributes[name] = _copy(decode(saved[name], tensors))
         self._count(plain["counters"])
+        self.watch.look()
 
     def _check_names(self, saved: dict[str, Any]) -> None:
         known = self.handlers.keys() | self.attributes.keys()
@@ -193,22 +298,22 @@ class Memory:
         self.step, self.epoch, self.samples = counters["step"], counters["epoch"], counters["samples"]
         self.ramp = Ramp(**counters["ramp"])
         self.commit = counters["commit"]
+        for optimizer, steps in zip(self._optimizers, counters.get("ahead", self._to_skip), strict=True):
+            optimizer.reduction.skip = steps
 
     def for_checkpoint(self) -> Snapshot:
-        """The snapshot as a value whose tensors stay as they are until the next call."""
-        counters = self._snapshot.plain["counters"]
-        return self._snapshot.host_copy(
-            self._host_buffers, step=counters["step"], epoch=counters["epoch"], samples=counters["samples"]
-        )
+        """The last commit as a value whose tensors stay as they are until the next call."""
+        return host_copy(*self.share(), self._host_buffers)
 
     def keep_for_next_life(self) -> str | None:
-        """Write the snapshot to files, in memory where it fits; their folder, or ``None`` without a snapshot."""
-        if not self._snapshot.whole:
+        """Write the last commit to files, in memory where it fits; their folder, or ``None`` without a commit."""
+        if not self._last.whole:
             return None
-        size_bytes = sum(tensor.nbytes for tensor in self._snapshot.tensors.values())
+        plain, tensors = self.share()
+        size_bytes = sum(tensor.nbytes for tensor in tensors.values())
         folder = tempfile.mkdtemp(prefix="edl_hvd-", dir=_roomy_folder(size_bytes))
         writer = CheckpointWriter(open_storage(folder), keep=1)
-        writer.begin(self._snapshot.host_copy({}, step=self.step, epoch=self.epoch, samples=self.samples), 0, 1, "life")
+        writer.begin(host_copy(plain, tensors, {}), 0, 1, "life")
         writer.wait(timeout_s=600)
         writer.close()
         return folder
@@ -218,6 +323,11 @@ class Memory:
         snapshot = restore_newest(open_storage(folder), report=lambda event: None)
         if snapshot is not None:
             self.receive(snapshot.plain, dict(snapshot.tensors))
+
+
+def is_disturbed(standing: int) -> bool:
+    """Whether ``Memory.standing`` is that of a worker whose script has moved parameters besides its optimizers."""
+    return standing >= 0 and standing % _PLACES == 0
 
 
 def _some_of(tensor: torch.Tensor) -> torch.Tensor:

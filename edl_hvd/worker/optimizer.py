@@ -45,7 +45,13 @@ class MicroBatch:
 
 
 class Reduction:
-    """Sums gradients over the world; belongs to one optimizer. Internal; see the module."""
+    """Sums gradients over the world; belongs to one optimizer. Internal; see the module.
+
+    Attributes:
+        wishes: Numbers of this rank, to be summed over the world on the way.
+        answer: Their sums, once ``complete`` has returned.
+        skip: So many steps the optimizer has made already, before the state was put back; they are not made again.
+    """
 
     def __init__(self, named_parameters: list[tuple[str, torch.nn.Parameter]]) -> None:
         self.names = {parameter: name for name, parameter in named_parameters}
@@ -55,8 +61,11 @@ class Reduction:
         self.after_step: list[Callable[[], None]] = []
         self.paused = False
         self.done = False  # the gradients of this step are summed
+        self.wishes: torch.Tensor | None = None
+        self.answer: torch.Tensor | None = None
+        self.skip = 0
         self._unit = 1  # n of the micro-batch whose units the accumulated gradients are in
-        self._handles: dict[torch.nn.Parameter, Any] = {}
+        self._handles: dict[torch.nn.Parameter | None, Any] = {}
         self._finish_queued = False
         for parameter in self.names:
             if parameter.requires_grad:
@@ -82,6 +91,7 @@ class Reduction:
     def forget(self) -> None:
         """Drop what is under way: the world it was for is gone."""
         self.micro_batch = None
+        self.wishes = self.answer = None
         self._handles.clear()
         self._finish_queued = self.done = False
 
@@ -106,6 +116,9 @@ class Reduction:
             Variable._execution_engine.queue_callback(self.complete)
 
     def _start(self, parameter: torch.nn.Parameter) -> None:
+        if self.wishes is not None and None not in self._handles:
+            # With the first gradient: it travels in the same message.
+            self._handles[None] = process.current().collectives.start_sum(self.wishes, "edl_hvd.wishes", 1.0)
         gradient = parameter.grad
         if gradient is None:
             gradient = parameter.grad = torch.zeros_like(parameter)
@@ -132,6 +145,7 @@ class Reduction:
         process.current().collectives.finish(list(self._handles.values()))
         self._handles.clear()
         self._finish_queued = False
+        self.wishes, self.answer = None, self.wishes
         self.done = True
 
     def take_part(self, global_samples: int) -> None:
@@ -180,6 +194,19 @@ class _Distributed:
             return None
         if closure is None and not reduction.done:
             reduction.complete()
+        result = None
+        if reduction.skip:
+            reduction.skip -= 1
+        else:
+            result = self._step_at_scaled_rates(closure)
+        if reduction.micro_batch is None:
+            reduction.done = False
+        for callback in reduction.after_step:
+            callback()
+        return result
+
+    def _step_at_scaled_rates(self, closure: Callable[[], Any] | None) -> Any:
+        reduction = self.reduction
         own_rates = [group["lr"] for group in self.param_groups if "lr" in group]
         groups = [group for group in self.param_groups if "lr" in group]
         for group in groups:
@@ -187,15 +214,10 @@ class _Distributed:
         try:
             for watcher in reduction.before_step:
                 watcher(self, closure is not None)
-            result = super().step(closure)  # type: ignore[misc]
+            return super().step(closure)  # type: ignore[misc]
         finally:
             for group, rate in zip(groups, own_rates, strict=True):
                 group["lr"] = rate
-        if reduction.micro_batch is None:
-            reduction.done = False
-        for callback in reduction.after_step:
-            callback()
-        return result
 
     def repeat(self) -> None:
         """The step that another worker took, with its gradients and options in place."""

@@ -82,16 +82,19 @@ class SnapshotBuffers:
             return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return torch.empty_like(tensor, memory_format=torch.preserve_format)
 
-    def host_copy(self, into: dict[str, torch.Tensor], *, step: int, epoch: int, samples: int) -> Snapshot:
-        """The point as a value for the checkpoint layer, copied into kept host tensors."""
-        for name in into.keys() - self.tensors.keys():
-            del into[name]
-        for name, tensor in self.tensors.items():
-            kept = into.get(name)
-            if kept is None or kept.shape != tensor.shape or kept.dtype != tensor.dtype:
-                into[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            into[name].copy_(tensor)
-        return Snapshot(tensors=dict(into), plain=self._plain, step=step, epoch=epoch, samples=samples)
+
+@torch.no_grad()
+def host_copy(plain: Any, tensors: Mapping[str, torch.Tensor], into: dict[str, torch.Tensor]) -> Snapshot:
+    """A commit as a value for the checkpoint layer, copied into kept host tensors."""
+    for name in into.keys() - tensors.keys():
+        del into[name]
+    for name, tensor in tensors.items():
+        kept = into.get(name)
+        if kept is None or kept.shape != tensor.shape or kept.dtype != tensor.dtype:
+            into[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    torch._foreach_copy_([into[name] for name in tensors], list(tensors.values()))
+    counters = plain["counters"]
+    return Snapshot(dict(into), plain, step=counters["step"], epoch=counters["epoch"], samples=counters["samples"])
 
 
 def _has_room(tensor: torch.Tensor) -> bool:

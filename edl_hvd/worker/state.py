@@ -22,8 +22,16 @@ class Session(Protocol):
     def generation(self) -> int:
         """Of the present world; 0 between worlds."""
 
-    def agree(self) -> None:
-        """Combine the ranks' wishes at a commit and act on them. Collective; blocks."""
+    def wishes(self, samples: int, apart: bool) -> torch.Tensor | None:
+        """What this rank wishes at the commit after the next step, as numbers to be summed over the ranks.
+
+        Args:
+            samples: Of that step, over all ranks.
+            apart: This rank is not dealt any, so the script will not see it.
+        """
+
+    def agree(self, answer: torch.Tensor | None = None) -> None:
+        """Act on the ranks' wishes at a commit. Collective; blocks, unless their sums are there already."""
 
     def level(self, tensors: list[torch.Tensor]) -> None:
         """Make tensors equal on all ranks, in place. Collective; blocks."""
@@ -157,6 +165,9 @@ class State:
         Copies the state, then combines one row of integers over the ranks: is a change of the world
         pending, is a checkpoint due? All ranks act on it here, at the same step. Call it at the same
         places on every rank.
+
+        The commits that :meth:`batches` makes by itself are lighter: they copy no parameters and no optimizer state as
+        long as nothing but the optimizers moves them, and the row has travelled with the gradients.
         """
         self.memory.take(self.memory.commit + 1)
         if self._session is not None:
@@ -190,6 +201,16 @@ class State:
         for callback in self._callbacks:
             callback()
 
+    def wishes(self, samples: int, apart: bool) -> torch.Tensor | None:
+        """See :class:`Session`; ``None`` outside of one."""
+        return None if self._session is None else self._session.wishes(samples, apart)
+
+    def commit_step(self, answer: torch.Tensor | None) -> None:
+        """The commit after a step, whose gradients brought the ranks' wishes along."""
+        self.memory.take(self.memory.commit + 1, light=self.commit_every == 1)
+        if self._session is not None:
+            self._session.agree(answer)
+
     def begin_life(self) -> None:
         """Forget what is under way in a world that is gone."""
         self.life += 1
@@ -199,10 +220,10 @@ class State:
     def schedulers(self) -> list[Any]:
         return list(self.memory.of_kind(GatedScheduler))
 
-    def epoch_position(self) -> float:
-        """Epochs finished, with the fraction of the present one."""
+    def epoch_position(self, samples: int = 0) -> float:
+        """Epochs finished, with the fraction of the present one, after so many more samples."""
         samplers = list(self.memory.of_kind(ElasticBatchSampler))
-        return self.epoch + sum(s.offset / s.length for s in samplers if s.epoch == self.epoch)
+        return self.epoch + sum((s.offset + samples) / s.length for s in samplers if s.epoch == self.epoch)
 
     def level_buffers(self) -> None:
         """Make the models' buffers equal on all ranks. Collective; blocks.

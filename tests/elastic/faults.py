@@ -40,7 +40,7 @@ class Fault:
         size: Only in a world of this size.
         step: Only at or after this step.
         visit: Only from this matching visit of the worker on, counted from 1.
-        after: Only once the fault with this number (its place in the test's list) has struck.
+        after: Only once the fault with this number (its place in the test's list) has struck, as often as it is to.
         times: How often it strikes in the whole job.
         seconds: How long a pause lasts.
     """
@@ -211,6 +211,7 @@ class Points:
         self._awaited = {str(number) for number, fault in enumerate(faults) if not fault or fault["at"] != "end"}
         self._faults = {number: Fault(**fields) for number, fields in enumerate(faults) if fields is not None}
         self._visits = dict.fromkeys(self._faults, 0)
+        self._last_strike = [f"{number}.{(fault or {}).get('times', 1) - 1}" for number, fault in enumerate(faults)]
         (folder / "trace").mkdir(exist_ok=True)
         path = folder / "trace" / f"{host}.{local_rank}.{os.getpid()}.jsonl"
         self._trace = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -231,7 +232,7 @@ class Points:
         return False
 
     def _matches(self, fault: Fault) -> bool:
-        struck = fault.after is None or (self._folder / "fired" / f"{fault.after}.0").exists()
+        struck = fault.after is None or (self._folder / "fired" / self._last_strike[fault.after]).exists()
         return (
             struck
             and fault.worker in (None, self.worker)

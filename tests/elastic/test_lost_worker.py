@@ -45,6 +45,23 @@ def test_a_death_between_reduction_and_agreement_loses_nothing(run_job, alone, a
     check(job, outcome, alone(job.training))
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_all_survivors_have_moved_past_the_commit_and_no_step_is_made_twice(run_job, alone, optimizer):
+    """A commit copies no parameters: who breaks off after the optimizer has moved repeats the step without it."""
+    training = Training(optimizer=optimizer, micro_batch=None, extra=("metric",))
+    job = Job(hosts=THREE_HOSTS, faults=(kill(rank=1, at="update", step=7),), training=training)
+    outcome = run_job(job)
+    check(job, outcome, alone(training))
+    moved = [line for line in outcome.lines("step") if line["step"] == 7]
+    assert [line["size"] for line in moved].count(2) == 2, "the survivors went through it again"
+
+
+@pytest.mark.parametrize("at", ["reduced", "update"])
+def test_one_worker_breaks_off_where_the_others_do_not(run_job, alone, at):
+    job = Job(hosts=THREE_HOSTS, faults=(broken_collective(rank=1, at=at, step=7),), flags=LONG_GLOO_TIMEOUT)
+    check(job, run_job(job), alone(job.training))
+
+
 @pytest.mark.parametrize("stuck", [stall(after=0), hang(at="shutdown", after=0)], ids=["collective", "shutdown"])
 def test_a_survivor_stuck_in_horovod_keeps_its_state_and_goes_on(run_job, alone, stuck):
     """Gloo leaves a waiting sender alone until its timeout, and Horovod forgets a tensor that comes as it gives up."""

@@ -38,8 +38,9 @@ class Training:
         layers: Hidden ones. With many, a worker is most of the time about to hand a gradient over.
         ballast_mb: Size of a table that belongs to the state and that no step moves.
         extra: Switches of single tests: "scheduler" (halves the learning rate each epoch), "clip" (the script moves
-            weights besides the optimizer), "check" (stock Horovod:
-            look for host updates in every step).
+            weights besides the optimizer), "metric" (a collective
+            of the script's own after each optimizer step), "check" (stock Horovod: look for host updates in every
+            step).
     """
 
     samples: int = 48

@@ -79,13 +79,16 @@ def main(folder: Path) -> None:
                 points.note("step", step=state.step, rank=points.rank, size=points.size, lr=rate)
                 points.reach("step")
                 optimizer.zero_grad()
-                loss_of(model, batch).backward()
+                loss = loss_of(model, batch)
+                loss.backward()
                 points.reach("reduced")
                 optimizer.step()
                 if "clip" in training.extra:
                     for parameter in model.network.parameters():
                         parameter.data.clamp_(-0.2, 0.2)
                 points.reach("update")
+                if "metric" in training.extra and optimizer.at_boundary:
+                    edl_hvd.allreduce(loss.detach())
                 if optimizer.at_boundary:
                     state.seen.append(state.step + 1)
                     state.notes["last"] = state.step + 1

@@ -1,0 +1,291 @@
+"""What a commit and a checkpoint cost the training, beside what others offer for the same, on the same state.
+
+    python benchmarks/checkpoint.py [--states 100:sgd 1000:sgd 4000:adam] [--rounds 20] [--folder DIR]
+
+Two workers on this machine, under horovodrun. Each row is how long training stands still for it, in milliseconds on
+rank 0: the median and the slowest, and the ratio to one copy of the state in memory.
+
+    memory copy              the whole state into memory that is kept
+    Horovod commit           hvd.elastic.TorchState.commit
+    edl_hvd commit           between two batches, after an optimizer step
+    edl_hvd commit, copying  as for a script that moves parameters itself
+    agreement                what the ranks' agreement adds to summing the gradients of a small model
+    edl_hvd checkpoint       the commit with which a checkpoint begins; it is written in the background
+    torch.save               of the same state, to the same folder
+    DCP async_save           torch.distributed.checkpoint; it is written in the background, too
+
+What fits into memory together takes turns, so that whatever else the machine does meets all; large states are measured
+one row after the other. The first rounds are left out: memory is allocated in them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# Parameters in a model come in tensors of many sizes; a commit pays per tensor as well as per byte.
+TENSORS = 160
+# Of a larger state, not all the copies of two workers fit into a small machine at once.
+TOGETHER_MB = 1500
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--states", nargs="+", default=["100:sgd", "1000:sgd", "4000:adam"], metavar="MB:OPTIMIZER",
+                        help="sizes of the whole state in MB, with sgd (momentum) or adam")  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=20, help="measured rounds of a small state (default 20)")
+    parser.add_argument("--folder", type=Path, help="where files are written (default: a temporary folder)")
+    parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        measure(arguments.states[0], arguments.worker, arguments.rounds, arguments.folder)
+        return
+    for state in arguments.states:
+        size_mb = int(state.partition(":")[0])
+        together = size_mb <= TOGETHER_MB
+        rounds = arguments.rounds if size_mb <= 200 else max(3, arguments.rounds // 4)
+        times: dict[str, list[float]] = {}
+        for rows in [list(PREPARED)] if together else [[row] for row in PREPARED]:
+            times |= run(state, rows, rounds, arguments.folder)
+        show(state, times)
+
+
+def show(state: str, times_s: dict[str, list[float]]) -> None:
+    copy_s = statistics.median(times_s["memory copy"])
+    print(f"\n{state.replace(':', ' MB, ')}, two workers, {len(times_s['memory copy'])} rounds")
+    print(f"  {'':<24}{'median':>10}{'slowest':>10}{'copies':>9}")
+    for row in PREPARED:
+        median_s = statistics.median(times_s[row])
+        print(
+            f"  {row:<24}{1e3 * median_s:>10.2f}{1e3 * max(times_s[row]):>10.1f}{median_s / copy_s:>9.2f}", flush=True
+        )
+
+
+def run(state: str, rows: list[str], rounds: int, folder: Path | None) -> dict[str, list[float]]:
+    """Measure some rows in two processes; the times rank 0 saw, in seconds."""
+    launcher = [str(Path(sys.executable).with_name("horovodrun")), "-np", "2", "-H", "localhost:2"]
+    with tempfile.TemporaryDirectory(dir=folder, prefix="edl_hvd-") as own:
+        script = [sys.executable, __file__, "--states", state, "--rounds", str(rounds), "--folder", own]
+        done = subprocess.run([*launcher, "--network-interfaces", "lo", *script, "--worker", *rows],
+                              capture_output=True, text=True, check=False,
+                              env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
+        try:
+            times: dict[str, list[float]] = json.loads((Path(own) / "times.json").read_text())
+        except FileNotFoundError:
+            raise SystemExit(f"the measurement failed:\n{done.stdout}{done.stderr}") from None
+        return times
+
+
+def measure(state_name: str, rows: list[str], rounds: int, folder: Path) -> None:
+    """In every worker: let the rows take turns, write down rank 0's times."""
+    import torch
+
+    import edl_hvd
+
+    torch.set_num_threads(1)
+    edl_hvd.init()
+    size, _, kind = state_name.partition(":")
+    model, optimizer = build(int(size), kind)
+    state = edl_hvd.State(model=model, optimizer=optimizer)
+
+    @edl_hvd.elastic(checkpoint=str(folder / "edl_hvd"), checkpoint_every="1000000s", keep=1)
+    def compare(state: edl_hvd.State) -> None:
+        actions = {row: PREPARED[row](state, folder) for row in rows}
+        times = take_turns(actions, rounds)
+        if edl_hvd.rank() == 0:
+            (folder / "times.json").write_text(json.dumps(times))
+        os._exit(0)  # without a last checkpoint
+
+    compare(state)
+
+
+def build(size_mb: int, kind: str) -> tuple[Any, Any]:
+    """A model and an optimizer whose own state exists, ``size_mb`` together, wrapped by edl_hvd."""
+    import torch
+
+    import edl_hvd
+
+    copies = {"sgd": 2, "adam": 3}[kind]
+    elements = size_mb * 1_000_000 // 4 // copies // TENSORS
+    model = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(elements)) for _ in range(TENSORS)])
+    plain = {
+        "sgd": lambda: torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9),
+        "adam": lambda: torch.optim.Adam(model.parameters(), lr=1e-6),
+    }[kind]()
+    optimizer = edl_hvd.DistributedOptimizer(plain, named_parameters=model.named_parameters())
+    gradient = torch.ones(elements)
+    for parameter in model.parameters():
+        parameter.grad = gradient  # one for all: what is measured does not read them
+    step(optimizer)
+    return model, optimizer
+
+
+def step(optimizer: Any) -> None:
+    """The optimizer's step, without summing gradients first."""
+    optimizer.reduction.done = True
+    optimizer.step()
+
+
+# --- the rows: each returns what is done before the clock starts, and what is measured ---
+
+Action = tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any]]
+
+
+def nothing() -> None:
+    pass
+
+
+def memory_copy(state: Any, folder: Path) -> Action:
+    import torch
+
+    live = list(state.memory.live(0)[1].values())
+    kept = [torch.empty_like(tensor) for tensor in live]
+    return nothing, lambda: torch._foreach_copy_(kept, live), nothing
+
+
+def horovod_commit(state: Any, folder: Path) -> Action:
+    import horovod.torch as hvd
+
+    stock = hvd.elastic.TorchState(model=state.model, optimizer=state.optimizer, epoch=0, batch=0)
+    return nothing, stock.commit, nothing
+
+
+def light_commit(state: Any, folder: Path) -> Action:
+    import torch
+
+    def commit() -> None:
+        state.commit_step(torch.zeros(4))
+
+    for _ in range(3):
+        step(state.optimizer)
+        commit()
+    return lambda: step(state.optimizer), commit, nothing
+
+
+def copying_commit(state: Any, folder: Path) -> Action:
+    return lambda: step(state.optimizer), state.commit, nothing
+
+
+def agreement(state: Any, folder: Path) -> Action:
+    """The time with the wishes on board, less the time without just before."""
+    import torch
+
+    import edl_hvd
+
+    layers = torch.nn.Sequential(*[torch.nn.Linear(100, 100) for _ in range(10)])
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(layers.parameters(), lr=0.1), layers.named_parameters())
+    inputs = torch.randn(8, 100)
+
+    def batch(wishes: Any) -> float:
+        optimizer.zero_grad()
+        optimizer.reduction.wishes = wishes
+        loss = layers(inputs).square().mean()
+        edl_hvd.allreduce(torch.zeros(1))
+        started = time.perf_counter()
+        loss.backward()
+        return time.perf_counter() - started
+
+    def difference() -> float:
+        without = statistics.median(batch(None) for _ in range(9))
+        return statistics.median(batch(torch.zeros(4)) for _ in range(9)) - without
+
+    return nothing, difference, nothing
+
+
+def checkpoint(state: Any, folder: Path) -> Action:
+    import torch
+
+    session: Any = state._session
+
+    def begin() -> None:
+        state.commit_step(torch.tensor([0.0, 1.0, 0.0, 0.0]))
+
+    def written() -> None:
+        session._wait_for_writers()
+        session._writers_busy = False
+
+    def before() -> None:
+        step(state.optimizer)
+        state.memory.step += 1
+
+    light_commit(state, folder)
+    return before, begin, written
+
+
+def torch_save(state: Any, folder: Path) -> Action:
+    import torch
+
+    import edl_hvd
+
+    def save() -> None:
+        if edl_hvd.rank() == 0:
+            torch.save({"model": state.model.state_dict(), "optimizer": state.optimizer.state_dict()}, folder / "saved")
+
+    return nothing, save, nothing
+
+
+def dcp_async_save(state: Any, folder: Path) -> Action:
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+
+    import edl_hvd
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", f"file://{folder}/meeting", rank=edl_hvd.rank(), world_size=edl_hvd.size())
+    under_way: list[Any] = []
+
+    def save() -> None:
+        tensors = {"model": state.model.state_dict(), "optimizer": state.optimizer.state_dict()}
+        under_way.append(dcp.async_save(tensors, checkpoint_id=str(folder / "dcp")))
+
+    def written() -> None:
+        under_way.pop().result()
+        dist.barrier()
+        if edl_hvd.rank() == 0:
+            shutil.rmtree(folder / "dcp")
+
+    return nothing, save, written
+
+
+PREPARED: dict[str, Callable[[Any, Path], Action]] = {
+    "memory copy": memory_copy,
+    "Horovod commit": horovod_commit,
+    "edl_hvd commit": light_commit,
+    "edl_hvd commit, copying": copying_commit,
+    "agreement": agreement,
+    "edl_hvd checkpoint": checkpoint,
+    "torch.save": torch_save,
+    "DCP async_save": dcp_async_save,
+}
+
+
+def take_turns(actions: dict[str, Action], rounds: int) -> dict[str, list[float]]:
+    import torch
+
+    import edl_hvd
+
+    warm_up = max(2, rounds // 4)
+    times: dict[str, list[float]] = {name: [] for name in actions}
+    for _ in range(warm_up + rounds):
+        for name, (before, action, after) in actions.items():
+            before()
+            edl_hvd.allreduce(torch.zeros(1))  # start together
+            started = time.perf_counter()
+            own = action()
+            times[name].append(own if isinstance(own, float) else time.perf_counter() - started)
+            after()
+    return {name: series[warm_up:] for name, series in times.items()}
+
+
+if __name__ == "__main__":
+    main()
