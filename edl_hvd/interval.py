@@ -20,10 +20,24 @@ _FORM = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)")
 
 @dataclass(frozen=True)
 class Interval:
-    """``count`` of ``unit``; ``unit`` is "seconds", "steps", "samples" or "epochs"."""
+    """``count`` of ``unit``; ``unit`` is "seconds", "steps", "samples" or "epochs", or "auto", chosen while it runs."""
 
     count: float
     unit: str
+
+    @property
+    def is_auto(self) -> bool:
+        return self.unit == "auto"
+
+    @classmethod
+    def parse_or_auto(cls, value: str | float | Interval) -> Interval:
+        """Like :meth:`parse`, and "auto" as well."""
+        if isinstance(value, str) and value.strip().lower() == "auto":
+            return cls(0, "auto")
+        try:
+            return cls.parse(value)
+        except SettingsError as error:
+            raise SettingsError(f"{error}, or 'auto'") from None
 
     @classmethod
     def parse(cls, value: str | float | Interval) -> Interval:

@@ -83,7 +83,7 @@ class Settings:
                 problems.append(f"{name!r} is not a setting")
             elif value is not None:
                 try:
-                    values[name] = Interval.parse(value) if name == "checkpoint_every" else value
+                    values[name] = Interval.parse_or_auto(value) if name == "checkpoint_every" else value
                 except SettingsError as error:
                     problems.append(f"{name}: {error}")
         _raise_all(problems)
@@ -258,7 +258,7 @@ def _flag(text: str) -> bool:
 
 _VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "EDL_HVD_CHECKPOINT": ("checkpoint", str),
-    "EDL_HVD_CHECKPOINT_EVERY": ("checkpoint_every", Interval.parse),
+    "EDL_HVD_CHECKPOINT_EVERY": ("checkpoint_every", Interval.parse_or_auto),
     "EDL_HVD_KEEP": ("keep", _whole),
     "EDL_HVD_COMMIT_EVERY": ("commit_every", _whole),
     "EDL_HVD_EVENTS": ("events", str),

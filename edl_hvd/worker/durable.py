@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot, restore_newest
+from edl_hvd.checkpoint.schedule import Schedule
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, EventLog, Restored
 from edl_hvd.settings import Settings
@@ -22,6 +23,10 @@ class Checkpoints:
         settings: Where and how often.
         events: Where to tell.
         clock: For intervals in seconds.
+
+    Attributes:
+        schedule: When the next one is due.
+        written_step: Step of the last one that became visible; -1 for none.
     """
 
     def __init__(self, settings: Settings, events: EventLog, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -30,7 +35,7 @@ class Checkpoints:
         self._clock = clock
         self._storage = open_storage(settings.checkpoint) if settings.checkpoint else None
         self._writer = CheckpointWriter(self._storage, keep=settings.keep) if self._storage else None
-        self._last = (clock.monotonic_s(), 0, 0, 0.0)  # seconds, steps, samples, epochs at the last one begun
+        self.schedule = Schedule(settings.checkpoint_every, clock)
         self.written_step = -1
 
     @property
@@ -44,26 +49,14 @@ class Checkpoints:
 
     def due(self, step: int, samples: int, epoch_position: float) -> bool:
         """The interval since the last one will have passed at this point of the run. Asked on rank 0."""
-        if self._writer is None:
-            return False
-        last_s, last_step, last_samples, last_position = self._last
-        every = self._settings.checkpoint_every
-        passed = {
-            "seconds": self._clock.monotonic_s() - last_s,
-            "steps": step - last_step,
-            "samples": samples - last_samples,
-            "epochs": epoch_position - last_position,
-        }
-        return passed[every.unit] >= every.count
-
-    def mark(self, memory: Memory, epoch_position: float) -> None:
-        """Count the interval from here."""
-        self._last = (self._clock.monotonic_s(), memory.step, memory.samples, epoch_position)
+        return self._writer is not None and self.schedule.is_due(step, samples, epoch_position)
 
     def begin(self, memory: Memory, rank: int, size: int, attempt: str) -> None:
         """Copy the commit and start writing this rank's share in the background. Every rank; does not block."""
         if self._writer is not None:
             self._writer.begin(memory.for_checkpoint(), rank, size, attempt)
+            if self._settings.checkpoint_every.is_auto:
+                logger.info("checkpoints every %.0f s for now", self.schedule.interval_s)
 
     def report(self) -> None:
         """Tell what the writer has finished since the last call."""

@@ -29,7 +29,8 @@ def elastic(
 
     Args:
         checkpoint: Folder or URL for checkpoints; at start the newest valid one is restored.
-        checkpoint_every: Seconds, or such as "10min", "500 steps", "100000 samples", "1 epoch".
+        checkpoint_every: Seconds, or such as "10min", "500 steps", "100000 samples", "1 epoch", or "auto", the
+            interval that is expected to lose the least time (see :mod:`edl_hvd.checkpoint.schedule`).
         keep: Newest checkpoints to keep, at least 1.
         commit_every: Optimizer steps between commits in ``state.batches``, at least 1.
         events: File to append events to.

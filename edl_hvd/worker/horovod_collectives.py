@@ -16,8 +16,9 @@ from edl_hvd.worker.departures import Departures
 from edl_hvd.worker.progress import progress
 
 _OPERATIONS = {"sum": hvd.Sum, "max": hvd.Max, "min": hvd.Min}
-# Horovod's own wait spins, on a core that computes elsewhere. Its thread answers once per millisecond.
-_POLL_S = 0.0001
+# Horovod's own wait spins, on a core that computes elsewhere. Its thread answers once per millisecond. A wait is looked
+# at again after a fiftieth of its length: who has waited for seconds leaves the core to whoever is waited for.
+_POLL_S, _LONGEST_POLL_S, _POLLS_OF_A_WAIT = 0.0001, 0.01, 50
 
 
 class HorovodCollectives:
@@ -80,6 +81,7 @@ class HorovodCollectives:
 
     def _finish(self, handle: int) -> Any:
         wait = self._departures.wait()
+        started_s = time.monotonic()
         broken = False
         while not hvd.poll(handle):
             if wait.needs_help and not broken:
@@ -88,7 +90,8 @@ class HorovodCollectives:
             if wait.is_lost:
                 self.abandoned = True
                 raise WorldBrokenError(f"a collective waits in vain: {self._departures.reason} has left")
-            time.sleep(_POLL_S)
+            pause_s = (time.monotonic() - started_s) / _POLLS_OF_A_WAIT
+            time.sleep(min(max(_POLL_S, pause_s), _LONGEST_POLL_S))
         return hvd.synchronize(handle)
 
 

@@ -114,6 +114,7 @@ class Session:
                         "flags (--min-np, --host-discovery-script) to go on without it"
                     ) from error
                 logger.info("the world broke: %s", error)
+                self._checkpoints.schedule.note_failure()
                 members = self._before.members if self._before else ()
                 self._leave("failure")
                 self._memory.put_back()
@@ -253,7 +254,7 @@ class Session:
         memory.followed = False
         self._known_step = max(self._known_step, memory.step)
         self._writers_busy = False
-        self._checkpoints.mark(memory, self._state.epoch_position())
+        self._checkpoints.schedule.mark(memory.step, memory.samples, self._state.epoch_position())
 
     def _announce(self, world: World, generations: list[int]) -> None:
         """Write what happened between the worlds, from the first rank that was in the last one."""
@@ -304,6 +305,7 @@ class Session:
         memory = self._memory
         self._stopped, self._barren = None, 0
         self._checkpoints.report()
+        self._checkpoints.schedule.note_commit(self._writers_busy)
         change, due, busy, apart = (False, False, False, True) if answer is None else answer.tolist()
         if apart:
             change, due, busy = self._agree_at_once()
@@ -333,11 +335,13 @@ class Session:
 
     @progress.during("checkpoint")
     def _begin_checkpoint(self, world: World) -> None:
+        memory, schedule = self._memory, self._checkpoints.schedule
+        start_s = self._clock.monotonic_s()
         self._state.level_buffers()
-        self._memory.take(self._memory.commit, light=True)
-        attempt = f"{world.generation}-{self._memory.step}-{self._nonce:016x}"
-        self._checkpoints.begin(self._memory, world.rank, world.size, attempt)
-        self._checkpoints.mark(self._memory, self._state.epoch_position())
+        memory.take(memory.commit, light=True)
+        self._checkpoints.begin(memory, world.rank, world.size, f"{world.generation}-{memory.step}-{self._nonce:016x}")
+        schedule.mark(memory.step, memory.samples, self._state.epoch_position())
+        schedule.note_stall(self._clock.monotonic_s() - start_s)
         self._writers_busy = True
 
     def level(self, tensors: list[torch.Tensor]) -> None:

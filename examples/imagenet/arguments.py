@@ -113,7 +113,7 @@ def _parser() -> OneLineParser:
 
     job = parser.add_argument_group("job")
     job.add_argument("--checkpoint", help="folder or URL for checkpoints, such as s3://bucket/run")
-    job.add_argument("--checkpoint-every", type=_interval, help="such as 10min, '500 steps' or '1 epoch' [10min]")
+    job.add_argument("--checkpoint-every", type=_interval, help="such as 10min, '500 steps', '1 epoch' or auto [10min]")
     job.add_argument("--events", help="file that what happens is appended to, as JSON lines")
     job.add_argument("--report-every", type=_whole(1), default=10, help="steps between two metrics in --events")
     return parser
@@ -196,8 +196,8 @@ _fraction = _number("a number from 0 to less than 1", lambda value: 0 <= value <
 
 def _interval(text: str) -> Interval:
     try:
-        return Interval.parse(text)
+        return Interval.parse_or_auto(text)
     except UsageError:
         raise argparse.ArgumentTypeError(
-            f"found {text!r}; expected a time or a count such as '30s', '10min', '500 steps' or '1 epoch'"
+            f"found {text!r}; expected a time or a count such as '30s', '10min', '500 steps' or '1 epoch', or auto"
         ) from None

@@ -22,14 +22,6 @@ def test_the_survivor_of_two_goes_on(run_job, alone):
     assert outcome.reports[0]["size"] == 1
 
 
-def test_one_of_three_workers_dies_and_nobody_waits_for_the_gloo_timeout(run_job, alone):
-    """On stock Horovod the survivors wait in most runs, but not in all, so there is no variant of it here."""
-    job = Job(hosts=THREE_HOSTS, faults=(kill(rank=1, step=7),), flags=LONG_GLOO_TIMEOUT)
-    outcome = run_job(job)
-    check(job, outcome, alone(job.training))
-    assert outcome.reports[0]["size"] == 2
-
-
 @fails_on_stock("survivors wait for each other until the Gloo timeout (C1)")
 def test_one_of_four_workers_dies_and_nobody_waits_for_the_gloo_timeout(run_job, alone, engine):
     job = Job(engine, TWO_BY_TWO, faults=(kill(rank=3, step=7),), flags=LONG_GLOO_TIMEOUT)
@@ -45,20 +37,18 @@ def test_a_death_between_reduction_and_agreement_loses_nothing(run_job, alone, a
     check(job, outcome, alone(job.training))
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_all_survivors_have_moved_past_the_commit_and_no_step_is_made_twice(run_job, alone, optimizer):
+def test_all_survivors_have_moved_past_the_commit_and_no_step_is_made_twice(run_job, alone):
     """A commit copies no parameters: who breaks off after the optimizer has moved repeats the step without it."""
-    training = Training(optimizer=optimizer, micro_batch=None, extra=("metric",))
+    training = Training(micro_batch=None, extra=("metric",))
     job = Job(hosts=THREE_HOSTS, faults=(kill(rank=1, at="update", step=7),), training=training)
     outcome = run_job(job)
     check(job, outcome, alone(training))
-    moved = [line for line in outcome.lines("step") if line["step"] == 7]
-    assert [line["size"] for line in moved].count(2) == 2, "the survivors went through it again"
+    again = [line for line in outcome.lines("step") if line["step"] == 7 and line["size"] == 2]
+    assert len(again) == 2, "the survivors went through it again"
 
 
-@pytest.mark.parametrize("at", ["reduced", "update"])
-def test_one_worker_breaks_off_where_the_others_do_not(run_job, alone, at):
-    job = Job(hosts=THREE_HOSTS, faults=(broken_collective(rank=1, at=at, step=7),), flags=LONG_GLOO_TIMEOUT)
+def test_one_worker_breaks_off_after_a_step_where_the_others_do_not(run_job, alone):
+    job = Job(hosts=THREE_HOSTS, faults=(broken_collective(rank=1, at="update", step=7),), flags=LONG_GLOO_TIMEOUT)
     check(job, run_job(job), alone(job.training))
 
 
@@ -73,13 +63,6 @@ def test_a_survivor_stuck_in_horovod_keeps_its_state_and_goes_on(run_job, alone,
     assert len(outcome.lines("start")) == 3 + anew
     assert [event["worker"] for event in outcome.events if event["event"] == "worker_lost"] == ["127.0.0.1:0"]
     assert "failure" in [event["cause"] for event in outcome.events if event["event"] == "resized"]
-
-
-def test_two_workers_of_three_die_one_after_the_other(run_job, alone):
-    faults = (kill(rank=2, step=4), kill(rank=0, size=2, step=9))
-    job = Job(hosts=THREE_HOSTS, faults=faults, flags=LONG_GLOO_TIMEOUT)
-    outcome = run_job(job)
-    check(job, outcome, alone(job.training))
 
 
 def test_a_second_worker_dies_while_the_others_recover(run_job, alone):
