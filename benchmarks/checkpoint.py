@@ -197,7 +197,7 @@ def agreement(state: Any, folder: Path) -> Action:
 
     def difference() -> float:
         without = statistics.median(batch(None) for _ in range(9))
-        return statistics.median(batch(torch.zeros(4)) for _ in range(9)) - without
+        return statistics.median(batch(lambda: torch.zeros(4)) for _ in range(9)) - without
 
     return nothing, difference, nothing
 

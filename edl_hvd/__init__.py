@@ -25,7 +25,7 @@ _HOMES = {
     "elastic": "edl_hvd.worker.elastic",
     "DistributedOptimizer": "edl_hvd.worker.optimizer",
     "GradScaler": "edl_hvd.worker.optimizer",
-    "SoloRendezvous": "edl_hvd.worker.rendezvous",
+    "SoloRendezvous": "edl_hvd.worker.solo_rendezvous",
     "HorovodRendezvous": "edl_hvd.worker.horovod_rendezvous",
     "MpiRendezvous": "edl_hvd.worker.mpi_rendezvous",
     "ElasticBatchSampler": "edl_hvd.data.sampler",

@@ -118,6 +118,25 @@ class CheckpointFailed(Event):
 
 
 @dataclass(frozen=True)
+class EmergencyCheckpoint(Event):
+    """A worker that had to end, and knew of nobody who would go on, saved its last commit or did not.
+
+    Attributes:
+        step: Of that commit.
+        written: It is in storage.
+        seconds: That this took.
+        reason: Why it was not written.
+    """
+
+    kind: ClassVar[str] = "emergency_checkpoint"
+    url: str
+    step: int
+    written: bool
+    seconds: float
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class CheckpointDamaged(Event):
     """A listed checkpoint did not verify and was passed over for an older one."""
 

@@ -17,6 +17,7 @@ from edl_hvd.errors import SettingsError
 from edl_hvd.interval import Interval
 
 _TEN_MINUTES = Interval(600, "seconds")
+_LEAST = {"keep": 1, "commit_every": 1, "meet_timeout_s": 0.1, "elastic_timeout_s": 1, "grace_s": 0}
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Settings:
         meet_timeout_s: Longest wait at a meeting for a worker that may have died unseen
             (``EDL_HVD_MEET_TIMEOUT``).
         elastic_timeout_s: Longest wait for a world (``HOROVOD_ELASTIC_TIMEOUT``).
+        grace_s: Between SIGTERM and SIGKILL, where nothing else is known (``EDL_HVD_GRACE``).
         restart_lost_progress: Start over when all progress is lost, instead of ending in an error
             (``EDL_HVD_RESTART_LOST_PROGRESS``).
     """
@@ -50,13 +52,21 @@ class Settings:
     # Stock driver only: it tells nobody that a starting worker died, so the others ask again after this.
     elastic_timeout_s: float = 600.0
     # Horovod's own default.
+    grace_s: float = 30.0
+    # That of Kubernetes; Slurm gives as much.
     restart_lost_progress: bool = False
     # Silently training from random weights again is the worst outcome; it has to be asked for.
 
     def __post_init__(self) -> None:
         problems = [
             f"{name}={getattr(self, name)!r} is too small; expected at least {least}"
-            for name, least in (("keep", 1), ("commit_every", 1), ("meet_timeout_s", 0.1), ("elastic_timeout_s", 1))
+            for name, least in (
+                ("keep", 1),
+                ("commit_every", 1),
+                ("meet_timeout_s", 0.1),
+                ("elastic_timeout_s", 1),
+                ("grace_s", 0),
+            )
             if getattr(self, name) < least
         ]
         if self.checkpoint is not None and not self.checkpoint.strip():
@@ -264,5 +274,6 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "EDL_HVD_EVENTS": ("events", str),
     "EDL_HVD_MEET_TIMEOUT": ("meet_timeout_s", _seconds),
     "HOROVOD_ELASTIC_TIMEOUT": ("elastic_timeout_s", _seconds),
+    "EDL_HVD_GRACE": ("grace_s", _seconds),
     "EDL_HVD_RESTART_LOST_PROGRESS": ("restart_lost_progress", _flag),
 }

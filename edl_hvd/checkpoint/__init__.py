@@ -1,9 +1,9 @@
 """Durable checkpoints: shards of tensors, a manifest that makes them visible, and nothing executable.
 
 Reading order: ``snapshot`` (what is kept), ``layout`` (where), ``shares`` (who writes what), ``shards``
-(tensors as bytes), ``manifest`` (what makes it a checkpoint), then ``writer``, ``attempt``, ``retention``
-for writing and ``reading``, ``restoring`` for reading. What the command line does works without torch:
-``files`` and ``tensor_bytes`` read, ``inspection``, ``copying``, ``pruning`` and ``export`` act.
+(tensors into bytes and back), ``entries`` and ``manifest`` (what makes it a checkpoint), then ``writer``,
+``attempt``, ``retention`` for writing and ``restoring`` for reading. What the command line does works without
+torch: ``files`` and ``tensor_bytes`` read, ``inspection``, ``copying``, ``retention`` and ``export`` act.
 
 ``import edl_hvd.checkpoint`` alone does not import torch; the names below load when first used.
 """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
@@ -13,12 +13,12 @@ import torch
 
 import edl_hvd
 from edl_hvd.checkpoint import layout
-from edl_hvd.checkpoint.files import read_manifest
-from edl_hvd.checkpoint.manifest import LARGEST_BYTES, FileEntry, Manifest, Part, TensorEntry
-from edl_hvd.checkpoint.reading import verify
+from edl_hvd.checkpoint.entries import FileEntry, Piece, TensorEntry, stored_name
+from edl_hvd.checkpoint.files import read_manifest, verify
+from edl_hvd.checkpoint.manifest import LARGEST_BYTES, Manifest, Part
 from edl_hvd.checkpoint.retention import collect
-from edl_hvd.checkpoint.shards import DTYPE_NAMES, checksum, checksum_of, contiguous, pack
-from edl_hvd.checkpoint.shares import share_out
+from edl_hvd.checkpoint.shards import DTYPE_NAMES, Packed, pack
+from edl_hvd.checkpoint.shares import Extent, Rows, share_out
 from edl_hvd.checkpoint.snapshot import Snapshot
 from edl_hvd.clock import Clock
 from edl_hvd.errors import CheckpointDamagedError, ObjectExistsError, StorageError
@@ -75,8 +75,8 @@ class Attempt:
         self._report = report
         self._start_s = clock.monotonic_s()
         self._cancelled = threading.Event()
-        # Held while the snapshot's tensors are read and while the manifest is written: what must not go
-        # on once ``cancel`` has returned.
+        # Held while a chunk of the snapshot's tensors is copied and while the manifest is written: what must not
+        # go on once ``cancel`` has returned.
         self._exclusive = threading.Lock()
         self.thread = threading.Thread(target=self._run, name=f"edl-hvd-checkpoint-{task.name}", daemon=True)
 
@@ -105,36 +105,48 @@ class Attempt:
         if self._cancelled.is_set():
             raise _Cancelled
 
+    @contextmanager
+    def _not_cancelled(self) -> Iterator[None]:
+        """What is done in here is over before ``cancel`` returns, or is not begun."""
+        with self._exclusive:
+            self._check_cancelled()
+            yield
+
     def _write_share(self) -> Part:
         """Write this rank's tensors and, for rank 0 to find, a part that describes them."""
         task = self._task
-        name = layout.shard_name(task.rank, task.size)
-        data, tensors = self._pack_share(name)
-        files = {}
-        if tensors:
-            written = self._write_shard(name, data)
-            files[written] = FileEntry(len(data), checksum(data))
-            tensors = {tensor: replace(entry, file=written) for tensor, entry in tensors.items()}
+        files, tensors = {}, {}
+        share = shares_of(task)[task.rank]
+        if share:
+            # A copy: once the attempt is given up the tensors are the caller's again, whatever the upload still does.
+            packed = self._pack(share)
+            name = self._write_shard(layout.shard_name(task.rank, task.size), packed.data)
+            files[name] = packed.entry
+            tensors = self._described(share, name, packed)
         part = self._part(files, tensors)
         if task.rank != 0:
             self._check_cancelled()
             task.storage.write(layout.part_key(task.snapshot.step, task.name, task.rank), part.encode())
         return part
 
-    def _pack_share(self, file: str) -> tuple[bytes, dict[str, TensorEntry]]:
-        snapshot = self._task.snapshot
-        sizes_bytes = {name: tensor.nbytes for name, tensor in snapshot.tensors.items()}
-        names = share_out(sizes_bytes, self._task.size)[self._task.rank]
-        with self._exclusive:
-            self._check_cancelled()
-            tensors = contiguous({name: snapshot.tensors[name] for name in names})
-            entries = {
-                name: TensorEntry(file, DTYPE_NAMES[tensor.dtype], list(tensor.shape), checksum_of(tensor))
-                for name, tensor in tensors.items()
-            }
-            return pack(tensors), entries
+    def _pack(self, share: list[Rows]) -> Packed:
+        pieces = {}
+        for rows in share:
+            tensor = self._task.snapshot.tensors[rows.name]
+            piece = tensor if rows.count == _rows_of(tensor) else tensor.narrow(0, rows.first, rows.count)
+            pieces[stored_name(rows.name, rows.first, rows.count, _rows_of(tensor))] = piece
+        return pack(pieces, guard=self._not_cancelled)
 
-    def _write_shard(self, name: str, data: bytes) -> str:
+    def _described(self, share: list[Rows], file: str, packed: Packed) -> dict[str, TensorEntry]:
+        tensors = {}
+        for rows in share:
+            tensor = self._task.snapshot.tensors[rows.name]
+            checksums = packed.checksums[stored_name(rows.name, rows.first, rows.count, _rows_of(tensor))]
+            piece = Piece(file, rows.first, rows.count, checksums)
+            tensors[rows.name] = TensorEntry(DTYPE_NAMES[tensor.dtype], list(tensor.shape), [piece])
+        return tensors
+
+    def _write_shard(self, name: str, data: memoryview) -> str:
         """Write the shard under a name that nothing had, and return it.
 
         Never replacing a file is what protects a listed checkpoint from a writer that was paused or
@@ -186,8 +198,7 @@ class Attempt:
             return manifest
 
     def _write_manifest(self, write: Callable[[str, bytes], None], manifest: Manifest) -> None:
-        with self._exclusive:
-            self._check_cancelled()
+        with self._not_cancelled():
             write(layout.manifest_key(manifest.step), manifest.encode())
 
     def _tidy(self) -> None:
@@ -249,8 +260,6 @@ def assemble(task: Task, parts: Mapping[int, Part], created_s: float) -> Manifes
         StorageError: The ranks did not write equal snapshots, so together they wrote none.
     """
     snapshot = task.snapshot
-    files = {name: entry for part in parts.values() for name, entry in part.files.items()}
-    tensors = {name: entry for part in parts.values() for name, entry in part.tensors.items()}
     for part in parts.values():
         if (part.step, part.epoch, part.samples) != (snapshot.step, snapshot.epoch, snapshot.samples):
             raise StorageError(
@@ -258,14 +267,13 @@ def assemble(task: Task, parts: Mapping[int, Part], created_s: float) -> Manifes
                 f"step {snapshot.step}, epoch {snapshot.epoch}, {snapshot.samples} samples; both must checkpoint "
                 "the same commit"
             )
-    written = {name: (entry.dtype, entry.shape) for name, entry in tensors.items()}
-    expected = {name: (DTYPE_NAMES[tensor.dtype], list(tensor.shape)) for name, tensor in snapshot.tensors.items()}
-    if written != expected or sum(len(part.tensors) for part in parts.values()) != len(expected):
-        different = sorted(name for name in written.keys() | expected.keys() if written.get(name) != expected.get(name))
-        raise StorageError(
-            f"the ranks do not hold the same tensors: {', '.join(different[:5]) or 'some were written twice'} differ "
-            "between rank 0 and the others; every rank must build the same State"
-        )
+    _check_equal_shares(task, parts)
+    tensors: dict[str, TensorEntry] = {}
+    # In the order of ranks the pieces of a tensor are its rows in order.
+    for rank in range(task.size):
+        for name, entry in parts[rank].tensors.items():
+            before = tensors[name].pieces if name in tensors else []
+            tensors[name] = replace(entry, pieces=[*before, *entry.pieces])
     return Manifest(
         attempt=task.name,
         step=snapshot.step,
@@ -275,6 +283,37 @@ def assemble(task: Task, parts: Mapping[int, Part], created_s: float) -> Manifes
         created=datetime.fromtimestamp(created_s, timezone.utc).isoformat(timespec="milliseconds"),
         versions={"edl_hvd": edl_hvd.__version__, "torch": torch.__version__},
         plain=snapshot.plain,
-        files=files,
+        files={name: entry for rank in range(task.size) for name, entry in parts[rank].files.items()},
         tensors={name: tensors[name] for name in snapshot.tensors},
     )
+
+
+def shares_of(task: Task) -> list[list[Rows]]:
+    """What each rank writes."""
+    tensors = task.snapshot.tensors
+    return share_out({name: Extent(tensor.nbytes, _rows_of(tensor)) for name, tensor in tensors.items()}, task.size)
+
+
+def _rows_of(tensor: torch.Tensor) -> int:
+    return tensor.shape[0] if tensor.dim() else 1
+
+
+def _check_equal_shares(task: Task, parts: Mapping[int, Part]) -> None:
+    """Raises ``StorageError`` unless each rank wrote what rank 0 would have written in its place."""
+    different: set[str] = set()
+    for rank, share in enumerate(shares_of(task)):
+        expected = {}
+        for rows in share:
+            tensor = task.snapshot.tensors[rows.name]
+            place = [(rows.first, rows.count)]
+            expected[rows.name] = (DTYPE_NAMES[tensor.dtype], list(tensor.shape), place)
+        written = {
+            name: (entry.dtype, entry.shape, [(piece.first_row, piece.rows) for piece in entry.pieces])
+            for name, entry in parts[rank].tensors.items()
+        }
+        different.update(name for name in written.keys() | expected.keys() if written.get(name) != expected.get(name))
+    if different:
+        raise StorageError(
+            f"the ranks do not hold the same tensors: {', '.join(sorted(different)[:5])} differ between rank 0 and the "
+            "others; every rank must build the same State"
+        )

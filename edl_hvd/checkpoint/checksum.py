@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from edl_hvd.errors import UsageError
+
+CHUNK_BYTES = 16 * 1024 * 1024
+# Elements are checksummed by so many bytes: small enough to say where the damage is and to be verified while the
+# next ones are read, large enough that the checksums of a terabyte are three megabytes of manifest.
 
 
 def checksum(data: bytes | memoryview) -> str:
     """``xxh3-128:`` and 32 hexadecimal digits.
 
-    XXH3 of the xxHash library: 34 GB/s on one core here, where CRC-32 of zlib reached 7 and BLAKE2b 1.5.
+    XXH3 of the xxHash library: 8 to 12 GB/s on one core here, in chunks of 16 MiB from memory, without
+    holding Python's lock; CRC-32 of zlib reached 7 and BLAKE2b 1.5.
     It finds damage, not forgery; nobody who may write to the storage needs to forge.
 
     >>> checksum(b"")
@@ -23,3 +30,13 @@ def checksum(data: bytes | memoryview) -> str:
     except ImportError as error:
         raise UsageError("checkpoints need xxhash, which is not installed; run: pip install xxhash") from error
     return f"xxh3-128:{xxhash.xxh3_128_hexdigest(data)}"
+
+
+def chunks(size_bytes: int, chunk_bytes: int) -> Iterator[tuple[int, int]]:
+    """Where each chunk begins and ends; of nothing there are none.
+
+    >>> list(chunks(40, 16))
+    [(0, 16), (16, 32), (32, 40)]
+    """
+    for start in range(0, size_bytes, chunk_bytes):
+        yield start, min(start + chunk_bytes, size_bytes)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from edl_hvd.checkpoint import layout
-from edl_hvd.checkpoint.checksum import checksum
-from edl_hvd.checkpoint.files import Listed, Tell, UnreadableError, read_file, read_listed
+from edl_hvd.checkpoint.entries import Stored, stored_by_file
+from edl_hvd.checkpoint.files import Listed, Tell, UnreadableError, read_listed, read_shard
 from edl_hvd.errors import CheckpointDamagedError, ObjectExistsError, ObjectMissingError, UsageError
 from edl_hvd.storage import Storage, open_storage
 from edl_hvd.storage.base import RESERVED_FOLDER
@@ -39,7 +39,8 @@ def copy_each(source: Storage, target: Storage, steps: Iterable[int], tell: Tell
 
 
 def copy(source: Storage, target: Storage, step: int, tell: Tell) -> bool:
-    """Copy one checkpoint; whether it was not there before. Holds one file in memory at a time.
+    """Copy one checkpoint; whether it was not there before. Holds one file in memory at a time, or two of
+    the same name where the target has one already.
 
     The manifest comes last, so a copy that ends in the middle is not listed, and can be begun again. Nothing of
     the target is replaced.
@@ -60,9 +61,10 @@ def copy(source: Storage, target: Storage, step: int, tell: Tell) -> bool:
     key = layout.manifest_key(step)
     existing = _read(target, key)
     _refuse_if_different(existing, listed, target)
+    stored = stored_by_file(listed.manifest.tensors)
     done_bytes = 0
     for name, entry in listed.manifest.files.items():
-        _copy_file(source, target, listed, name)
+        _copy_file(source, target, listed, name, stored.get(name, {}))
         done_bytes += entry.size_bytes
         tell(done_bytes, listed.manifest.size_bytes)
     if existing is not None:
@@ -100,15 +102,14 @@ def restore_to(source: Storage, folder: str, step: int, tell: Tell) -> str:
     return target.url
 
 
-def _copy_file(source: Storage, target: Storage, listed: Listed, name: str) -> None:
-    data = read_file(source, listed.manifest, name)
+def _copy_file(source: Storage, target: Storage, listed: Listed, name: str, expected: Mapping[str, Stored]) -> None:
+    data = read_shard(source, listed.manifest, name, expected).data
     key = layout.folder(listed.manifest.step) + name
     try:
         target.write_new(key, data)
     except ObjectExistsError as error:
         # From a copy that was broken off, or of another attempt at this step.
-        existing = _read(target, key)
-        if existing is None or checksum(existing) != listed.manifest.files[name].checksum:
+        if _read(target, key) != data:
             raise ObjectExistsError(
                 f"cannot copy to {key} in {target.url}: it exists with other contents and was left as it is; copy to "
                 "another place, or remove it"

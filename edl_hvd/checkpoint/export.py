@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from edl_hvd.checkpoint.files import Tell, read_file, read_listed
-from edl_hvd.checkpoint.manifest import Manifest, TensorEntry
-from edl_hvd.checkpoint.tensor_bytes import tensor_views
+from edl_hvd.checkpoint.entries import Piece, stored_by_file
+from edl_hvd.checkpoint.files import Tell, read_listed, read_shard
+from edl_hvd.checkpoint.manifest import Manifest
 from edl_hvd.checkpoint.weight_files import Pieces, write_safetensors, write_torch
 from edl_hvd.errors import ObjectExistsError, StorageError, UsageError
 from edl_hvd.storage import Storage
@@ -33,14 +33,14 @@ class Exported:
 
 
 def export(storage: Storage, out: str, step: int, attribute: str | None, tell: Tell) -> Exported:
-    """Write the ``state_dict`` of a module, under its own names, bit for bit. Holds one file in memory at a time.
+    """Write the ``state_dict`` of a module, under its own names, bit for bit. Holds at most two files in memory.
 
     Args:
         storage: Where the checkpoint is.
         out: A file ``.safetensors`` or ``.pt`` that does not exist; appears when it is complete.
         step: Which checkpoint.
         attribute: The state's attribute; may be ``None`` if only one is a module.
-        tell: Told the bytes read so far, and all.
+        tell: Told the bytes written so far, and all.
 
     Raises:
         UsageError: The suffix is another, or there is no such attribute, or it could be one of several.
@@ -99,21 +99,37 @@ def _choose(manifest: Manifest, attribute: str | None) -> tuple[str, dict[str, s
 
 
 def _pieces(storage: Storage, manifest: Manifest, names: Mapping[str, str], tell: Tell) -> Pieces:
-    """The tensors, file by file."""
+    """The tensors, file by file; then those in several pieces, for each of which its files are read again."""
     own = {name: own for own, name in names.items()}
-    files = sorted({manifest.tensors[name].file for name in own})
-    all_bytes = sum(manifest.files[file].size_bytes for file in files)
+    pieces = {name: manifest.tensors[name].pieces for name in own}
+    files = _Files(storage, manifest)
+    all_bytes = sum(manifest.tensors[name].size_bytes for name in own)
     done_bytes = 0
-    for file in files:
-        data = read_file(storage, manifest, file)
-        views = tensor_views(data, _in_file(manifest, file))
-        yield from ((own[name], view) for name, view in views.items() if name in own)
-        done_bytes += len(data)
-        tell(done_bytes, all_bytes)
+    for name in sorted(own, key=lambda name: (len(pieces[name]) > 1, [piece.file for piece in pieces[name]], name)):
+        for piece in pieces[name]:
+            view = files.view(name, piece)
+            yield own[name], view
+            done_bytes += view.nbytes
+            tell(done_bytes, all_bytes)
 
 
-def _in_file(manifest: Manifest, file: str) -> dict[str, TensorEntry]:
-    return {name: entry for name, entry in manifest.tensors.items() if entry.file == file}
+class _Files:
+    """The verified files of a checkpoint; keeps the one that was read last."""
+
+    def __init__(self, storage: Storage, manifest: Manifest) -> None:
+        self._storage, self._manifest = storage, manifest
+        self._stored = stored_by_file(manifest.tensors)
+        self._file = ""
+        self._views: dict[tuple[str, int], memoryview] = {}
+
+    def view(self, tensor: str, piece: Piece) -> memoryview:
+        """The elements of a piece."""
+        if piece.file != self._file:
+            self._file, self._views = "", {}
+            shard = read_shard(self._storage, self._manifest, piece.file, self._stored[piece.file])
+            self._views = {(stored.tensor, stored.piece.first_row): view for stored, view in shard.pieces}
+            self._file = piece.file
+        return self._views[tensor, piece.first_row]
 
 
 def _write_new(path: Path, write: Callable[[BinaryIO], None]) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from edl_hvd.checkpoint import layout
-from edl_hvd.checkpoint.checksum import checksum
+from edl_hvd.checkpoint.entries import Stored, stored_by_file
 from edl_hvd.checkpoint.manifest import LARGEST_BYTES, Manifest
-from edl_hvd.checkpoint.tensor_bytes import check_tensors
+from edl_hvd.checkpoint.tensor_bytes import verified_views
 from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError, ObjectTooLargeError, StorageError, UsageError
-from edl_hvd.storage import Storage
+from edl_hvd.storage import Storage, StoredObject
 
 Tell = Callable[[int, int], None]
 # How far long work is: gets what is done and the whole, in the same unit.
@@ -82,8 +82,22 @@ def read_manifest(storage: Storage, step: int) -> Manifest:
     return read_listed(storage, step).manifest
 
 
-def read_shard(storage: Storage, manifest: Manifest, name: str) -> bytes:
-    """The verified bytes of one file.
+@dataclass(frozen=True)
+class Shard:
+    """A verified file: its bytes, and the elements of each piece in it."""
+
+    data: bytes
+    pieces: list[tuple[Stored, memoryview]]
+
+
+def read_shard(storage: Storage, manifest: Manifest, name: str, expected: Mapping[str, Stored]) -> Shard:
+    """One file, every byte of it verified.
+
+    Args:
+        storage: Where the checkpoint is.
+        manifest: Its manifest.
+        name: Which file.
+        expected: What is in it, from ``stored_by_file``.
 
     Raises:
         CheckpointDamagedError: Missing, of another length, or changed.
@@ -102,19 +116,28 @@ def read_shard(storage: Storage, manifest: Manifest, name: str) -> bytes:
                 f"the checkpoint of step {manifest.step} in {storage.url} was removed while it was read"
             ) from error
         raise CheckpointDamagedError(f"{key} in {storage.url} is missing: {error}") from error
-    if len(data) != entry.size_bytes:
-        raise CheckpointDamagedError(f"{key} in {storage.url} has {len(data)} bytes instead of {entry.size_bytes}")
-    if checksum(data) != entry.checksum:
-        raise CheckpointDamagedError(f"{key} in {storage.url} is damaged: its checksum is not the manifest's")
-    return data
-
-
-def read_file(storage: Storage, manifest: Manifest, name: str) -> bytes:
-    """The same, with the tensors in it compared with what the manifest says of them. Raises as that does."""
-    data = read_shard(storage, manifest, name)
-    key = layout.folder(manifest.step) + name
     try:
-        check_tensors(data, {tensor: one for tensor, one in manifest.tensors.items() if one.file == name})
+        views = verified_views(data, entry, expected)
     except ValueError as error:
-        raise CheckpointDamagedError(f"{key} in {storage.url} is not what the manifest says: {error}") from error
-    return data
+        raise CheckpointDamagedError(f"{key} in {storage.url} is damaged: {error}") from error
+    return Shard(data, [(expected[stored], view) for stored, view in views.items()])
+
+
+def verify(storage: Storage, manifest: Manifest) -> None:
+    """Read every file of a checkpoint; holds one in memory at a time. Raises as :func:`read_shard` does."""
+    stored = stored_by_file(manifest.tensors)
+    for name in manifest.files:
+        read_shard(storage, manifest, name, stored.get(name, {}))
+
+
+def missing_or_short(manifest: Manifest, objects: Iterable[StoredObject]) -> dict[str, str]:
+    """By name, what is wrong with files that a listing does not have, or not in their length; reads nothing."""
+    sizes_bytes = {entry.key: entry.size_bytes for entry in objects}
+    wrong = {}
+    for name, entry in manifest.files.items():
+        key = layout.folder(manifest.step) + name
+        if key not in sizes_bytes:
+            wrong[name] = f"{key} is missing"
+        elif sizes_bytes[key] != entry.size_bytes:
+            wrong[name] = f"{key} has {sizes_bytes[key]} bytes instead of {entry.size_bytes}"
+    return wrong

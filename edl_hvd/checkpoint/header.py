@@ -1,8 +1,10 @@
-"""The header of a safetensors file, checked before anything is made of what it says."""
+"""The header of a safetensors file: written, and checked before anything is made of what it says."""
 
 from __future__ import annotations
 
+import json
 import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edl_hvd.checkpoint import decoding
@@ -11,6 +13,9 @@ from edl_hvd.checkpoint.element_types import ELEMENT_TYPES
 
 _LENGTH_BYTES = 8
 # A safetensors file: the length of its header as 64 bits, little end first; the header, in JSON; the elements.
+
+_ALIGNMENT = 8
+# Readers that map the file find elements of any type where they can be used.
 
 _NAMES = {element.name: name for name, element in ELEMENT_TYPES.items()}
 
@@ -25,7 +30,36 @@ class HeaderEntry:
     end: int
 
 
-def read_header(data: bytes) -> dict[str, HeaderEntry]:
+def write_header(
+    tensors: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[str, str] | None = None
+) -> tuple[bytes, dict[str, HeaderEntry]]:
+    """The header of a file of these tensors, and where in the file the elements of each go, in that order.
+
+    Args:
+        tensors: By name, torch's name of the type, and the shape.
+        metadata: Of the file, if it is to have any.
+    """
+    # The widest elements first: then each tensor begins at a multiple of its elements' size.
+    names = sorted(tensors, key=lambda name: (-ELEMENT_TYPES[tensors[name][0]].size_bytes, name))
+    described: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    offsets: dict[str, tuple[int, int]] = {}
+    end = 0
+    for name in names:
+        dtype, shape = tensors[name]
+        start, end = end, end + decoding.bytes_of_shape([*shape], ELEMENT_TYPES[dtype].size_bytes, name)
+        offsets[name] = (start, end)
+        described[name] = {"dtype": ELEMENT_TYPES[dtype].name, "shape": [*shape], "data_offsets": [start, end]}
+    text = json.dumps(described, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    header = struct.pack("<Q", len(text)) + text
+    begin = len(header)
+    return header, {
+        name: HeaderEntry(tensors[name][0], [*tensors[name][1]], begin + start, begin + end)
+        for name, (start, end) in offsets.items()
+    }
+
+
+def read_header(data: bytes | memoryview) -> dict[str, HeaderEntry]:
     """The tensors of a safetensors file that is nothing but these tensors, in the order of their elements.
 
     Raises:
@@ -47,7 +81,7 @@ def read_header(data: bytes) -> dict[str, HeaderEntry]:
     return entries
 
 
-def _described(data: bytes) -> tuple[int, dict[str, object]]:
+def _described(data: bytes | memoryview) -> tuple[int, dict[str, object]]:
     """Where the elements begin, and the header as JSON."""
     if len(data) < _LENGTH_BYTES:
         raise ValueError(f"{len(data)} bytes are too few for it to have a header")
@@ -55,7 +89,7 @@ def _described(data: bytes) -> tuple[int, dict[str, object]]:
     begin = _LENGTH_BYTES + length_bytes
     if begin > len(data):
         raise ValueError(f"a header of {length_bytes} bytes does not fit into a file of {len(data)}")
-    described = decoding.mapping(decoding.parse(data[_LENGTH_BYTES:begin], "its header"), "its header")
+    described = decoding.mapping(decoding.parse(bytes(data[_LENGTH_BYTES:begin]), "its header"), "its header")
     if "__metadata__" in described:
         raise ValueError(f"its header has unexpected metadata {show(described['__metadata__'])}")
     return begin, described

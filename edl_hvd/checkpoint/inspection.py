@@ -7,7 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from edl_hvd.checkpoint import layout
-from edl_hvd.checkpoint.files import Tell, UnreadableError, read_file, read_listed
+from edl_hvd.checkpoint.entries import stored_by_file
+from edl_hvd.checkpoint.files import Tell, UnreadableError, missing_or_short, read_listed, read_shard
 from edl_hvd.checkpoint.manifest import Manifest
 from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError
 from edl_hvd.storage import Storage, StoredObject
@@ -56,14 +57,7 @@ def look(storage: Storage, objects: Iterable[StoredObject], step: int) -> Overvi
         return None
     except (CheckpointDamagedError, UnreadableError) as error:
         return Overview(step, None, str(error))
-    sizes_bytes = {entry.key: entry.size_bytes for entry in objects}
-    for name, entry in manifest.files.items():
-        key = layout.folder(step) + name
-        if key not in sizes_bytes:
-            return Overview(step, manifest, f"{key} is missing")
-        if sizes_bytes[key] != entry.size_bytes:
-            return Overview(step, manifest, f"{key} has {sizes_bytes[key]} bytes instead of {entry.size_bytes}")
-    return Overview(step, manifest, "")
+    return Overview(step, manifest, next(iter(missing_or_short(manifest, objects).values()), ""))
 
 
 def verify_each(storage: Storage, steps: Iterable[int], tell: Tell) -> Iterator[Verified]:
@@ -93,10 +87,11 @@ def verify(storage: Storage, step: int, tell: Tell) -> Verified:
         manifest = read_listed(storage, step).manifest
     except (CheckpointDamagedError, UnreadableError) as error:
         return Verified(step, 0, {layout.manifest_key(step): str(error)})
+    stored = stored_by_file(manifest.tensors)
     damaged, done_bytes = {}, 0
     for name, entry in manifest.files.items():
         try:
-            read_file(storage, manifest, name)
+            read_shard(storage, manifest, name, stored.get(name, {}))
         except CheckpointDamagedError as error:
             damaged[layout.folder(step) + name] = str(error)
         done_bytes += entry.size_bytes

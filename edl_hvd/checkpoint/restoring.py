@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+import torch
 
 from edl_hvd.checkpoint import layout
-from edl_hvd.checkpoint.files import read_manifest
-from edl_hvd.checkpoint.reading import read_tensors
+from edl_hvd.checkpoint.entries import Stored, stored_by_file
+from edl_hvd.checkpoint.files import missing_or_short, read_manifest, read_shard
+from edl_hvd.checkpoint.manifest import Manifest
+from edl_hvd.checkpoint.shards import DTYPES, fill
 from edl_hvd.checkpoint.snapshot import Snapshot
 from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError, StorageError
 from edl_hvd.events import CheckpointDamaged, Event
@@ -24,7 +28,7 @@ def steps(storage: Storage) -> list[int]:
 def restore(storage: Storage, step: int) -> Snapshot:
     """The snapshot that was checkpointed at ``step``, verified, into a world of any size.
 
-    Called by any rank; not collective; blocks while it reads.
+    Called by any rank; not collective; blocks while it reads. Holds one file in memory beside the tensors.
 
     Raises:
         ObjectMissingError: No checkpoint of that step is listed.
@@ -32,9 +36,19 @@ def restore(storage: Storage, step: int) -> Snapshot:
         StorageError: The storage does not answer, or another version wrote the checkpoint.
     """
     manifest = read_manifest(storage, step)
-    tensors = {}
-    for name in manifest.files:
-        tensors.update(read_tensors(storage, manifest, name))
+    unknown = sorted({entry.dtype for entry in manifest.tensors.values()} - DTYPES.keys())
+    if unknown:
+        raise StorageError(
+            f"cannot restore step {step} from {storage.url}: it has tensors of type {', '.join(unknown)}, which torch "
+            f"{torch.__version__} lacks; it was written with torch {manifest.versions.get('torch')}"
+        )
+    # Memory is taken for whole tensors as soon as the first piece of each is there. So that no more is taken than
+    # there are bytes, what is not there in its length comes first, and is refused.
+    suspicious = missing_or_short(manifest, storage.list(layout.folder(step)))
+    stored = stored_by_file(manifest.tensors)
+    tensors: dict[str, torch.Tensor] = {}
+    for name in sorted(manifest.files, key=lambda name: name not in suspicious):
+        _read_into(tensors, storage, manifest, name, stored.get(name, {}))
     return Snapshot(
         tensors={name: tensors[name] for name in manifest.tensors},
         plain=manifest.plain,
@@ -42,6 +56,16 @@ def restore(storage: Storage, step: int) -> Snapshot:
         epoch=manifest.epoch,
         samples=manifest.samples,
     )
+
+
+def _read_into(
+    tensors: dict[str, torch.Tensor], storage: Storage, manifest: Manifest, name: str, expected: Mapping[str, Stored]
+) -> None:
+    for stored, elements in read_shard(storage, manifest, name, expected).pieces:
+        entry = manifest.tensors[stored.tensor]
+        if stored.tensor not in tensors:
+            tensors[stored.tensor] = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+        fill(tensors[stored.tensor], stored.piece.first_row, elements)
 
 
 def restore_newest(storage: Storage, report: Callable[[Event], None]) -> Snapshot | None:

@@ -1,56 +1,85 @@
-"""Tensors as the bytes of a safetensors file, and checksums of them."""
+"""Tensors of torch into the bytes of a shard, and back."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
-import safetensors
-import safetensors.torch
+import numpy
 import torch
 
-from edl_hvd.checkpoint.checksum import checksum as checksum
+from edl_hvd.checkpoint.checksum import CHUNK_BYTES, checksum, chunks
 from edl_hvd.checkpoint.element_types import ELEMENT_TYPES
-from edl_hvd.checkpoint.header import read_header
+from edl_hvd.checkpoint.entries import FileEntry
+from edl_hvd.checkpoint.header import write_header
 
-# What the format can hold and this torch has: torch's type -> the name a manifest uses.
+# What the format can hold and this torch has: torch's type -> the name a manifest uses, and back.
 DTYPE_NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in ELEMENT_TYPES if hasattr(torch, name)}
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
-def checksum_of(tensor: torch.Tensor) -> str:
-    """Checksum of the tensor's elements in row-major order; the tensor must be contiguous."""
-    return checksum(tensor.reshape(-1).view(torch.uint8).numpy().data)
+@dataclass(frozen=True)
+class Packed:
+    """A shard in memory.
 
-
-def contiguous(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same values, each tensor row-major and none overlapping another; copies only where needed."""
-    result: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors.items():
-        result[name] = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    end = 0
-    # The format stores every tensor apart, and its library refuses memory that two tensors share.
-    for name in sorted(result, key=lambda name: result[name].data_ptr()):
-        start = result[name].data_ptr()
-        if start < end:
-            result[name] = result[name].clone()
-        end = max(end, start + result[name].nbytes)
-    return result
-
-
-def pack(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """A safetensors file of these tensors, which are as ``contiguous`` returns them."""
-    return safetensors.torch.save(dict(tensors))
-
-
-def unpack(data: bytes) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file; runs no code whatever it contains.
-
-    Raises:
-        ValueError: The bytes are not such a file.
+    Attributes:
+        data: All of it.
+        entry: What a manifest says of it.
+        checksums: Of each tensor, of each chunk of its elements.
     """
-    try:
-        # The library accepts more than a shard may be, and fails in other ways over some of it.
-        read_header(data)
-        return safetensors.torch.load(data)
-    except (ValueError, safetensors.SafetensorError, KeyError) as error:
-        # KeyError is how the library says that a type of tensor is unknown to this torch.
-        raise ValueError(f"not a readable safetensors file: {error}") from error
+
+    data: memoryview
+    entry: FileEntry
+    checksums: dict[str, list[str]]
+
+
+def pack(
+    tensors: Mapping[str, torch.Tensor],
+    chunk_bytes: int = CHUNK_BYTES,
+    guard: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Packed:
+    """A safetensors file of these tensors, each row-major and apart from the others whatever they are in memory.
+
+    Takes memory for the file and for nothing else, and goes over the bytes once: each chunk is copied, and
+    checksummed while it is still in the processor's cache.
+
+    Args:
+        tensors: Host tensors of the types in ``DTYPE_NAMES``.
+        chunk_bytes: Length of what gets one checksum.
+        guard: Entered for each copy out of ``tensors``; a copy is of one chunk, or of a tensor that is not
+            contiguous. An exception from it ends the work.
+    """
+    described = {name: (DTYPE_NAMES[tensor.dtype], tensor.shape) for name, tensor in tensors.items()}
+    header, places = write_header(described)
+    end = max((place.end for place in places.values()), default=len(header))
+    # Not zeroed: every byte is written below.
+    file = numpy.empty(end, dtype=numpy.uint8)
+    file[: len(header)] = numpy.frombuffer(header, dtype=numpy.uint8)
+    checksums: dict[str, list[str]] = {}
+    for name, place in places.items():
+        tensor, target = tensors[name].detach(), file[place.start : place.end]
+        plain = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+        if not plain and target.size:
+            with guard():
+                torch.from_numpy(target).view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        checksums[name] = []
+        for start, stop in chunks(target.size, chunk_bytes):
+            if plain:
+                with guard():
+                    # One thread, and not holding Python's lock: beside it the training goes on.
+                    numpy.copyto(target[start:stop], _bytes_of(tensor)[start:stop])
+            checksums[name].append(checksum(target[start:stop].data))
+    return Packed(file.data, FileEntry(end, len(header), checksum(header), chunk_bytes), checksums)
+
+
+def fill(tensor: torch.Tensor, first_row: int, elements: memoryview) -> None:
+    """Put the elements of a piece into a tensor, which is contiguous, from a row on."""
+    row_bytes = tensor.nbytes // max(1, tensor.shape[0]) if tensor.dim() else tensor.nbytes
+    start = first_row * row_bytes
+    numpy.copyto(_bytes_of(tensor)[start : start + elements.nbytes], numpy.frombuffer(elements, dtype=numpy.uint8))
+
+
+def _bytes_of(tensor: torch.Tensor) -> numpy.ndarray[tuple[int], numpy.dtype[numpy.uint8]]:
+    """The memory of a contiguous tensor."""
+    return tensor.reshape(-1).view(torch.uint8).numpy()

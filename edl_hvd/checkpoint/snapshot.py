@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 
+from edl_hvd.checkpoint.entries import RESERVED_NAME
 from edl_hvd.checkpoint.shards import DTYPE_NAMES
 from edl_hvd.errors import StateError
-
-# The one key that the safetensors format keeps for itself.
-_RESERVED_NAME = "__metadata__"
 
 
 @dataclass(frozen=True)
@@ -55,8 +53,8 @@ def check_snapshot(snapshot: Snapshot) -> None:
 
 
 def _tensor_problems(name: Any, tensor: Any) -> Iterator[str]:
-    if not isinstance(name, str) or name == _RESERVED_NAME or not _is_unicode(name):
-        yield f"tensor name {name!r}; expected a string of valid Unicode other than {_RESERVED_NAME!r}"
+    if not isinstance(name, str) or name == RESERVED_NAME or not _is_unicode(name):
+        yield f"tensor name {name!r}; expected a string of valid Unicode other than {RESERVED_NAME!r}"
     if not isinstance(tensor, torch.Tensor):
         yield f"tensor {name!r} is a {type(tensor).__name__}; expected a torch.Tensor"
     elif tensor.layout != torch.strided:

@@ -7,21 +7,19 @@ elements. Only writing is done here: nothing in the package reads a pickle.
 
 from __future__ import annotations
 
-import json
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from typing import BinaryIO
 
 from edl_hvd.checkpoint.element_types import ELEMENT_TYPES
-from edl_hvd.checkpoint.manifest import TensorEntry
-from edl_hvd.checkpoint.tensor_bytes import size_bytes
+from edl_hvd.checkpoint.entries import TensorEntry
+from edl_hvd.checkpoint.header import write_header
 
 Pieces = Iterator[tuple[str, memoryview]]
-# Each tensor once, in any order: its name and its elements.
+# The tensors in any order: the name of each and its elements, or some of them and then the next ones.
 
-_SAFETENSORS_ALIGNMENT = 8
 _TORCH_ALIGNMENT = 64
 _ZIP_LOCAL_HEADER_BYTES, _ZIP_EXTRA_HEADER_BYTES, _ZIP64_EXTRA_BYTES = 30, 4, 20
 _PADDING_ID = 0x4246
@@ -38,46 +36,41 @@ _STORAGES = {
 
 def write_safetensors(file: BinaryIO, entries: Mapping[str, TensorEntry], pieces: Pieces) -> None:
     """Write the file; readers find the names of ``entries``, in no particular order."""
-    # The widest elements first: then each tensor begins at a multiple of its elements' size.
-    names = sorted(entries, key=lambda name: (-ELEMENT_TYPES[entries[name].dtype].size_bytes, name))
-    ends = list(accumulate(size_bytes(entries[name]) for name in names))
-    starts = dict(zip(names, [0, *ends], strict=False))
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    for name, end in zip(names, ends, strict=True):
-        entry = entries[name]
-        told = {"dtype": ELEMENT_TYPES[entry.dtype].name, "shape": entry.shape, "data_offsets": [starts[name], end]}
-        header[name] = told
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % _SAFETENSORS_ALIGNMENT)
-    file.write(struct.pack("<Q", len(text)) + text)
-    first = file.tell()
-    for name, view in pieces:
-        file.seek(first + starts[name])
-        file.write(view)
+    header, places = write_header({name: (entry.dtype, entry.shape) for name, entry in entries.items()},
+                                  metadata={"format": "pt"})  # fmt: skip
+    file.write(header)
+    for name, group in groupby(pieces, key=lambda piece: piece[0]):
+        file.seek(places[name].start)
+        for _, view in group:
+            file.write(view)
 
 
 def write_torch(file: BinaryIO, entries: Mapping[str, TensorEntry], pieces: Pieces) -> None:
     """Write the file; ``torch.load(..., weights_only=True)`` gives a dictionary in the order of ``entries``."""
     numbers = {name: number for number, name in enumerate(entries)}
     with zipfile.ZipFile(file, "w") as archive:
-        _add(archive, file, "data.pkl", memoryview(_index(entries, numbers)))
-        _add(archive, file, "byteorder", memoryview(b"little"))
-        for name, view in pieces:
-            _add(archive, file, f"data/{numbers[name]}", view)
-        _add(archive, file, "version", memoryview(b"3\n"))
+        index = _index(entries, numbers)
+        _add(archive, file, "data.pkl", len(index), [index])
+        _add(archive, file, "byteorder", 6, [b"little"])
+        for name, group in groupby(pieces, key=lambda piece: piece[0]):
+            _add(archive, file, f"data/{numbers[name]}", entries[name].size_bytes, (view for _, view in group))
+        _add(archive, file, "version", 2, [b"3\n"])
 
 
-def _add(archive: zipfile.ZipFile, file: BinaryIO, name: str, data: memoryview) -> None:
+def _add(
+    archive: zipfile.ZipFile, file: BinaryIO, name: str, size_bytes: int, data: Iterable[bytes | memoryview]
+) -> None:
     """Add a record whose bytes begin at a multiple of 64, so that it can be mapped into memory."""
     record = zipfile.ZipInfo(f"{_ARCHIVE}/{name}")
     start = file.tell() + _ZIP_LOCAL_HEADER_BYTES + len(record.filename) + _ZIP_EXTRA_HEADER_BYTES
-    if data.nbytes * 1.05 > zipfile.ZIP64_LIMIT:
+    if size_bytes * 1.05 > zipfile.ZIP64_LIMIT:
         start += _ZIP64_EXTRA_BYTES
     padding = -start % _TORCH_ALIGNMENT
     record.extra = struct.pack("<HH", _PADDING_ID, padding) + b"Z" * padding
-    record.file_size = data.nbytes
+    record.file_size = size_bytes
     with archive.open(record, "w") as target:
-        target.write(data)
+        for piece in data:
+            target.write(piece)
 
 
 # The index is a pickle, protocol 2; these are the instructions of which it is made.
@@ -90,12 +83,12 @@ def _index(entries: Mapping[str, TensorEntry], numbers: Mapping[str, int]) -> by
 
 def _tensor(entry: TensorEntry, number: int) -> bytes:
     """A call that builds the tensor: storage, offset, shape, strides, no gradient, no hooks."""
-    count = size_bytes(entry) // ELEMENT_TYPES[entry.dtype].size_bytes
+    count = entry.size_bytes // ELEMENT_TYPES[entry.dtype].size_bytes
     if entry.dtype in _STORAGES:
         function, storage, length, last = "_rebuild_tensor_v2", _name("torch", _STORAGES[entry.dtype]), count, b""
     else:
         function, storage = "_rebuild_tensor_v3", _name("torch.storage", "UntypedStorage")
-        length, last = size_bytes(entry), _name("torch", entry.dtype)
+        length, last = entry.size_bytes, _name("torch", entry.dtype)
     elements = b"(" + _text("storage") + storage + _text(str(number)) + _text("cpu") + _number(length) + b"tQ"
     strides = [1] * len(entry.shape)
     for place in range(len(strides) - 1, 0, -1):

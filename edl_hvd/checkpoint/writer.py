@@ -94,7 +94,7 @@ class CheckpointWriter:
         """Give up the attempt under way, without an event; the writer is ready for the next one.
 
         On return the snapshot is the caller's again and no manifest will be written any more. Blocks for
-        a memory copy of the share, or for one small write, never for an upload: what is on the wire ends
+        a memory copy of some megabytes, or for one small write, never for an upload: what is on the wire ends
         as a file that no manifest names, and a later checkpoint removes it.
         """
         if self._attempt is None:

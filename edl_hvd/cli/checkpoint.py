@@ -15,7 +15,6 @@ from rich.table import Table
 from edl_hvd.checkpoint.files import chosen_steps, read_listed
 from edl_hvd.checkpoint.inspection import Overview, Verified, overviews, verify_each
 from edl_hvd.checkpoint.manifest import Manifest
-from edl_hvd.checkpoint.tensor_bytes import size_bytes
 from edl_hvd.cli.checkpoint_common import (
     all_option,
     bar,
@@ -143,11 +142,15 @@ def _pictures(url: str, manifest: Manifest) -> Iterator[Table]:
         plain.add_row(clean(name), clean(_summary(value)))
     yield plain
     tensors = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for column in ("tensor", "type", "shape", "bytes", "file"):
+    for column in ("tensor", "type", "shape", "bytes", "file", ""):
         tensors.add_column(column, justify="right" if column == "bytes" else "left", overflow="fold")
     for name, entry in manifest.tensors.items():
         shape = " × ".join(map(str, entry.shape)) or "scalar"
-        tensors.add_row(clean(name), clean(entry.dtype), clean(shape), f"{size_bytes(entry):,}", clean(entry.file))
+        cells = [clean(name), clean(entry.dtype), clean(shape), f"{entry.size_bytes:,}"]
+        for piece in entry.pieces:
+            rows = f"rows {piece.first_row:,} to {piece.first_row + piece.rows:,}" if len(entry.pieces) > 1 else ""
+            tensors.add_row(*cells, clean(piece.file), rows)
+            cells = [""] * 4
     yield tensors
 
 

@@ -12,7 +12,7 @@ import click
 from edl_hvd.checkpoint.copying import Copied, copy_each, restore_to
 from edl_hvd.checkpoint.export import export
 from edl_hvd.checkpoint.files import chosen_steps
-from edl_hvd.checkpoint.pruning import Pruning, carry_out, plan_for
+from edl_hvd.checkpoint.retention import Pruning, carry_out, plan_for
 from edl_hvd.cli.checkpoint_common import all_option, bar, check_choice, json_option, opened, size, step_option
 from edl_hvd.cli.words import count
 

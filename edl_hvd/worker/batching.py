@@ -33,6 +33,7 @@ def batches(state: State, loader: Any) -> Iterator[Any]:
     items = iter(loader)
     for step in sampler.steps():
         optimizers[0].reduction.wishes = state.wishes(step.samples, apart=not step.share)
+        optimizers[0].reduction.answer = None
         for i, (first, last) in enumerate(step.share):
             micro_batch = MicroBatch(last - first, step.samples, first=i == 0, last=i == len(step.share) - 1)
             progress.enter("input")

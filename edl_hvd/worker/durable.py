@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+import secrets
 
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot, restore_newest
 from edl_hvd.checkpoint.schedule import Schedule
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
-from edl_hvd.events import CheckpointFailed, CheckpointWritten, EventLog, Restored
+from edl_hvd.events import CheckpointFailed, CheckpointWritten, EmergencyCheckpoint, EventLog, Restored
 from edl_hvd.settings import Settings
 from edl_hvd.storage import open_storage
 from edl_hvd.worker.memory import Memory
 from edl_hvd.worker.progress import progress
 
 logger = logging.getLogger(__name__)
+
+_POLL_S = 0.05
 
 
 class Checkpoints:
@@ -37,6 +40,8 @@ class Checkpoints:
         self._writer = CheckpointWriter(self._storage, keep=settings.keep) if self._storage else None
         self.schedule = Schedule(settings.checkpoint_every, clock)
         self.written_step = -1
+        self._bytes_per_s = 0.0  # of one rank, as far as rank 0 knows it
+        self._writers = 1
 
     @property
     def wanted(self) -> bool:
@@ -55,19 +60,45 @@ class Checkpoints:
         """Copy the commit and start writing this rank's share in the background. Every rank; does not block."""
         if self._writer is not None:
             self._writer.begin(memory.for_checkpoint(), rank, size, attempt)
+            self._writers = size
             if self._settings.checkpoint_every.is_auto:
                 logger.info("checkpoints every %.0f s for now", self.schedule.interval_s)
 
-    def report(self) -> None:
-        """Tell what the writer has finished since the last call."""
-        if self._writer is None:
+    def save_last(self, memory: Memory, left_s: float | None) -> None:
+        """Write the last commit from this worker alone, if there is a place for it and time enough. Blocks.
+
+        Args:
+            memory: Holds the commit.
+            left_s: Seconds until the process will be killed, if known.
+        """
+        if self._storage is None:
             return
-        for event in self._writer.poll():
+        start_s = self._clock.monotonic_s()
+        needed_s = memory.size_bytes / self._bytes_per_s if self._bytes_per_s else 0.0
+        reason = ""
+        if left_s is not None and needed_s > left_s:
+            reason = f"it would take {needed_s:.1f} s at the speed of the last one, and {left_s:.1f} s are left"
+        else:
+            self.begin(memory, 0, 1, f"last-{memory.step}-{secrets.randbits(64):016x}")
+            while self.busy:
+                self._clock.sleep(_POLL_S)
+            reason = self.report()
+        logger.warning("step %d: %s", memory.step, f"not saved: {reason}" if reason else "saved")
+        seconds = round(self._clock.monotonic_s() - start_s, 3)
+        self._events.emit(EmergencyCheckpoint(self._storage.url, memory.step, not reason, seconds, reason))
+
+    def report(self) -> str:
+        """Tell what the writer has finished since the last call; why the last one failed, if it did."""
+        reason = ""
+        for event in self._writer.poll() if self._writer is not None else ():
             if isinstance(event, CheckpointWritten):
                 self.written_step = progress.saved_step = event.step
+                self._bytes_per_s = event.size_bytes / max(event.seconds, 1e-3) / self._writers
             if isinstance(event, CheckpointFailed):
                 logger.warning("checkpoint of step %d failed: %s", event.step, event.reason)
+                reason = event.reason
             self._events.emit(event)
+        return reason
 
     def abandon(self) -> None:
         """Give up what is being written: the world it was shared out over is gone."""

@@ -146,11 +146,8 @@ class Session:
     @progress.during("end")
     def _go_home(self, dismissal: Dismissed) -> NoReturn:
         logger.info("%s", dismissal)
-        if dismissal.save and self._memory.held >= 0 and self._checkpoints.wanted:
-            self._checkpoints.begin(self._memory, 0, 1, f"last-{self._memory.step}-{secrets.randbits(64):016x}")
-            while self._checkpoints.busy:
-                self._clock.sleep(_POLL_S)
-            self._checkpoints.report()
+        if dismissal.save and self._memory.held >= 0:
+            self._checkpoints.save_last(self._memory, dismissal.left_s)
         generation = self._before.generation if self._before else 0
         launch = self._process.launch
         self._events.emit(WorkerLeft(generation, f"{launch.host}:{launch.local_rank}", self._memory.step))
@@ -276,10 +273,8 @@ class Session:
 
     # --- inside a world ---
 
-    def wishes(self, samples: int, apart: bool) -> torch.Tensor | None:
+    def wishes(self, samples: int, apart: bool) -> torch.Tensor:
         """See :class:`edl_hvd.worker.state.Session`."""
-        if self._process.joined is None:
-            return None
         schedulers_apart = apart and bool(self._state.schedulers())
         return torch.tensor([*self._flags(1, samples), schedulers_apart], dtype=torch.float32)
 

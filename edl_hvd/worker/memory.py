@@ -305,13 +305,17 @@ class Memory:
         """The last commit as a value whose tensors stay as they are until the next call."""
         return host_copy(*self.share(), self._host_buffers)
 
+    @property
+    def size_bytes(self) -> int:
+        """Of all tensors of the state."""
+        return sum(tensor.nbytes for tensor in self.live(self.commit)[1].values())
+
     def keep_for_next_life(self) -> str | None:
         """Write the last commit to files, in memory where it fits; their folder, or ``None`` without a commit."""
         if not self._last.whole:
             return None
         plain, tensors = self.share()
-        size_bytes = sum(tensor.nbytes for tensor in tensors.values())
-        folder = tempfile.mkdtemp(prefix="edl_hvd-", dir=_roomy_folder(size_bytes))
+        folder = tempfile.mkdtemp(prefix="edl_hvd-", dir=_roomy_folder(self.size_bytes))
         writer = CheckpointWriter(open_storage(folder), keep=1)
         writer.begin(host_copy(plain, tensors, {}), 0, 1, "life")
         writer.wait(timeout_s=600)

@@ -48,7 +48,7 @@ class Reduction:
     """Sums gradients over the world; belongs to one optimizer. Internal; see the module.
 
     Attributes:
-        wishes: Numbers of this rank, to be summed over the world on the way.
+        wishes: Gives numbers of this rank that are to be summed over the world on the way.
         answer: Their sums, once ``complete`` has returned.
         skip: So many steps the optimizer has made already, before the state was put back; they are not made again.
     """
@@ -61,7 +61,7 @@ class Reduction:
         self.after_step: list[Callable[[], None]] = []
         self.paused = False
         self.done = False  # the gradients of this step are summed
-        self.wishes: torch.Tensor | None = None
+        self.wishes: Callable[[], torch.Tensor] | None = None
         self.answer: torch.Tensor | None = None
         self.skip = 0
         self._unit = 1  # n of the micro-batch whose units the accumulated gradients are in
@@ -118,7 +118,8 @@ class Reduction:
     def _start(self, parameter: torch.nn.Parameter) -> None:
         if self.wishes is not None and None not in self._handles:
             # With the first gradient: it travels in the same message.
-            self._handles[None] = process.current().collectives.start_sum(self.wishes, "edl_hvd.wishes", 1.0)
+            self.answer = self.wishes()
+            self._handles[None] = process.current().collectives.start_sum(self.answer, "edl_hvd.wishes", 1.0)
         gradient = parameter.grad
         if gradient is None:
             gradient = parameter.grad = torch.zeros_like(parameter)
@@ -145,7 +146,7 @@ class Reduction:
         process.current().collectives.finish(list(self._handles.values()))
         self._handles.clear()
         self._finish_queued = False
-        self.wishes, self.answer = None, self.wishes
+        self.wishes = None
         self.done = True
 
     def take_part(self, global_samples: int) -> None:

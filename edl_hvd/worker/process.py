@@ -12,7 +12,8 @@ import torch
 from edl_hvd.errors import PlatformError, UsageError
 from edl_hvd.settings import Launch, Settings
 from edl_hvd.worker.collectives import OPERATIONS, Collectives
-from edl_hvd.worker.rendezvous import Joined, Rendezvous, SoloRendezvous
+from edl_hvd.worker.rendezvous import Joined, Rendezvous
+from edl_hvd.worker.solo_rendezvous import SoloRendezvous
 from edl_hvd.world import World
 
 

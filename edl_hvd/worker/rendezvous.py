@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from edl_hvd.worker.collectives import Collectives, SoloCollectives
-from edl_hvd.world import SOLO, World
+from edl_hvd.worker.collectives import Collectives
+from edl_hvd.world import World
 
 
 class Dismissed(Exception):
@@ -16,12 +16,14 @@ class Dismissed(Exception):
     Attributes:
         code: Exit code for the process.
         save: Write the state to a checkpoint before.
+        left_s: So many seconds are left for that; ``None`` if nobody knows.
     """
 
-    def __init__(self, reason: str, code: int = 0, save: bool = False) -> None:
+    def __init__(self, reason: str, code: int = 0, save: bool = False, left_s: float | None = None) -> None:
         super().__init__(reason)
         self.code = code
         self.save = save
+        self.left_s = left_s
 
 
 @dataclass(frozen=True)
@@ -101,23 +103,3 @@ class Rendezvous(Protocol):
 
     def ended(self, step: int, error: BaseException | None) -> None:
         """The training function has returned, or ended in an error of the script's own; for the launcher."""
-
-
-class SoloRendezvous:
-    """A world of one, for ``python train.py``. Never changes."""
-
-    elastic = False
-
-    def join(
-        self, known_step: int, held_step: int, keep: Callable[[], dict[str, Any]], handover: Handover | None = None
-    ) -> Joined:
-        return Joined(SOLO, SoloCollectives(), known_step)
-
-    def change_pending(self) -> bool:
-        return False
-
-    def leave(self, broken: bool) -> None:
-        pass
-
-    def ended(self, step: int, error: BaseException | None) -> None:
-        pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
@@ -22,7 +23,7 @@ class Session(Protocol):
     def generation(self) -> int:
         """Of the present world; 0 between worlds."""
 
-    def wishes(self, samples: int, apart: bool) -> torch.Tensor | None:
+    def wishes(self, samples: int, apart: bool) -> torch.Tensor:
         """What this rank wishes at the commit after the next step, as numbers to be summed over the ranks.
 
         Args:
@@ -201,9 +202,9 @@ class State:
         for callback in self._callbacks:
             callback()
 
-    def wishes(self, samples: int, apart: bool) -> torch.Tensor | None:
+    def wishes(self, samples: int, apart: bool) -> Callable[[], torch.Tensor] | None:
         """See :class:`Session`; ``None`` outside of one."""
-        return None if self._session is None else self._session.wishes(samples, apart)
+        return None if self._session is None else functools.partial(self._session.wishes, samples, apart)
 
     def commit_step(self, answer: torch.Tensor | None) -> None:
         """The commit after a step, whose gradients brought the ranks' wishes along."""

@@ -1,136 +1,30 @@
-"""``edl-hvd checkpoint`` on real storages: what it shows, takes elsewhere, removes and refuses."""
+"""``edl-hvd checkpoint`` on real storages: what it shows, verifies and refuses."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import pty
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from servers import AwsServer
+from checkpoint_jobs import (
+    REPOSITORY,
+    SHARD,
+    STEPS,
+    Said,
+    contents,
+    flip,
+    model_of,
+    told_of,
+    write_job,
+)
 
-from edl_hvd.checkpoint import CheckpointWriter, Snapshot, layout, restore, restore_newest, steps
-from edl_hvd.cli.main import main
 from edl_hvd.storage import Storage, open_storage
-from edl_hvd.worker.memory import Memory
-
-STEPS = [30, 20, 10]
-REPOSITORY = Path(__file__).resolve().parents[2]
-SHARD = "checkpoints/000000000020/tensors-00000-of-00002.safetensors"
-MANIFEST = "checkpoints/000000000020/manifest.json"
-
-
-@dataclass(frozen=True)
-class Said:
-    """What a command wrote and how it ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-@pytest.fixture
-def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
-    """Runs ``edl-hvd checkpoint`` with these words."""
-
-    def run(*words: object) -> Said:
-        monkeypatch.setattr(sys, "argv", ["edl-hvd", "checkpoint", *map(str, words)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return Said(int(ended.value.code or 0), out, err)
-
-    return run
-
-
-def model_of(step: int) -> torch.nn.Module:
-    torch.manual_seed(step)
-    model = torch.nn.Sequential(torch.nn.Linear(40, 30), torch.nn.BatchNorm1d(30), torch.nn.Linear(30, 2).bfloat16())
-    with torch.no_grad():
-        model[1].running_mean.fill_(float(step))
-    return model
-
-
-def write_job(storage: Storage, chosen: list[int] = STEPS, variant: int = 0, **more: Any) -> None:
-    """Checkpoints of a small training by two workers, the newest last."""
-    for step in sorted(chosen):
-        model = model_of(step + variant)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        memory = Memory({"model": model, "optimizer": optimizer, "best": 0.5, "words": ["a", "b"], **more})
-        memory.step, memory.epoch, memory.samples = step, step // 10, step * 32
-        memory.take(step)
-        writers = [CheckpointWriter(storage, keep=5) for _ in range(2)]
-        for rank, writer in enumerate(writers):
-            writer.begin(memory.for_checkpoint(), rank, 2, f"attempt-{step}-{variant}")
-        assert all(writer.wait(120) for writer in writers)
-        assert step in steps(storage)
-
-
-def contents(storage: Storage, step: int | None = None) -> dict[str, bytes]:
-    prefix = "" if step is None else layout.folder(step)
-    return {entry.key: storage.read(entry.key) for entry in storage.list(prefix)}
-
-
-def flip(storage: Storage, key: str, place: int = -1) -> None:
-    data = bytearray(storage.read(key))
-    data[place] ^= 1
-    storage.write(key, bytes(data))
-
-
-def nothing_reported(event: object) -> None:
-    raise AssertionError(event)
-
-
-def assert_same(found: Snapshot | None, expected: Snapshot) -> None:
-    assert found is not None
-    assert (found.step, found.epoch, found.samples, found.plain) == (
-        expected.step,
-        expected.epoch,
-        expected.samples,
-        expected.plain,
-    )
-    assert list(found.tensors) == list(expected.tensors)
-    assert all(torch.equal(found.tensors[name], tensor) for name, tensor in expected.tensors.items())
-
-
-@pytest.fixture
-def use_aws(aws: AwsServer, monkeypatch: pytest.MonkeyPatch) -> AwsServer:
-    for variable, value in aws.environment.items():
-        monkeypatch.setenv(variable, value)
-    return aws
-
-
-@pytest.fixture(params=["file", "s3"])
-def job(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
-    """The storage of a job with three checkpoints."""
-    if request.param == "s3":
-        storage = open_storage(f"s3://{request.getfixturevalue('use_aws').new_bucket()}/run")
-    else:
-        storage = open_storage(str(tmp_path / "run"))
-    write_job(storage)
-    return storage
-
-
-@pytest.fixture
-def local(tmp_path: Path) -> Storage:
-    """The same in a folder."""
-    storage = open_storage(str(tmp_path / "run"))
-    write_job(storage)
-    return storage
-
 
 # list and show
 
@@ -189,6 +83,26 @@ def test_show_tells_what_is_in_a_checkpoint(job: Storage, say: Callable[..., Sai
     assert shown["plain"]["attributes"]["words"] == ["a", "b"]
 
 
+def test_show_tells_where_the_pieces_of_a_tensor_are_and_verify_which_rows_are_damaged(
+    tmp_path: Path, say: Callable[..., Said]
+) -> None:
+    storage = open_storage(str(tmp_path))
+    write_job(storage, [20], table=torch.nn.Embedding(5000, 100))
+    told = [" ".join(line.split()) for line in say("show", tmp_path).out.splitlines()]
+    place = next(number for number, line in enumerate(told) if line.startswith("table/weight "))
+    first, second = told[place : place + 2]
+    assert first.startswith("table/weight float32 5000 × 100 2,000,000 tensors-00000-of-00002.safetensors rows 0 to ")
+    assert second.startswith("tensors-00001-of-00002.safetensors rows ")
+    assert second.endswith(" to 5,000")
+    pieces = say("show", tmp_path, "--json").json["tensors"]["table/weight"]["pieces"]
+    assert [piece["first_row"] + piece["rows"] for piece in pieces] == [pieces[1]["first_row"], 5000]
+    flip(storage, SHARD)
+    words = (
+        f"is damaged: the checksum is not the manifest's for tensor 'table/weight' rows 0:{pieces[1]['first_row']} ("
+    )
+    assert f"{SHARD} in {storage.url} {words}" in say("verify", tmp_path).out
+
+
 def test_what_a_manifest_says_does_not_move_the_cursor(tmp_path: Path, say: Callable[..., Said]) -> None:
     write_job(open_storage(str(tmp_path)), [10], note="\x1b[2J[red]", **{"a\nb": 1})
     told = say("show", tmp_path).out
@@ -209,10 +123,11 @@ def test_verify_reads_every_byte_and_names_what_is_damaged(job: Storage, say: Ca
     assert say("verify", job.url).code == 0, "the newest is whole"
     told = say("verify", job.url, "--step", 20)
     assert told.code == 1
-    assert told.out.splitlines() == [
-        "step 20: damaged",
-        f"  {SHARD} in {job.url} is damaged: its checksum is not the manifest's",
-    ]
+    verdict, reason = told.out.splitlines()
+    assert verdict == "step 20: damaged"
+    assert reason.startswith(
+        f"  {SHARD} in {job.url} is damaged: the checksum is not the manifest's for tensor 'model/"
+    )
     found = say("verify", job.url, "--all", "--json")
     assert found.code == 1
     assert [(one["step"], one["valid"], list(one["damaged"])) for one in found.json] == [
@@ -233,220 +148,6 @@ def test_verify_names_each_damaged_file_and_a_damaged_manifest(local: Storage, s
     assert sorted(middle["damaged"]) == [SHARD, SHARD.replace("00000-of", "00001-of")]
     assert "is missing" in middle["damaged"][SHARD]
     assert "longer than listed" in oldest["damaged"][longer]
-
-
-# restore
-
-
-def test_restore_makes_a_folder_that_a_job_can_be_given(job: Storage, tmp_path: Path, say: Callable[..., Said]) -> None:
-    told = say("restore", job.url, "--to", tmp_path / "copy", "--step", 20)
-    assert (told.code, told.err) == (0, "")
-    copy = open_storage(str(tmp_path / "copy"))
-    assert told.out == f"step 20 is in {copy.url}\n"
-    assert contents(copy) == contents(job, 20)
-    assert_same(restore_newest(copy, nothing_reported), restore(job, 20))
-    newest = say("restore", job.url, "--to", tmp_path / "newest", "--json").json
-    assert newest == {"step": 30, "url": (tmp_path / "newest").as_uri()}
-
-
-def test_restore_overwrites_nothing_and_leaves_nothing_half_done(
-    local: Storage, tmp_path: Path, say: Callable[..., Said]
-) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    before = contents(local)
-    for folder in (tmp_path / "mine", tmp_path / "mine" / "thesis.txt", tmp_path / "run"):
-        told = say("restore", local.url, "--to", folder)
-        assert told.code == 1
-        assert told.err == f"error: cannot restore to {folder}: it is not an empty folder; name a new one\n"
-    assert contents(local) == before
-    assert os.listdir(tmp_path / "mine") == ["thesis.txt"]
-    flip(local, SHARD)
-    told = say("restore", local.url, "--to", tmp_path / "new", "--step", 20)
-    assert told.code == 1
-    assert SHARD in told.err
-    assert contents(open_storage(str(tmp_path / "new"))) == {}
-    assert say("restore", local.url, "--to", tmp_path / "new").code == 0, "the folder can be used again"
-
-
-# export
-
-READ_ELSEWHERE = """
-import hashlib, json, sys
-sys.modules["edl_hvd"] = None
-import torch
-from safetensors.torch import load_file
-def told(tensors):
-    data = lambda one: hashlib.sha256(one.reshape(-1).view(torch.uint8).numpy()).hexdigest()
-    return {name: [str(one.dtype), list(one.shape), data(one)] for name, one in tensors.items()}
-print(json.dumps([told(torch.load(sys.argv[1], weights_only=True)), told(load_file(sys.argv[2])),
-                  told(torch.load(sys.argv[1], weights_only=True, mmap=True))]))
-"""
-
-
-def told_of(tensors: dict[str, torch.Tensor]) -> dict[str, list[Any]]:
-    return {
-        name: [
-            str(one.dtype),
-            list(one.shape),
-            hashlib.sha256(one.detach().reshape(-1).view(torch.uint8).numpy()).hexdigest(),
-        ]
-        for name, one in tensors.items()
-    }
-
-
-def test_what_is_exported_is_read_without_this_package_bit_for_bit(
-    job: Storage, tmp_path: Path, say: Callable[..., Said]
-) -> None:
-    told = say("export", job.url, tmp_path / "model.pt")
-    assert (told.code, told.err) == (0, "")
-    assert told.out.startswith(f"{tmp_path / 'model.pt'}: 9 tensors of 'model', step 30, ")
-    made = say("export", job.url, tmp_path / "model.safetensors", "--json").json
-    assert (made["step"], made["attribute"], made["tensors"]) == (30, "model", 9)
-    read = subprocess.run(
-        [sys.executable, "-I", "-c", READ_ELSEWHERE, tmp_path / "model.pt", tmp_path / "model.safetensors"],
-        check=True,
-        capture_output=True,
-        cwd=tmp_path,
-    )
-    expected = told_of(model_of(30).state_dict())
-    as_torch, as_safetensors, mapped = json.loads(read.stdout)
-    assert as_torch == expected
-    assert list(as_torch) == list(expected)
-    assert as_safetensors == expected
-    assert mapped == expected
-    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")], "nothing else was left there"
-
-
-def test_export_of_another_step_and_of_one_of_several_modules(tmp_path: Path, say: Callable[..., Said]) -> None:
-    storage = open_storage(str(tmp_path / "run"))
-    write_job(storage, [10, 20], average=model_of(7))
-    told = say("export", storage.url, tmp_path / "a.pt")
-    assert told.code == 2
-    assert "2 attributes that are a module's state_dict (average, model); name one with --prefix" in told.err
-    assert say("export", storage.url, tmp_path / "a.pt", "--prefix", "average").code == 0
-    assert told_of(torch.load(tmp_path / "a.pt", weights_only=True)) == told_of(model_of(7).state_dict())
-    assert say("export", storage.url, tmp_path / "b.pt", "--prefix", "model", "--step", 10).code == 0
-    assert told_of(torch.load(tmp_path / "b.pt", weights_only=True)) == told_of(model_of(10).state_dict())
-    told = say("export", storage.url, tmp_path / "c.pt", "--prefix", "optimizer")
-    assert told.code == 2
-    assert "no attribute 'optimizer' that is a module's state_dict; there are: average, model" in told.err
-    assert sorted(os.listdir(tmp_path)) == ["a.pt", "b.pt", "run"]
-
-
-def test_export_overwrites_nothing_and_writes_nothing_damaged(
-    local: Storage, tmp_path: Path, say: Callable[..., Said]
-) -> None:
-    (tmp_path / "model.pt").write_text("mine")
-    told = say("export", local.url, tmp_path / "model.pt")
-    assert (told.code, told.err) == (
-        1,
-        f"error: cannot export to {tmp_path / 'model.pt'}: it exists and was left as it is\n",
-    )
-    assert (tmp_path / "model.pt").read_text() == "mine"
-    for number in range(2):
-        flip(local, f"checkpoints/000000000030/tensors-0000{number}-of-00002.safetensors")
-    told = say("export", local.url, tmp_path / "other.pt")
-    assert told.code == 1
-    assert "its checksum is not the manifest's" in told.err
-    assert sorted(os.listdir(tmp_path)) == ["model.pt", "run"]
-
-
-# copy
-
-
-@pytest.mark.parametrize("kind", ["file", "s3", "memory", "fsspec"])
-def test_copy_to_any_storage_and_back(
-    kind: str, job: Storage, tmp_path: Path, use_aws: AwsServer, say: Callable[..., Said]
-) -> None:
-    goal = {
-        "file": str(tmp_path / "copy"),
-        "s3": f"s3://{use_aws.new_bucket()}/copy",
-        "memory": f"memory://{tmp_path.name}-{job.url[:2]}",
-        "fsspec": f"local://{tmp_path}/copy",
-    }[kind]
-    told = say("copy", job.url, goal, "--step", 20)
-    assert (told.code, told.out, told.err) == (0, "step 20: copied\n", "")
-    told = say("copy", job.url, goal, "--all")
-    assert (told.code, told.out) == (0, "step 10: copied\nstep 20: was there already\nstep 30: copied\n")
-    assert contents(open_storage(goal)) == contents(job)
-    again = say("copy", goal, tmp_path / "back", "--json")
-    assert again.json == [{"step": 30, "was_there": False, "problem": ""}]
-    back = open_storage(str(tmp_path / "back"))
-    assert contents(back) == contents(job, 30)
-    assert_same(restore_newest(back, nothing_reported), restore(job, 30))
-
-
-def test_copy_replaces_no_other_checkpoint_and_no_other_file(
-    local: Storage, tmp_path: Path, say: Callable[..., Said]
-) -> None:
-    other = open_storage(str(tmp_path / "other"))
-    write_job(other, [20], variant=1)
-    other.write("checkpoints/000000000010/tensors-00000-of-00002.safetensors", b"of another attempt")
-    before = contents(other)
-    told = say("copy", local.url, other.url, "--all")
-    assert told.code == 1
-    assert told.out == "step 30: copied\n"
-    first, second = told.err.splitlines()
-    assert first.startswith("step 10: not copied: cannot copy to checkpoints/000000000010/tensors-00000-of-00002.safe")
-    assert second.startswith(f"step 20: not copied: {other.url} has a different checkpoint of step 20")
-    after = contents(other)
-    assert {key: after[key] for key in before} == before
-    assert steps(other) == [30, 20]
-
-
-def test_a_copy_that_was_broken_off_is_not_listed_and_goes_on(
-    local: Storage, tmp_path: Path, say: Callable[..., Said]
-) -> None:
-    goal = open_storage(str(tmp_path / "goal"))
-    goal.write(SHARD, local.read(SHARD))
-    assert say("list", goal.url, "--json").json == []
-    assert say("copy", local.url, goal.url, "--step", 20).code == 0
-    assert contents(goal) == contents(local, 20)
-
-
-def test_a_damaged_checkpoint_is_not_copied_and_the_others_are(
-    local: Storage, tmp_path: Path, say: Callable[..., Said]
-) -> None:
-    flip(local, SHARD)
-    told = say("copy", local.url, tmp_path / "goal", "--all")
-    assert told.code == 1
-    assert SHARD in told.err
-    assert steps(open_storage(str(tmp_path / "goal"))) == [30, 10]
-
-
-# prune
-
-
-def test_prune_says_what_it_would_remove_and_then_removes_just_that(job: Storage, say: Callable[..., Said]) -> None:
-    job.write("checkpoints/000000000015/tensors-00000-of-00002.safetensors", b"of a dead attempt")
-    job.write("notes.txt", b"a stranger's")
-    before = contents(job)
-    told = say("prune", job.url, "--keep", 1, "--dry-run")
-    assert (told.code, told.err) == (0, "")
-    kept, would = told.out.splitlines()
-    assert kept == "kept: step 30"
-    assert would.startswith("would be removed: step 20, 10 (7 objects, ")
-    assert contents(job) == before
-    plan = say("prune", job.url, "--keep", 1, "--dry-run", "--json").json
-    assert (plan["kept"], plan["removed"], plan["dry_run"]) == ([30], [20, 10], True)
-    assert say("prune", job.url, "--keep", 1).code == 0
-    assert contents(job) == {key: before[key] for key in before.keys() - set(plan["keys"])}
-    assert say("verify", job.url, "--all").code == 0
-    assert say("prune", job.url, "--keep", 1).out == "kept: step 30\nremoved: nothing\n"
-
-
-def test_prune_counts_only_what_is_valid_and_stops_where_nothing_is(local: Storage, say: Callable[..., Said]) -> None:
-    local.delete(SHARD)
-    told = say("prune", local.url, "--keep", 2)
-    assert told.out == "kept: step 30, 10\nnot valid, left alone: step 20\nremoved: nothing\n"
-    flip(local, "checkpoints/000000000010/manifest.json", 200)
-    flip(local, "checkpoints/000000000030/manifest.json", 200)
-    before = contents(local)
-    told = say("prune", local.url, "--keep", 1)
-    assert told.code == 1
-    assert "none of the 3 checkpoints" in told.err
-    assert contents(local) == before
 
 
 # Refusals, and where things are written

@@ -7,6 +7,7 @@ import os
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ import xxhash
 from checkpoints import write
 
 from edl_hvd.checkpoint import Snapshot, layout, restore, restore_newest
+from edl_hvd.checkpoint.shards import pack
+from edl_hvd.checkpoint.shares import share_out
 from edl_hvd.errors import StorageError
 from edl_hvd.events import Event
 from edl_hvd.storage import Storage, open_storage
@@ -22,7 +25,10 @@ from edl_hvd.storage import Storage, open_storage
 MANIFEST = "manifest.json"
 SHARD = layout.shard_name(1, 2)
 OTHER_SHARD = layout.shard_name(0, 2)
-WEIGHT, COUNTS, EMPTY = "weight", "counts", "empty"  # the tensors in SHARD
+WEIGHT, COUNTS, EMPTY = "weight", "counts", "empty"  # whole tensors in SHARD
+SPLIT = "split"  # a tensor of which each shard has a piece
+PIECE, OTHER_PIECE = f"{SPLIT}[rows 5:20]", f"{SPLIT}[rows 0:5]"  # what they are called in SHARD and OTHER_SHARD
+CHUNK_BYTES = 100  # PIECE has two
 
 JsonObject = dict[str, Any]
 
@@ -30,10 +36,11 @@ JsonObject = dict[str, Any]
 def snapshot_of(step: int) -> Snapshot:
     numbers = torch.Generator().manual_seed(step)
     tensors = {
-        "large": torch.randn(4, 10, generator=numbers),
+        "large": torch.randn(1, 40, generator=numbers),
         WEIGHT: torch.randn(3, 4, generator=numbers).bfloat16(),
         COUNTS: torch.arange(3),
         EMPTY: torch.empty(0, 3),
+        SPLIT: torch.randint(0, 256, (20, 12), dtype=torch.uint8, generator=numbers),
     }
     return Snapshot(tensors, {"batch": step, "rate": 0.5}, step, 0, 32 * step)
 
@@ -65,14 +72,17 @@ class Victim:
     def sign(self, content: object, **others: object) -> None:
         """A manifest of this content whose checksum is right."""
         self.put(
-            MANIFEST, json_bytes({"format": 1, "checksum": checksum(json_bytes(content)), "content": content, **others})
+            MANIFEST, json_bytes({"format": 2, "checksum": checksum(json_bytes(content)), "content": content, **others})
         )
 
     def put_shard(self, data: bytes) -> None:
-        """A shard that the manifest agrees with as far as length and checksum go."""
+        """A shard that the manifest agrees with as far as length and the checksum of the header go."""
         self.put(SHARD, data)
         content = self.content()
-        content["files"][SHARD] = {"size_bytes": len(data), "checksum": checksum(data)}
+        file = content["files"][SHARD]
+        elements_bytes = file["size_bytes"] - file["header_bytes"]
+        header = data[: max(0, len(data) - elements_bytes)]
+        file.update(size_bytes=len(data), header_bytes=len(header), header_checksum=checksum(header))
         self.sign(content)
 
     def header(self) -> tuple[JsonObject, bytes]:
@@ -111,8 +121,12 @@ def new_victim() -> Victim:
 
 def _original() -> dict[str, bytes]:
     storage = open_storage(f"memory://{uuid.uuid4().hex}")
-    for step in (10, 20):
-        write(storage, snapshot_of(step), size=2)
+    with pytest.MonkeyPatch.context() as patch:
+        # Tensors of a few bytes are split and have several chunks, as large ones have.
+        patch.setattr("edl_hvd.checkpoint.attempt.share_out", partial(share_out, whole_below_bytes=200))
+        patch.setattr("edl_hvd.checkpoint.attempt.pack", partial(pack, chunk_bytes=CHUNK_BYTES))
+        for step in (10, 20):
+            write(storage, snapshot_of(step), size=2)
     return {entry.key: storage.read(entry.key) for entry in storage.list()}
 
 

@@ -5,7 +5,22 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 
-from damage import COUNTS, EMPTY, EXPLODED, OTHER_SHARD, SHARD, WEIGHT, Bomb, Cases, JsonObject, Victim, json_bytes
+from damage import (
+    COUNTS,
+    EMPTY,
+    EXPLODED,
+    OTHER_PIECE,
+    OTHER_SHARD,
+    PIECE,
+    SHARD,
+    SPLIT,
+    WEIGHT,
+    Bomb,
+    Cases,
+    JsonObject,
+    Victim,
+    json_bytes,
+)
 
 from edl_hvd.checkpoint import layout
 
@@ -30,9 +45,12 @@ unsigned("cut short", "bytes instead of", lambda data: data[:-1])
 unsigned("a byte longer", "more than the", lambda data: data + b"\0")
 unsigned("a million times longer", "more than the", lambda data: data + bytes(30_000_000))
 unsigned(
-    "with one bit flipped in its header", "checksum is not the manifest's", lambda data: data[:20] + b"?" + data[21:]
+    "with one bit flipped in its header",
+    r"checksum of its header \(bytes 0:\d+\) is not the manifest's",
+    lambda data: data[:20] + b"?" + data[21:],
 )
-unsigned("with its last bit flipped", "checksum is not the manifest's", lambda data: data[:-1] + bytes([data[-1] ^ 1]))
+words = rf"checksum is not the manifest's for tensor '{SPLIT}' rows 13:20 \(bytes \d+:\d+\)$"
+unsigned("with its last bit flipped", words, lambda data: data[:-1] + bytes([data[-1] ^ 1]))
 case("shard missing", SHARD, "is missing", lambda victim: victim.storage.delete(layout.folder(20) + SHARD))
 case("shard of another step", SHARD, "checksum", lambda v: v.put(SHARD, v.storage.read(layout.folder(10) + SHARD)))
 case("shard of another rank", SHARD, "lacks 'weight'", lambda v: v.put_header(*header_of(v.bytes_of(OTHER_SHARD))))
@@ -109,7 +127,10 @@ header(
     "besides those listed: 'x'",
     lambda h: h.update(x={"dtype": "F32", "shape": [0], "data_offsets": [48, 48]}),
 )
-header("with data that no tensor needs", "bytes of data, its tensors need", lambda h: h.pop(WEIGHT))
+header("with data that no tensor needs", "bytes of data, its tensors need", lambda h: h.pop(PIECE))
+header("with data in the middle that no tensor needs", "nor leave a gap", lambda h: h.pop(WEIGHT))
+header("with the piece under its tensor's name", "lacks 'split.rows 5:20.'", lambda h: h.update(split=h.pop(PIECE)))
+header("with the piece of the other shard", f"lacks '{SPLIT}", lambda h: h.update({OTHER_PIECE: h.pop(PIECE)}))
 header("without the empty tensor", "lacks 'empty'", lambda h: h.pop(EMPTY))
 header("with another name", "lacks 'weight'", lambda h: h.update(other=h.pop(WEIGHT)))
 for name, wrong in {"null": None, "a list": [1], "a text": "x", "a number": 3, "nothing": {}}.items():
@@ -193,4 +214,4 @@ header(
 
 header_text("of 300,000 objects", "'weight' .*expected", b'{"weight":[' + b"{}," * 300_000 + b"0]}")
 header_text("a pickle", "not JSON", pickle.dumps(Bomb(EXPLODED)))
-case("pickle for a shard", SHARD, "header of", lambda victim: victim.put_shard(pickle.dumps(Bomb(EXPLODED))))
+case("pickle for a shard", SHARD, "header of", lambda v: v.put_shard(pickle.dumps(Bomb(EXPLODED)) + bytes(300)))

@@ -26,12 +26,16 @@ import pytest
 import torch
 from checkpoints import assert_equal, write
 from damage import (
+    CHUNK_BYTES,
     COUNTS,
     EMPTY,
     EXPLODED,
     MANIFEST,
     ORIGINAL,
+    OTHER_SHARD,
+    PIECE,
     SHARD,
+    SPLIT,
     WEIGHT,
     Bomb,
     Case,
@@ -60,7 +64,13 @@ MEMORY_PER_BYTE, MEMORY_AT_LEAST = 40, 256 * 1024
 def test_there_are_enough_kinds_of_damage_and_without_any_the_checkpoint_restores() -> None:
     assert len(CASES) >= 60
     victim = new_victim()
-    assert victim.header()[0].keys() == {WEIGHT, COUNTS, EMPTY}
+    assert victim.header()[0].keys() == {WEIGHT, COUNTS, EMPTY, PIECE}
+    pieces = victim.content()["tensors"][SPLIT]["pieces"]
+    assert [(piece["file"], piece["first_row"], piece["rows"]) for piece in pieces] == [
+        (OTHER_SHARD, 0, 5),
+        (SHARD, 5, 15),
+    ]
+    assert [len(piece["checksums"]) for piece in pieces] == [1, 2]
     found, events = newest(victim.storage)
     assert_equal(found, snapshot_of(20))
     assert events == []
@@ -233,7 +243,7 @@ def test_lists_of_any_depth_in_the_plain_state_restore_or_are_damage() -> None:
         victim = new_victim()
         text = b"[" * levels + b"]" * levels
         content = json_bytes(victim.content()).replace(b'"rate":0.5', b'"rate":' + text)
-        victim.put(MANIFEST, b'{"format":1,"checksum":"%s","content":%s}' % (checksum(content).encode(), content))
+        victim.put(MANIFEST, b'{"format":2,"checksum":"%s","content":%s}' % (checksum(content).encode(), content))
         found, events = newest(victim.storage)
         assert found is not None
         outcomes.append((found.step, len(events)))
@@ -243,15 +253,18 @@ def test_lists_of_any_depth_in_the_plain_state_restore_or_are_damage() -> None:
 
 def test_a_manifest_of_a_later_format_is_not_read_any_further() -> None:
     victim = new_victim()
-    victim.sign([], format=2, pieces=7)
+    victim.sign([], format=3, shards=7)
     error = refusal(victim.storage)
     assert not isinstance(error, CheckpointDamagedError)
-    assert "format 2, this version of edl_hvd reads format 1; use the version that wrote it" in str(error)
+    assert "format 3, this version of edl_hvd reads format 2; use the version that wrote it" in str(error)
 
 
 def a_part() -> JsonObject:
-    files = {SHARD: {"size_bytes": 100, "checksum": checksum(b"")}}
-    tensors = {WEIGHT: {"file": SHARD, "dtype": "uint8", "shape": [3], "checksum": checksum(b"")}}
+    files = {
+        SHARD: {"size_bytes": 102, "header_bytes": 100, "header_checksum": checksum(b""), "chunk_bytes": CHUNK_BYTES}
+    }
+    piece = {"file": SHARD, "first_row": 1, "rows": 2, "checksums": [checksum(b"")]}
+    tensors = {WEIGHT: {"dtype": "uint8", "shape": [3], "pieces": [piece]}}
     numbers = {"rank": 1, "step": 20, "epoch": 0, "samples": 5}
     return {**numbers, "files": files, "tensors": tensors, "failure": None}
 
@@ -260,7 +273,7 @@ def a_part() -> JsonObject:
 @pytest.mark.parametrize("wrong", [True, -1, 0.5, [1], {"x": 1}, 2**70])
 def test_what_another_rank_says_it_wrote_is_not_believed_either(field: str, wrong: object) -> None:
     def signed(part: JsonObject) -> bytes:
-        return json_bytes({"format": 1, "checksum": checksum(json_bytes(part)), "content": part})
+        return json_bytes({"format": 2, "checksum": checksum(json_bytes(part)), "content": part})
 
     assert Part.decode(signed(a_part())).tensors[WEIGHT].shape == [3]
     with pytest.raises(ValueError, match=rf"({field}|file 'x'|tensor 'x'|unexpected files).*(expected|shard's name)"):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from checkpoints import Gate, WatchedStorage, assert_equal, nothing_reported, snapshot_of, write, write_rank
 from clocks import FakeClock
 
-from edl_hvd.checkpoint import CheckpointWriter, Snapshot, layout, restore, restore_newest, steps
+from edl_hvd.checkpoint import CheckpointWriter, Snapshot, layout, restore, restore_newest, shards, steps
 from edl_hvd.errors import StorageError
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, Event
 
@@ -217,6 +219,37 @@ def test_an_upload_that_fails_after_abandon_is_nobodys_news() -> None:
     writer.close()
     assert writer.poll() == []
     assert storage.list() == []
+
+
+def test_abandon_while_the_share_is_copied_lets_go_of_the_snapshot_after_one_chunk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copied: list[int] = []
+    first, go_on = threading.Event(), threading.Event()
+
+    def slowly(target: Any, source: Any) -> None:
+        real(target, source)
+        copied.append(target.size)
+        first.set()
+        go_on.wait()
+
+    real = shards.numpy.copyto
+    monkeypatch.setattr(shards.numpy, "copyto", slowly)
+    monkeypatch.setattr("edl_hvd.checkpoint.attempt.pack", partial(shards.pack, chunk_bytes=1000))
+    writer = CheckpointWriter(WatchedStorage())
+    writer.begin(Snapshot({"w": torch.ones(10_000)}, step=1), 0, 1, "a")
+    first.wait()
+    attempt = writer._attempt
+    assert attempt is not None
+    thread = threading.Thread(target=writer.abandon)
+    thread.start()
+    attempt._cancelled.wait()
+    assert thread.is_alive(), "the copy of this chunk is not over"
+    go_on.set()
+    thread.join()
+    writer.close()
+    assert copied == [1000]
+    assert writer.poll() == []
 
 
 def test_abandon_waits_for_a_manifest_that_is_being_written() -> None:

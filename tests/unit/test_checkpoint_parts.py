@@ -1,20 +1,25 @@
-"""The pure pieces of a checkpoint: shares, shards, documents, names, retention."""
+"""The pure pieces of a checkpoint: shards, documents, names, retention."""
 
 from __future__ import annotations
 
 import math
-import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
+import safetensors.torch
 import torch
+from checkpoints import WatchedStorage, write
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from edl_hvd.checkpoint import Snapshot, layout
-from edl_hvd.checkpoint.manifest import FileEntry, Manifest, Part, TensorEntry
-from edl_hvd.checkpoint.retention import expired
-from edl_hvd.checkpoint.shards import DTYPE_NAMES, checksum, checksum_of, contiguous, pack, unpack
-from edl_hvd.checkpoint.shares import share_out
+from edl_hvd.checkpoint import Snapshot, layout, restore
+from edl_hvd.checkpoint.checksum import CHUNK_BYTES, checksum
+from edl_hvd.checkpoint.entries import FileEntry, Piece, TensorEntry, stored_name
+from edl_hvd.checkpoint.header import read_header
+from edl_hvd.checkpoint.manifest import Manifest, Part
+from edl_hvd.checkpoint.retention import plan
+from edl_hvd.checkpoint.shards import DTYPE_NAMES, pack
 from edl_hvd.checkpoint.snapshot import check_snapshot
 from edl_hvd.errors import StateError, StorageError
 from edl_hvd.storage import StoredObject
@@ -22,35 +27,13 @@ from edl_hvd.storage import StoredObject
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
 
-SIZES = some.dictionaries(some.text(max_size=5), some.integers(0, 10**9), max_size=30)
-
-
-# Shares
-
-
-@given(sizes=SIZES, size=some.integers(1, 40))
-def test_every_tensor_is_in_exactly_one_share(sizes: dict[str, int], size: int) -> None:
-    shares = share_out(sizes, size)
-    assert len(shares) == size
-    assert sorted(name for share in shares for name in share) == sorted(sizes)
-
-
-@given(sizes=SIZES, size=some.integers(1, 40), seed=some.integers(0, 1000))
-def test_ranks_agree_on_the_shares_whatever_order_they_know_the_tensors_in(
-    sizes: dict[str, int], size: int, seed: int
-) -> None:
-    shuffled = list(sizes.items())
-    random.Random(seed).shuffle(shuffled)
-    assert share_out(dict(shuffled), size) == share_out(sizes, size)
-
-
-@given(sizes=SIZES, size=some.integers(1, 40))
-def test_shares_differ_by_no_more_than_the_largest_tensor(sizes: dict[str, int], size: int) -> None:
-    loads = [sum(sizes[name] for name in share) for share in share_out(sizes, size)]
-    assert max(loads) - min(loads) <= max(sizes.values(), default=0)
-
-
 # Shards
+
+
+def stored_and_restored(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    storage = WatchedStorage()
+    write(storage, Snapshot(tensors, step=1))
+    return dict(restore(storage, 1).tensors)
 
 
 def bits(tensor: torch.Tensor) -> tuple[object, ...]:
@@ -77,10 +60,10 @@ def test_every_type_comes_back_bit_for_bit(dtype: torch.dtype) -> None:
         "empty": random_bits(dtype, 0),
         "empty matrix": random_bits(dtype, 3, 0, 2),
     }
-    found = unpack(pack(contiguous(tensors)))
-    assert {name: bits(tensor) for name, tensor in found.items()} == {
-        name: bits(tensor) for name, tensor in tensors.items()
-    }
+    for found in (safetensors.torch.load(bytes(pack(tensors).data)), stored_and_restored(tensors)):
+        assert {name: bits(tensor) for name, tensor in found.items()} == {
+            name: bits(tensor) for name, tensor in tensors.items()
+        }
 
 
 def test_every_arrangement_in_memory_comes_back_as_the_same_values_with_memory_of_its_own() -> None:
@@ -99,27 +82,65 @@ def test_every_arrangement_in_memory_comes_back_as_the_same_values_with_memory_o
         "negated view": torch.randn(3, dtype=torch.complex64).conj().imag,
         "parameter": torch.nn.Parameter(torch.randn(3)),
     }
-    found = unpack(pack(contiguous(tensors)))
+    found = stored_and_restored(tensors)
     for name, tensor in tensors.items():
         assert bits(found[name]) == bits(tensor), name
         assert not found[name].requires_grad
     assert len({tensor.untyped_storage().data_ptr() for tensor in found.values()}) == len(tensors)
 
 
-def test_slices_of_one_buffer_are_not_copied_to_be_written() -> None:
-    buffer = torch.arange(100.0)
-    slices = {"first": buffer[:50], "second": buffer[50:]}
-    assert [tensor.data_ptr() for tensor in contiguous(slices).values()] == [
-        tensor.data_ptr() for tensor in slices.values()
-    ]
-
-
 @given(names=some.lists(some.text(), unique=True, max_size=8).filter(lambda names: "__metadata__" not in names))
 def test_a_tensor_may_have_any_name(names: list[str]) -> None:
     tensors = {name: torch.tensor(number) for number, name in enumerate(names)}
-    check_snapshot(Snapshot(tensors))
-    found = unpack(pack(tensors))
+    found = stored_and_restored(tensors)
     assert {name: int(tensor) for name, tensor in found.items()} == {name: n for n, name in enumerate(names)}
+
+
+NAMES = some.sampled_from(["w", "w[rows 0:3]", "w[rows 0:3][rows 0:3]", "w[rows 3:5]", "w\n[rows 0:3]", ""])
+PIECES = some.tuples(NAMES, some.integers(0, 5), some.integers(0, 5)).filter(lambda piece: piece[1] <= piece[2])
+
+
+@given(one=PIECES, other=PIECES, rows=some.integers(5, 6), other_rows=some.integers(5, 6))
+def test_no_two_pieces_have_the_same_name(
+    one: tuple[str, int, int], other: tuple[str, int, int], rows: int, other_rows: int
+) -> None:
+    (name, first, end), (other_name, other_first, other_end) = one, other
+    if one != other:
+        called = stored_name(name, first, end - first, rows)
+        other_rows = rows if name == other_name else other_rows
+        assert called != stored_name(other_name, other_first, other_end - other_first, other_rows)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 7, 8, 24, 100, CHUNK_BYTES])
+def test_each_chunk_of_each_tensor_has_its_checksum_however_the_tensor_lies_in_memory(chunk_bytes: int) -> None:
+    tensors = {"a": torch.randn(5, 3).t(), "b": torch.arange(7, dtype=torch.int16), "none": torch.empty(0)}
+    packed = pack(tensors, chunk_bytes)
+    for name, tensor in tensors.items():
+        data = tensor.contiguous().numpy().tobytes()
+        expected = [checksum(data[start : start + chunk_bytes]) for start in range(0, len(data), chunk_bytes)]
+        assert packed.checksums[name] == expected
+    header = packed.data[: packed.entry.header_bytes]
+    assert packed.entry == FileEntry(len(packed.data), len(header), checksum(header), chunk_bytes)
+    assert (len(header) % 8, packed.data[-1:] == b"") == (0, False)
+
+
+def test_each_copy_out_of_the_snapshot_is_guarded_and_of_one_chunk() -> None:
+    """So a writer that is given up lets go of the snapshot after one chunk."""
+    tensors = {"a": torch.arange(100.0), "b": torch.arange(12.0).reshape(3, 4).t()}
+    entered = []
+
+    @contextmanager
+    def guard() -> Iterator[None]:
+        if len(entered) == 3:
+            raise InterruptedError
+        entered.append(torch.stack([tensor.sum() for tensor in tensors.values()]))
+        yield
+
+    with pytest.raises(InterruptedError):
+        pack(tensors, chunk_bytes=100, guard=guard)
+    entered.clear()
+    pack(tensors, chunk_bytes=200, guard=guard)
+    assert len(entered) == 3
 
 
 @pytest.mark.parametrize(
@@ -127,19 +148,18 @@ def test_a_tensor_may_have_any_name(names: list[str]) -> None:
     [b"", b"short", b"\xff" * 8, b"\xff" * 64, (2**62).to_bytes(8, "little") + b"{}", b"\x02" + bytes(7) + b"{x"],
 )
 def test_bytes_that_are_no_shard_are_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match="not a readable safetensors file"):
-        unpack(data)
+    with pytest.raises(ValueError, match="header"):
+        read_header(data)
 
 
 def test_checksums_differ_for_any_flipped_bit() -> None:
-    tensor = torch.randn(50)
-    original = checksum_of(tensor)
-    data = tensor.view(torch.uint8)
+    data = torch.randn(50).view(torch.uint8)
+    original = checksum(data.numpy().data)
     for position in range(data.numel()):
         data[position] ^= 1 << (position % 8)
-        assert checksum_of(tensor) != original
+        assert checksum(data.numpy().data) != original
         data[position] ^= 1 << (position % 8)
-    assert checksum_of(tensor) == original == checksum(tensor.numpy().tobytes())
+    assert checksum(data.numpy().tobytes()) == original
 
 
 # What a snapshot may hold
@@ -182,8 +202,8 @@ def a_manifest() -> Manifest:
     file = layout.shard_name(0, 1)
     return Manifest(
         attempt="a-1", step=7, epoch=1, samples=70, world_size=1, created="2026-01-01T00:00:00.000+00:00",
-        versions={"torch": "2"}, plain=plain, files={file: FileEntry(12, checksum(b"x"))},
-        tensors={"w": TensorEntry(file, "float32", [3], checksum(b"y"))},
+        versions={"torch": "2"}, plain=plain, files={file: FileEntry(22, 10, checksum(b"x"), 16)},
+        tensors={"w": TensorEntry("float32", [3], [Piece(file, 0, 3, [checksum(b"y")])])},
     )  # fmt: skip
 
 
@@ -222,13 +242,20 @@ def test_json_that_is_no_manifest_is_refused(data: bytes) -> None:
 
 
 def test_a_manifest_of_a_later_format_is_not_taken_for_damage() -> None:
-    with pytest.raises(StorageError, match="has format 2, this version of edl_hvd reads format 1"):
-        Manifest.decode(a_manifest().encode().replace(b'"format":1', b'"format":2', 1))
+    with pytest.raises(StorageError, match="has format 3, this version of edl_hvd reads format 2"):
+        Manifest.decode(a_manifest().encode().replace(b'"format":2', b'"format":3', 1))
+
+
+def test_a_manifest_of_the_former_format_is_said_to_be_one() -> None:
+    with pytest.raises(
+        StorageError, match=r"has format 1 \(that of development versions from before .*\), this version"
+    ):
+        Manifest.decode(a_manifest().encode().replace(b'"format":2', b'"format":1', 1))
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "parts/x", "manifest.json", ""])
 def test_a_manifest_cannot_name_files_outside_its_folder(name: str) -> None:
-    manifest = Manifest(**{**vars(a_manifest()), "files": {name: FileEntry(1, "")}, "tensors": {}})
+    manifest = Manifest(**{**vars(a_manifest()), "files": {name: FileEntry(1, 1, "", 1)}, "tensors": {}})
     with pytest.raises(ValueError, match="unexpected files"):
         Manifest.decode(manifest.encode())
 
@@ -260,7 +287,7 @@ def test_retention_keeps_the_newest_intact_ones_and_stops_nowhere_with_a_torn_on
     """``others`` maps steps to whether they are listed; ``broken`` are the damaged ones among them."""
     checkpoints = {**others, written: True}
     found = [entry for step, listed in checkpoints.items() for entry in a_checkpoint(step, listed)]
-    keys = expired(found, written, keep, lambda step: step not in broken)
+    keys = plan(found, keep, lambda step: step not in broken, written).keys
     good = sorted((step for step in others if others[step] and step < written and step not in broken), reverse=True)
     kept = {written, *good[: keep - 1]}
     remaining = {entry.key for entry in found} - set(keys)
@@ -275,7 +302,7 @@ def test_retention_keeps_the_newest_intact_ones_and_stops_nowhere_with_a_torn_on
 
 def test_retention_leaves_strangers_alone() -> None:
     strangers = objects("checkpoints/notes.txt", "checkpoints/1/manifest.json", "data/x", "checkpoints/best/a")
-    assert expired(strangers + a_checkpoint(1) + a_checkpoint(2), 2, 1, lambda step: True) == [
+    assert plan(strangers + a_checkpoint(1) + a_checkpoint(2), 1, lambda step: True, written=2).keys == [
         layout.manifest_key(1),
         layout.folder(1) + layout.shard_name(0, 1),
     ]

@@ -6,11 +6,14 @@ import json
 import random
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot, layout, restore, restore_newest, steps
+from edl_hvd.checkpoint.checksum import checksum
+from edl_hvd.checkpoint.manifest import Manifest
 from edl_hvd.checkpoint.shards import pack
 from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError, StorageError
 from edl_hvd.events import CheckpointDamaged, CheckpointWritten, Event
@@ -64,20 +67,21 @@ def flip(position: int) -> Callable[[bytes], bytes]:
 
 
 def other_tensors(storage: Storage) -> None:
-    change(storage, 20, SHARD, lambda data: pack({"x": torch.zeros(1)}))
+    change(storage, 20, SHARD, lambda data: bytes(pack({"x": torch.zeros(50)}).data))
     agree(storage)
 
 
 def agree(storage: Storage) -> None:
     """Make the manifest's file entry fit whatever the shard holds now: damage that only tensors can show."""
-    from edl_hvd.checkpoint.manifest import FileEntry, Manifest
-    from edl_hvd.checkpoint.shards import checksum
-
     key = layout.manifest_key(20)
     manifest = Manifest.decode(storage.read(key))
     data = storage.read(layout.folder(20) + SHARD)
-    files = {**manifest.files, SHARD: FileEntry(len(data), checksum(data))}
-    storage.write(key, Manifest(**{**vars(manifest), "files": files}).encode())
+    before = manifest.files[SHARD]
+    header_bytes = len(data) - (before.size_bytes - before.header_bytes)
+    file = replace(
+        before, size_bytes=len(data), header_bytes=header_bytes, header_checksum=checksum(data[:header_bytes])
+    )
+    storage.write(key, replace(manifest, files={**manifest.files, SHARD: file}).encode())
 
 
 def other_values(storage: Storage) -> None:
@@ -215,7 +219,7 @@ def test_a_checkpoint_that_retention_removes_while_it_is_read_is_not_called_dama
 
 
 def test_a_checkpoint_of_a_later_version_is_an_error_not_a_reason_to_go_back(storage: Storage) -> None:
-    change(storage, 20, "manifest.json", lambda data: data.replace(b'"format":1', b'"format":2'))
+    change(storage, 20, "manifest.json", lambda data: data.replace(b'"format":2', b'"format":3'))
     events: list[Event] = []
     with pytest.raises(StorageError, match="use the version that wrote it") as caught:
         restore_newest(storage, events.append)
@@ -240,3 +244,23 @@ def test_shards_are_ordinary_safetensors_and_the_manifest_ordinary_json(storage:
     assert tensors.keys() == manifest["tensors"].keys()
     assert all(torch.equal(tensors[name], tensor) for name, tensor in snapshot_of(20).tensors.items())
     assert manifest["versions"]["torch"] == torch.__version__
+
+
+def test_a_tensor_in_pieces_is_put_together_from_the_manifest_and_ordinary_safetensors() -> None:
+    from safetensors.torch import load
+
+    storage = open_storage(f"memory://{uuid.uuid4().hex}")
+    tensors = {"w": torch.randn(1000, 300), "w[rows 0:334]": torch.randn(7)}
+    for rank in (2, 1, 0):
+        writer = CheckpointWriter(storage)
+        writer.begin(Snapshot(tensors, step=20), rank, 3, "attempt")
+        assert writer.wait(60)
+    entry = json.loads(storage.read(layout.manifest_key(20)))["content"]["tensors"]["w"]
+    assert len(entry["pieces"]) == 3
+    pieces = []
+    for piece in entry["pieces"]:
+        name = f"w[rows {piece['first_row']}:{piece['first_row'] + piece['rows']}]"
+        pieces.append(load(storage.read(layout.folder(20) + piece["file"]))[name])
+    assert torch.equal(torch.cat(pieces), tensors["w"])
+    found = restore(storage, 20).tensors
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())

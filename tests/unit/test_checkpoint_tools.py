@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import subprocess
 import sys
 import uuid
@@ -19,15 +20,15 @@ from hypothesis import strategies as st
 from edl_hvd.checkpoint import Snapshot, layout
 from edl_hvd.checkpoint.copying import copy, copy_each
 from edl_hvd.checkpoint.element_types import ELEMENT_TYPES
+from edl_hvd.checkpoint.entries import Piece, TensorEntry
 from edl_hvd.checkpoint.export import modules_of
 from edl_hvd.checkpoint.files import read_listed
 from edl_hvd.checkpoint.inspection import verify_each
-from edl_hvd.checkpoint.manifest import TensorEntry
-from edl_hvd.checkpoint.pruning import carry_out, plan, plan_for
-from edl_hvd.checkpoint.retention import expired
+from edl_hvd.checkpoint.retention import carry_out, plan, plan_for
 from edl_hvd.checkpoint.shards import DTYPE_NAMES
 from edl_hvd.checkpoint.weight_files import write_safetensors, write_torch
-from edl_hvd.errors import CheckpointDamagedError, ObjectExistsError
+from edl_hvd.errors import CheckpointDamagedError, ObjectExistsError, StorageError
+from edl_hvd.events import CheckpointWritten
 from edl_hvd.storage import StoredObject, open_storage
 
 
@@ -43,7 +44,7 @@ def program(text: str) -> str:
 
 
 def test_importing_the_package_or_the_command_line_does_not_import_torch() -> None:
-    modules = ("", ".files", ".inspection", ".copying", ".pruning", ".export", ".manifest", ".layout")
+    modules = ("", ".files", ".inspection", ".copying", ".retention", ".export", ".manifest", ".layout")
     imports = "".join(f"import edl_hvd.checkpoint{module}\n" for module in modules)
     text = (
         f"import sys\n{imports}import edl_hvd.cli.main\nprint({{'torch', 'numpy', 'safetensors'}} & set(sys.modules))"
@@ -76,7 +77,7 @@ def listings(draw: st.DrawFn) -> tuple[list[StoredObject], set[int]]:
 
 @settings(max_examples=300, deadline=None)
 @given(listings(), st.integers(1, 5))
-def test_pruning_decides_as_retention_does_after_the_newest_intact_checkpoint(
+def test_pruning_by_hand_decides_as_after_the_newest_intact_checkpoint(
     listing: tuple[list[StoredObject], set[int]], keep: int
 ) -> None:
     objects, intact = listing
@@ -84,7 +85,7 @@ def test_pruning_decides_as_retention_does_after_the_newest_intact_checkpoint(
     if not intact:
         assert found.keys == []
         return
-    assert found.keys == expired(objects, max(intact), keep, intact.__contains__)
+    assert found == plan(objects, keep, intact.__contains__, written=max(intact))
     assert found.kept == sorted(intact, reverse=True)[:keep]
     listed = layout.listed_steps(objects)
     assert sorted(found.kept + found.spared + found.removed, reverse=True) == listed
@@ -114,6 +115,24 @@ def test_pruning_that_stops_anywhere_leaves_no_torn_checkpoint() -> None:
         listed = layout.listed_steps(storage.list(layout.ROOT))
         assert listed[0] == 30
         assert not any(found.damaged for found in verify_each(storage, listed, quiet))
+
+
+def test_a_checkpoint_of_another_version_is_not_this_ones_to_count_or_to_remove(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    storage = open_storage(f"memory://{uuid.uuid4().hex}")
+    for step in (10, 30):
+        write(storage, snapshot_of(step), keep=9)
+    storage.write(layout.manifest_key(20), b'{"format": 1}')
+    before = storage.list()
+    with pytest.raises(StorageError, match=r"format 1 .*use the version that wrote it"):
+        plan_for(storage, 2)
+    with caplog.at_level(logging.WARNING):
+        [[event]] = write(storage, snapshot_of(40), keep=3)
+    assert isinstance(event, CheckpointWritten)
+    assert "cannot remove old checkpoints" in caplog.text
+    assert [entry for entry in storage.list() if "40/" not in entry.key] == before
+    assert plan_for(storage, 1).removed == [30, 20, 10], "once enough newer ones are there it is not looked at"
 
 
 # Copying
@@ -173,9 +192,9 @@ def test_a_manifest_of_another_step_or_format_is_a_finding_and_not_the_end() -> 
     storage = open_storage(f"memory://{uuid.uuid4().hex}")
     write(storage, snapshot_of(10))
     storage.write(layout.manifest_key(20), storage.read(layout.manifest_key(10)))
-    storage.write(layout.manifest_key(30), b'{"format": 2}')
+    storage.write(layout.manifest_key(30), b'{"format": 3}')
     newest, middle, oldest = verify_each(storage, [30, 20, 10], quiet)
-    assert "reads format 1" in newest.damaged[layout.manifest_key(30)]
+    assert "reads format 2" in newest.damaged[layout.manifest_key(30)]
     assert "belongs to step 10" in middle.damaged[layout.manifest_key(20)]
     assert oldest.damaged == {}
     with pytest.raises(CheckpointDamagedError):
@@ -200,7 +219,8 @@ def example_tensors() -> dict[str, torch.Tensor]:
 
 
 def entry_of(tensor: torch.Tensor) -> TensorEntry:
-    return TensorEntry("file", DTYPE_NAMES[tensor.dtype], list(tensor.shape), "")
+    rows = tensor.shape[0] if tensor.dim() else 1
+    return TensorEntry(DTYPE_NAMES[tensor.dtype], list(tensor.shape), [Piece("file", 0, rows, [])])
 
 
 def data_of(tensor: torch.Tensor) -> memoryview:

@@ -35,6 +35,24 @@ def test_a_world_of_any_size_writes_what_one_reader_restores(size: int) -> None:
     assert events[1:] == [[]] * (size - 1)
 
 
+@pytest.mark.parametrize("size", [1, 2, 5, 8])
+def test_a_tensor_that_holds_most_of_the_bytes_is_written_by_all_ranks(size: int) -> None:
+    storage = WatchedStorage()
+    large = {
+        "embedding": torch.randn(5000, 60),
+        "transposed": torch.randn(700, 900).t(),
+        "row": torch.randn(1, 400_000),
+    }
+    snapshot = Snapshot({**snapshot_of(1).tensors, **large}, step=1)
+    write(storage, snapshot, size)
+    assert_equal(restore(storage, 1), snapshot)
+    sizes_bytes = [entry.size_bytes for entry in storage.list() if entry.key.endswith(".safetensors")]
+    mean_bytes = sum(tensor.nbytes for tensor in snapshot.tensors.values()) / size
+    assert len(sizes_bytes) == size
+    headers_bytes = 4000
+    assert max(sizes_bytes) <= max(mean_bytes, large["row"].nbytes) + large["transposed"].nbytes / 900 + headers_bytes
+
+
 def test_the_objects_of_a_checkpoint_are_one_shard_per_rank_and_a_manifest() -> None:
     storage = WatchedStorage()
     write(storage, snapshot_of(12345), size=4)

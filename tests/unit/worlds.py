@@ -9,7 +9,8 @@ import torch
 
 from edl_hvd.worker import process
 from edl_hvd.worker.collectives import SoloCollectives
-from edl_hvd.worker.rendezvous import Joined, SoloRendezvous
+from edl_hvd.worker.rendezvous import Joined
+from edl_hvd.worker.solo_rendezvous import SoloRendezvous
 from edl_hvd.world import World
 
 
