@@ -118,6 +118,24 @@ class CheckpointFailed(Event):
 
 
 @dataclass(frozen=True)
+class ReplicasDrifted(Event):
+    """A rank holds other weights than most others at a checkpoint. Written by rank 0.
+
+    Attributes:
+        rank: Which one.
+        tensors: In how many tensors it differs.
+        names: Some of them.
+    """
+
+    kind: ClassVar[str] = "replicas_drifted"
+    url: str
+    step: int
+    rank: int
+    tensors: int
+    names: list[str]
+
+
+@dataclass(frozen=True)
 class EmergencyCheckpoint(Event):
     """A worker that had to end, and knew of nobody who would go on, saved its last commit or did not.
 

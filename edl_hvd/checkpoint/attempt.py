@@ -13,6 +13,7 @@ import torch
 
 import edl_hvd
 from edl_hvd.checkpoint import layout
+from edl_hvd.checkpoint.audit import digests_of, drifted
 from edl_hvd.checkpoint.entries import FileEntry, Piece, TensorEntry, stored_name
 from edl_hvd.checkpoint.files import read_manifest, verify
 from edl_hvd.checkpoint.manifest import LARGEST_BYTES, Manifest, Part
@@ -22,7 +23,7 @@ from edl_hvd.checkpoint.shares import Extent, Rows, share_out
 from edl_hvd.checkpoint.snapshot import Snapshot
 from edl_hvd.clock import Clock
 from edl_hvd.errors import CheckpointDamagedError, ObjectExistsError, StorageError
-from edl_hvd.events import CheckpointFailed, CheckpointWritten, Event
+from edl_hvd.events import CheckpointFailed, CheckpointWritten, Event, ReplicasDrifted
 from edl_hvd.storage import Storage
 
 _LOG = logging.getLogger(__name__)
@@ -32,6 +33,8 @@ _SLOWEST_TO_OWN_TIME = 4
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.2
 # Between looks at the storage while waiting for the others; also the longest delay of ``cancel``.
+
+_NAMED = 5  # tensors in an event
 
 
 class _Cancelled(Exception):
@@ -123,7 +126,8 @@ class Attempt:
             name = self._write_shard(layout.shard_name(task.rank, task.size), packed.data)
             files[name] = packed.entry
             tensors = self._described(share, name, packed)
-        part = self._part(files, tensors)
+        digests = digests_of(task.snapshot.tensors, self._not_cancelled) if task.size > 1 else {}
+        part = self._part(files, tensors, digests)
         if task.rank != 0:
             self._check_cancelled()
             task.storage.write(layout.part_key(task.snapshot.step, task.name, task.rank), part.encode())
@@ -163,9 +167,15 @@ class Attempt:
             task.storage.write_new(prefix + name, data)
         return name
 
-    def _part(self, files: dict[str, FileEntry], tensors: dict[str, TensorEntry], failure: str | None = None) -> Part:
+    def _part(
+        self,
+        files: dict[str, FileEntry],
+        tensors: dict[str, TensorEntry],
+        digests: dict[str, str],
+        failure: str | None = None,
+    ) -> Part:
         snapshot = self._task.snapshot
-        return Part(self._task.rank, snapshot.step, snapshot.epoch, snapshot.samples, files, tensors, failure)
+        return Part(self._task.rank, snapshot.step, snapshot.epoch, snapshot.samples, files, tensors, digests, failure)
 
     def _tell_rank_0(self, reason: str) -> None:
         """Spare rank 0 the wait for a share that will not come, if the storage still takes a small object."""
@@ -173,7 +183,7 @@ class Attempt:
         if task.rank != 0:
             with suppress(StorageError):
                 key = layout.part_key(task.snapshot.step, task.name, task.rank)
-                task.storage.write(key, self._part({}, {}, failure=reason).encode())
+                task.storage.write(key, self._part({}, {}, {}, failure=reason).encode())
 
     def _publish(self, manifest: Manifest) -> None:
         """Make the checkpoint visible."""
@@ -225,7 +235,19 @@ class Attempt:
                 )
             self._clock.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        return assemble(self._task, parts, self._clock.wall_s())
+        manifest = assemble(self._task, parts, self._clock.wall_s())
+        self._audit(parts)
+        return manifest
+
+    def _audit(self, parts: Mapping[int, Part]) -> None:
+        """Tell of ranks that hold other weights than the others."""
+        task = self._task
+        for rank, names in drifted({rank: part.digests for rank, part in parts.items()}).items():
+            tensors = f"{len(names)} tensors, among them {', '.join(sorted(names)[:_NAMED])}"
+            _LOG.warning("step %d: rank %d holds other weights than most: %s", task.snapshot.step, rank, tensors)
+            self._report(
+                ReplicasDrifted(task.storage.url, task.snapshot.step, rank, len(names), sorted(names)[:_NAMED])
+            )
 
     def _missing(self, parts: dict[int, Part]) -> list[str]:
         """Read the parts that have arrived into ``parts``; say what is still not there."""

@@ -22,6 +22,7 @@ FORMAT = 2
 
 _FORMER_FORMATS = {1: "that of development versions from before tensors were split by rows"}
 
+_DIGEST = 16  # hexadecimal digits
 LARGEST_BYTES = 256 * 1024 * 1024
 # A million tensors, or as much plain state; no reader takes in more, and no writer writes it.
 
@@ -31,7 +32,10 @@ _LONGEST_WORD = 100
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank wrote, of each tensor its own pieces. ``failure`` says why it wrote nothing, ``None`` if it did."""
+    """What one rank wrote, of each tensor its own pieces, and digests of all that it holds, see ``audit.py``.
+
+    ``failure`` says why it wrote nothing, ``None`` if it did.
+    """
 
     rank: int
     step: int
@@ -39,6 +43,7 @@ class Part:
     samples: int
     files: dict[str, FileEntry]
     tensors: dict[str, TensorEntry]
+    digests: dict[str, str]
     failure: str | None = None
 
     def encode(self) -> bytes:
@@ -56,6 +61,7 @@ class Part:
             samples=_number(content, "samples"),
             files=(files := decode_files(content["files"])),
             tensors=decode_tensors(content["tensors"], files, whole=False),
+            digests=_digests(content["digests"]),
             failure=None if failure is None else decoding.text(failure, "'failure' of its content", LARGEST_BYTES),
         )
 
@@ -156,6 +162,11 @@ def _decode(data: bytes) -> object:
 
 def _names(kind: type[Part] | type[Manifest]) -> list[str]:
     return [field.name for field in fields(kind)]
+
+
+def _digests(value: object) -> dict[str, str]:
+    digests = decoding.mapping(value, "'digests' of its content")
+    return {name: decoding.text(digest, f"digest {decoding.show(name)}", _DIGEST) for name, digest in digests.items()}
 
 
 def _number(content: Mapping[str, object], name: str, least: int = 0) -> int:

@@ -68,7 +68,7 @@ def pack(
             if plain:
                 with guard():
                     # One thread, and not holding Python's lock: beside it the training goes on.
-                    numpy.copyto(target[start:stop], _bytes_of(tensor)[start:stop])
+                    numpy.copyto(target[start:stop], bytes_of(tensor)[start:stop])
             checksums[name].append(checksum(target[start:stop].data))
     return Packed(file.data, FileEntry(end, len(header), checksum(header), chunk_bytes), checksums)
 
@@ -77,9 +77,9 @@ def fill(tensor: torch.Tensor, first_row: int, elements: memoryview) -> None:
     """Put the elements of a piece into a tensor, which is contiguous, from a row on."""
     row_bytes = tensor.nbytes // max(1, tensor.shape[0]) if tensor.dim() else tensor.nbytes
     start = first_row * row_bytes
-    numpy.copyto(_bytes_of(tensor)[start : start + elements.nbytes], numpy.frombuffer(elements, dtype=numpy.uint8))
+    numpy.copyto(bytes_of(tensor)[start : start + elements.nbytes], numpy.frombuffer(elements, dtype=numpy.uint8))
 
 
-def _bytes_of(tensor: torch.Tensor) -> numpy.ndarray[tuple[int], numpy.dtype[numpy.uint8]]:
+def bytes_of(tensor: torch.Tensor) -> numpy.ndarray[tuple[int], numpy.dtype[numpy.uint8]]:
     """The memory of a contiguous tensor."""
     return tensor.reshape(-1).view(torch.uint8).numpy()

@@ -1,6 +1,7 @@
 """Bytes by URL: ``file://`` and plain paths, ``s3://``, ``memory://``, anything else through fsspec.
 
-Reading order: ``base`` (the contract), ``opening`` (URL to storage), then one module per kind of storage.
+Reading order: ``base`` (the contract), ``opening`` (URL to storage), then one module per kind of storage. ``pieces`` is
+data to be written, ``parts`` how large objects are taken apart, ``retries`` when a request is made again.
 """
 
 from edl_hvd.storage.base import Storage, StoredObject

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edl_hvd.errors import ObjectTooLargeError, UsageError
+from edl_hvd.storage.pieces import Data
 
 # Where ``FileStorage`` keeps what is being written; reserved everywhere, so that a job can change storages.
 RESERVED_FOLDER = ".partial"
@@ -28,7 +29,7 @@ class StoredObject:
 
 
 class Storage(Protocol):
-    """Objects under one URL, each read and written whole. Safe to use from several threads.
+    """Objects under one URL, each written whole and read whole or in part. Safe to use from several threads.
 
     Keys are relative POSIX paths such as ``checkpoints/000000000010/manifest.json``; see ``check_key``.
     Every failure of the storage is a ``StorageError`` (or one of its kinds) that names URL, key and cause.
@@ -51,11 +52,37 @@ class Storage(Protocol):
             ObjectTooLargeError: It has more than ``limit_bytes``.
         """
 
-    def write(self, key: str, data: bytes | memoryview) -> None:
-        """Create or replace an object; a reader sees the old contents or the new, never a mixture."""
+    def read_into(self, key: str, start: int, buffer: bytearray | memoryview) -> int:
+        """Fill memory with the part of an object that begins at byte ``start``.
 
-    def write_new(self, key: str, data: bytes | memoryview) -> None:
+        Args:
+            key: Which object.
+            start: The first byte, from 0 on.
+            buffer: Writable and contiguous; as long as the part. What it holds after an error is undefined, but it
+                is not written to any more.
+
+        Returns:
+            How many bytes were read: fewer than ``buffer`` has only if the object ends before.
+
+        Raises:
+            ObjectMissingError: No such object.
+        """
+
+    def write(self, key: str, data: Data) -> None:
+        """Create or replace an object; a reader sees the old contents or the new, never a mixture.
+
+        Args:
+            key: Which object.
+            data: Its contents: one buffer, or several in their order, so that nothing has to be joined. They must not
+                change meanwhile.
+        """
+
+    def write_new(self, key: str, data: Data) -> None:
         """Create an object only if there is none; of several writers at once exactly one succeeds.
+
+        Args:
+            key: Which object.
+            data: As for ``write``.
 
         Raises:
             ObjectExistsError: There is one already; it is left as it is.

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from edl_hvd.errors import ObjectExistsError, ObjectMissingError, StorageError
 from edl_hvd.storage.base import RESERVED_FOLDER, StoredObject, check_key, check_size
+from edl_hvd.storage.pieces import Data, Pieces
 
 _ABANDONED_AFTER_S = 3600.0
 # A file being written changes all the time; one untouched for an hour belongs to a dead writer.
@@ -18,6 +21,8 @@ _ABANDONED_AFTER_S = 3600.0
 _PLACING_ATTEMPTS = 20
 # Each attempt is lost only to another process removing the same empty folder in that very moment.
 
+_WRITE_BYTES = 64 * 1024 * 1024
+# At a time; a system call takes 2 GiB at most.
 
 _NAMES_OF_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe"}
 
@@ -39,11 +44,21 @@ class FileStorage:
         self.url = self._root.as_uri()
 
     def read(self, key: str, limit_bytes: int | None = None) -> bytes:
+        with self._opened(key) as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            check_size(size_bytes, limit_bytes, key, self.url)
+            return file.read(size_bytes)
+
+    def read_into(self, key: str, start: int, buffer: bytearray | memoryview) -> int:
+        with self._opened(key) as file:
+            file.seek(start)
+            return file.readinto(memoryview(buffer).cast("B"))
+
+    @contextmanager
+    def _opened(self, key: str) -> Iterator[io.BufferedReader]:
         try:
             with open(self._path(key), "rb", opener=_open_plain) as file:
-                size_bytes = os.fstat(file.fileno()).st_size
-                check_size(size_bytes, limit_bytes, key, self.url)
-                return file.read(size_bytes)
+                yield file
         except StorageError:
             raise
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -53,10 +68,10 @@ class FileStorage:
         except OSError as error:
             raise self._failure("read", key, error) from error
 
-    def write(self, key: str, data: bytes | memoryview) -> None:
+    def write(self, key: str, data: Data) -> None:
         self._put("write", key, data, os.replace)
 
-    def write_new(self, key: str, data: bytes | memoryview) -> None:
+    def write_new(self, key: str, data: Data) -> None:
         # A link fails if its name is taken, whoever took it: the check and the act are one system call.
         self._put("create", key, data, os.link)
 
@@ -93,7 +108,7 @@ class FileStorage:
     def _failure(self, verb: str, key: str, error: OSError) -> StorageError:
         return StorageError(f"cannot {verb} {key!r} in {self.url}: {error.strerror or error}")
 
-    def _put(self, verb: str, key: str, data: bytes | memoryview, place: Callable[[Path, Path], None]) -> None:
+    def _put(self, verb: str, key: str, data: Data, place: Callable[[Path, Path], None]) -> None:
         path = self._path(key)
         partial = self._root / RESERVED_FOLDER / uuid.uuid4().hex
         try:
@@ -172,9 +187,11 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         return []
 
 
-def _write_synced(path: Path, data: bytes | memoryview) -> None:
+def _write_synced(path: Path, data: Data) -> None:
     with open(path, "xb") as file:
-        file.write(data)
+        pieces = Pieces(data)
+        for view in pieces.views(0, pieces.size_bytes, _WRITE_BYTES):
+            file.write(view)
         file.flush()
         os.fsync(file.fileno())
 

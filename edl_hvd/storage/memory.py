@@ -7,6 +7,7 @@ from collections import defaultdict
 
 from edl_hvd.errors import ObjectExistsError, ObjectMissingError
 from edl_hvd.storage.base import StoredObject, check_key, check_size
+from edl_hvd.storage.pieces import Data, Pieces
 
 # Two storages of the same name share their objects, as two clients of one bucket do.
 _OBJECTS: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
@@ -30,15 +31,20 @@ class MemoryStorage:
         check_size(len(data), limit_bytes, key, self.url)
         return data
 
-    def write(self, key: str, data: bytes | memoryview) -> None:
-        with _LOCK:
-            self._objects[check_key(key)] = bytes(data)
+    def read_into(self, key: str, start: int, buffer: bytearray | memoryview) -> int:
+        found = memoryview(self.read(key))[start : start + memoryview(buffer).nbytes]
+        memoryview(buffer).cast("B")[: found.nbytes] = found
+        return found.nbytes
 
-    def write_new(self, key: str, data: bytes | memoryview) -> None:
+    def write(self, key: str, data: Data) -> None:
+        with _LOCK:
+            self._objects[check_key(key)] = Pieces(data).joined()
+
+    def write_new(self, key: str, data: Data) -> None:
         with _LOCK:
             if check_key(key) in self._objects:
                 raise ObjectExistsError(f"cannot create {key!r} in {self.url}: it exists already")
-            self._objects[key] = bytes(data)
+            self._objects[key] = Pieces(data).joined()
 
     def list(self, prefix: str = "") -> list[StoredObject]:
         with _LOCK:

@@ -8,12 +8,13 @@ from urllib.parse import unquote
 
 from edl_hvd.errors import UsageError
 from edl_hvd.storage.base import Storage, redacted
+from edl_hvd.storage.parts import MEMORY_MB, Cut
 
 _FORMS = "a folder such as '/data/run', 'file:///data/run', 's3://bucket/run', 'memory://name', or a URL fsspec knows"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/{0,2})")
 
 
-def open_storage(url: str) -> Storage:
+def open_storage(url: str, memory_mb: float = MEMORY_MB) -> Storage:
     """The storage at ``url``. Nothing is created or contacted yet.
 
     S3 takes endpoint, region and credentials from boto3's own sources, ``AWS_*`` variables among them.
@@ -21,6 +22,8 @@ def open_storage(url: str) -> Storage:
     Args:
         url: A plain path, ``file:///path``, ``s3://bucket/prefix``, ``memory://name`` (this process
             only), or any other scheme that fsspec and its plug-ins understand.
+        memory_mb: Memory in megabytes that one transfer may take beside the data itself. Less memory means fewer
+            connections to S3 at once, one at least.
 
     Raises:
         UsageError: The URL is malformed, its scheme is unknown, or the package it needs is not installed.
@@ -35,7 +38,7 @@ def open_storage(url: str) -> Storage:
     if scheme == "file":
         return _open_file(_path_of_file_url(url, rest))
     if scheme == "s3":
-        return _open_s3(url, rest)
+        return _open_s3(url, rest, memory_mb)
     if scheme == "memory":
         if not rest.strip("/"):
             raise UsageError(f"{url!r} names no memory storage; expected 'memory://name'")
@@ -44,7 +47,7 @@ def open_storage(url: str) -> Storage:
         return MemoryStorage(rest.strip("/"))
     from edl_hvd.storage.through_fsspec import FsspecStorage
 
-    return FsspecStorage(url)
+    return FsspecStorage(url, memory_mb)
 
 
 def _open_file(path: str) -> Storage:
@@ -65,7 +68,7 @@ def _path_of_file_url(url: str, rest: str) -> str:
     return unquote("/" + path)
 
 
-def _open_s3(url: str, rest: str) -> Storage:
+def _open_s3(url: str, rest: str, memory_mb: float) -> Storage:
     bucket, _, prefix = rest.partition("/")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{1,}", bucket):
         # "s3://key:secret@bucket" must not be echoed: some tools accept secrets there.
@@ -77,4 +80,4 @@ def _open_s3(url: str, rest: str) -> Storage:
         from edl_hvd.storage.s3 import S3Storage
     except ImportError as error:
         raise UsageError(f"{url!r} needs boto3, which is not installed; run: pip install 'edl-hvd[aws]'") from error
-    return S3Storage(bucket, prefix.strip("/"))
+    return S3Storage(bucket, prefix.strip("/"), Cut.within(memory_mb))

@@ -2,121 +2,194 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+import io
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-import boto3
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
+from botocore.parsers import ResponseParserError
 
 from edl_hvd.errors import ObjectExistsError, ObjectMissingError, ObjectTooLargeError, StorageError, UsageError
 from edl_hvd.storage.base import StoredObject, check_key, check_size
-
-_PART_BYTES = 64 * 1024 * 1024
-# What a dropped connection costs at most; S3 allows 10,000 parts, so an object may have 640 GB.
+from edl_hvd.storage.parts import Cut, Part, side_by_side
+from edl_hvd.storage.pieces import Buffer, Data, Pieces
+from edl_hvd.storage.retries import GaveUpError, Patience
+from edl_hvd.storage.s3_requests import ChangedError, Fetched, S3Requests, code_of
 
 _CONFLICT_ATTEMPTS = 4
 # S3 answers 409 while another conditional write of the key is under way, and asks for a new attempt.
 
-_CONFIG = Config(
-    connect_timeout=5,
-    # A bucket's endpoint answers a connection in milliseconds or is not there.
-    read_timeout=30,
-    # Time without a single byte, not time per object.
-    user_agent_extra="edl-hvd",
-)
+_READ_ATTEMPTS = 4
+# One is lost when somebody replaces the object just then.
+
+_WRITER = "edl-hvd-writer"
+# Metadata that tells an object of ours from that of another writer, when the answer to our own request was lost.
 
 
 class S3Storage:
     """Storage under ``s3://bucket/prefix``.
 
-    Endpoint, region, credentials, retries and the like come from boto3's own sources (``AWS_ENDPOINT_URL``,
-    ``AWS_DEFAULT_REGION``, ``AWS_ACCESS_KEY_ID``, ``AWS_MAX_ATTEMPTS``, profiles, instance roles). The
-    endpoint must support conditional writes (``If-None-Match: *``).
+    Endpoint, region, credentials and the like come from boto3's own sources (``AWS_ENDPOINT_URL``,
+    ``AWS_DEFAULT_REGION``, ``AWS_ACCESS_KEY_ID``, profiles, instance roles). The endpoint must support conditional
+    writes (``If-None-Match: *``).
+
+    Args:
+        bucket, prefix: Where the objects are.
+        cut: How large objects are taken apart.
+        patience: How long a request is tried.
 
     Raises:
         StorageError: boto3 cannot make a client, for instance because no region is set.
     """
 
-    def __init__(self, bucket: str, prefix: str = "") -> None:
+    def __init__(self, bucket: str, prefix: str = "", cut: Cut | None = None, patience: Patience | None = None) -> None:
         self.url = f"s3://{bucket}/{prefix}".rstrip("/")
         self._bucket = bucket
         self._folder = f"{prefix}/" if prefix else ""
+        self._cut = cut or Cut()
         with self._translated("open", ""):
-            self._client = boto3.session.Session().client("s3", config=_CONFIG)
+            self._requests = S3Requests(self._cut.connections, patience or Patience())
 
     def read(self, key: str, limit_bytes: int | None = None) -> bytes:
         with self._translated("read", key):
-            answer = self._client.get_object(**self._address(key))
-            with closing(answer["Body"]) as body:
-                check_size(answer["ContentLength"], limit_bytes, key, self.url)
-                contents: bytes = body.read()
-                return contents
+            address = self._address(key)
+            for attempt in range(_READ_ATTEMPTS):
+                try:
+                    return self._read(key, address, limit_bytes)
+                except ChangedError:
+                    if attempt == _READ_ATTEMPTS - 1:
+                        raise
+            raise AssertionError("the last attempt returns or raises")
 
-    def write(self, key: str, data: bytes | memoryview) -> None:
+    def read_into(self, key: str, start: int, buffer: bytearray | memoryview) -> int:
+        with self._translated("read", key):
+            address = self._address(key)
+            view = memoryview(buffer).cast("B")
+            if not view.nbytes:
+                self._requests.call("head_object", address)
+            for attempt in range(_READ_ATTEMPTS):
+                try:
+                    return self._fetch_all(address, _Delivery(view, start), start, start + view.nbytes)
+                except ChangedError:
+                    if attempt == _READ_ATTEMPTS - 1:
+                        raise
+            raise AssertionError("the last attempt returns or raises")
+
+    def write(self, key: str, data: Data) -> None:
         with self._translated("write", key):
-            self._put(key, memoryview(data).cast("B"), {})
+            self._put(self._address(key), Pieces(data), {})
 
-    def write_new(self, key: str, data: bytes | memoryview) -> None:
+    def write_new(self, key: str, data: Data) -> None:
         with self._translated("create", key):
             for attempt in range(_CONFLICT_ATTEMPTS):
                 try:
-                    return self._put(key, memoryview(data).cast("B"), {"IfNoneMatch": "*"})
+                    return self._put(self._address(key), Pieces(data), {"IfNoneMatch": "*"})
                 except ClientError as error:
-                    if _code(error) != "ConditionalRequestConflict" or attempt == _CONFLICT_ATTEMPTS - 1:
+                    if code_of(error) != "ConditionalRequestConflict" or attempt == _CONFLICT_ATTEMPTS - 1:
                         raise
 
     def list(self, prefix: str = "") -> list[StoredObject]:
         with self._translated("list", prefix):
-            pages = self._client.get_paginator("list_objects_v2").paginate(
-                Bucket=self._bucket, Prefix=self._folder + prefix
-            )
-            return sorted(
-                StoredObject(entry["Key"].removeprefix(self._folder), entry["Size"])
-                for page in pages
-                for entry in page.get("Contents", [])
-            )
+            words = {"Bucket": self._bucket, "Prefix": self._folder + prefix}
+            found = []
+            while True:
+                page = self._requests.call("list_objects_v2", words)
+                found += [
+                    StoredObject(entry["Key"].removeprefix(self._folder), entry["Size"])
+                    for entry in page.get("Contents", [])
+                ]
+                if not page.get("IsTruncated"):
+                    return sorted(found)
+                words["ContinuationToken"] = page["NextContinuationToken"]
 
     def delete(self, key: str) -> None:
         with self._translated("delete", key):
-            self._client.delete_object(**self._address(key))
+            self._requests.call("delete_object", self._address(key))
 
     def exists(self, key: str) -> bool:
         # HEAD answers a missing bucket and a missing object alike; a listing tells them apart.
         with self._translated("look for", key):
             name = self._address(key)["Key"]
-            page = self._client.list_objects_v2(Bucket=self._bucket, Prefix=name, MaxKeys=1)
+            page = self._requests.call("list_objects_v2", {"Bucket": self._bucket, "Prefix": name, "MaxKeys": 1})
             return any(entry["Key"] == name for entry in page.get("Contents", []))
 
     def close(self) -> None:
-        self._client.close()
+        self._requests.close()
 
     def _address(self, key: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": self._folder + check_key(key)}
 
-    def _put(self, key: str, data: memoryview, condition: dict[str, str]) -> None:
-        if data.nbytes <= _PART_BYTES:
-            self._client.put_object(**self._address(key), Body=bytes(data), **condition)
-        else:
-            self._put_in_parts(key, data, condition)
+    def _read(self, key: str, address: dict[str, str], limit_bytes: int | None) -> bytes:
+        """The first part tells how long the object is; the others are then fetched side by side."""
+        delivery = _Delivery(None, 0)
+        memory = io.BytesIO()
 
-    def _put_in_parts(self, key: str, data: memoryview, condition: dict[str, str]) -> None:
-        """One part after the other: the ranks of a world upload side by side already."""
-        address = self._address(key)
-        upload = {**address, "UploadId": self._client.create_multipart_upload(**address)["UploadId"]}
+        def begin(size_bytes: int) -> None:
+            nonlocal memory
+            check_size(size_bytes, limit_bytes, key, self.url)
+            if delivery.size_bytes != size_bytes:
+                memory = io.BytesIO(bytes(size_bytes))
+                delivery.view = memory.getbuffer()
+
+        with delivery:
+            first = self._requests.fetch(address, 0, self._cut.part_bytes, begin, delivery)
+            if delivery.size_bytes > self._cut.part_bytes:
+                self._fetch_all(address, delivery, self._cut.part_bytes, delivery.size_bytes, first.version)
+        # What a BytesIO holds it also hands out, as long as nobody has a view of it, without a copy.
+        delivery.view.release()
+        return memory.getvalue()
+
+    def _fetch_all(self, address: dict[str, str], delivery: _Delivery, start: int, stop: int, version: str = "") -> int:
+        """Fetch a range, part by part; returns how much of it the object has."""
+        fetched: list[Fetched] = []
+
+        def fetch(part: Part, stopped: threading.Event) -> None:
+            fetched.append(self._requests.fetch(address, part.start, part.stop, lambda size: None, delivery, stopped))
+
+        with delivery:
+            parts = self._cut.parts(start, stop)
+            if len(parts) == 1:
+                fetch(parts[0], threading.Event())
+            else:
+                side_by_side(fetch, parts, self._cut.connections)
+        if len({part.version for part in fetched if part.version} | ({version} if version else set())) > 1:
+            raise ChangedError
+        return sum(part.count_bytes for part in fetched)
+
+    def _put(self, address: dict[str, str], pieces: Pieces, condition: dict[str, str]) -> None:
+        writer = uuid.uuid4().hex
+
+        def happened() -> bool:
+            return bool(self._requests.call("head_object", address)["Metadata"].get(_WRITER) == writer)
+
+        named: dict[str, Any] = {**address, "Metadata": {_WRITER: writer}}
+        if pieces.size_bytes <= self._cut.part_bytes:
+            words = {**named, **condition}
+            self._requests.send("put_object", words, pieces, 0, pieces.size_bytes, happened=happened)
+            return
+        begun = self._requests.call("create_multipart_upload", {**named, **self._requests.upload_words})
+        upload = {**address, "UploadId": begun["UploadId"]}
         try:
-            parts = []
-            for number, start in enumerate(range(0, data.nbytes, _PART_BYTES), start=1):
-                body = bytes(data[start : start + _PART_BYTES])
-                answer = self._client.upload_part(**upload, PartNumber=number, Body=body)
-                parts.append({"PartNumber": number, "ETag": answer["ETag"]})
-            self._client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts}, **condition)
+            words = {**upload, "MultipartUpload": {"Parts": self._send_parts(upload, pieces)}, **condition}
+            self._requests.call("complete_multipart_upload", words, happened=happened)
         except BaseException:
             # Parts of an unfinished upload are invisible but paid for; the first error is the one to report.
-            with suppress(ClientError, BotoCoreError):
-                self._client.abort_multipart_upload(**upload)
+            self._requests.last_word("abort_multipart_upload", upload)
             raise
+
+    def _send_parts(self, upload: dict[str, str], pieces: Pieces) -> Sequence[dict[str, Any]]:
+        """Send all parts, several at once; returns what completes the upload."""
+        tags: dict[int, dict[str, str]] = {}
+
+        def send(part: Part, stopped: threading.Event) -> None:
+            words = {**upload, "PartNumber": part.number}
+            tags[part.number] = self._requests.send("upload_part", words, pieces, part.start, part.stop, stopped)
+
+        side_by_side(send, self._cut.parts(0, pieces.size_bytes), self._cut.connections)
+        return [{"PartNumber": number, **tag} for number, tag in sorted(tags.items())]
 
     @contextmanager
     def _translated(self, verb: str, key: str) -> Iterator[None]:
@@ -125,27 +198,53 @@ class S3Storage:
             yield
         except (UsageError, ObjectTooLargeError):
             raise
-        except ClientError as error:
-            raise _translation(attempt, self._bucket, error) from error
-        except NoCredentialsError as error:
-            raise StorageError(
-                f"{attempt}: no AWS credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
-                "a profile, or run where an instance role is attached"
-            ) from error
-        except NoRegionError as error:
-            raise StorageError(f"{attempt}: no AWS region is set; set AWS_DEFAULT_REGION") from error
-        except (BotoCoreError, ValueError) as error:
+        except GaveUpError as error:
+            raise _translation(f"{attempt} ({error})", self._bucket, error.error) from error.error
+        except (ClientError, BotoCoreError, ResponseParserError, ValueError) as error:
             # ValueError is how botocore rejects a malformed AWS_ENDPOINT_URL.
-            raise StorageError(f"{attempt}: {error}") from error
+            raise _translation(attempt, self._bucket, error) from error
+        except ChangedError as error:
+            raise StorageError(f"{attempt}: it was replaced {_READ_ATTEMPTS} times while it was read") from error
 
 
-def _code(error: ClientError) -> str:
-    details: dict[str, Any] = error.response.get("Error", {})
-    return str(details.get("Code", ""))
+class _Delivery:
+    """Where fetched bytes go. After its ``with`` is left nothing is written there, whatever still arrives."""
+
+    def __init__(self, view: Buffer | None, start: int) -> None:
+        self.view = memoryview(view if view is not None else b"")
+        self._start = start
+        self._lock = threading.Lock()
+        self._open = False
+
+    @property
+    def size_bytes(self) -> int:
+        return self.view.nbytes
+
+    def __enter__(self) -> None:
+        self._open = True
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._open = False
+
+    def __call__(self, position: int, data: bytes) -> None:
+        begin = position - self._start
+        with self._lock:
+            if self._open:
+                self.view[begin : begin + len(data)] = data
 
 
-def _translation(attempt: str, bucket: str, error: ClientError) -> StorageError:
-    code = _code(error)
+def _translation(attempt: str, bucket: str, error: Exception) -> StorageError:
+    if isinstance(error, NoCredentialsError):
+        return StorageError(
+            f"{attempt}: no AWS credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+            "a profile, or run where an instance role is attached"
+        )
+    if isinstance(error, NoRegionError):
+        return StorageError(f"{attempt}: no AWS region is set; set AWS_DEFAULT_REGION")
+    if not isinstance(error, ClientError):
+        return StorageError(f"{attempt}: {error}")
+    code = code_of(error)
     message = str(error.response.get("Error", {}).get("Message", "")).strip()
     if code in ("NoSuchKey", "404"):
         return ObjectMissingError(f"{attempt}: no such object")
@@ -156,4 +255,9 @@ def _translation(attempt: str, bucket: str, error: ClientError) -> StorageError:
     if code in ("AccessDenied", "403"):
         needed = "s3:GetObject, s3:PutObject, s3:DeleteObject on its objects and s3:ListBucket on the bucket"
         return StorageError(f"{attempt}: access denied; the credentials in use need {needed} ({message})")
+    if code in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken"):
+        return StorageError(
+            f"{attempt}: the credentials in use are wrong or have expired; correct AWS_ACCESS_KEY_ID, "
+            f"AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the profile ({code}: {message})"
+        )
     return StorageError(f"{attempt}: {code}: {message}")

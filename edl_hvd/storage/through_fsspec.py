@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from edl_hvd.errors import ObjectExistsError, ObjectMissingError, ObjectTooLargeError, StorageError, UsageError
 from edl_hvd.storage.base import RESERVED_FOLDER, StoredObject, check_key, check_size, redacted
+from edl_hvd.storage.parts import MEMORY_MB
+from edl_hvd.storage.pieces import Data, Pieces
+
+_SMALLEST_BLOCK_BYTES = 5 * 1024 * 1024
+# Of what most services take in a part of an upload.
 
 
 class FsspecStorage:
@@ -20,12 +25,14 @@ class FsspecStorage:
 
     Args:
         url: Any URL ``fsspec`` accepts; options come from fsspec's own configuration.
+        memory_mb: Memory that one transfer may take; two blocks of data have to fit.
 
     Raises:
         UsageError: fsspec, or the package for this scheme, is missing, or the scheme is unknown.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, memory_mb: float = MEMORY_MB) -> None:
+        self._block_bytes = max(_SMALLEST_BLOCK_BYTES, int(memory_mb * 1e6) // 2)
         self.url = redacted(url).rstrip("/")
         scheme = url.partition(":")[0]
         try:
@@ -53,19 +60,29 @@ class FsspecStorage:
             contents: bytes = self._system.cat_file(self._path(key))
             return contents
 
-    def write(self, key: str, data: bytes | memoryview) -> None:
+    def read_into(self, key: str, start: int, buffer: bytearray | memoryview) -> int:
+        view = memoryview(buffer).cast("B")
+        with self._translated("read", key):
+            self._system.invalidate_cache()
+            # Some drivers refuse a range that reaches beyond the end.
+            end = min(start + view.nbytes, int(self._system.info(self._path(key))["size"]))
+            for begin in range(start, end, self._block_bytes):
+                stop = min(begin + self._block_bytes, end)
+                view[begin - start : stop - start] = self._system.cat_file(self._path(key), start=begin, end=stop)
+        return max(0, end - start)
+
+    def write(self, key: str, data: Data) -> None:
         with self._translated("write", key):
             partial = self._path(f"{RESERVED_FOLDER}/{uuid.uuid4().hex}", reserved=True)
             self._make_folder(partial)
-            self._system.pipe_file(partial, bytes(data))
+            self._put(partial, "wb", data)
             self._make_folder(self._path(key))
             self._system.mv(partial, self._path(key))
 
-    def write_new(self, key: str, data: bytes | memoryview) -> None:
+    def write_new(self, key: str, data: Data) -> None:
         with self._translated("create", key):
             self._make_folder(self._path(key))
-            with self._system.open(self._path(key), "xb") as file:
-                file.write(bytes(data))
+            self._put(self._path(key), "xb", data)
 
     def list(self, prefix: str = "") -> list[StoredObject]:
         with self._translated("list", prefix):
@@ -102,6 +119,20 @@ class FsspecStorage:
 
     def _make_folder(self, path: str) -> None:
         self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
+
+    def _put(self, path: str, mode: str, data: Data) -> None:
+        pieces = Pieces(data)
+        # A driver's file gathers a block, sends it, and gathers the next.
+        file = self._system.open(path, mode, block_size=self._block_bytes)
+        try:
+            with file:
+                for view in pieces.views(0, pieces.size_bytes, self._block_bytes):
+                    file.write(view)
+        except BaseException:
+            # It is ours, and not whole. The first error is the one to report.
+            with suppress(Exception):
+                self._system.rm_file(path)
+            raise
 
     @contextmanager
     def _translated(self, verb: str, key: str) -> Iterator[None]:

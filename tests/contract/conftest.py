@@ -11,6 +11,11 @@ import pytest
 # The suites import their servers as a module of this folder; so do the processes they start.
 sys.path.insert(0, str(Path(__file__).parent))
 
+# The fixtures of the suites of ``edl-hvd checkpoint``.
+from checkpoint_jobs import job as job
+from checkpoint_jobs import local as local
+from checkpoint_jobs import say as say
+from checkpoint_jobs import use_aws as use_aws
 from servers import AwsServer
 
 

@@ -9,10 +9,8 @@ from multiprocessing.context import ForkServerContext
 import torch
 
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot
-from edl_hvd.errors import ObjectExistsError
 from edl_hvd.events import CheckpointFailed
 from edl_hvd.storage import open_storage
-from edl_hvd.storage.through_fsspec import FsspecStorage
 
 
 def process_context() -> ForkServerContext:
@@ -20,19 +18,6 @@ def process_context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["edl_hvd.checkpoint.writer", "edl_hvd.storage.s3", "fsspec", "pytest"])
     return context
-
-
-def create(url: str, environment: dict[str, str], number: int) -> bool:
-    """Try to create the object ``contested``; whether this process did."""
-    os.environ.update(environment)
-    storage = FsspecStorage(url) if url.startswith("local:") else open_storage(url)
-    try:
-        storage.write_new("contested", f"{number}".encode() * 100_000)
-    except ObjectExistsError:
-        return False
-    finally:
-        storage.close()
-    return True
 
 
 def snapshot_of(step: int) -> Snapshot:

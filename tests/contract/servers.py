@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import threading
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from types import TracebackType
 from typing import Any
+from urllib.request import Request, urlopen
 
 import boto3
 from moto.server import DomainDispatcherApplication, create_backend_app
@@ -78,6 +80,20 @@ class AwsServer:
         name = f"bucket-{uuid.uuid4().hex[:12]}"
         self._s3.create_bucket(Bucket=name)
         return name
+
+    @contextmanager
+    def asking_for_credentials(self) -> Iterator[None]:
+        """Nobody is known meanwhile. Otherwise everybody may do everything."""
+        self._ask_after("0")
+        try:
+            yield
+        finally:
+            self._ask_after("inf")
+
+    def _ask_after(self, requests: str) -> None:
+        kind = {"Content-Type": "text/plain"}
+        with urlopen(Request(f"{self.url}/moto-api/reset-auth", requests.encode(), kind, method="POST")):
+            pass
 
     @cached_property
     def _s3(self) -> Any:

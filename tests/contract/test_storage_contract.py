@@ -6,16 +6,19 @@ import os
 import random
 import threading
 import uuid
+from array import array
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from processes import create, process_context
 from servers import AwsServer
+from storage_processes import create, process_context
 
 from edl_hvd.errors import ObjectExistsError, ObjectMissingError, ObjectTooLargeError, StorageError, UsageError
 from edl_hvd.storage import Storage, StoredObject, open_storage
+from edl_hvd.storage.parts import Cut
+from edl_hvd.storage.s3 import S3Storage
 from edl_hvd.storage.through_fsspec import FsspecStorage
 
 KINDS = ("file", "memory", "s3", "fsspec")
@@ -35,6 +38,7 @@ ODD_NAMES = (
     ".hidden",
     "*",
 )
+NO_KEYS = ("", "/", "/etc/passwd", "a/../b", "..", ".", "a//b", "a/", "./a", "a\0b", "a\nb", "\ud800")
 
 
 @pytest.fixture(params=KINDS)
@@ -80,6 +84,42 @@ def test_a_memoryview_is_written_like_bytes(storage: Storage) -> None:
     storage.write("view", data)
     storage.write_new("view-new", data)
     assert storage.read("view") == storage.read("view-new") == bytes(range(50, 150))
+
+
+def test_several_buffers_make_one_object(storage: Storage) -> None:
+    pieces = [b"head", memoryview(b""), memoryview(array("f", [1.0, 2.0])), bytearray(b"tail")]
+    storage.write("pieces", pieces)
+    storage.write_new("pieces-new", pieces)
+    storage.write("nothing", [])
+    assert storage.read("pieces") == storage.read("pieces-new") == b"".join(map(bytes, pieces))
+    assert storage.read("nothing") == b""
+
+
+def test_any_part_of_an_object_is_read_into_memory(storage: Storage) -> None:
+    data = random.Random(2).randbytes(100_000)
+    storage.write("folder/key", data)
+    storage.write("empty", b"")
+    for start, length in (
+        (0, 100_000),
+        (0, 1),
+        (99_999, 1),
+        (12_345, 54_321),
+        (99_990, 20),
+        (100_000, 5),
+        (200_000, 5),
+    ):
+        around = bytearray(b"\xaa" * (length + 2))
+        expected = data[start : start + length]
+        assert storage.read_into("folder/key", start, memoryview(around)[1:-1]) == len(expected)
+        assert around == b"\xaa" + expected + b"\xaa" * (length + 1 - len(expected)), "nothing beside it is written"
+    numbers = array("H", [0]) * 10
+    assert storage.read_into("folder/key", 6, memoryview(numbers)) == 20
+    assert numbers.tobytes() == data[6:26]
+    assert storage.read_into("folder/key", 5, bytearray()) == 0
+    assert storage.read_into("empty", 0, bytearray(3)) == 0
+    for length in (0, 10):
+        with pytest.raises(ObjectMissingError, match="missing"):
+            storage.read_into("missing", 0, bytearray(length))
 
 
 def test_write_replaces(storage: Storage) -> None:
@@ -176,30 +216,30 @@ def test_deleting_removes_one_object_and_missing_is_fine(storage: Storage) -> No
     assert storage.list() == [StoredObject("folder/two", 1)]
 
 
-@pytest.mark.parametrize("name", ODD_NAMES)
-def test_odd_names_are_kept_as_they_are(storage: Storage, name: str) -> None:
-    key = f"odd/{name}/{name}"
-    storage.write_new(key, name.encode())
-    assert storage.read(key) == name.encode()
-    assert storage.exists(key)
-    assert [entry.key for entry in storage.list("odd/")] == [key]
-    storage.delete(key)
-    assert storage.list() == []
+def test_odd_names_are_kept_as_they_are(storage: Storage) -> None:
+    for name in ODD_NAMES:
+        key = f"odd/{name}/{name}"
+        storage.write_new(key, name.encode())
+        assert storage.read(key) == name.encode()
+        assert storage.exists(key)
+        assert [entry.key for entry in storage.list("odd/")] == [key]
+        storage.delete(key)
+        assert storage.list() == []
 
 
-@pytest.mark.parametrize(
-    "key", ["", "/", "/etc/passwd", "a/../b", "..", ".", "a//b", "a/", "./a", "a\0b", "a\nb", "\ud800"]
-)
-def test_what_is_not_a_key_is_refused_by_every_method(storage: Storage, key: str) -> None:
-    for call in (
-        storage.read,
-        storage.delete,
-        storage.exists,
-        lambda key: storage.write(key, b""),
-        lambda key: storage.write_new(key, b""),
-    ):
-        with pytest.raises(UsageError, match="is not a storage key"):
-            call(key)
+def test_what_is_not_a_key_is_refused_by_every_method(storage: Storage) -> None:
+    for key in NO_KEYS:
+        for call in (
+            storage.read,
+            lambda key: storage.read_into(key, 0, bytearray(1)),
+            storage.delete,
+            storage.exists,
+            lambda key: storage.write(key, b""),
+            lambda key: storage.write_new(key, b""),
+        ):
+            with pytest.raises(UsageError, match="is not a storage key") as caught:
+                call(key)
+            assert repr(key) in str(caught.value)
 
 
 def test_a_reader_sees_the_old_contents_or_the_new_never_a_mixture(opener: Callable[[], Storage]) -> None:
@@ -262,10 +302,10 @@ def test_of_many_processes_exactly_one_creates_the_object(
     environment = request.getfixturevalue("aws").environment if kind == "s3" else {}
     storage = opener()
     with process_context().Pool(4) as pool:
-        calls = [(storage.url, environment, number) for number in range(12)]
+        calls = [(storage.url, environment, number, 100_000) for number in range(12)]
         won = pool.starmap(create, calls, chunksize=1)
     assert won.count(True) == 1
-    assert storage.read("contested") == f"{won.index(True)}".encode() * 100_000
+    assert storage.read("contested") == bytes([won.index(True)]) * 100_000
     storage.close()
 
 
@@ -317,20 +357,35 @@ def _put(storage: Storage) -> None:
 def test_large_objects_go_to_s3_in_parts_and_are_created_once_all_the_same(
     aws: AwsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edl_hvd.storage.s3._PART_BYTES", 5 * 1024 * 1024)  # the smallest S3 allows
     for variable, value in aws.environment.items():
         monkeypatch.setenv(variable, value)
     bucket = aws.new_bucket()
-    storage = open_storage(f"s3://{bucket}/run")
+    storage = S3Storage(bucket, "run", Cut(part_bytes=5 * 1024 * 1024))  # the smallest S3 allows
     data = os.urandom(11 * 1024 * 1024)
-    storage.write_new("large", data)
+    storage.write_new("large", [data[:1000], memoryview(data)[1000:]])
     assert storage.read("large") == data
     with pytest.raises(ObjectExistsError):
         storage.write_new("large", data[::-1])
     assert storage.read("large") == data
     storage.write("large", data[1:])
     assert storage.read("large") == data[1:]
+    back = bytearray(len(data))
+    assert storage.read_into("large", 0, back) == len(data) - 1
+    assert back[:-1] == data[1:]
+    with pytest.raises(ObjectTooLargeError):
+        storage.read("large", len(data) - 2)
     client = aws.client("s3")
     assert "Uploads" not in client.list_multipart_uploads(Bucket=bucket), "an unfinished upload is still paid for"
     client.close()
+    storage.close()
+
+
+def test_unknown_credentials_are_named(aws: AwsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in {**aws.environment, "AWS_ACCESS_KEY_ID": "nobody"}.items():
+        monkeypatch.setenv(variable, value)
+    storage = open_storage(f"s3://{aws.new_bucket()}/run")
+    with aws.asking_for_credentials():
+        for call in (storage.list, lambda: storage.read("key"), lambda: _put(storage)):
+            with pytest.raises(StorageError, match=rf"{storage.url}: the credentials in use are wrong.*InvalidAcc"):
+                call()
     storage.close()

@@ -266,7 +266,7 @@ def a_part() -> JsonObject:
     piece = {"file": SHARD, "first_row": 1, "rows": 2, "checksums": [checksum(b"")]}
     tensors = {WEIGHT: {"dtype": "uint8", "shape": [3], "pieces": [piece]}}
     numbers = {"rank": 1, "step": 20, "epoch": 0, "samples": 5}
-    return {**numbers, "files": files, "tensors": tensors, "failure": None}
+    return {**numbers, "files": files, "tensors": tensors, "digests": {WEIGHT: "0123456789abcdef"}, "failure": None}
 
 
 @pytest.mark.parametrize("field", a_part())
@@ -276,7 +276,9 @@ def test_what_another_rank_says_it_wrote_is_not_believed_either(field: str, wron
         return json_bytes({"format": 2, "checksum": checksum(json_bytes(part)), "content": part})
 
     assert Part.decode(signed(a_part())).tensors[WEIGHT].shape == [3]
-    with pytest.raises(ValueError, match=rf"({field}|file 'x'|tensor 'x'|unexpected files).*(expected|shard's name)"):
+    with pytest.raises(
+        ValueError, match=rf"({field}|file 'x'|tensor 'x'|digest 'x'|unexpected files).*(expected|shard's name)"
+    ):
         Part.decode(signed({**a_part(), field: wrong}))
     lacking = a_part()
     del lacking[field]

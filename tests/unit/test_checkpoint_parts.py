@@ -211,7 +211,7 @@ def test_documents_come_back_equal_and_in_order() -> None:
     manifest = a_manifest()
     assert Manifest.decode(manifest.encode()) == manifest
     assert list(Manifest.decode(manifest.encode()).plain) == list(manifest.plain)
-    part = Part(3, 7, 1, 70, manifest.files, manifest.tensors)
+    part = Part(3, 7, 1, 70, manifest.files, manifest.tensors, {"a": "0123456789abcdef"})
     assert Part.decode(part.encode()) == part
     assert math.isnan(Manifest.decode(_with_plain({"x": math.nan}).encode()).plain["x"])
 

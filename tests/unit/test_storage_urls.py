@@ -52,7 +52,8 @@ def test_a_malformed_or_unknown_url_is_refused_saying_what_is_expected(url: str)
 
 def test_s3_without_boto3_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
-    monkeypatch.delitem(sys.modules, "edl_hvd.storage.s3", raising=False)
+    for module in ("s3", "s3_requests"):
+        monkeypatch.delitem(sys.modules, f"edl_hvd.storage.{module}", raising=False)
     with pytest.raises(UsageError, match=r"pip install 'edl-hvd\[aws\]'"):
         open_storage("s3://bucket/run")
 

@@ -1,0 +1,100 @@
+"""Large objects in parts: how they are cut, and several parts under way at once."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+_MIB = 1024 * 1024
+
+MEMORY_MB = 64.0
+# What one transfer may take beside the data: enough for all the connections that S3 is given.
+
+CHUNK_BYTES = _MIB
+# What one connection holds in memory of what it reads; larger ones make nothing faster.
+
+_MEMORY_PER_CONNECTION_BYTES = 3 * _MIB
+# A chunk that was read, the same in the HTTP library, and the socket's buffers.
+
+_MOST_CONNECTIONS = 16
+# S3 gives one connection some 80 MB/s: sixteen fill a link of ten gigabits.
+
+_MOST_PARTS = 9_000
+# S3 takes 10,000 of one object.
+
+
+@dataclass(frozen=True)
+class Part:
+    """Bytes ``start`` up to ``stop`` of an object; parts are numbered from 1."""
+
+    number: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How large objects are taken apart.
+
+    Attributes:
+        part_bytes: Length of a part; an object that is no longer is not taken apart. S3 demands 5 MiB at least.
+        connections: Parts under way at once.
+    """
+
+    part_bytes: int = 8 * _MIB
+    # What a dropped connection costs at most. It takes 100 ms at the least, and a request as such some 2 ms.
+    connections: int = _MOST_CONNECTIONS
+
+    @classmethod
+    def within(cls, memory_mb: float) -> Cut:
+        """As many connections as can be had with so much memory."""
+        affordable = int(memory_mb * 1e6 / _MEMORY_PER_CONNECTION_BYTES)
+        return cls(connections=max(1, min(_MOST_CONNECTIONS, affordable)))
+
+    def parts(self, start: int, stop: int) -> list[Part]:
+        """The parts of these bytes, each once and in order; equally long but for the last.
+
+        >>> Cut(part_bytes=10).parts(5, 30)
+        [Part(number=1, start=5, stop=15), Part(number=2, start=15, stop=25), Part(number=3, start=25, stop=30)]
+        """
+        length = max(self.part_bytes, -(-(stop - start) // _MOST_PARTS))
+        starts = range(start, stop, length)
+        return [Part(number, begin, min(begin + length, stop)) for number, begin in enumerate(starts, start=1)]
+
+
+def side_by_side(work: Callable[[Part, threading.Event], None], parts: Sequence[Part], connections: int) -> None:
+    """Call ``work(part, stopped)`` for every part, several at once, each in a thread; returns when all are done.
+
+    The first error is raised at once, without waiting for calls that are under way: they find ``stopped`` set, and what
+    they come to is of no interest.
+    """
+    stopped = threading.Event()
+    waiting: queue.SimpleQueue[Part] = queue.SimpleQueue()
+    done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+    for part in parts:
+        waiting.put(part)
+
+    def go_on() -> None:
+        while not stopped.is_set():
+            try:
+                part = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                work(part, stopped)
+            except BaseException as error:
+                done.put(error)
+            else:
+                done.put(None)
+
+    for number in range(min(connections, len(parts))):
+        # Daemons, so that a connection that stalls does not hold up the end of the process.
+        threading.Thread(target=go_on, name=f"edl-hvd-storage-{number}", daemon=True).start()
+    try:
+        for _ in parts:
+            if error := done.get():
+                raise error
+    finally:
+        stopped.set()
