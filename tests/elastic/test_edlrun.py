@@ -159,9 +159,8 @@ def test_a_newcomer_that_dies_before_another_has_heard_of_its_world_holds_nobody
     assert "stuck" not in outcome.output
 
 
-@pytest.mark.parametrize("at", ["forming", "sync"])
-def test_a_worker_that_dies_while_a_world_forms_costs_only_a_retry(edlrun, at):
-    faults = (add_host("127.1:1", step=5), kill(worker="127.1:0", at=at))
+def test_a_worker_that_dies_while_a_world_forms_costs_only_a_retry(edlrun):
+    faults = (add_host("127.1:1", step=5), kill(worker="127.1:0", at="sync"))
     assert edlrun(TWO_HOSTS, *faults, training=Training(until_size=3)).reports[0]["size"] == 3
 
 

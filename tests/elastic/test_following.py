@@ -38,9 +38,8 @@ def test_weights_that_the_script_moves_besides_reach_the_newcomer_all_the_same(e
     assert "another state than expected" in outcome.output
 
 
-@pytest.mark.parametrize("at", ["following", "followed"])
-def test_a_newcomer_that_dies_while_it_follows_costs_the_others_nothing(edlrun, at):
-    faults = (add_host("127.1:1", step=5), kill(worker=NEWCOMER, at=at))
+def test_a_newcomer_that_dies_while_it_follows_costs_the_others_nothing(edlrun):
+    faults = (add_host("127.1:1", step=5), kill(worker=NEWCOMER, at="followed"))
     outcome = edlrun(TWO_HOSTS, *faults, training=Training(until_size=3))
     assert sizes(outcome)[-1] == 3
 
