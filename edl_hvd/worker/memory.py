@@ -122,28 +122,25 @@ class Memory:
             plain, tensors = self._rest_of(number)
             self._rest.fill(tensors, plain)
             self._light = True
-            self._snapshot, self._frozen, self._marks = SnapshotBuffers(), False, {}
+            self._snapshot, self._frozen = SnapshotBuffers(), False
         else:
             plain, tensors = self.live(number)
             snapshot = SnapshotBuffers() if self._frozen else self._snapshot
             snapshot.fill(tensors, plain)
             self._snapshot, self._frozen, self._light = snapshot, False, False
-            self._marks = marks_of(tensors)
+        self._marks = marks_of(tensors)
         self.commit, self._ahead, self._disturbed = number, self._to_skip, False
         self.watch.commit()
 
     def retake(self) -> None:
         """Take the last commit once more; copies only what has been written since."""
-        if self._light:
-            self.take(self.commit, light=True)
-            return
-        plain, tensors = self.live(self.commit)
+        plain, tensors = self._rest_of(self.commit) if self._light else self.live(self.commit)
         written = {name: tensor for name, tensor in tensors.items() if not self._is_marked(name, tensor)}
-        if tensors.keys() == self._marks.keys() and not self._frozen and self._snapshot.refill(written, plain):
+        if tensors.keys() == self._marks.keys() and not self._frozen and self._last.refill(written, plain):
             self._marks.update(marks_of(written))
             self._ahead = self._to_skip
         else:
-            self.take(self.commit)
+            self.take(self.commit, light=self._light)
 
     @property
     def _to_skip(self) -> list[int]:
@@ -228,6 +225,7 @@ class Memory:
             self.attributes[name] = _copy(decode(plain["attributes"][name], tensors))
         self._count({**plain["counters"], "ahead": ahead})
         self._ahead, self.watch.steps = ahead, [0] * len(ahead)
+        self._marks = marks_of(self._rest_of(self.commit)[1])  # they are equal now
         self.watch.look()
 
     def sample(self) -> int:
