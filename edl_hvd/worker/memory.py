@@ -134,6 +134,9 @@ class Memory:
 
     def retake(self) -> None:
         """Take the last commit once more; copies only what has been written since."""
+        if self._light and not self.watch.trusted:
+            self.take(self.commit)
+            return
         plain, tensors = self._rest_of(self.commit) if self._light else self.live(self.commit)
         written = {name: tensor for name, tensor in tensors.items() if not self._is_marked(name, tensor)}
         if tensors.keys() == self._marks.keys() and not self._frozen and self._last.refill(written, plain):

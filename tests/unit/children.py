@@ -12,8 +12,11 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from edl_hvd.driver.workers.exits import Exit
 from edl_hvd.driver.workers.launcher import Launcher, Program
 from edl_hvd.driver.workers.ssh import Ssh
+
+WORKER = "b:0"
 
 # What sshd does with a command: a shell runs it in a session of its own, which the driver has made already.
 PRETENDED_SSH = """\
@@ -122,3 +125,15 @@ def command_lines() -> bytes:
             except OSError:  # It ended meanwhile.
                 continue
     return b"\n".join(found)
+
+
+def outcome_of(words: tuple[str, ...], local: bool, **options) -> tuple[Exit, Ears, list[str]]:
+    """Run a worker to its end."""
+    ears = Ears()
+
+    async def follow():
+        process = await launcher(words, ears, local, **options).start(WORKER, {})
+        return await process.wait(), process.last_lines
+
+    exit_, last_lines = asyncio.run(follow())
+    return exit_, ears, last_lines

@@ -212,6 +212,17 @@ def test_a_script_that_moves_parameters_itself_gets_copies_until_it_has_not_for_
     assert all(copied[copied.index(True) :])
 
 
+def test_who_came_back_from_a_script_that_moved_parameters_has_a_copy_before_it_does_so_again():
+    state = train(make(), 4)
+    in_place(state.model[0].weight)
+    state.memory.put_back()
+    state.memory.retake()
+    kept = state.model[0].weight.clone()
+    in_place(state.model[0].weight)
+    state.memory.put_back()
+    assert torch.equal(state.model[0].weight, kept)
+
+
 def test_a_step_that_computes_gradients_while_it_moves_is_always_copied():
     state = make(lambda parameters: torch.optim.LBFGS(parameters, lr=0.01, max_iter=1))
     for _ in range(5):
