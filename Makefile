@@ -25,7 +25,7 @@ HOROVOD = $(VENV)/.horovod-$(FINGERPRINT)-$(TORCH)
 RUN := PATH="$(abspath $(BIN)):$$PATH" VIRTUAL_ENV="$(abspath $(VENV))"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup imagenet-demo test test-hosts lint format docker clean horovod preflight always
+.PHONY: help setup imagenet-demo test test-horovodrun test-hosts lint format docker clean horovod preflight always
 
 help: ## Print this list
 	@printf '\n  Elastic training for PyTorch on Horovod\n\n'
@@ -37,6 +37,9 @@ imagenet-demo: setup ## Train on real images while hosts join, die and leave; en
 
 test: setup ## Run the tests; PYTEST_ARGS='tests/unit -k batch' narrows them
 	@$(RUN) python -m pytest --numprocesses $(PYTEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
+
+test-horovodrun: setup ## Run the elastic tests of the worker's side once more, under stock horovodrun
+	@$(RUN) python -m pytest --numprocesses $(PYTEST_PROCESSES) --dist worksteal tests/elastic -m either --launcher horovodrun
 
 test-hosts: setup ## Run the tests over several hosts: ssh, network namespaces, Slurm (needs root and sshd)
 	@$(RUN) python -m pytest --numprocesses 2 --dist worksteal tests/hosts

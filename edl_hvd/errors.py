@@ -14,6 +14,7 @@
     │   ├── ObjectMissingError     no such object
     │   ├── ObjectExistsError      a conditional write lost the race
     │   ├── ObjectTooLargeError    an object has more bytes than its reader takes
+    │   ├── OwnedError             another job writes checkpoints at this URL
     │   └── CheckpointDamagedError a checkpoint is listed but does not verify
     └── InternalError              us: a broken invariant, please report
 
@@ -77,6 +78,10 @@ class ObjectExistsError(StorageError):
 
 class ObjectTooLargeError(StorageError):
     """The object has more bytes than the reader asked for at most."""
+
+
+class OwnedError(StorageError):
+    """Another job owns the checkpoint URL."""
 
 
 class CheckpointDamagedError(StorageError):

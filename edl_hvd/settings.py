@@ -6,8 +6,10 @@ error names everything that is wrong with it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -33,6 +35,9 @@ class Settings:
         meet_timeout_s: Longest wait at a meeting for a worker that may have died unseen
             (``EDL_HVD_MEET_TIMEOUT``).
         elastic_timeout_s: Longest wait for a world (``HOROVOD_ELASTIC_TIMEOUT``).
+        take_over: Take the checkpoint URL from another job that lives, and so end that job (``EDL_HVD_TAKE_OVER``).
+        on_checkpoint_failure: What a checkpoint that cannot be written does to the job, "warn" or "stop"
+            (``EDL_HVD_ON_CHECKPOINT_FAILURE``).
         grace_s: Between SIGTERM and SIGKILL, where nothing else is known (``EDL_HVD_GRACE``).
         restart_lost_progress: Start over when all progress is lost, instead of ending in an error
             (``EDL_HVD_RESTART_LOST_PROGRESS``).
@@ -44,6 +49,10 @@ class Settings:
     # Ten minutes: at the two-minute notice of a spot host the loss stays small beside a restart's cost.
     keep: int = 3
     # The newest, the one before in case the newest is damaged, and one to compare with.
+    take_over: bool = False
+    # It ends another job.
+    on_checkpoint_failure: str = "warn"
+    # The next one may succeed, and so may the training.
     commit_every: int = 1
     # A commit costs half a millisecond; above 1 it costs a copy of the state, and a lost world costs so many steps.
     events: str | None = None
@@ -71,6 +80,8 @@ class Settings:
         ]
         if self.checkpoint is not None and not self.checkpoint.strip():
             problems.append("checkpoint='' is empty; expected a folder or a URL such as 's3://bucket/run'")
+        if self.on_checkpoint_failure not in ("warn", "stop"):
+            problems.append(f"on_checkpoint_failure={self.on_checkpoint_failure!r}; expected 'warn' or 'stop'")
         _raise_all(problems)
 
     @classmethod
@@ -163,6 +174,7 @@ class Launch:
         host: This worker's host as the launcher names it.
         interface: Network interface to use, or ``None`` for any.
         rank, size, local_rank, local_size, cross_rank, cross_size: The assignment at start.
+        run: Names this run of the job: the same on all its workers, and on no other's.
         driver: Our own driver, when ``edlrun`` started us; else ``None``.
         past: What this worker brings from its previous life, see ``worker/rebirth.py``; else ``None``.
     """
@@ -179,6 +191,7 @@ class Launch:
     local_size: int = 1
     cross_rank: int = 0
     cross_size: int = 1
+    run: str = "alone"
     driver: Driver | None = None
     past: PastLife | None = None
 
@@ -205,9 +218,19 @@ class Launch:
             local_size=number("HOROVOD_LOCAL_SIZE", number("OMPI_COMM_WORLD_LOCAL_SIZE", 1)),
             cross_rank=number("HOROVOD_CROSS_RANK", 0),
             cross_size=number("HOROVOD_CROSS_SIZE", 1),
+            run=_name_of_run(environ),
             driver=Driver.from_environment(environ),
             past=PastLife(**json.loads(environ["EDL_HVD_PAST_LIFE"])) if "EDL_HVD_PAST_LIFE" in environ else None,
         )
+
+
+def _name_of_run(environ: Mapping[str, str]) -> str:
+    """From what only the workers of one run share; shows nothing of it, for it may be the job's secret."""
+    shared = environ.get("EDL_HVD_DRIVER_TOKEN")
+    if not shared and environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"):
+        # As long as horovodrun lives nobody else has this port.
+        shared = ":".join(environ.get(f"HOROVOD_GLOO_RENDEZVOUS_{part}", "") for part in ("ADDR", "PORT"))
+    return hashlib.sha256((shared or secrets.token_hex()).encode()).hexdigest()[:16]
 
 
 def own_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -270,6 +293,8 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "EDL_HVD_CHECKPOINT": ("checkpoint", str),
     "EDL_HVD_CHECKPOINT_EVERY": ("checkpoint_every", Interval.parse_or_auto),
     "EDL_HVD_KEEP": ("keep", _whole),
+    "EDL_HVD_TAKE_OVER": ("take_over", _flag),
+    "EDL_HVD_ON_CHECKPOINT_FAILURE": ("on_checkpoint_failure", str),
     "EDL_HVD_COMMIT_EVERY": ("commit_every", _whole),
     "EDL_HVD_EVENTS": ("events", str),
     "EDL_HVD_MEET_TIMEOUT": ("meet_timeout_s", _seconds),

@@ -14,9 +14,11 @@ import torch
 import edl_hvd
 from edl_hvd.checkpoint import layout
 from edl_hvd.checkpoint.audit import digests_of, drifted
+from edl_hvd.checkpoint.document import LARGEST_BYTES
 from edl_hvd.checkpoint.entries import FileEntry, Piece, TensorEntry, stored_name
-from edl_hvd.checkpoint.files import read_manifest, verify
-from edl_hvd.checkpoint.manifest import LARGEST_BYTES, Manifest, Part
+from edl_hvd.checkpoint.files import read_listed_key, verify
+from edl_hvd.checkpoint.manifest import Manifest, Part
+from edl_hvd.checkpoint.ownership import check_owner
 from edl_hvd.checkpoint.retention import collect
 from edl_hvd.checkpoint.shards import DTYPE_NAMES, Packed, pack
 from edl_hvd.checkpoint.shares import Extent, Rows, share_out
@@ -55,6 +57,7 @@ class Task:
         name: The attempt; the same on every rank, never used before.
         keep: Checkpoints to keep.
         patience_s: Least time rank 0 waits for the other ranks.
+        owner: Number of the job's ownership of the storage, see ``ownership.py``; 0 if it has none.
     """
 
     storage: Storage
@@ -64,6 +67,7 @@ class Task:
     name: str
     keep: int
     patience_s: float
+    owner: int = 0
 
 
 class Attempt:
@@ -163,12 +167,15 @@ class Attempt:
         self._check_cancelled()
         task = self._task
         prefix = layout.folder(task.snapshot.step)
-        try:
-            task.storage.write_new(prefix + name, data)
-        except ObjectExistsError:
-            # An earlier attempt at this step got as far as writing its share.
-            name = layout.shard_name(task.rank, task.size, task.name)
-            task.storage.write_new(prefix + name, data)
+        if task.owner <= layout.FIRST_OWNER:
+            try:
+                task.storage.write_new(prefix + name, data)
+                return name
+            except ObjectExistsError:
+                pass  # an earlier attempt at this step got as far as writing its share
+        # Names of former owners are never used again: they may still be about to delete what they planned to.
+        name = layout.shard_name(task.rank, task.size, task.name)
+        task.storage.write_new(prefix + name, data)
         return name
 
     def _part(
@@ -193,35 +200,45 @@ class Attempt:
         """Make the checkpoint visible."""
         task = self._task
         try:
-            self._write_manifest(task.storage.write_new, manifest)
+            self._write_manifest(layout.manifest_key(manifest.step, task.owner), manifest)
         except ObjectExistsError:
             manifest = self._settle(manifest)
+        self._check_owner()
         seconds = self._clock.monotonic_s() - self._start_s
         self._report(CheckpointWritten(task.storage.url, manifest.step, manifest.size_bytes, seconds))
 
     def _settle(self, manifest: Manifest) -> Manifest:
-        """There is a manifest of this step already: keep it if it is good, else put ours in its place."""
-        storage = self._task.storage
+        """This job has a manifest of this step already: keep it if it is good, else write one that counts more."""
+        storage, owner = self._task.storage, self._task.owner
         try:
-            existing = read_manifest(storage, manifest.step)
+            existing = read_listed_key(storage, manifest.step, layout.manifest_key(manifest.step, owner)).manifest
             if existing.attempt != manifest.attempt:  # Ours if the first answer to our own write was lost.
                 verify(storage, existing)
             return existing
         except CheckpointDamagedError:
-            self._write_manifest(storage.write, manifest)
+            self._write_manifest(layout.manifest_key(manifest.step, owner, manifest.attempt), manifest)
             return manifest
 
-    def _write_manifest(self, write: Callable[[str, bytes], None], manifest: Manifest) -> None:
+    def _write_manifest(self, key: str, manifest: Manifest) -> None:
         with self._not_cancelled():
-            write(layout.manifest_key(manifest.step), manifest.encode())
+            self._task.storage.write_new(key, manifest.encode())
+
+    def _check_owner(self) -> None:
+        """Raises ``OwnedError`` if another job has taken over."""
+        if self._task.owner:
+            check_owner(self._task.storage, self._task.owner)
 
     def _tidy(self) -> None:
         """Remove what is no longer needed; the checkpoint stands whether or not this succeeds."""
         task = self._task
         try:
-            collect(task.storage, task.snapshot.step, task.keep, self._check_cancelled)
+            collect(task.storage, task.snapshot.step, task.keep, self._check_may_delete)
         except StorageError as error:
             _LOG.warning("cannot remove old checkpoints, the next checkpoint tries again: %s", error)
+
+    def _check_may_delete(self) -> None:
+        self._check_cancelled()
+        self._check_owner()
 
     def _gather(self, own: Part) -> Manifest:
         """Wait until every rank's share is in storage, then describe them all in one manifest."""

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from edl_hvd.checkpoint import layout
+from edl_hvd.checkpoint.catalog import read_catalog
+from edl_hvd.checkpoint.document import LARGEST_BYTES
 from edl_hvd.checkpoint.entries import Stored, stored_by_file
-from edl_hvd.checkpoint.manifest import LARGEST_BYTES, Manifest
+from edl_hvd.checkpoint.manifest import Manifest
 from edl_hvd.checkpoint.tensor_bytes import verified_views
 from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError, ObjectTooLargeError, StorageError, UsageError
 from edl_hvd.storage import Storage, StoredObject
@@ -22,8 +24,9 @@ class UnreadableError(StorageError):
 
 @dataclass(frozen=True)
 class Listed:
-    """A manifest as it is stored: its bytes, and what they say."""
+    """A manifest as it is stored: where, its bytes, and what they say."""
 
+    key: str
     data: bytes
     manifest: Manifest
 
@@ -34,7 +37,7 @@ def chosen_steps(storage: Storage, step: int | None, every: bool = False) -> lis
     Raises:
         ObjectMissingError: None is listed, or not this one; then the message names those there are.
     """
-    listed = layout.listed_steps(storage.list(layout.ROOT))
+    listed = read_catalog(storage).steps
     if not listed:
         raise ObjectMissingError(f"no checkpoint is listed in {storage.url}; expected the URL that a job was given")
     if every or step is None:
@@ -54,13 +57,33 @@ def read_listed(storage: Storage, step: int) -> Listed:
         UnreadableError: Another version of this package wrote it.
         StorageError: The storage does not answer.
     """
-    key = layout.manifest_key(step)
+    return read_listed_key(storage, step, manifest_key(storage, step))
+
+
+def manifest_key(storage: Storage, step: int) -> str:
+    """Where the manifest of ``step`` is, or would be.
+
+    Raises:
+        ObjectMissingError: There are only manifests that do not count.
+        StorageError: The storage does not answer.
+    """
+    catalog = read_catalog(storage, step)
+    if step not in catalog.manifests and (others := layout.manifests(catalog.objects).get(step)):
+        raise ObjectMissingError(
+            f"no checkpoint of step {step} is listed in {storage.url}: {others[0]} was written by a job after another "
+            "had taken over from it"
+        )
+    return catalog.manifests.get(step, layout.manifest_key(step))
+
+
+def read_listed_key(storage: Storage, step: int, key: str) -> Listed:
+    """The manifest of ``step`` that is known to be listed under ``key``. Raises as :func:`read_listed` does."""
     try:
         data = storage.read(key, limit_bytes=LARGEST_BYTES)
     except ObjectTooLargeError as error:
         raise CheckpointDamagedError(f"{key} in {storage.url} is too large for a manifest: {error}") from error
     except ObjectMissingError as error:
-        if step in layout.listed_steps(storage.list(key)):
+        if any(entry.key == key for entry in storage.list(key)):
             # For instance a link that leads nowhere.
             raise CheckpointDamagedError(f"{key} in {storage.url} is listed and cannot be read: {error}") from error
         raise
@@ -74,7 +97,7 @@ def read_listed(storage: Storage, step: int) -> Listed:
         raise UnreadableError(f"cannot use {key} in {storage.url}: {error}") from error
     if manifest.step != step:
         raise CheckpointDamagedError(f"{key} in {storage.url} belongs to step {manifest.step}, not to {step}")
-    return Listed(data, manifest)
+    return Listed(key, data, manifest)
 
 
 def read_manifest(storage: Storage, step: int) -> Manifest:
@@ -111,7 +134,7 @@ def read_shard(storage: Storage, manifest: Manifest, name: str, expected: Mappin
     except ObjectTooLargeError as error:
         raise CheckpointDamagedError(f"{key} in {storage.url} is longer than listed: {error}") from error
     except ObjectMissingError as error:
-        if not storage.exists(layout.manifest_key(manifest.step)):
+        if not read_catalog(storage, manifest.step).manifests:
             raise ObjectMissingError(
                 f"the checkpoint of step {manifest.step} in {storage.url} was removed while it was read"
             ) from error

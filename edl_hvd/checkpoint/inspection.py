@@ -7,11 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from edl_hvd.checkpoint import layout
+from edl_hvd.checkpoint.catalog import Catalog, read_catalog
 from edl_hvd.checkpoint.entries import stored_by_file
-from edl_hvd.checkpoint.files import Tell, UnreadableError, missing_or_short, read_listed, read_shard
+from edl_hvd.checkpoint.files import Tell, UnreadableError, manifest_key, missing_or_short, read_listed_key, read_shard
 from edl_hvd.checkpoint.manifest import Manifest
 from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError
-from edl_hvd.storage import Storage, StoredObject
+from edl_hvd.storage import Storage
 
 
 @dataclass(frozen=True)
@@ -42,22 +43,22 @@ def overviews(storage: Storage) -> Iterator[Overview]:
     Raises:
         StorageError: The storage does not answer.
     """
-    objects = storage.list(layout.ROOT)
-    for step in layout.listed_steps(objects):
-        overview = look(storage, objects, step)
+    catalog = read_catalog(storage)
+    for step in catalog.manifests:
+        overview = look(storage, catalog, step)
         if overview is not None:
             yield overview
 
 
-def look(storage: Storage, objects: Iterable[StoredObject], step: int) -> Overview | None:
-    """A checkpoint that is among ``objects``; ``None`` if retention has removed it since they were listed."""
+def look(storage: Storage, catalog: Catalog, step: int) -> Overview | None:
+    """A checkpoint that is listed; ``None`` if retention has removed it since."""
     try:
-        manifest = read_listed(storage, step).manifest
+        manifest = read_listed_key(storage, step, catalog.manifests[step]).manifest
     except ObjectMissingError:
         return None
     except (CheckpointDamagedError, UnreadableError) as error:
         return Overview(step, None, str(error))
-    return Overview(step, manifest, next(iter(missing_or_short(manifest, objects).values()), ""))
+    return Overview(step, manifest, next(iter(missing_or_short(manifest, catalog.objects).values()), ""))
 
 
 def verify_each(storage: Storage, steps: Iterable[int], tell: Tell) -> Iterator[Verified]:
@@ -83,10 +84,11 @@ def verify(storage: Storage, step: int, tell: Tell) -> Verified:
         ObjectMissingError: No checkpoint of that step is listed.
         StorageError: The storage does not answer.
     """
+    key = manifest_key(storage, step)
     try:
-        manifest = read_listed(storage, step).manifest
+        manifest = read_listed_key(storage, step, key).manifest
     except (CheckpointDamagedError, UnreadableError) as error:
-        return Verified(step, 0, {layout.manifest_key(step): str(error)})
+        return Verified(step, 0, {key: str(error)})
     stored = stored_by_file(manifest.tensors)
     damaged, done_bytes = {}, 0
     for name, entry in manifest.files.items():

@@ -1,30 +1,18 @@
-"""The JSON documents of a checkpoint: one part per rank while it is written, one manifest when it is done.
-
-Both are ``{"format": 2, "checksum": ..., "content": {...}}``; the checksum covers the content, so that a
-flipped bit in a number is noticed although the JSON still parses.
-"""
+"""The documents of a checkpoint: one part per rank while it is written, one manifest when it is done."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from edl_hvd.checkpoint import decoding
-from edl_hvd.checkpoint.checksum import checksum
 from edl_hvd.checkpoint.decoding import show
-from edl_hvd.checkpoint.entries import FileEntry, Piece, TensorEntry, decode_checksum, decode_files, decode_tensors
+from edl_hvd.checkpoint.document import LARGEST_BYTES, decode, encode
+from edl_hvd.checkpoint.entries import FileEntry, TensorEntry, decode_files, decode_tensors
 from edl_hvd.checkpoint.layout import is_attempt_name
-from edl_hvd.errors import StorageError
-
-FORMAT = 2
-
-_FORMER_FORMATS = {1: "that of development versions from before tensors were split by rows"}
 
 _DIGEST = 16  # hexadecimal digits
-LARGEST_BYTES = 256 * 1024 * 1024
-# A million tensors, or as much plain state; no reader takes in more, and no writer writes it.
 
 _LONGEST_WORD = 100
 # Of a version or a date.
@@ -47,12 +35,12 @@ class Part:
     failure: str | None = None
 
     def encode(self) -> bytes:
-        return _encode(vars(self))
+        return encode(vars(self))
 
     @classmethod
     def decode(cls, data: bytes) -> Part:
         """Raises ``ValueError`` if this is not a whole part, ``StorageError`` if it is of another format."""
-        content = decoding.fields(_decode(data), "its content", _names(cls))
+        content = decoding.fields(decode(data), "its content", _names(cls))
         failure = content["failure"]
         return cls(
             rank=_number(content, "rank"),
@@ -98,12 +86,12 @@ class Manifest:
         return sum(entry.size_bytes for entry in self.files.values())
 
     def encode(self) -> bytes:
-        return _encode(vars(self))
+        return encode(vars(self))
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
         """Raises ``ValueError`` if this is not a whole manifest, ``StorageError`` if it is of another format."""
-        content = decoding.fields(_decode(data), "its content", _names(cls))
+        content = decoding.fields(decode(data), "its content", _names(cls))
         attempt, versions = content["attempt"], decoding.mapping(content["versions"], "'versions' of its content")
         if not isinstance(attempt, str) or not is_attempt_name(attempt):
             raise ValueError(f"'attempt' of its content is {show(attempt)}; expected letters, digits and '_.-'")
@@ -124,42 +112,6 @@ class Manifest:
         )
 
 
-def _encode(fields_by_name: Mapping[str, Any]) -> bytes:
-    content = _canonical(fields_by_name)
-    data = b'{"format":%d,"checksum":"%s","content":%s}\n' % (FORMAT, checksum(content).encode(), content)
-    if len(data) > LARGEST_BYTES:
-        raise StorageError(
-            f"what is not tensors would take {len(data)} bytes as JSON; expected at most {LARGEST_BYTES}, keep large "
-            "values of the state as tensors"
-        )
-    return data
-
-
-def _decode(data: bytes) -> object:
-    """The content of a document of this format whose checksum is right."""
-    document = decoding.mapping(decoding.parse(data, "the document"), "the document")
-    if "format" not in document:
-        raise ValueError("the document lacks 'format'")
-    number = decoding.whole_number(document["format"], "'format' of the document")
-    if number != FORMAT:
-        # Before anything else is looked at: nothing is known about other formats.
-        known = f" ({_FORMER_FORMATS[number]})" if number in _FORMER_FORMATS else ""
-        raise StorageError(
-            f"it has format {show(number)}{known}, this version of edl_hvd reads format {FORMAT}; "
-            "use the version that wrote it"
-        )
-    decoding.fields(document, "the document", ("format", "checksum", "content"))
-    expected = decode_checksum(document["checksum"], "'checksum' of the document")
-    content = decoding.mapping(document["content"], "its content")
-    try:
-        found = checksum(_canonical(content))
-    except RecursionError as error:
-        raise ValueError("its content is nested too deeply") from error
-    if found != expected:
-        raise ValueError("its checksum does not match its content")
-    return content
-
-
 def _names(kind: type[Part] | type[Manifest]) -> list[str]:
     return [field.name for field in fields(kind)]
 
@@ -171,16 +123,3 @@ def _digests(value: object) -> dict[str, str]:
 
 def _number(content: Mapping[str, object], name: str, least: int = 0) -> int:
     return decoding.whole_number(content[name], f"{name!r} of its content", least)
-
-
-def _canonical(value: Mapping[str, Any]) -> bytes:
-    # Python writes the shortest text that reads back as the same float, so reading and writing again
-    # gives the same bytes; ``json`` keeps the order of keys.
-    return json.dumps(value, separators=(",", ":"), default=_fields_of).encode()
-
-
-def _fields_of(entry: object) -> dict[str, Any]:
-    # ``dataclasses.asdict`` copies every number and text first, which takes the training's time several times over.
-    if isinstance(entry, FileEntry | TensorEntry | Piece):
-        return vars(entry)
-    raise TypeError(f"{show(entry)} is no JSON value")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from edl_hvd.checkpoint import layout
+from edl_hvd.checkpoint.catalog import read_catalog
 from edl_hvd.checkpoint.entries import Stored, stored_by_file
 from edl_hvd.checkpoint.files import missing_or_short, read_manifest, read_shard
 from edl_hvd.checkpoint.manifest import Manifest
@@ -22,7 +23,7 @@ _PASSES = 3
 
 def steps(storage: Storage) -> list[int]:
     """Steps of the listed checkpoints, newest first."""
-    return layout.listed_steps(storage.list(layout.ROOT))
+    return read_catalog(storage).steps
 
 
 def restore(storage: Storage, step: int) -> Snapshot:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from edl_hvd.checkpoint import layout
-from edl_hvd.checkpoint.files import Tell, missing_or_short, read_manifest
+from edl_hvd.checkpoint.catalog import Catalog, read_catalog
+from edl_hvd.checkpoint.files import Tell, missing_or_short, read_listed_key
 from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError, UsageError
-from edl_hvd.storage import Storage, StoredObject
+from edl_hvd.storage import Storage
 
 
 @dataclass(frozen=True)
@@ -30,22 +31,19 @@ class Pruning:
     size_bytes: int
 
 
-def plan(
-    objects: Iterable[StoredObject], keep: int, intact: Callable[[int], bool], written: int | None = None
-) -> Pruning:
+def plan(catalog: Catalog, keep: int, intact: Callable[[int], bool], written: int | None = None) -> Pruning:
     """Keep the newest ``keep`` intact checkpoints; everything older goes, what dead attempts left included.
 
     With fewer intact ones than that, only what is older than the oldest of them goes; with none, nothing.
 
     Args:
-        objects: A listing of all checkpoints.
+        catalog: All checkpoints.
         keep: Checkpoints to keep, at least 1.
         intact: Whether a listed checkpoint is worth counting; asked newest first, no more than needed.
         written: Step of a checkpoint just written. It counts as the newest: what is newer was passed over when
             the job began, and will be older than the oldest kept one some day.
     """
-    objects = list(objects)
-    listed = layout.listed_steps(objects)
+    listed = catalog.steps
     kept = [] if written is None else [written]
     for step in listed:
         if len(kept) == keep:
@@ -54,12 +52,12 @@ def plan(
             kept.append(step)
     if not kept:
         return Pruning([], listed, [], [], 0)
-    steps = {entry.key: layout.step_of(entry.key) for entry in objects}
-    sizes_bytes = {entry.key: entry.size_bytes for entry in objects}
+    steps = {entry.key: layout.step_of(entry.key) for entry in catalog.objects}
+    sizes_bytes = {entry.key: entry.size_bytes for entry in catalog.objects}
     old = [key for key, step in steps.items() if step is not None and step < kept[-1]]
     removed = [step for step in listed if step < kept[-1]]
     # Manifests first: from then on the rest is not listed, so stopping anywhere leaves no torn checkpoint.
-    manifests = {layout.manifest_key(step) for step in removed}
+    manifests = {key for keys in layout.manifests(catalog.objects).values() for key in keys}
     return Pruning(
         kept=kept,
         spared=[step for step in listed if step not in kept and step >= kept[-1]],
@@ -69,7 +67,7 @@ def plan(
     )
 
 
-def looks_intact(storage: Storage, objects: Iterable[StoredObject], step: int) -> bool:
+def looks_intact(storage: Storage, catalog: Catalog, step: int) -> bool:
     """Whether the manifest of ``step`` verifies and its files are there in full length; reads no shard.
 
     Raises:
@@ -77,23 +75,26 @@ def looks_intact(storage: Storage, objects: Iterable[StoredObject], step: int) -
         StorageError: The storage does not answer.
     """
     try:
-        return not missing_or_short(read_manifest(storage, step), objects)
+        manifest = read_listed_key(storage, step, catalog.manifests[step]).manifest
+        return not missing_or_short(manifest, catalog.objects)
     except (CheckpointDamagedError, ObjectMissingError):
         return False
 
 
-def collect(storage: Storage, written: int, keep: int, check_cancelled: Callable[[], None]) -> None:
+def collect(storage: Storage, written: int, keep: int, check: Callable[[], None]) -> None:
     """After the checkpoint of step ``written``: delete what it makes superfluous, and its finished parts.
+
+    ``check`` is called before each deletion; it raises if nothing may be deleted any more.
 
     Raises:
         StorageError: The storage does not answer, or has a checkpoint of another version of this package among
             the newest; the next checkpoint tries again.
     """
-    objects = storage.list(layout.ROOT)
-    parts = [entry.key for entry in objects if entry.key.startswith(layout.parts_prefix(written))]
-    old = plan(objects, keep, lambda step: looks_intact(storage, objects, step), written).keys
+    catalog = read_catalog(storage)
+    parts = [entry.key for entry in catalog.objects if entry.key.startswith(layout.parts_prefix(written))]
+    old = plan(catalog, keep, lambda step: looks_intact(storage, catalog, step), written).keys
     for key in parts + old:
-        check_cancelled()
+        check()
         storage.delete(key)
 
 
@@ -108,10 +109,10 @@ def plan_for(storage: Storage, keep: int) -> Pruning:
     """
     if keep < 1:
         raise UsageError(f"cannot keep {keep} checkpoints; expected at least 1")
-    objects = storage.list(layout.ROOT)
-    if not layout.listed_steps(objects):
+    catalog = read_catalog(storage)
+    if not catalog.manifests:
         raise ObjectMissingError(f"no checkpoint is listed in {storage.url}, so there is nothing to remove")
-    pruning = plan(objects, keep, lambda step: looks_intact(storage, objects, step))
+    pruning = plan(catalog, keep, lambda step: looks_intact(storage, catalog, step))
     if not pruning.kept:
         raise CheckpointDamagedError(
             f"none of the {len(pruning.spared)} checkpoints in {storage.url} is intact, so nothing was removed; "

@@ -47,7 +47,7 @@ class CheckpointWriter:
         self._events: list[Event] = []
         self._lock = threading.Lock()
 
-    def begin(self, snapshot: Snapshot, rank: int, size: int, attempt: str) -> None:
+    def begin(self, snapshot: Snapshot, rank: int, size: int, attempt: str, owner: int = 0) -> None:
         """Start writing this rank's share of a checkpoint; returns at once.
 
         Called by every rank of the world with an equal snapshot. The caller leaves tensors and plain
@@ -59,6 +59,7 @@ class CheckpointWriter:
             size: Ranks that take part.
             attempt: Name of this attempt, equal on all ranks and never used before at this URL, not even
                 by an earlier run of the job (so with something random in it); letters, digits, ``_.-``.
+            owner: What ``ownership.take`` gave the job; 0 if nobody else can write to this storage.
 
         Raises:
             StateError: The snapshot has something that cannot be written.
@@ -69,7 +70,7 @@ class CheckpointWriter:
         if not 0 <= rank < size or not is_attempt_name(attempt):
             raise InternalError(f"not an attempt: rank={rank}, size={size}, attempt={attempt!r}")
         check_snapshot(snapshot)
-        task = Task(self._storage, snapshot, rank, size, attempt, self._keep, self._patience_s)
+        task = Task(self._storage, snapshot, rank, size, attempt, self._keep, self._patience_s, owner)
         self._attempt = Attempt(task, self._clock, self._collect)
         self._attempt.thread.start()
 

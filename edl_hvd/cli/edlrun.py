@@ -114,6 +114,7 @@ _FLAGS = (
            "unless the script or EDL_HVD_CHECKPOINT says where checkpoints go. [a folder removed at the end]"),
     _switch(_OUTPUT, "--resume",
             "Go on where the job of --job-dir stopped; COMMAND and flags left out are those it had."),
+    _switch(_OUTPUT, "--take-over", "Take the checkpoint URL from another job that uses it, and so end that job."),
     _value(_REST, "--config-file", "FILE", "Tuning flags as horovodrun's YAML; flags beat it."),
     _switch(_REST, "--gloo --disable-cache", "Accepted, without effect.", expose_value=False),
     _switch(_REST, "--version -v", "Show the version.", is_eager=True, expose_value=False, callback=_show_version),

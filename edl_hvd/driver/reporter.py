@@ -11,9 +11,9 @@ from typing import Protocol
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.driver.control import Beat
 from edl_hvd.driver.job import Job, Listener
-from edl_hvd.driver.job_folder.process_mark import mark_of
 from edl_hvd.driver.membership.happenings import Action, End, Exited, Happening, Tick
 from edl_hvd.driver.status import Heard, Pace, Process, Status, describe
+from edl_hvd.process_mark import mark_of
 
 _SHOW_EVERY_S = 0.25
 # A person sees no more than a few changes a second.

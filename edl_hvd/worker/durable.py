@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import secrets
 
-from edl_hvd.checkpoint import CheckpointWriter, Snapshot, restore_newest
+from edl_hvd.checkpoint import CheckpointWriter, Snapshot, ownership, restore_newest
+from edl_hvd.checkpoint.heartbeat import Heartbeat
+from edl_hvd.checkpoint.ownership import Owner
 from edl_hvd.checkpoint.schedule import Schedule
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, EmergencyCheckpoint, EventLog, Restored
@@ -26,13 +28,15 @@ class Checkpoints:
         settings: Where and how often.
         events: Where to tell.
         clock: For intervals in seconds.
+        run: Names this run of the job, see ``ownership.py``; the same on every worker.
 
     Attributes:
         schedule: When the next one is due.
         written_step: Step of the last one that became visible; -1 for none.
+        owner: Number of the job's ownership of the URL; 0 if it is not known to this worker.
     """
 
-    def __init__(self, settings: Settings, events: EventLog, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, settings: Settings, events: EventLog, clock: Clock = SYSTEM_CLOCK, run: str = "alone") -> None:
         self._settings = settings
         self._events = events
         self._clock = clock
@@ -40,6 +44,10 @@ class Checkpoints:
         self._writer = CheckpointWriter(self._storage, keep=settings.keep) if self._storage else None
         self.schedule = Schedule(settings.checkpoint_every, clock)
         self.written_step = -1
+        self.owner = 0
+        self._run = run
+        self._heartbeat: Heartbeat | None = None
+        self._failure = ""
         self._bytes_per_s = 0.0  # of one rank, as far as rank 0 knows it
         self._writers = 1
 
@@ -52,6 +60,46 @@ class Checkpoints:
         """This rank is still writing."""
         return self._writer is not None and self._writer.busy
 
+    @property
+    def url(self) -> str:
+        return self._storage.url if self._storage is not None else ""
+
+    @property
+    def stop_reason(self) -> str:
+        """Why the whole job has to end, as far as this rank knows; empty if it has not to."""
+        if self._heartbeat is not None and self._heartbeat.lost is not None:
+            return str(self._heartbeat.lost)
+        return self._failure
+
+    def take_url(self) -> int:
+        """Become the owner of the URL, on behalf of the job; its number. Blocks.
+
+        Raises:
+            OwnedError: Another job owns it.
+            StorageError: The storage does not answer.
+        """
+        if self._storage is None:
+            return 0
+        process = Owner.this_process(self._run, self._clock)
+        return ownership.take(self._storage, process, self._clock, self._settings.take_over)
+
+    def own(self, owner: int, speaks: bool) -> None:
+        """The job is this owner of the URL; ``speaks`` if this worker is to give the signs of life."""
+        if self._heartbeat is not None and not (speaks and owner == self.owner):
+            self._heartbeat.stop(ended=False)
+            self._heartbeat = None
+        self.owner = owner
+        if speaks and owner and self._storage is not None and self._heartbeat is None:
+            self._heartbeat = Heartbeat(self._storage, owner, Owner.this_process(self._run, self._clock))
+
+    def release(self) -> None:
+        """The job has ended, and another may have the URL at once."""
+        if self._storage is not None and self.owner:
+            self.own(self.owner, speaks=True)
+            assert self._heartbeat is not None
+            self._heartbeat.stop(ended=True)
+            self._heartbeat = None
+
     def due(self, step: int, samples: int, epoch_position: float) -> bool:
         """The interval since the last one will have passed at this point of the run. Asked on rank 0."""
         return self._writer is not None and self.schedule.is_due(step, samples, epoch_position)
@@ -59,7 +107,7 @@ class Checkpoints:
     def begin(self, memory: Memory, rank: int, size: int, attempt: str) -> None:
         """Copy the commit and start writing this rank's share in the background. Every rank; does not block."""
         if self._writer is not None:
-            self._writer.begin(memory.for_checkpoint(), rank, size, attempt)
+            self._writer.begin(memory.for_checkpoint(), rank, size, attempt, self.owner)
             self._writers = size
             if self._settings.checkpoint_every.is_auto:
                 logger.info("checkpoints every %.0f s for now", self.schedule.interval_s)
@@ -97,6 +145,12 @@ class Checkpoints:
             if isinstance(event, CheckpointFailed):
                 logger.warning("checkpoint of step %d failed: %s", event.step, event.reason)
                 reason = event.reason
+                if self._heartbeat is not None:
+                    self._heartbeat.hurry()  # perhaps another job has taken over
+                if self._settings.on_checkpoint_failure == "stop":
+                    self._failure = (
+                        f"the checkpoint of step {event.step} failed, and on_checkpoint_failure is 'stop': {reason}"
+                    )
             self._events.emit(event)
         return reason
 

@@ -18,6 +18,8 @@ def elastic(
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: str | float | None = None,
     keep: int | None = None,
+    on_checkpoint_failure: str | None = None,
+    take_over: bool | None = None,
     commit_every: int | None = None,
     events: str | os.PathLike[str] | None = None,
 ) -> Callable[..., Any]:
@@ -32,6 +34,8 @@ def elastic(
         checkpoint_every: Seconds, or such as "10min", "500 steps", "100000 samples", "1 epoch", or "auto", the
             interval that is expected to lose the least time (see :mod:`edl_hvd.checkpoint.schedule`).
         keep: Newest checkpoints to keep, at least 1.
+        on_checkpoint_failure: "warn" goes on when a checkpoint cannot be written, "stop" ends the job with an error.
+        take_over: Take ``checkpoint`` from another job that lives, and so end that job.
         commit_every: Optimizer steps between commits in ``state.batches``, at least 1.
         events: File to append events to.
 
@@ -42,6 +46,8 @@ def elastic(
         checkpoint=None if checkpoint is None else os.fspath(checkpoint),
         checkpoint_every=checkpoint_every,
         keep=keep,
+        on_checkpoint_failure=on_checkpoint_failure,
+        take_over=take_over,
         commit_every=commit_every,
         events=None if events is None else os.fspath(events),
     )

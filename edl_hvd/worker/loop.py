@@ -16,7 +16,7 @@ import torch
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.data.sampler import ElasticBatchSampler
-from edl_hvd.errors import PlatformError, ProgressLostError, StorageError, WorldBrokenError
+from edl_hvd.errors import PlatformError, ProgressLostError, WorldBrokenError
 from edl_hvd.events import (
     Committed,
     EventLog,
@@ -29,7 +29,7 @@ from edl_hvd.events import (
     WorldFormed,
 )
 from edl_hvd.settings import Settings
-from edl_hvd.worker import process
+from edl_hvd.worker import process, together
 from edl_hvd.worker.durable import Checkpoints
 from edl_hvd.worker.follower import Following
 from edl_hvd.worker.guide import Guide
@@ -38,15 +38,13 @@ from edl_hvd.worker.progress import progress
 from edl_hvd.worker.rendezvous import Dismissed, Handover
 from edl_hvd.worker.scheduler import catch_up
 from edl_hvd.worker.state import State
-from edl_hvd.worker.sync import broadcast_json, broadcast_state, level_, without_strays
+from edl_hvd.worker.sync import broadcast_state, level_, without_strays
 from edl_hvd.world import World
 
 logger = logging.getLogger(__name__)
 
-_FINAL_ATTEMPTS = 3
 # A world that breaks again and again before its first commit, with nobody missing, will not get better.
 _BARREN_WORLDS = 5
-_POLL_S = 0.05
 
 
 class ResizeAgreed(Exception):
@@ -63,7 +61,7 @@ class Session:
         self._clock = clock
         self._process = process.current()
         self._events = EventLog(settings.events, clock)
-        self._checkpoints = Checkpoints(settings, self._events, clock)
+        self._checkpoints = Checkpoints(settings, self._events, clock, self._process.launch.run)
         self._guide = Guide(self._memory)
         self._known_step = -1
         self._nonce = 0
@@ -75,6 +73,7 @@ class Session:
 
     def close(self) -> None:
         self._guide.abandon()
+        self._checkpoints.own(0, speaks=False)
         self._state.attach(None)
         self._events.close()
 
@@ -104,6 +103,8 @@ class Session:
                 self._go_home(dismissal)
             except BaseException as error:
                 if not _is_broken_world(error):
+                    if not self._process.rendezvous.elastic:
+                        self._checkpoints.release()  # nobody goes on
                     self._process.rendezvous.ended(self._memory.step, error)
                     self._leave("error")  # at once, so that the others learn of it
                     raise
@@ -131,6 +132,7 @@ class Session:
             "folder": self._memory.keep_for_next_life(),
             "before": self._before and asdict(self._before),
             "stopped": self._stopped,
+            "owner": self._checkpoints.owner,
         }
 
     def _remember(self, kept: dict[str, Any]) -> None:
@@ -142,12 +144,14 @@ class Session:
         if kept["stopped"] is not None:
             cause, moment_s = kept["stopped"]  # the clock is the machine's and runs on
             self._stopped = (cause, moment_s)
+        self._checkpoints.own(kept["owner"], speaks=False)
 
     @progress.during("end")
     def _go_home(self, dismissal: Dismissed) -> NoReturn:
         logger.info("%s", dismissal)
         if dismissal.save and self._memory.held >= 0:
             self._checkpoints.save_last(self._memory, dismissal.left_s)
+            self._checkpoints.release()
         generation = self._before.generation if self._before else 0
         launch = self._process.launch
         self._events.emit(WorkerLeft(generation, f"{launch.host}:{launch.local_rank}", self._memory.step))
@@ -189,10 +193,12 @@ class Session:
                 self._known_step,
                 secrets.randbits(62),
                 self._memory.followed,
+                self._checkpoints.owner,
             ]
         )
         self._known_step = max(row[2] for row in rows)
         self._nonce = rows[0][3]
+        together.own(self._checkpoints, joined.collectives, world, [row[5] for row in rows])
         held, followed = [row[0] for row in rows], [bool(row[4]) for row in rows]
         self._synchronise(world, without_strays(joined.collectives, self._memory.sample, held, followed))
         self._take_place(world)
@@ -216,20 +222,7 @@ class Session:
 
     def _begin(self, world: World) -> None:
         """Nobody holds state: let rank 0 hold that of the newest checkpoint, else what the script built."""
-        found: dict[str, Any] = {"restored": False, "error": None}
-        if world.rank == 0:
-            try:
-                snapshot = self._checkpoints.newest()
-                if snapshot is not None:
-                    self._memory.receive(snapshot.plain, dict(snapshot.tensors))
-                    found["restored"] = True
-            except Exception as error:  # told to every rank, which then all end with it
-                logger.exception("the newest checkpoint cannot be restored")
-                found["error"] = f"{type(error).__name__}: {error}"
-        found = broadcast_json(self._process.collectives, found, 0, world.rank)
-        if found["error"]:
-            raise StorageError(f"the training state cannot be restored: {found['error']}")
-        if found["restored"]:
+        if together.restore(self._checkpoints, self._memory, self._process.collectives, world):
             return
         if self._known_step > 0 and not self._settings.restart_lost_progress:
             raise ProgressLostError(
@@ -279,7 +272,7 @@ class Session:
         return torch.tensor([*self._flags(1, samples), schedulers_apart], dtype=torch.float32)
 
     def _flags(self, steps: int, samples: int) -> list[bool]:
-        """Of this rank: a change of the world is pending, a checkpoint is due so far on, one is being written."""
+        """Of this rank: a change is pending, a checkpoint is due so far on, one is being written, the job is to end."""
         memory, world = self._memory, self._process.world
         due = (
             world is not None
@@ -289,7 +282,8 @@ class Session:
                 memory.step + steps, memory.samples + samples, self._state.epoch_position(samples)
             )
         )
-        return [self._process.rendezvous.change_pending(), due, self._checkpoints.busy]
+        checkpoints = self._checkpoints
+        return [self._process.rendezvous.change_pending(), due, checkpoints.busy, bool(checkpoints.stop_reason)]
 
     @progress.during("commit")
     def agree(self, answer: torch.Tensor | None = None) -> None:
@@ -301,9 +295,8 @@ class Session:
         self._stopped, self._barren = None, 0
         self._checkpoints.report()
         self._checkpoints.schedule.note_commit(self._writers_busy)
-        change, due, busy, apart = (False, False, False, True) if answer is None else answer.tolist()
-        if apart:
-            change, due, busy = self._agree_at_once()
+        *flags, apart = [False] * 4 + [True] if answer is None else answer.tolist()
+        change, due, busy, stop = self._agree_at_once() if apart else flags
         self._writers_busy = bool(busy)
         self._guide.commit()
         self._known_step = max(self._known_step, memory.step)
@@ -312,21 +305,24 @@ class Session:
             self._events.emit(progress.stragglers.popleft())
         if world.rank == 0:
             self._events.emit(Committed(world.generation, world.size, memory.step, memory.epoch, memory.samples))
+        if stop:
+            together.stop(self._checkpoints, self._process.collectives, world)
         if due:
             self._begin_checkpoint(world)
         if change:
             raise ResizeAgreed
 
-    def _agree_at_once(self) -> tuple[bool, bool, bool]:
+    def _agree_at_once(self) -> list[bool]:
         """One collective of its own: nothing has travelled with the gradients, or schedulers may have come apart."""
         schedulers = self._state.schedulers()
         row = [*self._flags(0, 0), *(scheduler.edl_moves for scheduler in schedulers)]
-        change, due, busy, *moves = process.allreduce(torch.tensor(row, dtype=torch.int64), "max").tolist()
+        agreed = process.allreduce(torch.tensor(row, dtype=torch.int64), "max").tolist()
+        flags, moves = agreed[: len(row) - len(schedulers)], agreed[len(row) - len(schedulers) :]
         if moves != [scheduler.edl_moves for scheduler in schedulers]:
             for scheduler, target in zip(schedulers, moves, strict=True):
                 catch_up(scheduler, target)
             self._memory.retake()
-        return bool(change), bool(due), bool(busy)
+        return list(map(bool, flags))
 
     @progress.during("checkpoint")
     def _begin_checkpoint(self, world: World) -> None:
@@ -357,31 +353,13 @@ class Session:
         assert world is not None
         self._memory.take(self._memory.commit + 1)
         if self._checkpoints.wanted:
-            self._write_last(world)
+            begin = functools.partial(self._begin_checkpoint, world)
+            together.write_last(self._checkpoints, self._memory, begin, self._process.collectives, world, self._clock)
         process.allreduce(torch.zeros(1, dtype=torch.int64), "max")
         self._process.rendezvous.ended(self._memory.step, None)
         if world.rank == 0:
+            self._checkpoints.release()
             self._events.emit(JobEnded(self._memory.step, self._memory.epoch, self._memory.samples))
-
-    def _write_last(self, world: World) -> None:
-        for _ in range(_FINAL_ATTEMPTS):
-            self._wait_for_writers()
-            behind = world.rank == 0 and self._checkpoints.written_step < self._memory.step
-            if not process.allreduce(torch.tensor([int(behind)]), "max").item():
-                return
-            self._begin_checkpoint(world)
-        self._wait_for_writers()
-        behind = world.rank == 0 and self._checkpoints.written_step < self._memory.step
-        if process.allreduce(torch.tensor([int(behind)]), "max").item():
-            raise StorageError(
-                f"training is complete, but its last checkpoint could not be written to {self._settings.checkpoint} in "
-                f"{_FINAL_ATTEMPTS} attempts; see the log and the checkpoint_failed events"
-            )
-
-    def _wait_for_writers(self) -> None:
-        while process.allreduce(torch.tensor([int(self._checkpoints.busy)]), "max").item():
-            self._clock.sleep(_POLL_S)
-        self._checkpoints.report()
 
 
 def _is_broken_world(error: BaseException) -> bool:

@@ -69,6 +69,7 @@ TRAINED = ("s3://bucket/resnet50", "{trained}")
 HOW: dict[str, Here | By | Ci] = {
     "make imagenet-demo": Ci("make imagenet-demo"),
     "make test": Ci("make test"),
+    "make test-horovodrun": Ci("make test-horovodrun"),
     "make test-hosts": Ci("make test-hosts"),
     "make lint": Ci("make lint"),
     "make setup": Ci("make setup"),

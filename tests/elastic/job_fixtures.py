@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,13 @@ LONG_GLOO_TIMEOUT = ("--gloo-timeout-seconds", "600")
 def run_job(tmp_path: Path) -> Callable[..., Outcome]:
     """Runs a job in a folder of the test's own."""
     return lambda job, name="job": harness.run(job, tmp_path / name)
+
+
+@pytest.fixture
+def run_either(run_job: Callable[..., Outcome], request: pytest.FixtureRequest) -> Callable[..., Outcome]:
+    """Runs a job whose test is about the worker's side, which is the same under each launcher: see ``--launcher``."""
+    launcher = request.config.getoption("--launcher", default="edlrun")
+    return lambda job, name="job": run_job(replace(job, launcher=launcher) if job.engine == "edl_hvd" else job, name)
 
 
 @pytest.fixture

@@ -18,33 +18,33 @@ MODES = {
 
 
 @pytest.mark.parametrize("mode", sorted(MODES))
-def test_each_sample_counts_once_through_a_growth_and_a_death(run_job, alone, mode):
+def test_each_sample_counts_once_through_a_growth_and_a_death(run_either, alone, mode):
     training = MODES[mode]
     faults = (add_host("127.1:1", step=5), kill(rank=1, size=3, visit=3))
     job = Job(faults=faults, training=training)
-    outcome = run_job(job)
+    outcome = run_either(job)
     check(job, outcome, alone(training) if training.worker_batch is None else None)
 
 
 @fails_on_stock("samples are counted twice to make the epoch divisible (B8)")
-def test_fewer_samples_left_than_workers(run_job, alone, engine):
+def test_fewer_samples_left_than_workers(run_either, alone, engine):
     """25 samples in batches of 8: the last batch of each epoch has one, for three workers."""
     training = Training(samples=25, micro_batch=None)
     job = Job(engine, THREE_HOSTS, training=training)
-    outcome = run_job(job)
+    outcome = run_either(job)
     check(job, outcome, alone(training) if engine == "edl_hvd" else None)
 
 
 @fails_on_stock("every worker fails an assertion in the sampler (B8)")
-def test_fewer_samples_in_the_data_set_than_workers(run_job, alone, engine):
+def test_fewer_samples_in_the_data_set_than_workers(run_either, alone, engine):
     training = Training(samples=1, micro_batch=1)
     job = Job(engine, THREE_HOSTS, training=training)
-    outcome = run_job(job)
+    outcome = run_either(job)
     check(job, outcome, alone(training) if engine == "edl_hvd" else None)
 
 
-def test_a_worker_dies_when_fewer_samples_are_left_than_workers(run_job, alone):
+def test_a_worker_dies_when_fewer_samples_are_left_than_workers(run_either, alone):
     training = Training(samples=25)
     job = Job(hosts=THREE_HOSTS, faults=(kill(rank=0, step=7),), training=training)
-    outcome = run_job(job)
+    outcome = run_either(job)
     check(job, outcome, alone(training))

@@ -37,7 +37,7 @@ def chosen_kill(seed: int) -> AnyFault:
     return kill(worker=chance.choice(("localhost:0", "127.0.0.1:0")), at=at, visit=chance.randint(1, PASSES[at]))
 
 
-def test_any_worker_killed_at_any_moment(run_job, alone, tmp_path, chaos_seed):
+def test_any_worker_killed_at_any_moment(run_either, alone, tmp_path, chaos_seed):
     """Two hosts, one of which gets a second slot on the way; its worker starts, joins and syncs meanwhile.
 
     Two of four seeds write checkpoints at the same time.
@@ -46,5 +46,5 @@ def test_any_worker_killed_at_any_moment(run_job, alone, tmp_path, chaos_seed):
     training = Training(linger_s=0.5, checkpoint=checkpoint, checkpoint_every="3 steps")
     faults = (add_host("127.0.0.1:2", step=3), chosen_kill(chaos_seed))
     job = Job(faults=faults, training=training, flags=("--blacklist-cooldown-range", "1", "2"))
-    outcome = run_job(job)
+    outcome = run_either(job)
     check(job, outcome, alone(training))

@@ -35,18 +35,18 @@ def test_a_removal_below_the_minimum_and_another_host_instead(run_job, alone, en
 
 
 @fails_on_stock("steps since the last commit are rolled back, their weights are not (B4)")
-def test_a_host_update_between_commits_counts_no_sample_twice(run_job, alone, engine):
+def test_a_host_update_between_commits_counts_no_sample_twice(run_either, alone, engine):
     training = Training(until_size=2, commit_every=10, extra=("check",))
     job = Job(engine, ONE_HOST, faults=(add_host("127.0.0.1:1", step=5),), training=training)
-    outcome = run_job(job)
+    outcome = run_either(job)
     check(job, outcome, alone(training) if engine == "edl_hvd" else None)
 
 
 @fails_on_stock("lists and dictionaries are kept by reference (B5)", always=True)
-def test_lists_and_dictionaries_are_rolled_back_with_the_rest(run_job, engine):
+def test_lists_and_dictionaries_are_rolled_back_with_the_rest(run_either, engine):
     training = Training(commit_every=5)
     job = Job(engine, faults=(broken_collective(step=8, times=2),), training=training)
-    outcome = run_job(job)
+    outcome = run_either(job)
     check(job, outcome)
     for report in outcome.reports:
         assert report["seen"] == list(range(1, report["step"] + 1))
@@ -54,40 +54,40 @@ def test_lists_and_dictionaries_are_rolled_back_with_the_rest(run_job, engine):
 
 
 @fails_on_stock("an exception in a reset callback is not retried and costs the host (A16)")
-def test_a_collective_that_fails_in_a_resize_callback_is_retried(run_job, alone, engine):
+def test_a_collective_that_fails_in_a_resize_callback_is_retried(run_either, alone, engine):
     training = Training(until_size=3)
     faults = (add_host("127.1:1", step=5), broken_collective(rank=0, at="callback", size=3))
     job = Job(engine, faults=faults, training=training)
-    outcome = run_job(job)
+    outcome = run_either(job)
     check(job, outcome, alone(training) if engine == "edl_hvd" else None)
     assert no_worker_failed(outcome), outcome.output[-3000:]
 
 
-def test_a_host_comes_and_another_goes_within_a_second(run_job, alone):
+def test_a_host_comes_and_another_goes_within_a_second(run_either, alone):
     training = Training(until_size=2, linger_s=5)
     faults = (add_host("127.1:1", step=5), remove_host(rank=1, delay_s=0.5))
     job = Job(faults=faults, training=training)
-    outcome = run_job(job)
+    outcome = run_either(job)
     check(job, outcome, alone(training))
     assert no_worker_failed(outcome), outcome.output[-3000:]
 
 
-def test_a_worker_dies_while_all_leave_for_a_larger_world(run_job, alone):
+def test_a_worker_dies_while_all_leave_for_a_larger_world(run_either, alone):
     faults = (add_host("127.1:1", step=5), kill(rank=1, size=2, at="leaving"))
     job = Job(faults=faults, training=Training(linger_s=1), flags=("--gloo-timeout-seconds", "600"))
-    outcome = run_job(job)
+    outcome = run_either(job)
     check(job, outcome, alone(job.training))
 
 
-def test_a_host_goes_and_is_back_within_a_second(run_job, alone):
+def test_a_host_goes_and_is_back_within_a_second(run_either, alone):
     training = Training(until_size=2, linger_s=4)
     faults = (remove_host("127.0.0.1", step=5), add_host("127.0.0.1:1", delay_s=0.5))
     job = Job(faults=faults, training=training)
-    outcome = run_job(job)
+    outcome = run_either(job)
     check(job, outcome, alone(training))
 
 
-def test_hosts_come_and_go_many_times(run_job, alone):
+def test_hosts_come_and_go_many_times(run_either, alone):
     # Long enough after the change that the leaver is gone before the launcher ends whoever is still there.
     training = Training(until_size=1, linger_s=3)
     faults = (
@@ -97,7 +97,7 @@ def test_hosts_come_and_go_many_times(run_job, alone):
         remove_host("127.1", size=2),
     )
     job = Job(hosts=ONE_HOST, faults=faults, training=training)
-    outcome = run_job(job)
+    outcome = run_either(job)
     check(job, outcome, alone(training))
     assert no_worker_failed(outcome), outcome.output[-3000:]
 

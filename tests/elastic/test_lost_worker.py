@@ -31,25 +31,25 @@ def test_one_of_four_workers_dies_and_nobody_waits_for_the_gloo_timeout(run_job,
 
 
 @pytest.mark.parametrize(("at", "rank"), [("reduced", 1), ("commit", 0)])
-def test_a_death_between_reduction_and_agreement_loses_nothing(run_job, alone, at, rank):
+def test_a_death_between_reduction_and_agreement_loses_nothing(run_either, alone, at, rank):
     job = Job(hosts=THREE_HOSTS, faults=(kill(rank=rank, at=at, step=7),), flags=LONG_GLOO_TIMEOUT)
-    outcome = run_job(job)
+    outcome = run_either(job)
     check(job, outcome, alone(job.training))
 
 
-def test_all_survivors_have_moved_past_the_commit_and_no_step_is_made_twice(run_job, alone):
+def test_all_survivors_have_moved_past_the_commit_and_no_step_is_made_twice(run_either, alone):
     """A commit copies no parameters: who breaks off after the optimizer has moved repeats the step without it."""
     training = Training(micro_batch=None, extra=("metric",))
     job = Job(hosts=THREE_HOSTS, faults=(kill(rank=1, at="update", step=7),), training=training)
-    outcome = run_job(job)
+    outcome = run_either(job)
     check(job, outcome, alone(training))
     again = [line for line in outcome.lines("step") if line["step"] == 7 and line["size"] == 2]
     assert len(again) == 2, "the survivors went through it again"
 
 
-def test_one_worker_breaks_off_after_a_step_where_the_others_do_not(run_job, alone):
+def test_one_worker_breaks_off_after_a_step_where_the_others_do_not(run_either, alone):
     job = Job(hosts=THREE_HOSTS, faults=(broken_collective(rank=1, at="update", step=7),), flags=LONG_GLOO_TIMEOUT)
-    check(job, run_job(job), alone(job.training))
+    check(job, run_either(job), alone(job.training))
 
 
 @pytest.mark.parametrize("stuck", [stall(after=0), hang(at="shutdown", after=0)], ids=["collective", "shutdown"])
@@ -65,18 +65,18 @@ def test_a_survivor_stuck_in_horovod_keeps_its_state_and_goes_on(run_job, alone,
     assert "failure" in [event["cause"] for event in outcome.events if event["event"] == "resized"]
 
 
-def test_a_second_worker_dies_while_the_others_recover(run_job, alone):
+def test_a_second_worker_dies_while_the_others_recover(run_either, alone):
     faults = (kill(rank=2, step=7), kill(size=2, rank=1, at="sync", after=0))
     job = Job(hosts=THREE_HOSTS, faults=faults, flags=LONG_GLOO_TIMEOUT)
-    outcome = run_job(job)
+    outcome = run_either(job)
     check(job, outcome, alone(job.training))
     assert outcome.reports[0]["size"] == 1
 
 
-def test_a_second_worker_dies_on_its_way_to_the_new_world(run_job, alone):
+def test_a_second_worker_dies_on_its_way_to_the_new_world(run_either, alone):
     faults = (kill(rank=2, step=7), kill(rank=1, at="rendezvous", after=0))
     job = Job(hosts=THREE_HOSTS, faults=faults, flags=LONG_GLOO_TIMEOUT)
-    outcome = run_job(job)
+    outcome = run_either(job)
     check(job, outcome)
 
 
@@ -88,18 +88,18 @@ def test_a_host_that_crashed_comes_back_after_its_cooldown(run_job, alone):
     check(job, outcome, alone(training))
 
 
-def test_uncommitted_steps_are_done_again_exactly_once(run_job, alone):
+def test_uncommitted_steps_are_done_again_exactly_once(run_either, alone):
     training = Training(commit_every=5)
     job = Job(faults=(kill(rank=1, step=9),), training=training)
-    outcome = run_job(job)
+    outcome = run_either(job)
     check(job, outcome, alone(training))
     # Commits were at 5 and, because an epoch ended, at 6.
     assert [line["step"] for line in outcome.lines("enter") if line["size"] == 1] == [6]
 
 
-def test_a_failed_collective_without_a_death_costs_no_worker(run_job, alone):
+def test_a_failed_collective_without_a_death_costs_no_worker(run_either, alone):
     job = Job(faults=(broken_collective(rank=1, step=7),))
-    outcome = run_job(job)
+    outcome = run_either(job)
     check(job, outcome, alone(job.training))
     assert no_worker_failed(outcome)
     assert outcome.reports[0]["size"] == 2

@@ -52,28 +52,28 @@ def test_the_last_old_worker_dies_while_a_newcomer_syncs_and_no_checkpoint_cover
 
 
 @fails_on_stock("a newcomer that has not committed yet restores its initial weights (B2)")
-def test_a_failure_before_a_newcomers_first_commit_returns_to_the_synced_weights(run_job, alone, engine):
+def test_a_failure_before_a_newcomers_first_commit_returns_to_the_synced_weights(run_either, alone, engine):
     training = Training(commit_every=10, epochs=8)
     faults = (LATE, kill(worker=OLD, size=2, visit=4))
     job = Job(engine, ONE_HOST, faults=faults, training=training)
-    outcome = run_job(job)
+    outcome = run_either(job)
     check(job, outcome, alone(training) if engine == "edl_hvd" else None)
 
 
 @fails_on_stock("the optimizer steps with zero gradients after the weights were broadcast (B3)")
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_a_newcomers_replica_is_identical_under_weight_decay(run_job, alone, engine, optimizer):
+def test_a_newcomers_replica_is_identical_under_weight_decay(run_either, alone, engine, optimizer):
     training = Training(optimizer=optimizer, until_size=2)
     job = Job(engine, ONE_HOST, faults=(LATE,), training=training)
-    outcome = run_job(job)
+    outcome = run_either(job)
     check(job, outcome, alone(training) if engine == "edl_hvd" else None)
 
 
 @fails_on_stock("a newcomer's scheduler is replaced by a copy that drives nothing (B6)")
-def test_a_scheduler_in_the_state_drives_every_rank(run_job, alone, engine):
+def test_a_scheduler_in_the_state_drives_every_rank(run_either, alone, engine):
     training = Training(optimizer="plain", until_size=2, extra=("scheduler",))
     job = Job(engine, ONE_HOST, faults=(LATE,), training=training)
-    outcome = run_job(job)
+    outcome = run_either(job)
     check(job, outcome, alone(training) if engine == "edl_hvd" else None)
     rates = {(line["step"] // 6, line["lr"]) for line in outcome.lines("step")}
     assert rates == {(epoch, 0.01 * 0.5**epoch) for epoch, _ in rates}
@@ -81,42 +81,42 @@ def test_a_scheduler_in_the_state_drives_every_rank(run_job, alone, engine):
 
 @fails_on_stock("a dead newcomer leaves the others in Gloo's rendezvous until they abort (A5)")
 @pytest.mark.parametrize("at", ["start", "rendezvous"])
-def test_a_newcomer_dies_before_it_joins(run_job, alone, engine, at):
+def test_a_newcomer_dies_before_it_joins(run_either, alone, engine, at):
     faults = (add_host("127.1:1", step=5), kill(worker="127.1:0", at=at))
     job = Job(engine, TWO_HOSTS, faults=faults, training=Training(linger_s=0.5))
-    outcome = run_job(job)
+    outcome = run_either(job)
     check(job, outcome, alone(job.training) if engine == "edl_hvd" else None)
     assert outcome.reports[0]["size"] == 2
 
 
-def test_a_newcomer_dies_while_it_syncs(run_job, alone):
+def test_a_newcomer_dies_while_it_syncs(run_either, alone):
     faults = (add_host("127.1:1", step=5), kill(worker="127.1:0", at="sync"))
     job = Job(hosts=TWO_HOSTS, faults=faults, training=Training(linger_s=0.5), flags=LONG_GLOO_TIMEOUT)
-    outcome = run_job(job)
+    outcome = run_either(job)
     check(job, outcome, alone(job.training))
     assert outcome.reports[0]["size"] == 2
 
 
-def test_one_of_two_old_workers_dies_while_a_newcomer_syncs(run_job, alone):
+def test_one_of_two_old_workers_dies_while_a_newcomer_syncs(run_either, alone):
     faults = (add_host("127.1:1", step=5), kill(rank=0, at="sync", size=3))
     job = Job(hosts=TWO_HOSTS, faults=faults, flags=LONG_GLOO_TIMEOUT)
-    outcome = run_job(job)
+    outcome = run_either(job)
     check(job, outcome, alone(job.training))
     assert outcome.reports[0]["size"] == 2
 
 
 @pytest.mark.parametrize("worker", [OLD, NEW], ids=["old", "new"])
-def test_a_worker_dies_at_the_newcomers_first_step(run_job, alone, worker):
+def test_a_worker_dies_at_the_newcomers_first_step(run_either, alone, worker):
     job = Job(hosts=ONE_HOST, faults=(LATE, kill(worker=worker, size=2)), training=Training(commit_every=4))
-    outcome = run_job(job)
+    outcome = run_either(job)
     check(job, outcome, alone(job.training))
 
 
-def test_a_worker_killed_inside_the_start_of_horovod_does_not_end_the_others(run_job, alone):
+def test_a_worker_killed_inside_the_start_of_horovod_does_not_end_the_others(run_either, alone):
     """The others cannot leave ``hvd.init()`` any more: they start their program anew, and keep their state."""
     faults = (add_host("127.1:1", step=5), kill(worker="127.1:0", at="forming"))
     job = Job(hosts=TWO_HOSTS, faults=faults, training=Training(linger_s=0.5), flags=LONG_GLOO_TIMEOUT)
-    outcome = run_job(job)
+    outcome = run_either(job)
     check(job, outcome, alone(job.training))
     assert outcome.reports[0]["size"] == 2
     starts = [line["worker"] for line in outcome.lines("start")]

@@ -287,7 +287,7 @@ def test_what_another_rank_says_it_wrote_is_not_believed_either(field: str, wron
 
 
 def test_no_manifest_is_written_that_would_be_too_large_to_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edl_hvd.checkpoint.manifest.LARGEST_BYTES", 2000)
+    monkeypatch.setattr("edl_hvd.checkpoint.document.LARGEST_BYTES", 2000)
     storage = open_storage(f"memory://{uuid.uuid4().hex}")
     [[event]] = write(storage, Snapshot({}, {"text": "x" * 1000}, 1))
     assert isinstance(event, CheckpointWritten)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from edl_hvd.checkpoint import Snapshot, layout, restore
+from edl_hvd.checkpoint.catalog import Catalog
 from edl_hvd.checkpoint.checksum import CHUNK_BYTES, checksum
 from edl_hvd.checkpoint.entries import FileEntry, Piece, TensorEntry, stored_name
 from edl_hvd.checkpoint.header import read_header
@@ -274,7 +275,7 @@ def a_checkpoint(step: int, listed: bool = True) -> list[StoredObject]:
 
 def test_listed_are_the_steps_with_a_manifest_newest_first_however_long_their_numbers() -> None:
     found = a_checkpoint(10**13) + a_checkpoint(3) + a_checkpoint(20) + a_checkpoint(5, listed=False)
-    assert layout.listed_steps(found + objects("checkpoints/x/manifest.json", "other")) == [10**13, 20, 3]
+    assert list(layout.manifests(found + objects("checkpoints/x/manifest.json", "other"))) == [10**13, 20, 3]
 
 
 STEPS = some.dictionaries(some.integers(0, 20), some.booleans(), max_size=12)
@@ -287,7 +288,7 @@ def test_retention_keeps_the_newest_intact_ones_and_stops_nowhere_with_a_torn_on
     """``others`` maps steps to whether they are listed; ``broken`` are the damaged ones among them."""
     checkpoints = {**others, written: True}
     found = [entry for step, listed in checkpoints.items() for entry in a_checkpoint(step, listed)]
-    keys = plan(found, keep, lambda step: step not in broken, written).keys
+    keys = plan(Catalog.of(found), keep, lambda step: step not in broken, written).keys
     good = sorted((step for step in others if others[step] and step < written and step not in broken), reverse=True)
     kept = {written, *good[: keep - 1]}
     remaining = {entry.key for entry in found} - set(keys)
@@ -302,7 +303,7 @@ def test_retention_keeps_the_newest_intact_ones_and_stops_nowhere_with_a_torn_on
 
 def test_retention_leaves_strangers_alone() -> None:
     strangers = objects("checkpoints/notes.txt", "checkpoints/1/manifest.json", "data/x", "checkpoints/best/a")
-    assert plan(strangers + a_checkpoint(1) + a_checkpoint(2), 1, lambda step: True, written=2).keys == [
+    assert plan(Catalog.of(strangers + a_checkpoint(1) + a_checkpoint(2)), 1, lambda step: True, written=2).keys == [
         layout.manifest_key(1),
         layout.folder(1) + layout.shard_name(0, 1),
     ]

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edl_hvd.checkpoint import Snapshot, layout
+from edl_hvd.checkpoint.catalog import Catalog
 from edl_hvd.checkpoint.copying import copy, copy_each
 from edl_hvd.checkpoint.element_types import ELEMENT_TYPES
 from edl_hvd.checkpoint.entries import Piece, TensorEntry
@@ -81,13 +82,13 @@ def test_pruning_by_hand_decides_as_after_the_newest_intact_checkpoint(
     listing: tuple[list[StoredObject], set[int]], keep: int
 ) -> None:
     objects, intact = listing
-    found = plan(objects, keep, intact.__contains__)
+    found = plan(Catalog.of(objects), keep, intact.__contains__)
     if not intact:
         assert found.keys == []
         return
-    assert found == plan(objects, keep, intact.__contains__, written=max(intact))
+    assert found == plan(Catalog.of(objects), keep, intact.__contains__, written=max(intact))
     assert found.kept == sorted(intact, reverse=True)[:keep]
-    listed = layout.listed_steps(objects)
+    listed = list(layout.manifests(objects))
     assert sorted(found.kept + found.spared + found.removed, reverse=True) == listed
     stay = {layout.folder(step) for step in found.kept + found.spared}
     assert not [key for key in found.keys if any(key.startswith(folder) for folder in stay)]
@@ -112,7 +113,7 @@ def test_pruning_that_stops_anywhere_leaves_no_torn_checkpoint() -> None:
         storage.watch = watch
         with contextlib.suppress(StopError):
             carry_out(storage, plan_for(storage, 1), quiet)
-        listed = layout.listed_steps(storage.list(layout.ROOT))
+        listed = list(layout.manifests(storage.list(layout.ROOT)))
         assert listed[0] == 30
         assert not any(found.damaged for found in verify_each(storage, listed, quiet))
 

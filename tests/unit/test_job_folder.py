@@ -21,11 +21,11 @@ from edl_hvd.discovery.hostfile import FixedHosts
 from edl_hvd.driver.command_line.options import Options, read_options
 from edl_hvd.driver.job_folder.claim import claim
 from edl_hvd.driver.job_folder.files import LOCK, RECORD, STATUS, JobRecord, look, replace_file, to_text
-from edl_hvd.driver.job_folder.process_mark import lives, mark_of
 from edl_hvd.driver.membership import happenings
 from edl_hvd.driver.status import Figures, WorkerStatus
 from edl_hvd.errors import PlatformError, UsageError
 from edl_hvd.hosts import HostSlots
+from edl_hvd.process_mark import lives, mark_of
 from edl_hvd.settings import runtime_folders
 
 

@@ -150,7 +150,7 @@ def read_options(
         source=hosts.source,
         poll_every_s=hosts.every_s,
         rules=_read_rules(line, hosts),
-        worker_variables=read_tunings(line),
+        worker_variables=read_tunings(line) | ({"EDL_HVD_TAKE_OVER": "1"} if line.is_on("--take-over") else {}),
         network_interfaces=tuple(dict.fromkeys(interfaces)),
         ssh_port=line.count("--ssh-port", least=1, most=65535),
         ssh_identity_file=line.readable_file("--ssh-identity-file", "a private key"),

@@ -12,7 +12,7 @@ from edl_hvd.driver.job_folder.files import RECORD, look
 from edl_hvd.errors import PlatformError, UsageError
 
 HOST_FLAGS = ("--hosts", "--hostfile", "--host-discovery-script", "--discover")
-_OF_ONE_RUN = ("--job-dir", "--resume", "--record")
+_OF_ONE_RUN = ("--job-dir", "--resume", "--record", "--take-over")
 
 
 def complete(line: Line, command: Sequence[str]) -> tuple[str, ...]:

@@ -36,9 +36,9 @@ from edl_hvd.driver.job_folder.files import (
     replace_file,
     to_text,
 )
-from edl_hvd.driver.job_folder.process_mark import lives, mark_of
 from edl_hvd.driver.status import Figures, Status, WorkerStatus
 from edl_hvd.errors import PlatformError, UsageError
+from edl_hvd.process_mark import lives, mark_of
 from edl_hvd.settings import runtime_folders
 
 _SHOWN_COMMAND = 60  # characters of it in a message
