@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from edl_hvd.errors import StateError
 from edl_hvd.worker.codec import encode
 from edl_hvd.worker.optimizer import is_distributed
+from edl_hvd.worker.parameter_watch import StillParameters
 from edl_hvd.worker.scheduler import gate
 
 
@@ -21,19 +22,19 @@ class Handler(Protocol):
     takes one back and must copy what it keeps, because the tensors belong to the snapshot. ``load_plain``
     does the same where the live tensors have the values of the state already.
 
-    ``capture_rest`` leaves out what nothing but a distributed optimizer's step moves, and ``load_rest`` puts the others
-    back. ``completed`` is what ``capture`` would have returned at the moment of a ``capture_rest``, if what that left
-    out still stands; both already encoded.
+    ``capture_rest`` leaves out what nothing but a distributed optimizer's step moves, or nothing at all, and
+    ``load_rest`` puts the others back. ``completed`` is what ``capture`` would have returned at the moment of a
+    ``capture_rest``, if what that left out still stands; both already encoded.
 
     Attributes:
         value: The object itself.
-        steps_move: A step of a distributed optimizer moves something of it.
+        leaves_out: ``capture_rest`` may leave something out.
     """
 
     value: Any
 
     @property
-    def steps_move(self) -> bool: ...
+    def leaves_out(self) -> bool: ...
 
     def capture(self) -> Any: ...
 
@@ -58,7 +59,7 @@ class ObjectHandler:
         self.value = value
 
     @property
-    def steps_move(self) -> bool:
+    def leaves_out(self) -> bool:
         return False
 
     def capture(self) -> Any:
@@ -84,25 +85,28 @@ class ModuleHandler(ObjectHandler):
     """A model.
 
     Attributes:
-        stepped: Those of its parameters that distributed optimizers move, if everything else of it is tensors by name.
+        stepped: Those of its parameters that distributed optimizers move, if all of it is tensors by name.
     """
 
-    def __init__(self, value: torch.nn.Module, stepped: frozenset[torch.nn.Parameter] = frozenset()) -> None:
+    def __init__(self, value: torch.nn.Module, stepped: frozenset[torch.nn.Parameter], still: StillParameters) -> None:
         super().__init__(value)
-        self.stepped = stepped.intersection(value.parameters())
-        if self.stepped:
-            moved = {name for name, value in self._named_values() if value in self.stepped}
-            if moved | self.capture_rest().keys() != value.state_dict().keys():
-                self.stepped = frozenset()  # it keeps more, or in a way of its own
+        own = frozenset(value.parameters())
+        # Else it keeps more, or in a way of its own.
+        self._by_name = {name for name, _ in self._named_values()} == value.state_dict().keys()
+        self.stepped = stepped & own if self._by_name else frozenset()
+        self._still = still
+        if self._by_name:
+            still.consider(own - stepped)
 
     @property
-    def steps_move(self) -> bool:
-        return bool(self.stepped)
+    def leaves_out(self) -> bool:
+        return self._by_name
 
     def capture_rest(self) -> Any:
-        if not self.stepped:
+        if not self._by_name:
             return self.capture()
-        return {name: value for name, value in self._named_values() if value not in self.stepped}
+        standing = self.stepped | self._still.parameters
+        return {name: value for name, value in self._named_values() if value not in standing}
 
     def _named_values(self) -> Iterator[tuple[str, torch.Tensor]]:
         for prefix, module in self.value.named_modules(remove_duplicate=False):
@@ -114,10 +118,10 @@ class ModuleHandler(ObjectHandler):
 
     @torch.no_grad()
     def load_rest(self, state: Any) -> None:
-        if not self.stepped:
+        if not self._by_name:
             self.load(state)
         elif state:
-            live = self.capture_rest()
+            live = dict(self._named_values())
             torch._foreach_copy_([live[name] for name in state], list(state.values()))
 
     def completed(self, live: Any, rest: Any) -> Any:
@@ -128,7 +132,7 @@ class OptimizerHandler(ObjectHandler):
     """An optimizer. Its state appears with its first step, and ``load_state_dict`` would share tensors."""
 
     @property
-    def steps_move(self) -> bool:
+    def leaves_out(self) -> bool:
         return is_distributed(self.value)
 
     @torch.no_grad()
@@ -151,19 +155,19 @@ class OptimizerHandler(ObjectHandler):
             self.load(state)
 
     def capture_rest(self) -> Any:
-        if not self.steps_move:
+        if not self.leaves_out:
             return self.capture()
         groups = self.value.param_groups
         return [{key: option for key, option in group.items() if key != "params"} for group in groups]
 
     def load_rest(self, state: Any) -> None:
-        if not self.steps_move:
+        if not self.leaves_out:
             self.load(state)
         else:
             self._load_options({"param_groups": state})
 
     def completed(self, live: Any, rest: Any) -> Any:
-        if not self.steps_move:
+        if not self.leaves_out:
             return rest
         return {**live, "param_groups": [{**a, **b} for a, b in zip(live["param_groups"], rest, strict=True)]}
 
@@ -182,13 +186,16 @@ class GeneratorHandler(ObjectHandler):
         self.value.set_state(state.cpu().clone())
 
 
-def handler_for(name: str, value: Any, stepped: frozenset[torch.nn.Parameter] = frozenset()) -> Handler | None:
+def handler_for(
+    name: str, value: Any, stepped: frozenset[torch.nn.Parameter], still: StillParameters
+) -> Handler | None:
     """The handler of an attribute, or ``None`` for a plain one (numbers, strings, lists, tensors, …).
 
     Args:
         name: Of the attribute.
         value: Its value.
         stepped: The parameters that distributed optimizers move.
+        still: Gets those that none moves.
 
     Raises:
         StateError: The value is of a kind that cannot be kept.
@@ -198,7 +205,7 @@ def handler_for(name: str, value: Any, stepped: frozenset[torch.nn.Parameter] = 
     if isinstance(value, torch.Generator):
         return GeneratorHandler(value)
     if isinstance(value, torch.nn.Module):
-        return ModuleHandler(value, stepped)
+        return ModuleHandler(value, stepped, still)
     if isinstance(value, LRScheduler):
         gate(value)
     if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):

@@ -19,7 +19,7 @@ from edl_hvd.storage import open_storage
 from edl_hvd.worker.codec import decode, encode
 from edl_hvd.worker.handlers import Handler, ModuleHandler, handler_for
 from edl_hvd.worker.optimizer import is_distributed
-from edl_hvd.worker.parameter_watch import ParameterWatch
+from edl_hvd.worker.parameter_watch import ParameterWatch, StillParameters
 from edl_hvd.worker.snapshot import SnapshotBuffers, host_copy
 
 logger = logging.getLogger(__name__)
@@ -48,9 +48,10 @@ class Memory:
         self.handlers: dict[str, Handler] = {}
         self.attributes: dict[str, Any] = {}
         self._optimizers = [value for value in attributes.values() if is_distributed(value)]
+        self._still = StillParameters()
         stepped = frozenset(parameter for optimizer in self._optimizers for parameter in optimizer.reduction.names)
         for name, value in attributes.items():
-            handler = handler_for(name, value, stepped)
+            handler = handler_for(name, value, stepped, self._still)
             if handler is None:
                 self.attributes[name] = value
             else:
@@ -118,6 +119,7 @@ class Memory:
                 next step. A worker that then loses its world goes on from there (see ``ahead``).
         """
         self.watch.check()
+        self._still.commit()
         if light and self._may_stand and self.watch.trusted:
             plain, tensors = self._rest_of(number)
             self._rest.fill(tensors, plain)
@@ -182,7 +184,7 @@ class Memory:
         rest, tensors = self._rest.plain, dict(self._rest.tensors)
         plain = dict(rest["attributes"])
         for name, handler in self.handlers.items():
-            if handler.steps_move:
+            if handler.leaves_out:
                 live, parts = encode(handler.capture(), name)
                 plain[name] = handler.completed(live, rest["attributes"][name])
                 tensors = {**parts, **tensors}
@@ -215,12 +217,13 @@ class Memory:
             self._marks = marks_of(self.live(self.commit)[1])  # they are equal now
 
     def _put_back_rest(self) -> None:
-        if self.watch.is_disturbed():
+        if self.watch.is_disturbed() or self._still.is_disturbed():
             logger.warning(
                 "the script has moved parameters besides its optimizers since the last commit; they are kept"
             )
             self._disturbed = True
             self.watch.distrust()
+            self._still.commit()
         ahead, plain, tensors = self.ahead, self._rest.plain, self._rest.tensors
         for name, handler in self.handlers.items():
             handler.load_rest(decode(plain["attributes"][name], tensors))
@@ -230,6 +233,7 @@ class Memory:
         self._ahead, self.watch.steps = ahead, [0] * len(ahead)
         self._marks = marks_of(self._rest_of(self.commit)[1])  # they are equal now
         self.watch.look()
+        self._still.look()
 
     def sample(self) -> int:
         """A digest of some bytes of every live tensor, in 32 bits: equal for equal states, whatever their size.
@@ -269,6 +273,7 @@ class Memory:
                 self.attributes[name] = _copy(decode(saved[name], {**tensors, **moved}))
         self._count(plain["counters"])
         self.watch.look()
+        self._still.look()
         self.retake()
         self.followed = True
 
@@ -285,6 +290,7 @@ class Memory:
             self.attributes[name] = _copy(decode(saved[name], tensors))
         self._count(plain["counters"])
         self.watch.look()
+        self._still.look()
 
     def _check_names(self, saved: dict[str, Any]) -> None:
         known = self.handlers.keys() | self.attributes.keys()

@@ -4,13 +4,15 @@ If nothing does, a commit need not copy them: until the next optimizer step they
 a step comes only after the world has summed every gradient of it. A script that moves parameters by itself (it swaps in
 an average of them to validate, it prunes, it runs an optimizer of its own) gets commits that copy.
 
+Nor need it copy parameters that nothing moves at all, such as those of a frozen model under trained adapters.
+
 Writes are seen by the tensors' version counters, and those that bypass them (``parameter.data``) by one element of each
 parameter, on the CPU only: on a GPU every look would wait for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -74,6 +76,49 @@ class ParameterWatch:
         self.steps[number] += 1
 
 
+class StillParameters:
+    """Those of a job's parameters that no optimizer of it moves, and nothing else has moved for some commits.
+
+    Attributes:
+        parameters: They.
+    """
+
+    def __init__(self) -> None:
+        self.parameters: set[torch.nn.Parameter] = set()
+        self._candidates: list[torch.nn.Parameter] = []
+        self._clean: list[int] = []
+        self._needed: list[int] = []
+        self._trace = _Trace([])
+
+    def consider(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Watch these as well."""
+        known = set(self._candidates)
+        self._candidates += [parameter for parameter in parameters if parameter not in known]
+        self._clean, self._needed = [0] * len(self._candidates), [_CLEAN_COMMITS] * len(self._candidates)
+        self.look()
+
+    def is_disturbed(self) -> bool:
+        """Something has moved one of them since the last look."""
+        moved = self._trace.moved()
+        return any(self._candidates[number] in self.parameters for number in moved)
+
+    def commit(self) -> None:
+        """The present is a point to come back to: what has moved since the last look has to be copied for a while."""
+        for number in self._trace.moved():
+            self._clean[number], self._needed[number] = -1, min(2 * self._needed[number], _MOST_CLEAN_COMMITS)
+        self._clean = [clean + 1 for clean in self._clean]
+        self.parameters = {
+            parameter
+            for parameter, clean, needed in zip(self._candidates, self._clean, self._needed, strict=True)
+            if clean >= needed
+        }
+        self.look()
+
+    def look(self) -> None:
+        """Whatever has moved them up to here was meant to."""
+        self._trace = _Trace(self._candidates, self._trace)
+
+
 class _Trace:
     """What some tensors were at one moment, as far as it can be told without reading them."""
 
@@ -81,7 +126,7 @@ class _Trace:
         self._parameters = parameters
         self._addresses = [parameter.data_ptr() for parameter in parameters]
         self._versions = [parameter._version for parameter in parameters]
-        self._elements: list[list[torch.Tensor]] = (
+        self._elements: list[dict[int, torch.Tensor]] = (
             before._elements if before and before._addresses == self._addresses else _elements_of(parameters)
         )
         self._values = self._read()
@@ -93,22 +138,41 @@ class _Trace:
             and all(map(_same_bits, self._values, self._read()))
         )
 
+    def moved(self) -> set[int]:
+        """Numbers of the tensors that are not what they were."""
+        if self.fits():
+            return set()
+        found = {
+            number
+            for number, parameter in enumerate(self._parameters)
+            if (parameter._version, parameter.data_ptr()) != (self._versions[number], self._addresses[number])
+        }
+        for elements, was, now in zip(self._elements, self._values, self._read(), strict=True):
+            differs = (_bytes_of(was) != _bytes_of(now)).any(dim=1).tolist()
+            found.update(number for number, different in zip(elements, differs, strict=True) if different)
+        return found
+
     def _read(self) -> list[torch.Tensor]:
-        return [torch.stack(elements) for elements in self._elements]
+        return [torch.stack(list(elements.values())) for elements in self._elements]
 
 
-def _elements_of(parameters: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """A view of the middle element in memory of each parameter on the CPU, by type."""
-    found: dict[torch.dtype, list[torch.Tensor]] = {}
-    for parameter in parameters:
+def _elements_of(parameters: Sequence[torch.Tensor]) -> list[dict[int, torch.Tensor]]:
+    """A view of the middle element in memory of each parameter on the CPU, by its number, for each type."""
+    found: dict[torch.dtype, dict[int, torch.Tensor]] = {}
+    for number, parameter in enumerate(parameters):
         if parameter.device.type == "cpu" and parameter.numel():
             detached = parameter.detach()
             middle = detached.storage_offset() + sum(
                 (n // 2) * s for n, s in zip(detached.shape, detached.stride(), strict=True)
             )
-            found.setdefault(parameter.dtype, []).append(detached.as_strided((), (), middle))
+            found.setdefault(parameter.dtype, {})[number] = detached.as_strided((), (), middle)
     return list(found.values())
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))  # NaN equals itself
+    return torch.equal(_bytes_of(one), _bytes_of(other))
+
+
+def _bytes_of(values: torch.Tensor) -> torch.Tensor:
+    """A row for each of them: as bytes, NaN equals itself."""
+    return values.view(torch.uint8).view(len(values), -1)

@@ -252,15 +252,60 @@ def test_a_model_that_keeps_more_than_tensors_is_copied():
     assert not stands(state)
 
 
-def test_frozen_parameters_and_other_models_come_back_too():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
-    model[1].requires_grad_(False)
-    state = train(make(model=model, teacher=nn.Linear(2, 2)), 4)
-    before = everything(state)
-    for weight in (state.teacher.weight, state.model[1].weight):
-        weight.data.zero_()
+def with_frozen(**more):
+    """A model whose first layer is not trained, and another model beside it."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    model[0].requires_grad_(False)
+    return make(model=model, teacher=nn.Linear(4, 4).requires_grad_(False), **more)
+
+
+def test_parameters_that_nothing_moves_are_not_copied_either():
+    state = train(with_frozen(), 4)
+    assert stands(state)
+    assert state.memory.share()[1]["teacher/weight"].data_ptr() == state.teacher.weight.data_ptr()
+    assert not any("weight" in name for name in state.memory._rest.tensors if name != "model/1.weight")
+
+
+@torch.no_grad()
+def write_in_place(state):
+    state.teacher.weight[1] += 1
+    state.model[0].bias[2:] += 1
+
+
+def write_past_the_counter(state):
+    state.teacher.weight.data += 1
+    state.model[0].bias.data += 1
+
+
+@pytest.mark.parametrize("write", [write_in_place, write_past_the_counter])
+def test_frozen_parameters_that_the_script_moves_are_copied_from_then_on(write):
+    state = train(with_frozen(), 4)
+    write(state)
+    train(state, 1)
+    committed = everything(state)
+    assert stands(state), "the others are not copied for that"
+    write(state)
     state.memory.put_back()
-    assert_equal(everything(state), before)
+    assert_equal(everything(state), committed)
+    train(state, 8)
+    assert state.memory.share()[1]["teacher/weight"].data_ptr() == state.teacher.weight.data_ptr(), "it rests again"
+
+
+def test_frozen_parameters_moved_for_the_first_time_before_it_breaks_off_are_kept_and_another_worker_is_asked():
+    state = train(with_frozen(), 4)
+    write_in_place(state)
+    moved = state.teacher.weight.clone()
+    state.memory.put_back()
+    assert torch.equal(state.teacher.weight, moved)
+    assert is_disturbed(state.memory.standing)
+
+
+def test_a_worker_that_took_a_state_over_need_not_copy_frozen_parameters():
+    giver, taker = train(with_frozen(), 4), train(with_frozen(), 2)
+    taker.memory.receive(*giver.memory.share())
+    assert_equal(everything(taker), everything(giver))
+    train(taker, 3)
+    assert taker.memory.share()[1]["teacher/weight"].data_ptr() == taker.teacher.weight.data_ptr()
 
 
 def test_a_commit_between_batches_needs_no_collective_of_its_own(monkeypatch):
