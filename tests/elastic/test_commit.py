@@ -1,4 +1,4 @@
-"""What a commit costs, in things that can be counted; ``benchmarks/commit.py`` has the seconds."""
+"""What a commit costs, in things that can be counted; ``benchmarks/checkpoint.py`` has the seconds."""
 
 from __future__ import annotations
 
