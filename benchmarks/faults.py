@@ -8,8 +8,8 @@ anybody. A job counts as recovered only if it ends with exit code 0, all its wor
 counted once per epoch and no process is left; anything else is told in words. Where nothing can be timed, "well" means
 that. ``torchrun`` restarts all workers from a snapshot; counted is to the first step that is new.
 
-A job that hangs costs its deadline, so all of it takes a quarter of an hour. The exit code is 1 if a row of ``edlrun`` has
-not recovered.
+A job that hangs costs its deadline, so all of it takes a quarter of an hour. The exit code is 1 if a row of ``edlrun``
+has not recovered.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ CHUNK_BYTES = 16 * 1024 * 1024
 # next ones are read, large enough that the checksums of a terabyte are three megabytes of manifest.
 
 
-def checksum(data: bytes | memoryview) -> str:
+def checksum(data: bytes | bytearray | memoryview) -> str:
     """``xxh3-128:`` and 32 hexadecimal digits.
 
     XXH3 of the xxHash library: 8 to 12 GB/s on one core here, in chunks of 16 MiB from memory, without

@@ -100,11 +100,6 @@ def read_listed_key(storage: Storage, step: int, key: str) -> Listed:
     return Listed(key, data, manifest)
 
 
-def read_manifest(storage: Storage, step: int) -> Manifest:
-    """What :func:`read_listed` reads, without its bytes. Raises as that does."""
-    return read_listed(storage, step).manifest
-
-
 @dataclass(frozen=True)
 class Shard:
     """A verified file: its bytes, and the elements of each piece in it."""

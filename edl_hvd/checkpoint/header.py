@@ -59,13 +59,17 @@ def write_header(
     }
 
 
-def read_header(data: bytes | memoryview) -> dict[str, HeaderEntry]:
+def read_header(data: bytes | bytearray | memoryview, size_bytes: int) -> dict[str, HeaderEntry]:
     """The tensors of a safetensors file that is nothing but these tensors, in the order of their elements.
+
+    Args:
+        data: The file, or its beginning with all of the header.
+        size_bytes: Length of the file.
 
     Raises:
         ValueError: It is none: of every byte it must be clear what it is for.
     """
-    begin, described = _described(data)
+    begin, described = _described(data, size_bytes)
     entries = {name: _entry(value, f"{show(name)} in the header", begin) for name, value in described.items()}
     entries = dict(sorted(entries.items(), key=lambda item: (item[1].start, item[1].end)))
     end = begin
@@ -76,19 +80,26 @@ def read_header(data: bytes | memoryview) -> dict[str, HeaderEntry]:
                 f"ends at {end - begin}; tensors must neither overlap nor leave a gap"
             )
         end = entry.end
-    if end != len(data):
-        raise ValueError(f"it has {len(data) - begin} bytes of data, its tensors need {end - begin}")
+    if end != size_bytes:
+        raise ValueError(f"it has {size_bytes - begin} bytes of data, its tensors need {end - begin}")
     return entries
 
 
-def _described(data: bytes | memoryview) -> tuple[int, dict[str, object]]:
+def header_length(data: bytes | bytearray | memoryview) -> int:
+    """What the beginning of a file says of its header's length in bytes; 0 if it is too short to say."""
+    if len(data) < _LENGTH_BYTES:
+        return 0
+    (length_bytes,) = struct.unpack_from("<Q", data)
+    return _LENGTH_BYTES + int(length_bytes)
+
+
+def _described(data: bytes | bytearray | memoryview, size_bytes: int) -> tuple[int, dict[str, object]]:
     """Where the elements begin, and the header as JSON."""
     if len(data) < _LENGTH_BYTES:
         raise ValueError(f"{len(data)} bytes are too few for it to have a header")
-    (length_bytes,) = struct.unpack_from("<Q", data)
-    begin = _LENGTH_BYTES + length_bytes
+    begin = header_length(data)
     if begin > len(data):
-        raise ValueError(f"a header of {length_bytes} bytes does not fit into a file of {len(data)}")
+        raise ValueError(f"a header of {begin - _LENGTH_BYTES} bytes does not fit into a file of {size_bytes}")
     described = decoding.mapping(decoding.parse(bytes(data[_LENGTH_BYTES:begin]), "its header"), "its header")
     if "__metadata__" in described:
         raise ValueError(f"its header has unexpected metadata {show(described['__metadata__'])}")

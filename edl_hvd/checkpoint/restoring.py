@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from edl_hvd.checkpoint import layout
 from edl_hvd.checkpoint.catalog import read_catalog
-from edl_hvd.checkpoint.entries import Stored, stored_by_file
-from edl_hvd.checkpoint.files import missing_or_short, read_manifest, read_shard
+from edl_hvd.checkpoint.entries import stored_by_file
+from edl_hvd.checkpoint.files import Listed, missing_or_short, read_listed, read_shard
 from edl_hvd.checkpoint.manifest import Manifest
-from edl_hvd.checkpoint.shards import DTYPES, fill
+from edl_hvd.checkpoint.reading import Span, empty_tensors, read_spans, spans_of
+from edl_hvd.checkpoint.shards import DTYPES
 from edl_hvd.checkpoint.snapshot import Snapshot
 from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError, StorageError
 from edl_hvd.events import CheckpointDamaged, Event
@@ -29,47 +30,60 @@ def steps(storage: Storage) -> list[int]:
 def restore(storage: Storage, step: int) -> Snapshot:
     """The snapshot that was checkpointed at ``step``, verified, into a world of any size.
 
-    Called by any rank; not collective; blocks while it reads. Holds one file in memory beside the tensors.
+    Called by any rank; not collective; blocks while it reads. Elements are read into their tensors: beside those it
+    takes what the storage takes for a transfer, and 16 MiB.
 
     Raises:
         ObjectMissingError: No checkpoint of that step is listed.
         CheckpointDamagedError: It is listed and does not verify.
         StorageError: The storage does not answer, or another version wrote the checkpoint.
     """
-    manifest = read_manifest(storage, step)
+    manifest = usable_manifest(storage, step).manifest
+    tensors = empty_tensors(manifest)
+    read_share(storage, manifest, spans_of(manifest), tensors)
+    return snapshot_from(manifest, tensors)
+
+
+def usable_manifest(storage: Storage, step: int) -> Listed:
+    """The manifest of a checkpoint whose files are there in their length. Raises as :func:`restore` does."""
+    listed = read_listed(storage, step)
+    manifest = listed.manifest
     unknown = sorted({entry.dtype for entry in manifest.tensors.values()} - DTYPES.keys())
     if unknown:
         raise StorageError(
             f"cannot restore step {step} from {storage.url}: it has tensors of type {', '.join(unknown)}, which torch "
             f"{torch.__version__} lacks; it was written with torch {manifest.versions.get('torch')}"
         )
-    # Memory is taken for whole tensors as soon as the first piece of each is there. So that no more is taken than
-    # there are bytes, what is not there in its length comes first, and is refused.
-    suspicious = missing_or_short(manifest, storage.list(layout.folder(step)))
-    stored = stored_by_file(manifest.tensors)
-    tensors: dict[str, torch.Tensor] = {}
-    for name in sorted(manifest.files, key=lambda name: name not in suspicious):
-        _read_into(tensors, storage, manifest, name, stored.get(name, {}))
-    return Snapshot(
-        tensors={name: tensors[name] for name in manifest.tensors},
-        plain=manifest.plain,
-        step=manifest.step,
-        epoch=manifest.epoch,
-        samples=manifest.samples,
-    )
+    # Before memory is taken: so no more of it is than there are bytes.
+    for name in missing_or_short(manifest, storage.list(layout.folder(step))):
+        read_shard(storage, manifest, name, stored_by_file(manifest.tensors).get(name, {}))
+    return listed
 
 
-def _read_into(
-    tensors: dict[str, torch.Tensor], storage: Storage, manifest: Manifest, name: str, expected: Mapping[str, Stored]
+def read_share(
+    storage: Storage, manifest: Manifest, spans: Sequence[Span], tensors: Mapping[str, torch.Tensor]
 ) -> None:
-    for stored, elements in read_shard(storage, manifest, name, expected).pieces:
-        entry = manifest.tensors[stored.tensor]
-        if stored.tensor not in tensors:
-            tensors[stored.tensor] = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
-        fill(tensors[stored.tensor], stored.piece.first_row, elements)
+    """Fill in the elements of some spans. Raises as :func:`restore` does."""
+    try:
+        read_spans(storage, manifest, spans, tensors)
+    except ObjectMissingError as error:
+        _refuse_if_removed(storage, manifest.step)
+        raise CheckpointDamagedError(f"a file of step {manifest.step} is missing: {error}") from error
 
 
-def restore_newest(storage: Storage, report: Callable[[Event], None]) -> Snapshot | None:
+def snapshot_from(manifest: Manifest, tensors: dict[str, torch.Tensor]) -> Snapshot:
+    """What was checkpointed, of a manifest and its tensors."""
+    return Snapshot(tensors, manifest.plain, step=manifest.step, epoch=manifest.epoch, samples=manifest.samples)
+
+
+def _refuse_if_removed(storage: Storage, step: int) -> None:
+    if not read_catalog(storage, step).manifests:
+        raise ObjectMissingError(f"the checkpoint of step {step} in {storage.url} was removed while it was read")
+
+
+def restore_newest(
+    storage: Storage, report: Callable[[Event], None], restore: Callable[[Storage, int], Snapshot] = restore
+) -> Snapshot | None:
     """The newest checkpoint that verifies, or ``None`` if none was ever written.
 
     Called by the rank that needs the state; not collective; blocks while it reads. An outage of the
@@ -78,6 +92,7 @@ def restore_newest(storage: Storage, report: Callable[[Event], None]) -> Snapsho
     Args:
         storage: Where the checkpoints are.
         report: Gets a ``CheckpointDamaged`` for each one passed over.
+        restore: Restores one, and raises as :func:`restore` does.
 
     Raises:
         CheckpointDamagedError: Checkpoints are listed and none verifies; names them all.

@@ -73,13 +73,6 @@ def pack(
     return Packed(file.data, FileEntry(end, len(header), checksum(header), chunk_bytes), checksums)
 
 
-def fill(tensor: torch.Tensor, first_row: int, elements: memoryview) -> None:
-    """Put the elements of a piece into a tensor, which is contiguous, from a row on."""
-    row_bytes = tensor.nbytes // max(1, tensor.shape[0]) if tensor.dim() else tensor.nbytes
-    start = first_row * row_bytes
-    numpy.copyto(bytes_of(tensor)[start : start + elements.nbytes], numpy.frombuffer(elements, dtype=numpy.uint8))
-
-
 def bytes_of(tensor: torch.Tensor) -> numpy.ndarray[tuple[int], numpy.dtype[numpy.uint8]]:
     """The memory of a contiguous tensor."""
     return tensor.reshape(-1).view(torch.uint8).numpy()

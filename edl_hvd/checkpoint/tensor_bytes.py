@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from edl_hvd.checkpoint.checksum import checksum, chunks
 from edl_hvd.checkpoint.decoding import show
 from edl_hvd.checkpoint.entries import FileEntry, Stored
-from edl_hvd.checkpoint.header import read_header
+from edl_hvd.checkpoint.header import HeaderEntry, read_header
 
 _MOST_PLACES = 3
 # That a message names; a disk that loses a block, or a file that is another one, has many.
@@ -30,15 +30,36 @@ def verified_views(data: bytes, file: FileEntry, expected: Mapping[str, Stored])
     if len(data) != file.size_bytes:
         raise ValueError(f"it has {len(data)} bytes instead of {file.size_bytes}")
     whole = memoryview(data)
-    if checksum(whole[: file.header_bytes]) != file.header_checksum:
+    header = verified_header(whole, file, expected)
+    views, damaged = {}, []
+    for name, stored in expected.items():
+        views[name] = whole[header[name].start : header[name].end]
+        damaged += damaged_chunks(views[name], stored, 0, file.chunk_bytes, header[name].start)
+    raise_damaged(damaged)
+    return views
+
+
+def verified_header(
+    data: bytes | bytearray | memoryview, file: FileEntry, expected: Mapping[str, Stored]
+) -> dict[str, HeaderEntry]:
+    """Where in a shard each piece is.
+
+    Args:
+        data: The shard, or its beginning with all of the header.
+        file: What the manifest says of it.
+        expected: What the manifest says is in it, by the names there.
+
+    Raises:
+        ValueError: It is not the header of just that.
+    """
+    if checksum(memoryview(data)[: file.header_bytes]) != file.header_checksum:
         raise ValueError(f"the checksum of its header (bytes 0:{file.header_bytes}) is not the manifest's")
-    header = read_header(data)
+    header = read_header(data, file.size_bytes)
     for name in [*expected, *header]:
         if name not in header:
             raise ValueError(f"it lacks {show(name)}, which the manifest lists")
         if name not in expected:
             raise ValueError(f"it has a tensor besides those listed: {show(name)}")
-    views, damaged = {}, []
     for name, stored in expected.items():
         found = header[name]
         if (found.dtype, found.shape) != (stored.dtype, stored.shape):
@@ -46,15 +67,32 @@ def verified_views(data: bytes, file: FileEntry, expected: Mapping[str, Stored])
                 f"tensor {show(name)} is {found.dtype} {show(found.shape)}; "
                 f"the manifest lists {stored.dtype} {show(stored.shape)}"
             )
-        views[name] = whole[found.start : found.end]
-        spans = chunks(found.end - found.start, file.chunk_bytes)
-        for (start, end), right in zip(spans, stored.piece.checksums, strict=True):
-            if checksum(views[name][start:end]) != right:
-                damaged.append(_place(stored, start, end, found.start))
-    if damaged:
-        more = f", and {len(damaged) - _MOST_PLACES} more" if len(damaged) > _MOST_PLACES else ""
-        raise ValueError(f"the checksum is not the manifest's for {'; '.join(damaged[:_MOST_PLACES])}{more}")
-    return views
+    return header
+
+
+def damaged_chunks(elements: memoryview, stored: Stored, first_byte: int, chunk_bytes: int, begin: int) -> list[str]:
+    """Places whose checksum is not the manifest's.
+
+    Args:
+        elements: Of whole chunks of the piece.
+        stored: The piece.
+        first_byte: Of the piece's elements; that of a chunk.
+        chunk_bytes: Length of a chunk.
+        begin: Where in the file the piece's elements begin.
+    """
+    right = stored.piece.checksums[first_byte // chunk_bytes :]
+    return [
+        _place(stored, first_byte + start, first_byte + end, begin)
+        for (start, end), expected in zip(chunks(elements.nbytes, chunk_bytes), right, strict=False)
+        if checksum(elements[start:end]) != expected
+    ]
+
+
+def raise_damaged(places: list[str]) -> None:
+    """Raises ``ValueError`` with the first of them, if there are any."""
+    if places:
+        more = f", and {len(places) - _MOST_PLACES} more" if len(places) > _MOST_PLACES else ""
+        raise ValueError(f"the checksum is not the manifest's for {'; '.join(places[:_MOST_PLACES])}{more}")
 
 
 def _place(stored: Stored, start: int, end: int, begin: int) -> str:

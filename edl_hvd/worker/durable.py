@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 
-from edl_hvd.checkpoint import CheckpointWriter, Snapshot, ownership, restore_newest
+from edl_hvd.checkpoint import CheckpointWriter, Snapshot, ownership
 from edl_hvd.checkpoint.heartbeat import Heartbeat
 from edl_hvd.checkpoint.ownership import Owner
 from edl_hvd.checkpoint.schedule import Schedule
@@ -13,8 +13,11 @@ from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, EmergencyCheckpoint, EventLog, Restored
 from edl_hvd.settings import Settings
 from edl_hvd.storage import open_storage
+from edl_hvd.worker.collectives import Collectives
 from edl_hvd.worker.memory import Memory
 from edl_hvd.worker.progress import progress
+from edl_hvd.worker.shared_restore import SharedRestore
+from edl_hvd.world import World
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +43,9 @@ class Checkpoints:
         self._settings = settings
         self._events = events
         self._clock = clock
-        self._storage = open_storage(settings.checkpoint) if settings.checkpoint else None
+        self._storage = (
+            open_storage(settings.checkpoint, settings.checkpoint_memory_mb) if settings.checkpoint else None
+        )
         self._writer = CheckpointWriter(self._storage, keep=settings.keep) if self._storage else None
         self.schedule = Schedule(settings.checkpoint_every, clock)
         self.written_step = -1
@@ -160,13 +165,13 @@ class Checkpoints:
             self._writer.abandon()
             self.report()
 
-    def newest(self) -> Snapshot | None:
-        """The newest valid checkpoint, read on this rank. Blocks."""
+    def newest(self, collectives: Collectives, world: World) -> Snapshot | None:
+        """The newest valid checkpoint, read by all ranks together. Collective; blocks."""
         if self._storage is None:
             return None
         start_s = self._clock.monotonic_s()
-        snapshot = restore_newest(self._storage, self._events.emit)
-        if snapshot is not None:
+        snapshot = SharedRestore(self._storage, collectives, world).newest(self._events.emit)
+        if snapshot is not None and world.rank == 0:
             seconds = self._clock.monotonic_s() - start_s
             self._events.emit(
                 Restored(self._storage.url, snapshot.step, snapshot.epoch, snapshot.samples, round(seconds, 3))

@@ -211,7 +211,8 @@ class Session:
         root = held.index(freshest)
         disturbed = is_disturbed(freshest)  # by each script in its own way, perhaps
         if freshest < 0:
-            self._begin(world)
+            if self._restore(world):
+                return
             root = 0
         elif all(number == freshest for number in held) and not disturbed:
             return
@@ -220,10 +221,12 @@ class Session:
         if held[world.rank] != freshest or ((freshest < 0 or disturbed) and world.rank != root):
             self._memory.receive(plain, tensors)
 
-    def _begin(self, world: World) -> None:
-        """Nobody holds state: let rank 0 hold that of the newest checkpoint, else what the script built."""
-        if together.restore(self._checkpoints, self._memory, self._process.collectives, world):
-            return
+    def _restore(self, world: World) -> bool:
+        """Nobody holds state: let all hold that of the newest checkpoint, else rank 0 what the script built."""
+        snapshot = self._checkpoints.newest(self._process.collectives, world)
+        if snapshot is not None:
+            self._memory.receive(snapshot.plain, dict(snapshot.tensors))
+            return True
         if self._known_step > 0 and not self._settings.restart_lost_progress:
             raise ProgressLostError(
                 f"the job had reached step {self._known_step}, but every worker that held its state is gone and there "
@@ -231,6 +234,7 @@ class Session:
             )
         if world.rank == 0:
             self._memory.take(0)
+        return False
 
     def _take_place(self, world: World) -> None:
         """Deal batches and scale the learning rate for this world, and make that part of the commit."""

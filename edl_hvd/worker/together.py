@@ -51,28 +51,6 @@ def own(checkpoints: Checkpoints, collectives: Collectives, world: World, owners
     checkpoints.own(number, speaks=world.rank == 0)
 
 
-def restore(checkpoints: Checkpoints, memory: Memory, collectives: Collectives, world: World) -> bool:
-    """Let rank 0 hold the state of the newest checkpoint; whether there is one. Blocks.
-
-    Raises:
-        StorageError: On every rank: there are checkpoints, and none can be restored, or the storage does not answer.
-    """
-    found = {"restored": False, "error": ""}
-    if world.rank == 0:
-        try:
-            snapshot = checkpoints.newest()
-            if snapshot is not None:
-                memory.receive(snapshot.plain, dict(snapshot.tensors))
-                found["restored"] = True
-        except Exception as error:  # told to every rank, which then all end with it
-            logger.exception("the newest checkpoint cannot be restored")
-            found["error"] = f"{type(error).__name__}: {error}"
-    found = broadcast_json(collectives, found, 0, world.rank)
-    if found["error"]:
-        raise StorageError(f"the training state cannot be restored: {found['error']}")
-    return bool(found["restored"])
-
-
 def stop(checkpoints: Checkpoints, collectives: Collectives, world: World) -> NoReturn:
     """End the job on every rank with the reason that one of them has.
 

@@ -26,6 +26,10 @@ class WatchedStorage:
         self.watch("read", key)
         return self._inner.read(key, limit_bytes)
 
+    def read_into(self, key: str, start: int, buffer: bytearray | memoryview) -> int:
+        self.watch("read_into", key)
+        return self._inner.read_into(key, start, buffer)
+
     def write(self, key: str, data: bytes | memoryview) -> None:
         self.watch("write", key)
         self._inner.write(key, data)

@@ -150,7 +150,7 @@ def test_each_copy_out_of_the_snapshot_is_guarded_and_of_one_chunk() -> None:
 )
 def test_bytes_that_are_no_shard_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="header"):
-        read_header(data)
+        read_header(data, len(data))
 
 
 def test_checksums_differ_for_any_flipped_bit() -> None:

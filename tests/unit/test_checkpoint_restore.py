@@ -182,7 +182,7 @@ def test_if_none_verifies_all_are_listed_in_one_error(storage: Storage) -> None:
 
 
 class Interrupted:
-    """A storage whose ``read`` first does something else."""
+    """A storage that first does something else when it is read."""
 
     def __init__(self, storage: Storage, meanwhile: Callable[[str], None]) -> None:
         self._storage, self._meanwhile = storage, meanwhile
@@ -191,6 +191,10 @@ class Interrupted:
     def read(self, key: str, limit_bytes: int | None = None) -> bytes:
         self._meanwhile(key)
         return self._storage.read(key, limit_bytes)
+
+    def read_into(self, key: str, start: int, buffer: bytearray | memoryview) -> int:
+        self._meanwhile(key)
+        return self._storage.read_into(key, start, buffer)
 
 
 def test_an_outage_is_not_taken_for_damage(storage: Storage) -> None:

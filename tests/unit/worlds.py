@@ -1,9 +1,11 @@
-"""A world simulated in one process: ranks run one after the other, their sums are made afterwards."""
+"""Worlds simulated in one process: ranks that run one after the other, or at once as threads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -49,3 +51,54 @@ def alone() -> Iterator[None]:
         yield
     finally:
         process.shutdown()
+
+
+class ThreadCollectives(SoloCollectives):
+    """One rank among several that are threads of this process; all of them share a ``Table``."""
+
+    def __init__(self, table: Table, rank: int) -> None:
+        self._table, self._rank = table, rank
+
+    def broadcast_(self, tensor: torch.Tensor, root: int) -> None:
+        given = self._table.exchange(self._rank, tensor.clone() if self._rank == root else None)[root]
+        assert given is not None
+        assert given.shape == tensor.shape
+        tensor.copy_(given)
+
+    def gather_integers(self, row: Sequence[int]) -> list[list[int]]:
+        return self._table.exchange(self._rank, [int(number) for number in row])
+
+
+class Table:
+    """Where the threads of a world lay down what they have for each other."""
+
+    def __init__(self, size: int) -> None:
+        self._barrier = threading.Barrier(size)
+        self._places: list[Any] = [None] * size
+
+    def exchange(self, rank: int, value: Any) -> list[Any]:
+        self._places[rank] = value
+        self._barrier.wait(60)
+        found = list(self._places)
+        self._barrier.wait(60)
+        return found
+
+
+def together(size: int, work: Callable[[ThreadCollectives, World], Any]) -> list[Any]:
+    """What ``work`` returns or raises on each rank of a world of threads."""
+    table = Table(size)
+    results: list[Any] = [None] * size
+
+    def run(rank: int) -> None:
+        world = World(1, rank, size, members=tuple(f"host:{i}" for i in range(size)))
+        try:
+            results[rank] = work(ThreadCollectives(table, rank), world)
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results

@@ -1,0 +1,171 @@
+"""Restoring a checkpoint together: every rank reads a part of it, and the parts travel by broadcast.
+
+So the storage is read once, over the connections of all ranks. A rank that does not see the checkpoint (a folder that
+its host does not have) reads nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from edl_hvd.checkpoint.entries import Stored, stored_by_file
+from edl_hvd.checkpoint.files import Listed
+from edl_hvd.checkpoint.manifest import Manifest
+from edl_hvd.checkpoint.reading import Span, divide, empty_tensors, place_of, spans_of
+from edl_hvd.checkpoint.restoring import read_share, restore_newest, snapshot_from, usable_manifest
+from edl_hvd.checkpoint.snapshot import Snapshot
+from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError, StorageError, WorldBrokenError
+from edl_hvd.events import Event
+from edl_hvd.storage import Storage
+from edl_hvd.worker.collectives import Collectives
+from edl_hvd.worker.sync import broadcast_json
+from edl_hvd.world import World
+
+logger = logging.getLogger(__name__)
+
+_BUCKET_BYTES = 64 << 20
+# Large enough to run at network bandwidth, small enough to cost little memory beside the state.
+
+# What a rank found, the worst last; a storage that does not answer must not be taken for damage.
+_KINDS: tuple[type[StorageError] | None, ...] = (None, ObjectMissingError, CheckpointDamagedError, StorageError)
+
+
+class SharedRestore:
+    """One restore by the ranks of a world. Collective; blocks.
+
+    Args:
+        storage: Where the checkpoints are, for this rank.
+        collectives: Of the world.
+        world: Which one.
+    """
+
+    def __init__(self, storage: Storage, collectives: Collectives, world: World) -> None:
+        self._storage = storage
+        self._collectives = collectives
+        self._world = world
+
+    def newest(self, report: Callable[[Event], None]) -> Snapshot | None:
+        """The newest checkpoint that verifies, on every rank; ``None`` if none was ever written.
+
+        Args:
+            report: Gets the events, on rank 0.
+
+        Raises:
+            StorageError: On every rank, with the reason of one.
+        """
+        return self._lead(report) if self._world.rank == 0 else self._follow()
+
+    def _follow(self) -> Snapshot | None:
+        snapshot = None
+        while "manifest" in (order := self._told(None)):
+            try:
+                manifest = Manifest.decode(order["manifest"].encode())
+                snapshot = self._read(manifest, order["key"], order["manifest"])
+            except StorageError:
+                snapshot = None  # rank 0 has heard of it, and tells what comes next
+        if order["error"]:
+            raise StorageError(order["error"])
+        return snapshot
+
+    def _lead(self, report: Callable[[Event], None]) -> Snapshot | None:
+        snapshot, error = None, ""
+        try:
+            snapshot = restore_newest(self._storage, report, self._restore)
+        except WorldBrokenError:
+            raise
+        except Exception as problem:  # told to every rank, which then all end with it
+            logger.exception("the newest checkpoint cannot be restored")
+            error = f"the training state cannot be restored: {type(problem).__name__}: {problem}"
+        self._told({"error": error})
+        if error:
+            raise StorageError(error)
+        return snapshot
+
+    def _restore(self, storage: Storage, step: int) -> Snapshot:
+        listed: Listed = usable_manifest(storage, step)
+        self._told({"manifest": (text := listed.data.decode()), "key": listed.key})
+        return self._read(listed.manifest, listed.key, text)
+
+    def _read(self, manifest: Manifest, key: str, text: str) -> Snapshot:
+        """Raises the same error on every rank if one of them could not read its part."""
+        sees = self._world.rank == 0 or self._sees(key, text)
+        readers = [rank for rank, [can] in enumerate(self._collectives.gather_integers([sees])) if can]
+        shares = dict(zip(readers, divide(spans_of(manifest), len(readers)), strict=True))
+        tensors = empty_tensors(manifest)
+        self._agree(self._read_own(manifest, shares.get(self._world.rank, []), tensors))
+        stored = stored_by_file(manifest.tensors)
+        for reader, share in shares.items():
+            for bucket in _buckets(share):
+                self._hand_on(bucket, stored, tensors, reader)
+        return snapshot_from(manifest, tensors)
+
+    def _sees(self, key: str, text: str) -> bool:
+        try:
+            return self._storage.read(key) == text.encode()
+        except StorageError:
+            return False
+
+    def _read_own(
+        self, manifest: Manifest, share: Sequence[Span], tensors: dict[str, torch.Tensor]
+    ) -> StorageError | None:
+        try:
+            read_share(self._storage, manifest, share, tensors)
+        except StorageError as error:
+            return error
+        except Exception as error:  # the others wait for an answer
+            return StorageError(f"{type(error).__name__}: {error}")
+        return None
+
+    def _agree(self, error: StorageError | None) -> None:
+        kinds = [row[0] for row in self._collectives.gather_integers([_kind_of(error)])]
+        worst = max(kinds)
+        raised = _KINDS[worst]
+        if raised is not None:
+            root = kinds.index(worst)
+            raise raised(broadcast_json(self._collectives, str(error), root, self._world.rank))
+
+    def _hand_on(
+        self, bucket: Sequence[Span], stored: dict[str, dict[str, Stored]], tensors: dict[str, torch.Tensor], root: int
+    ) -> None:
+        flat = torch.empty(sum(span.size_bytes for span in bucket), dtype=torch.uint8)
+        start = 0
+        places = []
+        for span in bucket:
+            piece = stored[span.file][span.name]
+            places.append((place_of(span, piece, tensors[piece.tensor]), flat[start : start + span.size_bytes].numpy()))
+            start += span.size_bytes
+        if self._world.rank == root:
+            for place, part in places:
+                part[:] = place
+        self._collectives.broadcast_(flat, root)
+        if self._world.rank != root:
+            for place, part in places:
+                place[:] = part
+
+    def _told(self, order: dict[str, Any] | None) -> dict[str, Any]:
+        """What rank 0 tells everybody to do next."""
+        return dict(broadcast_json(self._collectives, order, 0, self._world.rank))
+
+
+def _kind_of(error: StorageError | None) -> int:
+    if error is None:
+        return 0
+    return next(number for number, kind in enumerate(_KINDS) if kind is not None and isinstance(error, kind))
+
+
+def _buckets(share: Sequence[Span]) -> Iterator[list[Span]]:
+    bucket: list[Span] = []
+    bucket_bytes = 0
+    for span in share:
+        if bucket and bucket_bytes + span.size_bytes > _BUCKET_BYTES:
+            yield bucket
+            bucket, bucket_bytes = [], 0
+        if span.size_bytes:
+            bucket.append(span)
+            bucket_bytes += span.size_bytes
+    if bucket:
+        yield bucket
