@@ -1,14 +1,14 @@
 # make            prints the targets below
 # make setup      .venv, packages and Horovod; every other target does this first when it is needed
 #
-# Variables: PYTHON (interpreter that makes .venv), VENV (its folder), PYTEST_ARGS and PYTEST_PROCESSES (for the tests),
+# Variables: PYTHON (interpreter that makes .venv), VENV (its folder), PYTEST_ARGS, CHAOS_ARGS and PYTEST_PROCESSES (for the tests),
 # DATA (folder in ImageNet's layout) and LAUNCHER (edlrun or horovodrun) for make imagenet-demo, BUILD_ARGS (for edl-hvd build-horovod).
 
 SHELL := /bin/sh
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PYTEST_ARGS ?= tests --ignore tests/hosts
+PYTEST_ARGS ?= tests --ignore tests/hosts --ignore tests/chaos
 # Elastic tests wait a good deal: three at a time keep two cores busy.
 PYTEST_PROCESSES ?= 3
 IMAGE ?= edl-hvd
@@ -21,11 +21,12 @@ TORCH = $(notdir $(wildcard $(VENV)/lib/python3.*/site-packages/torch-*.dist-inf
 INSTALLED := $(VENV)/.installed-$(FINGERPRINT)
 HOROVOD = $(VENV)/.horovod-$(FINGERPRINT)-$(TORCH)
 
-# Programs of the environment come first, also for what they start themselves.
-RUN := PATH="$(abspath $(BIN)):$$PATH" VIRTUAL_ENV="$(abspath $(VENV))"
+# Programs of the environment come first, also for what they start themselves. Hundreds of processes read the same
+# sources: each is compiled once, whatever the caller's shell says.
+RUN := PATH="$(abspath $(BIN)):$$PATH" VIRTUAL_ENV="$(abspath $(VENV))" PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup imagenet-demo test test-horovodrun test-hosts lint format docker clean horovod preflight always
+.PHONY: help setup imagenet-demo test test-chaos test-horovodrun test-hosts lint format docker clean horovod preflight always
 
 help: ## Print this list
 	@printf '\n  Elastic training for PyTorch on Horovod\n\n'
@@ -38,7 +39,10 @@ imagenet-demo: setup ## Train on real images while hosts join, die and leave; en
 test: setup ## Run the tests; PYTEST_ARGS='tests/unit -k batch' narrows them
 	@$(RUN) python -m pytest --numprocesses $(PYTEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
 
-test-horovodrun: setup ## Run the elastic tests of the worker's side once more, under stock horovodrun
+test-chaos: setup ## Run jobs with faults that a seed chooses; CHAOS_ARGS='--storms 100' for more
+	@$(RUN) python -m pytest --numprocesses $(PYTEST_PROCESSES) --dist worksteal tests/chaos $(CHAOS_ARGS)
+
+test-horovodrun: setup ## Run the elastic tests of the workers' side once more, under stock horovodrun
 	@$(RUN) python -m pytest --numprocesses $(PYTEST_PROCESSES) --dist worksteal tests/elastic -m either --launcher horovodrun
 
 test-hosts: setup ## Run the tests over several hosts: ssh, network namespaces, Slurm (needs root and sshd)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy
 import torch
 
 from edl_hvd.checkpoint import layout
-from edl_hvd.checkpoint.entries import Stored, stored_by_file
+from edl_hvd.checkpoint.entries import Stored, TensorEntry, stored_by_file
 from edl_hvd.checkpoint.header import HeaderEntry, header_length
 from edl_hvd.checkpoint.manifest import Manifest
 from edl_hvd.checkpoint.shards import DTYPES, bytes_of
@@ -43,10 +43,10 @@ class Span:
     size_bytes: int
 
 
-def spans_of(manifest: Manifest) -> list[Span]:
-    """All elements of a checkpoint, each in one span, in an order that is the same for every reader."""
+def spans_of(manifest: Manifest, names: Collection[str] | None = None) -> list[Span]:
+    """All elements of a checkpoint, or of some of its tensors, each in one span; in the same order for every reader."""
     spans = []
-    for file, pieces in stored_by_file(manifest.tensors).items():
+    for file, pieces in stored_by_file(_chosen(manifest, names)).items():
         chunk_bytes = manifest.files[file].chunk_bytes
         span_bytes = max(1, _SPAN_BYTES // chunk_bytes) * chunk_bytes
         for name, stored in pieces.items():
@@ -72,9 +72,10 @@ def divide(spans: Sequence[Span], readers: int) -> list[list[Span]]:
     return shares
 
 
-def empty_tensors(manifest: Manifest) -> dict[str, torch.Tensor]:
-    """Memory for all tensors."""
-    return {name: torch.empty(entry.shape, dtype=DTYPES[entry.dtype]) for name, entry in manifest.tensors.items()}
+def empty_tensors(manifest: Manifest, names: Collection[str] | None = None) -> dict[str, torch.Tensor]:
+    """Memory for all tensors, or for some of them."""
+    chosen = _chosen(manifest, names)
+    return {name: torch.empty(entry.shape, dtype=DTYPES[entry.dtype]) for name, entry in chosen.items()}
 
 
 def place_of(span: Span, stored: Stored, tensor: torch.Tensor) -> numpy.ndarray[tuple[int], numpy.dtype[numpy.uint8]]:
@@ -177,6 +178,10 @@ def _runs(spans: Sequence[Span], header: Mapping[str, HeaderEntry]) -> Iterator[
             run, run_bytes = [], 0
     if run:
         yield run
+
+
+def _chosen(manifest: Manifest, names: Collection[str] | None) -> dict[str, TensorEntry]:
+    return {name: entry for name, entry in manifest.tensors.items() if names is None or name in names}
 
 
 def _bytes_of_piece(stored: Stored) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from dataclasses import replace
 
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot, ownership
 from edl_hvd.checkpoint.heartbeat import Heartbeat
@@ -13,10 +14,12 @@ from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, EmergencyCheckpoint, EventLog, Restored
 from edl_hvd.settings import Settings
 from edl_hvd.storage import open_storage
+from edl_hvd.worker.codec import decode
 from edl_hvd.worker.collectives import Collectives
 from edl_hvd.worker.memory import Memory
 from edl_hvd.worker.progress import progress
 from edl_hvd.worker.shared_restore import SharedRestore
+from edl_hvd.worker.state import METRICS
 from edl_hvd.world import World
 
 logger = logging.getLogger(__name__)
@@ -46,7 +49,13 @@ class Checkpoints:
         self._storage = (
             open_storage(settings.checkpoint, settings.checkpoint_memory_mb) if settings.checkpoint else None
         )
-        self._writer = CheckpointWriter(self._storage, keep=settings.keep) if self._storage else None
+        self._writer = (
+            CheckpointWriter(
+                self._storage, settings.keep, clock, keep_every=settings.keep_every, keep_best=settings.keep_best
+            )
+            if self._storage
+            else None
+        )
         self.schedule = Schedule(settings.checkpoint_every, clock)
         self.written_step = -1
         self.owner = 0
@@ -112,7 +121,9 @@ class Checkpoints:
     def begin(self, memory: Memory, rank: int, size: int, attempt: str) -> None:
         """Copy the commit and start writing this rank's share in the background. Every rank; does not block."""
         if self._writer is not None:
-            self._writer.begin(memory.for_checkpoint(), rank, size, attempt, self.owner)
+            snapshot = memory.for_checkpoint()
+            metrics = decode(snapshot.plain["attributes"].get(METRICS, {}), {})
+            self._writer.begin(replace(snapshot, metrics=metrics), rank, size, attempt, self.owner)
             self._writers = size
             if self._settings.checkpoint_every.is_auto:
                 logger.info("checkpoints every %.0f s for now", self.schedule.interval_s)

@@ -18,6 +18,9 @@ def elastic(
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: str | float | None = None,
     keep: int | None = None,
+    keep_every: str | None = None,
+    keep_best: str | None = None,
+    checkpoint_memory_mb: int | None = None,
     on_checkpoint_failure: str | None = None,
     take_over: bool | None = None,
     commit_every: int | None = None,
@@ -34,6 +37,12 @@ def elastic(
         checkpoint_every: Seconds, or such as "10min", "500 steps", "100000 samples", "1 epoch", or "auto", the
             interval that is expected to lose the least time (see :mod:`edl_hvd.checkpoint.schedule`).
         keep: Newest checkpoints to keep, at least 1.
+        keep_every: Such as "10000 steps", "1000000 samples" or "5 epochs": of the checkpoints from one multiple of it
+            up to the next, the first is kept for good.
+        keep_best: A metric given to ``state.report``, and which of its values is best, such as "loss:min" or
+            "accuracy:max": the checkpoint that has it is kept.
+        checkpoint_memory_mb: Memory in megabytes that a transfer of a checkpoint may take beside the data itself; less
+            means fewer connections to S3.
         on_checkpoint_failure: "warn" goes on when a checkpoint cannot be written, "stop" ends the job with an error.
         take_over: Take ``checkpoint`` from another job that lives, and so end that job.
         commit_every: Optimizer steps between commits in ``state.batches``, at least 1.
@@ -46,6 +55,9 @@ def elastic(
         checkpoint=None if checkpoint is None else os.fspath(checkpoint),
         checkpoint_every=checkpoint_every,
         keep=keep,
+        keep_every=keep_every,
+        keep_best=keep_best,
+        checkpoint_memory_mb=checkpoint_memory_mb,
         on_checkpoint_failure=on_checkpoint_failure,
         take_over=take_over,
         commit_every=commit_every,

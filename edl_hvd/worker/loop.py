@@ -282,6 +282,8 @@ class Session:
             world is not None
             and world.rank == 0
             and not self._writers_busy
+            # The next commit is at the same step, and has what the script measures after the epoch.
+            and not self._state.ends_epoch(samples)
             and self._checkpoints.due(
                 memory.step + steps, memory.samples + samples, self._state.epoch_position(samples)
             )

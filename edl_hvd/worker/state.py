@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -14,6 +15,12 @@ from edl_hvd.worker.batching import batches
 from edl_hvd.worker.memory import Memory
 from edl_hvd.worker.optimizer import is_distributed
 from edl_hvd.worker.scheduler import GatedScheduler
+
+METRICS = "_metrics"
+# The attribute with the last value of each metric; it goes where the others go, into commits and to newcomers.
+
+if TYPE_CHECKING:
+    from edl_hvd.worker.weights import Fit
 
 
 class Session(Protocol):
@@ -73,7 +80,7 @@ class State:
         if taken:
             raise StateError(f"State(…) was given {', '.join(taken)}, which are names of its own; choose others")
         put = super().__setattr__
-        put("memory", Memory(given))
+        put("memory", Memory({**given, METRICS: {}}))
         put("life", 0)  # rises whenever the state is put back or a world is joined
         put("commit_every", 1)
         put("_session", None)
@@ -188,9 +195,38 @@ class State:
             self.on_resize(callback)
 
     def report(self, **metrics: float) -> None:
-        """Write numbers to the event log, once for the whole world (from rank 0). Does not block."""
+        """Write numbers to the event log, once for the whole world (from rank 0). Does not block.
+
+        The last value of each is part of the state, and of every checkpoint after it. Call it on every rank with equal
+        values, so that any of them can go on as rank 0.
+        """
+        values = {name: float(value) for name, value in metrics.items()}
+        attributes = self.memory.attributes
+        attributes[METRICS] = {**attributes[METRICS], **values}
         if self._session is not None:
-            self._session.report({name: float(value) for name, value in metrics.items()})
+            self._session.report(values)
+
+    def load_weights(self, url: str | os.PathLike[str], step: int | None = None, partial: bool = False) -> Fit:
+        """Begin with the weights of another run: load those of its checkpoint into the models of this state.
+
+        For fine-tuning. Optimizers, counters and all else stay as they are; a job that goes on by itself needs nothing
+        of the kind. Call it on every worker before the elastic function. Not collective; blocks while it reads.
+
+        Args:
+            url: Where the other run's checkpoints are.
+            step: Which one; the newest if left out.
+            partial: Load what fits and leave the rest as it is, instead of raising.
+
+        Returns:
+            What was loaded, and what is missing, extra or of another shape.
+
+        Raises:
+            StateError: Weights are missing, extra or of another shape, and ``partial`` is false; nothing was loaded.
+            StorageError: There is no such checkpoint, it does not verify, or the storage does not answer.
+        """
+        from edl_hvd.worker.weights import load_weights
+
+        return load_weights(self.memory, url, step, partial)
 
     # --- for the loop ---
 
@@ -225,6 +261,11 @@ class State:
         """Epochs finished, with the fraction of the present one, after so many more samples."""
         samplers = list(self.memory.of_kind(ElasticBatchSampler))
         return self.epoch + sum((s.offset + samples) / s.length for s in samplers if s.epoch == self.epoch)
+
+    def ends_epoch(self, samples: int = 0) -> bool:
+        """After so many more samples the epoch's batches are all counted, and what the script does then is to come."""
+        samplers = self.memory.of_kind(ElasticBatchSampler)
+        return any(s.epoch == self.epoch and s.offset + samples >= s.epoch_samples() for s in samplers)
 
     def level_buffers(self) -> None:
         """Make the models' buffers equal on all ranks. Collective; blocks.

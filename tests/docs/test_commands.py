@@ -69,6 +69,7 @@ TRAINED = ("s3://bucket/resnet50", "{trained}")
 HOW: dict[str, Here | By | Ci] = {
     "make imagenet-demo": Ci("make imagenet-demo"),
     "make test": Ci("make test"),
+    "make test-chaos": Ci("make test-chaos"),
     "make test-horovodrun": Ci("make test-horovodrun"),
     "make test-hosts": Ci("make test-hosts"),
     "make lint": Ci("make lint"),
@@ -140,7 +141,7 @@ HOW: dict[str, Here | By | Ci] = {
         Here(swaps=(("/data/imagenet", "/no/such/folder"),), more=INSTALLED, prints="/no/such/folder", exit_code=2),
     "make test PYTEST_ARGS='tests/unit -k batch'":
         Here(more=INSTALLED, prints="tests collected", variables=ONLY_COLLECT),
-    "make test PYTEST_ARGS='tests/elastic --chaos-seeds 20'":
+    "make test-chaos CHAOS_ARGS='--chaos-seeds 20'":
         Here(more=INSTALLED, prints="tests collected", variables=ONLY_COLLECT),
     "make test PYTEST_ARGS='tests/elastic --stock -rx'":
         Here(more=INSTALLED, prints="tests collected", variables=ONLY_COLLECT),
@@ -265,7 +266,7 @@ def run_instance(aws) -> str:
 def folder(tmp_path) -> Path:
     """What a reader has: a checkout, a script, a file of hosts and a plan."""
     checkout = tmp_path / "checkout"
-    shutil.copytree(REPOSITORY / "edl_hvd", checkout / "edl_hvd", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(REPOSITORY / "edl_hvd", checkout / "edl_hvd")
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, checkout)
     for name in ("Makefile", "constraints.txt", "discovery_scripts", "examples", "benchmarks", "tests"):

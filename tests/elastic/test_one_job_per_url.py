@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -96,19 +97,18 @@ def test_a_job_of_several_workers_ends_on_all_of_them_at_once(run_job, tmp_path)
 @pytest.mark.parametrize("answer", ["warn", "stop"])
 def test_a_checkpoint_that_cannot_be_written_stops_the_job_where_the_user_says_so(run_job, tmp_path, answer):
     folder = tmp_path / "checkpoints"
-
-    def block() -> None:
-        (folder / "checkpoints").rename(folder / "aside")
-        (folder / "checkpoints").write_text("in the way")
+    folder.mkdir()
+    (folder / "checkpoints").write_text("in the way of a folder")
 
     def unblock() -> None:
+        while "checkpoint_failed" not in (tmp_path / "job" / "events.jsonl").read_text():
+            time.sleep(0.02)
         (folder / "checkpoints").unlink()
-        (folder / "aside").rename(folder / "checkpoints")
 
-    faults = [Outside(block, step=6), Outside(unblock, after=0, delay_s=1.0)][: 2 if answer == "warn" else 1]
+    faults = (Outside(unblock, step=4),) if answer == "warn" else ()
     script = Training(checkpoint=str(folder), checkpoint_every="2 steps", epochs=10_000 if answer == "stop" else 3)
     environment = {"EDL_HVD_ON_CHECKPOINT_FAILURE": answer}
-    job = Job(faults=tuple(faults), training=script, launcher="edlrun", environment=environment)
+    job = Job(faults=faults, training=script, launcher="edlrun", environment=environment)
     outcome = run_job(job)
     assert any(event["event"] == "checkpoint_failed" for event in outcome.events)
     assert outcome.left == []
