@@ -8,8 +8,8 @@ anybody acts on it; a line that says nothing known ends the connection.
                      guiding {generation, follower, address, port}, formed {generation}, beat {…},
                      raised {step, error}, done, drain
     driver → worker  world {generation, members, store, interface, address, known_step}, change {generation},
-                     gone {generation, worker}, straggler {…}, dismiss {save}, guide {generation, follower, address},
-                     follow {generation, address, port}
+                     gone {generation, worker}, straggler {…}, dismiss {save, left_s},
+                     guide {generation, follower, address}, follow {generation, address, port}
 """
 
 from __future__ import annotations

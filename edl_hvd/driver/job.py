@@ -199,7 +199,7 @@ class Job:
                 if member != action.worker:
                     self._control.send(member, "gone", generation=action.generation, worker=action.worker)
         elif isinstance(action, happenings.Dismiss):
-            if not self._control.send(action.worker, "dismiss", save=action.save):
+            if not self._control.send(action.worker, "dismiss", save=action.save, left_s=action.left_s):
                 self._signal(action.worker, action.life, WorkerProcess.terminate)
         elif isinstance(action, happenings.Kill):
             self._signal(action.worker, action.life, WorkerProcess.kill)

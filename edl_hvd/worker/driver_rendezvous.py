@@ -102,7 +102,7 @@ class DriverRendezvous:
                 raise Dismissed("the driver is gone", code=ORPHANED, save=self._engine.rank == 0)
             what = news["what"]
             if what == "dismiss":
-                raise Dismissed(f"the driver sends {self._name} home", save=news["save"])
+                raise Dismissed(f"the driver sends {self._name} home", save=news["save"], left_s=news["left_s"])
             if what == "world" and news["generation"] > self._engine.generation:
                 world = news
             elif what == "follow":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -191,6 +193,24 @@ def test_a_host_of_which_the_source_says_that_it_will_go_is_left_at_the_next_com
     assert "asked to leave 127.0.0.1 within" in outcome.output
     assert [event["worker"] for event in events(outcome, "worker_left")] == ["127.0.0.1:0"]
     assert events(outcome, "worker_lost") == []
+
+
+def test_what_cannot_be_saved_before_the_last_host_goes_is_not_begun_and_the_event_says_why(run_job, tmp_path):
+    folder = str(tmp_path / "about")
+
+    def announce() -> None:
+        for host in ("localhost", "127.0.0.1"):
+            words = ["drain", host, "--job", folder, "--notice", "0.001"]
+            subprocess.run([Path(sys.executable).with_name("edl-hvd"), *words], check=True, stdout=subprocess.DEVNULL)
+
+    training = Training(checkpoint=str(tmp_path / "checkpoints"), checkpoint_every="2 steps", epochs=10_000)
+    flags = ("--job-dir", folder)
+    outcome = run_job(Job(faults=(Outside(announce, step=20),), training=training, launcher="edlrun", flags=flags))
+    assert outcome.exit_code == 75
+    assert outcome.left == []
+    [event] = events(outcome, "emergency_checkpoint")
+    assert not event["written"]
+    assert re.search(r"it would take [0-9.]+ s at the speed of the last one, and 0.0 s are left", event["reason"])
 
 
 def test_a_stopped_worker_is_ended_and_the_job_goes_on(edlrun):

@@ -321,7 +321,7 @@ def test_every_happening_and_every_action_has_its_words(tmp_path):
         {"what": "Publish", "generation": 1, "members": ["a:0", "b:0"]},
         {"what": "AskChange", "generation": 1},
         {"what": "TellGone", "generation": 1, "worker": "b:0"},
-        {"what": "Dismiss", "worker": "a:0", "life": 1, "save": True},
+        {"what": "Dismiss", "worker": "a:0", "life": 1, "save": True, "left_s": 7.5},
         {"what": "Kill", "worker": "a:0", "life": 1, "reason": "it was stuck"},
         {"what": "SetAside", "host": "a", "seconds": 60.0},
         {"what": "End", "code": 1, "reason": "it is over"},

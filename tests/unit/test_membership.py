@@ -278,7 +278,9 @@ def test_when_every_host_is_drained_one_worker_saves_and_the_job_asks_to_be_run_
     assert stage.end is not None
     assert stage.end.code == 75
     actions = [action for moment in stage.lived for action in moment.actions]
-    assert sorted(action.save for action in actions if isinstance(action, happenings.Dismiss)) == [False, True]
+    dismissals = [action for action in actions if isinstance(action, happenings.Dismiss)]
+    assert sorted(action.save for action in dismissals) == [False, True]
+    assert all(100 < action.left_s <= 120 for action in dismissals), "they are told how long their hosts stay"
 
 
 def test_below_the_least_number_survivors_wait_and_newcomers_revive_the_job():

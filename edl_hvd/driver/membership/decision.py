@@ -126,9 +126,15 @@ def _is_time(draft: Draft, leavers: list[str], wanted: set[str]) -> bool:
 
 def _deadline_s(draft: Draft, worker: str) -> float:
     """When a worker that is to leave has to be gone."""
+    told_s = _told_deadline_s(draft, worker)
+    rules = draft.membership.rules
+    return draft.membership.world.since_s + rules.removal_notice_s if told_s is None else told_s
+
+
+def _told_deadline_s(draft: Draft, worker: str) -> float | None:
+    """The same, if somebody has said so."""
     drains = draft.membership.drains
-    asked = [drains[what] for what in (worker, host_of(worker)) if what in drains]
-    return min(asked) if asked else draft.membership.world.since_s + draft.membership.rules.removal_notice_s
+    return min((drains[what] for what in (worker, host_of(worker)) if what in drains), default=None)
 
 
 def _regroup(draft: Draft) -> None:
@@ -187,7 +193,9 @@ def _send_home(draft: Draft, holders: list[str], leavers: list[str]) -> None:
     """Nobody can come any more: the freshest saves, all go."""
     freshest = max(holders, key=lambda worker: draft.membership.slots[worker].step, default=None)
     for worker in leavers:
-        draft.dismiss(worker, save=worker == freshest)
+        until_s = _told_deadline_s(draft, worker)
+        left_s = None if until_s is None else max(0.0, until_s - draft.now_s)
+        draft.dismiss(worker, save=worker == freshest, left_s=left_s)
     if draft.membership.drains and draft.membership.hosts and not draft.membership.having(*LIVE):
         draft.end(SAVED, "every host is left; run it again to go on")
 

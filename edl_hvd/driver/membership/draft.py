@@ -45,10 +45,10 @@ class Draft:
         self.set_phase("changing")
         self.act(happenings.AskChange(self.membership.world.generation))
 
-    def dismiss(self, worker: str, save: bool = False) -> None:
+    def dismiss(self, worker: str, save: bool = False, left_s: float | None = None) -> None:
         slot = self.membership.slots[worker]
         self.set(worker, "dismissed")
-        self.act(happenings.Dismiss(worker, slot.life, save))
+        self.act(happenings.Dismiss(worker, slot.life, save, left_s))
 
     def kill(self, worker: str, reason: str) -> None:
         slot = self.membership.slots[worker]

@@ -154,11 +154,15 @@ class TellGone:
 
 @dataclass(frozen=True)
 class Dismiss:
-    """Tell a worker to end with exit code 0; ``save`` the state to a checkpoint before."""
+    """Tell a worker to end with exit code 0; ``save`` the state to a checkpoint before, if ``left_s`` allows it.
+
+    ``left_s`` is ``None`` where nobody knows how long its host stays.
+    """
 
     worker: str
     life: int
     save: bool = False
+    left_s: float | None = None
 
 
 @dataclass(frozen=True)
