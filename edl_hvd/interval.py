@@ -40,6 +40,20 @@ class Interval:
             raise SettingsError(f"{error}, or 'auto'") from None
 
     @classmethod
+    def parse_counted(cls, value: str | float | Interval) -> Interval:
+        """Like :meth:`parse`, but only what a checkpoint has a number of: steps, samples and finished epochs."""
+        try:
+            interval = cls.parse(value)
+        except SettingsError:
+            interval = None
+        if interval is None or interval.unit not in _COUNTS.values() or not interval.count.is_integer():
+            raise SettingsError(
+                f"checkpoints are not numbered by {value!r}; expected an interval in steps, samples or whole epochs, "
+                "such as '10000 steps', '1000000 samples' or '5 epochs'"
+            )
+        return interval
+
+    @classmethod
     def parse(cls, value: str | float | Interval) -> Interval:
         """Read a number of seconds or a string such as "0.5s", "10min", "500 steps", "1 epoch".
 

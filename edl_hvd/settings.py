@@ -15,11 +15,13 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from edl_hvd.best import Best
 from edl_hvd.errors import SettingsError
 from edl_hvd.interval import Interval
 
 _TEN_MINUTES = Interval(600, "seconds")
-_LEAST = {"keep": 1, "commit_every": 1, "meet_timeout_s": 0.1, "elastic_timeout_s": 1, "grace_s": 0}
+_LEAST = {"keep": 1, "checkpoint_memory_mb": 1, "commit_every": 1, "meet_timeout_s": 0.1, "elastic_timeout_s": 1,
+          "grace_s": 0}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,15 @@ class Settings:
         checkpoint: URL of the folder that holds the checkpoints (``EDL_HVD_CHECKPOINT``).
         checkpoint_every: How often one is written (``EDL_HVD_CHECKPOINT_EVERY``).
         keep: Newest checkpoints kept, at least 1 (``EDL_HVD_KEEP``).
+        keep_every: The first checkpoint after each multiple of this interval is kept for good (``EDL_HVD_KEEP_EVERY``).
+        keep_best: The best checkpoint by this metric is kept (``EDL_HVD_KEEP_BEST``).
         commit_every: Optimizer steps between commits (``EDL_HVD_COMMIT_EVERY``).
         events: File that events are appended to (``EDL_HVD_EVENTS``).
         meet_timeout_s: Longest wait at a meeting for a worker that may have died unseen
             (``EDL_HVD_MEET_TIMEOUT``).
         elastic_timeout_s: Longest wait for a world (``HOROVOD_ELASTIC_TIMEOUT``).
+        checkpoint_memory_mb: Memory in megabytes that a transfer of a checkpoint may take beside the data itself
+            (``EDL_HVD_CHECKPOINT_MEMORY_MB``).
         take_over: Take the checkpoint URL from another job that lives, and so end that job (``EDL_HVD_TAKE_OVER``).
         on_checkpoint_failure: What a checkpoint that cannot be written does to the job, "warn" or "stop"
             (``EDL_HVD_ON_CHECKPOINT_FAILURE``).
@@ -49,6 +55,12 @@ class Settings:
     # Ten minutes: at the two-minute notice of a spot host the loss stays small beside a restart's cost.
     keep: int = 3
     # The newest, the one before in case the newest is damaged, and one to compare with.
+    keep_every: Interval | None = None
+    # What stays for good is paid for, for good.
+    keep_best: Best | None = None
+    # Only the script knows which number tells.
+    checkpoint_memory_mb: int = 64
+    # Sixteen connections to S3 at once: on two cores more of them are not faster.
     take_over: bool = False
     # It ends another job.
     on_checkpoint_failure: str = "warn"
@@ -69,13 +81,7 @@ class Settings:
     def __post_init__(self) -> None:
         problems = [
             f"{name}={getattr(self, name)!r} is too small; expected at least {least}"
-            for name, least in (
-                ("keep", 1),
-                ("commit_every", 1),
-                ("meet_timeout_s", 0.1),
-                ("elastic_timeout_s", 1),
-                ("grace_s", 0),
-            )
+            for name, least in _LEAST.items()
             if getattr(self, name) < least
         ]
         if self.checkpoint is not None and not self.checkpoint.strip():
@@ -104,7 +110,7 @@ class Settings:
                 problems.append(f"{name!r} is not a setting")
             elif value is not None:
                 try:
-                    values[name] = Interval.parse_or_auto(value) if name == "checkpoint_every" else value
+                    values[name] = _WORDS[name](value) if name in _WORDS else value
                 except SettingsError as error:
                     problems.append(f"{name}: {error}")
         _raise_all(problems)
@@ -289,10 +295,20 @@ def _flag(text: str) -> bool:
     return text == "1"
 
 
+_WORDS: dict[str, Callable[[Any], Any]] = {
+    "checkpoint_every": Interval.parse_or_auto,
+    "keep_every": Interval.parse_counted,
+    "keep_best": Best.parse,
+}
+# Arguments that are written as in the environment.
+
 _VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "EDL_HVD_CHECKPOINT": ("checkpoint", str),
     "EDL_HVD_CHECKPOINT_EVERY": ("checkpoint_every", Interval.parse_or_auto),
     "EDL_HVD_KEEP": ("keep", _whole),
+    "EDL_HVD_KEEP_EVERY": ("keep_every", Interval.parse_counted),
+    "EDL_HVD_KEEP_BEST": ("keep_best", Best.parse),
+    "EDL_HVD_CHECKPOINT_MEMORY_MB": ("checkpoint_memory_mb", _whole),
     "EDL_HVD_TAKE_OVER": ("take_over", _flag),
     "EDL_HVD_ON_CHECKPOINT_FAILURE": ("on_checkpoint_failure", str),
     "EDL_HVD_COMMIT_EVERY": ("commit_every", _whole),

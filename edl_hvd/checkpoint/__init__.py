@@ -2,8 +2,8 @@
 
 Reading order: ``snapshot`` (what is kept), ``layout`` (where), ``shares`` (who writes what), ``shards``
 (tensors into bytes and back), ``entries`` and ``manifest`` (what makes it a checkpoint), then ``writer``,
-``attempt``, ``retention`` for writing and ``restoring`` for reading. What the command line does works without
-torch: ``files`` and ``tensor_bytes`` read, ``inspection``, ``copying``, ``retention`` and ``export`` act.
+``attempt``, ``retention``, ``collector`` for writing and ``restoring`` for reading. What the command line does works
+without torch: ``files`` and ``tensor_bytes`` read, ``inspection``, ``copying``, ``retention`` and ``export`` act.
 
 ``import edl_hvd.checkpoint`` alone does not import torch; the names below load when first used.
 """

@@ -14,12 +14,12 @@ import torch
 import edl_hvd
 from edl_hvd.checkpoint import layout
 from edl_hvd.checkpoint.audit import digests_of, drifted
+from edl_hvd.checkpoint.collector import Collector
 from edl_hvd.checkpoint.document import LARGEST_BYTES
 from edl_hvd.checkpoint.entries import FileEntry, Piece, TensorEntry, stored_name
-from edl_hvd.checkpoint.files import read_listed_key, verify
+from edl_hvd.checkpoint.files import missing_or_short, read_listed_key, verify
 from edl_hvd.checkpoint.manifest import Manifest, Part
 from edl_hvd.checkpoint.ownership import check_owner
-from edl_hvd.checkpoint.retention import collect
 from edl_hvd.checkpoint.shards import DTYPE_NAMES, Packed, pack
 from edl_hvd.checkpoint.shares import Extent, Rows, share_out
 from edl_hvd.checkpoint.snapshot import Snapshot
@@ -55,7 +55,7 @@ class Task:
         snapshot: What; equal on every rank.
         rank, size: Who this is among how many.
         name: The attempt; the same on every rank, never used before.
-        keep: Checkpoints to keep.
+        collector: Deletes what is not kept.
         patience_s: Least time rank 0 waits for the other ranks.
         owner: Number of the job's ownership of the storage, see ``ownership.py``; 0 if it has none.
     """
@@ -65,7 +65,7 @@ class Task:
     rank: int
     size: int
     name: str
-    keep: int
+    collector: Collector
     patience_s: float
     owner: int = 0
 
@@ -85,13 +85,12 @@ class Attempt:
         self._report = report
         self._start_s = clock.monotonic_s()
         self._cancelled = threading.Event()
-        # Held while a chunk of the snapshot's tensors is copied and while the manifest is written: what must not
-        # go on once ``cancel`` has returned.
+        # Held while the manifest is written, which must not go on once ``cancel`` has returned.
         self._exclusive = threading.Lock()
         self.thread = threading.Thread(target=self._run, name=f"edl-hvd-checkpoint-{task.name}", daemon=True)
 
     def cancel(self) -> None:
-        """On return the tensors are no longer read and no manifest is written; does not wait for an upload."""
+        """On return the tensors may change: what is on the wire holds anything then, and no manifest will name it."""
         self._cancelled.set()
         with self._exclusive:
             pass
@@ -109,8 +108,9 @@ class Attempt:
             # Whatever it is, training must not notice more than an event.
             if not self._cancelled.is_set():
                 reason = str(error) if isinstance(error, StorageError) else f"{type(error).__name__}: {error}"
-                self._tell_rank_0(reason)
+                # In this order: where the storage stalls, telling rank 0 takes as long again.
                 self._report(CheckpointFailed(self._task.storage.url, self._task.snapshot.step, reason))
+                self._tell_rank_0(reason)
 
     def _check_cancelled(self) -> None:
         if self._cancelled.is_set():
@@ -129,9 +129,10 @@ class Attempt:
         files, tensors = {}, {}
         share = shares_of(task)[task.rank]
         if share:
-            # A copy: once the attempt is given up the tensors are the caller's again, whatever the upload still does.
             packed = self._pack(share)
             name = self._write_shard(layout.shard_name(task.rank, task.size), packed.data)
+            # If the attempt was given up meanwhile, the tensors are the caller's again and the file may hold anything.
+            self._check_cancelled()
             files[name] = packed.entry
             tensors = self._described(share, name, packed)
         digests = digests_of(task.snapshot.tensors, self._not_cancelled) if task.size > 1 else {}
@@ -158,7 +159,7 @@ class Attempt:
             tensors[rows.name] = TensorEntry(DTYPE_NAMES[tensor.dtype], list(tensor.shape), [piece])
         return tensors
 
-    def _write_shard(self, name: str, data: memoryview) -> str:
+    def _write_shard(self, name: str, data: list[memoryview]) -> str:
         """Write the shard under a name that nothing had, and return it.
 
         Never replacing a file is what protects a listed checkpoint from a writer that was paused or
@@ -220,8 +221,16 @@ class Attempt:
             return manifest
 
     def _write_manifest(self, key: str, manifest: Manifest) -> None:
+        storage = self._task.storage
         with self._not_cancelled():
-            self._task.storage.write_new(key, manifest.encode())
+            storage.write_new(key, manifest.encode())
+        # If this process was stopped until now, and given up, the others may have taken its pieces for orphans.
+        gone: dict[str, str] = {}
+        with suppress(StorageError):  # the checkpoint stands: it is not known that anything is wrong with it
+            gone = missing_or_short(manifest, storage.list(layout.folder(manifest.step)))
+        if gone:
+            storage.delete(key)
+            raise StorageError(f"the others have gone on while this process was stopped: {next(iter(gone.values()))}")
 
     def _check_owner(self) -> None:
         """Raises ``OwnedError`` if another job has taken over."""
@@ -232,7 +241,8 @@ class Attempt:
         """Remove what is no longer needed; the checkpoint stands whether or not this succeeds."""
         task = self._task
         try:
-            collect(task.storage, task.snapshot.step, task.keep, self._check_may_delete)
+            parts = [layout.part_key(task.snapshot.step, task.name, rank) for rank in range(1, task.size)]
+            task.collector.collect(task.snapshot.step, parts, self._check_may_delete)
         except StorageError as error:
             _LOG.warning("cannot remove old checkpoints, the next checkpoint tries again: %s", error)
 
@@ -322,6 +332,7 @@ def assemble(task: Task, parts: Mapping[int, Part], created_s: float) -> Manifes
         step=snapshot.step,
         epoch=snapshot.epoch,
         samples=snapshot.samples,
+        metrics=dict(snapshot.metrics),
         world_size=task.size,
         created=datetime.fromtimestamp(created_s, timezone.utc).isoformat(timespec="milliseconds"),
         versions={"edl_hvd": edl_hvd.__version__, "torch": torch.__version__},

@@ -1,4 +1,4 @@
-"""JSON documents in storage: ``{"format": 2, "checksum": ..., "content": {...}}``.
+"""JSON documents in storage: ``{"format": 3, "checksum": ..., "content": {...}}``.
 
 The checksum covers the content, so that a flipped bit in a number is noticed although the JSON still parses.
 """
@@ -15,9 +15,12 @@ from edl_hvd.checkpoint.decoding import show
 from edl_hvd.checkpoint.entries import FileEntry, Piece, TensorEntry, decode_checksum
 from edl_hvd.errors import StorageError
 
-FORMAT = 2
+FORMAT = 3
 
-_FORMER_FORMATS = {1: "that of development versions from before tensors were split by rows"}
+_FORMER_FORMATS = {
+    1: "that of development versions from before tensors were split by rows",
+    2: "that of development versions from before checkpoints had metrics",
+}
 
 LARGEST_BYTES = 256 * 1024 * 1024
 # A million tensors, or as much plain state; no reader takes in more, and no writer writes it.

@@ -61,6 +61,7 @@ class Manifest:
     Attributes:
         attempt: The attempt that wrote it.
         step, epoch, samples: Progress of the job, see ``Snapshot``.
+        metrics: What had been reported last when it was written, by name.
         world_size: Ranks that wrote it; it can be restored by any number.
         created: UTC time in ISO 8601 form, for people.
         versions: Of edl_hvd and torch.
@@ -73,6 +74,7 @@ class Manifest:
     step: int
     epoch: int
     samples: int
+    metrics: dict[str, float]
     world_size: int
     created: str
     versions: dict[str, str]
@@ -100,6 +102,7 @@ class Manifest:
             step=_number(content, "step"),
             epoch=_number(content, "epoch"),
             samples=_number(content, "samples"),
+            metrics=_metrics(content["metrics"]),
             world_size=_number(content, "world_size", least=1),
             created=decoding.text(content["created"], "'created' of its content", _LONGEST_WORD),
             versions={
@@ -119,6 +122,14 @@ def _names(kind: type[Part] | type[Manifest]) -> list[str]:
 def _digests(value: object) -> dict[str, str]:
     digests = decoding.mapping(value, "'digests' of its content")
     return {name: decoding.text(digest, f"digest {decoding.show(name)}", _DIGEST) for name, digest in digests.items()}
+
+
+def _metrics(value: object) -> dict[str, float]:
+    metrics = decoding.mapping(value, "'metrics' of its content")
+    for name, measured in metrics.items():
+        if not isinstance(measured, float):
+            raise ValueError(f"{show(name)} in 'metrics' of its content is {show(measured)}; expected a float")
+    return metrics
 
 
 def _number(content: Mapping[str, object], name: str, least: int = 0) -> int:

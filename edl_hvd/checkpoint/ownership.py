@@ -211,7 +211,10 @@ def _wait_until_gone(storage: Storage, number: int, owner: Owner | None, clock: 
                 )
             return
         if now_s == start_s:
-            _LOG.info("waiting to see whether %s is still there", owner or "another job")
+            _LOG.warning(
+                "%s belongs to %s; waiting up to %.0f s to see whether it lives",
+                storage.url, owner or "another job", PATIENCE_S,
+            )  # fmt: skip
         clock.sleep(_LOOK_S)
         before, sign = sign, _read_sign(storage, number)
         changed_s = changed_s if sign == before else clock.monotonic_s()

@@ -73,7 +73,14 @@ def read_share(
 
 def snapshot_from(manifest: Manifest, tensors: dict[str, torch.Tensor]) -> Snapshot:
     """What was checkpointed, of a manifest and its tensors."""
-    return Snapshot(tensors, manifest.plain, step=manifest.step, epoch=manifest.epoch, samples=manifest.samples)
+    return Snapshot(
+        tensors,
+        manifest.plain,
+        step=manifest.step,
+        epoch=manifest.epoch,
+        samples=manifest.samples,
+        metrics=manifest.metrics,
+    )
 
 
 def _refuse_if_removed(storage: Storage, step: int) -> None:

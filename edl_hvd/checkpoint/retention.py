@@ -1,15 +1,47 @@
-"""Which checkpoints go, after a new one and by hand: decided purely, then deleted manifest first."""
+"""Which checkpoints stay, after a new one and by hand: decided purely, then deleted manifest first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from edl_hvd.best import Best
 from edl_hvd.checkpoint import layout
 from edl_hvd.checkpoint.catalog import Catalog, read_catalog
 from edl_hvd.checkpoint.files import Tell, missing_or_short, read_listed_key
 from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError, UsageError
+from edl_hvd.interval import Interval
 from edl_hvd.storage import Storage
+
+
+@dataclass(frozen=True)
+class Keep:
+    """What stays.
+
+    Attributes:
+        newest: So many of the newest intact checkpoints, at least 1.
+        every: An interval in steps, samples or whole epochs, whose milestones stay for good; see ``milestones``.
+        best: The metric whose best checkpoint stays; see ``best_of``.
+    """
+
+    newest: int = 3
+    every: Interval | None = None
+    best: Best | None = None
+
+    @property
+    def needs_manifests(self) -> bool:
+        """It cannot be decided by the steps alone, so every listed manifest has to be readable."""
+        return self.best is not None or (self.every is not None and self.every.unit != "steps")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a manifest says that matters here; ``files`` are keys."""
+
+    samples: int
+    epochs: int
+    metrics: Mapping[str, float]
+    files: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -17,7 +49,9 @@ class Pruning:
     """What goes and what stays.
 
     Attributes:
-        kept: Steps of the checkpoints counted, newest first.
+        kept: Steps of the newest checkpoints counted, newest first.
+        milestones: Steps of those that stay for good, newest first; they may be among the other ones, too.
+        best: Step of the best one, if one is asked for and known; likewise.
         spared: Listed steps that are neither counted nor removed: newer ones, and damaged ones among those counted.
         removed: Steps of the listed checkpoints that go, newest first.
         keys: Objects to delete, in this order: what dead attempts left is among them.
@@ -25,20 +59,25 @@ class Pruning:
     """
 
     kept: list[int]
+    milestones: list[int]
+    best: int | None
     spared: list[int]
     removed: list[int]
     keys: list[str]
     size_bytes: int
 
 
-def plan(catalog: Catalog, keep: int, intact: Callable[[int], bool], written: int | None = None) -> Pruning:
-    """Keep the newest ``keep`` intact checkpoints; everything older goes, what dead attempts left included.
+def plan(
+    catalog: Catalog, keep: Keep, facts: Mapping[int, Facts], intact: Callable[[int], bool], written: int | None = None
+) -> Pruning:
+    """Keep the newest intact checkpoints, milestones and the best; everything older goes, dead attempts included.
 
     With fewer intact ones than that, only what is older than the oldest of them goes; with none, nothing.
 
     Args:
         catalog: All checkpoints.
-        keep: Checkpoints to keep, at least 1.
+        keep: What stays.
+        facts: Of listed checkpoints whose manifest is whole, by step; may be empty if ``keep`` does not need them.
         intact: Whether a listed checkpoint is worth counting; asked newest first, no more than needed.
         written: Step of a checkpoint just written. It counts as the newest: what is newer was passed over when
             the job began, and will be older than the oldest kept one some day.
@@ -46,25 +85,68 @@ def plan(catalog: Catalog, keep: int, intact: Callable[[int], bool], written: in
     listed = catalog.steps
     kept = [] if written is None else [written]
     for step in listed:
-        if len(kept) == keep:
+        if len(kept) == keep.newest:
             break
         if (written is None or step < written) and intact(step):
             kept.append(step)
     if not kept:
-        return Pruning([], listed, [], [], 0)
-    steps = {entry.key: layout.step_of(entry.key) for entry in catalog.objects}
+        return Pruning([], [], None, listed, [], [], 0)
+    for_good = milestones(_positions(listed, keep.every, facts), keep.every.count) if keep.every else set()
+    best = best_of(facts, keep.best, intact) if keep.best else None
+    staying = {step for step in listed if step >= kept[-1] or step in for_good or step == best}
     sizes_bytes = {entry.key: entry.size_bytes for entry in catalog.objects}
-    old = [key for key, step in steps.items() if step is not None and step < kept[-1]]
-    removed = [step for step in listed if step < kept[-1]]
+    steps = {key: layout.step_of(key) for key in sizes_bytes}
+    old = [key for key, step in steps.items() if step is not None and step < kept[-1] and step not in staying]
     # Manifests first: from then on the rest is not listed, so stopping anywhere leaves no torn checkpoint.
     manifests = {key for keys in layout.manifests(catalog.objects).values() for key in keys}
     return Pruning(
         kept=kept,
+        milestones=[step for step in listed if step in for_good],
+        best=best,
         spared=[step for step in listed if step not in kept and step >= kept[-1]],
-        removed=removed,
+        removed=[step for step in listed if step not in staying],
         keys=sorted(old, key=lambda key: (key not in manifests, key)),
         size_bytes=sum(sizes_bytes[key] for key in old),
     )
+
+
+def milestones(positions: Mapping[int, int], every: float) -> set[int]:
+    """The checkpoints that stay for good: the first one at or after each multiple of ``every``.
+
+    >>> sorted(milestones({step: step for step in (40, 90, 110, 150, 205, 430, 480)}, every=100))
+    [110, 205, 430]
+
+    Each multiple but 0 rules up to the next one, and the first checkpoint there is its milestone (150 is not that of
+    100, and 300 has none). That one alone is never removed there, so whoever decides again, however many of the
+    others are gone and whatever has been written since, finds the same: what stays does not depend on when it is
+    decided. Whether a checkpoint is damaged does not count: a milestone may be worth repairing.
+
+    Args:
+        positions: Of each checkpoint, by its step, in the unit of ``every``.
+        every: The interval.
+    """
+    first: dict[int, tuple[int, int]] = {}
+    for step, position in positions.items():
+        multiple = int(position // every)
+        if multiple > 0:
+            first[multiple] = min(first.get(multiple, (position, step)), (position, step))
+    return {step for _, step in first.values()}
+
+
+def best_of(facts: Mapping[int, Facts], best: Best, intact: Callable[[int], bool]) -> int | None:
+    """Step of the checkpoint with the best value; of equal ones the oldest, which is closest to where it was measured.
+
+    NaN is never best. The best one so far always stays, so this does not depend on when others were removed either.
+    """
+    orders = {step: best.order(found.metrics) for step, found in facts.items()}
+    known = sorted((order, step) for step, order in orders.items() if order is not None)
+    return next((step for _, step in known if intact(step)), None)
+
+
+def _positions(steps: Collection[int], every: Interval, facts: Mapping[int, Facts]) -> dict[int, int]:
+    if every.unit == "steps":
+        return {step: step for step in steps}
+    return {step: found.samples if every.unit == "samples" else found.epochs for step, found in facts.items()}
 
 
 def looks_intact(storage: Storage, catalog: Catalog, step: int) -> bool:
@@ -81,44 +163,53 @@ def looks_intact(storage: Storage, catalog: Catalog, step: int) -> bool:
         return False
 
 
-def collect(storage: Storage, written: int, keep: int, check: Callable[[], None]) -> None:
-    """After the checkpoint of step ``written``: delete what it makes superfluous, and its finished parts.
-
-    ``check`` is called before each deletion; it raises if nothing may be deleted any more.
-
-    Raises:
-        StorageError: The storage does not answer, or has a checkpoint of another version of this package among
-            the newest; the next checkpoint tries again.
-    """
-    catalog = read_catalog(storage)
-    parts = [entry.key for entry in catalog.objects if entry.key.startswith(layout.parts_prefix(written))]
-    old = plan(catalog, keep, lambda step: looks_intact(storage, catalog, step), written).keys
-    for key in parts + old:
-        check()
-        storage.delete(key)
+def read_facts(storage: Storage, step: int, key: str) -> Facts | None:
+    """What a manifest of ``step`` says; ``None`` if it is damaged or gone. Raises as ``looks_intact`` does."""
+    try:
+        manifest = read_listed_key(storage, step, key).manifest
+    except (CheckpointDamagedError, ObjectMissingError):
+        return None
+    files = frozenset(layout.folder(step) + name for name in manifest.files)
+    return Facts(manifest.samples, manifest.epoch, manifest.metrics, files)
 
 
-def plan_for(storage: Storage, keep: int) -> Pruning:
+def plan_for(storage: Storage, keep: Keep) -> Pruning:
     """The plan for what is in a storage now, by hand.
 
     Raises:
-        UsageError: ``keep`` is below 1.
+        UsageError: ``keep`` counts below 1, or names a metric that no checkpoint has.
         ObjectMissingError: No checkpoint is listed.
         CheckpointDamagedError: None of those listed is intact, so any of them may be worth repairing.
-        StorageError: As from ``collect``.
+        StorageError: The storage does not answer, or another version of this package wrote a checkpoint that has to
+            be looked at.
     """
-    if keep < 1:
-        raise UsageError(f"cannot keep {keep} checkpoints; expected at least 1")
+    if keep.newest < 1:
+        raise UsageError(f"cannot keep {keep.newest} checkpoints; expected at least 1")
     catalog = read_catalog(storage)
     if not catalog.manifests:
         raise ObjectMissingError(f"no checkpoint is listed in {storage.url}, so there is nothing to remove")
-    pruning = plan(catalog, keep, lambda step: looks_intact(storage, catalog, step))
+    facts = {}
+    for step, key in catalog.manifests.items() if keep.needs_manifests else ():
+        found = read_facts(storage, step, key)
+        if found is not None:
+            facts[step] = found
+    if unknown := unknown_metric(keep, facts):
+        raise UsageError(f"cannot keep the best checkpoint in {storage.url}: {unknown}")
+    pruning = plan(catalog, keep, facts, lambda step: looks_intact(storage, catalog, step))
     if not pruning.kept:
         raise CheckpointDamagedError(
             f"none of the {len(pruning.spared)} checkpoints in {storage.url} is intact, so nothing was removed; "
             "'edl-hvd checkpoint list' says what is wrong with each"
         )
     return pruning
+
+
+def unknown_metric(keep: Keep, facts: Mapping[int, Facts]) -> str:
+    """Why no checkpoint is the best: none has the metric, which may be misspelt; empty if one has it."""
+    there = {name for found in facts.values() for name in found.metrics}
+    if keep.best is None or keep.best.metric in there:
+        return ""
+    return f"none has the metric {keep.best.metric!r}; those there are: {', '.join(sorted(there)) or 'none'}"
 
 
 def carry_out(storage: Storage, pruning: Pruning, tell: Tell) -> None:

@@ -21,15 +21,15 @@ DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 @dataclass(frozen=True)
 class Packed:
-    """A shard in memory.
+    """A shard, where its bytes lie.
 
     Attributes:
-        data: All of it.
+        data: Its buffers in order: the header, then the memory of the tensors themselves.
         entry: What a manifest says of it.
         checksums: Of each tensor, of each chunk of its elements.
     """
 
-    data: memoryview
+    data: list[memoryview]
     entry: FileEntry
     checksums: dict[str, list[str]]
 
@@ -41,36 +41,32 @@ def pack(
 ) -> Packed:
     """A safetensors file of these tensors, each row-major and apart from the others whatever they are in memory.
 
-    Takes memory for the file and for nothing else, and goes over the bytes once: each chunk is copied, and
-    checksummed while it is still in the processor's cache.
+    Copies nothing but tensors that are not contiguous, and goes over the bytes once.
 
     Args:
-        tensors: Host tensors of the types in ``DTYPE_NAMES``.
+        tensors: Host tensors of the types in ``DTYPE_NAMES``; they must stay as they are until the file is written.
         chunk_bytes: Length of what gets one checksum.
-        guard: Entered for each copy out of ``tensors``; a copy is of one chunk, or of a tensor that is not
-            contiguous. An exception from it ends the work.
+        guard: Entered for each look at ``tensors``: at one chunk, or at a tensor that is not contiguous. An exception
+            from it ends the work.
     """
     described = {name: (DTYPE_NAMES[tensor.dtype], tensor.shape) for name, tensor in tensors.items()}
     header, places = write_header(described)
     end = max((place.end for place in places.values()), default=len(header))
-    # Not zeroed: every byte is written below.
-    file = numpy.empty(end, dtype=numpy.uint8)
-    file[: len(header)] = numpy.frombuffer(header, dtype=numpy.uint8)
+    data = [memoryview(header)]
     checksums: dict[str, list[str]] = {}
-    for name, place in places.items():
-        tensor, target = tensors[name].detach(), file[place.start : place.end]
-        plain = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-        if not plain and target.size:
+    for name in places:  # in the order of the file
+        tensor = tensors[name].detach()
+        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
             with guard():
-                torch.from_numpy(target).view(tensor.dtype).view(tensor.shape).copy_(tensor)
+                tensor = tensor.resolve_conj().resolve_neg().contiguous()
+        elements = bytes_of(tensor).data
         checksums[name] = []
-        for start, stop in chunks(target.size, chunk_bytes):
-            if plain:
-                with guard():
-                    # One thread, and not holding Python's lock: beside it the training goes on.
-                    numpy.copyto(target[start:stop], bytes_of(tensor)[start:stop])
-            checksums[name].append(checksum(target[start:stop].data))
-    return Packed(file.data, FileEntry(end, len(header), checksum(header), chunk_bytes), checksums)
+        for start, stop in chunks(elements.nbytes, chunk_bytes):
+            with guard():
+                # Not holding Python's lock: beside it the training goes on.
+                checksums[name].append(checksum(elements[start:stop]))
+        data.append(elements)
+    return Packed(data, FileEntry(end, len(header), checksum(header), chunk_bytes), checksums)
 
 
 def bytes_of(tensor: torch.Tensor) -> numpy.ndarray[tuple[int], numpy.dtype[numpy.uint8]]:

@@ -25,6 +25,7 @@ class Snapshot:
         step: Optimizer steps since the job began.
         epoch: Epoch the job is in.
         samples: Samples consumed since the job began.
+        metrics: What the training measured last, by name; any floats.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -32,6 +33,7 @@ class Snapshot:
     step: int = 0
     epoch: int = 0
     samples: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 def check_snapshot(snapshot: Snapshot) -> None:
@@ -48,6 +50,11 @@ def check_snapshot(snapshot: Snapshot) -> None:
     for name, tensor in snapshot.tensors.items():
         problems.extend(_tensor_problems(name, tensor))
     problems.extend(_plain_problems(snapshot.plain, "plain"))
+    problems.extend(
+        f"metric {name!r} is {value!r}; expected a float under a name"
+        for name, value in snapshot.metrics.items()
+        if type(name) is not str or type(value) is not float
+    )
     if problems:
         raise StateError("this state cannot be checkpointed:\n" + "\n".join(f"  {problem}" for problem in problems))
 

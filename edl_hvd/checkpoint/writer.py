@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import threading
 
+from edl_hvd.best import Best
 from edl_hvd.checkpoint.attempt import Attempt, Task
+from edl_hvd.checkpoint.collector import Collector
 from edl_hvd.checkpoint.layout import is_attempt_name
+from edl_hvd.checkpoint.retention import Keep
 from edl_hvd.checkpoint.snapshot import Snapshot, check_snapshot
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import InternalError
 from edl_hvd.events import Event
+from edl_hvd.interval import Interval
 from edl_hvd.storage import Storage
 
 _PATIENCE_S = 60.0
@@ -31,15 +35,18 @@ class CheckpointWriter:
         clock: Measures and waits.
         patience_s: Rank 0 waits for the other ranks' shares this long, or four times the time its own
             took, whichever is longer.
+        keep_every: Milestones of this interval are kept for good, see ``retention.milestones``.
+        keep_best: The best checkpoint by this metric is kept.
     """
 
     def __init__(
-        self, storage: Storage, keep: int = 3, clock: Clock = SYSTEM_CLOCK, patience_s: float = _PATIENCE_S
-    ) -> None:
+        self, storage: Storage, keep: int = 3, clock: Clock = SYSTEM_CLOCK, patience_s: float = _PATIENCE_S,
+        keep_every: Interval | None = None, keep_best: Best | None = None,
+    ) -> None:  # fmt: skip
         if keep < 1:
             raise InternalError(f"keep={keep}; expected at least 1")
         self._storage = storage
-        self._keep = keep
+        self._collector = Collector(storage, Keep(keep, keep_every, keep_best), clock)
         self._clock = clock
         self._patience_s = patience_s
         self._attempt: Attempt | None = None
@@ -70,7 +77,7 @@ class CheckpointWriter:
         if not 0 <= rank < size or not is_attempt_name(attempt):
             raise InternalError(f"not an attempt: rank={rank}, size={size}, attempt={attempt!r}")
         check_snapshot(snapshot)
-        task = Task(self._storage, snapshot, rank, size, attempt, self._keep, self._patience_s, owner)
+        task = Task(self._storage, snapshot, rank, size, attempt, self._collector, self._patience_s, owner)
         self._attempt = Attempt(task, self._clock, self._collect)
         self._attempt.thread.start()
 
@@ -96,7 +103,7 @@ class CheckpointWriter:
 
         On return the snapshot is the caller's again and no manifest will be written any more. Blocks for
         a memory copy of some megabytes, or for one small write, never for an upload: what is on the wire ends
-        as a file that no manifest names, and a later checkpoint removes it.
+        as a file that no manifest names, and a later checkpoint removes it, see ``collector.py``.
         """
         if self._attempt is None:
             return

@@ -21,6 +21,7 @@ from edl_hvd.cli.checkpoint_common import (
     check_choice,
     clean,
     json_option,
+    measured,
     opened,
     print_table,
     size,
@@ -73,8 +74,8 @@ def list_command(url: str, as_json: bool) -> None:
 def _overview_as_json(overview: Overview) -> dict[str, Any]:
     manifest = overview.manifest
     facts = {} if manifest is None else {
-        "epoch": manifest.epoch, "samples": manifest.samples, "size_bytes": manifest.size_bytes,
-        "created": manifest.created, "world_size": manifest.world_size,
+        "epoch": manifest.epoch, "samples": manifest.samples, "metrics": manifest.metrics,
+        "size_bytes": manifest.size_bytes, "created": manifest.created, "world_size": manifest.world_size,
     }  # fmt: skip
     return {"step": overview.step, **facts, "valid": overview.intact, "problem": overview.problem}
 
@@ -83,6 +84,9 @@ def _overviews_table(found: list[Overview]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for column in ("step", "epoch", "samples", "size", "created", "workers"):
         table.add_column(column, justify="left" if column == "created" else "right", no_wrap=True)
+    any_metrics = any(overview.manifest is not None and overview.manifest.metrics for overview in found)
+    if any_metrics:
+        table.add_column("metrics", overflow="fold")
     table.add_column("", overflow="fold")
     for overview in found:
         manifest = overview.manifest
@@ -91,7 +95,8 @@ def _overviews_table(found: list[Overview]) -> Table:
             str(manifest.world_size),
         ]  # fmt: skip
         word = "[green]valid[/]" if overview.intact else f"[bold red]not readable[/]: {clean(overview.problem)}"
-        table.add_row(f"{overview.step:,}", *cells, word)
+        metrics = [clean(measured(manifest.metrics if manifest is not None else {}))] if any_metrics else []
+        table.add_row(f"{overview.step:,}", *cells, *metrics, word)
     return table
 
 
@@ -129,6 +134,7 @@ def _pictures(url: str, manifest: Manifest) -> Iterator[Table]:
     for name, text in [
         ("checkpoint", f"step {manifest.step:,} in {url}"),
         ("progress", f"epoch {manifest.epoch:,}, {count(manifest.samples, 'sample')}"),
+        *([("metrics", measured(manifest.metrics))] if manifest.metrics else []),
         ("written", f"{manifest.created} by {count(manifest.world_size, 'worker')} with {versions}"),
         ("contents", f"{count(len(manifest.tensors), 'tensor')} in {count(len(manifest.files), 'file')}, "
                      f"{size(manifest.size_bytes)}"),
@@ -155,10 +161,10 @@ def _pictures(url: str, manifest: Manifest) -> Iterator[Table]:
 
 
 def _flat(plain: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The attributes of the state and the counters, each by its name."""
+    """The attributes of the state and the counters, each by its name; those that no script gives are left out."""
     for name, value in plain.items():
         if isinstance(value, dict) and value and "__tensor__" not in value:
-            yield from ((f"{name}/{inner}", item) for inner, item in value.items())
+            yield from ((f"{name}/{inner}", item) for inner, item in value.items() if not inner.startswith("_"))
         else:
             yield name, value
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import click
@@ -86,6 +86,14 @@ def size(size_bytes: int) -> str:
             break
         amount /= 1000
     return f"{size_bytes} B" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+def measured(metrics: Mapping[str, float]) -> str:
+    """
+    >>> measured({"accuracy": 0.91234567, "loss": 12.0})
+    'accuracy=0.91235 loss=12'
+    """
+    return " ".join(f"{name}={value:.5g}" for name, value in metrics.items())
 
 
 def clean(text: str) -> str:

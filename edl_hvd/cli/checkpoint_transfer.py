@@ -9,12 +9,14 @@ from typing import Any
 
 import click
 
+from edl_hvd.best import Best
 from edl_hvd.checkpoint.copying import Copied, copy_each, restore_to
 from edl_hvd.checkpoint.export import export
 from edl_hvd.checkpoint.files import chosen_steps
-from edl_hvd.checkpoint.retention import Pruning, carry_out, plan_for
+from edl_hvd.checkpoint.retention import Keep, Pruning, carry_out, plan_for
 from edl_hvd.cli.checkpoint_common import all_option, bar, check_choice, json_option, opened, size, step_option
 from edl_hvd.cli.words import count
+from edl_hvd.interval import Interval
 
 
 @click.command("restore")
@@ -87,15 +89,23 @@ def _outcome_in_words(outcome: Copied) -> str:
 @click.command("prune")
 @click.argument("url")
 @click.option("--keep", type=click.IntRange(min=1), required=True, metavar="N", help="Valid checkpoints to keep.")
+@click.option("--keep-every", metavar="INTERVAL", help="Keep milestones too, of such as '10000 steps', '5 epochs'.")
+@click.option("--keep-best", metavar="METRIC:MODE", help="Keep the best one too, by such as 'loss:min'.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @json_option
-def prune_command(url: str, keep: int, dry_run: bool, as_json: bool) -> None:
+def prune_command(
+    url: str, keep: int, keep_every: str | None, keep_best: str | None, dry_run: bool, as_json: bool
+) -> None:
     """Remove what is older than the newest N valid checkpoints, as a job does after each new one.
 
-    That includes what broken-off checkpoints have left there. A checkpoint counts as valid if 'list' says so.
+    That includes what broken-off checkpoints have left there. A checkpoint counts as valid if 'list' says so. A
+    milestone is the first checkpoint at or after a multiple of INTERVAL. Give what the job was given, or its milestones
+    and its best checkpoint go.
     """
     with opened(url) as [storage]:
-        pruning = plan_for(storage, keep)
+        every = None if keep_every is None else Interval.parse_counted(keep_every)
+        best = None if keep_best is None else Best.parse(keep_best)
+        pruning = plan_for(storage, Keep(keep, every, best))
         if not dry_run:
             with bar("Removing", "objects") as tell:
                 carry_out(storage, pruning, tell)
@@ -107,6 +117,10 @@ def _pruning_in_words(pruning: Pruning, dry_run: bool) -> str:
         return ", ".join(f"{step:,}" for step in numbers) or "none"
 
     lines = [f"kept: step {steps(pruning.kept)}"]
+    if pruning.milestones:
+        lines.append(f"milestones, kept: step {steps(pruning.milestones)}")
+    if pruning.best is not None:
+        lines.append(f"best, kept: step {pruning.best:,}")
     if pruning.spared:
         lines.append(f"not valid, left alone: step {steps(pruning.spared)}")
     verb = "would be removed" if dry_run else "removed"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -61,8 +62,14 @@ def model_of(step: int) -> torch.nn.Module:
     return model
 
 
-def write_job(storage: Storage, chosen: list[int] = STEPS, variant: int = 0, **more: Any) -> None:
-    """Checkpoints of a small training by two workers, the newest last."""
+def write_job(
+    storage: Storage,
+    chosen: list[int] = STEPS,
+    variant: int = 0,
+    metrics: Mapping[int, dict[str, float]] = MappingProxyType({}),
+    **more: Any,
+) -> None:
+    """Checkpoints of a small training by two workers, the newest last; ``metrics`` by step."""
     for step in sorted(chosen):
         model = model_of(step + variant)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -71,7 +78,8 @@ def write_job(storage: Storage, chosen: list[int] = STEPS, variant: int = 0, **m
         memory.take(step)
         writers = [CheckpointWriter(storage, keep=5) for _ in range(2)]
         for rank, writer in enumerate(writers):
-            writer.begin(memory.for_checkpoint(), rank, 2, f"attempt-{step}-{variant}")
+            snapshot = replace(memory.for_checkpoint(), metrics=metrics.get(step, {}))
+            writer.begin(snapshot, rank, 2, f"attempt-{step}-{variant}")
         assert all(writer.wait(120) for writer in writers)
         assert step in steps(storage)
 

@@ -103,6 +103,21 @@ def test_show_tells_where_the_pieces_of_a_tensor_are_and_verify_which_rows_are_d
     assert f"{SHARD} in {storage.url} {words}" in say("verify", tmp_path).out
 
 
+def test_metrics_are_a_column_where_there_are_any(tmp_path: Path, say: Callable[..., Said]) -> None:
+    measured = {10: {"accuracy": 0.7123456, "loss": 12.0}, 30: {"accuracy": float("nan"), "[red]\x1b": -1e-9}}
+    write_job(open_storage(str(tmp_path)), metrics=measured)
+    header, newest, middle, oldest = say("list", tmp_path).out.splitlines()
+    assert header.split()[-1] == "metrics"
+    assert newest.split()[-3:] == ["accuracy=nan", "[red]?=-1e-09", "valid"]
+    assert middle.split()[-2:] == ["2", "valid"]
+    assert oldest.split()[-3:] == ["accuracy=0.71235", "loss=12", "valid"]
+    assert [one["metrics"] for one in say("list", tmp_path, "--json").json][1:] == [{}, measured[10]]
+    told = [" ".join(line.split()) for line in say("show", tmp_path, "--step", 10).out.splitlines()]
+    assert "metrics accuracy=0.71235 loss=12" in told
+    assert not [line for line in say("show", tmp_path, "--step", 20).out.splitlines() if line.startswith("metrics")]
+    assert say("show", tmp_path, "--step", 10, "--json").json["metrics"] == measured[10]
+
+
 def test_what_a_manifest_says_does_not_move_the_cursor(tmp_path: Path, say: Callable[..., Said]) -> None:
     write_job(open_storage(str(tmp_path)), [10], note="\x1b[2J[red]", **{"a\nb": 1})
     told = say("show", tmp_path).out
@@ -168,6 +183,13 @@ def test_verify_names_each_damaged_file_and_a_damaged_manifest(local: Storage, s
         (("export", "{run}", "{new}/deeper/model.pt"), 1, "No such file or directory"),
         (("export", "{run}", "{new}.onnx"), 2, "ends in .safetensors or .pt"),
         (("restore", "{run}", "--to", "s3://bucket/run"), 2, "expected a local folder"),
+        (("prune", "{run}", "--keep", "1", "--keep-every", "10min"), 2, "not numbered by '10min'"),
+        (("prune", "{run}", "--keep", "1", "--keep-best", "-loss"), 2, "'-loss' does not say which"),
+        (
+            ("prune", "{run}", "--keep", "1", "--keep-best", "loss:min"),
+            2,
+            "none has the metric 'loss'; those there are: none",
+        ),
         (("list", "nosuch://place"), 2, "no installed package handles 'nosuch'"),
         (("copy", "{run}", "memory://"), 2, "expected 'memory://name'"),
     ],

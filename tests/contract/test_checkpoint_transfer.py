@@ -233,6 +233,27 @@ def test_prune_says_what_it_would_remove_and_then_removes_just_that(job: Storage
     assert say("prune", job.url, "--keep", 1).out == "kept: step 30\nremoved: nothing\n"
 
 
+@pytest.mark.parametrize("where", ["file", "s3"])
+def test_prune_leaves_milestones_and_the_best_where_it_is_told_to(
+    where: str, use_aws: AwsServer, tmp_path: Path, say: Callable[..., Said]
+) -> None:
+    storage = open_storage(str(tmp_path) if where == "file" else f"s3://{use_aws.new_bucket()}/run")
+    accuracies = {10: 0.5, 20: 0.9, 30: 0.6, 40: 0.7, 50: 0.8}
+    write_job(storage, list(accuracies), metrics={step: {"accuracy": value} for step, value in accuracies.items()})
+    words = ("prune", storage.url, "--keep", 1, "--keep-every", "3 epochs", "--keep-best", "accuracy:max")
+    plan = say(*words, "--dry-run", "--json").json
+    assert (plan["kept"], plan["milestones"], plan["best"], plan["removed"]) == ([50], [30], 20, [40, 10])
+    kept, milestones, best, removed = say(*words).out.splitlines()
+    assert (kept, milestones, best) == ("kept: step 50", "milestones, kept: step 30", "best, kept: step 20")
+    assert removed.startswith("removed: step 40, 10 (6 objects, ")
+    assert steps(storage) == [50, 30, 20]
+    assert say("verify", storage.url, "--all").code == 0
+    *_, removed = say("prune", storage.url, "--keep", 1, "--keep-every", "960 samples").out.splitlines()
+    assert removed.startswith("removed: step 20 (")
+    assert say("prune", storage.url, "--keep", 1).code == 0
+    assert steps(storage) == [50]
+
+
 def test_prune_counts_only_what_is_valid_and_stops_where_nothing_is(local: Storage, say: Callable[..., Said]) -> None:
     local.delete(SHARD)
     told = say("prune", local.url, "--keep", 2)

@@ -72,7 +72,7 @@ class Victim:
     def sign(self, content: object, **others: object) -> None:
         """A manifest of this content whose checksum is right."""
         self.put(
-            MANIFEST, json_bytes({"format": 2, "checksum": checksum(json_bytes(content)), "content": content, **others})
+            MANIFEST, json_bytes({"format": 3, "checksum": checksum(json_bytes(content)), "content": content, **others})
         )
 
     def put_shard(self, data: bytes) -> None:

@@ -32,7 +32,7 @@ def manifest(name: str, words: str, edit: Callable[[bytes], bytes]) -> None:
     case(f"manifest {name}", MANIFEST, words, lambda victim: victim.put(MANIFEST, edit(victim.bytes_of(MANIFEST))))
 
 
-for place in (b'"format"', b"2", b'"checksum"', b'"content"', b'"attempt"', b'"plain"', b'"files"', b'"tensors"', b"["):
+for place in (b'"format"', b"3", b'"checksum"', b'"content"', b'"attempt"', b'"plain"', b'"files"', b'"tensors"', b"["):
     manifest(f"cut before {place.decode()}", "not JSON", lambda data, place=place: data[: data.index(place)])
 manifest("empty", "not JSON", lambda data: b"")
 manifest("without its last brace", "not JSON", lambda data: data.rstrip()[:-1])
@@ -49,7 +49,7 @@ for value in ("null", "true", "1", "1.5", '"text"', "[]", "NaN", "1e999"):
     manifest(f"is {value}", "document is .*expected an object", lambda data, value=value: value.encode())
 manifest("is {}", "document lacks 'format'", lambda data: b"{}")
 manifest("changed after it was signed", "checksum does not match", lambda data: data.replace(b":640,", b":641,"))
-manifest("with a key twice", "'format' stands twice", lambda data: data.replace(b"{", b'{"format":2,', 1))
+manifest("with a key twice", "'format' stands twice", lambda data: data.replace(b"{", b'{"format":3,', 1))
 manifest("with a tensor twice", f"'{WEIGHT}' stands twice", lambda data: data.replace(b'"counts":{', b'"weight":{'))
 
 
@@ -84,7 +84,9 @@ for wrong in (None, 3, "content", [], [{}]):
     )
 
 signed("of another step", "belongs to step 21, not to 20", lambda content: content.update(step=21))
-FIELDS = ("attempt", "step", "epoch", "samples", "world_size", "created", "versions", "plain", "files", "tensors")
+FIELDS = (
+    "attempt", "step", "epoch", "samples", "metrics", "world_size", "created", "versions", "plain", "files", "tensors"
+)  # fmt: skip
 for field in FIELDS:
     signed(f"without {field}", f"content lacks '{field}'", lambda content, field=field: content.pop(field))
 signed("with a field more", "content has 'code' besides", lambda content: content.update(code="import os"))
@@ -100,6 +102,7 @@ for field, wrongs in {
     "attempt": (None, 1, "", "../x", "a\0b", "a" * 101),
     "created": (None, 1.5, ["now"], "x" * 101),
     "versions": (None, "2.0", ["torch"], {"torch": 2}),
+    "metrics": (None, 0.5, "loss", ["loss", 0.5], {"loss": None}, {"loss": 1}, {"loss": True}, {"loss": [0.5]}),
     "plain": (None, 1, "plain", [1]),
     "files": (None, 1, "files", [SHARD], {SHARD: None}, {SHARD: [1, 2]}, {}),
     "tensors": (None, 1, "tensors", [WEIGHT], {WEIGHT: None}, {WEIGHT: [SHARD]}),

@@ -243,7 +243,7 @@ def test_lists_of_any_depth_in_the_plain_state_restore_or_are_damage() -> None:
         victim = new_victim()
         text = b"[" * levels + b"]" * levels
         content = json_bytes(victim.content()).replace(b'"rate":0.5', b'"rate":' + text)
-        victim.put(MANIFEST, b'{"format":2,"checksum":"%s","content":%s}' % (checksum(content).encode(), content))
+        victim.put(MANIFEST, b'{"format":3,"checksum":"%s","content":%s}' % (checksum(content).encode(), content))
         found, events = newest(victim.storage)
         assert found is not None
         outcomes.append((found.step, len(events)))
@@ -253,10 +253,10 @@ def test_lists_of_any_depth_in_the_plain_state_restore_or_are_damage() -> None:
 
 def test_a_manifest_of_a_later_format_is_not_read_any_further() -> None:
     victim = new_victim()
-    victim.sign([], format=3, shards=7)
+    victim.sign([], format=4, shards=7)
     error = refusal(victim.storage)
     assert not isinstance(error, CheckpointDamagedError)
-    assert "format 3, this version of edl_hvd reads format 2; use the version that wrote it" in str(error)
+    assert "format 4, this version of edl_hvd reads format 3; use the version that wrote it" in str(error)
 
 
 def a_part() -> JsonObject:
@@ -273,7 +273,7 @@ def a_part() -> JsonObject:
 @pytest.mark.parametrize("wrong", [True, -1, 0.5, [1], {"x": 1}, 2**70])
 def test_what_another_rank_says_it_wrote_is_not_believed_either(field: str, wrong: object) -> None:
     def signed(part: JsonObject) -> bytes:
-        return json_bytes({"format": 2, "checksum": checksum(json_bytes(part)), "content": part})
+        return json_bytes({"format": 3, "checksum": checksum(json_bytes(part)), "content": part})
 
     assert Part.decode(signed(a_part())).tensors[WEIGHT].shape == [3]
     with pytest.raises(

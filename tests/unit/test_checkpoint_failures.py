@@ -91,6 +91,23 @@ def test_a_rank_that_fails_tells_rank_0_which_does_not_wait_for_it() -> None:
     assert steps(storage) == []
 
 
+def test_a_failure_is_reported_before_rank_0_is_told_which_may_take_long() -> None:
+    gate = Gate("write", "parts/")
+
+    def fail(method: str, key: str) -> None:
+        if "tensors" in key:
+            raise StorageError("the storage does not answer")
+        gate(method, key)
+
+    writer = CheckpointWriter(WatchedStorage(fail))
+    writer.begin(snapshot_of(1), 1, 2, "a")
+    assert gate.reached.wait(60)
+    assert failure(writer.poll()) == "the storage does not answer"
+    gate.open()
+    assert writer.wait(60)
+    assert writer.poll() == []
+
+
 @pytest.mark.parametrize("stays_away", [False, True], ids=["one call fails", "all calls fail from then on"])
 def test_wherever_the_storage_fails_what_is_listed_restores_and_the_next_checkpoint_works(stays_away: bool) -> None:
     """The failing call moves through a whole checkpoint of two ranks, old ones being removed included."""
@@ -182,6 +199,7 @@ def test_a_shard_that_a_dead_attempt_left_is_not_touched_and_not_used() -> None:
     assert_equal(restore(storage, 5), snapshot_of(5, variant=2))
     assert [entry.key.rpartition("/")[2] for entry in storage.list()] == [
         "manifest.json",
+        "dead-00001.json",
         "tensors-00000-of-00002.safetensors",
         "tensors-00001-of-00002-alive.safetensors",
         "tensors-00001-of-00002.safetensors",
@@ -221,20 +239,20 @@ def test_an_upload_that_fails_after_abandon_is_nobodys_news() -> None:
     assert storage.list() == []
 
 
-def test_abandon_while_the_share_is_copied_lets_go_of_the_snapshot_after_one_chunk(
+def test_abandon_while_the_share_is_looked_through_lets_go_of_the_snapshot_after_one_chunk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    copied: list[int] = []
+    read: list[int] = []
     first, go_on = threading.Event(), threading.Event()
 
-    def slowly(target: Any, source: Any) -> None:
-        real(target, source)
-        copied.append(target.size)
+    def slowly(data: Any) -> str:
+        read.append(len(data))
         first.set()
         go_on.wait()
+        return real(data)
 
-    real = shards.numpy.copyto
-    monkeypatch.setattr(shards.numpy, "copyto", slowly)
+    real = shards.checksum
+    monkeypatch.setattr(shards, "checksum", slowly)
     monkeypatch.setattr("edl_hvd.checkpoint.attempt.pack", partial(shards.pack, chunk_bytes=1000))
     writer = CheckpointWriter(WatchedStorage())
     writer.begin(Snapshot({"w": torch.ones(10_000)}, step=1), 0, 1, "a")
@@ -244,11 +262,11 @@ def test_abandon_while_the_share_is_copied_lets_go_of_the_snapshot_after_one_chu
     thread = threading.Thread(target=writer.abandon)
     thread.start()
     attempt._cancelled.wait()
-    assert thread.is_alive(), "the copy of this chunk is not over"
+    assert thread.is_alive(), "this chunk is still read"
     go_on.set()
     thread.join()
     writer.close()
-    assert copied == [1000]
+    assert read == [1000]
     assert writer.poll() == []
 
 

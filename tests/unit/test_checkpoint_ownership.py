@@ -204,7 +204,7 @@ def test_what_an_owner_of_an_owner_found_still_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [b"", b"{", b'{"format":2,"checksum":"","content":{}}'], ids=["empty", "torn", "wrong"]
+    "damage", [b"", b"{", b'{"format":3,"checksum":"","content":{}}'], ids=["empty", "torn", "wrong"]
 )
 def test_a_damaged_list_of_what_was_found_does_not_count_and_loses_nothing(damage: bytes) -> None:
     storage = WatchedStorage()

@@ -1,4 +1,4 @@
-"""The pure pieces of a checkpoint: shards, documents, names, retention."""
+"""The pure pieces of a checkpoint: shards, documents, names."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy
 import pytest
 import safetensors.torch
 import torch
@@ -14,12 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from edl_hvd.checkpoint import Snapshot, layout, restore
-from edl_hvd.checkpoint.catalog import Catalog
 from edl_hvd.checkpoint.checksum import CHUNK_BYTES, checksum
 from edl_hvd.checkpoint.entries import FileEntry, Piece, TensorEntry, stored_name
 from edl_hvd.checkpoint.header import read_header
 from edl_hvd.checkpoint.manifest import Manifest, Part
-from edl_hvd.checkpoint.retention import plan
 from edl_hvd.checkpoint.shards import DTYPE_NAMES, pack
 from edl_hvd.checkpoint.snapshot import check_snapshot
 from edl_hvd.errors import StateError, StorageError
@@ -61,7 +60,7 @@ def test_every_type_comes_back_bit_for_bit(dtype: torch.dtype) -> None:
         "empty": random_bits(dtype, 0),
         "empty matrix": random_bits(dtype, 3, 0, 2),
     }
-    for found in (safetensors.torch.load(bytes(pack(tensors).data)), stored_and_restored(tensors)):
+    for found in (safetensors.torch.load(b"".join(pack(tensors).data)), stored_and_restored(tensors)):
         assert {name: bits(tensor) for name, tensor in found.items()} == {
             name: bits(tensor) for name, tensor in tensors.items()
         }
@@ -120,12 +119,19 @@ def test_each_chunk_of_each_tensor_has_its_checksum_however_the_tensor_lies_in_m
         data = tensor.contiguous().numpy().tobytes()
         expected = [checksum(data[start : start + chunk_bytes]) for start in range(0, len(data), chunk_bytes)]
         assert packed.checksums[name] == expected
-    header = packed.data[: packed.entry.header_bytes]
-    assert packed.entry == FileEntry(len(packed.data), len(header), checksum(header), chunk_bytes)
-    assert (len(header) % 8, packed.data[-1:] == b"") == (0, False)
+    file = b"".join(packed.data)
+    header = file[: packed.entry.header_bytes]
+    assert packed.entry == FileEntry(len(file), len(header), checksum(header), chunk_bytes)
+    assert len(header) % 8 == 0
 
 
-def test_each_copy_out_of_the_snapshot_is_guarded_and_of_one_chunk() -> None:
+def test_a_shard_is_written_from_where_its_tensors_lie() -> None:
+    tensors = {"a": torch.randn(50, 3), "turned": torch.randn(4, 2).t(), "rows": torch.randn(10, 10)[2:5]}
+    lies = {numpy.frombuffer(buffer, numpy.uint8).ctypes.data for buffer in pack(tensors).data if buffer.nbytes}
+    assert {name for name, tensor in tensors.items() if tensor.data_ptr() in lies} == {"a", "rows"}
+
+
+def test_each_look_at_the_snapshot_is_guarded_and_at_one_chunk() -> None:
     """So a writer that is given up lets go of the snapshot after one chunk."""
     tensors = {"a": torch.arange(100.0), "b": torch.arange(12.0).reshape(3, 4).t()}
     entered = []
@@ -140,7 +146,7 @@ def test_each_copy_out_of_the_snapshot_is_guarded_and_of_one_chunk() -> None:
     with pytest.raises(InterruptedError):
         pack(tensors, chunk_bytes=100, guard=guard)
     entered.clear()
-    pack(tensors, chunk_bytes=200, guard=guard)
+    pack(tensors, chunk_bytes=400, guard=guard)
     assert len(entered) == 3
 
 
@@ -179,6 +185,8 @@ def test_checksums_differ_for_any_flipped_bit() -> None:
         (Snapshot({}, {"a": {"b": [1, (2, 3)]}}), r"plain\['a'\]\['b'\]\[1\] is a tuple; expected a JSON value"),
         (Snapshot({}, {"a": torch.zeros(1)}), r"plain\['a'\] is a Tensor"),
         (Snapshot({}, {1: 2}), "plain has the key 1; expected strings"),  # type: ignore[dict-item]
+        (Snapshot({}, metrics={"loss": 1}), "metric 'loss' is 1; expected a float"),
+        (Snapshot({}, metrics={3: 1.0}), "metric 3 is 1.0; expected a float under a name"),  # type: ignore[dict-item]
         (Snapshot({}, step=-1), "step=-1"),
         (Snapshot({}, samples=1.5), "samples=1.5"),  # type: ignore[arg-type]
     ],
@@ -202,7 +210,8 @@ def a_manifest() -> Manifest:
     plain = {"loss": [float("inf"), -0.0, 1e-300, 2**70], "text": 'ü\n"\ud800', "nothing": None, "nested": {"": True}}
     file = layout.shard_name(0, 1)
     return Manifest(
-        attempt="a-1", step=7, epoch=1, samples=70, world_size=1, created="2026-01-01T00:00:00.000+00:00",
+        attempt="a-1", step=7, epoch=1, samples=70, metrics={"loss": 0.5, "": float("-inf")}, world_size=1,
+        created="2026-01-01T00:00:00.000+00:00",
         versions={"torch": "2"}, plain=plain, files={file: FileEntry(22, 10, checksum(b"x"), 16)},
         tensors={"w": TensorEntry("float32", [3], [Piece(file, 0, 3, [checksum(b"y")])])},
     )  # fmt: skip
@@ -243,15 +252,16 @@ def test_json_that_is_no_manifest_is_refused(data: bytes) -> None:
 
 
 def test_a_manifest_of_a_later_format_is_not_taken_for_damage() -> None:
-    with pytest.raises(StorageError, match="has format 3, this version of edl_hvd reads format 2"):
-        Manifest.decode(a_manifest().encode().replace(b'"format":2', b'"format":3', 1))
+    with pytest.raises(StorageError, match="has format 4, this version of edl_hvd reads format 3"):
+        Manifest.decode(a_manifest().encode().replace(b'"format":3', b'"format":4', 1))
 
 
-def test_a_manifest_of_the_former_format_is_said_to_be_one() -> None:
+@pytest.mark.parametrize("former", [1, 2])
+def test_a_manifest_of_a_former_format_is_said_to_be_one(former: int) -> None:
     with pytest.raises(
-        StorageError, match=r"has format 1 \(that of development versions from before .*\), this version"
+        StorageError, match=rf"has format {former} \(that of development versions from before .*\), this version"
     ):
-        Manifest.decode(a_manifest().encode().replace(b'"format":2', b'"format":1', 1))
+        Manifest.decode(a_manifest().encode().replace(b'"format":3', b'"format":%d' % former, 1))
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "parts/x", "manifest.json", ""])
@@ -261,49 +271,10 @@ def test_a_manifest_cannot_name_files_outside_its_folder(name: str) -> None:
         Manifest.decode(manifest.encode())
 
 
-# Names and retention
-
-
-def objects(*keys: str) -> list[StoredObject]:
-    return [StoredObject(key, 1) for key in keys]
-
-
-def a_checkpoint(step: int, listed: bool = True) -> list[StoredObject]:
-    shard = layout.folder(step) + layout.shard_name(0, 1)
-    return objects(shard, *([layout.manifest_key(step)] if listed else []))
+# Names
 
 
 def test_listed_are_the_steps_with_a_manifest_newest_first_however_long_their_numbers() -> None:
-    found = a_checkpoint(10**13) + a_checkpoint(3) + a_checkpoint(20) + a_checkpoint(5, listed=False)
-    assert list(layout.manifests(found + objects("checkpoints/x/manifest.json", "other"))) == [10**13, 20, 3]
-
-
-STEPS = some.dictionaries(some.integers(0, 20), some.booleans(), max_size=12)
-
-
-@given(others=STEPS, broken=some.sets(some.integers(0, 20)), written=some.integers(0, 20), keep=some.integers(1, 5))
-def test_retention_keeps_the_newest_intact_ones_and_stops_nowhere_with_a_torn_one(
-    others: dict[int, bool], broken: set[int], written: int, keep: int
-) -> None:
-    """``others`` maps steps to whether they are listed; ``broken`` are the damaged ones among them."""
-    checkpoints = {**others, written: True}
-    found = [entry for step, listed in checkpoints.items() for entry in a_checkpoint(step, listed)]
-    keys = plan(Catalog.of(found), keep, lambda step: step not in broken, written).keys
-    good = sorted((step for step in others if others[step] and step < written and step not in broken), reverse=True)
-    kept = {written, *good[: keep - 1]}
-    remaining = {entry.key for entry in found} - set(keys)
-    for step in kept:
-        assert {entry.key for entry in a_checkpoint(step)} <= remaining
-    assert all(layout.step_of(key) < min(kept) for key in keys)  # type: ignore[operator]
-    assert {layout.step_of(key) for key in remaining} >= {step for step in checkpoints if step >= min(kept)}
-    assert all(layout.step_of(key) >= min(kept) for key in remaining)  # type: ignore[operator]
-    manifests = {layout.manifest_key(step) for step in checkpoints}
-    assert keys == sorted(keys, key=lambda key: key not in manifests), "a manifest goes before any shard"
-
-
-def test_retention_leaves_strangers_alone() -> None:
-    strangers = objects("checkpoints/notes.txt", "checkpoints/1/manifest.json", "data/x", "checkpoints/best/a")
-    assert plan(Catalog.of(strangers + a_checkpoint(1) + a_checkpoint(2)), 1, lambda step: True, written=2).keys == [
-        layout.manifest_key(1),
-        layout.folder(1) + layout.shard_name(0, 1),
-    ]
+    listed = [layout.manifest_key(step) for step in (10**13, 3, 20)]
+    others = [layout.folder(5) + layout.shard_name(0, 1), "checkpoints/x/manifest.json", "other"]
+    assert list(layout.manifests([StoredObject(key, 1) for key in listed + others])) == [10**13, 20, 3]

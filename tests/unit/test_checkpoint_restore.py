@@ -67,7 +67,7 @@ def flip(position: int) -> Callable[[bytes], bytes]:
 
 
 def other_tensors(storage: Storage) -> None:
-    change(storage, 20, SHARD, lambda data: bytes(pack({"x": torch.zeros(50)}).data))
+    change(storage, 20, SHARD, lambda data: b"".join(pack({"x": torch.zeros(50)}).data))
     agree(storage)
 
 
@@ -223,7 +223,7 @@ def test_a_checkpoint_that_retention_removes_while_it_is_read_is_not_called_dama
 
 
 def test_a_checkpoint_of_a_later_version_is_an_error_not_a_reason_to_go_back(storage: Storage) -> None:
-    change(storage, 20, "manifest.json", lambda data: data.replace(b'"format":2', b'"format":3'))
+    change(storage, 20, "manifest.json", lambda data: data.replace(b'"format":3', b'"format":4'))
     events: list[Event] = []
     with pytest.raises(StorageError, match="use the version that wrote it") as caught:
         restore_newest(storage, events.append)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import uuid
 import zipfile
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from checkpoints import WatchedStorage, snapshot_of, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edl_hvd.best import Best
 from edl_hvd.checkpoint import Snapshot, layout
 from edl_hvd.checkpoint.catalog import Catalog
 from edl_hvd.checkpoint.copying import copy, copy_each
@@ -25,11 +27,12 @@ from edl_hvd.checkpoint.entries import Piece, TensorEntry
 from edl_hvd.checkpoint.export import modules_of
 from edl_hvd.checkpoint.files import read_listed
 from edl_hvd.checkpoint.inspection import verify_each
-from edl_hvd.checkpoint.retention import carry_out, plan, plan_for
+from edl_hvd.checkpoint.retention import Keep, carry_out, plan, plan_for
 from edl_hvd.checkpoint.shards import DTYPE_NAMES
 from edl_hvd.checkpoint.weight_files import write_safetensors, write_torch
 from edl_hvd.errors import CheckpointDamagedError, ObjectExistsError, StorageError
 from edl_hvd.events import CheckpointWritten
+from edl_hvd.interval import Interval
 from edl_hvd.storage import StoredObject, open_storage
 
 
@@ -82,11 +85,11 @@ def test_pruning_by_hand_decides_as_after_the_newest_intact_checkpoint(
     listing: tuple[list[StoredObject], set[int]], keep: int
 ) -> None:
     objects, intact = listing
-    found = plan(Catalog.of(objects), keep, intact.__contains__)
+    found = plan(Catalog.of(objects), Keep(keep), {}, intact.__contains__)
     if not intact:
         assert found.keys == []
         return
-    assert found == plan(Catalog.of(objects), keep, intact.__contains__, written=max(intact))
+    assert found == plan(Catalog.of(objects), Keep(keep), {}, intact.__contains__, written=max(intact))
     assert found.kept == sorted(intact, reverse=True)[:keep]
     listed = list(layout.manifests(objects))
     assert sorted(found.kept + found.spared + found.removed, reverse=True) == listed
@@ -94,14 +97,15 @@ def test_pruning_by_hand_decides_as_after_the_newest_intact_checkpoint(
     assert not [key for key in found.keys if any(key.startswith(folder) for folder in stay)]
 
 
-def test_pruning_that_stops_anywhere_leaves_no_torn_checkpoint() -> None:
+@pytest.mark.parametrize("keep", [Keep(1), Keep(1, Interval(20, "steps")), Keep(1, None, Best("accuracy", "max"))])
+def test_pruning_that_stops_anywhere_leaves_no_torn_checkpoint(keep: Keep) -> None:
     class StopError(Exception):
         """Ends the work in the middle."""
 
     for allowed in range(9):
         storage = WatchedStorage()
         for step in (10, 20, 30):
-            write(storage, snapshot_of(step), size=3, keep=9)
+            write(storage, replace(snapshot_of(step), metrics={"accuracy": 1 / step}), size=3, keep=9)
         deleted: list[str] = []
 
         def watch(method: str, key: str, deleted: list[str] = deleted, allowed: int = allowed) -> None:
@@ -112,7 +116,7 @@ def test_pruning_that_stops_anywhere_leaves_no_torn_checkpoint() -> None:
 
         storage.watch = watch
         with contextlib.suppress(StopError):
-            carry_out(storage, plan_for(storage, 1), quiet)
+            carry_out(storage, plan_for(storage, keep), quiet)
         listed = list(layout.manifests(storage.list(layout.ROOT)))
         assert listed[0] == 30
         assert not any(found.damaged for found in verify_each(storage, listed, quiet))
@@ -127,13 +131,17 @@ def test_a_checkpoint_of_another_version_is_not_this_ones_to_count_or_to_remove(
     storage.write(layout.manifest_key(20), b'{"format": 1}')
     before = storage.list()
     with pytest.raises(StorageError, match=r"format 1 .*use the version that wrote it"):
-        plan_for(storage, 2)
+        plan_for(storage, Keep(2))
     with caplog.at_level(logging.WARNING):
         [[event]] = write(storage, snapshot_of(40), keep=3)
     assert isinstance(event, CheckpointWritten)
     assert "cannot remove old checkpoints" in caplog.text
     assert [entry for entry in storage.list() if "40/" not in entry.key] == before
-    assert plan_for(storage, 1).removed == [30, 20, 10], "once enough newer ones are there it is not looked at"
+    assert plan_for(storage, Keep(1)).removed == [30, 20, 10], "once enough newer ones are there it is not looked at"
+    assert plan_for(storage, Keep(1, Interval(20, "steps"))).removed == [30, 10], "its step says enough"
+    for keep in (Keep(1, Interval(1, "epochs")), Keep(1, Interval(32, "samples")), Keep(1, None, Best("a", "min"))):
+        with pytest.raises(StorageError, match="format 1"):
+            plan_for(storage, keep)
 
 
 # Copying
@@ -193,9 +201,9 @@ def test_a_manifest_of_another_step_or_format_is_a_finding_and_not_the_end() -> 
     storage = open_storage(f"memory://{uuid.uuid4().hex}")
     write(storage, snapshot_of(10))
     storage.write(layout.manifest_key(20), storage.read(layout.manifest_key(10)))
-    storage.write(layout.manifest_key(30), b'{"format": 3}')
+    storage.write(layout.manifest_key(30), b'{"format": 4}')
     newest, middle, oldest = verify_each(storage, [30, 20, 10], quiet)
-    assert "reads format 2" in newest.damaged[layout.manifest_key(30)]
+    assert "reads format 3" in newest.damaged[layout.manifest_key(30)]
     assert "belongs to step 10" in middle.damaged[layout.manifest_key(20)]
     assert oldest.damaged == {}
     with pytest.raises(CheckpointDamagedError):

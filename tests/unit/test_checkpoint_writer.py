@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import ast
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import Gate, WatchedStorage, assert_equal, nothing_reported, snapshot_of, write, write_rank
+from checkpoints import Gate, WatchedStorage, assert_equal, nothing_reported, snapshot_of, write
 
 import edl_hvd.checkpoint
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot, layout, restore, restore_newest, steps
-from edl_hvd.errors import InternalError, ObjectExistsError, StateError, StorageError
-from edl_hvd.events import CheckpointWritten, Event
+from edl_hvd.errors import InternalError, ObjectExistsError, StateError
+from edl_hvd.events import CheckpointWritten
 
 # What is written
 
@@ -167,59 +166,3 @@ def test_a_manifest_whose_acknowledgement_was_lost_counts_as_written() -> None:
     assert not [key for key in calls if key.endswith(".safetensors")], "what it just wrote it need not read again"
     assert [type(event) for event in events[0]] == [CheckpointWritten]
     assert_equal(restore(storage, 5), snapshot_of(5))
-
-
-# Retention
-
-
-def test_the_newest_are_kept_and_all_else_that_is_older_goes() -> None:
-    storage = WatchedStorage()
-    write_rank(storage, snapshot_of(15), 1, 2, "dead")
-    storage.write("checkpoints/notes.txt", b"mine")
-    for step in (10, 20, 30, 40):
-        write(storage, snapshot_of(step), size=2, keep=2)
-    assert steps(storage) == [40, 30]
-    assert {layout.step_of(entry.key) for entry in storage.list()} == {None, 30, 40}
-    assert storage.read("checkpoints/notes.txt") == b"mine"
-
-
-def test_a_damaged_checkpoint_does_not_take_the_place_of_a_good_one() -> None:
-    storage = WatchedStorage()
-    for step in (10, 20, 30):
-        write(storage, snapshot_of(step), keep=3)
-    shard = layout.folder(20) + layout.shard_name(0, 1)
-    storage.write(shard, storage.read(shard)[:-1])
-    storage.delete(layout.folder(30) + layout.shard_name(0, 1))
-    write(storage, snapshot_of(40), keep=2)
-    assert_equal(restore(storage, 10), snapshot_of(10))
-    assert_equal(restore_newest(storage, nothing_reported), snapshot_of(40))
-
-
-@pytest.mark.parametrize("keep", [1, 2, 3])
-def test_a_job_that_went_back_behind_damaged_checkpoints_keeps_what_it_writes(keep: int) -> None:
-    storage = WatchedStorage()
-    for step in (10, 80, 90, 100):
-        write(storage, snapshot_of(step), keep=9)
-    for step in (90, 100):
-        storage.delete(layout.folder(step) + layout.shard_name(0, 1))
-    write(storage, snapshot_of(85), keep=keep)
-    damaged: list[Event] = []
-    assert_equal(restore_newest(storage, damaged.append), snapshot_of(85))
-    assert len(damaged) == 2
-
-
-def test_a_checkpoint_stands_even_if_old_ones_cannot_be_removed(caplog: pytest.LogCaptureFixture) -> None:
-    def no_delete(method: str, key: str) -> None:
-        if method == "delete":
-            raise StorageError("access denied")
-
-    storage = WatchedStorage()
-    write(storage, snapshot_of(10), keep=1)
-    storage.watch = no_delete
-    with caplog.at_level(logging.WARNING):
-        events = write(storage, snapshot_of(20), keep=1)
-    assert [type(event) for event in events[0]] == [CheckpointWritten]
-    assert "cannot remove old checkpoints, the next checkpoint tries again: access denied" in caplog.text
-    storage.watch = lambda method, key: None
-    write(storage, snapshot_of(30), keep=1)
-    assert steps(storage) == [30]

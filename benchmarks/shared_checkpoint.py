@@ -1,0 +1,217 @@
+"""Checkpoints of several ranks to S3 and back, beside ``torch.distributed.checkpoint`` over ``s3torchconnector``.
+
+    python benchmarks/shared_checkpoint.py [--ranks 2] [--size-mb 512] [--turns 5] [--limit-mb-per-s 80]
+
+Each rank is a process that holds the same state, so each writes a part of it, and each holds all of it in the end. Two
+servers on this machine take turns (``storage_sink.py``): one as fast as sockets go, and one that carries so much per
+connection, as S3 does. Speeds are of the whole state, until the last rank is ready; medians.
+
+Then what a checkpoint on its way costs training: the time of a step (a matrix product of one thread on each rank) while
+one is uploaded, against that without, in turn. The server has the least priority there: it stands for another machine.
+``torch`` is left out where ``pip install 's3torchconnector[dcp]'`` was not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+from storage import sink
+
+from edl_hvd.checkpoint import CheckpointWriter, Snapshot
+from edl_hvd.events import CheckpointWritten
+from edl_hvd.storage import open_storage
+from edl_hvd.worker.collectives import SoloCollectives
+from edl_hvd.worker.shared_restore import SharedRestore
+from edl_hvd.world import World
+
+TENSOR_BYTES = 16 * 1024 * 1024
+STEPS = 40
+
+
+class TorchCollectives(SoloCollectives):
+    """Those of ``torch.distributed``, so that both use the same."""
+
+    def broadcast_(self, tensor: torch.Tensor, root: int) -> None:
+        torch.distributed.broadcast(tensor, root)
+
+    def gather_integers(self, row: Sequence[int]) -> list[list[int]]:
+        rows: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(rows, [int(number) for number in row])
+        return rows
+
+
+class Ours:
+    name = "edl_hvd"
+
+    def __init__(self, state: dict[str, torch.Tensor]) -> None:
+        self._state = state
+        self._storage = open_storage("s3://bucket/ours")
+        self._writer = CheckpointWriter(self._storage, keep=1)
+        self._step = 0
+
+    def begin(self) -> None:
+        self._step += 1
+        rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        self._writer.begin(Snapshot(self._state, step=self._step), rank, size, f"attempt-{self._step}")
+
+    @property
+    def busy(self) -> bool:
+        return self._writer.busy
+
+    def save(self) -> None:
+        self.begin()
+        assert self._writer.wait(600)
+        written = self._writer.poll()
+        assert torch.distributed.get_rank() or isinstance(written[0], CheckpointWritten), written
+
+    def load(self) -> dict[str, torch.Tensor]:
+        world = World(1, torch.distributed.get_rank(), torch.distributed.get_world_size(), members=("", ""))
+        found = SharedRestore(self._storage, TorchCollectives(), world).newest(print)
+        assert found is not None
+        return dict(found.tensors)
+
+
+class Torchs:
+    name = "torch"
+
+    def __init__(self, state: dict[str, torch.Tensor]) -> None:
+        import torch.distributed.checkpoint as checkpoint
+        from s3torchconnector import S3ClientConfig
+
+        self._checkpoint = checkpoint
+        self._state = state
+        self._back = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+        self._where: dict[str, Any] = {"region": "us-east-1", "s3client_config": S3ClientConfig(force_path_style=True)}
+
+    def save(self) -> None:
+        from s3torchconnector.dcp import S3StorageWriter
+
+        writer = S3StorageWriter(**self._where, path="s3://bucket/torch/", thread_count=2, overwrite=True)
+        self._checkpoint.save(self._state, storage_writer=writer)
+
+    def load(self) -> dict[str, torch.Tensor]:
+        from s3torchconnector.dcp import S3StorageReader
+
+        reader = S3StorageReader(**self._where, path="s3://bucket/torch/")
+        self._checkpoint.load(self._back, storage_reader=reader)
+        return self._back
+
+
+def timed(act: Callable[[], object]) -> float:
+    """Seconds until the last rank has done it."""
+    torch.distributed.barrier()
+    began_s = time.monotonic()
+    act()
+    torch.distributed.barrier()
+    return time.monotonic() - began_s
+
+
+def rank_main(arguments: argparse.Namespace) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    store = torch.distributed.FileStore(arguments.store, arguments.ranks)
+    torch.distributed.init_process_group("gloo", store=store, rank=arguments.rank, world_size=arguments.ranks)
+    torch.manual_seed(0)
+    count = max(1, arguments.size_mb * 1_000_000 // TENSOR_BYTES)
+    state = {f"layer.{number}": torch.rand(TENSOR_BYTES // 4 // 1024, 1024) for number in range(count)}
+    size_mb = sum(tensor.nbytes for tensor in state.values()) / 1e6
+    if arguments.steps:
+        measure_steps(Ours(state), arguments)
+        return
+    clients: list[Any] = [Ours(state)]
+    if find_spec("s3torchconnector"):
+        clients.append(Torchs(state))
+    speeds: dict[tuple[str, str], list[float]] = {}
+    for turn in range(arguments.turns + 1):  # the first makes connections and finds memory
+        for client in clients:
+            up_s = timed(client.save)
+            back: dict[str, torch.Tensor] = {}
+            down_s = timed(lambda client=client, back=back: back.update(client.load()))
+            if turn:
+                speeds.setdefault(("up", client.name), []).append(size_mb / up_s)
+                speeds.setdefault(("down", client.name), []).append(size_mb / down_s)
+            else:
+                assert all(torch.equal(back[name], tensor) for name, tensor in state.items()), client.name
+    if arguments.rank == 0:
+        for direction in ("up", "down"):
+            found = {client.name: statistics.median(speeds[direction, client.name]) for client in clients}
+            ratio = f"   {found['edl_hvd'] / found['torch']:.1f} x torch" if "torch" in found else ""
+            cells = "   ".join(f"{name} {speed:5.0f} MB/s" for name, speed in found.items())
+            print(f"{arguments.server:>10} {direction:>5}   {cells}{ratio}", flush=True)
+    torch.distributed.barrier()
+
+
+def measure_steps(ours: Ours, arguments: argparse.Namespace) -> None:
+    matrix = torch.rand(700, 700)
+
+    def step_s() -> float:
+        began_s = time.monotonic()
+        matrix @ matrix
+        return time.monotonic() - began_s
+
+    quiet: list[float] = []
+    beside: list[float] = []
+    for turn in range(arguments.turns + 1):
+        torch.distributed.barrier()
+        quiet += [step_s() for _ in range(STEPS)] if turn else []
+        torch.distributed.barrier()
+        ours.begin()
+        while ours.busy:
+            seconds = step_s()
+            if turn:
+                beside.append(seconds)
+    if arguments.rank == 0:
+        ratio = statistics.mean(beside) / statistics.mean(quiet)
+        print(
+            f"{arguments.server:>10} steps   {1e3 * statistics.mean(quiet):.2f} ms, beside an upload "
+            f"{1e3 * statistics.mean(beside):.2f} ms: {ratio:.3f} times as long ({len(beside)} steps)",
+            flush=True,
+        )
+    torch.distributed.barrier()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--size-mb", type=int, default=512)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--limit-mb-per-s", type=float, default=80)
+    for name in ("--rank", "--store", "--server", "--steps"):  # for the ranks themselves
+        parser.add_argument(name, help=argparse.SUPPRESS, **({"type": int} if name in ("--rank", "--steps") else {}))
+    arguments = parser.parse_args()
+    if arguments.rank is not None:
+        rank_main(arguments)
+        return
+    if not find_spec("s3torchconnector"):
+        print("torch.distributed.checkpoint is left out: s3torchconnector is not installed")
+    limited = arguments.limit_mb_per_s * 1e6
+    for server, bytes_per_s, steps in (("unlimited", None, 0), ("limited", limited, 0), ("limited", limited, 1)):
+        with sink(bytes_per_s, niceness=19 if steps else 0), tempfile.TemporaryDirectory() as folder:
+            words = [sys.executable, __file__, "--server", server, "--steps", str(steps)]
+            words += ["--store", str(Path(folder) / uuid.uuid4().hex)]
+            for name in ("ranks", "size_mb", "turns"):
+                words += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
+            ranks = [
+                subprocess.Popen([*words, "--rank", str(rank)], env={**os.environ, "OMP_NUM_THREADS": "1"})
+                for rank in range(arguments.ranks)
+            ]
+            if sum(process.wait() for process in ranks):  # of all of them
+                raise SystemExit("a rank has failed")
+
+
+if __name__ == "__main__":
+    main()
