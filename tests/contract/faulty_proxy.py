@@ -13,6 +13,7 @@ Each request meets at most one fault: the oldest that was asked for and fits.
 from __future__ import annotations
 
 import http.client
+import io
 import random
 import socket
 import threading
@@ -169,9 +170,9 @@ class FaultyProxy:
     def _serve(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with connection, connection.makefile("rb") as stream, suppress(_Done, OSError, http.client.HTTPException):
-            while line := stream.readline():
-                method, path, _ = line.decode("latin-1").split(" ", 2)
-                headers = http.client.parse_headers(stream)
+            while head := _head(stream):
+                method, path, _ = head.readline().decode("latin-1").split(" ", 2)
+                headers = http.client.parse_headers(head)
                 request = Request(method, path, int(headers.get("Content-Length", 0)), headers.get("Range"))
                 self._handle(connection, stream, request, headers, self._fault(request))
 
@@ -260,6 +261,17 @@ class FaultyProxy:
             if act:
                 act()
             raise _Done
+
+
+def _head(stream: BinaryIO) -> BinaryIO | None:
+    """The lines before the body; ``None`` when the connection ends in the middle of them, as the server does it."""
+    head = io.BytesIO()
+    while line := stream.readline():
+        head.write(line)
+        if line == b"\r\n":
+            head.seek(0)
+            return head
+    return None
 
 
 _OWN_HEADERS = ("content-length", "connection", "transfer-encoding", "keep-alive")

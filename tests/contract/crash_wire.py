@@ -1,0 +1,170 @@
+"""A wire between clients and a server: counts what goes over it, and lets things happen at an exact byte.
+
+    with Wire() as wire:
+        wire.target = proxy.address
+        wire.at(AtByte(1_000_000), kill)          # that byte is not passed on before ``kill`` has returned
+        wire.at(AtMessage(7), kill, sever=True)   # and the connection breaks
+        ... clients talk to wire.url ...
+        wire.break_down(0.5)                      # as if the server was killed, and started again after half a second
+
+What is sent before a client dies has left it: the wire still carries it, as a network does, unless it is severed.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import count
+from types import TracebackType
+
+from crash_plans import AtByte, AtMessage, AtRequest
+
+_PIECE_BYTES = 64 * 1024
+
+
+class _Link:
+    """One client's connection."""
+
+    def __init__(self, client: socket.socket, server: socket.socket) -> None:
+        self.client, self.server = client, server
+        self.speaker: socket.socket | None = None
+        self.ended = 0
+
+    def break_off(self) -> None:
+        for end in (self.client, self.server):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+@dataclass(frozen=True)
+class _Planned:
+    moment: AtByte | AtMessage | AtRequest
+    act: Callable[[], None]
+    sever: bool
+    passed: Iterator[int] = field(default_factory=lambda: count(1))  # requests that hold the word
+
+
+class Wire:
+    """Listens on a free port as long as it lives, and carries everything to ``target``, which may change.
+
+    Attributes:
+        target: Host and port of the server.
+        bytes, messages: What has gone over it, in both directions.
+    """
+
+    def __init__(self) -> None:
+        self.target = ("127.0.0.1", 0)
+        self.bytes = self.messages = 0
+        self._lock = threading.Lock()
+        self._links: set[_Link] = set()
+        self._planned: list[_Planned] = []
+        self._down_until_s = 0.0
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def at(self, moment: AtByte | AtMessage | AtRequest, act: Callable[[], None], sever: bool = False) -> None:
+        """Call ``act`` once at a moment, counted from now; with ``sever`` the connection on which it came breaks."""
+        with self._lock:
+            gone = {AtByte: self.bytes, AtMessage: self.messages}.get(type(moment), 0)
+            self._planned.append(_Planned(replace(moment, number=gone + moment.number), act, sever))
+
+    def break_down(self, duration_s: float) -> None:
+        """Break every connection, and for a while each one that is made."""
+        self._down_until_s = time.monotonic() + duration_s
+        self._break_all()
+
+    def clear(self) -> None:
+        """Break every connection; nothing is planned any more, and nothing is down."""
+        with self._lock:
+            self._planned.clear()
+        self._down_until_s = 0.0
+        self._break_all()
+
+    def _break_all(self) -> None:
+        with self._lock:
+            links = list(self._links)
+        for link in links:
+            link.break_off()
+
+    def __enter__(self) -> Wire:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._break_all()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                server = socket.create_connection(self.target) if time.monotonic() >= self._down_until_s else None
+            except OSError:
+                server = None
+            if server is None:
+                client.close()
+                continue
+            link = _Link(client, server)
+            with self._lock:
+                self._links.add(link)
+            for source, sink in ((client, server), (server, client)):
+                sink.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                threading.Thread(target=self._carry, args=(link, source, sink), daemon=True).start()
+
+    def _carry(self, link: _Link, source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(_PIECE_BYTES):
+                self._pass_on(link, source, sink, data)
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            link.break_off()
+        with self._lock:
+            link.ended += 1
+            if link.ended < 2:
+                return
+            self._links.discard(link)
+        link.client.close()
+        link.server.close()
+
+    def _pass_on(self, link: _Link, source: socket.socket, sink: socket.socket, data: bytes) -> None:
+        passed = 0
+        for place, planned in self._counted(link, source, data):
+            sink.sendall(data[passed:place])
+            passed = place
+            planned.act()
+            if planned.sever:
+                link.break_off()
+        sink.sendall(data[passed:])
+
+    def _counted(self, link: _Link, source: socket.socket, data: bytes) -> list[tuple[int, _Planned]]:
+        """Count a piece; what is to happen within it, by the bytes of it that go before."""
+        with self._lock:
+            before, self.bytes = self.bytes, self.bytes + len(data)
+            begins = link.speaker is not source
+            link.speaker = source
+            self.messages += begins
+            due = []
+            for planned in self._planned:
+                number = planned.moment.number
+                if isinstance(planned.moment, AtRequest):
+                    first_line = data.partition(b"\r\n")[0] if begins and source is link.client else b""
+                    if planned.moment.word.encode() in first_line and next(planned.passed) == number:
+                        due.append((0, planned))
+                elif isinstance(planned.moment, AtMessage):
+                    if begins and number == self.messages:
+                        due.append((0, planned))
+                elif before <= number < self.bytes:
+                    due.append((number - before, planned))
+            self._planned = [planned for planned in self._planned if planned not in [one for _, one in due]]
+        return sorted(due, key=lambda one: one[0])
