@@ -9,8 +9,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?= tests --ignore tests/hosts --ignore tests/chaos
-# Elastic tests wait a good deal: three at a time keep two cores busy.
-PYTEST_PROCESSES ?= 3
+# Elastic tests wait a good deal: four at a time keep two cores busy.
+PYTEST_PROCESSES ?= 4
 IMAGE ?= edl-hvd
 
 # What is installed depends on these files only, what Horovod is built from on torch as well: a change of
