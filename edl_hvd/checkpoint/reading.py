@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy
@@ -17,8 +18,12 @@ from edl_hvd.checkpoint.tensor_bytes import damaged_chunks, raise_damaged, verif
 from edl_hvd.errors import CheckpointDamagedError
 from edl_hvd.storage import Storage
 
-_SPAN_BYTES = 64 * 1024 * 1024
-# A tensor larger than this is shared out; small beside what a reader gets, large beside a request.
+_SPAN_BYTES = 16 * 1024 * 1024
+# A tensor larger than this is shared out, and read by several threads; large beside a request.
+
+AT_ONCE = 8
+# Spans under way: with two connections each that is what one large transfer has, and 16 MB are where a checksum takes
+# less time than they take to come.
 
 _DIRECT_BYTES = 4 * 1024 * 1024
 # What is smaller is read together with its neighbours, by way of a buffer of ``_RUN_BYTES``: a request costs
@@ -85,9 +90,15 @@ def place_of(span: Span, stored: Stored, tensor: torch.Tensor) -> numpy.ndarray[
 
 
 def read_spans(
-    storage: Storage, manifest: Manifest, spans: Sequence[Span], tensors: Mapping[str, torch.Tensor]
+    storage: Storage,
+    manifest: Manifest,
+    spans: Sequence[Span],
+    tensors: Mapping[str, torch.Tensor],
+    at_once: int = AT_ONCE,
 ) -> None:
-    """Fill in the elements of some spans, verified. Beside the tensors it takes 16 MiB and what the storage takes.
+    """Fill in the elements of some spans, verified, several at once.
+
+    Beside the tensors each takes what the storage takes for 16 MiB, and so much itself if tensors are small.
 
     Raises:
         CheckpointDamagedError: Something is not as the manifest says.
@@ -98,8 +109,13 @@ def read_spans(
     for span in spans:
         by_file.setdefault(span.file, []).append(span)
     stored = stored_by_file(manifest.tensors)
-    for file, wanted in by_file.items():
-        _FileReader(storage, manifest, file, stored[file], tensors).read(wanted)
+    with ThreadPoolExecutor(at_once, thread_name_prefix="edl-hvd-restore") as pool:
+        try:
+            for file, wanted in by_file.items():
+                _FileReader(storage, manifest, file, stored[file], tensors).read(wanted, pool)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 class _FileReader:
@@ -113,7 +129,7 @@ class _FileReader:
         self._expected = expected
         self._tensors = tensors
 
-    def read(self, spans: Sequence[Span]) -> None:
+    def read(self, spans: Sequence[Span], pool: ThreadPoolExecutor) -> None:
         head = self._read_head(self._entry.header_bytes)
         # One that is longer than listed is not the one that was written; then all of it, to say what it is.
         whole = min(header_length(head), self._entry.size_bytes)
@@ -121,15 +137,8 @@ class _FileReader:
             header = verified_header(
                 head if whole <= len(head) else self._read_head(whole), self._entry, self._expected
             )
-            damaged: list[str] = []
-            for run in _runs(spans, header):
-                self._read_run(run, header)
-                for span in run:
-                    stored, target = self._expected[span.name], self._target(span)
-                    damaged += damaged_chunks(
-                        target.data, stored, span.first_byte, self._entry.chunk_bytes, header[span.name].start
-                    )
-            raise_damaged(damaged)
+            read = pool.map(lambda run: self._read_run(run, header), _runs(spans, header))
+            raise_damaged([place for damaged in read for place in damaged])
         except ValueError as error:
             raise CheckpointDamagedError(f"{self._key} in {self._storage.url} is damaged: {error}") from error
 
@@ -138,17 +147,23 @@ class _FileReader:
         self._fetch(0, memoryview(head))
         return head
 
-    def _read_run(self, run: Sequence[Span], header: Mapping[str, HeaderEntry]) -> None:
+    def _read_run(self, run: Sequence[Span], header: Mapping[str, HeaderEntry]) -> list[str]:
+        """Read neighbours at once; the places in them that are damaged."""
         start = header[run[0].name].start + run[0].first_byte
         if len(run) == 1:
             self._fetch(start, self._target(run[0]).data)
-            return
-        last = run[-1]
-        buffer = numpy.empty(header[last.name].start + last.first_byte + last.size_bytes - start, dtype=numpy.uint8)
-        self._fetch(start, buffer.data)
+        else:
+            last = run[-1]
+            buffer = numpy.empty(header[last.name].start + last.first_byte + last.size_bytes - start, dtype=numpy.uint8)
+            self._fetch(start, buffer.data)
+            for span in run:
+                begin = header[span.name].start + span.first_byte - start
+                numpy.copyto(self._target(span), buffer[begin : begin + span.size_bytes])
+        damaged = []
         for span in run:
-            begin = header[span.name].start + span.first_byte - start
-            numpy.copyto(self._target(span), buffer[begin : begin + span.size_bytes])
+            stored, target, place = self._expected[span.name], self._target(span).data, header[span.name].start
+            damaged += damaged_chunks(target, stored, span.first_byte, self._entry.chunk_bytes, place)
+        return damaged
 
     def _target(self, span: Span) -> numpy.ndarray[tuple[int], numpy.dtype[numpy.uint8]]:
         stored = self._expected[span.name]

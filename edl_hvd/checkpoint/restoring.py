@@ -11,7 +11,7 @@ from edl_hvd.checkpoint.catalog import read_catalog
 from edl_hvd.checkpoint.entries import stored_by_file
 from edl_hvd.checkpoint.files import Listed, missing_or_short, read_listed, read_shard
 from edl_hvd.checkpoint.manifest import Manifest
-from edl_hvd.checkpoint.reading import Span, empty_tensors, read_spans, spans_of
+from edl_hvd.checkpoint.reading import AT_ONCE, Span, empty_tensors, read_spans, spans_of
 from edl_hvd.checkpoint.shards import DTYPES
 from edl_hvd.checkpoint.snapshot import Snapshot
 from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError, StorageError
@@ -61,11 +61,15 @@ def usable_manifest(storage: Storage, step: int) -> Listed:
 
 
 def read_share(
-    storage: Storage, manifest: Manifest, spans: Sequence[Span], tensors: Mapping[str, torch.Tensor]
+    storage: Storage,
+    manifest: Manifest,
+    spans: Sequence[Span],
+    tensors: Mapping[str, torch.Tensor],
+    at_once: int = AT_ONCE,
 ) -> None:
-    """Fill in the elements of some spans. Raises as :func:`restore` does."""
+    """Fill in the elements of some spans, so many of them at once. Raises as :func:`restore` does."""
     try:
-        read_spans(storage, manifest, spans, tensors)
+        read_spans(storage, manifest, spans, tensors, at_once)
     except ObjectMissingError as error:
         _refuse_if_removed(storage, manifest.step)
         raise CheckpointDamagedError(f"a file of step {manifest.step} is missing: {error}") from error

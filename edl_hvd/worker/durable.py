@@ -181,7 +181,9 @@ class Checkpoints:
         if self._storage is None:
             return None
         start_s = self._clock.monotonic_s()
-        snapshot = SharedRestore(self._storage, collectives, world).newest(self._events.emit)
+        snapshot = SharedRestore(self._storage, collectives, world, self._settings.checkpoint_memory_mb).newest(
+            self._events.emit
+        )
         if snapshot is not None and world.rank == 0:
             seconds = self._clock.monotonic_s() - start_s
             self._events.emit(

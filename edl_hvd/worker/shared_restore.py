@@ -15,7 +15,7 @@ import torch
 from edl_hvd.checkpoint.entries import Stored, stored_by_file
 from edl_hvd.checkpoint.files import Listed
 from edl_hvd.checkpoint.manifest import Manifest
-from edl_hvd.checkpoint.reading import Span, divide, empty_tensors, place_of, spans_of
+from edl_hvd.checkpoint.reading import AT_ONCE, Span, divide, empty_tensors, place_of, spans_of
 from edl_hvd.checkpoint.restoring import read_share, restore_newest, snapshot_from, usable_manifest
 from edl_hvd.checkpoint.snapshot import Snapshot
 from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError, StorageError, WorldBrokenError
@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 _BUCKET_BYTES = 64 << 20
 # Large enough to run at network bandwidth, small enough to cost little memory beside the state.
 
+_MEMORY_OF_SPAN_MB = 8  # two connections
+
 # What a rank found, the worst last; a storage that does not answer must not be taken for damage.
 _KINDS: tuple[type[StorageError] | None, ...] = (None, ObjectMissingError, CheckpointDamagedError, StorageError)
 
@@ -41,10 +43,12 @@ class SharedRestore:
         storage: Where the checkpoints are, for this rank.
         collectives: Of the world.
         world: Which one.
+        memory_mb: What reading may take beside the state, in megabytes.
     """
 
-    def __init__(self, storage: Storage, collectives: Collectives, world: World) -> None:
+    def __init__(self, storage: Storage, collectives: Collectives, world: World, memory_mb: int = 64) -> None:
         self._storage = storage
+        self._at_once = max(1, min(AT_ONCE, memory_mb // _MEMORY_OF_SPAN_MB))
         self._collectives = collectives
         self._world = world
 
@@ -113,7 +117,7 @@ class SharedRestore:
         self, manifest: Manifest, share: Sequence[Span], tensors: dict[str, torch.Tensor]
     ) -> StorageError | None:
         try:
-            read_share(self._storage, manifest, share, tensors)
+            read_share(self._storage, manifest, share, tensors, self._at_once)
         except StorageError as error:
             return error
         except Exception as error:  # the others wait for an answer

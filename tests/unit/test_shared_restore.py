@@ -66,7 +66,7 @@ def test_all_hold_it_and_each_byte_is_read_once_by_ranks_that_share_it_out(write
     assert set(counts.values()) == {1}
     total_bytes = sum(tensor.nbytes for tensor in snapshot.tensors.values())
     assert sum(one.bytes_read for one in storages) == total_bytes
-    # The table is read in spans of 64 MB at most, which here is all of a file.
+    # The table is read in spans of 16 MB at most, which here is all of a file.
     assert max(one.bytes_read for one in storages) <= total_bytes / min(writers, readers) * 1.5 + 64
     assert events == []
 
