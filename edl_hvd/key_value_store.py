@@ -240,7 +240,7 @@ class KeyValueStore:
     def _admits(self, peer: str) -> bool:
         try:
             return self._allowed is None or self._allowed(peer)
-        except Exception:
+        except Exception:  # the server outlives whatever it is, and lets nobody in that it was not told to
             logger.exception("whether %s may use the key-value store cannot be told, so it may not", peer)
             return False
 

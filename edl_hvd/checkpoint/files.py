@@ -129,16 +129,19 @@ def read_shard(storage: Storage, manifest: Manifest, name: str, expected: Mappin
     except ObjectTooLargeError as error:
         raise CheckpointDamagedError(f"{key} in {storage.url} is longer than listed: {error}") from error
     except ObjectMissingError as error:
-        if not read_catalog(storage, manifest.step).manifests:
-            raise ObjectMissingError(
-                f"the checkpoint of step {manifest.step} in {storage.url} was removed while it was read"
-            ) from error
+        refuse_if_removed(storage, manifest.step)
         raise CheckpointDamagedError(f"{key} in {storage.url} is missing: {error}") from error
     try:
         views = verified_views(data, entry, expected)
     except ValueError as error:
         raise CheckpointDamagedError(f"{key} in {storage.url} is damaged: {error}") from error
     return Shard(data, [(expected[stored], view) for stored, view in views.items()])
+
+
+def refuse_if_removed(storage: Storage, step: int) -> None:
+    """A file of a checkpoint is not there. Raises ``ObjectMissingError`` if none of it is, by the job that wrote it."""
+    if not read_catalog(storage, step).manifests:
+        raise ObjectMissingError(f"the checkpoint of step {step} in {storage.url} was removed while it was read")
 
 
 def verify(storage: Storage, manifest: Manifest) -> None:

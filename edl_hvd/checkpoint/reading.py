@@ -11,11 +11,12 @@ import torch
 
 from edl_hvd.checkpoint import layout
 from edl_hvd.checkpoint.entries import Stored, TensorEntry, stored_by_file
+from edl_hvd.checkpoint.files import refuse_if_removed
 from edl_hvd.checkpoint.header import HeaderEntry, header_length
 from edl_hvd.checkpoint.manifest import Manifest
 from edl_hvd.checkpoint.shards import DTYPES, bytes_of
 from edl_hvd.checkpoint.tensor_bytes import damaged_chunks, raise_damaged, verified_header
-from edl_hvd.errors import CheckpointDamagedError
+from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError
 from edl_hvd.storage import Storage
 
 _SPAN_BYTES = 16 * 1024 * 1024
@@ -102,7 +103,7 @@ def read_spans(
 
     Raises:
         CheckpointDamagedError: Something is not as the manifest says.
-        ObjectMissingError: A file is not there.
+        ObjectMissingError: The whole checkpoint was removed meanwhile.
         StorageError: The storage does not answer.
     """
     by_file: dict[str, list[Span]] = {}
@@ -113,9 +114,11 @@ def read_spans(
         try:
             for file, wanted in by_file.items():
                 _FileReader(storage, manifest, file, stored[file], tensors).read(wanted, pool)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        except ObjectMissingError as error:
+            refuse_if_removed(storage, manifest.step)
+            raise CheckpointDamagedError(f"a file of step {manifest.step} is missing: {error}") from error
+        finally:
+            pool.shutdown(cancel_futures=True)  # after an error nobody wants the others
 
 
 class _FileReader:
@@ -137,7 +140,9 @@ class _FileReader:
             header = verified_header(
                 head if whole <= len(head) else self._read_head(whole), self._entry, self._expected
             )
-            read = pool.map(lambda run: self._read_run(run, header), _runs(spans, header))
+            runs = list(_runs(spans, header))
+            # A thread takes an address space of its own; a file that is read at once needs none.
+            read = (pool.map if len(runs) > 1 else map)(lambda run: self._read_run(run, header), runs)
             raise_damaged([place for damaged in read for place in damaged])
         except ValueError as error:
             raise CheckpointDamagedError(f"{self._key} in {self._storage.url} is damaged: {error}") from error

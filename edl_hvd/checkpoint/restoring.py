@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -11,7 +11,7 @@ from edl_hvd.checkpoint.catalog import read_catalog
 from edl_hvd.checkpoint.entries import stored_by_file
 from edl_hvd.checkpoint.files import Listed, missing_or_short, read_listed, read_shard
 from edl_hvd.checkpoint.manifest import Manifest
-from edl_hvd.checkpoint.reading import AT_ONCE, Span, empty_tensors, read_spans, spans_of
+from edl_hvd.checkpoint.reading import empty_tensors, read_spans, spans_of
 from edl_hvd.checkpoint.shards import DTYPES
 from edl_hvd.checkpoint.snapshot import Snapshot
 from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError, StorageError
@@ -40,7 +40,7 @@ def restore(storage: Storage, step: int) -> Snapshot:
     """
     manifest = usable_manifest(storage, step).manifest
     tensors = empty_tensors(manifest)
-    read_share(storage, manifest, spans_of(manifest), tensors)
+    read_spans(storage, manifest, spans_of(manifest), tensors)
     return snapshot_from(manifest, tensors)
 
 
@@ -60,21 +60,6 @@ def usable_manifest(storage: Storage, step: int) -> Listed:
     return listed
 
 
-def read_share(
-    storage: Storage,
-    manifest: Manifest,
-    spans: Sequence[Span],
-    tensors: Mapping[str, torch.Tensor],
-    at_once: int = AT_ONCE,
-) -> None:
-    """Fill in the elements of some spans, so many of them at once. Raises as :func:`restore` does."""
-    try:
-        read_spans(storage, manifest, spans, tensors, at_once)
-    except ObjectMissingError as error:
-        _refuse_if_removed(storage, manifest.step)
-        raise CheckpointDamagedError(f"a file of step {manifest.step} is missing: {error}") from error
-
-
 def snapshot_from(manifest: Manifest, tensors: dict[str, torch.Tensor]) -> Snapshot:
     """What was checkpointed, of a manifest and its tensors."""
     return Snapshot(
@@ -85,11 +70,6 @@ def snapshot_from(manifest: Manifest, tensors: dict[str, torch.Tensor]) -> Snaps
         samples=manifest.samples,
         metrics=manifest.metrics,
     )
-
-
-def _refuse_if_removed(storage: Storage, step: int) -> None:
-    if not read_catalog(storage, step).manifests:
-        raise ObjectMissingError(f"the checkpoint of step {step} in {storage.url} was removed while it was read")
 
 
 def restore_newest(

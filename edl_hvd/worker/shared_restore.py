@@ -15,8 +15,8 @@ import torch
 from edl_hvd.checkpoint.entries import Stored, stored_by_file
 from edl_hvd.checkpoint.files import Listed
 from edl_hvd.checkpoint.manifest import Manifest
-from edl_hvd.checkpoint.reading import AT_ONCE, Span, divide, empty_tensors, place_of, spans_of
-from edl_hvd.checkpoint.restoring import read_share, restore_newest, snapshot_from, usable_manifest
+from edl_hvd.checkpoint.reading import AT_ONCE, Span, divide, empty_tensors, place_of, read_spans, spans_of
+from edl_hvd.checkpoint.restoring import restore_newest, snapshot_from, usable_manifest
 from edl_hvd.checkpoint.snapshot import Snapshot
 from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError, StorageError, WorldBrokenError
 from edl_hvd.events import Event
@@ -117,7 +117,7 @@ class SharedRestore:
         self, manifest: Manifest, share: Sequence[Span], tensors: dict[str, torch.Tensor]
     ) -> StorageError | None:
         try:
-            read_share(self._storage, manifest, share, tensors, self._at_once)
+            read_spans(self._storage, manifest, share, tensors, self._at_once)
         except StorageError as error:
             return error
         except Exception as error:  # the others wait for an answer

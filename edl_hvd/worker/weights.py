@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from edl_hvd.checkpoint.files import chosen_steps
-from edl_hvd.checkpoint.reading import empty_tensors, spans_of
-from edl_hvd.checkpoint.restoring import read_share, usable_manifest
+from edl_hvd.checkpoint.reading import empty_tensors, read_spans, spans_of
+from edl_hvd.checkpoint.restoring import usable_manifest
 from edl_hvd.errors import StateError
 from edl_hvd.storage import open_storage
 from edl_hvd.worker.codec import decode
@@ -63,7 +63,7 @@ def load_weights(memory: Memory, url: str | os.PathLike[str], step: int | None, 
         )
     wanted = {f"{model}/{key}" for model in models for key in saved[model]}
     tensors = empty_tensors(manifest, wanted)
-    read_share(storage, manifest, spans_of(manifest, wanted), tensors)
+    read_spans(storage, manifest, spans_of(manifest, wanted), tensors)
     loaded = set(fit.loaded)
     for name, model in models.items():
         weights = decode(saved[name], tensors)
