@@ -13,6 +13,7 @@ import torch
 
 import edl_hvd
 from edl_hvd.checkpoint import layout
+from edl_hvd.checkpoint.aside import Aside
 from edl_hvd.checkpoint.audit import digests_of, drifted
 from edl_hvd.checkpoint.collector import Collector
 from edl_hvd.checkpoint.document import LARGEST_BYTES
@@ -20,7 +21,7 @@ from edl_hvd.checkpoint.entries import FileEntry, Piece, TensorEntry, stored_nam
 from edl_hvd.checkpoint.files import missing_or_short, read_listed_key, verify
 from edl_hvd.checkpoint.manifest import Manifest, Part
 from edl_hvd.checkpoint.ownership import check_owner
-from edl_hvd.checkpoint.shards import DTYPE_NAMES, Packed, pack
+from edl_hvd.checkpoint.shards import DTYPE_NAMES, Packed, checksums_of, elements_of, pack
 from edl_hvd.checkpoint.shares import Extent, Rows, share_out
 from edl_hvd.checkpoint.snapshot import Snapshot
 from edl_hvd.clock import Clock
@@ -33,8 +34,9 @@ _LOG = logging.getLogger(__name__)
 _SLOWEST_TO_OWN_TIME = 4
 # Shares are equal in bytes: a rank that needs four times as long as rank 0 did is stuck, not slow.
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.2
-# Between looks at the storage while waiting for the others; also the longest delay of ``cancel``.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _SLOWER = 0.01, 0.2, 1.3
+# Between looks at the storage while waiting for the others; also the longest delay of ``cancel``. Growing like that,
+# each is a quarter of the time waited so far.
 
 _HEAD_START_S = 0.005
 # Whoever began this goes on first, instead of waiting for Python's lock; as long as a thread may keep it.
@@ -126,16 +128,18 @@ class Attempt:
     def _write_share(self) -> Part:
         """Write this rank's tensors and, for rank 0 to find, a part that describes them."""
         task = self._task
-        files, tensors = {}, {}
-        share = shares_of(task)[task.rank]
-        if share:
-            packed = self._pack(share)
-            name = self._write_shard(layout.shard_name(task.rank, task.size), packed.data)
-            # If the attempt was given up meanwhile, the tensors are the caller's again and the file may hold anything.
-            self._check_cancelled()
-            files[name] = packed.entry
-            tensors = self._described(share, name, packed)
-        digests = digests_of(task.snapshot.tensors, self._not_cancelled) if task.size > 1 else {}
+        shares = shares_of(task)
+        packed = self._pack(shares[task.rank])
+        files = {}
+        # The file does not hold its checksums, so it need not wait for them.
+        with Aside(lambda: self._look_over(shares, packed)) as seen:
+            if shares[task.rank]:
+                name = self._write_shard(layout.shard_name(task.rank, task.size), packed.data)
+                # If the attempt was given up meanwhile, the tensors are the caller's again: the file may hold anything.
+                self._check_cancelled()
+                files[name] = packed.entry
+        checksums, digests = seen.result()
+        tensors = self._described(shares[task.rank], next(iter(files), ""), checksums)
         part = self._part(files, tensors, digests)
         if task.rank != 0:
             self._check_cancelled()
@@ -143,19 +147,35 @@ class Attempt:
         return part
 
     def _pack(self, share: list[Rows]) -> Packed:
-        pieces = {}
-        for rows in share:
-            tensor = self._task.snapshot.tensors[rows.name]
-            piece = tensor if rows.count == _rows_of(tensor) else tensor.narrow(0, rows.first, rows.count)
-            pieces[stored_name(rows.name, rows.first, rows.count, _rows_of(tensor))] = piece
-        return pack(pieces, guard=self._not_cancelled)
+        return pack({self._stored_name(rows): self._piece(rows) for rows in share}, guard=self._not_cancelled)
 
-    def _described(self, share: list[Rows], file: str, packed: Packed) -> dict[str, TensorEntry]:
+    def _piece(self, rows: Rows) -> torch.Tensor:
+        tensor = self._task.snapshot.tensors[rows.name]
+        return tensor if rows.count == _rows_of(tensor) else tensor.narrow(0, rows.first, rows.count)
+
+    def _stored_name(self, rows: Rows) -> str:
+        return stored_name(rows.name, rows.first, rows.count, _rows_of(self._task.snapshot.tensors[rows.name]))
+
+    def _look_over(self, shares: list[list[Rows]], packed: Packed) -> tuple[dict[str, list[str]], dict[str, str]]:
+        """Checksums of this rank's pieces, and digests of all tensors, if there is another rank to compare with."""
+        checksums = packed.checksums(self._not_cancelled)
+        if self._task.size == 1:
+            return checksums, {}
+
+        def of_piece(rows: Rows) -> list[str]:
+            name = self._stored_name(rows)
+            if name in checksums:
+                return checksums[name]
+            elements = elements_of(self._piece(rows), self._not_cancelled)
+            return checksums_of(elements, guard=self._not_cancelled)
+
+        return checksums, digests_of(self._task.snapshot.tensors, shares, of_piece)
+
+    def _described(self, share: list[Rows], file: str, checksums: Mapping[str, list[str]]) -> dict[str, TensorEntry]:
         tensors = {}
         for rows in share:
             tensor = self._task.snapshot.tensors[rows.name]
-            checksums = packed.checksums[stored_name(rows.name, rows.first, rows.count, _rows_of(tensor))]
-            piece = Piece(file, rows.first, rows.count, checksums)
+            piece = Piece(file, rows.first, rows.count, checksums[self._stored_name(rows)])
             tensors[rows.name] = TensorEntry(DTYPE_NAMES[tensor.dtype], list(tensor.shape), [piece])
         return tensors
 
@@ -265,7 +285,7 @@ class Attempt:
                     "host must see the same storage (a folder has to be shared between the hosts, S3 always is)"
                 )
             self._clock.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pause_s = min(_SLOWER * pause_s, _LONGEST_PAUSE_S)
         manifest = assemble(self._task, parts, self._clock.wall_s())
         self._audit(parts)
         return manifest

@@ -6,39 +6,37 @@ only as long as the replicas are equal, and nothing else looks: gradients are su
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 import xxhash
 
-from edl_hvd.checkpoint.checksum import CHUNK_BYTES, chunks
-from edl_hvd.checkpoint.shards import bytes_of
+from edl_hvd.checkpoint.shares import Rows
 
 
 def digests_of(
-    tensors: Mapping[str, torch.Tensor], guard: Callable[[], AbstractContextManager[None]]
+    tensors: Mapping[str, torch.Tensor],
+    shares: Iterable[Sequence[Rows]],
+    checksums: Callable[[Rows], Iterable[str]],
 ) -> dict[str, str]:
     """Of each tensor of floating-point or complex numbers, 64 bits that are equal for equal contents.
 
-    Whole numbers are left out: they are counters and states of random generators, which may be a rank's own.
+    They are those of the checksums that its pieces have in the checkpoint, whoever writes them: so what a rank has
+    looked at for its own share counts here, too. Whole numbers are left out: they are counters and states of random
+    generators, which may be a rank's own.
 
     Args:
         tensors: Host tensors by name.
-        guard: Entered for each look at a chunk of them; an exception from it ends the work.
+        shares: What each rank writes of them, by rank.
+        checksums: Those of a piece as this rank holds it.
     """
-    digests = {}
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() or tensor.is_complex():
-            digest = xxhash.xxh3_64()
-            with guard():
-                elements = bytes_of(tensor.detach().resolve_conj().resolve_neg().contiguous())
-            for start, stop in chunks(elements.size, CHUNK_BYTES):
-                with guard():
-                    digest.update(elements[start:stop].data)
-            digests[name] = digest.hexdigest()
-    return digests
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for share in shares:
+        for rows in share:
+            if tensors[rows.name].is_floating_point() or tensors[rows.name].is_complex():
+                found[rows.name] += checksums(rows)
+    return {name: xxhash.xxh3_64_hexdigest(" ".join(words).encode()) for name, words in found.items()}
 
 
 def drifted(digests: Mapping[int, Mapping[str, str]]) -> dict[int, list[str]]:

@@ -11,6 +11,8 @@ process has found it orphaned twice, an hour apart. No attempt loses what it nee
   it finds that the pieces are gone, and takes the manifest back (``Attempt._write_manifest``).
 - One of an owner that was taken over: its manifest does not count (``ownership.py``).
 
+Whoever prunes by hand looks once, and takes an orphan's age from the storage; where that does not tell, it stays.
+
 Steps newer than the checkpoint just written are left alone: the job may come by them again, and names are
 free again once an orphan is deleted.
 """
@@ -19,11 +21,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 
 from edl_hvd.checkpoint import layout
 from edl_hvd.checkpoint.catalog import Catalog, read_catalog
 from edl_hvd.checkpoint.files import UnreadableError
-from edl_hvd.checkpoint.retention import Facts, Keep, looks_intact, plan, read_facts, unknown_metric
+from edl_hvd.checkpoint.retention import Facts, Keep, Pruning, looks_intact, plan, plan_for, read_facts, unknown_metric
 from edl_hvd.clock import Clock
 from edl_hvd.storage import Storage, StoredObject
 
@@ -118,6 +121,34 @@ class Collector:
                 if entry in overdue:
                     check()
                     self._storage.delete(entry.key)
+
+
+def plan_by_hand(storage: Storage, keep: Keep, clock: Clock) -> Pruning:
+    """What ``plan_for`` says, and the orphans beside what stays that were written more than ``GRACE_S`` ago.
+
+    Raises as ``plan_for`` does.
+    """
+    pruning = plan_for(storage, keep)
+    objects = storage.list(layout.ROOT)
+    facts: dict[str, Facts | None] = {}
+    for step, keys in layout.manifests(objects).items():
+        for key in keys:
+            try:
+                facts[key] = read_facts(storage, step, key)
+            except UnreadableError:
+                facts[key] = None
+    going = set(pruning.keys)
+    overdue = [
+        entry
+        for entry in orphans(objects, facts, pruning.kept[0])
+        if entry.key not in going and entry.written_s is not None and clock.wall_s() - entry.written_s >= GRACE_S
+    ]
+    return replace(
+        pruning,
+        keys=[*pruning.keys, *(entry.key for entry in overdue)],
+        size_bytes=pruning.size_bytes + sum(entry.size_bytes for entry in overdue),
+        orphans=[entry.key for entry in overdue],
+    )
 
 
 def orphans(objects: Collection[StoredObject], facts: Mapping[str, Facts | None], written: int) -> list[StoredObject]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edl_hvd.best import Best
 from edl_hvd.checkpoint import layout
@@ -56,6 +56,7 @@ class Pruning:
         removed: Steps of the listed checkpoints that go, newest first.
         keys: Objects to delete, in this order: what dead attempts left is among them.
         size_bytes: Their bytes.
+        orphans: Those among them that dead attempts have left beside checkpoints that stay, see ``collector.py``.
     """
 
     kept: list[int]
@@ -65,6 +66,7 @@ class Pruning:
     removed: list[int]
     keys: list[str]
     size_bytes: int
+    orphans: list[str] = field(default_factory=list)
 
 
 def plan(

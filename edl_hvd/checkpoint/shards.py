@@ -18,6 +18,10 @@ from edl_hvd.checkpoint.header import write_header
 DTYPE_NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in ELEMENT_TYPES if hasattr(torch, name)}
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
+Guard = Callable[[], AbstractContextManager[None]]
+# Entered for each look at tensors that may be somebody else's soon: at one chunk, or at one that is not contiguous. An
+# exception from it ends the work.
+
 
 @dataclass(frozen=True)
 class Packed:
@@ -26,47 +30,54 @@ class Packed:
     Attributes:
         data: Its buffers in order: the header, then the memory of the tensors themselves.
         entry: What a manifest says of it.
-        checksums: Of each tensor, of each chunk of its elements.
+        elements: That memory, by the tensors' names.
     """
 
     data: list[memoryview]
     entry: FileEntry
-    checksums: dict[str, list[str]]
+    elements: dict[str, memoryview]
+
+    def checksums(self, guard: Guard = nullcontext) -> dict[str, list[str]]:
+        """Of each tensor, of each chunk of its elements; goes over the bytes once."""
+        return {name: checksums_of(elements, self.entry.chunk_bytes, guard) for name, elements in self.elements.items()}
 
 
-def pack(
-    tensors: Mapping[str, torch.Tensor],
-    chunk_bytes: int = CHUNK_BYTES,
-    guard: Callable[[], AbstractContextManager[None]] = nullcontext,
-) -> Packed:
+def pack(tensors: Mapping[str, torch.Tensor], chunk_bytes: int = CHUNK_BYTES, guard: Guard = nullcontext) -> Packed:
     """A safetensors file of these tensors, each row-major and apart from the others whatever they are in memory.
 
-    Copies nothing but tensors that are not contiguous, and goes over the bytes once.
+    Copies nothing but tensors that are not contiguous, and looks at no others.
 
     Args:
         tensors: Host tensors of the types in ``DTYPE_NAMES``; they must stay as they are until the file is written.
         chunk_bytes: Length of what gets one checksum.
-        guard: Entered for each look at ``tensors``: at one chunk, or at a tensor that is not contiguous. An exception
-            from it ends the work.
+        guard: See ``Guard``.
     """
     described = {name: (DTYPE_NAMES[tensor.dtype], tensor.shape) for name, tensor in tensors.items()}
     header, places = write_header(described)
     end = max((place.end for place in places.values()), default=len(header))
-    data = [memoryview(header)]
-    checksums: dict[str, list[str]] = {}
-    for name in places:  # in the order of the file
-        tensor = tensors[name].detach()
-        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-            with guard():
-                tensor = tensor.resolve_conj().resolve_neg().contiguous()
-        elements = bytes_of(tensor).data
-        checksums[name] = []
-        for start, stop in chunks(elements.nbytes, chunk_bytes):
-            with guard():
-                # Not holding Python's lock: beside it the training goes on.
-                checksums[name].append(checksum(elements[start:stop]))
-        data.append(elements)
-    return Packed(data, FileEntry(end, len(header), checksum(header), chunk_bytes), checksums)
+    # In the order of the file.
+    elements = {name: elements_of(tensors[name], guard) for name in places}
+    entry = FileEntry(end, len(header), checksum(header), chunk_bytes)
+    return Packed([memoryview(header), *elements.values()], entry, elements)
+
+
+def elements_of(tensor: torch.Tensor, guard: Guard = nullcontext) -> memoryview:
+    """The elements of a tensor, row-major: its own memory, or a copy if it is not contiguous."""
+    tensor = tensor.detach()
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        with guard():
+            tensor = tensor.resolve_conj().resolve_neg().contiguous()
+    return bytes_of(tensor).data
+
+
+def checksums_of(elements: memoryview, chunk_bytes: int = CHUNK_BYTES, guard: Guard = nullcontext) -> list[str]:
+    """Of each chunk."""
+    found = []
+    for start, stop in chunks(elements.nbytes, chunk_bytes):
+        with guard():
+            # Not holding Python's lock: beside it the training goes on.
+            found.append(checksum(elements[start:stop]))
+    return found
 
 
 def bytes_of(tensor: torch.Tensor) -> numpy.ndarray[tuple[int], numpy.dtype[numpy.uint8]]:

@@ -10,12 +10,14 @@ from typing import Any
 import click
 
 from edl_hvd.best import Best
+from edl_hvd.checkpoint.collector import plan_by_hand
 from edl_hvd.checkpoint.copying import Copied, copy_each, restore_to
 from edl_hvd.checkpoint.export import export
 from edl_hvd.checkpoint.files import chosen_steps
-from edl_hvd.checkpoint.retention import Keep, Pruning, carry_out, plan_for
+from edl_hvd.checkpoint.retention import Keep, Pruning, carry_out
 from edl_hvd.cli.checkpoint_common import all_option, bar, check_choice, json_option, opened, size, step_option
 from edl_hvd.cli.words import count
+from edl_hvd.clock import SYSTEM_CLOCK
 from edl_hvd.interval import Interval
 
 
@@ -98,14 +100,14 @@ def prune_command(
 ) -> None:
     """Remove what is older than the newest N valid checkpoints, as a job does after each new one.
 
-    That includes what broken-off checkpoints have left there. A checkpoint counts as valid if 'list' says so. A
-    milestone is the first checkpoint at or after a multiple of INTERVAL. Give what the job was given, or its milestones
-    and its best checkpoint go.
+    That includes what broken-off checkpoints have left there, and more than an hour ago beside those that stay. A
+    checkpoint counts as valid if 'list' says so. A milestone is the first checkpoint at or after a multiple of
+    INTERVAL. Give what the job was given, or its milestones and its best checkpoint go.
     """
     with opened(url) as [storage]:
         every = None if keep_every is None else Interval.parse_counted(keep_every)
         best = None if keep_best is None else Best.parse(keep_best)
-        pruning = plan_for(storage, Keep(keep, every, best))
+        pruning = plan_by_hand(storage, Keep(keep, every, best), SYSTEM_CLOCK)
         if not dry_run:
             with bar("Removing", "objects") as tell:
                 carry_out(storage, pruning, tell)
@@ -126,6 +128,8 @@ def _pruning_in_words(pruning: Pruning, dry_run: bool) -> str:
     verb = "would be removed" if dry_run else "removed"
     objects = f"{count(len(pruning.keys), 'object')}, {size(pruning.size_bytes)}"
     lines.append(f"{verb}: step {steps(pruning.removed)} ({objects})" if pruning.keys else f"{verb}: nothing")
+    if pruning.orphans:
+        lines.append(f"among them, left beside what stays: {count(len(pruning.orphans), 'object')}")
     return "\n".join(lines)
 
 

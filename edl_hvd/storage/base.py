@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from edl_hvd.errors import ObjectTooLargeError, UsageError
@@ -22,10 +22,13 @@ class StoredObject:
     Attributes:
         key: Path relative to the storage's URL.
         size_bytes: Length of its contents.
+        written_s: When it was written, in seconds since 1970 by the storage's clock; ``None`` where it does not say.
+            What compares objects does not look at it.
     """
 
     key: str
     size_bytes: int
+    written_s: float | None = field(default=None, compare=False)
 
 
 class Storage(Protocol):

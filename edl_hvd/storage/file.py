@@ -147,7 +147,8 @@ class FileStorage:
                 if entry.is_dir(follow_symlinks=not folder):
                     yield from self._walk(key)
                 else:
-                    yield StoredObject(key, entry.stat(follow_symlinks=False).st_size)
+                    found = entry.stat(follow_symlinks=False)
+                    yield StoredObject(key, found.st_size, found.st_mtime)
             except FileNotFoundError:
                 continue  # Deleted between the listing of its folder and this look at it.
 

@@ -98,7 +98,7 @@ class S3Storage:
             while True:
                 page = self._requests.call("list_objects_v2", words)
                 found += [
-                    StoredObject(entry["Key"].removeprefix(self._folder), entry["Size"])
+                    StoredObject(entry["Key"].removeprefix(self._folder), entry["Size"], _written_s(entry))
                     for entry in page.get("Contents", [])
                 ]
                 if not page.get("IsTruncated"):
@@ -232,6 +232,10 @@ class _Delivery:
         with self._lock:
             if self._open:
                 self.view[begin : begin + len(data)] = data
+
+
+def _written_s(entry: dict[str, Any]) -> float | None:
+    return entry["LastModified"].timestamp() if "LastModified" in entry else None
 
 
 def _translation(attempt: str, bucket: str, error: Exception) -> StorageError:

@@ -23,14 +23,20 @@ from edl_hvd.storage.parts import CHUNK_BYTES
 from edl_hvd.storage.pieces import Pieces
 from edl_hvd.storage.retries import Attempts, Patience
 
+_CRC32: Callable[[memoryview, int], int] = zlib.crc32
+with suppress(ImportError):
+    from isal import isal_zlib  # the same, three to five times as fast
+
+    _CRC32 = isal_zlib.crc32
+
 _CONNECT_TIMEOUT_S = 5.0
 # A bucket's endpoint answers a connection in milliseconds or is not there.
 
 _LAST_WORD_S = 3.0
 # For giving an upload up, once it has failed: if the storage does not even take that, others clear up.
 
-_SEND_BYTES = 256 * 1024
-# At a time. It has to leave within the time that a connection may stall, also over a slow one.
+_SEND_BYTES = 1024 * 1024
+# At a time: each is a turn of Python. It has to leave within the time that a connection may stall.
 
 _PASSING_STATUS = {408, 429, 500, 502, 503, 504}
 _PASSING_CODES = {"RequestTimeout", "SlowDown", "IncompleteBody", "BadDigest", "XAmzContentChecksumMismatch"}
@@ -83,7 +89,8 @@ class S3Requests:
             response_checksum_validation="when_required",
             # A checksum goes with every body; to compute a second, cryptographic one would take most of the time.
             s3={"payload_signing_enabled": False},
-            user_agent_extra="edl-hvd",
+            # boto3's own is put together anew for each request, which takes a tenth of its time.
+            user_agent=f"edl-hvd Boto3/{boto3.__version__}",
         )
         self._making = threading.Lock()  # a session makes clients for one thread at a time
         self._session = boto3.session.Session(botocore_session=settings)
@@ -246,7 +253,7 @@ def _whole_size(answer: dict[str, Any], position: int) -> int:
 def _checksum(pieces: Pieces, start: int, stop: int) -> str:
     value = 0
     for view in pieces.views(start, stop, CHUNK_BYTES):
-        value = zlib.crc32(view, value)
+        value = _CRC32(view, value)
     return base64.b64encode(value.to_bytes(4, "big")).decode()
 
 
