@@ -24,7 +24,21 @@ def seed_everything(*key: int) -> None:
     Called before each micro-batch, so that dropout does not depend on the rank that runs it.
     """
     seed = seed_of(*key)
-    torch.manual_seed(seed)
+    # Not torch.manual_seed: for each kind of device that is not in use it keeps the stack of its caller, for ever.
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)
+    _seed_host(seed)
+
+
+def seed_loading(*key: int) -> None:
+    """The same without the GPUs' generators: a loader's process must not touch a GPU, and loading needs none."""
+    seed = seed_of(*key)
+    torch.default_generator.manual_seed(seed)
+    _seed_host(seed)
+
+
+def _seed_host(seed: int) -> None:
     random.seed(seed)
     numpy = sys.modules.get("numpy")
     if numpy is not None:

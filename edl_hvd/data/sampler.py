@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-import torch
 from torch.utils.data import Sampler
 
-from edl_hvd.data.randomness import seed_of
+from edl_hvd.data.order import IndexOrder, Order, ShuffledOrder
 from edl_hvd.errors import StateError, UsageError
 from edl_hvd.rescale.deal import Slice, deal
 from edl_hvd.rescale.policy import BatchPolicy, GlobalBatch
@@ -29,26 +29,53 @@ class GlobalStep:
     share: tuple[Slice, ...]
 
 
+class DealtIndices(list[int]):
+    """The indices of a micro-batch, which also say whose they are; this travels with them to a loader's process.
+
+    Attributes:
+        seed: Of the sampler.
+        epoch: They belong to.
+        position: In the epoch's order, of the first of them.
+        order: Its name.
+        repeats: A sample may come more than once in an epoch.
+    """
+
+    def __init__(self, indices: list[int], seed: int, epoch: int, position: int, order: Order) -> None:
+        super().__init__(indices)
+        self.seed = seed
+        self.epoch = epoch
+        self.position = position
+        self.order = order.name
+        self.repeats = order.repeats
+
+
 class ElasticBatchSampler(Sampler[list[int]]):
     """Yields this worker's micro-batches; give it to a ``DataLoader`` as ``batch_sampler``.
 
-    The order of an epoch is one permutation of the data set, fixed by seed and epoch. A position in
-    it, ``(epoch, offset)``, says what is consumed; it moves when ``State.batches`` has seen an
-    optimizer step through, not when a loader prefetches. Any world can go on from any position.
+    The order of an epoch is one permutation of the data set, fixed by seed and epoch, and computed where it is needed:
+    it takes no memory, and any place in it is reached at once. A position in it, ``(epoch, offset)``, says what is
+    consumed; it moves when ``State.batches`` has seen an optimizer step through, not when a loader prefetches. Any
+    world can go on from any position.
+
+    The last global batch of an epoch holds what is left, 1 to G samples. Its gradient is the mean over those, so each
+    of its samples weighs as much as G / n of another batch. ``drop_last=True`` leaves it out when it is short: an epoch
+    then is floor(N / G) steps, N mod G samples are not seen in it, and other ones are not seen in the next, because it
+    is ordered anew. (With ``WorkerBatch``, G is that of the world which comes to the end of the epoch.)
 
     Args:
         length: Samples in the data set, at least 1.
         global_batch: Samples per optimizer step over the whole world; short for
             ``policy=GlobalBatch(global_batch, micro_batch)``.
-        micro_batch: Samples per forward and backward pass on one worker.
+        micro_batch: Samples per forward and backward pass on one worker, a divisor of ``global_batch``.
         policy: A batch policy, instead of ``global_batch`` and ``micro_batch``.
-        seed: Fixes every epoch's order.
+        seed: Fixes every epoch's order, and with :class:`~edl_hvd.SeededDataset` what is random about its samples.
         shuffle: ``False`` takes the samples in index order.
+        order: Another order: ``WeightedOrder``, ``GroupedOrder``, that of ``ElasticShards``, or one of your own.
         drop_last: Leave out the last global batch of an epoch when it is not full.
         limit_batches: End every epoch after this many global batches; for trial runs.
 
     Raises:
-        UsageError: An argument is out of range, or none or both of the two forms of policy are given.
+        UsageError: An argument is out of range, contradicts another, or leaves nothing to train on.
     """
 
     def __init__(
@@ -60,6 +87,7 @@ class ElasticBatchSampler(Sampler[list[int]]):
         policy: BatchPolicy | None = None,
         seed: int = 0,
         shuffle: bool = True,
+        order: Order | None = None,
         drop_last: bool = False,
         limit_batches: int | None = None,
     ) -> None:
@@ -72,20 +100,44 @@ class ElasticBatchSampler(Sampler[list[int]]):
             )
         if limit_batches is not None and limit_batches < 1:
             raise UsageError(f"limit_batches is {limit_batches}; expected at least 1, or None for whole epochs")
+        if order is not None and not shuffle:
+            raise UsageError(f"shuffle=False and order={order.name!r} contradict each other; expected one of them")
         self.policy = policy if policy is not None else GlobalBatch(global_batch or 0, micro_batch)
+        self.order = order if order is not None else ShuffledOrder(length) if shuffle else IndexOrder(length)
+        if self.order.length != length:
+            raise UsageError(
+                f"the order is one of {self.order.length} samples, and the data set has {length}; expected as many"
+            )
+        self.order.check(self.policy)
+        if drop_last and self.order.positions < self.policy.global_batch(1):
+            raise UsageError(
+                f"drop_last leaves nothing of {self.order.positions} samples in batches of "
+                f"{self.policy.global_batch(1)}; expected a smaller batch, or drop_last=False"
+            )
         self.length = length
         self.seed = seed
-        self.shuffle = shuffle
         self.drop_last = drop_last
         self.limit_batches = limit_batches
         self.epoch = 0
         self.offset = 0
         self._rank, self._size = 0, 1
-        self._order: tuple[int, torch.Tensor] | None = None
+        self._repeated = 0
+
+    @property
+    def positions(self) -> int:
+        """Samples in a whole epoch, before ``drop_last`` and ``limit_batches``; in most orders ``length``."""
+        return self.order.positions
 
     def set_world(self, rank: int, size: int) -> None:
         """Deal to ``rank`` of ``size`` from the next iteration on. Called by ``State`` after every join."""
         self._rank, self._size = rank, size
+
+    def repeat(self, samples: int) -> None:
+        """The next step takes so many samples, whatever the policy says; 0 for what it says.
+
+        For a step that optimizers have made already in a world of another size. Called by ``State`` after every join.
+        """
+        self._repeated = samples
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch, unless the position is already inside it."""
@@ -95,6 +147,7 @@ class ElasticBatchSampler(Sampler[list[int]]):
     def advance(self, step: GlobalStep) -> None:
         """Count a step's samples as consumed."""
         self.offset = step.offset + step.samples
+        self._repeated = 0
 
     def global_batch(self, size: int) -> int:
         """Samples per optimizer step in a world of ``size`` workers."""
@@ -103,11 +156,11 @@ class ElasticBatchSampler(Sampler[list[int]]):
     def epoch_samples(self) -> int:
         """Samples that this epoch consumes if the world stays, after ``drop_last`` and ``limit_batches``."""
         batch = self.global_batch(self._size)
-        samples = self.length
+        samples = self.positions
         if self.limit_batches is not None:
             samples = min(samples, self.limit_batches * batch)
         if self.drop_last:
-            samples -= (samples - self.offset) % batch
+            samples -= (samples - self.offset - self._repeated) % batch
         return samples
 
     def steps(self) -> Iterator[GlobalStep]:
@@ -115,25 +168,45 @@ class ElasticBatchSampler(Sampler[list[int]]):
         rank, size, offset = self._rank, self._size, self.offset
         batch = self.global_batch(size)
         end = self.epoch_samples()
+        wanted = self._repeated or batch
         while offset < end:
-            samples = min(batch, end - offset)
+            samples = min(wanted, end - offset)
             yield GlobalStep(offset, samples, deal(samples, rank, size, self.policy.micro_batch))
-            offset += samples
+            offset, wanted = offset + samples, batch
 
     def __iter__(self) -> Iterator[list[int]]:
-        order = self._epoch_order()
+        order, seed, epoch = self.order, self.seed, self.epoch
         for step in self.steps():
+            if not step.share:
+                continue
+            begin, end = step.offset + step.share[0][0], step.offset + step.share[-1][1]
+            share = order.samples(seed, epoch, begin, end)
             for first, last in step.share:
-                yield order[step.offset + first : step.offset + last].tolist()
+                position = step.offset + first
+                indices = share[position - begin : step.offset + last - begin]
+                yield DealtIndices(indices, seed, epoch, position, order)
 
     def __len__(self) -> int:
         """Micro-batches this worker has left in this epoch."""
-        return sum(len(step.share) for step in self.steps())
+        batch = self.global_batch(self._size)
+        left = max(0, self.epoch_samples() - self.offset)
+        first = min(self._repeated, left)
+        full, rest = divmod(left - first, batch)
+        begun, share, last = (
+            deal(samples, self._rank, self._size, self.policy.micro_batch) for samples in (first, batch, rest)
+        )
+        return len(begun) + full * len(share) + len(last)
 
-    def state_dict(self) -> dict[str, int]:
-        return {"epoch": self.epoch, "offset": self.offset, "seed": self.seed, "length": self.length}
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "offset": self.offset,
+            "seed": self.seed,
+            "length": self.length,
+            "order": self.order.name,
+        }
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a saved position.
 
         Raises:
@@ -145,11 +218,12 @@ class ElasticBatchSampler(Sampler[list[int]]):
                 f"this sampler has {self.length} samples and seed {self.seed}; go on with the same data set and "
                 "seed, or leave `batches` out of what is restored to start its epoch anew"
             )
+        # Before orders had names they were torch.randperm's. At the start of an epoch it makes no difference.
+        saved = state.get("order", "torch.randperm")
+        if saved != self.order.name and state["offset"]:
+            raise StateError(
+                f"the saved position, {state['offset']} samples into epoch {state['epoch']}, belongs to the order "
+                f"{saved!r}, this sampler has {self.order.name!r}; go on with the order (or the version of "
+                "edl_hvd) that it was saved with to the end of that epoch, or leave `batches` out of what is restored"
+            )
         self.epoch, self.offset = state["epoch"], state["offset"]
-
-    def _epoch_order(self) -> torch.Tensor:
-        if self._order is None or self._order[0] != self.epoch:
-            generator = torch.Generator().manual_seed(seed_of(self.seed, self.epoch))
-            order = torch.randperm(self.length, generator=generator) if self.shuffle else torch.arange(self.length)
-            self._order = (self.epoch, order)
-        return self._order[1]

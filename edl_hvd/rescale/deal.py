@@ -29,8 +29,16 @@ def deal(samples: int, rank: int, size: int, micro_batch: int | None = None) -> 
         micro_batch: Largest number of samples in one forward and backward pass, at least 1.
     """
     unit = micro_batch or 1
-    units = -(-samples // unit)
-    first, last = rank * units // size, (rank + 1) * units // size
+    first, last = share(-(-samples // unit), rank, size)
     if micro_batch is None:
         return ((first, last),) if first < last else ()
     return tuple((i * unit, min((i + 1) * unit, samples)) for i in range(first, last))
+
+
+def share(units: int, rank: int, size: int) -> Slice:
+    """Which of so many numbered units one rank gets: ``floor(r·M/W)`` up to, not including, ``floor((r+1)·M/W)``.
+
+    >>> [share(8, rank, size=3) for rank in range(3)]
+    [(0, 2), (2, 5), (5, 8)]
+    """
+    return rank * units // size, (rank + 1) * units // size

@@ -1,12 +1,17 @@
-"""The two batch policies: a fixed global batch, or a fixed batch per worker."""
+"""The two batch policies: a fixed global batch, or a batch per worker, fixed or chosen while the job runs."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
 
 from edl_hvd.errors import UsageError
+from edl_hvd.rescale.goodput import division_of
+from edl_hvd.rescale.noise import Noise
+
+RULES = ("linear", "sqrt", "adascale")
 
 
 class BatchPolicy(Protocol):
@@ -20,11 +25,25 @@ class BatchPolicy(Protocol):
     def warmup_samples(self) -> int:
         """Samples over which the learning-rate factor moves to a new value."""
 
+    @property
+    def base_samples(self) -> int:
+        """Samples of the batch that the script's own learning rate was tuned for."""
+
+    @property
+    def needs_noise(self) -> bool:
+        """The noise of the gradient has to be measured."""
+
     def global_batch(self, size: int) -> int:
         """Samples per optimizer step in a world of ``size`` workers."""
 
     def learning_rate_factor(self, size: int) -> float:
-        """What the learning rate is multiplied with in a world of ``size`` workers, after warm-up."""
+        """What the learning rate is multiplied with in a world of ``size`` workers, after warm-up.
+
+        Where that depends on the noise: the most that it can be, which is the scale of the batch.
+        """
+
+    def adapted(self, factor: float, noise: Noise) -> float:
+        """The factor for the next step, where the one of the warm-up stands at ``factor``."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +52,9 @@ class GlobalBatch:
 
     Attributes:
         size: Samples per optimizer step, at least 1.
-        micro_batch: Samples per forward and backward pass, in [1, size]. ``None`` splits the batch
-            evenly over the workers instead (fastest; the same up to rounding, BatchNorm aside).
+        micro_batch: Samples per forward and backward pass, a divisor of ``size``; only the last batch of an epoch
+            may end with a shorter one. ``None`` splits the batch evenly over the workers instead (fastest; the same
+            up to rounding, BatchNorm aside).
     """
 
     size: int
@@ -43,10 +63,19 @@ class GlobalBatch:
     def __post_init__(self) -> None:
         _positive("global batch", self.size)
         _check_micro_batch(self.micro_batch, self.size, "global batch")
+        _check_divisible(self.size, self.micro_batch or 1)
 
     @property
     def warmup_samples(self) -> int:
         return 0
+
+    @property
+    def base_samples(self) -> int:
+        return self.size
+
+    @property
+    def needs_noise(self) -> bool:
+        return False
 
     def global_batch(self, size: int) -> int:
         return self.size
@@ -54,47 +83,142 @@ class GlobalBatch:
     def learning_rate_factor(self, size: int) -> float:
         return 1.0
 
+    def adapted(self, factor: float, noise: Noise) -> float:
+        return factor
+
 
 @dataclass(frozen=True)
 class WorkerBatch:
     """Every worker takes ``size`` samples per optimizer step; the global batch grows with the world.
 
+    The learning rate follows the scale S, how many times the batch is that which the script's own learning rate was
+    tuned for: S = W / base_size, W workers; with "auto" also times the present batch / ``min``.
+
     Attributes:
-        size: Samples per worker and optimizer step, at least 1.
-        learning_rate: "linear" (Goyal et al. 2017, arXiv:1706.02677: factor = W / base_size) or
-            "sqrt" (Krizhevsky 2014, arXiv:1404.5997: factor = sqrt(W / base_size)), W workers.
+        size: Samples per worker and optimizer step, at least 1; or "auto": from ``min`` to ``max``, so many that
+            training makes the most progress per second (Qiao et al., "Pollux", OSDI 2021). It begins with ``min``.
+        learning_rate: What the learning rate is multiplied with: "linear", S (Goyal et al. 2017, arXiv:1706.02677);
+            "sqrt", its root (Krizhevsky 2014, arXiv:1404.5997); "adascale", from 1 to S by the noise of the gradient
+            (Johnson et al. 2020, arXiv:2007.05105); or a function of S.
         warmup_samples: Samples over which the factor moves linearly to its new value, at the start
-            (from 1) and after every resize (from where it stands); 0 changes it at once.
+            (from 1) and after every change of the batch (from where it stands); 0 changes it at once. With "adascale"
+            it is S that moves.
         base_size: World size that the script's own learning rate was tuned for, at least 1.
-        micro_batch: As in :class:`GlobalBatch`, in [1, size].
+        micro_batch: As in :class:`GlobalBatch`, in [1, size]; with "auto" the largest, which still fits into
+            memory.
+        min: With "auto": the least samples per worker; for ``base_size`` times as many the script's own learning rate
+            was tuned.
+        max: With "auto": the most samples per worker.
+        chosen: With "auto": the present samples per worker. Not for scripts.
+        largest_micro_batch: With "auto": ``micro_batch`` as the script gave it. Not for scripts.
     """
 
-    size: int
-    learning_rate: str = "linear"
+    size: int | Literal["auto"]
+    learning_rate: str | Callable[[float], float] = "linear"
     warmup_samples: int = 0
     base_size: int = 1
     micro_batch: int | None = None
+    min: int | None = None
+    max: int | None = None
+    chosen: int | None = None
+    largest_micro_batch: int | None = None
 
     def __post_init__(self) -> None:
-        _positive("worker batch", self.size)
+        if self.size == "auto":
+            self._check_bounds()
+        else:
+            _positive("worker batch", self.size)
+            _check_micro_batch(self.micro_batch, self.size, "worker batch")
+            if self.min is not None or self.max is not None:
+                raise UsageError(
+                    f"WorkerBatch({self.size}) was given bounds, which are for a batch that is chosen while the job "
+                    "runs; expected WorkerBatch('auto', min=…, max=…), or a size alone"
+                )
         _positive("base size", self.base_size)
-        _check_micro_batch(self.micro_batch, self.size, "worker batch")
-        if self.learning_rate not in ("linear", "sqrt"):
-            raise UsageError(f"learning_rate={self.learning_rate!r} is not a rule; expected 'linear' or 'sqrt'")
+        if not callable(self.learning_rate) and self.learning_rate not in RULES:
+            raise UsageError(
+                f"learning_rate={self.learning_rate!r} is not a rule; expected one of "
+                f"{', '.join(map(repr, RULES))}, or a function of the scale"
+            )
         if self.warmup_samples < 0:
             raise UsageError(f"warmup_samples={self.warmup_samples} is negative; expected 0 or more samples")
 
+    def _check_bounds(self) -> None:
+        if self.min is None or self.max is None:
+            raise UsageError(
+                f"WorkerBatch('auto') was given min={self.min} and max={self.max}; expected both, the least and the "
+                "most samples per worker: the learning rate is for the least, memory bounds the most"
+            )
+        _positive("min", self.min)
+        _positive("max", self.max)
+        if self.max < self.min:
+            raise UsageError(f"max={self.max} is less than min={self.min}; expected at least as many samples")
+        _check_micro_batch(self.micro_batch, self.max, "largest worker batch")
+
+    @property
+    def worker_batch(self) -> int:
+        """Samples per worker and optimizer step now."""
+        return self.size if isinstance(self.size, int) else self.chosen or self.least
+
+    @property
+    def least(self) -> int:
+        """The smallest that ``worker_batch`` can be; for ``base_size`` times as many the script's rate was tuned."""
+        return self.size if isinstance(self.size, int) else self.min or 1
+
+    @property
+    def base_samples(self) -> int:
+        """Samples of the batch that the script's own learning rate was tuned for."""
+        return self.least * self.base_size
+
+    @property
+    def needs_noise(self) -> bool:
+        return self.size == "auto" or self.learning_rate == "adascale"
+
+    def with_batch(self, worker_batch: int, size: int) -> WorkerBatch:
+        """The same policy with another present batch, divided for a world of ``size``. With "auto" only.
+
+        >>> WorkerBatch("auto", min=16, max=64, micro_batch=32).with_batch(48, size=2).micro_batch
+        24
+        """
+        largest = self.largest_micro_batch if self.chosen is not None else self.micro_batch
+        division = division_of(worker_batch, size, largest)
+        return replace(self, chosen=worker_batch, micro_batch=division.micro_batch, largest_micro_batch=largest)
+
     def global_batch(self, size: int) -> int:
-        return self.size * size
+        return self.worker_batch * size
 
     def learning_rate_factor(self, size: int) -> float:
-        """See the class.
+        """See the class; for "adascale" it is S.
 
         >>> WorkerBatch(64, learning_rate="sqrt", base_size=2).learning_rate_factor(8)
         2.0
+        >>> WorkerBatch(64, learning_rate=lambda scale: 1 + (scale - 1) / 2).learning_rate_factor(8)
+        4.5
+
+        Raises:
+            UsageError: The script's function gives something that is no factor.
         """
-        ratio = size / self.base_size
-        return ratio if self.learning_rate == "linear" else math.sqrt(ratio)
+        scale = self.global_batch(size) / self.base_samples
+        if callable(self.learning_rate):
+            return _checked_factor(self.learning_rate, scale)
+        return math.sqrt(scale) if self.learning_rate == "sqrt" else scale
+
+    def adapted(self, factor: float, noise: Noise) -> float:
+        return noise.gain(factor, self.base_samples) if self.learning_rate == "adascale" else factor
+
+
+def _checked_factor(rule: Callable[[float], float], scale: float) -> float:
+    factor = rule(scale)
+    try:
+        value = float(factor)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise UsageError(
+            f"learning_rate={getattr(rule, '__name__', rule)} gives {factor!r} for a batch of {scale:g} times the base "
+            "batch; expected what the learning rate is to be multiplied with, a finite number greater than 0"
+        )
+    return value
 
 
 def _positive(what: str, value: int) -> None:
@@ -105,3 +229,17 @@ def _positive(what: str, value: int) -> None:
 def _check_micro_batch(micro_batch: int | None, size: int, of: str) -> None:
     if micro_batch is not None and not 1 <= micro_batch <= size:
         raise UsageError(f"micro batch is {micro_batch}; expected 1 to {size}, the {of}, or None to leave it out")
+
+
+def _check_divisible(size: int, micro_batch: int) -> None:
+    """Every full step has to be the same micro-batches, all as large; the message names what comes nearest."""
+    if size % micro_batch == 0:
+        return
+    divisors = [part for part in range(1, size + 1) if size % part == 0]
+    below = max(part for part in divisors if part < micro_batch)
+    above = min(part for part in divisors if part > micro_batch)
+    whole = size // micro_batch * micro_batch
+    raise UsageError(
+        f"global batch {size} cannot be cut into micro batches of {micro_batch}; expected a multiple: the nearest "
+        f"are a micro batch of {below} or {above}, or a global batch of {whole} or {whole + micro_batch}"
+    )

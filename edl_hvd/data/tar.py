@@ -1,0 +1,101 @@
+"""Samples from tar files, as WebDataset and others lay them out."""
+
+from __future__ import annotations
+
+import lzma
+import os
+import tarfile
+import zlib
+from collections.abc import Iterator
+
+from edl_hvd.errors import UsageError
+
+_UNREADABLE = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
+
+
+class TarSamples(Iterator[dict[str, bytes]]):
+    """The samples of one tar file from front to back; ``read`` of an :class:`~edl_hvd.ElasticShards`.
+
+    Files that follow each other and share their name up to the first dot are one sample: of ``a/0001.jpg`` and
+    ``a/0001.seg.png`` comes ``{"__key__": b"a/0001", "jpg": …, "seg.png": …}``. Folders and links are passed over.
+
+    Compressed files (gzip, bzip2, xz) can be read, too. In a plain file, samples that are not wanted are stepped over
+    without their bytes being read.
+
+    Args:
+        path: Of a file on this machine.
+
+    Raises:
+        UsageError: The file is not a whole tar file, or a sample has two files of one kind.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = os.fspath(path)
+        try:
+            self._tar = tarfile.open(self._path)  # noqa: SIM115  # closed by close()
+            self._next = self._member()
+        except _UNREADABLE as error:
+            raise self._unreadable(error) from error
+
+    def __next__(self) -> dict[str, bytes]:
+        if self._next is None:
+            self.close()
+            raise StopIteration
+        sample = {"__key__": _split(self._next.name)[0].encode()}
+        try:
+            for member, kind in self._files():
+                if kind in sample:
+                    raise UsageError(f"the shard {self._path!r} has {member.name!r} twice; expected each file once")
+                file = self._tar.extractfile(member)
+                sample[kind] = file.read() if file is not None else b""
+        except _UNREADABLE as error:
+            raise self._unreadable(error) from error
+        return sample
+
+    def skip(self, count: int) -> int:
+        """Pass over so many samples, or as many as there are; returns how many there were."""
+        passed = 0
+        try:
+            while self._next is not None and passed < count:
+                for _ in self._files():
+                    pass
+                passed += 1
+        except _UNREADABLE as error:
+            raise self._unreadable(error) from error
+        return passed
+
+    def close(self) -> None:
+        self._tar.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_tar"):
+            self._tar.close()
+
+    def _files(self) -> Iterator[tuple[tarfile.TarInfo, str]]:
+        """The files of the sample that comes next, each with its kind."""
+        key = _split(self._next.name)[0] if self._next is not None else ""
+        while self._next is not None and _split(self._next.name)[0] == key:
+            yield self._next, _split(self._next.name)[1]
+            self._next = self._member()
+
+    def _member(self) -> tarfile.TarInfo | None:
+        while (member := self._tar.next()) is not None and not member.isfile():
+            pass
+        self._tar.members = []  # type: ignore[attr-defined]  # it would remember all of them
+        return member
+
+    def _unreadable(self, error: Exception) -> UsageError:
+        return UsageError(
+            f"the shard {self._path!r} cannot be read as a tar file ({error}); expected a whole one, plain or "
+            "compressed with gzip, bzip2 or xz"
+        )
+
+
+def _split(name: str) -> tuple[str, str]:
+    """
+    >>> _split("a.b/0001.seg.png")
+    ('a.b/0001', 'seg.png')
+    """
+    folder, slash, file = name.rpartition("/")
+    stem, _, kind = file.partition(".")
+    return folder + slash + stem, kind

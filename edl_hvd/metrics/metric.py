@@ -1,0 +1,172 @@
+"""What all metrics do: count, come together over the ranks, start anew, be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from edl_hvd.errors import StateError, UsageError
+from edl_hvd.metrics.tally import Layout, Tally
+
+
+@dataclass
+class Pending:
+    """What this rank has counted since the ranks last brought together what they have.
+
+    Attributes:
+        tally: Counted.
+        anew: What was counted before it is to be forgotten.
+        pass_: The pass it was counted in; ``None`` outside of any.
+    """
+
+    tally: Tally
+    anew: bool
+    pass_: str | None
+
+
+class Metric:
+    """A number about many samples, each of which counts once, whatever happens to the world.
+
+    Give it to ``State``. Every commit then brings together what the ranks have counted since the last one; the sum is
+    part of the commit, the same on all ranks. What a rank has counted since then is lost with it, and counted again by
+    those who go through the same batches again.
+
+    **Passes.** A metric updated in a loop of ``state.batches`` is about this epoch's training, in one of
+    ``state.evaluate`` about this evaluation: it starts anew by itself with the first update in another pass, so nobody
+    has to call ``reset``. Updated elsewhere, it goes on until it is reset.
+
+    Without ``State`` it counts what this process gives it.
+
+    A subclass sets ``layout``, counts in ``update`` with ``self._count(tally)``, and reads ``self._counted()`` in
+    ``compute``. Its constructor's arguments are not kept with the state.
+
+    Attributes:
+        layout: What it counts.
+    """
+
+    layout: ClassVar[Layout]
+
+    def __init__(self) -> None:
+        self._total = Tally.empty(self.layout)  # of the world, at the last commit
+        self._total_pass: str | None = None
+        self._pending: Pending | None = None
+        self._pass: str | None = None  # what is counted now belongs to it
+        self._starts_anew = False  # with the next update outside of any pass
+        self._trains = True  # it may be updated in the training loop; known after a whole epoch
+        self._size = 1
+
+    # --- for its user ---
+
+    def reset(self) -> None:
+        """Forget everything. Call it on every rank.
+
+        What was counted in a pass stays until the next update, if this is called outside of the loops: a function that
+        is run again after a resize comes by here once more, and then goes on with the pass, or finds it complete.
+        """
+        self._settle()
+        if self._pass is None and self._total_pass is not None:
+            self._starts_anew = True
+            return
+        self._total, self._total_pass = Tally.empty(self.layout), None
+        self._pending = Pending(Tally.empty(self.layout), True, None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was counted up to the last commit, or up to now in a world of one. Does not block on a CPU."""
+        self._settle()
+        rows = self._total.all_rows(self.layout) if self.layout.row_bytes else None
+        return {
+            "kind": type(self).__name__, "sums": self._total.sums, "largest": self._total.largest, "rows": rows,
+            "pass": self._total_pass, "trains": self._trains,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go back to what ``state_dict`` returned; what was counted since is forgotten.
+
+        Raises:
+            StateError: It is the state of a metric of another kind.
+        """
+        sums, largest, rows = state["sums"], state["largest"], state["rows"]
+        fits = len(sums) == self.layout.sums and len(largest) == self.layout.largest
+        if state["kind"] != type(self).__name__ or not fits or (rows is None) != (self.layout.row_bytes == 0):
+            raise StateError(
+                f"the saved metric is a {state['kind']} with {len(sums)} sums, this one a {type(self).__name__} with "
+                f"{self.layout.sums}; give State the metrics that it had when it was saved"
+            )
+        self._total = Tally(sums.cpu().clone(), largest.cpu().clone(), [] if rows is None else [rows.cpu().clone()])
+        self._total_pass, self._trains = state["pass"], state["trains"]
+        self._pending, self._starts_anew = None, False
+
+    # --- for its subclass ---
+
+    def _count(self, tally: Tally) -> None:
+        """Add what an update has counted, on any device."""
+        pending, device = self._pending, tally.sums.device
+        before = self._total_pass if pending is None else pending.pass_
+        starts_anew = self._starts_anew if self._pass is None else self._pass != before
+        self._starts_anew = False
+        if pending is None or starts_anew:
+            pending = self._pending = Pending(Tally.empty(self.layout, device), starts_anew, self._pass)
+        elif pending.tally.sums.device != device:
+            pending.tally = pending.tally.to(device)
+        pending.tally.add(tally)
+
+    def _counted(self) -> Tally:
+        """Of the whole world, on the CPU."""
+        self._settle()
+        if self._pending is not None and self._pass is None:
+            raise UsageError(
+                f"{type(self).__name__}.compute() was called before the ranks have brought together what they counted; "
+                "call state.commit() on every rank first, as state.batches and state.evaluate do at their ends"
+            )
+        return self._total
+
+    def _settle(self) -> None:
+        """In a world of one everything counted is the world's."""
+        if self._size == 1 and self._pending is not None:
+            pending = self._pending
+            self.absorb(True, pending.anew, pending.tally.to("cpu"), pending.pass_)
+
+    # --- for the loop; see ``worker/training/pooling.py`` ---
+
+    @property
+    def pending(self) -> Pending | None:
+        return self._pending
+
+    @property
+    def trains(self) -> bool:
+        """It may be updated in the training loop."""
+        return self._trains
+
+    def end_training_pass(self) -> None:
+        """The present pass, an epoch's training, is through on every rank, and brought together."""
+        self._settle()
+        self._trains = self._total_pass == self._pass
+
+    def set_world(self, size: int) -> None:
+        """Belong to a world of ``size`` workers from now on."""
+        self._size = size
+
+    def enter_pass(self, name: str | None) -> None:
+        """What is counted from now on belongs to this pass; ``None`` for to none."""
+        self._pass = name
+
+    def absorb(self, touched: bool, anew: bool, tally: Tally, pass_: str | None) -> None:
+        """Take what the whole world has counted since the last time, in place of what is pending here.
+
+        Args:
+            touched: Any rank has.
+            anew: Any rank has started anew.
+            tally: Of all ranks, on the CPU.
+            pass_: Where they have.
+        """
+        if anew:
+            self._total = Tally.empty(self.layout)
+        self._total = self._tidied(self._total.plus(tally))
+        if touched:
+            self._total_pass = pass_
+        self._pending = None
+
+    def _tidied(self, total: Tally) -> Tally:
+        """The same, with room for more."""
+        return total

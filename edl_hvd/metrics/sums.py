@@ -1,0 +1,110 @@
+"""Mean and sum."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from edl_hvd.errors import UsageError
+from edl_hvd.metrics.exact_sum import WORDS, carried, exact_sum, ratio_of, value_of
+from edl_hvd.metrics.metric import Metric
+from edl_hvd.metrics.tally import Layout, Tally
+
+Number = float | torch.Tensor
+
+
+class Mean(Metric):
+    """The weighted mean of all values: the float64 nearest to sum(weight · value) / sum(weight).
+
+    Sums are kept without rounding, so the mean does not depend on order, micro-batches or world; only each product is
+    rounded, to float64.
+
+    >>> loss = Mean()
+    >>> loss.update(2.0, weight=30)
+    >>> loss.update(torch.tensor(4.0), weight=10)
+    >>> loss.compute()
+    2.5
+    """
+
+    layout = Layout(sums=2 * WORDS)
+
+    def update(self, value: Number, weight: Number = 1.0) -> None:
+        """Count values. Does not wait for a GPU.
+
+        Args:
+            value: A number, or a tensor of any shape and device: the mean loss over a batch, or a loss per sample.
+            weight: Of each value: the samples a mean is over. A number, or a tensor that broadcasts to the shape of
+                ``value``.
+
+        Raises:
+            UsageError: The shapes do not go together.
+        """
+        values = _tensor(value).double()
+        if isinstance(weight, torch.Tensor):
+            weights = _expanded(weight.detach().to(values.device, torch.float64), values.shape)
+            of_weights = exact_sum(weights)
+            products = values * weights
+        else:
+            of_weights = _words_of(float(weight), values.device) * values.numel()
+            products = values if weight == 1 else values * float(weight)
+        self._count(Tally(torch.cat([exact_sum(products), of_weights]), _nothing(values)))
+
+    def compute(self) -> float:
+        """The world's mean up to the last commit, the same on all ranks; NaN before anything was counted."""
+        sums = self._counted().sums
+        return ratio_of(sums[:WORDS], sums[WORDS:])
+
+    def _tidied(self, total: Tally) -> Tally:
+        total.sums = torch.cat([carried(total.sums[:WORDS]), carried(total.sums[WORDS:])])
+        return total
+
+
+class Sum(Metric):
+    """The sum of all values: the float64 nearest to it, whatever the order.
+
+    >>> total = Sum()
+    >>> total.update(torch.tensor([0.1, 0.2], dtype=torch.float64))
+    >>> total.update(-0.3)
+    >>> total.compute()  # 0.1, 0.2 and 0.3 are not quite that in binary; the rest is exact
+    2.7755575615628914e-17
+    """
+
+    layout = Layout(sums=WORDS)
+
+    def update(self, value: Number) -> None:
+        """Count values: a number, or a tensor of any shape and device. Does not wait for a GPU."""
+        values = _tensor(value)
+        self._count(Tally(exact_sum(values), _nothing(values)))
+
+    def compute(self) -> float:
+        """The world's sum up to the last commit, the same on all ranks; 0 before anything was counted."""
+        return value_of(self._counted().sums)
+
+    def _tidied(self, total: Tally) -> Tally:
+        total.sums = carried(total.sums)
+        return total
+
+
+def _expanded(weights: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    try:
+        return weights.expand(shape)
+    except RuntimeError:
+        raise UsageError(
+            f"Mean.update got values of shape {tuple(shape)} and weights of shape {tuple(weights.shape)}; expected one "
+            "weight for all, or one for each value"
+        ) from None
+
+
+@functools.lru_cache(maxsize=64)
+def _words_of(weight: float, device: torch.device) -> torch.Tensor:
+    """A loop has few weights: the samples of a batch, and of the last one."""
+    return exact_sum(torch.tensor(weight, dtype=torch.float64, device=device))
+
+
+def _tensor(value: Number) -> torch.Tensor:
+    return value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64)
+
+
+def _nothing(values: torch.Tensor) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.float64, device=values.device)

@@ -1,0 +1,137 @@
+"""Which batch makes the most progress per second: throughput times statistical efficiency.
+
+After Pollux (Qiao et al., OSDI 2021, sections 3 and 4): with φ the gradient noise scale and M₀ the batch that the
+script was tuned for, a sample of a batch of M is worth
+
+    efficiency(M) = (φ + M₀) / (φ + M)
+
+of one in a batch of M₀, provided that the learning rate follows as AdaScale has it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from edl_hvd.rescale.throughput import ThroughputModel
+
+_MOST_CANDIDATES = 512
+
+
+def efficiency(noise_samples: float, base_samples: int, samples: float) -> float:
+    """What a sample of a larger batch is worth.
+
+    >>> efficiency(noise_samples=100.0, base_samples=20, samples=140)
+    0.5
+
+    Args:
+        noise_samples: The gradient noise scale φ, in samples; may be infinite.
+        base_samples: M₀.
+        samples: M.
+    """
+    if math.isinf(noise_samples):
+        return 1.0
+    return (noise_samples + base_samples) / (noise_samples + samples)
+
+
+@dataclass(frozen=True)
+class Division:
+    """How each worker divides its batch.
+
+    Attributes:
+        micro_batch: Samples per forward and backward pass.
+        parts: How many of them per optimizer step.
+    """
+
+    micro_batch: int
+    parts: int
+
+    @property
+    def worker_batch(self) -> int:
+        return self.micro_batch * self.parts
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """What is expected of a division.
+
+    Attributes:
+        division: It.
+        samples_per_s: Of the whole world.
+        efficiency: What a sample is worth.
+    """
+
+    division: Division
+    samples_per_s: float
+    efficiency: float
+
+    @property
+    def goodput(self) -> float:
+        """In samples of the script's own batch, per second."""
+        return self.samples_per_s * self.efficiency
+
+
+def division_of(worker_batch: int, size: int, largest_micro_batch: int | None) -> Division:
+    """As few micro-batches as fit: each costs a fixed time, and the last one hides the summing the better, the larger.
+
+    A worker alone makes two, because the noise of a gradient shows only in the difference of two.
+
+    >>> division_of(48, size=2, largest_micro_batch=32)
+    Division(micro_batch=24, parts=2)
+    >>> division_of(48, size=1, largest_micro_batch=None)
+    Division(micro_batch=24, parts=2)
+
+    Args:
+        worker_batch: Samples per worker; where it is not a multiple of the parts, the micro-batch is rounded up.
+        size: Workers.
+        largest_micro_batch: What fits into memory, if that is less than any batch.
+    """
+    parts = -(-worker_batch // (largest_micro_batch or worker_batch))
+    if size == 1 and worker_batch > 1:
+        parts = max(parts, 2)
+    return Division(-(-worker_batch // parts), parts)
+
+
+def expected(model: ThroughputModel, noise_samples: float, base_samples: int, size: int, division: Division) -> Goodput:
+    """What a division is worth. Arguments as in :func:`efficiency` and :class:`ThroughputModel`."""
+    samples_per_s = model.samples_per_s(size, division.micro_batch, division.parts)
+    return Goodput(division, samples_per_s, efficiency(noise_samples, base_samples, size * division.worker_batch))
+
+
+def best(
+    model: ThroughputModel,
+    noise_samples: float,
+    base_samples: int,
+    size: int,
+    bounds: tuple[int, int],
+    largest_micro_batch: int | None,
+) -> Goodput:
+    """The division of the highest goodput.
+
+    Args:
+        model: How long steps take.
+        noise_samples: φ.
+        base_samples: M₀, over the whole world.
+        size: Workers.
+        bounds: The least and the most samples per worker.
+        largest_micro_batch: As in :func:`division_of`.
+    """
+    least, most = bounds
+    divisions = {division_of(batch, size, largest_micro_batch) for batch in _candidates(least, most)}
+    fitting = [division for division in divisions if least <= division.worker_batch <= most]
+    # Where no multiple of the parts lies within the bounds, the smallest batch is cut unevenly.
+    options = sorted(fitting or [division_of(least, size, largest_micro_batch)], key=lambda d: d.worker_batch)
+    return max(
+        (expected(model, noise_samples, base_samples, size, division) for division in options),
+        key=lambda option: option.goodput,
+    )
+
+
+def _candidates(least: int, most: int) -> Iterator[int]:
+    """Every batch, or so many in steps of equal ratio."""
+    if most - least < _MOST_CANDIDATES:
+        yield from range(least, most + 1)
+        return
+    for number in range(_MOST_CANDIDATES):
+        yield round(least * (most / least) ** (number / (_MOST_CANDIDATES - 1)))
