@@ -188,6 +188,32 @@ class Metrics(Event):
 
 
 @dataclass(frozen=True)
+class BatchChosen(Event):
+    """``WorkerBatch("auto")`` has looked whether another batch makes more progress. Written by rank 0.
+
+    Attributes:
+        worker_batch: Samples per worker in the steps up to here.
+        micro_batch: Into parts of how many they were divided.
+        samples_per_s: How many samples the world has trained on in a second.
+        predicted_samples_per_s: How many the model predicted, fitted to the measurements before; ``None`` without any.
+        noise_samples: The gradient noise scale; ``None`` where it is not known or infinite.
+        efficiency: What a sample of this batch is worth, beside one of the script's own.
+        next_worker_batch: Samples per worker from the next step on.
+    """
+
+    kind: ClassVar[str] = "batch"
+    step: int
+    size: int
+    worker_batch: int
+    micro_batch: int
+    samples_per_s: float
+    predicted_samples_per_s: float | None
+    noise_samples: float | None
+    efficiency: float | None
+    next_worker_batch: int
+
+
+@dataclass(frozen=True)
 class Straggler(Event):
     """A worker was slower than the others for 50 steps. Written by rank 0, on hearing it from the driver (``edlrun``).
 

@@ -182,7 +182,7 @@ class Launch:
         rank, size, local_rank, local_size, cross_rank, cross_size: The assignment at start.
         run: Names this run of the job: the same on all its workers, and on no other's.
         driver: Our own driver, when ``edlrun`` started us; else ``None``.
-        past: What this worker brings from its previous life, see ``worker/rebirth.py``; else ``None``.
+        past: What this worker brings from its previous life, see ``worker/engine/rebirth.py``; else ``None``.
     """
 
     address: str | None = None

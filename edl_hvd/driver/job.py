@@ -23,8 +23,6 @@ from edl_hvd.settings import Driver
 
 INTERRUPTED = 130  # 128 + SIGINT, as in a shell
 _TICK_S = 0.05
-_DRAIN_NOTICE_S = 120.0
-# The notice that spot hosts get.
 _LAST_WAIT_S = 5.0
 _HANG_UP_S = 1.0
 # The others break with a lost member in milliseconds; its slot is not used again before this.
@@ -60,6 +58,7 @@ class Job:
         record: Gets the history of the membership, if given; see ``history.py``.
         clock: For everything but the event loop's own waits.
         known_step: The furthest step that an earlier run of the job is known to have reached; -1 for none.
+        grace_s: What is left to whoever is told to end by SIGTERM: a worker, or the whole job.
 
     Attributes:
         known_step: The furthest step that was ever heard of.
@@ -74,7 +73,9 @@ class Job:
         record: TextIO | None = None,
         clock: Clock = SYSTEM_CLOCK,
         known_step: int = -1,
+        grace_s: float = 30.0,
     ) -> None:
+        self._grace_s = grace_s
         self._clock = clock
         self._starter = starter
         self._network = network
@@ -123,7 +124,7 @@ class Job:
                 if end_all() and not draining:
                     draining = True
                     for entry in self.membership.hosts:
-                        self.happen(happenings.DrainAsked(entry.host, _DRAIN_NOTICE_S))
+                        self.happen(happenings.DrainAsked(entry.host, self._grace_s))
                 self._health.look(self.membership)
                 self.happen(happenings.Tick())
                 await asyncio.sleep(_TICK_S)
@@ -166,7 +167,7 @@ class Job:
         elif message.what == "done":
             self.happen(happenings.Done(worker, life))
         elif message.what == "drain":
-            self.happen(happenings.DrainAsked(worker, _DRAIN_NOTICE_S))
+            self.happen(happenings.DrainAsked(worker, self._grace_s))
         elif message.what == "beat":
             beat = Beat(**fields)
             self._health.beat(worker, life, beat, self.membership)

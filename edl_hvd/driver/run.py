@@ -24,7 +24,7 @@ from edl_hvd.driver.workers.launcher import Launcher, Program
 from edl_hvd.driver.workers.output_files import OutputFiles
 from edl_hvd.driver.workers.ssh import Ssh
 from edl_hvd.errors import EdlHvdError, PlatformError
-from edl_hvd.settings import own_environment
+from edl_hvd.settings import Settings, own_environment
 
 _ORPHANS_S = 600.0
 # A last checkpoint of some gigabytes over a slow network, as for a worker that is sent home.
@@ -80,7 +80,8 @@ async def _train(options: Options, screen: Screen, folder: JobFolder, reporter: 
                 record = _both(stack.enter_context(_record(options.record)), stack.enter_context(folder.history()))
                 launcher = _launcher(options, folder, lambda *line: _pass_on(screen, files, *line))
                 known_step = folder.begun.figures.known_step
-                job = Job(options.rules, launcher, network, reporter, record, known_step=known_step)
+                grace_s = Settings.from_environment().grace_s
+                job = Job(options.rules, launcher, network, reporter, record, known_step=known_step, grace_s=grace_s)
                 return await _follow_through(job, reporter, folder, screen, hosts, found, wishes)
         finally:
             await asyncio.to_thread(watch.close)

@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, NoReturn
 
@@ -19,6 +19,7 @@ from edl_hvd.data.sampler import ElasticBatchSampler
 from edl_hvd.errors import PlatformError, ProgressLostError, WorldBrokenError
 from edl_hvd.events import (
     Committed,
+    Event,
     EventLog,
     JobEnded,
     JobStarted,
@@ -28,17 +29,22 @@ from edl_hvd.events import (
     WorkerLost,
     WorldFormed,
 )
+from edl_hvd.metrics.metric import Metric
 from edl_hvd.settings import Settings
-from edl_hvd.worker import process, together
-from edl_hvd.worker.durable import Checkpoints
-from edl_hvd.worker.follower import Following
-from edl_hvd.worker.guide import Guide
-from edl_hvd.worker.memory import is_disturbed
+from edl_hvd.worker import process
+from edl_hvd.worker.joining.rendezvous import Dismissed, Handover
+from edl_hvd.worker.keeping.memory import is_disturbed
+from edl_hvd.worker.keeping.sync import broadcast_json, broadcast_state, level_, without_strays
+from edl_hvd.worker.newcomers.follower import Following
+from edl_hvd.worker.newcomers.guide import Guide
 from edl_hvd.worker.progress import progress
-from edl_hvd.worker.rendezvous import Dismissed, Handover
-from edl_hvd.worker.scheduler import catch_up
+from edl_hvd.worker.saving import together
+from edl_hvd.worker.saving.durable import Checkpoints
 from edl_hvd.worker.state import State
-from edl_hvd.worker.sync import broadcast_state, level_, without_strays
+from edl_hvd.worker.training import tuning
+from edl_hvd.worker.training.arithmetic import arithmetic, refuse_other_arithmetic
+from edl_hvd.worker.training.pooling import pool
+from edl_hvd.worker.training.scheduler import catch_up
 from edl_hvd.world import World
 
 logger = logging.getLogger(__name__)
@@ -94,7 +100,7 @@ class Session:
             try:
                 self._enter()
                 progress.enter("script")
-                result = function()
+                result = self._call(function)
                 self._finish()
                 return result
             except ResizeAgreed:
@@ -125,6 +131,15 @@ class Session:
                         f"{self._barren} worlds of the same workers broke before their first commit, so another will "
                         f"not help; the last one with: {error}"
                     ) from error
+
+    def _call(self, function: Callable[[], Any]) -> Any:
+        try:
+            return function()
+        except torch.cuda.OutOfMemoryError as error:  # torch.OutOfMemoryError is the same, from torch 2.5 on
+            explained = self._state.out_of_memory(error)
+            if explained is None:
+                raise
+            raise explained from error
 
     def _keep(self) -> dict[str, Any]:
         """Called before this process is run anew: what its next life needs to go on."""
@@ -200,6 +215,8 @@ class Session:
         self._nonce = rows[0][3]
         together.own(self._checkpoints, joined.collectives, world, [row[5] for row in rows])
         held, followed = [row[0] for row in rows], [bool(row[4]) for row in rows]
+        if self._memory.exact:
+            refuse_other_arithmetic(broadcast_json(joined.collectives, arithmetic(), 0, world.rank))
         self._synchronise(world, without_strays(joined.collectives, self._memory.sample, held, followed))
         self._take_place(world)
         self._announce(world, [row[1] for row in rows])
@@ -239,9 +256,12 @@ class Session:
     def _take_place(self, world: World) -> None:
         """Deal batches and scale the learning rate for this world, and make that part of the commit."""
         self._state.begin_life()
+        self._state.counting.set_world(world.rank, world.size)
         memory = self._memory
         for sampler in memory.of_kind(ElasticBatchSampler):
             sampler.set_world(world.rank, world.size)
+            sampler.repeat(memory.repeated_samples)
+            tuning.place(sampler, memory.learning, memory.step, world.size)
             factor = sampler.policy.learning_rate_factor(world.size)
             memory.ramp = memory.ramp.toward(factor, memory.samples, sampler.policy.warmup_samples)
         memory.retake()
@@ -273,7 +293,9 @@ class Session:
     def wishes(self, samples: int, apart: bool) -> torch.Tensor:
         """See :class:`edl_hvd.worker.state.Session`."""
         schedulers_apart = apart and bool(self._state.schedulers())
-        return torch.tensor([*self._flags(1, samples), schedulers_apart], dtype=torch.float32)
+        return torch.tensor(
+            [*self._flags(1, samples), schedulers_apart, self._state.counting.is_behind], dtype=torch.float32
+        )
 
     def _flags(self, steps: int, samples: int) -> list[bool]:
         """Of this rank: a change is pending, a checkpoint is due so far on, one is being written, the job is to end."""
@@ -301,7 +323,7 @@ class Session:
         self._stopped, self._barren = None, 0
         self._checkpoints.report()
         self._checkpoints.schedule.note_commit(self._writers_busy)
-        *flags, apart = [False] * 4 + [True] if answer is None else answer.tolist()
+        *flags, apart, _ = [False] * 4 + [True, True] if answer is None else answer.tolist()
         change, due, busy, stop = self._agree_at_once() if apart else flags
         self._writers_busy = bool(busy)
         self._guide.commit()
@@ -341,6 +363,12 @@ class Session:
         schedule.note_stall(self._clock.monotonic_s() - start_s)
         self._writers_busy = True
 
+    def pool(self, metrics: Sequence[Metric], pass_: str | None, word: int) -> int:
+        world = self._process.world
+        if world is None or world.size == 1:
+            return word  # metrics see to themselves
+        return pool(metrics, self._process.collectives, world.rank, world.size, pass_, word)
+
     def level(self, tensors: list[torch.Tensor]) -> None:
         world = self._process.world
         if world is not None and world.size > 1:
@@ -352,11 +380,17 @@ class Session:
             memory = self._memory
             self._events.emit(Metrics(memory.step, memory.epoch, memory.samples, values))
 
+    def announce(self, event: Event) -> None:
+        world = self._process.world
+        if world is not None and world.rank == 0:
+            self._events.emit(event)
+
     def _finish(self) -> None:
         """The function returned on this worker: make its result durable and wait for the others."""
         progress.enter("end")
         world = self._process.world
         assert world is not None
+        self._state.counting.pool()
         self._memory.take(self._memory.commit + 1)
         if self._checkpoints.wanted:
             begin = functools.partial(self._begin_checkpoint, world)

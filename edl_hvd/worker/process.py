@@ -11,9 +11,9 @@ import torch
 
 from edl_hvd.errors import PlatformError, UsageError
 from edl_hvd.settings import Launch, Settings
-from edl_hvd.worker.collectives import OPERATIONS, Collectives
-from edl_hvd.worker.rendezvous import Joined, Rendezvous
-from edl_hvd.worker.solo_rendezvous import SoloRendezvous
+from edl_hvd.worker.engine.collectives import OPERATIONS, Collectives
+from edl_hvd.worker.joining.rendezvous import Joined, Rendezvous
+from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
 from edl_hvd.world import World
 
 
@@ -82,15 +82,15 @@ def _rendezvous_for(launch: Launch) -> Rendezvous:
     launcher = "edlrun" if launch.driver else "horovodrun" if launch.address is not None else "mpirun"
     try:
         if launch.driver is not None:
-            from edl_hvd.worker.driver_rendezvous import DriverRendezvous
+            from edl_hvd.worker.joining.driver_rendezvous import DriverRendezvous
 
             return DriverRendezvous(launch, dict(os.environ))
         if launch.address is not None:
-            from edl_hvd.worker.horovod_rendezvous import HorovodRendezvous
+            from edl_hvd.worker.joining.horovod_rendezvous import HorovodRendezvous
 
             return HorovodRendezvous(launch, Settings.from_environment(), dict(os.environ))
         if launch.mpi:
-            from edl_hvd.worker.mpi_rendezvous import MpiRendezvous
+            from edl_hvd.worker.joining.mpi_rendezvous import MpiRendezvous
 
             return MpiRendezvous(launch.interface)
     except ImportError as error:

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from edl_hvd.data.evaluation import EvaluationSampler
 from edl_hvd.data.sampler import ElasticBatchSampler
-from edl_hvd.errors import StateError
-from edl_hvd.worker.batching import batches
-from edl_hvd.worker.memory import Memory
-from edl_hvd.worker.optimizer import is_distributed
-from edl_hvd.worker.scheduler import GatedScheduler
+from edl_hvd.errors import StateError, UsageError
+from edl_hvd.events import Event
+from edl_hvd.metrics.metric import Metric
+from edl_hvd.worker.keeping.memory import Memory
+from edl_hvd.worker.training.batching import batches
+from edl_hvd.worker.training.evaluation import evaluate
+from edl_hvd.worker.training.optimizer import is_distributed
+from edl_hvd.worker.training.out_of_memory import explained
+from edl_hvd.worker.training.pooling import Counting
+from edl_hvd.worker.training.scheduler import SCALE_INVARIANT, GatedScheduler, PacedScheduler
+from edl_hvd.worker.training.tuning import StepTimer
 
 METRICS = "_metrics"
 # The attribute with the last value of each metric; it goes where the others go, into commits and to newcomers.
 
 if TYPE_CHECKING:
-    from edl_hvd.worker.weights import Fit
+    from edl_hvd.worker.keeping.weights import Fit
 
 
 class Session(Protocol):
@@ -41,11 +48,17 @@ class Session(Protocol):
     def agree(self, answer: torch.Tensor | None = None) -> None:
         """Act on the ranks' wishes at a commit. Collective; blocks, unless their sums are there already."""
 
+    def pool(self, metrics: Sequence[Metric], pass_: str | None, word: int) -> int:
+        """Bring together what the ranks' metrics have counted, see ``training/pooling.py``. Collective; blocks."""
+
     def level(self, tensors: list[torch.Tensor]) -> None:
         """Make tensors equal on all ranks, in place. Collective; blocks."""
 
     def report(self, values: dict[str, float]) -> None:
         """Write numbers to the event log, from rank 0."""
+
+    def announce(self, event: Event) -> None:
+        """Write an event, from rank 0."""
 
 
 class State:
@@ -75,7 +88,7 @@ class State:
         given = {name: value for name, value in given.items() if value is not None} | attributes
         counters = {name: given.pop(name) for name in ("step", "epoch", "samples") if name in given}
         # `batches` is both: the keyword takes the sampler, the method runs the loop over what it deals.
-        own = {*dir(type(self)), "memory", "life", "commit_every"} - {"batches"}
+        own = {*dir(type(self)), "memory", "life", "commit_every", "step_timer", "counting"} - {"batches"}
         taken = sorted(name for name in given if name in own or name.startswith("_"))
         if taken:
             raise StateError(f"State(…) was given {', '.join(taken)}, which are names of its own; choose others")
@@ -83,6 +96,8 @@ class State:
         put("memory", Memory({**given, METRICS: {}}))
         put("life", 0)  # rises whenever the state is put back or a world is joined
         put("commit_every", 1)
+        put("step_timer", StepTimer())
+        put("counting", Counting(self.memory.of_kind(Metric), self.memory.of_kind(EvaluationSampler)))
         put("_session", None)
         put("_callbacks", [])
         for name, value in counters.items():
@@ -135,7 +150,23 @@ class State:
     @property
     def learning_rate_factor(self) -> float:
         """What ``optimizer.step()`` multiplies the learning rate with at the next step."""
-        return self.memory.ramp.factor(self.memory.samples)
+        factor, noise = self.memory.ramp.factor(self.memory.samples), self.memory.learning.noise
+        samplers = self.memory.of_kind(ElasticBatchSampler)
+        return next((sampler.policy.adapted(factor, noise) for sampler in samplers), factor)
+
+    @property
+    def scale_invariant_steps(self) -> float:
+        """Sum of the learning-rate factors of all steps: under AdaScale, how many of the script's own they equal."""
+        return self.memory.learning.scale_invariant_steps
+
+    @property
+    def gradient_noise_scale(self) -> float | None:
+        """The batch at which the noise of the gradient is as large as the gradient, in samples; ``None`` if not known.
+
+        Measured where the batch policy needs it, and with ``DistributedOptimizer(…, measure_noise=True)``. It takes two
+        micro-batches per step, over all workers. Infinite while no gradient stands out from the noise.
+        """
+        return self.memory.learning.noise.samples
 
     # --- the training loop ---
 
@@ -149,6 +180,7 @@ class State:
             self.memory.epoch += 1
             for sampler in self.memory.of_kind(ElasticBatchSampler):
                 sampler.set_epoch(self.epoch)
+            self.move_schedulers()
             self.commit()
 
     def batches(self, loader: Any) -> Iterator[Any]:
@@ -167,6 +199,26 @@ class State:
         """
         return batches(self, loader)
 
+    def evaluate(self, loader: Any) -> Iterator[Any]:
+        """This worker's batches left of an evaluation; commits about once a second.
+
+        Every rank runs it to its end, after the epoch's ``state.batches``, not inside. Each sample comes to one rank.
+        Metrics that are updated in the loop start anew with each evaluation and are complete on every rank after it.
+        When the world changes, the function runs again from its top, and this loop goes on where the last commit was;
+        an evaluation that was complete before that, at the same optimizer step, is not made again: its loop is empty.
+
+        Neither the models' mode nor that of autograd is touched: call ``model.eval()``, and use ``torch.no_grad()``.
+        Random generators are seeded before each batch.
+
+        Args:
+            loader: A ``DataLoader`` whose ``batch_sampler`` is an :class:`~edl_hvd.EvaluationSampler`, which is given
+                to ``State``, too.
+
+        Raises:
+            UsageError: Loader, data set, sampler and ``State`` do not fit together, or a loop is under way.
+        """
+        return evaluate(self, loader)
+
     def commit(self) -> None:
         """Make the present a point to come back to, and act on what the world agreed on. Collective.
 
@@ -177,9 +229,8 @@ class State:
         The commits that :meth:`batches` makes by itself are lighter: they copy no parameters and no optimizer state as
         long as nothing but the optimizers moves them, and the row has travelled with the gradients.
         """
-        self.memory.take(self.memory.commit + 1)
-        if self._session is not None:
-            self._session.agree()
+        self.counting.pool()
+        self.commit_whole()
 
     def check_host_updates(self) -> None:
         """Horovod's name for a commit that is wanted for host changes only; here it is a commit."""
@@ -224,7 +275,7 @@ class State:
             StateError: Weights are missing, extra or of another shape, and ``partial`` is false; nothing was loaded.
             StorageError: There is no such checkpoint, it does not verify, or the storage does not answer.
         """
-        from edl_hvd.worker.weights import load_weights
+        from edl_hvd.worker.keeping.weights import load_weights
 
         return load_weights(self.memory, url, step, partial)
 
@@ -233,6 +284,12 @@ class State:
     def attach(self, session: Session | None, commit_every: int = 1) -> None:
         """Commits go through ``session`` from now on."""
         self._session, self.commit_every = session, commit_every
+        self.counting.attach(None if session is None else session.pool)
+
+    def announce(self, event: Event) -> None:
+        """Write an event, from rank 0."""
+        if self._session is not None:
+            self._session.announce(event)
 
     def run_callbacks(self) -> None:
         for callback in self._callbacks:
@@ -244,6 +301,18 @@ class State:
 
     def commit_step(self, answer: torch.Tensor | None) -> None:
         """The commit after a step, whose gradients brought the ranks' wishes along."""
+        if answer is None or self.counting.may_have_trained or answer[-1] > 0:
+            self.counting.pool()
+        self.commit_light(answer)
+
+    def commit_whole(self) -> None:
+        """A commit of a copy of everything, when the metrics are pooled."""
+        self.memory.take(self.memory.commit + 1)
+        if self._session is not None:
+            self._session.agree()
+
+    def commit_light(self, answer: torch.Tensor | None = None) -> None:
+        """A commit of what optimizer steps do not move, where that will do, and when the metrics are pooled."""
         self.memory.take(self.memory.commit + 1, light=self.commit_every == 1)
         if self._session is not None:
             self._session.agree(answer)
@@ -251,8 +320,28 @@ class State:
     def begin_life(self) -> None:
         """Forget what is under way in a world that is gone."""
         self.life += 1
+        self.counting.begin_life()
+        self.step_timer.forget()
         for optimizer in self.memory.of_kind(is_distributed):
             optimizer.reduction.forget()
+
+    def out_of_memory(self, error: Exception) -> UsageError | None:
+        """What to tell the user, where it happened to a micro-batch of :meth:`batches`."""
+        parts = [optimizer.reduction.micro_batch for optimizer in self.memory.of_kind(is_distributed)]
+        samplers = list(self.memory.of_kind(ElasticBatchSampler))
+        return explained(samplers[0].policy, parts[0], error) if samplers and parts and parts[0] is not None else None
+
+    def move_schedulers(self) -> None:
+        """Move those of ``edl_hvd.schedule`` to where the run is; on every rank alike."""
+        for scheduler in self.memory.of_kind(PacedScheduler):
+            scheduler.edl_move(
+                {
+                    "samples": self.samples,
+                    "epochs": self.epoch_position(),
+                    "steps": self.step,
+                    SCALE_INVARIANT: self.scale_invariant_steps,
+                }
+            )
 
     def schedulers(self) -> list[Any]:
         return list(self.memory.of_kind(GatedScheduler))
@@ -260,7 +349,7 @@ class State:
     def epoch_position(self, samples: int = 0) -> float:
         """Epochs finished, with the fraction of the present one, after so many more samples."""
         samplers = list(self.memory.of_kind(ElasticBatchSampler))
-        return self.epoch + sum((s.offset + samples) / s.length for s in samplers if s.epoch == self.epoch)
+        return self.epoch + sum((s.offset + samples) / s.positions for s in samplers if s.epoch == self.epoch)
 
     def ends_epoch(self, samples: int = 0) -> bool:
         """After so many more samples the epoch's batches are all counted, and what the script does then is to come."""
@@ -271,9 +360,9 @@ class State:
         """Make the models' buffers equal on all ranks. Collective; blocks.
 
         BatchNorm's running statistics are those of the samples a worker saw: floating-point buffers are
-        averaged, counters (``num_batches_tracked``) become the largest.
+        averaged, counters (``num_batches_tracked``) become the largest. With ``exact=True`` they are equal already.
         """
-        if self._session is not None:
+        if self._session is not None and not self.memory.exact:
             models = self.memory.of_kind(torch.nn.Module)
             self._session.level([buffer for model in models for buffer in model.buffers()])
 

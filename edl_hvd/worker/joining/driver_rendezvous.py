@@ -15,12 +15,12 @@ from types import FrameType
 from typing import Any
 
 from edl_hvd.settings import Launch
-from edl_hvd.worker.departures import Departures
-from edl_hvd.worker.driver_line import DriverLine
-from edl_hvd.worker.engine import Engine
-from edl_hvd.worker.interface import interface_of
+from edl_hvd.worker.engine.departures import Departures
+from edl_hvd.worker.engine.engine import Engine
+from edl_hvd.worker.engine.interface import interface_of
+from edl_hvd.worker.joining.driver_line import DriverLine
+from edl_hvd.worker.joining.rendezvous import Dismissed, Following, Handover, Joined
 from edl_hvd.worker.progress import progress
-from edl_hvd.worker.rendezvous import Dismissed, Following, Handover, Joined
 from edl_hvd.world import World
 
 ORPHANED = 75  # EX_TEMPFAIL
@@ -31,7 +31,7 @@ _LONGEST_ERROR = 2000  # characters; the whole traceback is in the worker's outp
 
 
 class DriverRendezvous:
-    """See :class:`edl_hvd.worker.rendezvous.Rendezvous`. For processes started by ``edlrun``.
+    """See :class:`edl_hvd.worker.joining.rendezvous.Rendezvous`. For processes started by ``edlrun``.
 
     Args:
         launch: What the driver put into the environment.

@@ -14,13 +14,15 @@ import torch
 
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot, restore_newest
 from edl_hvd.errors import StateError
+from edl_hvd.rescale.learning import Learning
 from edl_hvd.rescale.ramp import Ramp
 from edl_hvd.storage import open_storage
-from edl_hvd.worker.codec import decode, encode
-from edl_hvd.worker.handlers import Handler, ModuleHandler, handler_for
-from edl_hvd.worker.optimizer import is_distributed
-from edl_hvd.worker.parameter_watch import ParameterWatch, StillParameters
-from edl_hvd.worker.snapshot import SnapshotBuffers, host_copy
+from edl_hvd.worker.keeping.codec import decode, encode
+from edl_hvd.worker.keeping.handlers import Handler, ModuleHandler, handler_for
+from edl_hvd.worker.keeping.parameter_watch import ParameterWatch, StillParameters
+from edl_hvd.worker.keeping.snapshot import SnapshotBuffers, host_copy
+from edl_hvd.worker.training.exact import ExactReduction
+from edl_hvd.worker.training.optimizer import is_distributed
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +41,10 @@ class Memory:
         epoch: Epochs finished.
         samples: Samples consumed by the whole run.
         ramp: The learning-rate factor.
+        learning: What the run has found out about it.
         commit: Number of the last commit; -1 before this process has held any state.
         watch: Sees what else moves the parameters.
+        exact: The result is not to depend on the world by a single bit.
         followed: The state was taken over from a world that trained on meanwhile, and nobody has compared it yet.
     """
 
@@ -57,10 +61,13 @@ class Memory:
             else:
                 self.handlers[name] = handler
         models = [handler for handler in self.handlers.values() if isinstance(handler, ModuleHandler)]
-        self._may_stand = stepped == frozenset().union(*(model.stepped for model in models))
+        # What is computed again after a light commit, buffers for one, may be computed with weights ahead of it.
+        self.exact = any(isinstance(optimizer.reduction, ExactReduction) for optimizer in self._optimizers)
+        self._may_stand = not self.exact and stepped == frozenset().union(*(model.stepped for model in models))
         self.watch = ParameterWatch(self._optimizers)
         self.step = self.epoch = self.samples = 0
         self.ramp = Ramp()
+        self.learning = Learning()
         self.commit = -1
         self._snapshot = SnapshotBuffers()
         self._frozen = False  # somebody still reads the snapshot: the next one takes other memory
@@ -151,6 +158,15 @@ class Memory:
     def _to_skip(self) -> list[int]:
         return [optimizer.reduction.skip for optimizer in self._optimizers]
 
+    @property
+    def repeated_samples(self) -> int:
+        """Of the next step, where some optimizers have made it already, perhaps in a world of another size; else 0."""
+        return self._samples_of(self._to_skip)
+
+    def _samples_of(self, ahead: list[int]) -> int:
+        reductions = [optimizer.reduction for optimizer in self._optimizers]
+        return max((made.stepped_samples for made, steps in zip(reductions, ahead, strict=True) if steps), default=0)
+
     def _is_marked(self, name: str, tensor: torch.Tensor) -> bool:
         return name in self._marks and self._marks[name].fits(tensor)
 
@@ -174,7 +190,8 @@ class Memory:
                 raise StateError(f"state.{name} was set to something that cannot be kept: {error}") from None
             tensors.update(parts)
         counters = {"step": self.step, "epoch": self.epoch, "samples": self.samples, "commit": number,
-                    "ramp": self.ramp.as_dict(), "ahead": self._to_skip}  # fmt: skip
+                    "ramp": self.ramp.as_dict(), "learning": self.learning.as_dict(),
+                    "ahead": self._to_skip, "ahead_samples": self._samples_of(self._to_skip)}  # fmt: skip
         return {"counters": counters, "attributes": plain}, tensors
 
     def share(self) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -188,7 +205,8 @@ class Memory:
                 live, parts = encode(handler.capture(), name)
                 plain[name] = handler.completed(live, rest["attributes"][name])
                 tensors = {**parts, **tensors}
-        return {"counters": {**rest["counters"], "ahead": self.ahead}, "attributes": plain}, tensors
+        ahead = {"ahead": self.ahead, "ahead_samples": self._samples_of(self.ahead)}
+        return {"counters": {**rest["counters"], **ahead}, "attributes": plain}, tensors
 
     def freeze(self) -> tuple[Any, dict[str, torch.Tensor]]:
         """The last commit's plain state and tensors, which stay as they are: the next one takes other memory."""
@@ -304,9 +322,13 @@ class Memory:
     def _count(self, counters: dict[str, Any]) -> None:
         self.step, self.epoch, self.samples = counters["step"], counters["epoch"], counters["samples"]
         self.ramp = Ramp(**counters["ramp"])
+        if "learning" in counters:  # a checkpoint may be older than this
+            self.learning = Learning.from_dict(counters["learning"])
         self.commit = counters["commit"]
         for optimizer, steps in zip(self._optimizers, counters.get("ahead", self._to_skip), strict=True):
             optimizer.reduction.skip = steps
+            if steps and counters.get("ahead_samples"):
+                optimizer.reduction.stepped_samples = counters["ahead_samples"]
 
     def for_checkpoint(self) -> Snapshot:
         """The last commit as a value whose tensors stay as they are until the next call."""

@@ -9,10 +9,10 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from edl_hvd.errors import StateError
-from edl_hvd.worker.codec import encode
-from edl_hvd.worker.optimizer import is_distributed
-from edl_hvd.worker.parameter_watch import StillParameters
-from edl_hvd.worker.scheduler import gate
+from edl_hvd.worker.keeping.codec import encode
+from edl_hvd.worker.keeping.parameter_watch import StillParameters
+from edl_hvd.worker.training.optimizer import is_distributed
+from edl_hvd.worker.training.scheduler import gate
 
 
 class Handler(Protocol):

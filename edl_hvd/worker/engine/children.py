@@ -14,7 +14,7 @@ import signal
 import threading
 from contextlib import suppress
 
-from edl_hvd.worker.sockets import open_sockets
+from edl_hvd.worker.engine.sockets import open_sockets
 
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h

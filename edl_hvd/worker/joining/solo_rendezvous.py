@@ -11,8 +11,8 @@ from types import FrameType
 from typing import Any
 
 from edl_hvd.settings import Settings
-from edl_hvd.worker.collectives import SoloCollectives
-from edl_hvd.worker.rendezvous import Dismissed, Handover, Joined
+from edl_hvd.worker.engine.collectives import SoloCollectives
+from edl_hvd.worker.joining.rendezvous import Dismissed, Handover, Joined
 from edl_hvd.world import SOLO
 
 logger = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ _KILLED_BY = 128  # what a shell adds to the number of the signal
 
 
 class SoloRendezvous:
-    """See :class:`edl_hvd.worker.rendezvous.Rendezvous`. The world never changes; SIGTERM ends it at the next commit.
+    """See :class:`~edl_hvd.worker.joining.rendezvous.Rendezvous`. The world stays; SIGTERM ends it at the next commit.
 
     Whoever sends SIGTERM (a scheduler, Kubernetes, a spot host that goes) sends SIGKILL some time later. Until then the
     last commit is written to a checkpoint. A second SIGTERM ends the process at once.

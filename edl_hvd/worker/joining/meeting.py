@@ -27,7 +27,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from edl_hvd.worker.departures import Departures
+from edl_hvd.worker.engine.departures import Departures
 
 _LONGEST_LINE_BYTES = 1 << 20  # a go lists every member: 64 KiB hold 1,000 of them
 

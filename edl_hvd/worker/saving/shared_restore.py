@@ -21,14 +21,18 @@ from edl_hvd.checkpoint.snapshot import Snapshot
 from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError, StorageError, WorldBrokenError
 from edl_hvd.events import Event
 from edl_hvd.storage import Storage
-from edl_hvd.worker.collectives import Collectives
-from edl_hvd.worker.sync import broadcast_json
+from edl_hvd.worker.engine.collectives import Collectives
+from edl_hvd.worker.keeping.sync import broadcast_json
 from edl_hvd.world import World
 
 logger = logging.getLogger(__name__)
 
-_BUCKET_BYTES = 64 << 20
-# Large enough to run at network bandwidth, small enough to cost little memory beside the state.
+_BUCKET_BYTES = 16 << 20
+# As long as the longest span: large enough to run at network bandwidth, small enough to cost little memory beside the
+# state.
+
+_DIRECT_BYTES = 4 << 20
+# What is smaller travels together with others, by way of a bucket; to copy it there costs less than a message.
 
 _MEMORY_OF_SPAN_MB = 8  # two connections
 
@@ -135,6 +139,10 @@ class SharedRestore:
     def _hand_on(
         self, bucket: Sequence[Span], stored: dict[str, dict[str, Stored]], tensors: dict[str, torch.Tensor], root: int
     ) -> None:
+        if len(bucket) == 1:
+            piece = stored[bucket[0].file][bucket[0].name]
+            self._collectives.broadcast_(torch.from_numpy(place_of(bucket[0], piece, tensors[piece.tensor])), root)
+            return
         flat = torch.empty(sum(span.size_bytes for span in bucket), dtype=torch.uint8)
         start = 0
         places = []
@@ -162,9 +170,13 @@ def _kind_of(error: StorageError | None) -> int:
 
 
 def _buckets(share: Sequence[Span]) -> Iterator[list[Span]]:
+    """What travels in one message, each span once: a large one by itself, so that it need not be copied."""
     bucket: list[Span] = []
     bucket_bytes = 0
     for span in share:
+        if span.size_bytes >= _DIRECT_BYTES:
+            yield [span]
+            continue
         if bucket and bucket_bytes + span.size_bytes > _BUCKET_BYTES:
             yield bucket
             bucket, bucket_bytes = [], 0

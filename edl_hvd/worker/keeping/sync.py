@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from edl_hvd.worker.collectives import Collectives
+from edl_hvd.worker.engine.collectives import Collectives
 
 logger = logging.getLogger(__name__)
 

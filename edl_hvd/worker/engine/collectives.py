@@ -28,6 +28,21 @@ class Collectives(Protocol):
     def finish(self, handles: Sequence[Any]) -> None:
         """Block until the given sums are in place."""
 
+    def start_exchange(self, tensor: torch.Tensor, sizes: Sequence[int], name: str) -> Any:
+        """Begin to give each rank its part of a flat tensor, ``sizes[rank]`` elements, and to get one from each.
+
+        As :meth:`start_sum`. The result is what came, in rank order, one after the other.
+
+        Returns:
+            A handle for :meth:`result`.
+        """
+
+    def start_gather(self, tensor: torch.Tensor, name: str) -> Any:
+        """Begin to lay the ranks' flat tensors, which may differ in length, one after the other. As above."""
+
+    def result(self, handle: Any) -> torch.Tensor:
+        """What has come of an exchange or a gathering, in memory of its own. Blocks."""
+
     def allreduce(self, tensor: torch.Tensor, op: str) -> torch.Tensor:
         """A new tensor with the "sum", "max" or "min" over the ranks. Blocks."""
 
@@ -47,6 +62,15 @@ class SoloCollectives:
 
     def finish(self, handles: Sequence[Any]) -> None:
         pass
+
+    def start_exchange(self, tensor: torch.Tensor, sizes: Sequence[int], name: str) -> torch.Tensor:
+        return tensor.clone()
+
+    def start_gather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        return tensor.clone()
+
+    def result(self, handle: torch.Tensor) -> torch.Tensor:
+        return handle
 
     def allreduce(self, tensor: torch.Tensor, op: str) -> torch.Tensor:
         return tensor.clone()

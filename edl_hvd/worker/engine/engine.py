@@ -15,14 +15,14 @@ from edl_hvd import key_value_store
 from edl_hvd.errors import RendezvousError
 from edl_hvd.key_value_store import KeyValueStore
 from edl_hvd.settings import PastLife
-from edl_hvd.worker.abort_guard import hold_aborts
-from edl_hvd.worker.children import keep_from_children
-from edl_hvd.worker.departures import Departures
-from edl_hvd.worker.horovod_collectives import HorovodCollectives
-from edl_hvd.worker.interface import bind_to
-from edl_hvd.worker.native_call import NativeCall
-from edl_hvd.worker.rebirth import be_reborn
-from edl_hvd.worker.sockets import break_sockets, open_sockets
+from edl_hvd.worker.engine.abort_guard import hold_aborts
+from edl_hvd.worker.engine.children import keep_from_children
+from edl_hvd.worker.engine.departures import Departures
+from edl_hvd.worker.engine.horovod_collectives import HorovodCollectives
+from edl_hvd.worker.engine.interface import bind_to
+from edl_hvd.worker.engine.native_call import NativeCall
+from edl_hvd.worker.engine.rebirth import be_reborn
+from edl_hvd.worker.engine.sockets import break_sockets, open_sockets
 from edl_hvd.world import World
 
 logger = logging.getLogger(__name__)

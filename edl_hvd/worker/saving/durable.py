@@ -14,11 +14,11 @@ from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, EmergencyCheckpoint, EventLog, Restored
 from edl_hvd.settings import Settings
 from edl_hvd.storage import open_storage
-from edl_hvd.worker.codec import decode
-from edl_hvd.worker.collectives import Collectives
-from edl_hvd.worker.memory import Memory
+from edl_hvd.worker.engine.collectives import Collectives
+from edl_hvd.worker.keeping.codec import decode
+from edl_hvd.worker.keeping.memory import Memory
 from edl_hvd.worker.progress import progress
-from edl_hvd.worker.shared_restore import SharedRestore
+from edl_hvd.worker.saving.shared_restore import SharedRestore
 from edl_hvd.worker.state import METRICS
 from edl_hvd.world import World
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from edl_hvd.worker.collectives import Collectives
+from edl_hvd.worker.engine.collectives import Collectives
 from edl_hvd.world import World
 
 

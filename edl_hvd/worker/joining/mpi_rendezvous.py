@@ -17,14 +17,14 @@ from mpi4py import MPI
 
 from edl_hvd.errors import PlatformError
 from edl_hvd.key_value_store import KeyValueStore
-from edl_hvd.worker.horovod_collectives import HorovodCollectives
-from edl_hvd.worker.interface import bind_to
-from edl_hvd.worker.rendezvous import Handover, Joined
+from edl_hvd.worker.engine.horovod_collectives import HorovodCollectives
+from edl_hvd.worker.engine.interface import bind_to
+from edl_hvd.worker.joining.rendezvous import Handover, Joined
 from edl_hvd.world import World
 
 
 class MpiRendezvous:
-    """See :class:`edl_hvd.worker.rendezvous.Rendezvous`.
+    """See :class:`edl_hvd.worker.joining.rendezvous.Rendezvous`.
 
     Args:
         interface: Network interface for Gloo, or ``None`` for the one that the host's name resolves to.

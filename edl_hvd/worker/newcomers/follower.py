@@ -11,10 +11,10 @@ from contextlib import suppress
 import torch
 
 from edl_hvd.errors import RendezvousError
-from edl_hvd.worker.codec import decode
-from edl_hvd.worker.frames import Frame, receive
-from edl_hvd.worker.memory import Memory
-from edl_hvd.worker.optimizer import is_distributed
+from edl_hvd.worker.keeping.codec import decode
+from edl_hvd.worker.keeping.memory import Memory
+from edl_hvd.worker.newcomers.frames import Frame, receive
+from edl_hvd.worker.training.optimizer import is_distributed
 
 logger = logging.getLogger(__name__)
 

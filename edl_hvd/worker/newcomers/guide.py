@@ -23,10 +23,10 @@ from typing import Any
 
 import torch
 
-from edl_hvd.worker.codec import encode
-from edl_hvd.worker.frames import Frame, send
-from edl_hvd.worker.memory import Mark, Memory, marks_of
-from edl_hvd.worker.optimizer import is_distributed
+from edl_hvd.worker.keeping.codec import encode
+from edl_hvd.worker.keeping.memory import Mark, Memory, marks_of
+from edl_hvd.worker.newcomers.frames import Frame, send
+from edl_hvd.worker.training.optimizer import is_distributed
 
 logger = logging.getLogger(__name__)
 

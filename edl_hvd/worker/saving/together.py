@@ -10,10 +10,10 @@ import torch
 
 from edl_hvd.clock import Clock
 from edl_hvd.errors import OwnedError, StorageError
-from edl_hvd.worker.collectives import Collectives
-from edl_hvd.worker.durable import Checkpoints
-from edl_hvd.worker.memory import Memory
-from edl_hvd.worker.sync import broadcast_json
+from edl_hvd.worker.engine.collectives import Collectives
+from edl_hvd.worker.keeping.memory import Memory
+from edl_hvd.worker.keeping.sync import broadcast_json
+from edl_hvd.worker.saving.durable import Checkpoints
 from edl_hvd.world import World
 
 logger = logging.getLogger(__name__)

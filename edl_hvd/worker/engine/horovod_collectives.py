@@ -12,7 +12,7 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 
 from edl_hvd.errors import UsageError, WorldBrokenError
-from edl_hvd.worker.departures import Departures
+from edl_hvd.worker.engine.departures import Departures
 from edl_hvd.worker.progress import progress
 
 _OPERATIONS = {"sum": hvd.Sum, "max": hvd.Max, "min": hvd.Min}
@@ -22,7 +22,7 @@ _POLL_S, _LONGEST_POLL_S, _POLLS_OF_A_WAIT = 0.0001, 0.01, 50
 
 
 class HorovodCollectives:
-    """See :class:`edl_hvd.worker.collectives.Collectives`; runs on whatever Horovod was built with.
+    """See :class:`edl_hvd.worker.engine.collectives.Collectives`; runs on whatever Horovod was built with.
 
     Names are constant per purpose: Horovod negotiates a name it has seen before from its cache.
 
@@ -50,19 +50,46 @@ class HorovodCollectives:
         if scale != 1.0:
             tensor.mul_(scale)
         flat = _in_memory_order(tensor).detach()
-        # Python's lock would be needed to let go of a tensor to which nothing but a Python object refers. Horovod's
-        # thread, giving up, lets go of all it was handed while it holds the lock that queueing waits for, and Python's
-        # lock is held then. A view refers to its tensor from C++.
-        self._kept.append(flat.view(-1))
+        self._keep(flat)
         with _translated():
             handle: int = hvd.allreduce_async_(flat, name=name, op=hvd.Sum)
             return handle
+
+    def _keep(self, *tensors: torch.Tensor) -> None:
+        """Before anything is queued after them.
+
+        Python's lock would be needed to let go of a tensor to which nothing but a Python object refers. Horovod's
+        thread, giving up, lets go of all it was handed while it holds the lock that queueing waits for, and Python's
+        lock is held then. A view refers to its tensor from C++.
+        """
+        self._kept += [tensor.view(-1) for tensor in tensors]
 
     def finish(self, handles: Sequence[int]) -> None:
         with _translated(), progress.waiting():
             for handle in handles:
                 self._finish(handle)
         self._kept.clear()
+
+    def start_exchange(self, tensor: torch.Tensor, sizes: Sequence[int], name: str) -> int:
+        splits = torch.tensor(sizes, dtype=torch.int32)
+        self._keep(tensor, splits)
+        with _translated():
+            handle: int = hvd.alltoall_async(tensor, splits, name=name)
+        self._keep(*hvd.mpi_ops._handle_map[handle][-1])  # what Horovod writes to
+        return handle
+
+    def start_gather(self, tensor: torch.Tensor, name: str) -> int:
+        self._keep(tensor)
+        with _translated():
+            handle: int = hvd.allgather_async(tensor, name)
+        self._keep(hvd.mpi_ops._handle_map[handle][-1])
+        return handle
+
+    def result(self, handle: int) -> torch.Tensor:
+        with _translated(), progress.waiting():
+            result = self._finish(handle)
+        tensor: torch.Tensor = result[0] if isinstance(result, tuple) else result
+        return tensor
 
     def allreduce(self, tensor: torch.Tensor, op: str) -> torch.Tensor:
         name = f"edl_hvd.{op}.{tuple(tensor.shape)}"

@@ -30,12 +30,12 @@ from edl_hvd import key_value_store
 from edl_hvd.errors import RendezvousError
 from edl_hvd.key_value_store import KeyValueStore
 from edl_hvd.settings import Launch, Settings
-from edl_hvd.worker.children import keep_from_children
-from edl_hvd.worker.departures import Departures
-from edl_hvd.worker.engine import Engine
-from edl_hvd.worker.meeting import Go, Guest, Hello, Host
-from edl_hvd.worker.rendezvous import Dismissed, Handover, Joined
-from edl_hvd.worker.sockets import open_sockets
+from edl_hvd.worker.engine.children import keep_from_children
+from edl_hvd.worker.engine.departures import Departures
+from edl_hvd.worker.engine.engine import Engine
+from edl_hvd.worker.engine.sockets import open_sockets
+from edl_hvd.worker.joining.meeting import Go, Guest, Hello, Host
+from edl_hvd.worker.joining.rendezvous import Dismissed, Handover, Joined
 from edl_hvd.world import World
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class _ChangeListener:
 
 
 class HorovodRendezvous:
-    """See :class:`edl_hvd.worker.rendezvous.Rendezvous`. For processes started by ``horovodrun``.
+    """See :class:`edl_hvd.worker.joining.rendezvous.Rendezvous`. For processes started by ``horovodrun``.
 
     Args:
         launch: What the launcher put into the environment.

@@ -1,0 +1,1 @@
+"""Handing the state to a newcomer while the training goes on."""

@@ -1,0 +1,1 @@
+"""One step of the whole world's batch."""

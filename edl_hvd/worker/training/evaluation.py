@@ -1,0 +1,114 @@
+"""The loop over a validation set: each sample on one rank, going on where the last commit was.
+
+Between commits no rank waits for another. All ranks go through the same rounds, one batch each, and commit after the
+same ones: rank 0 measures how long rounds take, and with each commit tells the others after how many the next one is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.data.evaluation import EvaluationSampler
+from edl_hvd.data.randomness import seed_everything
+from edl_hvd.errors import UsageError
+from edl_hvd.worker.progress import progress
+from edl_hvd.worker.training.batching import next_item
+
+if TYPE_CHECKING:
+    from edl_hvd.worker.state import State
+
+_COMMIT_S = 1.0
+# Between commits. As much is done twice after a death, and so long a change of the world waits; a commit takes
+# milliseconds.
+
+
+def evaluate(state: State, loader: Any, clock: Clock = SYSTEM_CLOCK) -> Iterator[Any]:
+    """See :meth:`edl_hvd.State.evaluate`."""
+    name, sampler = _sampler_of(state, loader)
+    if state.counting.is_in_pass:
+        raise UsageError(
+            "state.evaluate() was called inside a loop of state.batches() or state.evaluate(), where not every rank "
+            "may come by; call it after the loop has ended"
+        )
+    number = sampler.begin(state.epoch, state.step)
+    if number is None:
+        return
+    state.counting.enter_pass(f"{name}/{state.epoch}/{state.step}/{number}")
+    life, was_validating = state.life, progress.is_validating
+    progress.is_validating = lambda: True
+    try:
+        yield from _rounds(state, sampler, loader, _Pace(clock))
+        sampler.finish()
+        with progress.during("commit"):
+            state.counting.end_pass()
+            state.commit_light()
+    finally:
+        if state.life == life:
+            state.counting.leave_pass()
+            progress.is_validating = was_validating
+            progress.enter("script")
+
+
+def _rounds(state: State, sampler: EvaluationSampler, loader: Any, pace: _Pace) -> Iterator[Any]:
+    items = iter(loader)
+    for round_ in sampler.rounds():
+        for first, _ in round_.share:
+            progress.enter("input")
+            item = next_item(items, "evaluation")
+            progress.enter("compute")
+            progress.batches += 1
+            seed_everything(0, state.epoch, first)
+            yield item
+        sampler.offset = round_.end
+        if pace.is_due() and round_.end < sampler.length:
+            with progress.during("commit"):
+                pace.next(state.counting.pool(pace.proposal() if sampler.rank == 0 else 0))
+                state.commit_light()
+
+
+class _Pace:
+    """When to commit; the same on every rank."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._rounds, self._left = 1, 1
+        self._since_s = clock.monotonic_s()
+
+    def is_due(self) -> bool:
+        """A round has passed."""
+        self._left -= 1
+        return self._left == 0
+
+    def proposal(self) -> int:
+        """After how many rounds to commit next, as far as this rank can tell; at most twice as many as last time."""
+        seconds = max(self._clock.monotonic_s() - self._since_s, 1e-6)
+        return max(1, min(2 * self._rounds, round(self._rounds * _COMMIT_S / seconds)))
+
+    def next(self, rounds: int) -> None:
+        """All ranks have agreed on so many."""
+        self._rounds = self._left = rounds
+        self._since_s = self._clock.monotonic_s()
+
+
+def _sampler_of(state: State, loader: Any) -> tuple[str, EvaluationSampler]:
+    used = getattr(loader, "batch_sampler", None)
+    if not isinstance(used, EvaluationSampler):
+        raise UsageError(
+            f"state.evaluate() got a loader whose batch_sampler is {type(used).__name__}; expected DataLoader(dataset, "
+            "batch_sampler=EvaluationSampler(len(dataset), batch_size=…)), and that sampler given to State"
+        )
+    names = [name for name, handler in state.memory.handlers.items() if handler.value is used]
+    if not names:
+        raise UsageError(
+            "state.evaluate() got a loader whose EvaluationSampler is not part of the state, so its position would be "
+            "lost with a worker; expected State(…, val_batches=sampler) with the sampler of the loader"
+        )
+    length = len(loader.dataset) if hasattr(getattr(loader, "dataset", None), "__len__") else used.length
+    if length != used.length:
+        raise UsageError(
+            f"state.evaluate() got a data set of {length} samples and an EvaluationSampler of {used.length}; expected "
+            "EvaluationSampler(len(dataset), …)"
+        )
+    return names[0], used

@@ -1,0 +1,132 @@
+"""Schedulers that move when the optimizer did, or by what was trained: samples, epochs, scale-invariant steps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from edl_hvd.errors import SettingsError, UsageError
+from edl_hvd.interval import Interval
+
+_Scheduler = TypeVar("_Scheduler", bound=LRScheduler)
+
+SCALE_INVARIANT = "scale-invariant steps"
+_UNITS = ("samples", "epochs", "steps")
+_SCALE_INVARIANT = re.compile(r"(\S+)\s*scale-invariant steps?")
+# What is a sum of fractions may be short of a whole number by its rounding.
+_ROUNDING = 1e-9
+
+
+class GatedScheduler:
+    """Mixed into the class of a scheduler that is given to ``State``.
+
+    Attributes:
+        edl_moves: How often it moved; the same on every rank at a commit.
+        edl_ready: The optimizer has stepped since it last moved.
+    """
+
+    edl_moves: int
+    edl_ready: bool
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Move, if an optimizer step really happened since the last move; else do nothing."""
+        if self.edl_ready:
+            self.edl_ready = False
+            self.edl_moves += 1
+            super().step(*args, **kwargs)  # type: ignore[misc]
+
+
+def gate(scheduler: LRScheduler) -> None:
+    """Extend the class of a scheduler in place; its state then includes the two attributes."""
+    if isinstance(scheduler, (GatedScheduler, PacedScheduler)):
+        return
+    kind = type(scheduler)
+    scheduler.__class__ = type(kind.__name__, (GatedScheduler, kind), {})
+    scheduler.edl_moves = 0  # type: ignore[attr-defined]
+    scheduler.edl_ready = False  # type: ignore[attr-defined]
+
+
+def catch_up(scheduler: Any, moves: int) -> None:
+    """Move a scheduler that its user did not step here, because this worker was dealt no batch."""
+    while scheduler.edl_moves < moves:
+        scheduler.edl_ready = True
+        scheduler.step()
+
+
+class PacedScheduler:
+    """Mixed into the class of a scheduler that :func:`schedule` is given; ``State`` moves it.
+
+    Attributes:
+        edl_every: How often. Of the class, so that what a checkpoint says does not replace it.
+        edl_moves: How often it moved.
+    """
+
+    edl_every: Interval
+    edl_moves: int
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        raise UsageError(
+            f"{type(self).__name__}.step() was called, but edl_hvd.schedule has State move it every "
+            f"{self.edl_every.count:g} {self.edl_every.unit}; remove the call"
+        )
+
+    def edl_move(self, positions: Mapping[str, float]) -> None:
+        """Move as often as the run has come by now.
+
+        Args:
+            positions: Where the run is, by each unit.
+        """
+        target = int(positions[self.edl_every.unit] / self.edl_every.count + _ROUNDING)
+        while self.edl_moves < target:
+            self.edl_moves += 1
+            super().step()  # type: ignore[misc]
+
+
+def schedule(scheduler: _Scheduler, every: str) -> _Scheduler:
+    """Have ``State`` move a scheduler by what was trained, instead of the script by its loop.
+
+    The number of optimizer steps in an epoch depends on the world where each worker has a batch of its own; samples and
+    epochs do not, and scale-invariant steps are those that the script would have made with its own batch. Do not call
+    ``scheduler.step()`` then.
+
+    Args:
+        scheduler: Any of ``torch.optim.lr_scheduler`` whose ``step()`` takes no argument. The same object comes back;
+            it has to be given to ``State``.
+        every: What it moves after: "1000 samples", "1 epoch", "0.1 epochs", "100 steps" or "100 scale-invariant steps".
+
+    Raises:
+        UsageError: ``every`` is not understood, or the scheduler cannot be moved like that.
+    """
+    interval = _interval(every)
+    if isinstance(scheduler, (GatedScheduler, PacedScheduler)):
+        raise UsageError(
+            f"this {type(scheduler).__name__} is scheduled already, or State has it; call edl_hvd.schedule once, "
+            "before State(…)"
+        )
+    if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
+        raise UsageError(
+            f"edl_hvd.schedule was given {type(scheduler).__name__}, which it cannot move; expected a scheduler of "
+            "torch.optim.lr_scheduler whose step() takes no argument, so not ReduceLROnPlateau"
+        )
+    kind = type(scheduler)
+    scheduler.__class__ = type(kind.__name__, (PacedScheduler, kind), {"edl_every": interval})
+    scheduler.edl_moves = 0  # type: ignore[attr-defined]
+    return scheduler
+
+
+def _interval(every: str) -> Interval:
+    text = str(every).strip().lower()
+    scale_invariant = _SCALE_INVARIANT.fullmatch(text)
+    try:
+        interval = Interval.parse(f"{scale_invariant[1]} steps" if scale_invariant else text)
+    except SettingsError:
+        interval = None
+    if interval is None or interval.unit not in _UNITS:
+        raise UsageError(
+            f"edl_hvd.schedule was given every={every!r}; expected what a scheduler moves after, such as "
+            "'1000 samples', '1 epoch', '100 steps' or '100 scale-invariant steps'"
+        )
+    return Interval(interval.count, SCALE_INVARIANT) if scale_invariant else interval
