@@ -18,7 +18,7 @@ from servers import AwsServer
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot, layout, steps
 from edl_hvd.cli.main import main
 from edl_hvd.storage import Storage, open_storage
-from edl_hvd.worker.memory import Memory
+from edl_hvd.worker.keeping.memory import Memory
 
 STEPS = [30, 20, 10]
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -55,11 +55,12 @@ class AtCall:
 
 @dataclass(frozen=True)
 class AtFileByte:
-    """When a rank, from its so manyth checkpoint on, has written so many bytes of one file."""
+    """When a rank has written this share of the bytes of its so manyth file whose key holds a word."""
 
     rank: int
-    checkpoint: int
+    word: str
     number: int
+    share: float
 
 
 @dataclass(frozen=True)
@@ -154,14 +155,21 @@ def _moment_in_a_folder(numbers: random.Random, act: str, large: bool, victims: 
     if not victims or (act == "write" and numbers.random() < 0.2):
         return AfterSeconds(numbers.uniform(0, 0.3))
     rank = numbers.choice(victims)
-    if act == "write" and numbers.random() < 0.25:
-        # Every second one within the small files: parts, signs of life, and the manifest.
-        most = _BYTES[large] // 2 if numbers.random() < 0.5 else 5000
-        return AtFileByte(rank, numbers.randrange(CHECKPOINTS), numbers.randrange(most))
+    if act == "take" and numbers.random() < 0.4:
+        return AtFileByte(0, "owners", 1, _share(numbers))
+    if act == "write" and numbers.random() < 0.3:
+        small = "manifest" if rank == 0 else "parts"
+        word = small if numbers.random() < 0.7 else "tensors"
+        return AtFileByte(rank, word, numbers.randint(1, CHECKPOINTS), _share(numbers))
     if act == "write" and 0 in victims and numbers.random() < 0.7:
         word, number = _at_something_named(numbers)
         return AtCall(0, number, word)
     return AtCall(rank, numbers.randint(1, {"write": CHECKPOINTS * _CALLS, "restore": 14, "take": 35}[act]))
+
+
+def _share(numbers: random.Random) -> float:
+    """Of a file's bytes: often none, when there is a file already and nothing in it, and never all."""
+    return 0.0 if numbers.random() < 0.2 else numbers.random()
 
 
 def _at_something_named(numbers: random.Random) -> tuple[str, int]:

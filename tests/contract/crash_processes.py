@@ -33,6 +33,7 @@ from edl_hvd.clock import SYSTEM_CLOCK
 from edl_hvd.events import CheckpointFailed, CheckpointWritten
 from edl_hvd.storage import Storage, StoredObject, open_storage, retries
 from edl_hvd.storage.parts import Cut
+from edl_hvd.storage.pieces import Data, Pieces
 from edl_hvd.storage.retries import Patience
 from edl_hvd.storage.s3 import S3Storage
 
@@ -166,8 +167,6 @@ def write(work: Work, storage: Storage, world: World) -> None:
         if following is None:
             return
         step = following
-        if isinstance(work.moment, AtFileByte) and work.moment.rank == work.rank:
-            _limit_files(work.moment, step - work.first_step)
         if work.rank == 0:
             world.set_step(0, step)
         state = snapshot_of(step, work.variant, work.large)
@@ -211,12 +210,25 @@ def _no_damage(event: object) -> None:
     raise AssertionError(event)
 
 
-def _limit_files(moment: AtFileByte, checkpoint: int) -> None:
-    """From a checkpoint on, the system ends this process where it would write beyond so many bytes of a file."""
-    if checkpoint >= moment.checkpoint:
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (moment.number, resource.RLIM_INFINITY))
+def _die_within_a_file(moment: AtFileByte, storage: Storage) -> None:
+    """Let the system end this process where it would write on in that file, whatever it is called until it is whole."""
+    left = moment.number
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # the main thread's right, and the writing is done by another
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+    def dying(write: Callable[[str, Data], None]) -> Callable[[str, Data], None]:
+        def put(key: str, data: Data) -> None:
+            nonlocal left
+            left -= moment.word in key
+            if left == 0:
+                most = int(moment.share * Pieces(data).size_bytes)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+            write(key, data)
+
+        return put
+
+    for name in ("write", "write_new"):
+        setattr(storage, name, dying(getattr(storage, name)))
 
 
 _CALLS_WITH_FILES = {"open", "os.mkdir", "os.rmdir", "os.link", "os.rename", "os.remove", "os.scandir"}
@@ -300,6 +312,8 @@ def _fork(line: Connection, clients: Clients, work: Work, world: World, waiting:
         storage = clients.storage(work.folder, work.large) if work.on_s3 else open_storage(work.folder)
         if isinstance(work.moment, AtCall) and work.moment.rank == work.rank:
             _die_at_call(work, work.moment, world)
+        if isinstance(work.moment, AtFileByte) and work.moment.rank == work.rank:
+            _die_within_a_file(work.moment, storage)
         ACTS[work.act](work, storage, world)
         tell(work.log, ended=work.rank)
         code = 0

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
@@ -124,7 +125,10 @@ def test_whenever_writers_are_killed_what_is_listed_restores_bit_for_bit(
         for process in processes:
             process.start()
         _wait_for_a_newer_one(storage, newest, processes)
-        pause.wait(numbers.uniform(0, 0.1))
+        started_s, first = time.monotonic(), max(steps(storage))
+        _wait_for_a_newer_one(storage, first, processes)
+        one_s = (time.monotonic() - started_s) / (max(steps(storage)) - first)
+        pause.wait(numbers.uniform(0, one_s))  # somewhere within the next one, however slow the machine is
         numbers.shuffle(processes)
         for number, process in enumerate(processes):
             assert process.pid is not None

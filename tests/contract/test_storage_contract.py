@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+import time
 import uuid
 from array import array
 from collections.abc import Callable, Iterator
@@ -205,6 +206,14 @@ def test_every_writer_sees_what_another_wrote(opener: Callable[[], Storage]) -> 
     assert not first.exists("x/one")
     assert first.list() == []
     assert first.url == second.url
+
+
+def test_a_listing_says_when_an_object_was_written_if_the_storage_does(storage: Storage) -> None:
+    storage.write("old/new", b"1")
+    [entry] = storage.list("old/")
+    if storage.url.startswith(("file:", "s3:")):
+        assert entry.written_s is not None
+    assert entry.written_s is None or abs(time.time() - entry.written_s) < 600  # of one machine
 
 
 def test_deleting_removes_one_object_and_missing_is_fine(storage: Storage) -> None:

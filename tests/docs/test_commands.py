@@ -75,7 +75,9 @@ HOW: dict[str, Here | By | Ci] = {
     "make lint": Ci("make lint"),
     "make setup": Ci("make setup"),
     "SHORT=1 make imagenet-demo": Ci("SHORT=1 make imagenet-demo"),
-    "SHORT=1 LAUNCHER=horovodrun make imagenet-demo": Ci("SHORT=1 LAUNCHER=horovodrun make imagenet-demo"),
+    "SHORT=1 EXACT=1 SCHEDULE=7 make imagenet-demo": Ci("SHORT=1 EXACT=1 SCHEDULE=7 make imagenet-demo"),
+    "SHORT=1 EXACT=1 LAUNCHER=horovodrun make imagenet-demo":
+        Ci("SHORT=1 EXACT=1 LAUNCHER=horovodrun make imagenet-demo"),
     "edl-hvd build-horovod": Ci("make setup"),
     "edl-hvd build-horovod --check-only": Here(prints="allreduce over gloo"),
     "edl-hvd doctor": Here(prints="Ready to train"),
@@ -128,6 +130,7 @@ HOW: dict[str, Here | By | Ci] = {
         By("tests/docs/test_commands.py::test_the_command_works"),
     "python benchmarks/discovery.py": Here(more="2", prints="from_ec2, first poll"),
     # All of it takes half an hour. Here: one row of it, without the launchers that hang.
+    "python benchmarks/sampler.py": Here(more="--small 100000 --shard-samples 10", prints="4 x 8, ten changes of the"),
     "python benchmarks/faults.py": Here(more="--cases single --launchers edlrun", prints="well"),
     "python examples/imagenet/train.py --data /data/imagenet": Here(swaps=(DIGITS,), more=SHORT),
     "horovodrun -np 2 --min-np 1 --max-np 8 --network-interfaces eth0 "
@@ -217,7 +220,7 @@ import sys
 import torch
 from edl_hvd.checkpoint import CheckpointWriter
 from edl_hvd.storage import open_storage
-from edl_hvd.worker.memory import Memory
+from edl_hvd.worker.keeping.memory import Memory
 
 memory = Memory({"model": torch.nn.Linear(4, 3)})
 writer = CheckpointWriter(open_storage(sys.argv[1]), keep=3)

@@ -8,8 +8,8 @@ if "EDL_HVD_PAST_LIFE" in os.environ:
     print("runs anew", flush=True)
     sys.exit()
 
-from edl_hvd.worker.departures import Departures
-from edl_hvd.worker.engine import Engine
+from edl_hvd.worker.engine.departures import Departures
+from edl_hvd.worker.engine.engine import Engine
 from edl_hvd.world import World
 
 MEMBERS = ("localhost:0", "localhost:1")

@@ -55,6 +55,7 @@ class Job:
         environment: More environment variables.
         launcher: "horovodrun" or "edlrun".
         interfaces: What ``horovodrun`` is given as ``--network-interfaces``; without, it waits for a second host.
+        script: What the workers of engine "edl_hvd" run.
         own_command: Words to be run instead of a launcher's, before the job's folder.
         deadline_s: So long after its start, or after the last strike of a fault, the job is stuck; if left out,
             ``DEADLINES_S`` of its engine.
@@ -72,6 +73,7 @@ class Job:
     launcher: str = "horovodrun"
     interfaces: str | None = "lo"
     own_command: tuple[str, ...] = ()
+    script: str = "worker_script.py"
 
 
 @dataclass(frozen=True)
@@ -149,13 +151,13 @@ def run(job: Job, folder: Path) -> Outcome:
             raise JobStuckError(f"{error}; end of its output:\n{text[-6000:]}") from None
         finally:
             _end_all(token, launcher)
-    return _outcome(folder, launcher.returncode, seconds, left)
+    return outcome_of(folder, launcher.returncode, seconds, left)
 
 
 def command(job: Job, folder: Path) -> list[str]:
     if job.own_command:
         return [*job.own_command, str(folder)]
-    script = HERE / ("worker_script.py" if job.engine == "edl_hvd" else "stock_script.py")
+    script = HERE / (job.script if job.engine == "edl_hvd" else "stock_script.py")
     slots = job.np or sum(int(host.partition(":")[2]) for host in job.hosts)
     launcher = [str(Path(sys.executable).with_name(job.launcher)), "-np", str(slots), "--min-np", str(job.min_np)]
     launcher += ["--max-np", "8", "--host-discovery-script", str(folder / "discover.sh")]
@@ -372,7 +374,7 @@ def _send(pid: int, number: int) -> None:
 # -- what came of it ------------------------------------------------------------------------------------------------
 
 
-def _outcome(folder: Path, exit_code: int, seconds: float, left: list[str]) -> Outcome:
+def outcome_of(folder: Path, exit_code: int, seconds: float, left: list[str]) -> Outcome:
     trace = [json.loads(line) for path in folder.glob("trace/*") for line in path.read_text().splitlines(keepends=True)
              if line.endswith("\n")]  # fmt: skip
     fired: dict[int, int] = {}

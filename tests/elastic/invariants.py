@@ -82,10 +82,12 @@ def _small_batches(job: Job, outcome: Outcome, epochs: int) -> list[tuple[int, i
         for event in outcome.events
         if event["event"] == "commit" and event["step"] > start[event["generation"]]
     }
+    chosen = {line["step"] + 1: line["full"] for line in outcome.lines("step") if "full" in line}
     before = 0
     small = []
-    for _, commit in sorted(commits.items()):
-        samples, full = commit["samples"] - before, training.worker_batch * commit["size"]
+    for step, commit in sorted(commits.items()):
+        full = chosen[step] if training.most else training.worker_batch * commit["size"]
+        samples = commit["samples"] - before
         before = commit["samples"]
         if samples < full:
             small.append((samples, full))

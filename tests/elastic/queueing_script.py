@@ -10,7 +10,7 @@ import horovod.torch as hvd
 import torch
 
 from edl_hvd.errors import WorldBrokenError
-from edl_hvd.worker.horovod_collectives import HorovodCollectives
+from edl_hvd.worker.engine.horovod_collectives import HorovodCollectives
 
 ENOUGH_IN_THE_QUEUE = 50
 

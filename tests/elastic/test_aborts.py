@@ -46,7 +46,7 @@ def test_a_member_that_died_after_it_gave_its_address_does_not_take_the_others_a
 
 def test_after_it_an_abort_ends_the_process_as_ever():
     code = (
-        "import ctypes, threading, edl_hvd.worker.abort_guard as guard\n"
+        "import ctypes, threading, edl_hvd.worker.engine.abort_guard as guard\n"
         "abort = ctypes.CDLL(None).abort\n"
         "with guard.hold_aborts() as aborted:\n"
         "    pass\n"
@@ -57,7 +57,7 @@ def test_after_it_an_abort_ends_the_process_as_ever():
 
 def test_a_thread_that_aborts_is_held_and_the_others_go_on():
     code = (
-        "import ctypes, os, threading, edl_hvd.worker.abort_guard as guard\n"
+        "import ctypes, os, threading, edl_hvd.worker.engine.abort_guard as guard\n"
         "abort = ctypes.CDLL(None).abort\n"
         "with guard.hold_aborts() as aborted:\n"
         "    threading.Thread(target=abort, daemon=True).start()\n"

@@ -43,6 +43,15 @@ def test_fewer_samples_in_the_data_set_than_workers(run_either, alone, engine):
     check(job, outcome, alone(training) if engine == "edl_hvd" else None)
 
 
+@pytest.mark.parametrize("most", [None, 16])
+def test_a_step_made_before_the_world_broke_keeps_its_samples_in_a_smaller_one(run_either, most):
+    """Three workers make a step of 12 samples, then a collective of the script's own fails: two go on."""
+    training = Training(worker_batch=4, most=most, extra=("metric",), epochs=4)
+    job = Job(hosts=THREE_HOSTS, faults=(kill(rank=1, size=3, at="update", step=5),), training=training)
+    outcome = run_either(job)
+    check(job, outcome)
+
+
 def test_a_worker_dies_when_fewer_samples_are_left_than_workers(run_either, alone):
     training = Training(samples=25)
     job = Job(hosts=THREE_HOSTS, faults=(kill(rank=0, step=7),), training=training)

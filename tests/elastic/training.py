@@ -27,6 +27,8 @@ class Training:
         global_batch: Samples per optimizer step over the whole world.
         micro_batch: Samples per forward; ``None`` splits the global batch evenly.
         worker_batch: Samples per worker instead of a global batch.
+        most: With ``worker_batch``: the batch is chosen while the job runs, from that to this.
+        rule: With ``worker_batch``: how the learning rate follows.
         optimizer: "sgd" (momentum 0.9, weight decay 0.1), "plain" (no momentum, no decay) or "adamw".
         commit_every: Steps between commits.
         pause_s: Sleep in each step, so that there is time for something to happen.
@@ -37,8 +39,8 @@ class Training:
             worker waits in the middle of sending it.
         layers: Hidden ones. With many, a worker is most of the time about to hand a gradient over.
         ballast_mb: Size of a table that belongs to the state and that no step moves.
-        extra: Switches of single tests: "scheduler" (halves the learning rate each epoch), "clip" (the script moves
-            weights besides the optimizer), "metric" (a collective
+        extra: Switches of single tests: "shards" (the samples come from tar files), "scheduler" (halves the learning
+            rate each epoch), "clip" (the script moves weights besides the optimizer), "metric" (a collective
             of the script's own after each optimizer step), "check" (stock Horovod: look for host updates in every
             step).
     """
@@ -50,6 +52,8 @@ class Training:
     global_batch: int = 8
     micro_batch: int | None = 2
     worker_batch: int | None = None
+    most: int | None = None
+    rule: str = "linear"
     optimizer: str = "sgd"
     commit_every: int = 1
     pause_s: float = 0.02
@@ -64,7 +68,7 @@ class Training:
     @property
     def keeps_ledger(self) -> bool:
         """AdamW and a changing learning rate do not take one off per sample."""
-        return self.optimizer != "adamw" and "scheduler" not in self.extra
+        return self.optimizer != "adamw" and "scheduler" not in self.extra and self.rule == "linear"
 
     def save(self, folder: Path) -> None:
         (folder / "training.json").write_text(json.dumps(asdict(self)))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from faults import Points
+from sharded import open_shards
 from training import Training, build, loss_of, weights_of, write_report
 
 
@@ -39,12 +40,24 @@ def main(folder: Path) -> None:
         _install(points)
     model, optimizer, dataset = build(training, ledger_rate=training.worker_batch or training.global_batch)
     optimizer = edl_hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-    if training.worker_batch:
-        policy: Any = edl_hvd.WorkerBatch(training.worker_batch, learning_rate="linear")
+    policy: Any
+    if training.most:
+        policy = edl_hvd.WorkerBatch("auto", training.rule, min=training.worker_batch, max=training.most)
+    elif training.worker_batch:
+        policy = edl_hvd.WorkerBatch(training.worker_batch, training.rule)
     else:
         policy = edl_hvd.GlobalBatch(training.global_batch, training.micro_batch)
-    batches = edl_hvd.ElasticBatchSampler(len(dataset), policy=policy, seed=0)
-    loader = torch.utils.data.DataLoader(dataset, batch_sampler=batches, num_workers=training.loader_workers)
+    if "shards" in training.extra:
+        dataset = open_shards(folder, dataset)
+        batches = dataset.sampler(policy=policy, seed=0, interleave=2)
+    else:
+        batches = edl_hvd.ElasticBatchSampler(len(dataset), policy=policy, seed=0)
+    loader = torch.utils.data.DataLoader(
+        dataset,
+        batch_sampler=batches,
+        num_workers=training.loader_workers,
+        persistent_workers="shards" in training.extra and training.loader_workers > 0,
+    )
     kept: dict[str, Any] = {}
     if "scheduler" in training.extra:
         kept["scheduler"] = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
@@ -76,7 +89,8 @@ def main(folder: Path) -> None:
             for batch in state.batches(loader):
                 points.step = state.step
                 rate = optimizer.param_groups[0]["lr"]
-                points.note("step", step=state.step, rank=points.rank, size=points.size, lr=rate)
+                full = batches.global_batch(points.size)
+                points.note("step", step=state.step, rank=points.rank, size=points.size, lr=rate, full=full)
                 points.reach("step")
                 optimizer.zero_grad()
                 loss = loss_of(model, batch)
@@ -112,6 +126,8 @@ def main(folder: Path) -> None:
         notes=state.notes,
         lr=optimizer.param_groups[0]["lr"],
         weights_by_epoch=weights_by_epoch,
+        scale_invariant_steps=state.scale_invariant_steps,
+        noise=state.gradient_noise_scale,
     )
 
 
@@ -135,7 +151,7 @@ def _install(points: Points) -> None:
     def place() -> None:
         points.rank, points.size = edl_hvd.rank(), edl_hvd.size()
 
-    points.around("edl_hvd.worker.horovod_rendezvous:HorovodRendezvous._meet", "rendezvous")
+    points.around("edl_hvd.worker.joining.horovod_rendezvous:HorovodRendezvous._meet", "rendezvous")
     points.around("horovod.torch:init", "forming")
     poll, stalled_in = hvd.poll, []
 
@@ -146,16 +162,16 @@ def _install(points: Points) -> None:
         return world not in stalled_in and poll(handle)
 
     hvd.poll = poll_or_stall
-    points.around("edl_hvd.worker.horovod_rendezvous:HorovodRendezvous.leave", "leaving")
-    points.around("edl_hvd.worker.driver_rendezvous:DriverRendezvous._next_world", "ready")
-    points.around("edl_hvd.worker.driver_rendezvous:DriverRendezvous._enter", "rendezvous")
-    points.around("edl_hvd.worker.driver_rendezvous:DriverRendezvous.leave", "leaving")
-    points.around("edl_hvd.worker.follower:Following.work", "following")
-    points.around("edl_hvd.worker.memory:Memory.complete", "followed", prepare=lambda: points.note("followed"))
+    points.around("edl_hvd.worker.joining.horovod_rendezvous:HorovodRendezvous.leave", "leaving")
+    points.around("edl_hvd.worker.joining.driver_rendezvous:DriverRendezvous._next_world", "ready")
+    points.around("edl_hvd.worker.joining.driver_rendezvous:DriverRendezvous._enter", "rendezvous")
+    points.around("edl_hvd.worker.joining.driver_rendezvous:DriverRendezvous.leave", "leaving")
+    points.around("edl_hvd.worker.newcomers.follower:Following.work", "following")
+    points.around("edl_hvd.worker.keeping.memory:Memory.complete", "followed", prepare=lambda: points.note("followed"))
     points.around("horovod.torch:shutdown", "shutdown")
     points.around("edl_hvd.worker.loop:Session._synchronise", "sync", prepare=place)
-    points.around("edl_hvd.worker.horovod_collectives:HorovodCollectives.broadcast_", "broadcast", prepare=place)
-    points.around("edl_hvd.worker.snapshot:SnapshotBuffers.fill", "commit")
+    points.around("edl_hvd.worker.engine.horovod_collectives:HorovodCollectives.broadcast_", "broadcast", prepare=place)
+    points.around("edl_hvd.worker.keeping.snapshot:SnapshotBuffers.fill", "commit")
     points.around("edl_hvd.worker.loop:Session.agree", "committed")
 
 

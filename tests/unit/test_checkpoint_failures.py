@@ -246,6 +246,8 @@ def test_abandon_while_the_share_is_looked_through_lets_go_of_the_snapshot_after
     first, go_on = threading.Event(), threading.Event()
 
     def slowly(data: Any) -> str:
+        if isinstance(data, bytes):
+            return real(data)  # the header, which is no part of the snapshot
         read.append(len(data))
         first.set()
         go_on.wait()

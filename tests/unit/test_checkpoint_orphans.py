@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 import uuid
+from pathlib import Path
 
 import pytest
-from checkpoints import Gate, WatchedStorage, assert_equal, nothing_reported, snapshot_of, write_rank
+from checkpoints import Gate, WatchedStorage, assert_equal, nothing_reported, snapshot_of, write, write_rank
 from clocks import FakeClock
 from hypothesis import given
 from hypothesis import strategies as st
 from test_checkpoint_ownership import elsewhere
 
 from edl_hvd.checkpoint import CheckpointWriter, layout, restore, restore_newest, steps
-from edl_hvd.checkpoint.collector import GRACE_S, orphans
+from edl_hvd.checkpoint.collector import GRACE_S, orphans, plan_by_hand
 from edl_hvd.checkpoint.ownership import take
-from edl_hvd.checkpoint.retention import Facts
+from edl_hvd.checkpoint.retention import Facts, Keep, carry_out
+from edl_hvd.clock import SYSTEM_CLOCK
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, Event
 from edl_hvd.interval import Interval
-from edl_hvd.storage import StoredObject
+from edl_hvd.storage import StoredObject, open_storage
 
 
 class Job:
@@ -249,3 +253,44 @@ def test_an_orphan_is_a_piece_that_no_manifest_at_its_step_names(
         and (step not in named or (named[step] is not None and one not in facts[layout.manifest_key(step)].files))  # type: ignore[union-attr]
     }
     assert found == expected
+
+
+def test_pruning_by_hand_takes_what_was_left_more_than_an_hour_ago_beside_what_stays(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path))
+    write(storage, snapshot_of(10), keep=9)
+    for rank, attempt in ((1, "long-dead"), (2, "just-dead")):
+        write_rank(storage, snapshot_of(10, 1), rank, 3, attempt)
+    write_rank(storage, snapshot_of(30), 1, 2, "newer than any checkpoint".replace(" ", "-"))
+    write(storage, snapshot_of(20), keep=9)
+    for entry in storage.list(layout.ROOT):
+        age_s = GRACE_S - 60 if "just-dead" in entry.key or "00002-of" in entry.key else GRACE_S + 60
+        os.utime(tmp_path / entry.key, (time.time() - age_s,) * 2)
+    before = {entry.key for entry in storage.list()}
+    pruning = plan_by_hand(storage, Keep(9), SYSTEM_CLOCK)
+    carry_out(storage, pruning, lambda done, of: None)
+    gone = before - {entry.key for entry in storage.list()}
+    assert sorted(gone) == sorted(pruning.orphans) == sorted(pruning.keys)
+    assert [layout.step_of(key) for key in pruning.orphans] == [10, 10]
+    assert any("long-dead" in key for key in gone)
+    assert not any("just-dead" in key for key in gone)
+    for step in (10, 20):
+        assert_equal(restore(storage, step), snapshot_of(step))
+
+
+def test_pruning_by_hand_leaves_what_it_does_not_know_the_age_of() -> None:
+    storage = open_storage(f"memory://{uuid.uuid4().hex}")
+    write(storage, snapshot_of(10))
+    write_rank(storage, snapshot_of(10, 1), 1, 2, "dead")
+    clock = FakeClock()
+    clock.now_s += 10 * GRACE_S
+    assert plan_by_hand(storage, Keep(1), clock).keys == []
+
+
+def test_pruning_by_hand_leaves_pieces_beside_a_manifest_that_cannot_be_read(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path))
+    for step in (5, 10, 20):
+        write(storage, snapshot_of(step), keep=9)
+    (tmp_path / layout.manifest_key(10)).write_text("{")
+    for entry in storage.list(layout.ROOT):
+        os.utime(tmp_path / entry.key, (0, 0))
+    assert plan_by_hand(storage, Keep(2), SYSTEM_CLOCK).keys == []

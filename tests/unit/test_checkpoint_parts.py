@@ -20,7 +20,7 @@ from edl_hvd.checkpoint.entries import FileEntry, Piece, TensorEntry, stored_nam
 from edl_hvd.checkpoint.header import read_header
 from edl_hvd.checkpoint.manifest import Manifest, Part
 from edl_hvd.checkpoint.shards import DTYPE_NAMES, pack
-from edl_hvd.checkpoint.snapshot import check_snapshot
+from edl_hvd.checkpoint.snapshot import _is_json, _plain_problems, check_snapshot
 from edl_hvd.errors import StateError, StorageError
 from edl_hvd.storage import StoredObject
 
@@ -118,7 +118,7 @@ def test_each_chunk_of_each_tensor_has_its_checksum_however_the_tensor_lies_in_m
     for name, tensor in tensors.items():
         data = tensor.contiguous().numpy().tobytes()
         expected = [checksum(data[start : start + chunk_bytes]) for start in range(0, len(data), chunk_bytes)]
-        assert packed.checksums[name] == expected
+        assert packed.checksums()[name] == expected
     file = b"".join(packed.data)
     header = file[: packed.entry.header_bytes]
     assert packed.entry == FileEntry(len(file), len(header), checksum(header), chunk_bytes)
@@ -144,9 +144,9 @@ def test_each_look_at_the_snapshot_is_guarded_and_at_one_chunk() -> None:
         yield
 
     with pytest.raises(InterruptedError):
-        pack(tensors, chunk_bytes=100, guard=guard)
+        pack(tensors, chunk_bytes=100, guard=guard).checksums(guard)
     entered.clear()
-    pack(tensors, chunk_bytes=400, guard=guard)
+    pack(tensors, chunk_bytes=400, guard=guard).checksums(guard)
     assert len(entered) == 3
 
 
@@ -278,3 +278,16 @@ def test_listed_are_the_steps_with_a_manifest_newest_first_however_long_their_nu
     listed = [layout.manifest_key(step) for step in (10**13, 3, 20)]
     others = [layout.folder(5) + layout.shard_name(0, 1), "checkpoints/x/manifest.json", "other"]
     assert list(layout.manifests([StoredObject(key, 1) for key in listed + others])) == [10**13, 20, 3]
+
+
+LEAVES = some.none() | some.booleans() | some.integers() | some.floats() | some.text() | some.binary(max_size=2)
+VALUES = some.recursive(
+    LEAVES | some.tuples(some.integers()),
+    lambda inner: some.lists(inner, max_size=3) | some.dictionaries(some.text() | some.integers(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(value=VALUES)
+def test_the_quick_look_at_plain_state_finds_what_the_thorough_one_does(value: object) -> None:
+    assert _is_json(value) == (not list(_plain_problems(value, "plain")))

@@ -5,8 +5,8 @@ import threading
 import pytest
 from clocks import FakeClock
 
-from edl_hvd.worker.departures import Departures
-from edl_hvd.worker.native_call import NativeCall
+from edl_hvd.worker.engine.departures import Departures
+from edl_hvd.worker.engine.native_call import NativeCall
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from edl_hvd.errors import RendezvousError
 from edl_hvd.settings import Driver
-from edl_hvd.worker.driver_line import DriverLine
+from edl_hvd.worker.joining.driver_line import DriverLine
 
 
 @pytest.fixture

@@ -49,6 +49,12 @@ def flags(data: Path, *words: str) -> Namespace:
         (["--lr", "fast"], "argument --lr: found 'fast'", "expected a number greater than 0"),
         (["--weight-decay", "-1"], "argument --weight-decay: found '-1'", "expected a number, 0 or more"),
         (["--label-smoothing", "1"], "argument --label-smoothing: found '1'", "from 0 to less than 1"),
+        (["--exact"], "argument --exact: found it without --micro-batch", "expected --global-batch and --micro-batch"),
+        (
+            ["--exact", "--worker-batch", "64", "--micro-batch", "32"],
+            "argument --exact: found it without --global-batch",
+            "expected --global-batch and --micro-batch",
+        ),
         (["--crop-scale", "2"], "argument --crop-scale: found '2'", "from 0 to less than 1"),
         (["--arch", "resnet19"], "argument --arch: found 'resnet19'", "expected a classification model of torchvision"),
         (["--arch", "fcn_resnet50"], "argument --arch: found 'fcn_resnet50'", "expected a classification model"),
@@ -57,6 +63,13 @@ def flags(data: Path, *words: str) -> Namespace:
             "argument --micro-batch: found 65",
             "--global-batch, which is 64",
         ),
+        (
+            ["--worker-batch", "8", "--most-worker-batch", "7"],
+            "argument --most-worker-batch: found 7",
+            "no less than --worker-batch, which is 8",
+        ),
+        (["--most-worker-batch", "7"], "argument --most-worker-batch: found 7", "--worker-batch, which is left out"),
+        (["--scaling", "cubic"], "argument --scaling: invalid choice: 'cubic'", "'linear', 'sqrt', 'adascale'"),
         (
             ["--worker-batch", "8", "--micro-batch", "9"],
             "argument --micro-batch: found 9",

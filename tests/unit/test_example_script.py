@@ -8,7 +8,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "imagenet"))  # as if the example had been started
 
-from script import SCRIPT, Director, Scene
+from script import SCRIPT, Director, Scene, shifted
 
 JOIN = Scene("a host joins", 0.1, "add", "b", 2)
 KILL = Scene("a worker is killed", 0.2, "kill", "a", 1)
@@ -75,3 +75,13 @@ def test_scenes_that_did_not_happen_are_known():
 def test_the_script_has_all_that_can_happen_to_a_host():
     assert [(scene.action, scene.size) for scene in SCRIPT] == [("add", 2), ("kill", 1), ("add", 2), ("remove", 1)]
     assert [scene.at for scene in SCRIPT] == sorted(scene.at for scene in SCRIPT)
+
+
+def test_another_schedule_has_the_same_scenes_in_the_same_order_at_other_moments():
+    assert shifted(SCRIPT, 0) == SCRIPT
+    for seed in range(1, 50):
+        scenes = shifted(SCRIPT, seed)
+        assert [scene.title for scene in scenes] == [scene.title for scene in SCRIPT]
+        assert [scene.at for scene in scenes] == sorted(scene.at for scene in scenes)
+        assert all(0 < scene.at < 1 for scene in scenes)
+        assert scenes != SCRIPT

@@ -11,10 +11,10 @@ from torch import nn
 from worlds import alone
 
 import edl_hvd
-from edl_hvd.worker import frames, guide
-from edl_hvd.worker.follower import Following
-from edl_hvd.worker.frames import Frame
-from edl_hvd.worker.guide import Guide
+from edl_hvd.worker.newcomers import frames, guide
+from edl_hvd.worker.newcomers.follower import Following
+from edl_hvd.worker.newcomers.frames import Frame
+from edl_hvd.worker.newcomers.guide import Guide
 
 SECRET = "only the job knows"
 

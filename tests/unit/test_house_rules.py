@@ -20,9 +20,9 @@ ENVIRONMENT = {"environ", "environb", "getenv", "putenv", "unsetenv"}
 ALLOWED = {
     "settings.py": "the one place that reads settings from it",
     "discovery/poll.py": "keeps answers apart by the AWS_* variables that decide them",
-    "worker/engine.py": "sets what Horovod's native core reads when it starts",
-    "worker/driver_rendezvous.py": "the same, for the network interface",
-    "worker/mpi_rendezvous.py": "the same, before Horovod starts over MPI",
+    "worker/engine/engine.py": "sets what Horovod's native core reads when it starts",
+    "worker/joining/driver_rendezvous.py": "the same, for the network interface",
+    "worker/joining/mpi_rendezvous.py": "the same, before Horovod starts over MPI",
     "worker/process.py": "hands all of it to the process that takes this one's place",
 }
 

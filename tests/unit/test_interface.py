@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from edl_hvd.errors import PlatformError
-from edl_hvd.worker.interface import bind_to, interface_of, redirect
+from edl_hvd.worker.engine.interface import bind_to, interface_of, redirect
 
 REPLACE = """
 import _socket, ctypes, socket
 from pathlib import Path
-from edl_hvd.worker.interface import redirect
+from edl_hvd.worker.engine.interface import redirect
 
 def answer(buffer, size):
     ctypes.memmove(buffer, b"another\\0", 8)
@@ -30,7 +30,7 @@ print(socket.gethostname())
 
 HOROVOD = """
 import socket
-from edl_hvd.worker import interface
+from edl_hvd.worker.engine import interface
 
 interface.bind_to("lo")
 assert interface._name.answers, "else this host's name has to mean the address"

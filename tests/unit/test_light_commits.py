@@ -7,8 +7,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from worlds import alone
 
 import edl_hvd
-from edl_hvd.worker.collectives import SoloCollectives
-from edl_hvd.worker.memory import is_disturbed
+from edl_hvd.worker.engine.collectives import SoloCollectives
+from edl_hvd.worker.keeping.memory import is_disturbed
 
 WEIGHT = "model/0.weight"
 

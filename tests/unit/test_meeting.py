@@ -4,8 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from edl_hvd.worker.departures import Departures
-from edl_hvd.worker.meeting import Go, Guest, Hello, Host
+from edl_hvd.worker.engine.departures import Departures
+from edl_hvd.worker.joining.meeting import Go, Guest, Hello, Host
 
 GO = Go(generation=3, members=("a:0", "b:0", "c:0"), known_step=70, store=("127.0.0.1", 9))
 

@@ -8,7 +8,7 @@ from worlds import RecordingCollectives, alone, rank_of
 import edl_hvd
 from edl_hvd.errors import UsageError
 from edl_hvd.rescale.deal import deal
-from edl_hvd.worker.optimizer import MicroBatch
+from edl_hvd.worker.training.reduction import MicroBatch
 
 FEATURES, CLASSES = 6, 3
 
@@ -35,7 +35,7 @@ def one_rank(model: nn.Module, rank: int, size: int, samples: int, micro_batch: 
             nn.functional.cross_entropy(model(inputs[first:last]), target[first:last]).backward()
             optimizer.step()
         if not parts:
-            optimizer.reduction.take_part(samples)
+            optimizer.reduction.take_part(MicroBatch(0, samples, first=True, last=True))
     return collectives
 
 

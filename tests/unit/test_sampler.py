@@ -1,6 +1,8 @@
+import tracemalloc
+
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -27,10 +29,12 @@ def consume(sampler: ElasticBatchSampler, sizes: list[int], steps_each: int) -> 
                 sampler.advance(step)
 
 
+@settings(deadline=None)
 @given(
     length=st.integers(1, 200),
     sizes=st.lists(st.integers(1, 8), min_size=1, max_size=4),
-    policy=st.builds(GlobalBatch, st.integers(8, 40), st.none() | st.integers(1, 8))
+    policy=st.builds(GlobalBatch, st.integers(8, 40))
+    | st.builds(lambda parts, micro_batch: GlobalBatch(parts * micro_batch, micro_batch), *[st.integers(1, 8)] * 2)
     | st.builds(WorkerBatch, st.integers(1, 20)),
 )
 def test_every_sample_counts_once_whatever_the_sequence_of_worlds(length, sizes, policy):
@@ -76,6 +80,53 @@ def test_drop_last_leaves_out_the_short_batch_also_after_a_resize():
     assert [step.samples for step in sampler.steps()] == [4, 4, 4]
 
 
+def test_drop_last_leaves_out_other_samples_in_each_epoch():
+    sampler = ElasticBatchSampler(23, global_batch=4, drop_last=True)
+    seen = set()
+    for epoch in range(12):
+        sampler.set_epoch(epoch)
+        of_epoch = [index for batch in sampler for index in batch]
+        assert len(of_epoch) == len(set(of_epoch)) == 20
+        seen |= set(of_epoch)
+    assert seen == set(range(23))
+
+
+def test_drop_last_that_leaves_nothing_is_refused():
+    with pytest.raises(UsageError, match="drop_last leaves nothing of 7 samples in batches of 8"):
+        ElasticBatchSampler(7, global_batch=8, drop_last=True)
+
+
+@settings(deadline=None)
+@given(
+    length=st.integers(1, 100),
+    policy=st.builds(GlobalBatch, st.integers(1, 40)) | st.builds(WorkerBatch, st.integers(1, 20)),
+    size=st.integers(1, 6),
+    options=st.fixed_dictionaries({"limit_batches": st.none() | st.integers(1, 5)}),
+)
+def test_the_length_is_the_number_of_micro_batches_left(length, policy, size, options):
+    sampler = ElasticBatchSampler(length, policy=policy, **options)
+    sampler.set_world(size - 1, size)
+    for step in [None, *list(sampler.steps())]:
+        if step is not None:
+            sampler.advance(step)
+        assert len(sampler) == len(list(sampler))
+
+
+def test_a_billion_samples_take_no_memory_and_no_way_to_their_middle():
+    tracemalloc.start()
+    sampler = ElasticBatchSampler(1_300_000_000, global_batch=1024, micro_batch=64)
+    sampler.load_state_dict({**sampler.state_dict(), "epoch": 3, "offset": 650_000_384})
+    sampler.set_world(1, 3)
+    batch = next(iter(sampler))
+    left = len(sampler)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(set(batch)) == 64
+    assert max(batch) > 650_000_000
+    assert left == 634_765 * 5 + 1  # 634,765 whole batches of 16 micro-batches, and one of 4
+    assert peak_bytes < 1_000_000
+
+
 def test_limit_batches_ends_the_epoch_early():
     sampler = ElasticBatchSampler(100, global_batch=10, limit_batches=3)
     assert [step.samples for step in sampler.steps()] == [10, 10, 10]
@@ -95,6 +146,17 @@ def test_a_position_is_refused_by_another_data_set():
         ElasticBatchSampler(65, global_batch=8, seed=1).load_state_dict(state)
 
 
+def test_a_position_in_the_order_of_an_older_release_is_refused_inside_an_epoch():
+    """Before orders had names, they were those of torch.randperm."""
+    saved = {"epoch": 2, "offset": 8, "seed": 1, "length": 64}
+    sampler = ElasticBatchSampler(64, global_batch=8, seed=1)
+    with pytest.raises(StateError, match=r"8 samples into epoch 2, belongs to the order 'torch.randperm'"):
+        sampler.load_state_dict(saved)
+    assert (sampler.epoch, sampler.offset) == (0, 0)
+    sampler.load_state_dict({**saved, "offset": 0})
+    assert (sampler.epoch, sampler.offset) == (2, 0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -108,3 +170,21 @@ def test_a_position_is_refused_by_another_data_set():
 def test_arguments_that_make_no_sense_are_refused(arguments, said):
     with pytest.raises(UsageError, match=said):
         ElasticBatchSampler(**arguments)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(
+    ("size", "repeated", "expected"),
+    [(1, 12, [12, *[4] * 8, 1]), (2, 12, [12, 8, 8, 8, 8, 1]), (3, 8, [8, 12, 12, 12, 1])],
+)
+def test_a_step_that_was_made_in_another_world_is_dealt_again_as_large_as_it_was(size, repeated, expected, drop_last):
+    for rank in range(size):
+        sampler = ElasticBatchSampler(50, policy=WorkerBatch(4), drop_last=drop_last)
+        sampler.set_world(rank, size)
+        sampler.offset = 5
+        sampler.repeat(repeated)
+        steps = list(sampler.steps())
+        assert [step.samples for step in steps] == expected[: -1 if drop_last else None]
+        assert len(list(sampler)) == len(sampler)
+        sampler.advance(steps[0])
+        assert list(sampler.steps()) == steps[1:]

@@ -19,7 +19,7 @@ from edl_hvd.checkpoint.reading import Span, divide
 from edl_hvd.errors import StorageError
 from edl_hvd.events import CheckpointDamaged, Event
 from edl_hvd.storage import Storage, open_storage
-from edl_hvd.worker.shared_restore import SharedRestore
+from edl_hvd.worker.saving.shared_restore import SharedRestore
 
 
 def large(step: int) -> Snapshot:

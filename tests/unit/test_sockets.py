@@ -1,7 +1,7 @@
 import socket
 from contextlib import suppress
 
-from edl_hvd.worker.sockets import break_sockets, open_sockets
+from edl_hvd.worker.engine.sockets import break_sockets, open_sockets
 
 
 def test_breaking_ends_our_side_at_once_and_then_the_other():

@@ -263,7 +263,9 @@ def test_an_overflow_skips_the_step_and_the_scheduler():
 @pytest.mark.parametrize("room", ["in memory", "on disk"])
 def test_a_worker_brings_its_state_into_its_next_life(room, monkeypatch, tmp_path):
     if room == "on disk":
-        monkeypatch.setattr("edl_hvd.worker.memory.shutil.disk_usage", lambda path: types.SimpleNamespace(free=10))
+        monkeypatch.setattr(
+            "edl_hvd.worker.keeping.memory.shutil.disk_usage", lambda path: types.SimpleNamespace(free=10)
+        )
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     state, loader = make()
     run(state, loader)

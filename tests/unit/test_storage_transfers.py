@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import zlib
 
 import pytest
 from botocore.exceptions import (
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 from edl_hvd.storage.parts import Cut, Part, side_by_side
 from edl_hvd.storage.pieces import Pieces
 from edl_hvd.storage.retries import Attempts, GaveUpError, Patience, pause_s
-from edl_hvd.storage.s3_requests import _CONNECT_TIMEOUT_S, _LAST_WORD_S, passes
+from edl_hvd.storage.s3_requests import _CONNECT_TIMEOUT_S, _CRC32, _LAST_WORD_S, passes
 
 HANGS_S = 30
 
@@ -43,6 +44,14 @@ def test_parts_hold_every_byte_once_and_s3_takes_that_many(start: int, length: i
     assert [part.number for part in parts] == list(range(1, len(parts) + 1))
     assert len(parts) <= 10_000
     assert len({part.stop - part.start for part in parts[:-1]}) <= 1
+
+
+@given(st.lists(st.binary(max_size=5000), min_size=1))
+def test_whichever_library_computes_it_the_checksum_is_the_crc_32(pieces: list[bytes]) -> None:
+    value = 0
+    for piece in pieces:
+        value = _CRC32(memoryview(piece), value)
+    assert value == zlib.crc32(b"".join(pieces))
 
 
 @pytest.mark.parametrize(("memory_mb", "connections"), [(0, 1), (1, 1), (6.3, 2), (12, 3), (64, 16), (10_000, 16)])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edl_hvd.worker.sync import without_strays
+from edl_hvd.worker.keeping.sync import without_strays
 
 
 class Gathered:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from edl_hvd.worker import process
-from edl_hvd.worker.collectives import SoloCollectives
-from edl_hvd.worker.rendezvous import Joined
-from edl_hvd.worker.solo_rendezvous import SoloRendezvous
+from edl_hvd.worker.engine.collectives import SoloCollectives
+from edl_hvd.worker.joining.rendezvous import Joined
+from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
 from edl_hvd.world import World
 
 
@@ -65,6 +65,10 @@ class ThreadCollectives(SoloCollectives):
         assert given.shape == tensor.shape
         tensor.copy_(given)
 
+    def allreduce(self, tensor: torch.Tensor, op: str) -> torch.Tensor:
+        found = torch.stack(self._table.exchange(self._rank, tensor.clone()))
+        return {"sum": found.sum, "max": found.amax, "min": found.amin}[op](0)
+
     def gather_integers(self, row: Sequence[int]) -> list[list[int]]:
         return self._table.exchange(self._rank, [int(number) for number in row])
 
@@ -102,3 +106,99 @@ def together(size: int, work: Callable[[ThreadCollectives, World], Any]) -> list
     for thread in threads:
         thread.join()
     return results
+
+
+class TurnCollectives(SoloCollectives):
+    """One rank of a world of threads that take turns, so that each has the process's globals to itself meanwhile."""
+
+    def __init__(self, turns: Turns, rank: int) -> None:
+        self._turns, self._rank = turns, rank
+        self._calls = 0
+
+    def start_sum(self, tensor: torch.Tensor, name: str, scale: float) -> Any:
+        return "sum", self._turns.lay_down(self._rank, f"sum.{name}", tensor * scale), tensor
+
+    def finish(self, handles: Sequence[Any]) -> None:
+        for _, key, tensor in handles:
+            tensor.copy_(torch.stack(self._turns.all_of(self._rank, key)).sum(0))
+
+    def start_exchange(self, tensor: torch.Tensor, sizes: Sequence[int], name: str) -> Any:
+        parts = tensor.clone().split(list(sizes))
+        return "exchange", self._turns.lay_down(self._rank, f"exchange.{name}", parts), None
+
+    def start_gather(self, tensor: torch.Tensor, name: str) -> Any:
+        return "gather", self._turns.lay_down(self._rank, f"gather.{name}", tensor.clone()), None
+
+    def result(self, handle: Any) -> torch.Tensor:
+        kind, key, _ = handle
+        found = self._turns.all_of(self._rank, key)
+        return torch.cat([parts[self._rank] for parts in found] if kind == "exchange" else found)
+
+    def allreduce(self, tensor: torch.Tensor, op: str) -> torch.Tensor:
+        found = torch.stack(self._turns.all_of(self._rank, self._turns.lay_down(self._rank, op, tensor.clone())))
+        return {"sum": found.sum, "max": found.amax, "min": found.amin}[op](0)
+
+
+class Turns:
+    """Threads of which one runs at a time, up to where it has to wait for the others."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._turn = threading.Condition()
+        self._whose = 0
+        self._over: set[int] = set()
+        self._laid: dict[tuple[str, int], dict[int, Any]] = {}
+        self._counts: dict[tuple[int, str], int] = {}
+
+    def run(self, work: Callable[[int], Any]) -> list[Any]:
+        """What ``work(rank)`` returns on each rank; raises the first error."""
+        results: list[Any] = [None] * self._size
+        errors: list[BaseException] = []
+
+        def one(rank: int) -> None:
+            with self._turn:
+                self._turn.wait_for(lambda: self._whose == rank)
+            try:
+                if not errors:
+                    world = World(1, rank, self._size, members=tuple(f"host:{i}" for i in range(self._size)))
+                    process.shutdown()
+                    process.init(SoloRendezvous())
+                    process.current().joined = Joined(world, TurnCollectives(self, rank), -1)
+                    results[rank] = work(rank)
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                self._over.add(rank)
+                process._process = None
+                self._pass_on(rank)
+
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self._size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return results
+
+    def lay_down(self, rank: int, name: str, value: Any) -> tuple[str, int]:
+        count = self._counts[rank, name] = self._counts.get((rank, name), 0) + 1
+        self._laid.setdefault((name, count), {})[rank] = value
+        return name, count
+
+    def all_of(self, rank: int, key: tuple[str, int]) -> list[Any]:
+        while len(self._laid[key]) < self._size:
+            if self._over:
+                raise RuntimeError(f"rank {rank} waits for {key}, but ranks {self._over} have ended")
+            own = process._process
+            self._pass_on(rank)
+            with self._turn:
+                self._turn.wait_for(lambda: self._whose == rank)
+            process._process = own
+        return [self._laid[key][other] for other in range(self._size)]
+
+    def _pass_on(self, rank: int) -> None:
+        with self._turn:
+            following = [*range(rank + 1, self._size), *range(rank + 1)]
+            self._whose = next((other for other in following if other not in self._over), rank)
+            self._turn.notify_all()
