@@ -2,7 +2,8 @@
 # make setup      .venv, packages and Horovod; every other target does this first when it is needed
 #
 # Variables: PYTHON (interpreter that makes .venv), VENV (its folder), PYTEST_ARGS, CHAOS_ARGS and PYTEST_PROCESSES (for the tests),
-# DATA (folder in ImageNet's layout) and LAUNCHER (edlrun or horovodrun) for make imagenet-demo, BUILD_ARGS (for edl-hvd build-horovod).
+# DATA (folder in ImageNet's layout), LAUNCHER (edlrun or horovodrun), SHORT=1, EXACT=1 and SCHEDULE (number of another schedule of
+# what happens to the hosts) for make imagenet-demo, BUILD_ARGS (for edl-hvd build-horovod).
 
 SHELL := /bin/sh
 PYTHON ?= python3

@@ -4,7 +4,8 @@
 
 Each rank is a process that holds the same state, so each writes a part of it, and each holds all of it in the end. Two
 servers on this machine take turns (``storage_sink.py``): one as fast as sockets go, and one that carries so much per
-connection, as S3 does. Speeds are of the whole state, until the last rank is ready; medians.
+connection, as S3 does. Speeds are of the whole state, until it is listed, or the last rank holds it; medians. In
+brackets the processor time of all ranks, and of the server, per GB: it takes no less time than that on its cores.
 
 Then what a checkpoint on its way costs training: the time of a step (a matrix product of one thread on each rank) while
 one is uploaded, against that without, in turn. The server has the least priority there: it stands for another machine.
@@ -25,8 +26,9 @@ import warnings
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import psutil
 import torch
 import torch.distributed
 from storage import sink
@@ -34,8 +36,8 @@ from storage import sink
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot
 from edl_hvd.events import CheckpointWritten
 from edl_hvd.storage import open_storage
-from edl_hvd.worker.collectives import SoloCollectives
-from edl_hvd.worker.shared_restore import SharedRestore
+from edl_hvd.worker.engine.collectives import SoloCollectives
+from edl_hvd.worker.saving.shared_restore import SharedRestore
 from edl_hvd.world import World
 
 TENSOR_BYTES = 16 * 1024 * 1024
@@ -74,9 +76,16 @@ class Ours:
 
     def save(self) -> None:
         self.begin()
+        events: list[Any] = []
+        while self.busy and not events:
+            events = self._writer.poll()
+            time.sleep(0.002)
+        events = events or self._writer.poll()
+        assert torch.distributed.get_rank() or isinstance(events[0], CheckpointWritten), events
+
+    def tidy(self) -> None:
+        """What was there before is removed now."""
         assert self._writer.wait(600)
-        written = self._writer.poll()
-        assert torch.distributed.get_rank() or isinstance(written[0], CheckpointWritten), written
 
     def load(self) -> dict[str, torch.Tensor]:
         world = World(1, torch.distributed.get_rank(), torch.distributed.get_world_size(), members=("", ""))
@@ -103,6 +112,9 @@ class Torchs:
         writer = S3StorageWriter(**self._where, path="s3://bucket/torch/", thread_count=2, overwrite=True)
         self._checkpoint.save(self._state, storage_writer=writer)
 
+    def tidy(self) -> None:
+        """It has replaced what was there before."""
+
     def load(self) -> dict[str, torch.Tensor]:
         from s3torchconnector.dcp import S3StorageReader
 
@@ -111,13 +123,28 @@ class Torchs:
         return self._back
 
 
-def timed(act: Callable[[], object]) -> float:
-    """Seconds until the last rank has done it."""
+class Cost(NamedTuple):
+    """Seconds until the last rank has done it, and the processor's, of all ranks and of the server."""
+
+    seconds: float
+    ranks_s: float
+    server_s: float
+
+
+def cost(act: Callable[[], object]) -> Cost:
     torch.distributed.barrier()
-    began_s = time.monotonic()
+    began_s, own_s, server_s = time.monotonic(), time.process_time(), server_processor_s()
     act()
     torch.distributed.barrier()
-    return time.monotonic() - began_s
+    seconds, server_s = time.monotonic() - began_s, server_processor_s() - server_s
+    ranks_s = torch.tensor(time.process_time() - own_s)
+    torch.distributed.all_reduce(ranks_s)
+    return Cost(seconds, ranks_s.item(), server_s)
+
+
+def server_processor_s() -> float:
+    process = psutil.Process(int(os.environ["STORAGE_SINK_PROCESS"])).cpu_times()
+    return float(process.user + process.system)
 
 
 def rank_main(arguments: argparse.Namespace) -> None:
@@ -135,23 +162,32 @@ def rank_main(arguments: argparse.Namespace) -> None:
     clients: list[Any] = [Ours(state)]
     if find_spec("s3torchconnector"):
         clients.append(Torchs(state))
-    speeds: dict[tuple[str, str], list[float]] = {}
+    costs: dict[tuple[str, str], list[Cost]] = {}
     for turn in range(arguments.turns + 1):  # the first makes connections and finds memory
         for client in clients:
-            up_s = timed(client.save)
+            up = cost(client.save)
+            client.tidy()
             back: dict[str, torch.Tensor] = {}
-            down_s = timed(lambda client=client, back=back: back.update(client.load()))
+            down = cost(lambda client=client, back=back: back.update(client.load()))
             if turn:
-                speeds.setdefault(("up", client.name), []).append(size_mb / up_s)
-                speeds.setdefault(("down", client.name), []).append(size_mb / down_s)
+                costs.setdefault(("up", client.name), []).append(up)
+                costs.setdefault(("down", client.name), []).append(down)
             else:
                 assert all(torch.equal(back[name], tensor) for name, tensor in state.items()), client.name
     if arguments.rank == 0:
         for direction in ("up", "down"):
-            found = {client.name: statistics.median(speeds[direction, client.name]) for client in clients}
-            ratio = f"   {found['edl_hvd'] / found['torch']:.1f} x torch" if "torch" in found else ""
-            cells = "   ".join(f"{name} {speed:5.0f} MB/s" for name, speed in found.items())
-            print(f"{arguments.server:>10} {direction:>5}   {cells}{ratio}", flush=True)
+            found = {
+                client.name: Cost(*map(statistics.median, zip(*costs[direction, client.name], strict=True)))
+                for client in clients
+            }
+            cells = [
+                f"{name} {size_mb / one.seconds:5.0f} MB/s "
+                f"({1e3 * one.ranks_s / size_mb:.2f} + {1e3 * one.server_s / size_mb:.2f} s/GB)"
+                for name, one in found.items()
+            ]
+            if "torch" in found:
+                cells.append(f"{found['torch'].seconds / found['edl_hvd'].seconds:.2f} x torch")
+            print(f"{arguments.server:>10} {direction:>5}   {'   '.join(cells)}", flush=True)
     torch.distributed.barrier()
 
 
@@ -165,20 +201,25 @@ def measure_steps(ours: Ours, arguments: argparse.Namespace) -> None:
 
     quiet: list[float] = []
     beside: list[float] = []
+    uploads_s: list[float] = []
     for turn in range(arguments.turns + 1):
         torch.distributed.barrier()
         quiet += [step_s() for _ in range(STEPS)] if turn else []
         torch.distributed.barrier()
+        began_s = time.monotonic()
         ours.begin()
         while ours.busy:
             seconds = step_s()
             if turn:
                 beside.append(seconds)
+        if turn:
+            uploads_s.append(time.monotonic() - began_s)
     if arguments.rank == 0:
         ratio = statistics.mean(beside) / statistics.mean(quiet)
         print(
             f"{arguments.server:>10} steps   {1e3 * statistics.mean(quiet):.2f} ms, beside an upload "
-            f"{1e3 * statistics.mean(beside):.2f} ms: {ratio:.3f} times as long ({len(beside)} steps)",
+            f"{1e3 * statistics.mean(beside):.2f} ms: {ratio:.3f} times as long "
+            f"({len(beside)} steps, uploads of {statistics.median(uploads_s):.1f} s)",
             flush=True,
         )
     torch.distributed.barrier()

@@ -112,6 +112,7 @@ def sink(bytes_per_s: float | None, niceness: int = 0) -> Iterator[None]:
             AWS_SECRET_ACCESS_KEY="benchmark",
             AWS_DEFAULT_REGION="us-east-1",
             AWS_EC2_METADATA_DISABLED="true",
+            STORAGE_SINK_PROCESS=str(process.pid),
         )
         try:
             yield

@@ -100,7 +100,19 @@ def _parser() -> OneLineParser:
     either = batch.add_mutually_exclusive_group()
     either.add_argument("--global-batch", type=_whole(1), help="images per step over all workers [256]")
     either.add_argument("--worker-batch", type=_whole(1), help="images per step on each worker, however many there are")
+    batch.add_argument(
+        "--most-worker-batch",
+        type=_whole(1),
+        help="choose each worker's batch while training, from --worker-batch to this",
+    )
+    batch.add_argument(
+        "--scaling",
+        choices=["linear", "sqrt", "adascale"],
+        default="linear",
+        help="how the learning rate follows the batch, with --worker-batch",
+    )
     batch.add_argument("--micro-batch", type=_whole(1), help="images per forward pass [a worker's whole share]")
+    batch.add_argument("--exact", action="store_true", help="the same weights, bit for bit, for any number of workers")
 
     schedule = parser.add_argument_group("schedule and optimizer")
     schedule.add_argument("--epochs", type=_whole(1), default=90, help="times every image is seen")
@@ -115,6 +127,7 @@ def _parser() -> OneLineParser:
     job.add_argument("--checkpoint", help="folder or URL for checkpoints, such as s3://bucket/run")
     job.add_argument("--checkpoint-every", type=_interval, help="such as 10min, '500 steps', '1 epoch' or auto [10min]")
     job.add_argument("--events", help="file that what happens is appended to, as JSON lines")
+    job.add_argument("--measure-noise", action="store_true", help="report how noisy the gradient is, in --events")
     job.add_argument("--report-every", type=_whole(1), default=10, help="steps between two metrics in --events")
     return parser
 
@@ -136,11 +149,22 @@ def _check(arguments: argparse.Namespace) -> None:
             f"argument --arch: found {arguments.arch!r}; expected a classification model of torchvision, "
             "such as resnet50, vit_b_16 or efficientnet_v2_s"
         )
+    if arguments.most_worker_batch is not None and arguments.most_worker_batch < (arguments.worker_batch or 1 << 62):
+        raise UsageError(
+            f"argument --most-worker-batch: found {arguments.most_worker_batch}; expected no less than --worker-batch, "
+            f"which is {arguments.worker_batch or 'left out'}"
+        )
     flag = "--global-batch" if arguments.worker_batch is None else "--worker-batch"
     batch = arguments.global_batch or arguments.worker_batch
-    if arguments.micro_batch is not None and arguments.micro_batch > batch:
+    if arguments.micro_batch is not None and arguments.micro_batch > (arguments.most_worker_batch or batch):
         raise UsageError(
             f"argument --micro-batch: found {arguments.micro_batch}; expected no more than {flag}, which is {batch}"
+        )
+    if arguments.exact and (arguments.micro_batch is None or arguments.worker_batch is not None):
+        missing = "--micro-batch" if arguments.micro_batch is None else "--global-batch"
+        raise UsageError(
+            f"argument --exact: found it without {missing}; expected --global-batch and --micro-batch, so that every "
+            "world computes the same parts"
         )
     if arguments.warmup_epochs >= arguments.epochs:
         raise UsageError(

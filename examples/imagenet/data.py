@@ -1,19 +1,17 @@
-"""Images in ImageNet's folder layout, augmented alike wherever they are loaded."""
+"""Images in ImageNet's folder layout. Augmentation draws from the usual generators, which ``train.py`` has seeded."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
-import torch
 from PIL import Image, UnidentifiedImageError
 from vision import torchvision
 
-from edl_hvd.data.randomness import seed_of
 from edl_hvd.errors import UsageError
 
+ImageFolder = torchvision.datasets.ImageFolder
 transforms = torchvision.transforms
 
 # Mean and deviation of ImageNet's red, green and blue.
@@ -22,30 +20,7 @@ NORMALIZE = transforms.Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 
 RESIZE_OVER_CROP = 256 / 224
 
 
-class SeededImageFolder(torchvision.datasets.ImageFolder):
-    """An ``ImageFolder`` whose random transforms depend on seed, epoch and image only.
-
-    Which worker or loading process draws an image changes when the world does; what is drawn must not. Every
-    image therefore gets a random state of its own. torchvision's transforms draw from torch's generator alone.
-    """
-
-    def __init__(self, root: Path, transform: transforms.Compose, seed: int) -> None:
-        super().__init__(str(root), transform, loader=load_image, allow_empty=True)
-        self.seed = seed
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the augmentation of ``epoch``; call it before the loader starts on that epoch."""
-        self.epoch = epoch
-
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        with torch.random.fork_rng(devices=()):
-            # Not torch.manual_seed: it would seed the GPU's generator too.
-            torch.default_generator.manual_seed(seed_of(self.seed, self.epoch, index))
-            return super().__getitem__(index)
-
-
-def load_data(arguments: Namespace) -> tuple[SeededImageFolder, SeededImageFolder]:
+def load_data(arguments: Namespace) -> tuple[ImageFolder, ImageFolder]:
     """The training and the validation set that the flags ask for.
 
     Raises:
@@ -58,8 +33,8 @@ def load_data(arguments: Namespace) -> tuple[SeededImageFolder, SeededImageFolde
     ]
     centre = [transforms.Resize(round(image_size * RESIZE_OVER_CROP)), transforms.CenterCrop(image_size)]
     finish = [transforms.ToTensor(), NORMALIZE]
-    train = _open_split(folder / "train", transforms.Compose(augment + finish), arguments.seed)
-    val = _open_split(folder / "val", transforms.Compose(centre + finish), arguments.seed)
+    train = _open_split(folder / "train", transforms.Compose(augment + finish))
+    val = _open_split(folder / "val", transforms.Compose(centre + finish))
     if train.classes != val.classes:
         odd = sorted(set(train.classes) ^ set(val.classes))
         raise UsageError(
@@ -85,9 +60,9 @@ def load_image(path: str) -> Image.Image:
         ) from error
 
 
-def _open_split(folder: Path, transform: transforms.Compose, seed: int) -> SeededImageFolder:
+def _open_split(folder: Path, transform: transforms.Compose) -> ImageFolder:
     try:
-        split = SeededImageFolder(folder, transform, seed)
+        split = ImageFolder(str(folder), transform, loader=load_image, allow_empty=True)
     except FileNotFoundError:  # torchvision's word for a folder without folders
         raise UsageError(
             f"argument --data: found no class in {str(folder)!r}; expected one folder of images per class"

@@ -2,6 +2,7 @@
 
     python examples/imagenet/demo.py                          handwritten digits; minutes on two cores
     python examples/imagenet/demo.py --short                  the same with fewer epochs
+    python examples/imagenet/demo.py --exact --schedule 7     other moments, the same weights, bit for bit
     python examples/imagenet/demo.py --data /data/imagenet    the same job on real data; wants a GPU
 
 ``edlrun`` (or stock ``horovodrun``, with ``--launcher``) starts with one host; a second joins, one is killed, one
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import signal
 import sys
@@ -30,7 +32,7 @@ from report import Promise, Report, broken_promises, summarize
 from rich.console import Console
 from rich.text import Text
 from screen import Screen, promise_table, resize_table
-from script import FIRST, SCRIPT, SECOND, Director
+from script import FIRST, SCRIPT, SECOND, Director, shifted
 from stage import Stage
 
 from edl_hvd.errors import PlatformError, UsageError
@@ -69,7 +71,8 @@ def main() -> int:
     patience_s = PATIENCE_S if on_digits else PATIENCE_ON_REAL_DATA_S
     stage = Stage(folder, [FIRST], options.launcher)
     with Screen(console, samples) as screen:
-        performance = Performance(stage, screen, events, samples, patience_s)
+        director = Director(samples, shifted(SCRIPT, options.schedule))
+        performance = Performance(stage, screen, events, director, patience_s)
         problem = performance.run([sys.executable, str(TRAIN), *words, *job])
 
     report = summarize(read_events(events) if events.exists() else [])
@@ -89,7 +92,10 @@ def show(console: Console, report: Report, promise: Promise, output: Path, title
     if report.losses and len(report.samples) > 1:
         draw(report, folder / "report.png", title)
         console.print(f"Picture  {folder / 'report.png'}", highlight=False)
-    console.print(f"Events   {folder / 'events.jsonl'}\nOutput   {output}\n", highlight=False)
+    console.print(f"Events   {folder / 'events.jsonl'}\nOutput   {output}", highlight=False)
+    weights = re.findall(r"weights sha256 ([0-9a-f]{64})", output.read_text(errors="replace"))
+    console.print(f"Weights  sha256 {weights[-1] if weights else 'unknown'}\n", highlight=False, soft_wrap=True)
+    (folder / "weights.sha256").write_text("".join(f"{digest}\n" for digest in weights[-1:]))
 
 
 class Performance:
@@ -99,14 +105,14 @@ class Performance:
         stage: Where it runs.
         screen: Shows it.
         events: Its event log, which need not exist yet.
-        samples: Samples of the whole run.
+        director: Says when what happens.
         patience_s: Longest wait for a scene to be over, or for any event.
     """
 
-    def __init__(self, stage: Stage, screen: Screen, events: Path, samples: int, patience_s: float) -> None:
+    def __init__(self, stage: Stage, screen: Screen, events: Path, director: Director, patience_s: float) -> None:
         self._stage = stage
         self._screen = screen
-        self._director = Director(samples)
+        self._director = director
         self._log = tail(events)
         self._pids: dict[str, int] = {}
         self._patience_s = patience_s
@@ -199,17 +205,18 @@ def promise_for(words: list[str], top1: float | None) -> Promise:
 
 def train_flags(options: argparse.Namespace, data: Path) -> list[str]:
     """The command line of ``train.py``; the user's own flags come last and win."""
+    exact = ["--exact"] if options.exact else []  # real data wants --global-batch and --micro-batch with it
     if options.data is not None:
-        return ["--data", str(data), *ON_REAL_DATA.split(), *options.train]
+        return ["--data", str(data), *ON_REAL_DATA.split(), *exact, *options.train]
     epochs = SHORT_EPOCHS if options.short else EPOCHS
-    return ["--data", str(data), *ON_DIGITS.split(), "--epochs", str(epochs), *options.train]
+    return ["--data", str(data), *ON_DIGITS.split(), "--epochs", str(epochs), *exact, *options.train]
 
 
 def clear(folder: Path) -> None:
     """Make ``folder``, and take out of it what an earlier run left; a checkpoint would be gone on from."""
     folder.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    for name in ("events.jsonl", "report.png", "edlrun.log", "horovodrun.log", "hosts"):
+    for name in ("events.jsonl", "report.png", "edlrun.log", "horovodrun.log", "hosts", "weights.sha256"):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -219,6 +226,18 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--short", action="store_true", default=os.environ.get("SHORT") == "1", help="[SHORT=1]")
     parser.add_argument("--launcher", choices=LAUNCHERS, default=os.environ.get("LAUNCHER") or LAUNCHERS[0],
                         help="[$LAUNCHER, else edlrun]")  # fmt: skip
+    parser.add_argument(
+        "--exact",
+        action="store_true",
+        default=os.environ.get("EXACT") == "1",
+        help="weights that do not depend on what happens to the hosts [EXACT=1]",
+    )
+    parser.add_argument(
+        "--schedule",
+        type=int,
+        default=os.environ.get("SCHEDULE") or "0",
+        help="number of another schedule of what happens [$SCHEDULE, else 0]",
+    )
     parser.add_argument("--output", type=Path, default=Path("runs/demo"), help="folder for everything it writes")
     parser.add_argument("train", nargs="*", metavar="-- flags", help="further flags of train.py")
     return parser.parse_args()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import torch
@@ -34,6 +35,14 @@ def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[s
     decays = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     stays = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
     return [{"params": decays, "weight_decay": weight_decay}, {"params": stays, "weight_decay": 0.0}]
+
+
+def weights_hash(model: torch.nn.Module) -> str:
+    """SHA-256 over all parameters and buffers, by name."""
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(name.encode() + value.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _options(arch: str, image_size: int) -> dict[str, Any]:

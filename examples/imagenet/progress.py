@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from types import TracebackType
@@ -67,7 +68,9 @@ class Progress:
         loss = torch.stack(self._losses).mean().item()
         learning_rate = self._optimizer.param_groups[0]["lr"] * self._state.learning_rate_factor
         self._losses.clear()
-        self._state.report(loss=loss, learning_rate=learning_rate)
+        noise = self._state.gradient_noise_scale
+        known = {} if noise is None or math.isinf(noise) else {"gradient_noise_scale": noise}
+        self._state.report(loss=loss, learning_rate=learning_rate, **known)
         images_per_s = self._images_per_s()
         if images_per_s is not None:
             self._show(

@@ -17,10 +17,10 @@ from argparse import Namespace
 import torch
 from arguments import check_world, fail, parse_arguments
 from data import load_data
-from model import build_model, parameter_groups
+from model import build_model, parameter_groups, weights_hash
 from progress import Progress
 from torch.utils.data import DataLoader
-from validate import validate
+from validate import Validation
 
 import edl_hvd
 from edl_hvd.errors import StorageError, UsageError
@@ -34,7 +34,10 @@ def main(arguments: Namespace) -> None:
     train_set, val_set = load_data(arguments)
     batches = make_batches(arguments, len(train_set))
     loader = DataLoader(
-        train_set, batch_sampler=batches, num_workers=arguments.workers, pin_memory=device.type == "cuda"
+        edl_hvd.SeededDataset(train_set),  # augmentation by seed, epoch and image, whoever loads it
+        batch_sampler=batches,
+        num_workers=arguments.workers,
+        pin_memory=device.type == "cuda",
     )
 
     torch.manual_seed(arguments.seed)
@@ -44,14 +47,18 @@ def main(arguments: Namespace) -> None:
     optimizer = edl_hvd.DistributedOptimizer(
         torch.optim.SGD(parameter_groups(model, arguments.weight_decay), arguments.lr, arguments.momentum),
         named_parameters=model.named_parameters(),
+        exact=arguments.exact,
+        measure_noise=arguments.measure_noise,
     )
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda epoch: warmup_then_cosine(epoch, arguments.warmup_epochs, arguments.epochs)
     )
     autocast, scaler = mixed_precision(device, arguments.amp)
+    validation = Validation(val_set, len(val_set.classes), arguments)
     state = edl_hvd.State(
-        model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, batches=batches, best_top1=0.0
-    )
+        model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, batches=batches, best_top1=0.0,
+        **validation.kept,
+    )  # fmt: skip
     progress = Progress(state, batches, optimizer, arguments.epochs, arguments.report_every)
 
     @edl_hvd.elastic(
@@ -59,7 +66,6 @@ def main(arguments: Namespace) -> None:
     )
     def train(state: edl_hvd.State) -> None:
         for epoch in state.epochs(arguments.epochs):
-            train_set.set_epoch(epoch)
             model.train()
             for images, target in state.batches(loader):
                 images = images.to(device, non_blocking=True, memory_format=torch.channels_last)
@@ -73,13 +79,15 @@ def main(arguments: Namespace) -> None:
                 progress.update(loss)
             scheduler.step()
 
-            accuracy = validate(model, val_set, autocast, arguments)
-            state.best_top1 = max(state.best_top1, accuracy.top1)
-            state.report(top1=accuracy.top1, top5=accuracy.top5, validation_images=accuracy.images)
-            progress.say(f"epoch {epoch + 1}/{arguments.epochs} · {accuracy} · best {state.best_top1:.2%}")
+            validation.run(state, autocast)
+            top1, top5 = validation.top1.compute(), validation.top5.compute()
+            state.best_top1 = max(state.best_top1, top1)
+            state.report(top1=top1, top5=top5, validation_images=validation.top1.samples)
+            progress.say(f"epoch {epoch + 1}/{arguments.epochs} · {validation} · best {state.best_top1:.2%}")
 
     with progress:
         train(state)
+        progress.say(f"weights sha256 {weights_hash(model)}")
 
 
 def make_batches(arguments: Namespace, images: int) -> edl_hvd.ElasticBatchSampler:
@@ -87,10 +95,13 @@ def make_batches(arguments: Namespace, images: int) -> edl_hvd.ElasticBatchSampl
     if arguments.worker_batch is None:
         policy = edl_hvd.GlobalBatch(arguments.global_batch, arguments.micro_batch)
     else:
+        chosen = arguments.most_worker_batch is not None
         policy = edl_hvd.WorkerBatch(
-            arguments.worker_batch,
+            "auto" if chosen else arguments.worker_batch,
+            min=arguments.worker_batch if chosen else None,
+            max=arguments.most_worker_batch,
             micro_batch=arguments.micro_batch,
-            learning_rate="linear",
+            learning_rate=arguments.scaling,
             warmup_samples=round(arguments.warmup_epochs * images),
         )
     return edl_hvd.ElasticBatchSampler(

@@ -4,60 +4,61 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset, Subset
 
 import edl_hvd
+from edl_hvd.metrics import Accuracy, Mean
 
 BATCH_SIZE = 64  # small enough for any GPU that can train the same model
 
 
-@dataclass(frozen=True)
-class Accuracy:
-    """What a validation found.
+class Validation:
+    """Counts how many images a model gets right.
+
+    With ``--limit-batches`` it sees a sample of the images, spread evenly over the classes.
+
+    Args:
+        dataset: To validate on, images and classes.
+        classes: How many there are.
+        arguments: Of the command line.
 
     Attributes:
-        top1, top5: Share of images whose class is the model's first guess, among its first five; in [0, 1].
+        kept: What ``State`` has to keep, by name.
+        top1, top5: Share of images whose class is the model's first guess, among its first five.
         loss: Mean cross-entropy.
-        images: Images validated, each once.
     """
 
-    top1: float
-    top5: float
-    loss: float
-    images: int
+    def __init__(self, dataset: Dataset, classes: int, arguments: Namespace) -> None:
+        stride = 1
+        if arguments.limit_batches is not None:
+            batch = arguments.global_batch or arguments.worker_batch
+            stride = math.ceil(len(dataset) / (arguments.limit_batches * batch))
+        images = Subset(dataset, range(0, len(dataset), stride))
+        batches = edl_hvd.EvaluationSampler(len(images), BATCH_SIZE)
+        self._device = edl_hvd.device()
+        self._loader = DataLoader(
+            images, batch_sampler=batches, num_workers=arguments.workers, pin_memory=self._device.type == "cuda"
+        )
+        self.top1, self.top5, self.loss = Accuracy(), Accuracy(top_k=min(5, classes)), Mean()
+        self.kept: dict[str, Any] = {"val_batches": batches, "top1": self.top1, "top5": self.top5, "loss": self.loss}
+
+    @torch.no_grad()
+    def run(self, state: edl_hvd.State, autocast: torch.autocast) -> None:
+        """Validate the model of ``state``. Every rank calls it and finds the same; goes on where it was interrupted."""
+        state.model.eval()
+        for images, target in state.evaluate(self._loader):
+            images = images.to(self._device, non_blocking=True, memory_format=torch.channels_last)
+            target = target.to(self._device, non_blocking=True)
+            with autocast:
+                output = state.model(images)
+            self.top1.update(output, target)
+            self.top5.update(output, target)
+            self.loss.update(F.cross_entropy(output.float(), target, reduction="none"))
 
     def __str__(self) -> str:
-        return f"top-1 {self.top1:.2%} · top-5 {self.top5:.2%} on {self.images:,} images"
-
-
-@torch.no_grad()
-def validate(model: torch.nn.Module, dataset: Dataset, autocast: torch.autocast, arguments: Namespace) -> Accuracy:
-    """Validate ``model`` on ``dataset``. Collective: every rank calls it, every rank gets the same answer.
-
-    Rank r of n takes the images r, r + n, r + 2n, …: each image counts once, and no rank pads its share. With
-    ``--limit-batches`` it is a sample, spread evenly over the classes.
-    """
-    stride = 1
-    if arguments.limit_batches is not None:
-        batch = arguments.global_batch or arguments.worker_batch
-        stride = math.ceil(len(dataset) / (arguments.limit_batches * batch))
-    share = Subset(dataset, range(len(dataset))[::stride][edl_hvd.rank() :: edl_hvd.size()])
-    device = edl_hvd.device()
-    loader = DataLoader(share, BATCH_SIZE, num_workers=arguments.workers, pin_memory=device.type == "cuda")
-    totals = torch.zeros(4, dtype=torch.float64, device=device)  # a float32 stops counting at 2**24
-    model.eval()
-    for images, target in loader:
-        images = images.to(device, non_blocking=True, memory_format=torch.channels_last)
-        target = target.to(device, non_blocking=True)
-        with autocast:
-            output = model(images)
-        guesses = output.topk(min(5, output.shape[1])).indices
-        hits = guesses == target[:, None]
-        loss = F.cross_entropy(output.float(), target, reduction="sum")
-        totals += torch.stack([hits[:, 0].sum(), hits.sum(), loss, torch.tensor(len(target), device=device)])
-    top1, top5, loss, count = edl_hvd.allreduce(totals, op="sum").tolist()
-    return Accuracy(top1 / count, top5 / count, loss / count, int(count))
+        shares = f"top-1 {self.top1.compute():.2%} · top-5 {self.top5.compute():.2%}"
+        return f"{shares} on {self.top1.samples:,} images"
