@@ -21,5 +21,5 @@ poll() {
         [ -x "$python" ] || python=python3
     fi
     # -I -S: no site-packages and no PYTHON* variables, so that a poll costs a third and nothing shadows anything.
-    exec "$python" -I -S "$root/edl_hvd/discovery/poll.py" "${EDL_HVD_DISCOVERY_CACHE:-${TMPDIR:-/tmp}}" "$@"
+    exec "$python" -I -S "$root/edl_hvd/discovery/polling/poll.py" "${EDL_HVD_DISCOVERY_CACHE:-${TMPDIR:-/tmp}}" "$@"
 }

@@ -1,12 +1,12 @@
 """Where hosts come from.
 
-    source.py       the one interface, ``Source.hosts()``
-    static_file.py  a hostfile          schedule.py  a plan of coming and going
-    ec2.py          EC2 instances by tag
-    flags.py        words of a command line -> a source and how long its answers count
-    cached.py       the last good answer on disk, and when it may be served
-    poll.py         what the programs in ``discovery_scripts/`` run, once per poll
+    source.py     the one interface, ``Source.hosts()``
+    sources/      a class for each kind: files, plans, clouds, schedulers
+    kinds.py      every kind by its name; words of a command line (flags.py) -> a source and how long its
+                  answers count (question.py)
+    polling/      for the programs in ``discovery_scripts/``: the last good answer on disk, and when it may be served
+    watch.py      for ``edlrun``: asks a source in a thread, and decides what to believe of its answers
 
 A source answers with every host it has, or raises; it never guesses. Everything about time limits,
-outages and stale answers is in ``cached.py``, the same for every source.
+outages and stale answers is in ``polling/`` and ``watch.py``, the same for every source.
 """

@@ -1,4 +1,4 @@
-"""The words after a discovery script's name, as a source and the times that go with it.
+"""The words after a discovery script's name, taken by name.
 
 Written by hand instead of with ``argparse``: this runs at every poll of a local source, and a variable's
 value has to be replaced, not added to, by the flag of the same name.
@@ -6,31 +6,10 @@ value has to be replaced, not added to, by the flag of the same name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from edl_hvd.discovery.source import Source
 from edl_hvd.errors import UsageError
 from edl_hvd.interval import Interval
-
-
-@dataclass(frozen=True)
-class Job:
-    """A source to ask, and how long its answers count.
-
-    Attributes:
-        refresh_s: Shortest time between two questions; 0 asks at every poll.
-        stale_s: How long after a question its answer may stand in for a newer one.
-        first_s: How long a poll may wait when nobody has asked for a while: Horovod ends a job whose
-            first poll fails, and nothing trains yet.
-        needs_packages: The source imports installed packages, which a poll itself runs without.
-    """
-
-    source: Source
-    refresh_s: float
-    stale_s: float
-    first_s: float
-    needs_packages: bool = False
 
 
 class Flags:
@@ -106,65 +85,3 @@ class Flags:
         if interval.unit != "seconds":
             raise UsageError(f"--{name} {text!r} is not a time; expected e.g. '30' or '5min'")
         return interval.count
-
-
-def read_job(source: str, given: Sequence[str], variables: Sequence[str]) -> Job:
-    """The job that a script's words describe.
-
-    Raises:
-        UsageError: Naming the flag, what it says and what is accepted.
-    """
-    return _READERS[source](given, variables)
-
-
-def _file(given: Sequence[str], variables: Sequence[str]) -> Job:
-    from edl_hvd.discovery.static_file import StaticFile
-
-    flags = Flags(given, variables, ("file", "slots", "stale"), bare="file")
-    flags.needed("file", "hosts file", "from_file hosts.txt")
-    source = StaticFile(flags.text("file", ""), flags.count("slots", 1))
-    return _local(source, flags)
-
-
-def _schedule(given: Sequence[str], variables: Sequence[str]) -> Job:
-    from edl_hvd.discovery.schedule import Schedule
-
-    flags = Flags(given, variables, ("plan", "start", "start-file", "stale"), bare="plan")
-    flags.needed("plan", "plan", "from_schedule plan.txt")
-    plan = flags.text("plan", "")
-    start = flags.seconds("start", 0.0) or None
-    return _local(Schedule(plan, flags.text("start-file", f"{plan}.started"), start), flags)
-
-
-def _ec2(given: Sequence[str], variables: Sequence[str]) -> Job:
-    from edl_hvd.discovery.ec2 import Ec2ByTag, read_tag
-
-    known = ("tag", "region", "slots", "address", "page-size", "refresh", "stale", "first")
-    flags = Flags(given, variables, known)
-    source = Ec2ByTag(
-        tags=tuple(read_tag(tag) for tag in flags.needed("tag", "tag", "from_ec2 --tag job=resnet50")),
-        region=flags.text("region", "") or None,
-        slots=flags.count("slots", 1) if flags.all("slots") else None,
-        address=flags.text("address", "private-ip"),
-        page_size=flags.count("page-size", 1000),
-    )
-    refresh_s = flags.seconds("refresh", 10)
-    # New hosts take a minute or more to boot; ten seconds are lost in that, and a tenth of the polls ask.
-    stale_s = flags.seconds("stale", 300)
-    # Longer than a throttled account or a renewed token takes, shorter than a person's patience.
-    first_s = flags.seconds("first", 20)
-    # Loading boto3, a token and two calls take about 2 s; this is ten times that.
-    return Job(source, refresh_s, stale_s, first_s, needs_packages=True)
-
-
-def _local(source: Source, flags: Flags) -> Job:
-    # A file that does not read now is a mistake to show, not an outage to bridge: nothing stands in
-    # for it unless asked. Horovod keeps its hosts while a script fails.
-    return Job(source, refresh_s=0, stale_s=flags.seconds("stale", 0), first_s=0)
-
-
-_READERS: dict[str, Callable[[Sequence[str], Sequence[str]], Job]] = {
-    "file": _file,
-    "schedule": _schedule,
-    "ec2": _ec2,
-}

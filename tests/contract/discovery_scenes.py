@@ -19,7 +19,7 @@ from pathlib import Path
 
 from servers import AwsServer
 
-from edl_hvd.discovery.cached import Keep
+from edl_hvd.discovery.polling.cached import Keep
 
 SCRIPTS = Path(__file__).parents[2] / "discovery_scripts"
 

@@ -144,7 +144,7 @@ def test_the_command_for_ec2_trains_on_the_tagged_instances(run_over_ssh, ssh, a
     outcome = run_over_ssh(job, command_of_readme("from_ec2"))
 
     # The process that asks EC2 ends by itself half a minute after the last poll.
-    left = [line for line in outcome.left if "edl_hvd/discovery/poll.py" not in line]
+    left = [line for line in outcome.left if "edl_hvd/discovery/polling/poll.py" not in line]
     outcome = dataclasses.replace(outcome, left=left)
     check(job, outcome, alone(job.training))
     assert sizes(outcome) == [2]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from edl_hvd.discovery.hostfile import FixedHosts
+from edl_hvd.discovery.sources.hostfile import FixedHosts
 from edl_hvd.driver.command_line.options import Options
 from edl_hvd.driver.job_folder.claim import JobFolder, claim
 from edl_hvd.driver.job_folder.files import RECORD, JobView, look, replace_file, to_text

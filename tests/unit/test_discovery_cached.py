@@ -10,10 +10,10 @@ from clocks import FakeClock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl_hvd.discovery import cached
-from edl_hvd.discovery.cached import Keep, ask, find_answer
-from edl_hvd.discovery.flags import Job
-from edl_hvd.discovery.record import FAILURE_CHARACTERS, Record
+from edl_hvd.discovery.polling import cached
+from edl_hvd.discovery.polling.cached import Keep, ask, find_answer
+from edl_hvd.discovery.polling.record import FAILURE_CHARACTERS, Record
+from edl_hvd.discovery.question import Question
 from edl_hvd.errors import DiscoveryError
 from edl_hvd.hosts import HostSlots
 
@@ -41,29 +41,29 @@ class FakeKeep(Keep):
         self.clock = clock
         self.delay_s = delay_s
         self.done_s: float | None = None
-        self.job: Job | None = None
+        self.question: Question | None = None
 
     def touch(self) -> None:
         pass
 
     def read(self) -> Record:
-        if self.done_s is not None and self.clock.now_s >= self.done_s and self.job:
+        if self.done_s is not None and self.clock.now_s >= self.done_s and self.question:
             self.done_s = None
-            ask(self.job, self, self.clock)
+            ask(self.question, self, self.clock)
         return self.record
 
     def write(self, record: Record, refresh_s: float) -> None:
         self.record = record
 
-    def start_asking(self, job: Job, since_s: float, clock: object) -> bool:
-        self.job = job
+    def start_asking(self, question: Question, since_s: float, clock: object) -> bool:
+        self.question = question
         if self.delay_s is not None and self.done_s is None:
             self.done_s = self.clock.now_s + self.delay_s
         return True
 
 
-def job(*answers: tuple[HostSlots, ...] | Exception, refresh_s: float = 10, stale_s: float = 300) -> Job:
-    return Job(FakeSource(list(answers)), refresh_s=refresh_s, stale_s=stale_s, first_s=20)
+def question(*answers: tuple[HostSlots, ...] | Exception, refresh_s: float = 10, stale_s: float = 300) -> Question:
+    return Question(FakeSource(list(answers)), refresh_s=refresh_s, stale_s=stale_s, first_s=20)
 
 
 def known(age_s: float, **changes: float | str | int) -> Record:
@@ -74,19 +74,19 @@ def known(age_s: float, **changes: float | str | int) -> Record:
 
 def test_a_fresh_answer_is_given_without_asking() -> None:
     clock = FakeClock()
-    assert find_answer(job(), FakeKeep(known(age_s=9.9), clock), clock) == (ANSWER, "")
+    assert find_answer(question(), FakeKeep(known(age_s=9.9), clock), clock) == (ANSWER, "")
     assert clock.now_s == 1000.0
 
 
 def test_an_answer_that_is_due_is_given_at_once_while_a_newer_one_is_fetched() -> None:
     clock = FakeClock()
-    assert find_answer(job(), FakeKeep(known(age_s=11), clock, delay_s=None), clock) == (ANSWER, "")
+    assert find_answer(question(), FakeKeep(known(age_s=11), clock, delay_s=None), clock) == (ANSWER, "")
     assert clock.now_s == 1000.0
 
 
 def test_an_old_answer_is_given_with_a_doubt() -> None:
     clock = FakeClock()
-    answer, doubt = find_answer(job(), FakeKeep(known(age_s=250), clock, delay_s=None), clock)
+    answer, doubt = find_answer(question(), FakeKeep(known(age_s=250), clock, delay_s=None), clock)
     assert answer == ANSWER
     assert "250 s ago, good for 300 s" in doubt
 
@@ -94,7 +94,7 @@ def test_an_old_answer_is_given_with_a_doubt() -> None:
 def test_an_answer_that_is_too_old_is_refused_within_the_time_of_a_poll() -> None:
     clock = FakeClock()
     with pytest.raises(DiscoveryError, match=r"did not answer within 0\.8 s.* 301 s old"):
-        find_answer(job(), FakeKeep(known(age_s=300.5), clock, delay_s=None), clock)
+        find_answer(question(), FakeKeep(known(age_s=300.5), clock, delay_s=None), clock)
     assert clock.now_s == pytest.approx(1000 + cached.ANSWER_S, abs=cached.LONGEST_LOOK_S)
 
 
@@ -102,29 +102,29 @@ def test_the_first_poll_waits_longer_than_the_others() -> None:
     clock = FakeClock()
     begun = Record(began_s=1000.0, asked_s=1000.0)
     with pytest.raises(DiscoveryError, match="did not answer within 20"):
-        find_answer(job(), FakeKeep(begun, clock, delay_s=None), clock)
+        find_answer(question(), FakeKeep(begun, clock, delay_s=None), clock)
     with pytest.raises(DiscoveryError, match=r"did not answer within 0\.8"):
-        find_answer(job(), FakeKeep(begun, clock, delay_s=None), clock)
+        find_answer(question(), FakeKeep(begun, clock, delay_s=None), clock)
 
 
 def test_a_known_failure_is_reported_at_once() -> None:
     clock = FakeClock()
     failed = Record(began_s=990.0, asked_s=999.0, failed_s=999.0, failure="throttled")
     with pytest.raises(DiscoveryError, match="throttled"):
-        find_answer(job(), FakeKeep(failed, clock), clock)
+        find_answer(question(), FakeKeep(failed, clock), clock)
     assert clock.now_s == 1000.0
 
 
 def test_a_local_source_is_asked_every_time_and_its_answer_awaited() -> None:
     clock = FakeClock()
-    fresh = job((HostSlots("c", 3),), refresh_s=0, stale_s=0)
+    fresh = question((HostSlots("c", 3),), refresh_s=0, stale_s=0)
     assert find_answer(fresh, FakeKeep(known(age_s=0.5), clock), clock) == ("c:3\n", "")
 
 
 def test_without_stale_time_nothing_stands_in_for_an_answer() -> None:
     clock = FakeClock()
     with pytest.raises(DiscoveryError, match=r"^gone$"):
-        find_answer(job(DiscoveryError("gone"), refresh_s=0, stale_s=0), FakeKeep(known(age_s=0.5), clock), clock)
+        find_answer(question(DiscoveryError("gone"), refresh_s=0, stale_s=0), FakeKeep(known(age_s=0.5), clock), clock)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_without_stale_time_nothing_stands_in_for_an_answer() -> None:
 def test_a_bad_answer_keeps_the_last_good_one(answer: tuple[HostSlots, ...] | Exception, failure: str) -> None:
     clock = FakeClock()
     keep = FakeKeep(known(age_s=20), clock)
-    ask(job(answer), keep, clock)
+    ask(question(answer), keep, clock)
     assert keep.record.answer == ANSWER
     assert keep.record.failure.endswith(failure) or failure in keep.record.failure
     assert "\n" not in keep.record.failure
@@ -148,7 +148,7 @@ def test_a_bad_answer_keeps_the_last_good_one(answer: tuple[HostSlots, ...] | Ex
 def test_no_hosts_count_only_twice_in_a_row() -> None:
     clock = FakeClock()
     keep = FakeKeep(known(age_s=20), clock)
-    several = job((), (HostSlots("a", 1),), (), DiscoveryError("throttled"), (), ())
+    several = question((), (HostSlots("a", 1),), (), DiscoveryError("throttled"), (), ())
     kept = []
     for _ in range(6):
         ask(several, keep, clock)

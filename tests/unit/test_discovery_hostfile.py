@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl_hvd.discovery.hostfile import FixedHosts, parse_host_list, read_hostfile
+from edl_hvd.discovery.sources.hostfile import FixedHosts, parse_host_list, read_hostfile
 from edl_hvd.errors import UsageError
 from edl_hvd.hosts import HostSlots
 

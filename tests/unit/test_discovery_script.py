@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edl_hvd.discovery.script import LONGEST_ANSWER_BYTES, STDERR_CHARACTERS, Script
+from edl_hvd.discovery.sources.script import LONGEST_ANSWER_BYTES, STDERR_CHARACTERS, Script
 from edl_hvd.errors import DiscoveryError
 from edl_hvd.hosts import HostSlots
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from clocks import FakeClock
 
-from edl_hvd.discovery.ec2 import Ec2ByTag, read_tag
-from edl_hvd.discovery.flags import Flags, read_job
-from edl_hvd.discovery.schedule import Schedule, hosts_at, notices_at, parse_plan, stamp
-from edl_hvd.discovery.static_file import StaticFile
+from edl_hvd.discovery.flags import Flags
+from edl_hvd.discovery.kinds import read_question
+from edl_hvd.discovery.sources.ec2 import Ec2ByTag, read_tag
+from edl_hvd.discovery.sources.schedule import Schedule, hosts_at, notices_at, parse_plan, stamp
+from edl_hvd.discovery.sources.static_file import StaticFile
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots
 
@@ -164,18 +165,18 @@ class TestFlags:
     )
     def test_wrong_words_are_named(self, words: list[str], message: str) -> None:
         with pytest.raises(UsageError, match=message):
-            read_job("file", words, [])
+            read_question("file", words, [])
 
     def test_a_local_source_is_asked_at_every_poll(self) -> None:
-        job = read_job("file", ["hosts.txt", "--stale", "1min"], ["--slots=2"])
-        assert (job.source, job.refresh_s, job.stale_s) == (StaticFile("hosts.txt", 2), 0, 60)
+        question = read_question("file", ["hosts.txt", "--stale", "1min"], ["--slots=2"])
+        assert (question.source, question.refresh_s, question.stale_s) == (StaticFile("hosts.txt", 2), 0, 60)
 
     def test_a_plan_keeps_its_start_beside_it(self) -> None:
-        assert read_job("schedule", ["plan.txt"], []).source == Schedule("plan.txt", "plan.txt.started")
+        assert read_question("schedule", ["plan.txt"], []).source == Schedule("plan.txt", "plan.txt.started")
 
     def test_ec2_has_the_times_that_its_help_names(self) -> None:
-        job = read_job("ec2", ["--tag", "a=b"], [])
-        assert (job.refresh_s, job.stale_s, job.first_s) == (10, 300, 20)
+        question = read_question("ec2", ["--tag", "a=b"], [])
+        assert (question.refresh_s, question.stale_s, question.first_s) == (10, 300, 20)
 
 
 class TestEc2:

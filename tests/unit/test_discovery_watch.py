@@ -13,7 +13,7 @@ from clocks import FakeClock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edl_hvd.discovery.script import Script
+from edl_hvd.discovery.sources.script import Script
 from edl_hvd.discovery.watch import DISTINCT_PROBLEMS, HostWatch, View
 from edl_hvd.errors import DiscoveryError
 from edl_hvd.hosts import HostSlots

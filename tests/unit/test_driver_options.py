@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 from clocks import FakeClock
 
-from edl_hvd.discovery import flags
-from edl_hvd.discovery.ec2 import Ec2ByTag
-from edl_hvd.discovery.hostfile import FixedHosts
-from edl_hvd.discovery.schedule import Schedule
-from edl_hvd.discovery.static_file import StaticFile
-from edl_hvd.driver.command_line.options import SOURCES, UNBOUNDED, Options, read_options
+from edl_hvd.discovery.kinds import KINDS
+from edl_hvd.discovery.sources.ec2 import Ec2ByTag
+from edl_hvd.discovery.sources.hostfile import FixedHosts
+from edl_hvd.discovery.sources.schedule import Schedule
+from edl_hvd.discovery.sources.static_file import StaticFile
+from edl_hvd.driver.command_line.options import UNBOUNDED, Options, read_options
 from edl_hvd.driver.membership.state import Rules
 from edl_hvd.errors import UsageError
 from edl_hvd.hosts import HostSlots
 
+REPOSITORY = Path(__file__).parents[2]
 COMMAND = ("sh", "train.sh")
 PATH = {"PATH": os.defpath}
 
@@ -265,8 +266,10 @@ def test_a_source_that_is_not_understood_or_not_there_is_refused(value, words):
     assert told[0].startswith(f"--discover {value!r}: {words}")
 
 
-def test_every_source_there_is_can_be_named():
-    assert set(SOURCES) == set(flags._READERS)
+def test_every_kind_of_source_has_a_discovery_script():
+    assert {f"from_{kind}" for kind in KINDS} == {
+        script.name for script in (REPOSITORY / "discovery_scripts").glob("from_*")
+    }
 
 
 def test_hosts_from_two_places_at_once_are_refused():

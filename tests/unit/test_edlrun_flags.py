@@ -15,7 +15,7 @@ import pytest
 
 from edl_hvd.cli import edlrun
 from edl_hvd.cli.edlrun import read_command_line
-from edl_hvd.discovery.hostfile import FixedHosts
+from edl_hvd.discovery.sources.hostfile import FixedHosts
 from edl_hvd.driver.command_line.options import Options
 from edl_hvd.driver.membership.state import Rules
 from edl_hvd.errors import DiscoveryError, UsageError

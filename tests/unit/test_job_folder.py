@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from job_folders import COMMAND, claimed, everything, leave, options, status, view_of
 
-from edl_hvd.discovery.hostfile import FixedHosts
+from edl_hvd.discovery.sources.hostfile import FixedHosts
 from edl_hvd.driver.command_line.options import Options, read_options
 from edl_hvd.driver.job_folder.claim import claim
 from edl_hvd.driver.job_folder.files import LOCK, RECORD, STATUS, JobRecord, look, replace_file, to_text

@@ -19,12 +19,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
-from edl_hvd.discovery.flags import read_job
-from edl_hvd.discovery.hostfile import FixedHosts, parse_host_list, read_hostfile
-from edl_hvd.discovery.schedule import Schedule
-from edl_hvd.discovery.script import Script
+from edl_hvd.discovery.kinds import KINDS, read_question
 from edl_hvd.discovery.source import Source
-from edl_hvd.discovery.static_file import StaticFile
+from edl_hvd.discovery.sources.hostfile import FixedHosts, parse_host_list, read_hostfile
+from edl_hvd.discovery.sources.schedule import Schedule
+from edl_hvd.discovery.sources.script import Script
+from edl_hvd.discovery.sources.static_file import StaticFile
 from edl_hvd.driver.command_line.flags import Line
 from edl_hvd.driver.command_line.resume import HOST_FLAGS, complete
 from edl_hvd.driver.command_line.tuning import read_tunings
@@ -35,8 +35,6 @@ from edl_hvd.hosts import HostSlots
 
 UNBOUNDED = 1_000_000
 # Workers; more than any job will have, and still a number to calculate with.
-SOURCES = ("file", "schedule", "ec2")
-# What --discover accepts before its colon.
 FIXED_EVERY_S = 60.0
 # Nothing will change; the question costs nothing either.
 LOCAL_EVERY_S = 0.2
@@ -256,19 +254,19 @@ def _read_discover(text: str, slots: int | None, clock: Clock) -> _Hosts:
         DiscoveryError: The file that it names does not read now.
     """
     kind, _, rest = text.partition(":")
-    if kind not in SOURCES or not rest:
+    if kind not in KINDS or not rest:
         raise UsageError(f"it is not understood; {_DISCOVER_FORM}")
     words = [f"--{part}" if re.match("[a-z][a-z-]*=", part) else part for part in rest.split(",")]
     implied = [f"--slots={slots}"] if slots else []
     if kind == "schedule" and not any(word.startswith(("--start=", "--start-file=")) for word in words):
         # A plan begins with its job, not with an older one. Rounded down: what it has at 0 is there at once.
         implied.append(f"--start={math.floor(clock.wall_s())}")
-    job = read_job(kind, words, implied)
-    if isinstance(job.source, StaticFile):
-        job.source.hosts()
-    if isinstance(job.source, Schedule):
-        replace(job.source, start_s=0.0).hosts()
-    return _Hosts(job.source, job.refresh_s or (SCRIPT_EVERY_S if job.needs_packages else LOCAL_EVERY_S))
+    question = read_question(kind, words, implied)
+    if isinstance(question.source, StaticFile):
+        question.source.hosts()
+    if isinstance(question.source, Schedule):
+        replace(question.source, start_s=0.0).hosts()
+    return _Hosts(question.source, question.refresh_s or (SCRIPT_EVERY_S if question.needs_packages else LOCAL_EVERY_S))
 
 
 def _read_script(text: str, slots: int | None, environ: Mapping[str, str]) -> Script:

@@ -24,8 +24,9 @@ import sys
 from collections.abc import Sequence
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
-from edl_hvd.discovery.flags import Job, read_job
-from edl_hvd.discovery.record import Record
+from edl_hvd.discovery.kinds import read_question
+from edl_hvd.discovery.polling.record import Record
+from edl_hvd.discovery.question import Question
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import format_hosts
 
@@ -46,11 +47,11 @@ LONGEST_LOOK_S = 0.032
 def poll(key: str, source: str, given: Sequence[str], variables: Sequence[str]) -> int:
     """Print the answer of a discovery script; returns its exit code: 0, 1 (no answer), 2 (wrong arguments)."""
     try:
-        job = read_job(source, given, variables)
+        question = read_question(source, given, variables)
     except UsageError as error:
         return _complain(source, f"{error}; see from_{source} --help", 2)
     try:
-        answer, doubt = find_answer(job, Keep(key), SYSTEM_CLOCK)
+        answer, doubt = find_answer(question, Keep(key), SYSTEM_CLOCK)
     except DiscoveryError as error:
         return _complain(source, str(error), 1)
     if doubt:
@@ -64,42 +65,44 @@ def _complain(source: str, message: str, code: int) -> int:
     return code
 
 
-def find_answer(job: Job, keep: Keep, clock: Clock) -> tuple[str, str]:
+def find_answer(question: Question, keep: Keep, clock: Clock) -> tuple[str, str]:
     """The answer to print, and the reason to doubt it (empty: none).
 
-    Returns within ``ANSWER_S``; within ``job.first_s`` when nobody has asked for a while.
+    Returns within ``ANSWER_S``; within ``question.first_s`` when nobody has asked for a while.
 
     Raises:
         DiscoveryError: There is no answer, or none young enough.
     """
     started_s = clock.monotonic_s()
-    since_s = started_s - job.refresh_s
+    since_s = started_s - question.refresh_s
     keep.touch()
     record = keep.read()
     asking, look_s = False, LOOK_S
     while not record.is_fresh(since_s) and not record.has_failed(since_s):
-        asking = asking or keep.start_asking(job, since_s, clock)  # once: an asker that dies at once is not retried
+        # Once: an asker that dies at once is not retried.
+        asking = asking or keep.start_asking(question, since_s, clock)
         now_s = clock.monotonic_s()
-        may_serve_at_once = job.refresh_s > 0 and record.is_servable(now_s, job.stale_s)
-        if may_serve_at_once or now_s >= max(started_s + ANSWER_S, record.began_s + job.first_s):
+        may_serve_at_once = question.refresh_s > 0 and record.is_servable(now_s, question.stale_s)
+        if may_serve_at_once or now_s >= max(started_s + ANSWER_S, record.began_s + question.first_s):
             break
         clock.sleep(look_s)
         look_s = min(2 * look_s, LONGEST_LOOK_S)
         record = keep.read()
-    return _judge(record, job, started_s, clock.monotonic_s())
+    return _judge(record, question, started_s, clock.monotonic_s())
 
 
-def _judge(record: Record, job: Job, started_s: float, now_s: float) -> tuple[str, str]:
-    if record.is_fresh(started_s - job.refresh_s):
+def _judge(record: Record, question: Question, started_s: float, now_s: float) -> tuple[str, str]:
+    if record.is_fresh(started_s - question.refresh_s):
         return record.answer, ""
     failed = record.failed_s > record.answered_s
     reason = record.failure if failed else f"the source did not answer within {now_s - started_s:.1f} s"
     age_s = now_s - record.answered_s
-    if record.is_servable(now_s, job.stale_s):
-        doubted = failed or age_s > 3 * job.refresh_s
-        return record.answer, f"giving the answer of {age_s:.0f} s ago, good for {job.stale_s:g} s: {reason}" * doubted
-    if record.answer and job.stale_s:
-        reason += f"; the last good answer is {age_s:.0f} s old, more than --stale {job.stale_s:g} allows"
+    if record.is_servable(now_s, question.stale_s):
+        doubted = failed or age_s > 3 * question.refresh_s
+        doubt = f"giving the answer of {age_s:.0f} s ago, good for {question.stale_s:g} s: {reason}"
+        return record.answer, doubt * doubted
+    if record.answer and question.stale_s:
+        reason += f"; the last good answer is {age_s:.0f} s old, more than --stale {question.stale_s:g} allows"
     raise DiscoveryError(reason)
 
 
@@ -157,7 +160,7 @@ class Keep:
             file.write(record.to_text(refresh_s, self._boot))
         os.replace(draft, f"{self._key}.answer")
 
-    def start_asking(self, job: Job, since_s: float, clock: Clock) -> bool:
+    def start_asking(self, question: Question, since_s: float, clock: Clock) -> bool:
         """Fork the process that asks, unless there is one or the question was answered just now; True if forked."""
         try:
             lock = os.open(f"{self._key}.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -169,7 +172,7 @@ class Keep:
             if record.is_fresh(since_s) or record.has_failed(since_s):
                 return False
             if os.fork() == 0:
-                _become_asker(self, job, lock, clock)
+                _become_asker(self, question, lock, clock)
             return True
         except BlockingIOError:
             return False  # somebody is asking
@@ -177,7 +180,7 @@ class Keep:
             os.close(lock)  # the asker's copy keeps the lock
 
 
-def _become_asker(keep: Keep, job: Job, lock: int, clock: Clock) -> None:
+def _become_asker(keep: Keep, question: Question, lock: int, clock: Clock) -> None:
     """In the forked process: ask until nobody polls any more, then exit. Never returns."""
     code = 1
     try:
@@ -187,40 +190,40 @@ def _become_asker(keep: Keep, job: Job, lock: int, clock: Clock) -> None:
             os.dup2(null, descriptor)  # an open standard output would keep Horovod waiting for more hosts
         os.ftruncate(lock, 0)
         os.write(lock, f"{os.getpid()}\n".encode())
-        if job.needs_packages and sys.flags.no_site:
+        if question.needs_packages and sys.flags.no_site:
             site.main()  # what -S left out at the start
-        keep_asking(job, keep, clock)
+        keep_asking(question, keep, clock)
         code = 0
     finally:
         os._exit(code)
 
 
-def keep_asking(job: Job, keep: Keep, clock: Clock) -> None:
+def keep_asking(question: Question, keep: Keep, clock: Clock) -> None:
     """Ask, write the record, wait for the next time; until nobody has polled for a while."""
     touched, wanted_s = keep.touched(), clock.monotonic_s()
     while True:
-        clock.sleep(max(0.0, keep.read().asked_s + job.refresh_s - clock.monotonic_s()))
+        clock.sleep(max(0.0, keep.read().asked_s + question.refresh_s - clock.monotonic_s()))
         signal.alarm(ASK_S)
-        ask(job, keep, clock)
+        ask(question, keep, clock)
         signal.alarm(0)
         if keep.touched() != touched:
             touched, wanted_s = keep.touched(), clock.monotonic_s()
-        if job.refresh_s == 0 or clock.monotonic_s() - wanted_s > max(IDLE_S, 2 * job.refresh_s):
+        if question.refresh_s == 0 or clock.monotonic_s() - wanted_s > max(IDLE_S, 2 * question.refresh_s):
             return
 
 
-def ask(job: Job, keep: Keep, clock: Clock) -> None:
+def ask(question: Question, keep: Keep, clock: Clock) -> None:
     """Put one question to the source and write down what came of it."""
-    record = keep.read().asked(clock.monotonic_s(), max(GAP_S, 3 * job.refresh_s))
-    keep.write(record, job.refresh_s)  # before asking: whoever kills us does not make the next one ask at once
+    record = keep.read().asked(clock.monotonic_s(), max(GAP_S, 3 * question.refresh_s))
+    keep.write(record, question.refresh_s)  # before asking: whoever kills us does not make the next one ask at once
     try:
-        hosts = job.source.hosts()
+        hosts = question.source.hosts()
         record = record.answered(format_hosts(hosts)) if hosts else record.answered_empty()
     except (DiscoveryError, UsageError) as error:
         record = record.failed(str(error))
     except Exception as error:  # nobody reads this process's standard error; the next poll prints the record
         record = record.failed(f"internal error, please report: {type(error).__name__}: {error}")
-    keep.write(record, job.refresh_s)
+    keep.write(record, question.refresh_s)
 
 
 def _boot_id() -> str:

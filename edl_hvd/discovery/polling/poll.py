@@ -25,8 +25,8 @@ def main(words: list[str]) -> int:
         sys.stdout.write(answer)
         return 0
 
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    from edl_hvd.discovery import cached
+    sys.path.insert(0, os.path.abspath(f"{__file__}/../../../.."))
+    from edl_hvd.discovery.polling import cached
 
     border = rest.index("--")
     return cached.poll(key, source, given=rest[border + 1 :], variables=rest[:border])

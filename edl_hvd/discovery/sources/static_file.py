@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from edl_hvd.discovery.flags import Flags
+from edl_hvd.discovery.question import Question, ask_locally
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots, parse_host
 
@@ -66,3 +68,12 @@ def read_whole_file(path: str, what: str) -> str:
             f"the {what} {path} ends in the middle of the line {last!r}; expected a newline at its end"
         )
     return text
+
+
+FLAGS, BARE_FLAG = ("file", "slots", "stale"), "file"
+
+
+def question(flags: Flags) -> Question:
+    """What ``from_file`` asks."""
+    flags.needed("file", "hosts file", "from_file hosts.txt")
+    return ask_locally(StaticFile(flags.text("file", ""), flags.count("slots", 1)), flags)

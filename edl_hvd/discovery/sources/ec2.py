@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from edl_hvd.discovery.flags import Flags
+from edl_hvd.discovery.question import REMOTE_FLAGS, Question, ask_remotely
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots
 
@@ -139,3 +141,18 @@ def _explain(error: Any) -> str:
     code = error.response.get("Error", {}).get("Code", "unknown")
     words = error.response.get("Error", {}).get("Message", "")
     return f"EC2 refused {error.operation_name}: {code}: {words}; {_NEXT_STEPS.get(code, 'see the message of EC2')}"
+
+
+FLAGS, BARE_FLAG = ("tag", "region", "slots", "address", "page-size", *REMOTE_FLAGS), ""
+
+
+def question(flags: Flags) -> Question:
+    """What ``from_ec2`` asks."""
+    source = Ec2ByTag(
+        tags=tuple(read_tag(tag) for tag in flags.needed("tag", "tag", "from_ec2 --tag job=resnet50")),
+        region=flags.text("region", "") or None,
+        slots=flags.count("slots", 1) if flags.all("slots") else None,
+        address=flags.text("address", "private-ip"),
+        page_size=flags.count("page-size", 1000),
+    )
+    return ask_remotely(source, flags, needs_packages=True)

@@ -1,0 +1,42 @@
+"""Every kind of source by its name: ``edlrun --discover KIND:...``, ``discovery_scripts/from_KIND``.
+
+A kind's module in ``sources/`` has three names that are used here:
+
+    FLAGS        the names of its flags
+    BARE_FLAG    the one that a value without a name stands for; empty for none
+    question     makes a ``Question`` of the ``Flags`` that were given
+
+It is imported when a source of its kind is asked for: a poll of a file pays for no cloud.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Protocol, cast
+
+from edl_hvd.discovery.flags import Flags
+from edl_hvd.discovery.question import Question
+
+KINDS = {
+    "file": "static_file",
+    "schedule": "schedule",
+    "ec2": "ec2",
+}
+
+
+class _Kind(Protocol):
+    FLAGS: tuple[str, ...]
+    BARE_FLAG: str
+
+    def question(self, flags: Flags) -> Question: ...
+
+
+def read_question(kind: str, given: Sequence[str], variables: Sequence[str]) -> Question:
+    """The question that the words of a command line describe, see ``Flags``.
+
+    Raises:
+        UsageError: Naming the flag, what it says and what is accepted.
+    """
+    module = cast(_Kind, import_module(f"edl_hvd.discovery.sources.{KINDS[kind]}"))
+    return module.question(Flags(given, variables, module.FLAGS, module.BARE_FLAG))
