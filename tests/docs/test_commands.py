@@ -69,6 +69,7 @@ TRAINED = ("s3://bucket/resnet50", "{trained}")
 HOW: dict[str, Here | By | Ci] = {
     "make imagenet-demo": Ci("make imagenet-demo"),
     "make test": Ci("make test"),
+    "make test-learning": Ci("make test-learning"),
     "make test-chaos": Ci("make test-chaos"),
     "make test-horovodrun": Ci("make test-horovodrun"),
     "make test-hosts": Ci("make test-hosts"),
@@ -129,8 +130,8 @@ HOW: dict[str, Here | By | Ci] = {
     'horovodrun ... --host-discovery-script "discovery_scripts/from_schedule plan.txt" python train.py':
         By("tests/docs/test_commands.py::test_the_command_works"),
     "python benchmarks/discovery.py": Here(more="2", prints="from_ec2, first poll"),
-    # All of it takes half an hour. Here: one row of it, without the launchers that hang.
     "python benchmarks/sampler.py": Here(more="--small 100000 --shard-samples 10", prints="4 x 8, ten changes of the"),
+    # All of it takes half an hour. Here: one row of it, without the launchers that hang.
     "python benchmarks/faults.py": Here(more="--cases single --launchers edlrun", prints="well"),
     "python examples/imagenet/train.py --data /data/imagenet": Here(swaps=(DIGITS,), more=SHORT),
     "horovodrun -np 2 --min-np 1 --max-np 8 --network-interfaces eth0 "
@@ -142,7 +143,7 @@ HOW: dict[str, Here | By | Ci] = {
         Here(swaps=(DIGITS,), more="--micro-batch 0", prints="--micro-batch", exit_code=2),
     "DATA=/data/imagenet make imagenet-demo":
         Here(swaps=(("/data/imagenet", "/no/such/folder"),), more=INSTALLED, prints="/no/such/folder", exit_code=2),
-    "make test PYTEST_ARGS='tests/unit -k batch'":
+    "make test PYTEST_ARGS='tests/unit/test_sampler.py -k resize'":
         Here(more=INSTALLED, prints="tests collected", variables=ONLY_COLLECT),
     "make test-chaos CHAOS_ARGS='--chaos-seeds 20'":
         Here(more=INSTALLED, prints="tests collected", variables=ONLY_COLLECT),

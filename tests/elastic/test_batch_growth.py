@@ -10,6 +10,8 @@ from harness import TWO_HOSTS, Job
 from invariants import check
 from training import Training
 
+pytestmark = pytest.mark.learning
+
 # Most of a step is a pause, whatever the batch: a larger one pays.
 GROWING = Training(samples=190, epochs=10, worker_batch=4, most=16, micro_batch=None)
 

@@ -15,6 +15,8 @@ from harness import HERE, TWO_HOSTS, Job, Outcome, environment
 from invariants import check_faults
 from training import Training
 
+pytestmark = pytest.mark.learning
+
 SCRIPT = "evaluation_script.py"
 THREE_HOSTS = (*TWO_HOSTS, "127.1:1")
 LONG_GLOO_TIMEOUT = ("--gloo-timeout-seconds", "600")

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.learning
+
 SCRIPT = Path(__file__).with_name("gradient_script.py")
 HOROVODRUN = str(Path(sys.executable).with_name("horovodrun"))
 

@@ -8,6 +8,8 @@ from harness import Job
 from invariants import check
 from training import Training
 
+pytestmark = pytest.mark.learning
+
 
 @pytest.mark.parametrize("loader_workers", [0, 2])
 def test_each_sample_of_a_stream_counts_once_through_a_growth_and_deaths(run_either, alone, loader_workers):

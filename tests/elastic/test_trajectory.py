@@ -8,6 +8,8 @@ from invariants import check_faults
 from training import Training
 from trajectory import FAULTS, SCRIPT, Step, run_alone, steps_of
 
+pytestmark = pytest.mark.learning
+
 # Six micro-batches per step: with three workers each holds a whole node of the tree of sums, with two and four not all.
 TRAINING = Training(
     samples=480, epochs=20, global_batch=48, micro_batch=8, until_size=1, pause_s=0.05, loader_workers=1
