@@ -22,6 +22,13 @@ KINDS = {
     "file": "static_file",
     "schedule": "schedule",
     "ec2": "ec2",
+    "auto_scaling": "auto_scaling",
+    "google": "google",
+    "kubernetes": "kubernetes",
+    "mpijob": "mpijob",
+    "slurm": "slurm",
+    "url": "url",
+    "source": "combined",
 }
 
 

@@ -2,7 +2,8 @@
 
 ``View`` decides, without thread or clock; ``HostWatch`` asks. The rule: a new host counts at once, because
 nobody is harmed by a worker too many being started; a host is gone when two answers in a row say so, because a
-healthy worker stopped by mistake costs more than one more poll; a source in trouble changes nothing.
+healthy worker stopped by mistake costs more than one more poll; a source in trouble changes nothing. What is
+believed to have gone and come back several times lately is left out for a while, see ``damping.py``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.discovery.damping import Damping
 from edl_hvd.discovery.source import Foresighted, Source
 from edl_hvd.errors import EdlHvdError
 from edl_hvd.hosts import HostSlots, format_hosts
@@ -110,6 +112,7 @@ class HostWatch:
         notice: Told once of each host that is about to go, if the source knows, and in how many seconds.
         every_s: Time between an answer and the next question.
         late_s: A question that takes longer is told as a problem.
+        damping: Leaves out hosts that flap; ``None``: every host that is believed to be there counts.
     """
 
     def __init__(
@@ -121,6 +124,7 @@ class HostWatch:
         every_s: float = 1.0,
         late_s: float = LATE_S,
         clock: Clock = SYSTEM_CLOCK,
+        damping: Damping | None = None,
     ) -> None:
         self._source = source
         self._changed = changed
@@ -131,6 +135,9 @@ class HostWatch:
         self._late_s = late_s
         self._clock = clock
         self._view = View()
+        self._damping = damping
+        self._held: frozenset[str] = frozenset()
+        self._hosts: tuple[HostSlots, ...] = ()
         self._closing = threading.Event()
         self._questions: queue.SimpleQueue[bool] = queue.SimpleQueue()
         # An answer, the reason why there is none, or None when the watch ends.
@@ -147,7 +154,7 @@ class HostWatch:
     @property
     def hosts(self) -> tuple[HostSlots, ...]:
         """The trusted list now; empty before the first good answer."""
-        return self._view.hosts
+        return self._hosts
 
     def close(self) -> None:
         """Stop polling. Does not wait for a source that hangs; its thread ends when it answers."""
@@ -178,18 +185,31 @@ class HostWatch:
             if answer is None or self._closing.is_set():
                 return
             now_s = self._clock.monotonic_s()
-            known = self._view.hosts
+            known = self._hosts
             if isinstance(answer, str):
                 self._view, news = self._view.failed(answer, now_s)
             else:
                 self._view, news = self._view.answered(answer.hosts, now_s)
             if news:
                 self._problem(news)
-            if self._view.hosts != known:
-                self._changed(self._view.hosts)
+            self._hosts = self._damp(self._view.hosts, now_s)
+            if self._hosts != known:
+                self._changed(self._hosts)
             if not isinstance(answer, str):
                 self._pass_on(answer.notices)
             self._closing.wait(self._every_s)
+
+    def _damp(self, believed: tuple[HostSlots, ...], now_s: float) -> tuple[HostSlots, ...]:
+        """Those that count; tells why a host does not, once."""
+        if self._damping is None:
+            return believed
+        self._damping = self._damping.observed(believed, now_s)
+        held = self._damping.left_out(now_s)
+        for host, why in held.items():
+            if host not in self._held:
+                self._problem(f"{host} is left out: {why}")
+        self._held = frozenset(held)
+        return self._damping.kept(believed)
 
     def _pass_on(self, notices: Mapping[str, float]) -> None:
         for host, seconds in notices.items():

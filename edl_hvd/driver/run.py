@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TextIO, cast
 
+from edl_hvd.discovery.damping import Damping
 from edl_hvd.discovery.watch import HostWatch
 from edl_hvd.driver.command_line.options import Options
 from edl_hvd.driver.job import Job
@@ -68,6 +69,7 @@ async def _train(options: Options, screen: Screen, folder: JobFolder, reporter: 
         problem=lambda text: _quietly(loop.call_soon_threadsafe(screen.problem, text)),
         notice=lambda *notice: _quietly(loop.call_soon_threadsafe(found.put_nowait, DrainAsked(*notice))),
         every_s=options.poll_every_s,
+        damping=Damping() if options.is_damped else None,
     )
     with _signals(loop, screen) as wishes:
         await _outlive_orphans(folder, screen, wishes)

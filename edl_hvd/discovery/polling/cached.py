@@ -17,6 +17,7 @@ job instead of once per question.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import signal
 import site
@@ -24,9 +25,11 @@ import sys
 from collections.abc import Sequence
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.discovery.damping import Damping
 from edl_hvd.discovery.kinds import read_question
 from edl_hvd.discovery.polling.record import Record
 from edl_hvd.discovery.question import Question
+from edl_hvd.discovery.source import Bridging, Remembering, Source
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import format_hosts
 
@@ -93,10 +96,10 @@ def find_answer(question: Question, keep: Keep, clock: Clock) -> tuple[str, str]
 
 def _judge(record: Record, question: Question, started_s: float, now_s: float) -> tuple[str, str]:
     if record.is_fresh(started_s - question.refresh_s):
-        return record.answer, ""
+        return record.answer, record.remark
     failed = record.failed_s > record.answered_s
     reason = record.failure if failed else f"the source did not answer within {now_s - started_s:.1f} s"
-    age_s = now_s - record.answered_s
+    age_s = now_s - record.answered_s + record.age_s
     if record.is_servable(now_s, question.stale_s):
         doubted = failed or age_s > 3 * question.refresh_s
         doubt = f"giving the answer of {age_s:.0f} s ago, good for {question.stale_s:g} s: {reason}"
@@ -217,13 +220,44 @@ def ask(question: Question, keep: Keep, clock: Clock) -> None:
     record = keep.read().asked(clock.monotonic_s(), max(GAP_S, 3 * question.refresh_s))
     keep.write(record, question.refresh_s)  # before asking: whoever kills us does not make the next one ask at once
     try:
-        hosts = question.source.hosts()
-        record = record.answered(format_hosts(hosts)) if hosts else record.answered_empty()
+        record = _answer(question, record)
     except (DiscoveryError, UsageError) as error:
         record = record.failed(str(error))
     except Exception as error:  # nobody reads this process's standard error; the next poll prints the record
         record = record.failed(f"internal error, please report: {type(error).__name__}: {error}")
     keep.write(record, question.refresh_s)
+
+
+def _answer(question: Question, record: Record) -> Record:
+    """Of a question that is put at ``record.asked_s``. What came before is in the record, not in this process."""
+    source, now_s = question.source, record.asked_s
+    memory = _read_memory(record.memory)
+    if isinstance(source, Remembering):
+        source.recall(memory.get("source"), record.answered_s)
+    hosts = source.hosts()
+    if not hosts:
+        return record.answered_empty()
+    age_s, remark = source.bridged() if isinstance(source, Bridging) else (0.0, "")
+    damping = Damping().recalled(memory.get("damping"), record.answered_s).observed(hosts, now_s)
+    remarks = [remark] if remark else []
+    if question.is_damped:
+        hosts = damping.kept(hosts)
+        remarks += [f"{host} is left out: {why}" for host, why in damping.left_out(now_s).items()]
+    kept = {"source": _remember(source, now_s), "damping": damping.to_memory(now_s) if question.is_damped else {}}
+    return record.answered(format_hosts(hosts), age_s, "; ".join(remarks), json.dumps(kept))
+
+
+def _remember(source: Source, now_s: float) -> object:
+    return source.memory(now_s) if isinstance(source, Remembering) else None
+
+
+def _read_memory(text: str) -> dict[str, object]:
+    """What was kept; nothing when there is nothing, or it is of another version."""
+    try:
+        memory = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return memory if isinstance(memory, dict) else {}
 
 
 def _boot_id() -> str:

@@ -15,6 +15,9 @@ import os
 import sys
 import time
 
+# A cloud's account, project or endpoint, a cluster's address, a batch system's job.
+_ACCOUNTS = ("AWS_", "CLOUDSDK_", "GCE_", "GOOGLE_", "KUBERNETES_SERVICE_", "SLURM_")
+
 
 def main(words: list[str]) -> int:
     cache, source, *rest = words
@@ -33,8 +36,8 @@ def main(words: list[str]) -> int:
 
 
 def _digest(words: list[str]) -> str:
-    """One name per question: same words, same folder, same cloud account."""
-    account = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("AWS_")]
+    """One name per question: same words, same folder, same cloud account, same cluster and job."""
+    account = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_ACCOUNTS)]
     return hashlib.sha256("\0".join([os.getcwd(), *words, *account]).encode(errors="replace")).hexdigest()[:32]
 
 

@@ -29,6 +29,9 @@ class Record:
         failure: Why that failed.
         empty_answers: How many answers in a row had no host.
         answer: The newest good answer, ``host:slots`` lines; empty when there is none to serve.
+        age_s: How much older than its question the answer is, because a part of it stands in for a newer one.
+        remark: What to say beside the answer: why a part is old, why a host is left out; empty for nothing.
+        memory: What the source and the damping have to know again, as JSON whose times count back from ``answered_s``.
     """
 
     began_s: float = _NEVER
@@ -38,14 +41,20 @@ class Record:
     failure: str = ""
     empty_answers: int = 0
     answer: str = ""
+    age_s: float = 0.0
+    remark: str = ""
+    memory: str = ""
 
     def asked(self, now_s: float, gap_s: float) -> Record:
         """A question is being put now; after a silence of ``gap_s`` it begins a new series."""
         return replace(self, asked_s=now_s, began_s=now_s if now_s - self.asked_s >= gap_s else self.began_s)
 
-    def answered(self, answer: str) -> Record:
+    def answered(self, answer: str, age_s: float = 0.0, remark: str = "", memory: str = "") -> Record:
         """The question was answered with hosts."""
-        return replace(self, answered_s=self.asked_s, answer=answer, empty_answers=0)
+        return replace(
+            self, answered_s=self.asked_s, answer=answer, empty_answers=0,
+            age_s=age_s, remark=_one_line(remark), memory=memory,
+        )  # fmt: skip
 
     def answered_empty(self) -> Record:
         """The question was answered with no hosts: a doubt at first, then the truth."""
@@ -57,10 +66,7 @@ class Record:
 
     def failed(self, reason: str) -> Record:
         """The question was not answered, or not well."""
-        line = " ".join(reason.split())
-        if len(line) > FAILURE_CHARACTERS:
-            line = f"{line[:FAILURE_CHARACTERS]} ..."
-        return replace(self, failed_s=self.asked_s, failure=line, empty_answers=0)
+        return replace(self, failed_s=self.asked_s, failure=_one_line(reason), empty_answers=0)
 
     def is_fresh(self, since_s: float) -> bool:
         """The answer belongs to a question put at ``since_s`` or later, and nothing failed after it."""
@@ -72,24 +78,25 @@ class Record:
 
     def is_servable(self, now_s: float, stale_s: float) -> bool:
         """The answer is young enough to stand in for a newer one."""
-        return bool(self.answer) and now_s - self.answered_s <= stale_s
+        return bool(self.answer) and now_s - self.answered_s + self.age_s <= stale_s
 
     def to_text(self, refresh_s: float, boot: str) -> str:
         """First line: until when the answer is fresh, the boot its times belong to, the answer's length."""
         fresh_until_s = self.answered_s + refresh_s if self.is_fresh(_NEVER) else _NEVER
         head = f"{fresh_until_s!r} {boot} {len(self.answer)}"
-        numbers = (self.began_s, self.asked_s, self.answered_s, self.failed_s, self.empty_answers)
-        return f"{head}\n{' '.join(map(repr, numbers))}\nfailure: {self.failure}\n\n{self.answer}"
+        numbers = (self.began_s, self.asked_s, self.answered_s, self.failed_s, self.age_s, self.empty_answers)
+        words = f"failure: {self.failure}\nremark: {self.remark}\nmemory: {self.memory}"
+        return f"{head}\n{' '.join(map(repr, numbers))}\n{words}\n\n{self.answer}"
 
     @classmethod
     def from_text(cls, text: str, boot: str) -> Record:
         """The record in ``text``; an empty one when it is damaged or of another boot."""
         head, _, answer = text.partition("\n\n")
         try:
-            first, numbers, failure = head.split("\n")
+            first, numbers, failure, remark, memory = head.split("\n")
             if first.split()[1:] != [boot, str(len(answer))]:
                 return cls()
-            began_s, asked_s, answered_s, failed_s, empty_answers = numbers.split()
+            began_s, asked_s, answered_s, failed_s, age_s, empty_answers = numbers.split()
             return cls(
                 began_s=float(began_s),
                 asked_s=float(asked_s),
@@ -98,6 +105,14 @@ class Record:
                 failure=failure.removeprefix("failure: "),
                 empty_answers=int(empty_answers),
                 answer=answer,
+                age_s=float(age_s),
+                remark=remark.removeprefix("remark: "),
+                memory=memory.removeprefix("memory: "),
             )
         except ValueError:
             return cls()
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= FAILURE_CHARACTERS else f"{line[:FAILURE_CHARACTERS]} ..."

@@ -19,8 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
-from edl_hvd.discovery.kinds import KINDS, read_question
+from edl_hvd.discovery.expression import Leaf
 from edl_hvd.discovery.source import Source
+from edl_hvd.discovery.sources.combined import read_source, sources_in
 from edl_hvd.discovery.sources.hostfile import FixedHosts, parse_host_list, read_hostfile
 from edl_hvd.discovery.sources.schedule import Schedule
 from edl_hvd.discovery.sources.script import Script
@@ -42,7 +43,6 @@ LOCAL_EVERY_S = 0.2
 SCRIPT_EVERY_S = 1.0
 # Horovod's own pace, for which such scripts are written.
 
-_DISCOVER_FORM = "expected e.g. file:hosts.txt, schedule:plan.txt or ec2:tag=job=resnet50"
 _SHELL_SYNTAX = re.compile(r"[|&;<>()$`*?\[\]{}#~\n]|^\s*\w+=|^\s*(\.|!|command|eval|exec|export|set|if|for|while)\s")
 # A command line that holds one of these means what the shell makes of it; its first word is no program, or not all.
 _LOOK_UPS = 32
@@ -66,6 +66,7 @@ class Options:
         command: What each worker runs.
         source: Where the hosts come from.
         poll_every_s: How often to ask it; see ``HostWatch``.
+        is_damped: Leave out its hosts that come and go again and again.
         rules: How many workers, and the bounds that were asked for.
         worker_variables: To be added to the workers' environment.
         network_interfaces: A worker may use any of them; empty: it finds one.
@@ -97,6 +98,7 @@ class Options:
     record: str | None = None
     job_dir: str | None = None
     resume: bool = False
+    is_damped: bool = False
     given: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
@@ -108,6 +110,7 @@ class _Hosts:
     every_s: float
     fixed: tuple[HostSlots, ...] = ()
     named_by: str = ""
+    is_damped: bool = False
 
 
 def read_options(
@@ -159,6 +162,7 @@ def read_options(
         record=line.writable_file("--record"),
         job_dir=line.writable_folder("--job-dir"),
         resume=line.is_on("--resume"),
+        is_damped=hosts.is_damped,
         given=dict(given),
     )
     if line.problems:
@@ -247,26 +251,28 @@ def _fix(hosts: tuple[HostSlots, ...], named_by: str) -> _Hosts:
 
 
 def _read_discover(text: str, slots: int | None, clock: Clock) -> _Hosts:
-    """Read ``SOURCE:VALUE`` or ``SOURCE:flag=value,flag=value``, with the flags of the discovery script of that name.
+    """Read a source or a combination of sources, see ``discovery/expression.py``.
 
     Raises:
         UsageError: It is not understood.
-        DiscoveryError: The file that it names does not read now.
+        DiscoveryError: A file that it names does not read now.
     """
-    kind, _, rest = text.partition(":")
-    if kind not in KINDS or not rest:
-        raise UsageError(f"it is not understood; {_DISCOVER_FORM}")
-    words = [f"--{part}" if re.match("[a-z][a-z-]*=", part) else part for part in rest.split(",")]
-    implied = [f"--slots={slots}"] if slots else []
-    if kind == "schedule" and not any(word.startswith(("--start=", "--start-file=")) for word in words):
-        # A plan begins with its job, not with an older one. Rounded down: what it has at 0 is there at once.
-        implied.append(f"--start={math.floor(clock.wall_s())}")
-    question = read_question(kind, words, implied)
-    if isinstance(question.source, StaticFile):
-        question.source.hosts()
-    if isinstance(question.source, Schedule):
-        replace(question.source, start_s=0.0).hosts()
-    return _Hosts(question.source, question.refresh_s or (SCRIPT_EVERY_S if question.needs_packages else LOCAL_EVERY_S))
+
+    def imply(leaf: Leaf) -> list[str]:
+        implied = [f"--slots={slots}"] if slots else []
+        if leaf.kind == "schedule" and not any(word.name in ("start", "start-file") for word in leaf.words):
+            # A plan begins with its job, not with an older one. Rounded down: what it has at 0 is there at once.
+            implied.append(f"--start={math.floor(clock.wall_s())}")
+        return implied
+
+    question = read_source(text, imply, clock=clock)
+    for source in sources_in(question.source):
+        if isinstance(source, StaticFile):
+            source.hosts()
+        if isinstance(source, Schedule):
+            replace(source, start_s=0.0).hosts()
+    every_s = question.refresh_s or (SCRIPT_EVERY_S if question.needs_packages else LOCAL_EVERY_S)
+    return _Hosts(question.source, every_s, is_damped=question.is_damped)
 
 
 def _read_script(text: str, slots: int | None, environ: Mapping[str, str]) -> Script:

@@ -1,0 +1,245 @@
+"""Sources and their combinations as text: ``edlrun --discover TEXT``, ``from_source TEXT``. Pure.
+
+    source    KIND:VALUE,FLAG=VALUE,...      the flags of discovery_scripts/from_KIND
+    union     union(SOURCE, SOURCE, ...)     the hosts of all
+    limit     limit(SOURCE, 8)               at most 8 slots of them; '8 hosts': at most so many hosts
+    prefer    prefer(SOURCE, 8)              the same, the cheapest first
+
+A comma between the parentheses begins the next argument, unless ``FLAG=`` or a value follows, which goes on with
+the source before it: ``union(ec2:tag=job=7,slots=4, file:spare.txt)`` has two parts. Where a value holds a comma, a
+parenthesis or a quote it stands in double quotes, ``\\`` before a quote or another ``\\`` in it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from edl_hvd.errors import UsageError
+
+DEEPEST = 20
+# Combinations in combinations; nobody means more, and the reader is recursive.
+
+FORM = (
+    "expected e.g. file:hosts.txt, schedule:plan.txt or ec2:tag=job=resnet50, alone or in union(SOURCE, SOURCE), "
+    "limit(SOURCE, 8) or prefer(SOURCE, 8)"
+)
+_FLAG = re.compile(r"([a-z][a-z-]*)=")
+_KIND = re.compile(r"\s*([a-z][a-z0-9_]*):")
+_CALL = re.compile(r"\s*([A-Za-z][A-Za-z0-9_]*)\s*\(")
+_COUNT = re.compile(r"\s*([0-9]+)(?:\s*(slots?|hosts?))?\s*")
+_UNQUOTED = re.compile(r"[^\s,()\"\\]([^,()\"\\]*[^\s,()\"\\])?")
+
+
+@dataclass(frozen=True)
+class Word:
+    """A flag and its value; a value without a flag has the empty name."""
+
+    name: str
+    value: str
+
+    def __str__(self) -> str:
+        plain = _UNQUOTED.fullmatch(self.value) and (self.name or not _FLAG.match(self.value))
+        escaped = self.value.replace("\\", "\\\\").replace('"', '\\"')
+        return f"{self.name}=" * bool(self.name) + (self.value if plain else f'"{escaped}"')
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One source of a kind of ``kinds.py``."""
+
+    kind: str
+    words: tuple[Word, ...]
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{','.join(map(str, self.words))}"
+
+
+@dataclass(frozen=True)
+class Union:
+    """The hosts of all ``parts``."""
+
+    parts: tuple[Expression, ...]
+
+    def __str__(self) -> str:
+        return f"union({', '.join(map(str, self.parts))})"
+
+
+@dataclass(frozen=True)
+class Count:
+    """So many "slots" or "hosts"."""
+
+    number: int
+    unit: str = "slots"
+
+    def __str__(self) -> str:
+        return f"{self.number}" + f" {self.unit}" * (self.unit != "slots")
+
+
+@dataclass(frozen=True)
+class Limit:
+    """At most ``most`` of the hosts of ``part``."""
+
+    part: Expression
+    most: Count
+
+    def __str__(self) -> str:
+        return f"limit({self.part}, {self.most})"
+
+
+@dataclass(frozen=True)
+class Prefer:
+    """The same as ``Limit``, the cheapest first."""
+
+    part: Expression
+    most: Count
+
+    def __str__(self) -> str:
+        return f"prefer({self.part}, {self.most})"
+
+
+Expression: TypeAlias = Leaf | Union | Limit | Prefer
+
+
+def parse_expression(text: str, kinds: frozenset[str]) -> Expression:
+    """What a text says; ``str`` of it is a text that says the same.
+
+    >>> parse_expression("limit(file:hosts.txt, 8)", frozenset({"file"}))
+    Limit(part=Leaf(kind='file', words=(Word(name='', value='hosts.txt'),)), most=Count(number=8, unit='slots'))
+
+    Args:
+        kinds: Names of the kinds of sources that there are.
+
+    Raises:
+        UsageError: With ``>>>`` before the place in the text that is not understood.
+    """
+    reader = _Reader(text, kinds)
+    expression = reader.expression(0)
+    reader.skip_space()
+    if not reader.at_end():
+        raise reader.refuse("it goes on where it should end")
+    return expression
+
+
+class _Reader:
+    def __init__(self, text: str, kinds: frozenset[str]) -> None:
+        self._text = text
+        self._kinds = kinds
+        self._at = 0
+
+    def at_end(self) -> bool:
+        return self._at >= len(self._text)
+
+    def skip_space(self) -> None:
+        while not self.at_end() and self._text[self._at].isspace():
+            self._at += 1
+
+    def refuse(self, reason: str) -> UsageError:
+        """With the place in the text; a whole text that is no source is answered with what one looks like."""
+        form = f"; {FORM};" if not self._text[: self._at].strip() else ""
+        marked = f"'{self._text[: self._at]}>>>{self._text[self._at :]}'"
+        return UsageError(f"it is not understood{form} at the mark in {marked}: {reason}")
+
+    def expression(self, depth: int) -> Expression:
+        self.skip_space()
+        if depth > DEEPEST:
+            raise self.refuse(f"more than {DEEPEST} combinations in each other")
+        call = _CALL.match(self._text, self._at)
+        return self._call(call, depth) if call else self._leaf(inside=depth > 0)
+
+    def _call(self, call: re.Match[str], depth: int) -> Expression:
+        name = call[1]
+        if name not in ("union", "limit", "prefer"):
+            raise self.refuse(f"there is no combination {name!r}")
+        self._at = call.end()
+        parts = [self.expression(depth + 1)]
+        while name == "union" and self._takes(","):
+            parts.append(self.expression(depth + 1))
+        if name == "union":
+            self._need(")", "expected ',' and another source, or ')'")
+            return Union(tuple(parts))
+        self._need(",", f"{name} has no number; expected e.g. {name}(SOURCE, 8)")
+        most = self._count(name)
+        self._need(")", "expected ')'")
+        return Limit(parts[0], most) if name == "limit" else Prefer(parts[0], most)
+
+    def _count(self, name: str) -> Count:
+        found = _COUNT.match(self._text, self._at)
+        if not found or int(found[1]) < 1:
+            self.skip_space()
+            raise self.refuse(f"{name} needs a whole number of at least 1, of slots, or of hosts as in '8 hosts'")
+        self._at = found.end()
+        return Count(int(found[1]), "hosts" if (found[2] or "").startswith("host") else "slots")
+
+    def _takes(self, character: str) -> bool:
+        self.skip_space()
+        taken = self._text.startswith(character, self._at)
+        self._at += taken
+        return taken
+
+    def _need(self, character: str, otherwise: str) -> None:
+        if not self._takes(character):
+            raise self.refuse(otherwise)
+
+    # --- one source ---
+
+    def _leaf(self, inside: bool) -> Leaf:
+        kind = _KIND.match(self._text, self._at)
+        if not kind:
+            raise self.refuse("expected a source, KIND:VALUE, or a combination")
+        if kind[1] not in self._kinds:
+            raise self.refuse(f"there is no kind {kind[1]!r}; the kinds are {', '.join(sorted(self._kinds))}")
+        start, self._at = self._at, kind.end()
+        words = [self._word(inside)]
+        while self._text.startswith(",", self._at) and not (inside and self._begins_argument(self._at + 1)):
+            self._at += 1
+            words.append(self._word(inside))
+        if words == [Word("", "")]:
+            self._at = start
+            raise self.refuse(f"nothing follows '{kind[1]}:'")
+        return Leaf(kind[1], tuple(words))
+
+    def _begins_argument(self, at: int) -> bool:
+        """What follows a comma in parentheses is an argument of the combination, not another flag of the source."""
+        kind = _KIND.match(self._text, at)
+        if kind or _CALL.match(self._text, at):
+            return True
+        count = _COUNT.match(self._text, at)
+        return bool(count) and self._text.startswith(")", count.end() if count else at)
+
+    def _word(self, inside: bool) -> Word:
+        self.skip_space()
+        flag = _FLAG.match(self._text, self._at)
+        if flag:
+            self._at = flag.end()
+        return Word(flag[1] if flag else "", self._value(inside))
+
+    def _value(self, inside: bool) -> str:
+        """Up to a comma; in parentheses also up to the one that closes them."""
+        if self._text.startswith('"', self._at):
+            return self._quoted()
+        start, open_ones = self._at, 0
+        while not self.at_end():
+            character = self._text[self._at]
+            if character == "," or (inside and character == ")" and not open_ones):
+                break
+            open_ones += {"(": 1, ")": -1}.get(character, 0)
+            self._at += 1
+        return self._text[start : self._at].rstrip()
+
+    def _quoted(self) -> str:
+        start, value = self._at, ""
+        self._at += 1
+        while not self.at_end():
+            character = self._text[self._at]
+            self._at += 1
+            if character == '"':
+                self.skip_space()
+                return value
+            if character == "\\" and self._text[self._at : self._at + 1] in ("\\", '"'):
+                character = self._text[self._at]
+                self._at += 1
+            value += character
+        self._at = start
+        raise self.refuse("this quote is not closed")

@@ -1,0 +1,306 @@
+"""Hosts that are ready pods with given labels, as the cluster's API server lists them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import urlencode
+
+from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.discovery.flags import Flags
+from edl_hvd.discovery.question import REMOTE_FLAGS, Question, ask_remotely
+from edl_hvd.discovery.source import HostDetails, Permission
+from edl_hvd.discovery.sources.web import WebAnswer, ask_web, read_address, read_token, trust
+from edl_hvd.errors import DiscoveryError, UsageError
+from edl_hvd.hosts import HostSlots
+from edl_hvd.settings import process_environment
+
+ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+# Where kubelet puts a pod's token, the cluster's certificates and its namespace (Kubernetes: "Accessing the
+# Kubernetes API from a Pod").
+MOST_STARTS = 3
+# A list that expires (410 Gone) while its pages are read begins anew; three times in a row is a cluster in trouble.
+_NEXT_STEPS = {
+    401: "the token is not valid (any more); kubelet renews the one in the pod",
+    403: "allow its service account to list pods in this namespace",
+    429: "the API server is asked too often; raise --refresh",
+}
+
+
+class Kubernetes:
+    """The ready pods that a label selector finds in a namespace, by their IP address.
+
+    A pod that is being deleted is left out from the moment its deletion is known, and is announced with the time that
+    remains of its grace period. Slots are what its containers may use of ``resource``.
+
+    Asked is the API server itself (``GET /api/v1/namespaces/NAMESPACE/pods``, Kubernetes API reference, "list or watch
+    objects of kind Pod"), with the token of the pod this runs in, read anew each time, as kubelet renews it.
+
+    Args:
+        selector: As for ``kubectl get pods --selector``.
+        server: The API server, e.g. "https://10.0.0.1:443"; over http only on this machine (``kubectl proxy``).
+        namespace: Where the pods are.
+        token_file: Holds a bearer token; ``None`` asks without one.
+        ca_file: Certificates that the server's is checked against; ``None``: those of this machine.
+        slots: Of every pod; ``None`` takes what its containers may use of ``resource``.
+        resource: Name of a resource, e.g. "nvidia.com/gpu".
+        page_size: Pods per answer of the server; all pages are read.
+    """
+
+    def __init__(
+        self,
+        selector: str,
+        server: str,
+        namespace: str,
+        token_file: str | None = None,
+        ca_file: str | None = None,
+        slots: int | None = None,
+        resource: str = "nvidia.com/gpu",
+        page_size: int = 500,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        address = read_address(server, "--server")
+        if address.scheme == "http" and address.hostname not in ("localhost", "127.0.0.1"):
+            raise UsageError(f"--server {server!r} would be asked unencrypted; expected https://HOST:PORT")
+        if not re.fullmatch("[a-z0-9]([a-z0-9-]*[a-z0-9])?", namespace):
+            raise UsageError(f"--namespace {namespace!r} is not usable; expected small letters, digits and '-'")
+        self._server = server.rstrip("/")
+        self._selector = selector
+        self._namespace = namespace
+        self._token_file = token_file
+        self._ca_file = ca_file
+        self._slots = slots
+        self._resource = resource
+        self._page_size = page_size
+        self._clock = clock
+        self._details: dict[str, HostDetails] = {}
+        self._left_out: dict[str, str] = {}
+        self._notices: dict[str, float] = {}
+
+    def hosts(self) -> tuple[HostSlots, ...]:
+        pods, now_s = self._pods()
+        hosts, details, left_out, notices = [], {}, {}, {}
+        name = "without a name"
+        for pod in pods:
+            try:
+                name, why = pod["metadata"]["name"], reason_to_leave_out(pod)
+                if "deletionTimestamp" in pod["metadata"] and _address(pod):
+                    notices[_address(pod)] = max(0.0, _time_s(pod["metadata"]["deletionTimestamp"]) - now_s)
+                if why:
+                    left_out[name] = why
+                    continue
+                hosts.append(self._host(pod, name))
+                details[hosts[-1].host] = describe(pod)
+            except (KeyError, TypeError, AttributeError, ValueError) as error:
+                if isinstance(error, UsageError):
+                    raise DiscoveryError(f"pod {name}: {error}") from error
+                raise DiscoveryError(f"the API server lists what is no pod: {type(error).__name__}: {error}") from error
+        # A host that came back under the address of one that goes is no host that goes.
+        here = {entry.host for entry in hosts}
+        self._notices = {host: seconds for host, seconds in notices.items() if host not in here}
+        self._details, self._left_out = details, left_out
+        return tuple(hosts)
+
+    def _host(self, pod: Mapping[str, Any], name: str) -> HostSlots:
+        address = _address(pod)
+        if not address:
+            raise DiscoveryError(f"pod {name} has no IPv4 address; Horovod's host:slots form knows no others")
+        slots = self._slots if self._slots is not None else count_resource(pod, self._resource)
+        if not slots:
+            raise DiscoveryError(f"pod {name} may use no {self._resource}; give it some, or give --slots")
+        return HostSlots(address, slots)
+
+    def _pods(self) -> tuple[list[Mapping[str, Any]], float]:
+        """All pods with the labels, and the server's time."""
+        for _ in range(MOST_STARTS):
+            pods: list[Mapping[str, Any]] = []
+            for answer in self._pages():
+                if answer.status == 410:
+                    break
+                if answer.status != 200:
+                    raise DiscoveryError(self._explain(answer))
+                pods += _read_list(answer)["items"]
+            else:
+                return pods, _server_time_s(answer, self._clock)
+        raise DiscoveryError(f"the API server's list of pods expired {MOST_STARTS} times while it was read")
+
+    def _pages(self) -> Iterator[WebAnswer]:
+        more = ""
+        while True:
+            words = {
+                "labelSelector": self._selector,
+                "limit": str(self._page_size),
+                **({"continue": more} if more else {}),
+            }
+            answer = self._ask(f"/api/v1/namespaces/{self._namespace}/pods?{urlencode(words)}")
+            yield answer
+            more = _read_list(answer)["metadata"].get("continue") or ""
+            if not more:
+                return
+
+    def _ask(self, path: str) -> WebAnswer:
+        """With the token as it is now; once again if the server refuses one that was renewed meanwhile."""
+        context = trust(self._ca_file) if self._server.startswith("https:") else None
+        token = read_token(self._token_file) if self._token_file else ""
+        answer = self._get(path, token, context)
+        if answer.status == 401 and self._token_file and (renewed := read_token(self._token_file)) != token:
+            answer = self._get(path, renewed, context)
+        return answer
+
+    def _get(self, path: str, token: str, context: Any) -> WebAnswer:
+        headers = {"Accept": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+        return ask_web(f"{self._server}{path}", headers, context, clock=self._clock)
+
+    def _explain(self, answer: WebAnswer) -> str:
+        try:
+            words = json.loads(answer.body)["message"]
+        except (ValueError, KeyError, TypeError):
+            words = answer.words() or "no words"
+        step = _NEXT_STEPS.get(answer.status, "see the message of the API server")
+        return f"{self._server} refused to list pods in {self._namespace}: status {answer.status}: {words}; {step}"
+
+    def details(self) -> Mapping[str, HostDetails]:
+        return self._details
+
+    def left_out(self) -> Mapping[str, str]:
+        return self._left_out
+
+    def notices(self) -> Mapping[str, float]:
+        return self._notices
+
+    def permissions(self) -> Iterable[Permission]:
+        """Asked by doing it: to list one pod needs the verb ``list``, and nothing else does."""
+        if self._token_file:
+            try:
+                read_token(self._token_file)
+            except DiscoveryError as error:
+                yield Permission(f"read {self._token_file}", False, str(error))
+                return
+            yield Permission(f"read {self._token_file}", True, "it holds a token")
+        name = f"list pods in namespace {self._namespace}"
+        query = urlencode({"labelSelector": self._selector, "limit": "1"})
+        try:
+            answer = self._ask(f"/api/v1/namespaces/{self._namespace}/pods?{query}")
+        except DiscoveryError as error:
+            yield Permission(name, None, str(error))
+            return
+        if answer.status == 200:
+            yield Permission(name, True, f"{self._server} lists them")
+        else:
+            is_refusal = answer.status in (401, 403)
+            yield Permission(name, False if is_refusal else None, self._explain(answer))
+
+
+# --- what a pod says: pure ---
+
+
+def reason_to_leave_out(pod: Mapping[str, Any]) -> str:
+    """Why a pod is no host now; empty if it is one. (Kubernetes API reference, PodStatus and ObjectMeta.)"""
+    if "deletionTimestamp" in pod["metadata"]:
+        return f"it is being deleted, and gone by {pod['metadata']['deletionTimestamp']}"
+    phase = pod["status"]["phase"]
+    if phase != "Running":
+        return f"it is {phase}"
+    ready = [one for one in pod["status"].get("conditions", ()) if one["type"] == "Ready"]
+    if not ready or ready[0]["status"] != "True":
+        why = ready[0].get("message") or ready[0].get("reason") if ready else ""
+        return "it is not ready" + (f": {why}" if why else "")
+    return ""
+
+
+def count_resource(pod: Mapping[str, Any], resource: str) -> int:
+    """What the containers of a pod may use of an extended resource, which is always a whole number.
+
+    >>> containers = [{"resources": {"limits": {"nvidia.com/gpu": "4"}}}, {}]
+    >>> count_resource({"spec": {"containers": containers}}, "nvidia.com/gpu")
+    4
+    """
+    limits = (container.get("resources", {}).get("limits", {}) for container in pod["spec"]["containers"])
+    return sum(int(limit[resource]) for limit in limits if resource in limit)
+
+
+def describe(pod: Mapping[str, Any]) -> HostDetails:
+    """What people may want to know: its node as the place, and the type of node where the pod asks for one."""
+    started = pod["status"].get("startTime") or pod["metadata"].get("creationTimestamp")
+    return HostDetails(
+        kind=pod["spec"].get("nodeSelector", {}).get("node.kubernetes.io/instance-type", ""),
+        zone=pod["spec"].get("nodeName", ""),
+        since_s=_time_s(started) if started else None,
+    )
+
+
+def _address(pod: Mapping[str, Any]) -> str:
+    """Of a pod with two addresses the IPv4 one."""
+    addresses = [one.get("ip", "") for one in pod["status"].get("podIPs", ())] or [pod["status"].get("podIP", "")]
+    return next((address for address in addresses if address and ":" not in address), "")
+
+
+def _time_s(text: str) -> float:
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+
+
+def _server_time_s(answer: WebAnswer, clock: Clock) -> float:
+    """By the server's clock, which set the deadlines; this machine's may be wrong."""
+    try:
+        return parsedate_to_datetime(answer.headers.get("date", "")).timestamp()
+    except (TypeError, ValueError):
+        return clock.wall_s()
+
+
+def _read_list(answer: WebAnswer) -> Mapping[str, Any]:
+    try:
+        content = json.loads(answer.body)
+        if isinstance(content["items"], list | None) and isinstance(content["metadata"], dict):
+            return {**content, "items": content["items"] or []}
+        found = f"items of type {type(content['items']).__name__}"
+    except (ValueError, KeyError, TypeError) as error:
+        found = f"{type(error).__name__}: {error}"
+    raise DiscoveryError(f"the API server answered with what is no list of pods: {found}; check --server")
+
+
+# --- from flags ---
+
+FLAGS = ("selector", "namespace", "slots", "resource", "server", "token-file", "ca-file", "page-size", *REMOTE_FLAGS)
+BARE_FLAG = "selector"
+
+
+def question(flags: Flags) -> Question:
+    """What ``from_kubernetes`` asks."""
+    flags.needed("selector", "label selector", "from_kubernetes app=trainer")
+    server = flags.text("server", "")
+    given = not server.startswith("https:") and bool(server)  # kubectl proxy: it knows who asks
+    source = Kubernetes(
+        flags.text("selector", ""),
+        server=server or _server_of_this_pod(process_environment()),
+        namespace=flags.text("namespace", "") or _namespace_of_this_pod(),
+        token_file=flags.text("token-file", "" if given else f"{ACCOUNT}/token") or None,
+        ca_file=flags.text("ca-file", "" if given else f"{ACCOUNT}/ca.crt") or None,
+        slots=flags.count("slots", 1) if flags.all("slots") else None,
+        resource=flags.text("resource", "nvidia.com/gpu"),
+        page_size=flags.count("page-size", 500),
+    )
+    return ask_remotely(source, flags)
+
+
+def _server_of_this_pod(environ: Mapping[str, str]) -> str:
+    host, port = (environ.get(f"KUBERNETES_SERVICE_{name}", "") for name in ("HOST", "PORT"))
+    if not host or not port:
+        raise UsageError(
+            "no --server is given, and KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT, which every pod has, are "
+            "not set; run this in a pod, or run 'kubectl proxy' and give --server http://127.0.0.1:8001"
+        )
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+
+
+def _namespace_of_this_pod() -> str:
+    try:
+        with open(f"{ACCOUNT}/namespace", encoding="ascii") as file:
+            return file.read().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"no --namespace is given, and {ACCOUNT}/namespace, which every pod has, cannot be read"
+        ) from error

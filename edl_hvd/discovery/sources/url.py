@@ -1,0 +1,254 @@
+"""Hosts that a web server lists, as text or as JSON."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.discovery.flags import Flags
+from edl_hvd.discovery.question import REMOTE_FLAGS, Question, ask_remotely
+from edl_hvd.discovery.source import HostDetails, Permission
+from edl_hvd.discovery.sources.web import WebAnswer, ask_web, read_address, read_token, trust
+from edl_hvd.errors import DiscoveryError, UsageError
+from edl_hvd.hosts import HostSlots, parse_host
+
+_TEXT_FORM = "expected 'host:slots' lines, '#' before a comment"
+_JSON_FORM = '{"hosts": [{"host": "a", "slots": 4}]} or {"a": 4}'
+_KNOWN = ("host", "slots", "price_usd_per_h", "kind", "zone", "since", "notice_s")
+_NEXT_STEPS = {
+    401: "give a valid token with --token-file, or renew it",
+    403: "let this token read the address",
+    404: "correct the address",
+    429: "it is asked too often; raise --refresh",
+}
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What an answer says.
+
+    Attributes:
+        ends_s: When hosts will be gone, in seconds after the answer.
+    """
+
+    hosts: tuple[HostSlots, ...] = ()
+    details: Mapping[str, HostDetails] | None = None
+    ends_s: Mapping[str, float] | None = None
+
+
+class Url:
+    """The hosts that a GET of ``url`` answers with.
+
+    Text: one ``host`` or ``host:slots`` line per host, ``#`` before a comment; an answer without a host is refused, as
+    it may be anything. JSON: ``{"a": 4}``, or ``{"hosts": [...]}`` with objects that have ``host`` and ``slots``,
+    and may have ``price_usd_per_h``, ``kind``, ``zone``, ``since`` (seconds since the epoch, or ISO 8601 with its
+    time zone) and ``notice_s`` (it will be gone in so many seconds). An empty list says that there are no hosts.
+
+    A server that sends an ``ETag`` is asked with ``If-None-Match`` the next time: 304 stands for the same answer.
+
+    Args:
+        slots: Of a host that names none; ``None``: every host has to.
+        token_file: Holds a bearer token; read anew at each question.
+        ca_file: Certificates that the server's is checked against, instead of this machine's.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        slots: int | None = None,
+        token_file: str | None = None,
+        ca_file: str | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        address = read_address(url, "--url")
+        if token_file and address.scheme == "http" and address.hostname not in ("localhost", "127.0.0.1"):
+            raise UsageError(f"--url {url!r} would carry the token of --token-file unencrypted; expected https://...")
+        self._url = url
+        self._shown = url.partition("?")[0]
+        self._slots = slots
+        self._token_file = token_file
+        self._ca_file = ca_file
+        self._clock = clock
+        self._tag = ""
+        self._listed = Listed()
+        self._listed_s = 0.0
+
+    def hosts(self) -> tuple[HostSlots, ...]:
+        answer = self._ask()
+        if answer.status == 304 and self._tag:
+            return self._listed.hosts
+        if answer.status != 200:
+            raise DiscoveryError(self._explain(answer))
+        try:
+            listed = read_listed(answer, self._slots)
+        except (DiscoveryError, UsageError) as error:
+            raise DiscoveryError(f"{self._shown} answered with what is no list of hosts: {error}") from error
+        self._listed, self._listed_s = listed, self._clock.monotonic_s()
+        self._tag = answer.headers.get("etag", "")
+        return listed.hosts
+
+    def _ask(self) -> WebAnswer:
+        headers = {"Accept": "application/json, text/plain"}
+        if self._token_file:
+            headers["Authorization"] = f"Bearer {read_token(self._token_file)}"
+        if self._tag:
+            headers["If-None-Match"] = self._tag
+        context = trust(self._ca_file) if self._url.startswith("https:") else None
+        return ask_web(self._url, headers, context, clock=self._clock)
+
+    def _explain(self, answer: WebAnswer) -> str:
+        step = _NEXT_STEPS.get(answer.status, "see its words" if answer.words() else "see the server's log")
+        return f"{self._shown} answered with status {answer.status}: {answer.words() or 'no words'}; {step}"
+
+    def details(self) -> Mapping[str, HostDetails]:
+        return self._listed.details or {}
+
+    def left_out(self) -> Mapping[str, str]:
+        return {}
+
+    def notices(self) -> Mapping[str, float]:
+        passed_s = self._clock.monotonic_s() - self._listed_s
+        return {host: max(0.0, ends_s - passed_s) for host, ends_s in (self._listed.ends_s or {}).items()}
+
+    def permissions(self) -> Iterable[Permission]:
+        name = f"GET {self._shown}"
+        try:
+            answer = self._ask()
+        except DiscoveryError as error:
+            yield Permission(name, None, str(error))
+            return
+        words = f"status {answer.status}" if answer.status in (200, 304) else self._explain(answer)
+        yield Permission(name, answer.status in (200, 304), words)
+
+
+# --- the answer: pure ---
+
+
+def read_listed(answer: WebAnswer, slots: int | None) -> Listed:
+    """The hosts of an answer with status 200, and what is known of them.
+
+    Raises:
+        DiscoveryError, UsageError: Saying what is wrong with it.
+    """
+    try:
+        text = answer.body.decode()
+    except UnicodeDecodeError as error:
+        raise DiscoveryError(f"it is no text: {error}") from error
+    if text.lstrip().startswith("{"):
+        return _read_json(text, slots)
+    if not answer.is_whole:
+        raise DiscoveryError("it is text of unknown length, of which the end may be missing; send Content-Length")
+    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+    hosts = [_read_line(line, slots) for line in lines if line]
+    if not hosts:
+        raise DiscoveryError(f"it lists no host; {_TEXT_FORM}, or JSON for none: {{}}")
+    return Listed(tuple(hosts))
+
+
+def _read_line(line: str, slots: int | None) -> HostSlots:
+    if slots is None and ":" not in line:
+        raise UsageError(f"{line[:80]!r} names no slots; {_TEXT_FORM}, or --slots")
+    try:
+        return parse_host(line, slots or 1)
+    except UsageError as error:
+        raise UsageError(f"{line[:80]!r}: {error}") from error
+
+
+def _read_json(text: str, slots: int | None) -> Listed:
+    try:
+        content = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_refuse_twice)
+    except ValueError as error:
+        raise DiscoveryError(f"it is no JSON: {error}") from error
+    if isinstance(content.get("hosts"), list):
+        return _read_entries(content["hosts"], slots)
+    return Listed(tuple(HostSlots(host, _read_slots(host, count, slots)) for host, count in content.items()))
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number")
+
+
+def _refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    named = dict(pairs)
+    if len(named) != len(pairs):
+        raise ValueError("a name stands twice in one object")
+    return named
+
+
+def _read_slots(host: str, count: object, slots: int | None) -> int:
+    if count is None and slots is not None:
+        return slots
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise UsageError(
+            f"host {str(host)[:80]!r} has the slots {count!r}; expected a whole number, as in {_JSON_FORM}"
+        )
+    return count
+
+
+def _read_entries(entries: list[Any], slots: int | None) -> Listed:
+    hosts: list[HostSlots] = []
+    details: dict[str, HostDetails] = {}
+    ends_s: dict[str, float] = {}
+    for entry in entries:
+        if not isinstance(entry, dict) or not isinstance(entry.get("host"), str):
+            raise UsageError(f"{str(entry)[:80]} is no host; expected as in {_JSON_FORM}")
+        name = entry["host"]
+        unknown = [str(key) for key in entry if key not in _KNOWN]
+        if unknown:
+            raise UsageError(f"host {name!r} has {', '.join(unknown)}; accepted: {', '.join(_KNOWN)}")
+        hosts.append(HostSlots(name, _read_slots(name, entry.get("slots"), slots)))
+        price, since, notice_s = (entry.get(key) for key in ("price_usd_per_h", "since", "notice_s"))
+        details[name] = HostDetails(
+            kind=_read_word(name, "kind", entry),
+            zone=_read_word(name, "zone", entry),
+            price_usd_per_h=None if price is None else _read_number(name, "price_usd_per_h", price),
+            since_s=None if since is None else _read_time(name, since),
+        )
+        if notice_s is not None:
+            ends_s[name] = _read_number(name, "notice_s", notice_s)
+    return Listed(tuple(hosts), details, ends_s)
+
+
+def _read_word(host: str, key: str, entry: Mapping[str, Any]) -> str:
+    word = entry.get(key) or ""
+    if not isinstance(word, str):
+        raise UsageError(f"host {host!r} has the {key} {word!r}; expected text")
+    return word
+
+
+def _read_number(host: str, key: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or not math.isfinite(value):
+        raise UsageError(f"host {host!r} has the {key} {value!r}; expected a number, at least 0")
+    return float(value)
+
+
+def _read_time(host: str, value: object) -> float:
+    if not isinstance(value, str):
+        return _read_number(host, "since", value)
+    try:
+        time = datetime.datetime.fromisoformat(value.replace("Z", "+00:00"))
+    except ValueError:
+        time = datetime.datetime.min
+    if time.tzinfo is None:
+        raise UsageError(f"host {host!r} is there since {value!r}; expected e.g. '2026-01-31T12:00:00Z'")
+    return time.timestamp()
+
+
+FLAGS, BARE_FLAG = ("url", "slots", "token-file", "ca-file", *REMOTE_FLAGS), "url"
+
+
+def question(flags: Flags) -> Question:
+    """What ``from_url`` asks."""
+    flags.needed("url", "address", "from_url https://hosts.example.com/job-7")
+    source = Url(
+        flags.text("url", ""),
+        slots=flags.count("slots", 1) if flags.all("slots") else None,
+        token_file=flags.text("token-file", "") or None,
+        ca_file=flags.text("ca-file", "") or None,
+    )
+    return ask_remotely(source, flags)

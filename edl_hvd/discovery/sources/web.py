@@ -1,0 +1,171 @@
+"""One bounded question over HTTP, with the standard library: a poll needs no packages."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.errors import DiscoveryError, UsageError
+
+LONGEST_BODY_BYTES = 32 << 20
+# Five hundred pods are a few megabytes; more is no list of hosts.
+SOCKET_S = 8.0
+# For each read: a server under load answers within a second or two.
+WHOLE_S = 20.0
+# For all reads of one answer, so that one that trickles ends, too.
+REDIRECTS = 3
+# A slash at the end and a newer path; more is a circle.
+_CHUNK_BYTES = 1 << 16
+_REDIRECTING = (301, 302, 303, 307, 308)
+
+
+@dataclass(frozen=True)
+class WebAnswer:
+    """What a server said.
+
+    Attributes:
+        headers: By lower-case name.
+        is_whole: The server said how long the body is, so that nothing can be missing at its end.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    is_whole: bool
+
+    def words(self) -> str:
+        """The beginning of the body on one line, for messages."""
+        return " ".join(self.body[:200].decode(errors="replace").split())
+
+
+def read_address(text: str, flag: str) -> SplitResult:
+    """Take a URL apart.
+
+    Raises:
+        UsageError: It is not one of http or https, with a host and without a password.
+    """
+    try:
+        address = urlsplit(text)
+        usable = address.scheme in ("http", "https") and bool(address.hostname) and address.port != 0
+    except ValueError:
+        usable = False
+    if not usable or not text.isascii() or any(character.isspace() for character in text):
+        raise UsageError(f"{flag} {text!r} is not usable; expected e.g. https://hosts.example.com/job-7")
+    if address.username is not None or address.password is not None:
+        raise UsageError(f"{flag} holds a user or a password, which logs would show; put a token into --token-file")
+    return address
+
+
+def ask_web(
+    url: str,
+    headers: Mapping[str, str],
+    context: ssl.SSLContext | None = None,
+    socket_s: float = SOCKET_S,
+    whole_s: float = WHOLE_S,
+    clock: Clock = SYSTEM_CLOCK,
+) -> WebAnswer:
+    """GET; redirects are followed to the same host and port only, as a token must not go anywhere else.
+
+    Raises:
+        DiscoveryError: No answer, half an answer, one that is too long, or a redirect elsewhere.
+    """
+    deadline_s = clock.monotonic_s() + whole_s
+    for _ in range(REDIRECTS + 1):
+        address = urlsplit(url)
+        try:
+            answer = _ask_once(address, headers, context, socket_s, deadline_s, clock)
+        except TimeoutError as error:
+            raise DiscoveryError(f"{_place(address)} did not answer within {socket_s:g} s") from error
+        except ssl.SSLCertVerificationError as error:
+            raise DiscoveryError(
+                f"the certificate of {_place(address)} is not trusted: {error.verify_message}"
+            ) from error
+        except http.client.IncompleteRead as error:
+            raise DiscoveryError(f"the answer of {_place(address)} was cut off; ask again") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise DiscoveryError(f"asking {_place(address)} failed: {type(error).__name__}: {error}") from error
+        if answer.status not in _REDIRECTING or "location" not in answer.headers:
+            return answer
+        url = urljoin(url, answer.headers["location"])
+        if _origin(urlsplit(url)) != _origin(address):
+            raise DiscoveryError(f"{_place(address)} sends elsewhere, to {url!r}; if that is right, give that address")
+    raise DiscoveryError(f"{_place(address)} redirects more than {REDIRECTS} times; give the last address")
+
+
+def _origin(address: SplitResult) -> tuple[str, str | None, int]:
+    return address.scheme, address.hostname, address.port or {"http": 80, "https": 443}.get(address.scheme, 0)
+
+
+def _place(address: SplitResult) -> str:
+    """Without the query, which may hold a secret."""
+    return f"{address.scheme}://{address.netloc}{address.path}"
+
+
+def _ask_once(
+    address: SplitResult,
+    headers: Mapping[str, str],
+    context: ssl.SSLContext | None,
+    socket_s: float,
+    deadline_s: float,
+    clock: Clock,
+) -> WebAnswer:
+    host = address.hostname or ""
+    connection: http.client.HTTPConnection
+    if address.scheme == "https":
+        connection = http.client.HTTPSConnection(host, address.port, timeout=socket_s, context=context)
+    else:
+        connection = http.client.HTTPConnection(host, address.port, timeout=socket_s)
+    try:
+        path = (address.path or "/") + (f"?{address.query}" if address.query else "")
+        connection.request("GET", path, headers={"Accept-Encoding": "identity", "Connection": "close", **headers})
+        response = connection.getresponse()
+        body = bytearray()
+        while chunk := response.read1(_CHUNK_BYTES):
+            body += chunk
+            if len(body) > LONGEST_BODY_BYTES:
+                raise DiscoveryError(f"{_place(address)} answered with more than {LONGEST_BODY_BYTES >> 20} MiB")
+            if clock.monotonic_s() > deadline_s:
+                raise TimeoutError
+        if response.length:  # read1 does not notice that a connection ended before the body did
+            raise http.client.IncompleteRead(bytes(body), response.length)
+        named = {name.lower(): value for name, value in response.getheaders()}
+        is_whole = "content-length" in named or "chunked" in named.get("transfer-encoding", "").lower()
+        return WebAnswer(response.status, named, bytes(body), is_whole)
+    finally:
+        connection.close()
+
+
+def read_token(path: str) -> str:
+    """A bearer token from a file, read anew each time, because tokens are renewed there.
+
+    Raises:
+        DiscoveryError: It cannot be read or holds no token.
+    """
+    try:
+        with open(path, encoding="ascii") as file:
+            token = file.read().strip()
+    except OSError as error:
+        raise DiscoveryError(f"cannot read the token file {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise DiscoveryError(f"the token file {path} does not hold a token: it is no text") from error
+    if not token or any(character.isspace() or not character.isprintable() for character in token):
+        raise DiscoveryError(f"the token file {path} does not hold a token; expected one word on one line")
+    return token
+
+
+def trust(ca_file: str | None) -> ssl.SSLContext:
+    """Verifies servers against the certificates of a file; with ``None`` against those of this machine.
+
+    Raises:
+        DiscoveryError: The file cannot be read or holds no certificate.
+    """
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except ssl.SSLError as error:
+        raise DiscoveryError(f"the file of certificates {ca_file} holds none: {error.reason}") from error
+    except OSError as error:
+        raise DiscoveryError(f"cannot read the file of certificates {ca_file}: {error.strerror}") from error
