@@ -15,7 +15,8 @@ state in memory.
     torch.save               of the same state, to the same folder
     DCP async_save           torch.distributed.checkpoint; it is written in the background, too
 
-What fits into memory together takes turns, so that whatever else the machine does meets all; large states are measured
+An optimizer step comes before each, as in training: a copy also has to push what the step has just written out of the
+processor's caches. What fits into memory together takes turns, so that whatever else the machine does meets all; large states are measured
 one row after the other, and a row that does not fit is left out. The first rounds are not counted: memory is allocated
 in them.
 """
@@ -181,14 +182,16 @@ def memory_copy(state: Any, folder: Path) -> Action:
 
     live = list(state.memory.live(0)[1].values())
     kept = [torch.empty_like(tensor) for tensor in live]
-    return nothing, lambda: torch._foreach_copy_(kept, live), nothing
+    return lambda: step(state.optimizer), lambda: torch._foreach_copy_(kept, live), nothing
 
 
 def horovod_commit(state: Any, folder: Path) -> Action:
     import horovod.torch as hvd
 
+    if not hvd.is_initialized():
+        hvd.init()  # edl_hvd needs no Horovod to be alone
     stock = hvd.elastic.TorchState(model=state.model, optimizer=state.optimizer, epoch=0, batch=0)
-    return nothing, stock.commit, nothing
+    return lambda: step(state.optimizer), stock.commit, nothing
 
 
 def light_commit(state: Any, folder: Path) -> Action:
@@ -269,7 +272,7 @@ def torch_save(state: Any, folder: Path) -> Action:
         if edl_hvd.rank() == 0:
             torch.save({"model": state.model.state_dict(), "optimizer": state.optimizer.state_dict()}, folder / "saved")
 
-    return nothing, save, nothing
+    return lambda: step(state.optimizer), save, nothing
 
 
 def dcp_async_save(state: Any, folder: Path) -> Action:
@@ -292,7 +295,7 @@ def dcp_async_save(state: Any, folder: Path) -> Action:
         if edl_hvd.rank() == 0:
             shutil.rmtree(folder / "dcp")
 
-    return nothing, save, written
+    return lambda: step(state.optimizer), save, written
 
 
 PREPARED: dict[str, Callable[[Any, Path], Action]] = {

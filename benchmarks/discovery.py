@@ -20,7 +20,8 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY / "tests" / "contract"))
 
-from discovery_scenes import Ec2Scene, Scene, ScheduleScene, StaticFileScene  # noqa: E402 (no package)
+from discovery_clouds import Ec2Scene  # noqa: E402 (no package)
+from discovery_scenes import Scene, ScheduleScene, StaticFileScene  # noqa: E402
 from servers import AwsServer  # noqa: E402
 
 

@@ -66,13 +66,18 @@ def check_snapshot(snapshot: Snapshot) -> None:
 
 def _is_json(value: Any) -> bool:
     """What ``_plain_problems`` finds nothing in; an optimizer has thousands of values."""
-    if type(value) is dict:
-        if not set(map(type, value)) <= {str}:
+    values = [value]
+    for value in values:  # it grows meanwhile
+        kind = type(value)
+        if kind is dict:
+            if not set(map(type, value)) <= {str}:
+                return False
+            values.extend(value.values())
+        elif kind is list:
+            values.extend(value)
+        elif kind not in _LEAVES:
             return False
-        value = value.values()
-    elif type(value) is not list:
-        return type(value) in _LEAVES
-    return set(map(type, value)) <= _LEAVES or all(map(_is_json, value))
+    return True
 
 
 def _is_usual(name: Any, tensor: Any) -> bool:

@@ -356,8 +356,8 @@ class Session:
     def _begin_checkpoint(self, world: World) -> None:
         memory, schedule = self._memory, self._checkpoints.schedule
         start_s = self._clock.monotonic_s()
-        self._state.level_buffers()
-        memory.take(memory.commit, light=True)
+        if self._state.level_buffers():
+            memory.take(memory.commit, light=True)
         self._checkpoints.begin(memory, world.rank, world.size, f"{world.generation}-{memory.step}-{self._nonce:016x}")
         schedule.mark(memory.step, memory.samples, self._state.epoch_position())
         schedule.note_stall(self._clock.monotonic_s() - start_s)
@@ -369,10 +369,12 @@ class Session:
             return word  # metrics see to themselves
         return pool(metrics, self._process.collectives, world.rank, world.size, pass_, word)
 
-    def level(self, tensors: list[torch.Tensor]) -> None:
+    def level(self, tensors: list[torch.Tensor]) -> bool:
         world = self._process.world
-        if world is not None and world.size > 1:
-            level_(self._process.collectives, tensors, world.size)
+        if world is None or world.size == 1 or not tensors:
+            return False
+        level_(self._process.collectives, tensors, world.size)
+        return True
 
     def report(self, values: dict[str, float]) -> None:
         world = self._process.world

@@ -51,8 +51,8 @@ class Session(Protocol):
     def pool(self, metrics: Sequence[Metric], pass_: str | None, word: int) -> int:
         """Bring together what the ranks' metrics have counted, see ``training/pooling.py``. Collective; blocks."""
 
-    def level(self, tensors: list[torch.Tensor]) -> None:
-        """Make tensors equal on all ranks, in place. Collective; blocks."""
+    def level(self, tensors: list[torch.Tensor]) -> bool:
+        """Make tensors equal on all ranks, in place; whether any may have changed. Collective; blocks."""
 
     def report(self, values: dict[str, float]) -> None:
         """Write numbers to the event log, from rank 0."""
@@ -356,15 +356,16 @@ class State:
         samplers = self.memory.of_kind(ElasticBatchSampler)
         return any(s.epoch == self.epoch and s.offset + samples >= s.epoch_samples() for s in samplers)
 
-    def level_buffers(self) -> None:
-        """Make the models' buffers equal on all ranks. Collective; blocks.
+    def level_buffers(self) -> bool:
+        """Make the models' buffers equal on all ranks; whether any may have changed. Collective; blocks.
 
         BatchNorm's running statistics are those of the samples a worker saw: floating-point buffers are
         averaged, counters (``num_batches_tracked``) become the largest. With ``exact=True`` they are equal already.
         """
-        if self._session is not None and not self.memory.exact:
-            models = self.memory.of_kind(torch.nn.Module)
-            self._session.level([buffer for model in models for buffer in model.buffers()])
+        if self._session is None or self.memory.exact:
+            return False
+        models = self.memory.of_kind(torch.nn.Module)
+        return self._session.level([buffer for model in models for buffer in model.buffers()])
 
     def _after_step(self) -> None:
         for scheduler in self.schedulers():

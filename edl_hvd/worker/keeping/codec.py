@@ -7,7 +7,7 @@ lists, tuples, numbers, strings and tensors. JSON knows fewer types, so the othe
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ import torch
 from edl_hvd.errors import StateError
 
 _TENSOR, _TUPLE, _MAPPING, _COUNTER = "__tensor__", "__tuple__", "__mapping__", "__counter__"
+_LEAVES = frozenset({type(None), bool, int, float, str})
 _TAGS = frozenset({_TENSOR, _TUPLE, _MAPPING, _COUNTER})
 
 
@@ -36,16 +37,16 @@ def encode(tree: Any, path: str) -> tuple[Any, dict[str, torch.Tensor]]:
 
 
 def _encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    if type(value) in _LEAVES:
+        return value
     if isinstance(value, torch.Tensor):
         name = path if path not in tensors else f"{path}~{len(tensors)}"
         tensors[name] = value.detach()
         return {_TENSOR: name}
-    if value is None or type(value) in (bool, int, float, str):
-        return value
     if isinstance(value, list):
-        return [_encode(item, f"{path}/{i}", tensors) for i, item in enumerate(value)]
+        return _encode_items(value, path, tensors)
     if isinstance(value, tuple):
-        return {_TUPLE: [_encode(item, f"{path}/{i}", tensors) for i, item in enumerate(value)]}
+        return {_TUPLE: _encode_items(value, path, tensors)}
     if isinstance(value, Mapping):
         return _encode_mapping(value, path, tensors)
     raise StateError(
@@ -55,11 +56,18 @@ def _encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     )
 
 
+def _encode_items(values: Iterable[Any], path: str, tensors: dict[str, torch.Tensor]) -> list[Any]:
+    # An optimizer has thousands of numbers, and the training waits: none is given a path of its own.
+    return [item if type(item) in _LEAVES else _encode(item, f"{path}/{i}", tensors) for i, item in enumerate(values)]
+
+
 def _encode_mapping(value: Mapping[Any, Any], path: str, tensors: dict[str, torch.Tensor]) -> Any:
-    items = {key: _encode(item, f"{path}/{key}", tensors) for key, item in value.items()}
+    items = {
+        key: item if type(item) in _LEAVES else _encode(item, f"{path}/{key}", tensors) for key, item in value.items()
+    }
     if isinstance(value, collections.Counter):
         return {_COUNTER: [[_key(key, path), item] for key, item in items.items()]}
-    if all(isinstance(key, str) for key in items) and not _TAGS & items.keys():
+    if set(map(type, items)) <= {str} and _TAGS.isdisjoint(items):
         return items
     return {_MAPPING: [[_key(key, path), item] for key, item in items.items()]}
 
