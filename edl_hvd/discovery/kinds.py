@@ -21,6 +21,7 @@ from edl_hvd.discovery.question import Question
 KINDS = {
     "file": "static_file",
     "schedule": "schedule",
+    "trace": "trace",
     "ec2": "ec2",
     "auto_scaling": "auto_scaling",
     "google": "google",

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import fcntl
-import http.client
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-
-from servers import AwsServer
 
 from edl_hvd.discovery.polling.cached import Keep
 
@@ -115,6 +109,16 @@ class Scene(ABC):
             )
             keep.write(older, self.refresh_s)
 
+    def poll_until_asked_in_vain(self) -> None:
+        """Poll until a question that is put from now on has got no answer."""
+        now_s = time.monotonic()
+
+        def has_failed(result: subprocess.CompletedProcess[str]) -> bool:
+            records = [Keep(str(path.with_suffix(""))).read() for path in self.cache.glob("*/*.answer")]
+            return any(record.failed_s > now_s for record in records)
+
+        self.poll_until(has_failed)
+
     def forget(self) -> None:
         """As if there had never been a poll."""
         self.kill_askers()
@@ -132,6 +136,7 @@ class Scene(ABC):
                         os.kill(int(pid), signal.SIGKILL)
                         killed += 1
                         fcntl.flock(lock, fcntl.LOCK_EX)  # given up when it is really gone
+                        lock.truncate(0)  # the next one may hold the lock a while before it writes its own number
                         break
         return killed
 
@@ -239,155 +244,3 @@ class ScheduleScene(_FileScene):
             "out of order": lambda: self.write("10 add node-0\n5 add node-1\n"),
             "removes a stranger": lambda: self.write("0 add node-0\n5 remove node-1\n"),
         }
-
-
-class Ec2Scene(Scene):
-    """The script against moto's server, behind a gate that can fail in the ways that EC2 can."""
-
-    script = "from_ec2"
-    refresh_s = 10.0
-
-    def __init__(self, folder: Path, aws: AwsServer) -> None:
-        super().__init__(folder)
-        self.gate = Gate(aws.url)
-        self.ec2 = aws.client("ec2")
-        self.job = uuid.uuid4().hex
-        self.environment.update({**aws.environment, "AWS_ENDPOINT_URL": self.gate.url, "HOME": str(folder)})
-        self.environment["EDL_HVD_DISCOVERY_FIRST"] = "60"  # a busy machine loads boto3 slowly
-        self._image = self.ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
-        self._instances: list[str] = []
-
-    @property
-    def words(self) -> list[str]:
-        return ["--tag", f"job={self.job}", "--slots", "4", "--page-size", "5"]
-
-    @property
-    def variables(self) -> dict[str, str]:
-        return {"EDL_HVD_DISCOVERY_TAG": f"job={self.job}", "EDL_HVD_DISCOVERY_SLOTS": "4"}
-
-    def run_instances(self, count: int, instance_type: str = "g4dn.xlarge", **tags: str) -> list[dict[str, str]]:
-        """Start instances with this scene's tag and further ones, each by itself: moto's pages count requests."""
-        pairs = [{"Key": key, "Value": value} for key, value in {"job": self.job, **tags}.items()]
-        started = [
-            self.ec2.run_instances(
-                ImageId=self._image,
-                MinCount=1,
-                MaxCount=1,
-                InstanceType=instance_type,
-                TagSpecifications=[{"ResourceType": "instance", "Tags": pairs}],
-            )["Instances"][0]
-            for _ in range(count)
-        ]
-        self._instances += [instance["InstanceId"] for instance in started]
-        return started
-
-    def show(self, count: int) -> list[str]:
-        if self._instances:
-            self.ec2.terminate_instances(InstanceIds=self._instances)
-            self._instances = []
-        instances = self.run_instances(count) if count else []
-        return in_order((instance["PrivateIpAddress"], 4) for instance in instances)
-
-    def hang(self) -> None:
-        self.gate.behave("hang")
-
-    def recover(self) -> None:
-        self.gate.behave("forward")
-
-    @property
-    def doubts(self) -> dict[str, Callable[[], None]]:
-        def behaviour(name: str) -> Callable[[], None]:
-            return lambda: self.gate.behave(name)
-
-        return {name: behaviour(name) for name in ("refuse", *GARBLED, *REFUSALS)}
-
-    def close(self) -> None:
-        super().close()
-        self.gate.close()
-        if self._instances:
-            self.ec2.terminate_instances(InstanceIds=self._instances)
-
-
-GARBLED: dict[str, Callable[[bytes], bytes]] = {
-    "truncated": lambda body: body[: len(body) // 2],
-    "not xml": lambda body: b"upstream connect error",
-    "a web page": lambda body: b"<html><body>Sign in to the hotel's network</body></html>",
-    "nothing": lambda body: b"",
-}
-REFUSALS = {
-    "throttled": (503, "RequestLimitExceeded"),
-    "expired": (400, "RequestExpired"),
-    "wrong credentials": (401, "AuthFailure"),
-    "not allowed": (403, "UnauthorizedOperation"),
-    "second page fails": (500, "InternalError"),
-}
-
-
-class Gate:
-    """A proxy in front of a server; ``behave`` says what becomes of the requests."""
-
-    def __init__(self, url: str) -> None:
-        self._target = url.removeprefix("http://")
-        self._behaviour = "forward"
-        self._closing = threading.Event()
-        self.questions: list[str] = []
-        gate = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                gate.handle(self)
-
-            def log_message(self, format: str, *args: object) -> None:
-                """Requests are of no interest in a test's output."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def behave(self, behaviour: str) -> None:
-        """ "forward", "refuse" (hang up), "hang", or a name of GARBLED or REFUSALS."""
-        self._behaviour = behaviour
-
-    def handle(self, request: BaseHTTPRequestHandler) -> None:
-        body = request.rfile.read(int(request.headers["Content-Length"]))
-        self.questions.append(body.decode())
-        behaviour = self._behaviour
-        request.close_connection = behaviour != "forward"
-        if behaviour == "hang":
-            self._closing.wait()
-        if behaviour in ("hang", "refuse"):
-            return
-        if behaviour in REFUSALS and (behaviour != "second page fails" or b"NextToken" in body):
-            status, code = REFUSALS[behaviour]
-            answer = (
-                f"<Response><Errors><Error><Code>{code}</Code><Message>as told</Message></Error></Errors></Response>"
-            )
-            self._reply(request, status, answer.encode())
-            return
-        status, content = self._forward(request, body)
-        self._reply(request, status, GARBLED.get(behaviour, bytes)(content))
-
-    def _forward(self, request: BaseHTTPRequestHandler, body: bytes) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(self._target)
-        try:
-            connection.request("POST", request.path, body, dict(request.headers))
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        finally:
-            connection.close()
-
-    def _reply(self, request: BaseHTTPRequestHandler, status: int, body: bytes) -> None:
-        request.send_response(status)
-        request.send_header("Content-Type", "text/xml")
-        request.send_header("Content-Length", str(len(body)))
-        request.end_headers()
-        request.wfile.write(body)
-
-    def close(self) -> None:
-        self._closing.set()
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()

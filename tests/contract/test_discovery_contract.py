@@ -11,16 +11,28 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from discovery_scenes import SCRIPTS, Ec2Scene, Scene, ScheduleScene, StaticFileScene, in_order
+from discovery_clouds import AutoScalingScene, Ec2Scene, GoogleScene
+from discovery_clusters import SCENES as CLUSTER_SCENES
+from discovery_scenes import SCRIPTS, Scene, ScheduleScene, StaticFileScene, in_order
+from discovery_traces import TraceScene
 from servers import AwsServer
 
+SCENES: dict[str, type[Scene]] = {
+    "from_file": StaticFileScene,
+    "from_schedule": ScheduleScene,
+    "from_trace": TraceScene,
+    "from_google": GoogleScene,
+    **CLUSTER_SCENES,
+}
+AWS_SCENES = {"from_ec2": Ec2Scene, "from_auto_scaling": AutoScalingScene}
 
-@pytest.fixture(params=["from_file", "from_schedule", "from_ec2"])
+
+@pytest.fixture(params=[*SCENES, *AWS_SCENES])
 def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
-    if request.param == "from_ec2":
-        made: Scene = Ec2Scene(tmp_path, request.getfixturevalue("aws"))
+    if request.param in AWS_SCENES:
+        made: Scene = AWS_SCENES[request.param](tmp_path, request.getfixturevalue("aws"))
     else:
-        made = {"from_file": StaticFileScene, "from_schedule": ScheduleScene}[request.param](tmp_path)
+        made = SCENES[request.param](tmp_path)
     yield made
     made.close()
 
@@ -39,12 +51,12 @@ def assert_answer(result: subprocess.CompletedProcess[str], lines: list[str]) ->
 def assert_refused(result: subprocess.CompletedProcess[str], code: int = 1) -> None:
     """Nothing on standard output, one line that names the script on standard error."""
     assert (result.returncode, result.stdout) == (code, ""), result
-    assert re.fullmatch(r"from_[a-z0-9]+: .+\n", result.stderr), result
+    assert re.fullmatch(r"from_[a-z0-9_]+: .+\n", result.stderr), result
 
 
 def test_every_program_is_in_this_suite() -> None:
     programs = {path.name for path in SCRIPTS.iterdir() if os.access(path, os.X_OK)}
-    assert programs == {"from_file", "from_schedule", "from_ec2"}
+    assert programs == {*SCENES, *AWS_SCENES}
 
 
 def test_an_answer_is_the_sorted_hosts_and_nothing_else(scene: Scene) -> None:
@@ -100,7 +112,8 @@ def test_every_doubt_later_is_bridged_by_the_last_good_answer_until_it_is_too_ol
     for name, doubt in scene.doubts.items():
         doubt()
         scene.let_pass(scene.refresh_s)
-        bridged = scene.poll_until(lambda result: result.stderr != "")
+        scene.poll_until_asked_in_vain()
+        bridged = scene.poll()
         assert_answer(bridged, lines)
         assert "good for 300 s" in bridged.stderr, name
     scene.let_pass(301)
@@ -179,7 +192,7 @@ def test_help_is_the_header_and_names_every_flag_and_variable(scene: Scene) -> N
     variables = re.findall(r"EDL_HVD_[A-Z_]+", Path(scene.path()).read_text().partition("set -eu")[2])
     assert flags
     assert variables
-    positional = {"--file", "--plan"}
+    positional = {"--file", "--plan", "--trace"}
     assert [name for name in [*flags, *variables] if name not in result.stdout and name not in positional] == []
 
 

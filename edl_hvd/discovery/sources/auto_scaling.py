@@ -1,0 +1,94 @@
+"""Hosts that are the instances of an EC2 Auto Scaling group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.discovery.flags import Flags
+from edl_hvd.discovery.question import REMOTE_FLAGS, Question, ask_remotely
+from edl_hvd.discovery.source import HostDetails
+from edl_hvd.discovery.sources import ec2_instances
+from edl_hvd.discovery.sources.aws import Aws
+from edl_hvd.discovery.sources.ec2_instances import Instances, Wishes, by_ids, read_wishes
+from edl_hvd.errors import DiscoveryError
+from edl_hvd.hosts import HostSlots
+
+
+class AutoScalingGroup:
+    """The instances of a group that are ``InService`` and ``Healthy``, by private address.
+
+    One that is ``Pending:Wait`` does not count yet: a lifecycle hook is still setting it up, and says itself when it
+    has done. One that is ``Terminating:Wait`` does not count any more.
+
+    Args:
+        name: Of the group.
+        region: AWS region; ``None`` leaves it to boto3.
+        wishes: What is asked of its instances.
+    """
+
+    def __init__(self, name: str, region: str | None, wishes: Wishes, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._name = name
+        self._region = region
+        self._aws = Aws(region)
+        self._instances = Instances(self._aws, wishes, clock)
+
+    def hosts(self) -> tuple[HostSlots, ...]:
+        with self._aws.asking():
+            reasons = judge_members(self._members())
+            left_out = {name: reason for name, reason in reasons.items() if reason}
+            names = [name for name, reason in reasons.items() if not reason]
+            found: dict[str, dict[str, Any]] = {}
+            for some in by_ids(names):
+                found |= self._instances.find(some)
+            unknown = dict.fromkeys(set(names) - found.keys(), "EC2 does not know it")
+            return self._instances.judge(found, left_out | unknown)
+
+    def _members(self) -> list[Mapping[str, str]]:
+        groups = self._aws.pages(
+            "autoscaling", "describe_auto_scaling_groups", "AutoScalingGroups", AutoScalingGroupNames=[self._name]
+        )
+        for group in groups:
+            if group["AutoScalingGroupName"] == self._name:
+                return list(group["Instances"])
+        where = f"the region {self._region}" if self._region else "this region"
+        raise DiscoveryError(
+            f"{where} has no Auto Scaling group {self._name!r}; look at its name, the region and the account"
+        )
+
+    def details(self) -> Mapping[str, HostDetails]:
+        return self._instances.known.details
+
+    def left_out(self) -> Mapping[str, str]:
+        return self._instances.known.left_out
+
+    def notices(self) -> Mapping[str, float]:
+        return self._instances.known.notices
+
+
+def judge_members(members: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Why each instance of a group does not count, by its id; empty: it counts.
+
+    >>> judge_members([{"InstanceId": "i-1", "LifecycleState": "Standby", "HealthStatus": "Healthy"}])
+    {'i-1': 'its group has it as Standby'}
+    """
+    reasons = {}
+    for member in members:
+        reason = ""
+        if member["LifecycleState"] != "InService":
+            reason = f"its group has it as {member['LifecycleState']}"
+        elif member["HealthStatus"].lower() != "healthy":
+            reason = f"its group has it as {member['HealthStatus']}"
+        reasons[member["InstanceId"]] = reason
+    return reasons
+
+
+FLAGS, BARE_FLAG = ("group", *ec2_instances.FLAGS, *REMOTE_FLAGS), "group"
+
+
+def question(flags: Flags) -> Question:
+    """What ``from_auto_scaling`` asks."""
+    flags.needed("group", "Auto Scaling group", "from_auto_scaling --group resnet50")
+    source = AutoScalingGroup(flags.text("group", ""), flags.text("region", "") or None, read_wishes(flags))
+    return ask_remotely(source, flags, needs_packages=True)

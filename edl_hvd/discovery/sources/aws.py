@@ -1,0 +1,123 @@
+"""Asking AWS: credentials, region, endpoint and retries as boto3 has them; every failure in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from edl_hvd.discovery.sources.aws_model import MODELS
+from edl_hvd.errors import DiscoveryError
+
+_NAMES = {"ec2": "EC2", "autoscaling": "Auto Scaling"}
+_NOT_ALLOWED = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException")
+_WRONG = "the credentials are not valid for this account and region"
+_OLD = "renew the credentials and check this machine's clock"
+_OFTEN = "the account asks too often; raise --refresh"
+_NEXT_STEPS = {
+    "AuthFailure": _WRONG,
+    "InvalidClientTokenId": _WRONG,
+    "UnrecognizedClientException": _WRONG,
+    "SignatureDoesNotMatch": f"{_WRONG}, or this machine's clock is wrong",
+    "ExpiredToken": "renew the credentials",
+    "RequestExpired": _OLD,
+    "RequestTimeTooSkewed": _OLD,
+    "RequestLimitExceeded": _OFTEN,
+    "Throttling": _OFTEN,
+    "OptInRequired": "the account may not use this region or service yet; look at its console",
+}
+
+
+class Aws:
+    """Calls to AWS, for one thread at a time.
+
+    Credentials, profile and endpoint are found as boto3 finds them: environment, ``~/.aws``, instance profile.
+
+    Args:
+        region: AWS region; ``None`` leaves it to boto3.
+    """
+
+    def __init__(self, region: str | None = None) -> None:
+        self._region = region
+        self._session: Any = None
+        self._clients: dict[str, Any] = {}
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Around calls and the reading of their answers: whatever is wrong with them becomes a ``DiscoveryError``."""
+        try:
+            from botocore.exceptions import BotoCoreError, ClientError
+            from botocore.parsers import ResponseParserError
+        except ImportError as error:
+            raise DiscoveryError(
+                "asking AWS needs boto3, which this Python does not have; "
+                'pip install "edl-hvd[aws]", or set EDL_HVD_PYTHON to a Python that has it'
+            ) from error
+        try:
+            yield
+        except ClientError as error:
+            self._forget()
+            raise DiscoveryError(_explain(error)) from error
+        except (BotoCoreError, ResponseParserError, KeyError, ValueError) as error:  # as botocore raises them
+            self._forget()
+            raise DiscoveryError(f"AWS did not answer properly: {type(error).__name__}: {error}") from error
+
+    def _forget(self) -> None:
+        """Credentials from files are read once per session; they may be renewed by now."""
+        self._session, self._clients = None, {}
+
+    def pages(self, service: str, operation: str, items: str, **question: Any) -> Iterator[Any]:
+        """The items of every page of an answer; inside ``asking``.
+
+        Args:
+            service: "ec2" or "autoscaling".
+            operation: As botocore's client calls it, e.g. "describe_instances".
+            items: The member of the answer that lists them.
+            question: Parameters of the operation.
+        """
+        client = self._client(service)
+        token: dict[str, str] = {}
+        while True:
+            page = getattr(client, operation)(**question, **token)
+            yield from page[items]
+            if not page.get("NextToken"):
+                return
+            token = {"NextToken": page["NextToken"]}
+
+    def _client(self, service: str) -> Any:
+        if service not in self._clients:
+            from botocore.config import Config
+
+            self._session = self._session or _new_session()
+            config = Config(connect_timeout=3, read_timeout=8, retries={"mode": "standard", "total_max_attempts": 3})
+            self._clients[service] = self._session.create_client(service, region_name=self._region, config=config)
+        return self._clients[service]
+
+
+def _new_session() -> Any:
+    """A session of botocore that takes its services from ``aws_model``."""
+    from botocore.loaders import Loader
+    from botocore.session import Session
+
+    class SmallModels(Loader):  # type: ignore[misc]  # botocore is not typed
+        def load_service_model(self, service_name: str, type_name: str, api_version: str | None = None) -> Any:
+            model = MODELS[service_name]()
+            if type_name == "service-2":
+                return model
+            # Where its endpoints are. The usual way lists the folders of all 400 services first.
+            return self.load_data(f"{service_name}/{model['metadata']['apiVersion']}/{type_name}")
+
+    session = Session()
+    session.register_component("data_loader", SmallModels())
+    return session
+
+
+def _explain(error: Any) -> str:
+    """One line for a refusal: what was asked, the service's code and words, what to do."""
+    code = error.response.get("Error", {}).get("Code", "unknown")
+    words = error.response.get("Error", {}).get("Message", "")
+    service = "autoscaling" if "AutoScaling" in error.operation_name else "ec2"
+    step = _NEXT_STEPS.get(code, "see the message of AWS")
+    if code in _NOT_ALLOWED:
+        step = f"allow {service}:{error.operation_name} to this role or user"
+    return f"{_NAMES[service]} refused {error.operation_name}: {code}: {words}; {step}"

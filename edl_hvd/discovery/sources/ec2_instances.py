@@ -1,0 +1,233 @@
+"""What EC2 says of instances: which of them can work, how many GPUs they have, what they cost, when they go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.discovery.flags import Flags
+from edl_hvd.discovery.source import HostDetails
+from edl_hvd.discovery.sources.aws import Aws
+from edl_hvd.discovery.sources.yes_no import read_yes_no
+from edl_hvd.errors import DiscoveryError, UsageError
+from edl_hvd.hosts import HostSlots
+
+ADDRESS_FIELDS = {"private-ip": "PrivateIpAddress", "private-dns": "PrivateDnsName"}
+SPOT_NOTICE_S = 120.0
+# EC2 marks a spot instance two minutes before it stops or ends it (User Guide, "Spot Instance interruption notices").
+PRICE_S = 300.0
+# Spot prices move a few times a day; a question of its own every ten seconds would find the same ones.
+FILTER_VALUES = 200
+# As many values as one filter of EC2 takes.
+_STATES = ("pending", "running", "stopping", "stopped", "shutting-down")
+# A terminated instance is listed for an hour more, which is of no interest to anybody.
+_LINUX = ("Linux/UNIX", "Linux/UNIX (Amazon VPC)")
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What is asked of the instances, whichever group they are of.
+
+    Attributes:
+        slots: Slots of every instance; ``None`` counts the GPUs of its type.
+        address: "private-ip" or "private-dns".
+        page_size: Instances per answer of the service, 5 to 1000; the whole answer is read in any case.
+        healthy: Leave out instances that fail a status check of EC2.
+        prices: Ask what spot instances cost now.
+    """
+
+    slots: int | None = None
+    address: str = "private-ip"
+    page_size: int = 1000
+    healthy: bool = False
+    prices: bool = False
+
+    def __post_init__(self) -> None:
+        if self.address not in ADDRESS_FIELDS:
+            raise UsageError(f"--address {self.address!r} is not known; accepted: {', '.join(ADDRESS_FIELDS)}")
+        if not 5 <= self.page_size <= 1000:
+            raise UsageError(f"--page-size {self.page_size} is out of range; EC2 accepts 5 to 1000")
+
+
+FLAGS = ("region", "slots", "address", "page-size", "healthy", "prices")
+
+
+def read_wishes(flags: Flags) -> Wishes:
+    """What the ``FLAGS`` say."""
+    return Wishes(
+        slots=flags.count("slots", 1) if flags.all("slots") else None,
+        address=flags.text("address", "private-ip"),
+        page_size=flags.count("page-size", 1000),
+        healthy=read_yes_no(flags, "healthy"),
+        prices=read_yes_no(flags, "prices"),
+    )
+
+
+@dataclass(frozen=True)
+class Known:
+    """Of the instances in the last answer: of hosts by address, of what is left out by instance."""
+
+    details: Mapping[str, HostDetails]
+    left_out: Mapping[str, str]
+    notices: Mapping[str, float]
+
+
+class Instances:
+    """Asks EC2; for one thread at a time, and inside ``Aws.asking``."""
+
+    def __init__(self, aws: Aws, wishes: Wishes, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._aws = aws
+        self._wishes = wishes
+        self._clock = clock
+        self._gpus: dict[str, int] = {}
+        self._prices = _Prices(aws, clock)
+        self.known = Known({}, {}, {})
+
+    def find(self, *filters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Every instance that passes the filters, by its id; those that have ended are none."""
+        states = {"Name": "instance-state-name", "Values": list(_STATES)}
+        found = self._ask("describe_instances", "Reservations", [*filters, states])
+        return {instance["InstanceId"]: instance for reservation in found for instance in reservation["Instances"]}
+
+    def judge(self, instances: Mapping[str, dict[str, Any]], left_out: Mapping[str, str]) -> tuple[HostSlots, ...]:
+        """The hosts among the instances; all that is to be known of them is then in ``known``.
+
+        Args:
+            left_out: Instances that do not count for a reason that EC2 does not know.
+        """
+        reasons = {name: f"is {_state(instance)}" for name, instance in instances.items()}
+        reasons = {name: reason for name, reason in reasons.items() if reason != "is running"} | dict(left_out)
+        running = {name: instance for name, instance in instances.items() if name not in reasons}
+        marks = self._marks([name for name, instance in running.items() if _is_spot(instance)])
+        reasons |= {name: f"its spot request is {code}" for name, (code, _) in marks.items()}
+        if self._wishes.healthy:
+            reasons |= self._failed_checks(sorted(running.keys() - marks.keys()))
+        taken = {name: instance for name, instance in running.items() if name not in reasons}
+        self._learn_gpus({instance["InstanceType"] for instance in taken.values()})
+        prices = self._prices.of([i for i in taken.values() if _is_spot(i)]) if self._wishes.prices else {}
+        hosts = {name: self._host(instance) for name, instance in taken.items()}
+        self.known = Known(
+            details={hosts[name].host: _details(instance, prices) for name, instance in taken.items()},
+            left_out=reasons,
+            notices={
+                running[name][ADDRESS_FIELDS[self._wishes.address]]: _left_s(since, self._clock.wall_s())
+                for name, (_, since) in marks.items()
+            },
+        )
+        return tuple(hosts.values())
+
+    def _ask(self, operation: str, items: str, filters: Sequence[Mapping[str, Any]], **more: Any) -> Iterator[Any]:
+        return self._aws.pages(
+            "ec2", operation, items, Filters=list(filters), MaxResults=self._wishes.page_size, **more
+        )
+
+    def _marks(self, names: Sequence[str]) -> dict[str, tuple[str, datetime]]:
+        """Of spot instances that EC2 is about to take back, the code that says so, and since when."""
+        marks = {}
+        for some in _in_parts(names):
+            for request in self._ask("describe_spot_instance_requests", "SpotInstanceRequests", [some]):
+                status = request.get("Status", {})
+                if status.get("Code", "").startswith("marked-for-"):
+                    marks[request["InstanceId"]] = (status["Code"], status["UpdateTime"])
+        return marks
+
+    def _failed_checks(self, names: Sequence[str]) -> dict[str, str]:
+        reasons = {}
+        for some in _in_parts(names):
+            for status in self._ask("describe_instance_status", "InstanceStatuses", [some]):
+                checks = {"instance": status["InstanceStatus"], "system": status["SystemStatus"]}
+                failed = [name for name, check in checks.items() if check["Status"] == "impaired"]
+                if failed:
+                    reasons[status["InstanceId"]] = f"fails the {' and the '.join(failed)} status check"
+        return reasons
+
+    def _learn_gpus(self, types: set[str]) -> None:
+        """Ask once for each type how many GPUs it has; not at all when the slots are given."""
+        unknown = sorted(types - self._gpus.keys())
+        if self._wishes.slots is not None or not unknown:
+            return
+        kinds = self._aws.pages(
+            "ec2",
+            "describe_instance_types",
+            "InstanceTypes",
+            Filters=[{"Name": "instance-type", "Values": unknown}],
+            MaxResults=min(100, self._wishes.page_size),  # EC2 takes no more here
+        )
+        for kind in kinds:
+            self._gpus[kind["InstanceType"]] = sum(gpu["Count"] for gpu in kind.get("GpuInfo", {}).get("Gpus", []))
+
+    def _host(self, instance: Mapping[str, Any]) -> HostSlots:
+        name, kind, field = instance["InstanceId"], instance["InstanceType"], ADDRESS_FIELDS[self._wishes.address]
+        address = instance.get(field)
+        if not address:
+            raise DiscoveryError(f"instance {name} has no {field}; try the other --address")
+        slots = self._wishes.slots if self._wishes.slots is not None else self._gpus.get(kind, 0)
+        if not slots:
+            raise DiscoveryError(f"instance {name} is a {kind}, for which EC2 lists no GPU; give --slots")
+        return HostSlots(address, slots)
+
+
+class _Prices:
+    """What spot instances cost, asked at most every ``PRICE_S`` seconds and when a new type comes."""
+
+    def __init__(self, aws: Aws, clock: Clock) -> None:
+        self._aws = aws
+        self._clock = clock
+        self._asked_s = 0.0
+        self._types: frozenset[str] = frozenset()
+        self._prices: dict[tuple[str, str], float] = {}
+
+    def of(self, instances: Iterable[Mapping[str, Any]]) -> Mapping[tuple[str, str], float]:
+        """US dollars per hour by type and zone."""
+        types = frozenset(instance["InstanceType"] for instance in instances)
+        now_s = self._clock.monotonic_s()
+        if not types or (types <= self._types and now_s - self._asked_s < PRICE_S):
+            return self._prices
+        newest: dict[tuple[str, str], Any] = {}
+        # A start now: of each type and zone the one price that holds now.
+        start = datetime.fromtimestamp(self._clock.wall_s(), timezone.utc)
+        question = {"InstanceTypes": sorted(types), "ProductDescriptions": list(_LINUX), "StartTime": start}
+        for price in self._aws.pages("ec2", "describe_spot_price_history", "SpotPriceHistory", **question):
+            place = (price["InstanceType"], price["AvailabilityZone"])
+            if place not in newest or price["Timestamp"] > newest[place]["Timestamp"]:
+                newest[place] = price
+        self._asked_s, self._types = now_s, types
+        self._prices = {place: float(price["SpotPrice"]) for place, price in newest.items()}
+        return self._prices
+
+
+def by_ids(names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Filters that together let these instances pass, and no other."""
+    return _in_parts(names)
+
+
+def _in_parts(names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for start in range(0, len(names), FILTER_VALUES):
+        yield {"Name": "instance-id", "Values": list(names[start : start + FILTER_VALUES])}
+
+
+def _state(instance: Mapping[str, Any]) -> str:
+    return str(instance["State"]["Name"])
+
+
+def _is_spot(instance: Mapping[str, Any]) -> bool:
+    return instance.get("InstanceLifecycle") == "spot"
+
+
+def _details(instance: Mapping[str, Any], prices: Mapping[tuple[str, str], float]) -> HostDetails:
+    kind, zone = instance["InstanceType"], instance.get("Placement", {}).get("AvailabilityZone", "")
+    price = prices.get((kind, zone)) if _is_spot(instance) else None
+    since = instance.get("LaunchTime")
+    return HostDetails(kind, zone, price, since.timestamp() if since else None)
+
+
+def _left_s(marked: datetime, now_s: float) -> float:
+    """Seconds until a spot instance goes. A clock that is wrong makes it neither more nor less than there can be.
+
+    >>> _left_s(datetime.fromtimestamp(1000, timezone.utc), 1015)
+    105.0
+    """
+    return min(max(marked.timestamp() + SPOT_NOTICE_S - now_s, 0.0), SPOT_NOTICE_S)

@@ -1,0 +1,221 @@
+"""Hosts that are the instances of a managed instance group of Google Cloud."""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.discovery.flags import Flags
+from edl_hvd.discovery.question import REMOTE_FLAGS, Question, ask_remotely
+from edl_hvd.discovery.source import HostDetails
+from edl_hvd.discovery.sources.google_api import ENDPOINT, METADATA, GoogleCloud
+from edl_hvd.discovery.sources.yes_no import read_yes_no
+from edl_hvd.errors import DiscoveryError, UsageError
+from edl_hvd.hosts import HostSlots
+
+PAGE_SIZE = 500
+# As many as Compute Engine gives at most; fewer pages are fewer places where an answer can break.
+_STAYING = ("NONE", "VERIFYING", "REFRESHING")
+_FIELDS = (
+    "nextPageToken,items(name,status,machineType,guestAccelerators/acceleratorCount,networkInterfaces/networkIP,"
+    "creationTimestamp,lastStartTimestamp)"
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a group is.
+
+    Attributes:
+        project: Its id; empty: that of this machine.
+        zone: Of a zonal group.
+        region: Of a regional one. With neither, the zone is that of this machine.
+    """
+
+    project: str = ""
+    zone: str = ""
+    region: str = ""
+
+    def __post_init__(self) -> None:
+        if self.zone and self.region:
+            raise UsageError(f"--zone {self.zone!r} and --region {self.region!r} are both given; a group is in one")
+
+
+class GoogleGroup:
+    """The instances of a managed instance group that are running and that the group leaves alone.
+
+    What the group does with an instance is its ``currentAction``. Besides ``NONE`` these two count: ``VERIFYING``,
+    because a health check that looks for the job's own worker would never pass before that is started, and
+    ``REFRESHING``, which changes settings around a machine that goes on.
+
+    Args:
+        name: Of the group.
+        slots: Slots of every instance; ``None`` counts its GPUs.
+        healthy: Leave out instances that fail the group's health check.
+        page_size: Instances per answer, 1 to 500; the whole answer is read in any case.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        place: Place,
+        cloud: GoogleCloud,
+        slots: int | None = None,
+        healthy: bool = False,
+        page_size: int = PAGE_SIZE,
+    ) -> None:
+        if not 1 <= page_size <= PAGE_SIZE:
+            raise UsageError(f"--page-size {page_size} is out of range; Compute Engine accepts 1 to {PAGE_SIZE}")
+        self._name = name
+        self._place = place
+        self._cloud = cloud
+        self._slots = slots
+        self._healthy = healthy
+        self._page = {"maxResults": str(page_size)}
+        self._gpus: dict[tuple[str, str], int] = {}
+        self._details: Mapping[str, HostDetails] = {}
+        self._left_out: Mapping[str, str] = {}
+
+    def hosts(self) -> tuple[HostSlots, ...]:
+        try:
+            return self._find(self._settle())
+        except (KeyError, TypeError, IndexError, ValueError) as error:  # a field is missing, or is something else
+            raise DiscoveryError(f"Compute Engine did not answer properly: {type(error).__name__}: {error}") from error
+
+    def _settle(self) -> Place:
+        """The group's place, with what this machine has in the place of what is not given; asked for once."""
+        place = self._place
+        project = place.project or self._cloud.metadata("project/project-id")
+        # "projects/123456/zones/us-central1-a"
+        zone = place.zone or ("" if place.region else _last(self._cloud.metadata("instance/zone")))
+        self._place = Place(project, zone, place.region)
+        return self._place
+
+    def _find(self, place: Place) -> tuple[HostSlots, ...]:
+        scope = f"zones/{place.zone}" if place.zone else f"regions/{place.region}"
+        path = f"projects/{place.project}/{scope}/instanceGroupManagers/{self._name}/listManagedInstances"
+        members = list(self._cloud.pages("POST", path, "managedInstances", self._page))
+        reasons = judge_members(members, self._healthy)
+        left_out = {name: reason for name, reason in reasons.items() if reason}
+        names = {_last(member["instance"]): _zone(member["instance"]) for member in members}
+        taken = {name: zone for name, zone in names.items() if name not in left_out}
+        details, hosts = {}, []
+        instances = self._instances(place.project, taken)
+        for name, zone in taken.items():
+            instance = instances.get((zone, name))
+            if instance is None or instance["status"] != "RUNNING":
+                left_out[name] = f"is {instance['status']}" if instance else "Compute Engine does not list it"
+                continue
+            host = HostSlots(instance["networkInterfaces"][0]["networkIP"], self._count(place.project, zone, instance))
+            hosts.append(host)
+            details[host.host] = _describe(instance, zone)
+        self._details, self._left_out = details, left_out
+        return tuple(hosts)
+
+    def _instances(self, project: str, taken: Mapping[str, str]) -> dict[tuple[str, str], dict[str, Any]]:
+        """The instances by zone and name: a question per zone, for all names that begin as those of the group do."""
+        found = {}
+        for zone in sorted(set(taken.values())):
+            prefix = os.path.commonprefix([name for name, its in taken.items() if its == zone])  # noqa: RUF071
+            query = {**self._page, "filter": f'name eq "{prefix}.*"', "fields": _FIELDS}
+            for instance in self._cloud.pages("GET", f"projects/{project}/zones/{zone}/instances", "items", query):
+                found[zone, instance["name"]] = instance
+        return found
+
+    def _count(self, project: str, zone: str, instance: Mapping[str, Any]) -> int:
+        """The slots of an instance: its GPUs, which for some types are told with the type only."""
+        if self._slots is not None:
+            return self._slots
+        kind = _last(instance["machineType"])
+        gpus = sum(int(entry["acceleratorCount"]) for entry in instance.get("guestAccelerators", []))
+        if not gpus and (zone, kind) not in self._gpus:
+            about = self._cloud.ask("GET", f"projects/{project}/zones/{zone}/machineTypes/{kind}", {})
+            self._gpus[zone, kind] = sum(int(entry["guestAcceleratorCount"]) for entry in about.get("accelerators", []))
+        gpus = gpus or self._gpus[zone, kind]
+        if not gpus:
+            raise DiscoveryError(f"instance {instance['name']} is a {kind} without a GPU; give --slots")
+        return gpus
+
+    def details(self) -> Mapping[str, HostDetails]:
+        return self._details
+
+    def left_out(self) -> Mapping[str, str]:
+        return self._left_out
+
+
+def judge_members(members: Iterable[Mapping[str, Any]], healthy: bool) -> dict[str, str]:
+    """Why each instance of a group does not count, by its name; empty: it counts.
+
+    >>> member = {"instance": "projects/p/zones/z/instances/a-1", "instanceStatus": "RUNNING"}
+    >>> judge_members([{**member, "currentAction": "DELETING"}], healthy=False)
+    {'a-1': 'its group is DELETING it'}
+    """
+    reasons = {}
+    for member in members:
+        action, status = member["currentAction"], member.get("instanceStatus", "not there yet")
+        states = [entry.get("detailedHealthState", "") for entry in member.get("instanceHealth", [])]
+        reason = ""
+        if action not in _STAYING:
+            reason = f"its group is {action} it"
+        elif status != "RUNNING":
+            reason = f"is {status}"
+        elif healthy and ("UNHEALTHY" in states or "TIMEOUT" in states):
+            reason = "fails its group's health check"
+        reasons[_last(member["instance"])] = reason
+    return reasons
+
+
+def _last(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _zone(instance: str) -> str:
+    """
+    >>> _zone("https://www.googleapis.com/compute/v1/projects/p/zones/us-central1-a/instances/a-1")
+    'us-central1-a'
+    """
+    return instance.partition("/zones/")[2].partition("/")[0]
+
+
+def _describe(instance: Mapping[str, Any], zone: str) -> HostDetails:
+    started = instance.get("lastStartTimestamp") or instance.get("creationTimestamp")
+    # Python before 3.11 knows no "Z".
+    since_s = datetime.fromisoformat(started.replace("Z", "+00:00")).timestamp() if started else None
+    return HostDetails(_last(instance["machineType"]), zone, None, since_s)
+
+
+FLAGS = (
+    "group",
+    "zone",
+    "region",
+    "project",
+    "slots",
+    "healthy",
+    "token-file",
+    "page-size",
+    "metadata-host",
+    "endpoint",
+    *REMOTE_FLAGS,
+)
+BARE_FLAG = "group"
+
+
+def question(flags: Flags, clock: Clock = SYSTEM_CLOCK) -> Question:
+    """What ``from_google`` asks."""
+    flags.needed("group", "managed instance group", "from_google --group resnet50 --zone us-central1-a")
+    cloud = GoogleCloud(
+        flags.text("metadata-host", METADATA), flags.text("endpoint", ENDPOINT), flags.text("token-file", ""), clock
+    )
+    source = GoogleGroup(
+        flags.text("group", ""),
+        Place(flags.text("project", ""), flags.text("zone", ""), flags.text("region", "")),
+        cloud,
+        slots=flags.count("slots", 1) if flags.all("slots") else None,
+        healthy=read_yes_no(flags, "healthy"),
+        page_size=flags.count("page-size", PAGE_SIZE),
+    )
+    return ask_remotely(source, flags)

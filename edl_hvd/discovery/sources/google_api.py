@@ -1,0 +1,201 @@
+"""Asking Google Cloud over REST with the standard library: the metadata server, its token, Compute Engine."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import SplitResult, urlencode
+
+from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.discovery.sources.web import read_address, read_token, trust
+from edl_hvd.errors import DiscoveryError
+
+METADATA = "metadata.google.internal"
+ENDPOINT = "https://compute.googleapis.com/compute/v1/"
+LONGEST_BODY_BYTES = 32 << 20
+# A page of 500 instances, of which only some fields are asked for, is a tenth of a megabyte.
+SOCKET_S = 8.0
+# For each read; Google answers such questions within a second.
+WHOLE_S = 20.0
+# For all reads of one answer, so that one that trickles ends, too.
+METADATA_S = 3.0
+# The metadata server is a process on the same host; elsewhere nobody has that name or address.
+RENEW_S = 60.0
+# Before a token expires: longer than a question takes. The metadata server gives a new one from 5 minutes before.
+_CHUNK_BYTES = 1 << 16
+
+_NEXT_STEPS = {
+    401: "the token is not valid; look at the service account and this machine's clock",
+    403: "grant it to the service account, e.g. with roles/compute.viewer, and give the machine the scope compute-ro",
+    404: "look at the group, its zone or region, and the project",
+    429: "the project asks too often; raise --refresh",
+}
+_OFTEN = ("rateLimitExceeded", "userRateLimitExceeded", "quotaExceeded")
+
+
+@dataclass(frozen=True)
+class _Answer:
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytes
+
+
+class GoogleCloud:
+    """Questions to Compute Engine, for one thread at a time.
+
+    Args:
+        metadata: Host of the metadata server, with ":port" if it is not 80 (``GCE_METADATA_HOST``).
+        endpoint: Compute Engine's address, "compute/v1/" included (``CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE``).
+        token_file: Holds a token; ``None`` asks the metadata server for that of this machine's service account.
+    """
+
+    def __init__(
+        self,
+        metadata: str = METADATA,
+        endpoint: str = ENDPOINT,
+        token_file: str | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._metadata = read_address(f"http://{metadata}/computeMetadata/v1/", "--metadata-host")
+        self._endpoint = read_address(f"{endpoint.rstrip('/')}/", "--endpoint")
+        self._token_file = token_file
+        self._clock = clock
+        self._token = ""
+        self._token_until_s = 0.0
+
+    def metadata(self, path: str) -> str:
+        """What the metadata server says, e.g. of "instance/zone".
+
+        Raises:
+            DiscoveryError: This machine has none, or it does not answer well.
+        """
+        what = f"the metadata server {self._metadata.netloc}"
+        try:
+            headers = {"Metadata-Flavor": "Google"}
+            answer = _ask("GET", self._metadata, path, headers, METADATA_S, self._clock, what)
+        except DiscoveryError as error:
+            raise DiscoveryError(
+                f"{error}; on a machine outside of Google Cloud give --project, --zone or --region, and --token-file"
+            ) from error
+        # Whoever is not Google does not say so: a hotel's network, say.
+        if answer.status != 200 or answer.headers.get("Metadata-Flavor") != "Google":
+            raise DiscoveryError(f"{what} answered {answer.status} to {path}: {_words(answer.body)}")
+        return answer.body.decode(errors="replace").strip()
+
+    def pages(self, method: str, path: str, items: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        """The items of every page of an answer.
+
+        Raises:
+            DiscoveryError: Refused, cut off, or not understood.
+        """
+        page_token: dict[str, str] = {}
+        while True:
+            page = self.ask(method, path, {**query, **page_token})
+            found = page.get(items, [])
+            if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+                raise DiscoveryError(f"Compute Engine did not answer properly: {items!r} is no list of objects")
+            yield from found
+            if not page.get("nextPageToken"):
+                return
+            page_token = {"pageToken": page["nextPageToken"]}
+
+    def ask(self, method: str, path: str, query: Mapping[str, str]) -> dict[str, Any]:
+        """One answer; a token that is refused is renewed once.
+
+        Raises:
+            DiscoveryError: As ``pages``.
+        """
+        asked = f"{path}?{urlencode(query)}" if query else path
+        answer = self._ask_with_token(method, asked)
+        if answer.status == 401:
+            self._token_until_s = 0.0
+            answer = self._ask_with_token(method, asked)
+        if answer.status != 200:
+            raise DiscoveryError(_explain(path, answer))
+        return _read_object(answer.body, "Compute Engine")
+
+    def _ask_with_token(self, method: str, path: str) -> _Answer:
+        headers = {"Authorization": f"Bearer {self._find_token()}"}
+        return _ask(method, self._endpoint, path, headers, SOCKET_S, self._clock, "Compute Engine")
+
+    def _find_token(self) -> str:
+        if self._token_file:
+            return read_token(self._token_file)  # whoever writes it renews it
+        now_s = self._clock.monotonic_s()
+        if now_s >= self._token_until_s:
+            answer = _read_object(self.metadata("instance/service-accounts/default/token").encode(), "the token")
+            try:
+                self._token, left_s = str(answer["access_token"]), float(answer["expires_in"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise DiscoveryError("the metadata server answered with no token to its question") from error
+            self._token_until_s = now_s + left_s - RENEW_S
+        return self._token
+
+
+def _read_object(body: bytes, what: str) -> dict[str, Any]:
+    try:
+        answer = json.loads(body)
+    except ValueError as error:  # of JSON, or of characters
+        raise DiscoveryError(f"{what} did not answer with JSON: {_words(body)!r}") from error
+    if not isinstance(answer, dict):
+        raise DiscoveryError(f"{what} did not answer with an object: {_words(body)!r}")
+    return answer
+
+
+def _explain(path: str, answer: _Answer) -> str:
+    """One line for a refusal: what was asked, Google's code and words, what to do."""
+    step = _NEXT_STEPS.get(answer.status, "ask again later")
+    words = _words(answer.body)
+    try:
+        told = json.loads(answer.body)["error"]
+        words = " ".join(str(told["message"]).split())
+        if any(entry.get("reason") in _OFTEN for entry in told.get("errors", [])):
+            step = _NEXT_STEPS[429]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass  # not Google's form of an error: its words as they are
+    return f"Compute Engine refused {path}: {answer.status}: {words}; {step}"
+
+
+def _words(body: bytes) -> str:
+    return " ".join(body[:200].decode(errors="replace").split())
+
+
+def _ask(
+    method: str, base: SplitResult, path: str, headers: Mapping[str, str], socket_s: float, clock: Clock, what: str
+) -> _Answer:
+    """One request on a connection of its own; no redirect is followed, so that a token goes nowhere else."""
+    connection = _connect(base, socket_s)
+    try:
+        connection.request(method, base.path + path, headers={"Content-Length": "0", **headers})
+        response = connection.getresponse()
+        return _Answer(response.status, response.headers, _read_body(response, clock, what))
+    except TimeoutError as error:
+        raise DiscoveryError(f"{what} did not answer in time") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise DiscoveryError(f"asking {what} failed: {type(error).__name__}: {error}") from error
+    finally:
+        connection.close()
+
+
+def _connect(base: SplitResult, socket_s: float) -> http.client.HTTPConnection:
+    host = base.hostname or ""
+    if base.scheme == "https":
+        return http.client.HTTPSConnection(host, base.port, timeout=socket_s, context=trust(None))
+    return http.client.HTTPConnection(host, base.port, timeout=socket_s)
+
+
+def _read_body(response: http.client.HTTPResponse, clock: Clock, what: str) -> bytes:
+    deadline_s = clock.monotonic_s() + WHOLE_S
+    body = bytearray()
+    while chunk := response.read1(_CHUNK_BYTES):
+        body += chunk
+        if len(body) > LONGEST_BODY_BYTES:
+            raise DiscoveryError(f"{what} answered with more than {LONGEST_BODY_BYTES >> 20} MiB")
+        if clock.monotonic_s() > deadline_s:
+            raise TimeoutError
+    if response.length:  # read1 does not notice that a connection ended before the body did
+        raise http.client.IncompleteRead(bytes(body), response.length)
+    return bytes(body)
