@@ -13,7 +13,9 @@ from edl_hvd.cli.checkpoint import checkpoint_commands
 from edl_hvd.cli.doctor import doctor_command
 from edl_hvd.cli.drain import drain_command
 from edl_hvd.cli.replay import replay_command
+from edl_hvd.cli.simulate import simulate_command
 from edl_hvd.cli.status import status_command
+from edl_hvd.cli.trace import trace_commands
 from edl_hvd.errors import EdlHvdError
 
 
@@ -28,7 +30,9 @@ commands.add_command(checkpoint_commands)
 commands.add_command(doctor_command)
 commands.add_command(drain_command)
 commands.add_command(replay_command)
+commands.add_command(simulate_command)
 commands.add_command(status_command)
+commands.add_command(trace_commands)
 
 
 def main() -> None:

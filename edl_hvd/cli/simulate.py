@@ -1,0 +1,195 @@
+"""``edl-hvd simulate``: what a job would get out of the hosts of a trace."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from edl_hvd.cli.checkpoint_common import print_table
+from edl_hvd.cli.words import duration
+from edl_hvd.errors import UsageError
+from edl_hvd.events import read_events
+from edl_hvd.interval import Interval
+from edl_hvd.simulator.comparison import Comparison, Plan, compare
+from edl_hvd.simulator.costs import Costs, flag_of
+from edl_hvd.simulator.course import Result
+from edl_hvd.simulator.measured import Measured, measure, with_measured
+from edl_hvd.simulator.picture import NAMES, draw
+from edl_hvd.traces.text import read_trace
+
+
+class Seconds(click.ParamType):
+    """A time such as "0.3s", "10min" or "0"; a float of seconds."""
+
+    name = "time"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = self._read(str(value))
+        if not 0 <= seconds < math.inf:
+            self.fail(f"{value!r} is no time; expected one such as '0.3s', '10min' or '0'", parameter, context)
+        return seconds
+
+    def _read(self, text: str) -> float:
+        try:
+            interval = Interval.parse(text)
+        except UsageError:
+            return math.nan
+        return interval.count if interval.unit == "seconds" else math.nan
+
+
+class Every(click.ParamType):
+    """An interval of time, or "auto"."""
+
+    name = "time|auto"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Interval:
+        try:
+            interval = Interval.parse_or_auto(value)
+        except UsageError:
+            interval = Interval(0, "")
+        if interval.unit not in ("seconds", "auto"):
+            self.fail(f"{value!r} is no time; expected one such as '10min', or 'auto'", parameter, context)
+        return interval
+
+
+def cost_options(command: Callable) -> Callable:
+    """A flag for each of the ``Costs``."""
+    for entry in reversed(fields(Costs)):
+        text = f"{entry.metadata['meaning']} [{entry.default:g} s]"
+        command = click.option(flag_of(entry), entry.name, type=Seconds(), metavar="TIME", help=text)(command)
+    return command
+
+
+@click.command("simulate")
+@click.option("--trace", "path", required=True, metavar="FILE", help="When hosts come and go.")
+@click.option("--divide", type=click.IntRange(min=1), default=1, metavar="N", help="One host for every N of the trace.")
+@click.option("--from", "from_s", type=Seconds(), default=0.0, metavar="TIME", help="Begin the trace there. [0]")
+@click.option("--until", "until_s", type=Seconds(), metavar="TIME", help="End the trace there.")
+@click.option("--price", type=click.FloatRange(min=0), metavar="USD", help="Of a host's hour. [the trace's]")
+@click.option("--notice", "notice_s", type=Seconds(), default=0.0, metavar="TIME",
+              help="How long before it goes this project knows that a host will go. [0: never]")  # fmt: skip
+@click.option("--min-np", type=click.IntRange(min=1), default=1, help="Hosts that this project needs to train. [1]")
+@click.option("--checkpoint-every", type=Every(), default="10min", help="This project's checkpoints. [10min]")
+@click.option("--stock-checkpoint-every", type=Every(), default="auto",
+              help="Those of the others. [auto: what loses them the least on this trace]")  # fmt: skip
+@click.option("--costs", "log", metavar="EVENTS.jsonl", help="Take costs from the event log of a real run.")
+@cost_options
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--picture", metavar="FILE.png", help="Draw hosts and goodput over time.")
+def simulate_command(
+    path: str, divide: int, from_s: float, until_s: float | None, price: float | None, notice_s: float, min_np: int,
+    checkpoint_every: Interval, stock_checkpoint_every: Interval, log: str | None, as_json: bool, picture: str | None,
+    **given: float | None,
+) -> None:  # fmt: skip
+    """Tell what a job would get out of hosts that come and go as in a trace, under three systems.
+
+    Restarting from checkpoints and stock Horovod elastic are models; for this project the driver's own decisions are
+    made in virtual time. The costs come from docs/benchmarks.md, from an event log, or from the flags, which win.
+    """
+    measured = _measure(log)
+    costs = with_measured(Costs(), measured) if log is not None else Costs()
+    costs = Costs(**{**asdict(costs), **{name: value for name, value in given.items() if value is not None}})
+    trace = read_trace(path)
+    if price is not None:
+        trace = trace.priced(price)
+    trace = trace.window(from_s, trace.end_s if until_s is None else until_s).divided(divide)
+    plan = Plan(trace, costs, min_np, checkpoint_every, stock_checkpoint_every, notice_s=notice_s)
+    comparison = compare(plan)
+    if picture is not None:
+        draw(comparison, picture, _title(path, divide, comparison))
+    if as_json:
+        click.echo(json.dumps(_plain(comparison, measured), indent=2))
+    else:
+        _print(comparison, measured)
+
+
+def _measure(log: str | None) -> list[Measured]:
+    if log is None:
+        return []
+    try:
+        return measure(read_events(log))
+    except OSError as error:
+        raise UsageError(f"cannot read the event log {log}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{log} is no event log: {error!r}; expected the file that EDL_HVD_EVENTS names") from error
+
+
+def _title(path: str, divide: int, comparison: Comparison) -> str:
+    divided = f", one host for every {divide}" if divide > 1 else ""
+    return f"{Path(path).name}{divided}: {duration(comparison.plan.trace.end_s)}"
+
+
+def _plain(comparison: Comparison, measured: list[Measured]) -> dict[str, Any]:
+    trace = comparison.plan.trace
+    return {
+        "trace": {"seconds": trace.end_s, "most_hosts": trace.most_hosts, "host_seconds": trace.host_seconds},
+        "costs": asdict(comparison.plan.costs),
+        "measured": [asdict(one) for one in measured],
+        "runs": comparison.runs,
+        "systems": {
+            system: {
+                **asdict(result),
+                "goodput": result.goodput,
+                "usd_per_useful_hour": result.usd_per_useful_hour,
+                "checkpoint_every_s": comparison.every_s[system],
+            }
+            for system, result in comparison.results.items()
+        },
+    }
+
+
+def _print(comparison: Comparison, measured: list[Measured]) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    trace = comparison.plan.trace
+    mean = trace.host_seconds / trace.end_s
+    console.print(
+        f"{duration(trace.end_s)}, {mean:.1f} hosts in the mean and {trace.most_hosts} at most, "
+        f"{trace.host_seconds / 3600:,.0f} host-hours"
+    )
+    for one in measured:
+        console.print(f"{one.name} = {one.seconds:.3f} s, median of {one.times} ({one.source})")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("")
+    for system in comparison.results:
+        table.add_column(NAMES[system], justify="right")
+    for name, tell in _ROWS:
+        cells = [tell(result, comparison.every_s[system]) for system, result in comparison.results.items()]
+        if any(cells):
+            table.add_row(name, *cells)
+    print_table(table)
+    if comparison.runs > 1:
+        console.print(f"Without a host for too long, edl_hvd's job ended and was run again: {comparison.runs} runs")
+
+
+def _share(part: float, result: Result) -> str:
+    return f"{100 * part / result.possible:.2f} %"
+
+
+def _money(value: float | None) -> str:
+    return "" if value is None else f"${value:,.2f}" if value < 1000 else f"${value:,.0f}"
+
+
+_ROWS: tuple[tuple[str, Callable[[Result, float], str]], ...] = (
+    ("goodput", lambda result, _: _share(result.useful, result)),
+    ("  work lost", lambda result, _: _share(result.lost, result)),
+    ("  writing checkpoints", lambda result, _: _share(result.stalled, result)),
+    ("  standing still", lambda result, _: _share(result.still, result)),
+    ("  hosts not in the world", lambda result, _: _share(result.waiting, result)),
+    ("time standing still", lambda result, _: duration(result.still_s)),
+    ("changes of the world", lambda result, _: f"{result.changes:,}"),
+    ("checkpoints", lambda result, _: f"{result.checkpoints:,}"),
+    ("  one every", lambda _, every_s: duration(every_s)),
+    ("cost of the hosts", lambda result, _: _money(result.cost_usd)),
+    ("  per useful host-hour", lambda result, _: _money(result.usd_per_useful_hour)),
+)

@@ -1,0 +1,143 @@
+"""Hosts that come and go as a trace has recorded it, at any speed: a spot market to rehearse with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.discovery.flags import Flags
+from edl_hvd.discovery.question import Question, ask_locally
+from edl_hvd.discovery.sources.schedule import stamp
+from edl_hvd.discovery.sources.static_file import read_whole_file
+from edl_hvd.errors import DiscoveryError, UsageError
+from edl_hvd.hosts import HostSlots, parse_host
+from edl_hvd.traces.text import parse_trace
+from edl_hvd.traces.trace import Trace
+
+
+@dataclass(frozen=True)
+class TraceReplay:
+    """The hosts that a trace has at this moment. After its end they stay as they were.
+
+    Args:
+        path: The trace, see ``edl_hvd.traces.text``; read anew each time.
+        start_file: Holds the start in seconds since the epoch; the first call creates it.
+        start_s: The start in seconds since the epoch; then there is no start file.
+        speed: Seconds of the trace per second.
+        divide: One host for so many of the trace.
+        skip_s: Where in the trace the start is.
+        notice_s: How long before it goes, in seconds of the trace, it is told that a host will go; 0: never.
+        slots: Of a host of the trace, when it goes by its own name.
+        stand_ins: The hosts that there really are. Each host of the trace gets one of them for as long as it is there,
+            the one that has been free for longest; while none is free, it is left out.
+    """
+
+    path: str
+    start_file: str
+    start_s: float | None = None
+    speed: float = 1.0
+    divide: int = 1
+    skip_s: float = 0.0
+    notice_s: float = 0.0
+    slots: int = 1
+    stand_ins: tuple[HostSlots, ...] = ()
+    clock: Clock = field(default=SYSTEM_CLOCK, repr=False)
+
+    def hosts(self) -> tuple[HostSlots, ...]:
+        trace, time_s = self._now()
+        return tuple(self.cast(trace, time_s).values())
+
+    def notices(self) -> dict[str, float]:
+        trace, time_s = self._now()
+        cast = self.cast(trace, time_s)
+        return {cast[host].host: (gone_s - time_s) / self.speed
+                for host, gone_s in _removals(trace, time_s, time_s + self.notice_s).items()
+                if host in cast}  # fmt: skip
+
+    def cast(self, trace: Trace, time_s: float) -> Mapping[str, HostSlots]:
+        """The hosts of the trace that are there at this moment, each with the one that stands for it.
+
+        >>> from edl_hvd.traces.trace import Change
+        >>> trace = Trace((Change(0, ("x", "y", "z")), Change(9, ("w",), ("x",))))
+        >>> replay = TraceReplay("t.csv", "", stand_ins=(HostSlots("a", 1), HostSlots("b", 2)))
+        >>> [str(host) for host in replay.cast(trace, 0).values()]
+        ['a:1', 'b:2']
+        >>> replay.cast(trace, 9)
+        {'y': HostSlots(host='b', slots=2), 'z': HostSlots(host='a', slots=1)}
+        """
+        if not self.stand_ins:
+            return {host: HostSlots(host, self.slots) for host in trace.hosts_at(time_s)}
+        free, waiting = list(self.stand_ins), list[str]()
+        cast: dict[str, HostSlots] = {}
+        for change in trace.changes:
+            if change.time_s > time_s:
+                break
+            for host in change.removed:
+                if host in cast:
+                    free.append(cast.pop(host))
+                else:
+                    waiting.remove(host)
+            waiting += change.added
+            while waiting and free:
+                cast[waiting.pop(0)] = free.pop(0)
+        return cast
+
+    def _now(self) -> tuple[Trace, float]:
+        """The trace, and the moment of it that is now."""
+        text = read_whole_file(self.path, "trace")
+        try:
+            trace = parse_trace(text, self.path).divided(self.divide)
+        except UsageError as error:
+            raise DiscoveryError(str(error)) from error
+        now_s = self.clock.wall_s()
+        start_s = stamp(self.start_file, now_s) if self.start_s is None else self.start_s
+        return trace, self.skip_s + max(0.0, now_s - start_s) * self.speed
+
+
+def _removals(trace: Trace, after_s: float, until_s: float) -> dict[str, float]:
+    """Hosts that go between these moments, and when."""
+    return {host: change.time_s for change in trace.changes if after_s < change.time_s <= until_s
+            for host in change.removed}  # fmt: skip
+
+
+FLAGS = ("trace", "start", "start-file", "speed", "divide", "skip", "notice", "slots", "hosts", "stale")
+BARE_FLAG = "trace"
+
+
+def question(flags: Flags) -> Question:
+    """What ``from_trace`` asks."""
+    flags.needed("trace", "trace", "from_trace trace.csv")
+    path = flags.text("trace", "")
+    replay = TraceReplay(
+        path,
+        flags.text("start-file", f"{path}.started"),
+        flags.seconds("start", 0.0) or None,
+        _speed(flags.text("speed", "1")),
+        flags.count("divide", 1),
+        flags.seconds("skip", 0.0),
+        flags.seconds("notice", 0.0),
+        flags.count("slots", 1),
+        _stand_ins(flags.text("hosts", "")),
+    )
+    return ask_locally(replay, flags)
+
+
+def _speed(text: str) -> float:
+    try:
+        speed = float(text)
+    except ValueError:
+        speed = math.nan
+    if not 0 < speed < math.inf:
+        raise UsageError(f"--speed {text!r} is not usable; expected a number greater than 0, e.g. '20'")
+    return speed
+
+
+def _stand_ins(text: str) -> tuple[HostSlots, ...]:
+    hosts = tuple(parse_host(word) for word in text.split(",")) if text else ()
+    names = [host.host for host in hosts]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UsageError(f"--hosts names {', '.join(twice)} more than once; expected each host once")
+    return hosts

@@ -1,0 +1,211 @@
+"""The course of a job: when it trained, with how many hosts, and what came of it.
+
+All work is counted in host-seconds: what one host does in a second of undisturbed training. How well training scales is
+left out; the same factor would stand on both sides of every comparison.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from dataclasses import dataclass, field
+
+from edl_hvd.traces.trace import Trace
+
+
+@dataclass
+class Span:
+    """One world's training, from its first step to its end.
+
+    Attributes:
+        start_s: When it began.
+        end_s: When it ended.
+        size: Hosts that trained.
+        stalls_s: Of that time, what checkpoints took.
+        kept_s: Until when what was done counts; what came later was lost.
+    """
+
+    start_s: float
+    end_s: float
+    size: int
+    stalls_s: float
+    kept_s: float
+
+    @property
+    def pace(self) -> float:
+        """Host-seconds of training per second."""
+        duration_s = self.end_s - self.start_s
+        return self.size * (1.0 - self.stalls_s / duration_s) if duration_s else 0.0
+
+    def useful(self, from_s: float, until_s: float) -> float:
+        """Host-seconds that counted, of a part of the time."""
+        return self.pace * max(0.0, min(until_s, self.kept_s) - max(from_s, self.start_s))
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of the hosts of a trace, in host-seconds; the five parts make up what was possible.
+
+    Attributes:
+        possible: What the hosts could have done, had all of them trained for as long as they were there.
+        useful: What they have done.
+        lost: What was done and was lost, or done twice.
+        stalled: Given to checkpoints.
+        still: Hosts were there, and nobody trained.
+        waiting: Hosts were there that did not train yet, or no more, while others did.
+        still_s: Seconds, not host-seconds: how long nobody trained though there were hosts.
+        checkpoints: How many were begun.
+        changes: How many worlds there were after the first.
+        cost_usd: What the hosts cost, or ``None`` where that is not known.
+        curve: Moment, and goodput of the window that ends there (``None`` where no host was there).
+    """
+
+    possible: float
+    useful: float
+    lost: float
+    stalled: float
+    still: float
+    waiting: float
+    still_s: float
+    checkpoints: int
+    changes: int
+    cost_usd: float | None = None
+    curve: tuple[tuple[float, float | None], ...] = ()
+
+    @property
+    def goodput(self) -> float:
+        """Useful work of what was possible; 0 where nothing was."""
+        return self.useful / self.possible if self.possible else 0.0
+
+    @property
+    def usd_per_useful_hour(self) -> float | None:
+        """What an hour of one host's useful work cost."""
+        return None if self.cost_usd is None or not self.useful else self.cost_usd / (self.useful / 3600)
+
+
+@dataclass
+class Course:
+    """Written while the job is simulated; every moment is at or after the one before.
+
+    Attributes:
+        every_s: Time from the beginning of a checkpoint to that of the next.
+        stall_s: How long training stands still for one.
+        until_safe_s: How long after its beginning it can be restored.
+    """
+
+    every_s: float
+    stall_s: float
+    until_safe_s: float
+    spans: list[Span] = field(default_factory=list)
+    checkpoints: int = 0
+    safe_s: float = 0.0
+    _begun_s: float | None = None
+
+    def trained(self, start_s: float, end_s: float, size: int, lost_s: float = 0.0) -> None:
+        """A world has trained; the last ``lost_s`` seconds of it count for nothing."""
+        if end_s <= start_s:
+            return
+        begun_s = start_s if self._begun_s is None else self._begun_s
+        due_s = max(start_s, begun_s + self.every_s)
+        count = max(0, math.ceil((end_s - due_s) / self.every_s))
+        stalls_s = 0.0
+        if count:
+            last_s = due_s + (count - 1) * self.every_s
+            stalls_s = (count - 1) * self.stall_s + min(self.stall_s, end_s - last_s)
+            begun_s = last_s
+            complete = math.floor((end_s - self.until_safe_s - due_s) / self.every_s)
+            if complete >= 0:
+                self.safe_s = due_s + min(complete, count - 1) * self.every_s
+        self._begun_s = begun_s
+        self.checkpoints += count
+        stalls_s = min(stalls_s, end_s - start_s)
+        self.spans.append(Span(start_s, end_s, size, stalls_s, max(start_s, end_s - lost_s)))
+
+    def saved(self, now_s: float) -> None:
+        """All that was done until now is in a checkpoint."""
+        self.safe_s = self._begun_s = now_s
+        self.checkpoints += 1
+
+    def fell_back(self) -> None:
+        """What was done since the newest checkpoint is lost."""
+        for span in reversed(self.spans):
+            if span.end_s <= self.safe_s:
+                break
+            span.kept_s = max(span.start_s, min(span.kept_s, self.safe_s))
+
+    @property
+    def has_checkpoint(self) -> bool:
+        return self.safe_s > 0.0
+
+
+def sum_up(course: Course, trace: Trace, points: int = 0) -> Result:
+    """What came of the trace's hosts.
+
+    Args:
+        course: Ended.
+        trace: Whose hosts they were.
+        points: Windows of the curve.
+    """
+    hosts = Hosts(trace)
+    spans = course.spans
+    trained = sum(span.size * (span.end_s - span.start_s) for span in spans)
+    stalled = sum(span.size * span.stalls_s for span in spans)
+    useful = sum(span.useful(span.start_s, span.end_s) for span in spans)
+    with_spans = sum(hosts.seconds(span.start_s, span.end_s) for span in spans)
+    with_spans_s = sum(hosts.present_s(span.start_s, span.end_s) for span in spans)
+    possible = hosts.seconds(0.0, trace.end_s)
+    return Result(
+        possible=possible,
+        useful=useful,
+        lost=trained - stalled - useful,
+        stalled=stalled,
+        still=possible - with_spans,
+        waiting=max(0.0, with_spans - trained),  # both are sums in floating point
+        still_s=hosts.present_s(0.0, trace.end_s) - with_spans_s,
+        checkpoints=course.checkpoints,
+        changes=max(0, len(spans) - 1),
+        cost_usd=trace.cost_usd,
+        curve=_curve(spans, hosts, trace.end_s, points) if points else (),
+    )
+
+
+def _curve(spans: list[Span], hosts: Hosts, end_s: float, points: int) -> tuple[tuple[float, float | None], ...]:
+    edges = [end_s * number / points for number in range(points + 1)]
+    useful = [0.0] * points
+    for span in spans:
+        first = bisect.bisect_right(edges, span.start_s) - 1
+        for number in range(max(first, 0), points):
+            if edges[number] >= span.end_s:
+                break
+            useful[number] += span.useful(edges[number], edges[number + 1])
+    possible = [hosts.seconds(edges[number], edges[number + 1]) for number in range(points)]
+    return tuple(
+        (edge, done / most if most else None) for edge, done, most in zip(edges[1:], useful, possible, strict=True)
+    )
+
+
+class Hosts:
+    """Integrals of the number of hosts over time."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._edges, self._counts = [0.0], [0]
+        self._seconds, self._present = [0.0], [0.0]
+        for time_s, count in [*trace.counts, (trace.end_s, trace.counts[-1][1])]:
+            duration_s = time_s - self._edges[-1]
+            self._seconds.append(self._seconds[-1] + duration_s * self._counts[-1])
+            self._present.append(self._present[-1] + duration_s * bool(self._counts[-1]))
+            self._edges.append(time_s)
+            self._counts.append(count)
+
+    def seconds(self, from_s: float, until_s: float) -> float:
+        """Hosts times time."""
+        return self._until(self._seconds, until_s, 1.0) - self._until(self._seconds, from_s, 1.0)
+
+    def present_s(self, from_s: float, until_s: float) -> float:
+        """For how long there was any host."""
+        return self._until(self._present, until_s, 0.0) - self._until(self._present, from_s, 0.0)
+
+    def _until(self, sums: list[float], time_s: float, weight: float) -> float:
+        place = bisect.bisect_right(self._edges, time_s) - 1
+        count = self._counts[place]
+        return sums[place] + (time_s - self._edges[place]) * (count if weight else bool(count))

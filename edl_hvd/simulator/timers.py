@@ -1,0 +1,71 @@
+"""When the membership has to be asked again though nothing has happened: the driver asks every 0.05 s."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from edl_hvd.driver.membership.state import Membership, host_of
+
+TICK_S = 0.05
+# As in ``driver/job.py``.
+
+
+def next_tick_s(membership: Membership, now_s: float) -> float:
+    """The first of the driver's ticks at which time alone may change something; infinity if there is none.
+
+    Some of them change nothing: a bound is looked at for whoever it may concern, whether it does or not.
+    """
+    due_s = min((moment_s for moment_s in _moments(membership) if moment_s >= now_s), default=math.inf)
+    return due_s if math.isinf(due_s) else tick_after(due_s)
+
+
+def tick_after(moment_s: float) -> float:
+    """The first tick that is later: some bounds are over when they are reached, others when they are passed.
+
+    >>> tick_after(0.5), tick_after(0.52)
+    (0.55, 0.55)
+    """
+    return round((math.floor(moment_s / TICK_S + 1e-6) + 1) * TICK_S, 6)
+
+
+def tick_before(moment_s: float) -> float:
+    """The last tick that is earlier.
+
+    >>> tick_before(0.5), tick_before(0.52)
+    (0.45, 0.5)
+    """
+    return round((math.ceil(moment_s / TICK_S - 1e-6) - 1) * TICK_S, 6)
+
+
+def _moments(membership: Membership) -> Iterator[float]:
+    rules, world = membership.rules, membership.world
+    listed = {entry.host for entry in membership.hosts}
+    changing = world.phase == "changing"
+    bounds = {
+        "starting": (rules.start_s,),
+        "ready": (rules.settle_s, rules.follow_s),
+        "dismissed": (rules.farewell_s,),
+        "failing": (rules.farewell_s,),
+    }
+    stranded = False
+    for worker, slot in membership.slots.items():
+        for bound_s in bounds.get(slot.state, ()):
+            yield slot.since_s + bound_s
+        if changing and slot.state != "member":
+            yield slot.since_s + rules.regroup_s
+        if slot.state == "empty" and host_of(worker) in listed:
+            yield slot.not_before_s
+        stranded = stranded or (slot.state == "member" and host_of(worker) not in listed)
+    if world.phase != "running":
+        yield world.since_s + rules.regroup_s
+    if stranded or membership.drains:
+        yield world.since_s + rules.removal_notice_s
+    yield from membership.drains.values()
+    yield from membership.aside.values()
+    for since_s, bound_s in (
+        (membership.hungry_s, rules.elastic_timeout_s),
+        (membership.finishing_s, rules.regroup_s),
+    ):
+        if since_s is not None:
+            yield since_s + bound_s

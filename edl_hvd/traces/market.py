@@ -1,0 +1,175 @@
+"""A made-up spot market, and the trace of a fleet that somebody keeps on it.
+
+An autoscaler wants a number of hosts. What it gets:
+
+- **Life of a host**: Weibull, by default of shape 0.8, so the young ones are the most likely to go. Kadupitiya, Jadhao
+  and Sharma, "Modeling the temporally constrained preemptions of transient cloud VMs" (HPDC 2020), measured that on
+  Google Cloud, where lives end after a day at the latest (here they need not).
+- **Shortages**: in each zone as a Poisson process. Every host of the zone goes at that very moment with the same
+  probability, and none comes back to the zone until the shortage is over, an exponential time. That hosts go in bulk,
+  mostly those of one zone, is what Thorpe et al. recorded: "Bamboo: Making Preemptible Instances Resilient for
+  Affordable Training of Large DNNs" (NSDI 2023). Athlur et al., "Varuna: Scalable, Low-cost Training of Massive Deep
+  Learning Models" (EuroSys 2022), trained on such fleets, too.
+- **A host that is missing** comes after an exponential time, in one of the zones without shortage. The first fleet is
+  there at the beginning.
+- **The price** of an hour: its logarithm returns to its mean and is pushed about by Gauss (AR(1)), every hour, which
+  makes it as slow as those of EC2 have been since 2017.
+
+All of it is drawn from one generator of the standard library by inverting the distribution functions here, so a seed
+gives the same trace on every version of Python.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from dataclasses import dataclass, field, fields
+
+from edl_hvd.errors import UsageError
+from edl_hvd.traces.trace import Change, Trace
+
+_HOUR_S = 3600.0
+_PRICE_MEMORY, _PRICE_UNREST = 0.95, 0.03
+# An hour's price keeps 95 % of its distance to the mean and moves by 3 %, so within a day or two by some ten percent.
+
+
+@dataclass(frozen=True)
+class Market:
+    """What is known of a market.
+
+    The defaults make a fleet that shrinks to a third in its worst hour, as that of Bamboo's trace of p3 did.
+
+    Attributes:
+        hosts: What the autoscaler wants.
+        hours: How long the trace is.
+        zones: Over which they are spread.
+        life_h: Mean life of a host that no shortage ends, in hours. The hosts of Bamboo's trace of p3 lived for 1.5 h.
+        life_shape: Of the Weibull distribution; 1 is exponential, below it the young go first.
+        shortages_per_day: In each zone, in the mean.
+        shortage_share: Probability with which a host of the zone goes.
+        shortage_min: How long the zone gives no host then, mean, in minutes.
+        wait_min: How long a missing host is waited for, mean, in minutes.
+        price_usd_per_h: Mean price; 0 for a trace without prices.
+
+    Raises:
+        UsageError: One of them is not usable.
+    """
+
+    hosts: int = 64
+    hours: float = 24.0
+    zones: int = 3
+    life_h: float = 8.0
+    life_shape: float = 0.8
+    shortages_per_day: float = 5.0
+    shortage_share: float = 0.6
+    shortage_min: float = 60.0
+    wait_min: float = 40.0
+    price_usd_per_h: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in (entry.name for entry in fields(self)):
+            value = getattr(self, name)
+            least = 1 if name in ("hosts", "zones") else 0
+            may_be_least = name in ("hosts", "zones", "shortages_per_day", "shortage_share", "price_usd_per_h")
+            if not (least < value < math.inf or (may_be_least and value == least)):
+                bound = f"at least {least}" if may_be_least else f"more than {least}"
+                raise UsageError(f"{name} of a market is {value}; expected a number, {bound}")
+        if self.shortage_share > 1:
+            raise UsageError(f"shortage_share of a market is {self.shortage_share}; expected a probability, 0 to 1")
+
+
+def generate(market: Market, seed: int) -> Trace:
+    """The trace of a fleet on that market; the same seed, the same trace. Times are whole seconds."""
+    return _Fleet(market, random.Random(seed)).live()
+
+
+@dataclass
+class _Fleet:
+    """The hosts while time passes. ``events`` are a heap of moment, number, what and whom it concerns."""
+
+    market: Market
+    chance: random.Random
+    events: list[tuple[float, int, str, str]] = field(default_factory=list)
+    zone_of: dict[str, int] = field(default_factory=dict)
+    short_until_s: dict[int, float] = field(default_factory=dict)
+    changes: dict[float, tuple[list[str], list[str]]] = field(default_factory=dict)
+    prices: dict[float, float] = field(default_factory=dict)
+    made: int = 0
+    planned: int = 0
+
+    def live(self) -> Trace:
+        end_s = round(self.market.hours * _HOUR_S)
+        for _ in range(self.market.hosts):
+            self._arrive(0.0)
+        for zone in range(self.market.zones):
+            self._plan_shortage(0.0, zone)
+        if self.market.price_usd_per_h:
+            self._draw_prices(end_s)
+        while self.events and self.events[0][0] < end_s:
+            now_s, _, what, whom = heapq.heappop(self.events)
+            if what == "end" and whom in self.zone_of:
+                self._leave(now_s, whom)
+            elif what == "arrive":
+                self._arrive(now_s)
+            elif what == "short":
+                self._run_short(now_s, int(whom))
+        moments = sorted({*self.changes, *self.prices, float(end_s)})
+        return Trace(tuple(self._change(moment_s) for moment_s in moments))
+
+    def _change(self, moment_s: float) -> Change:
+        added, removed = self.changes.get(moment_s, ([], []))
+        return Change(moment_s, tuple(added), tuple(removed), self.prices.get(moment_s))
+
+    def _plan(self, at_s: float, what: str, whom: str = "") -> None:
+        """Whole seconds, and never in the moment in which it is planned."""
+        self.planned += 1
+        heapq.heappush(self.events, (float(math.ceil(at_s)), self.planned, what, whom))
+
+    def _arrive(self, now_s: float) -> None:
+        zones = [zone for zone in range(self.market.zones) if self.short_until_s.get(zone, 0.0) <= now_s]
+        if not zones:
+            self._plan(min(self.short_until_s.values()) + self._exponential(self.market.wait_min * 60), "arrive")
+            return
+        self.made += 1
+        host = f"node{self.made}"
+        self.zone_of[host] = zones[int(self.chance.random() * len(zones))]
+        self.changes.setdefault(now_s, ([], []))[0].append(host)
+        self._plan(now_s + self._weibull(self.market.life_h * _HOUR_S, self.market.life_shape), "end", host)
+
+    def _leave(self, now_s: float, host: str) -> None:
+        del self.zone_of[host]
+        self.changes.setdefault(now_s, ([], []))[1].append(host)
+        self._plan(now_s + self._exponential(self.market.wait_min * 60), "arrive")
+
+    def _plan_shortage(self, now_s: float, zone: int) -> None:
+        if self.market.shortages_per_day:
+            self._plan(now_s + self._exponential(24 * _HOUR_S / self.market.shortages_per_day), "short", str(zone))
+
+    def _run_short(self, now_s: float, zone: int) -> None:
+        self.short_until_s[zone] = now_s + self._exponential(self.market.shortage_min * 60)
+        # Not those that have come in this very second: a host is not gone before anybody has seen it.
+        new = self.changes.get(now_s, ([], []))[0]
+        there = [host for host, its_zone in self.zone_of.items() if its_zone == zone and host not in new]
+        for host in there:
+            if self.chance.random() < self.market.shortage_share:
+                self._leave(now_s, host)
+        self._plan_shortage(now_s, zone)
+
+    def _draw_prices(self, end_s: float) -> None:
+        distance = 0.0
+        for hour in range(math.ceil(end_s / _HOUR_S)):
+            self.prices[hour * _HOUR_S] = round(self.market.price_usd_per_h * math.exp(distance), 4)
+            distance = _PRICE_MEMORY * distance + _PRICE_UNREST * self._gauss()
+
+    def _exponential(self, mean: float) -> float:
+        return -mean * math.log(1.0 - self.chance.random()) or 1.0
+
+    def _weibull(self, mean: float, shape: float) -> float:
+        scale = mean / math.gamma(1.0 + 1.0 / shape)
+        return scale * (-math.log(1.0 - self.chance.random())) ** (1.0 / shape) or 1.0
+
+    def _gauss(self) -> float:
+        """Box and Muller 1958."""
+        radius = math.sqrt(-2.0 * math.log(1.0 - self.chance.random()))
+        return radius * math.cos(2.0 * math.pi * self.chance.random())
