@@ -1,0 +1,81 @@
+"""Azure: scheduled events, from the instance metadata. They are read and not acknowledged, which would hasten them.
+
+Source: Azure documentation, "Azure Metadata Service: Scheduled Events for Linux VMs".
+"""
+
+from __future__ import annotations
+
+import json
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.errors import PlatformError
+from edl_hvd.notices.asking import Answer, ask, refused
+from edl_hvd.notices.notice import Notice
+
+ADDRESS = "http://169.254.169.254"
+_EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
+_NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+_KINDS = {
+    "Preempt": "spot eviction",
+    "Terminate": "scheduled termination",
+    "Reboot": "scheduled reboot",
+    "Redeploy": "scheduled redeployment",
+}
+# "Freeze" pauses the machine for seconds, which a job stands.
+
+
+class Azure:
+    """See ``Provider``. For one thread at a time.
+
+    Args:
+        address: Of the metadata service.
+    """
+
+    name = "azure"
+    every_s = 2.0
+    # A fifteenth of the 30 seconds of an eviction.
+
+    def __init__(self, address: str = ADDRESS, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._address = address.rstrip("/")
+        self._clock = clock
+        self._machine = ""
+
+    def ask(self) -> Notice | None:
+        self._machine = self._machine or self._get(_NAME).text.strip()
+        events = self._get(_EVENTS)
+        return read_events(events.text, self._machine, events.now_s)
+
+    def _get(self, path: str) -> Answer:
+        # The first question after a machine has started may take two minutes, for which nobody waits here.
+        answer = ask(self._address, path, {"Metadata": "true"}, self._clock)
+        if answer.status != 200:
+            raise refused(self._address, path, answer)
+        return answer
+
+
+def read_events(text: str, machine: str, now_s: float) -> Notice | None:
+    """The earliest event that names the machine and ends it, if there is one.
+
+    Raises:
+        PlatformError: The document is not understood.
+    """
+    try:
+        events = [
+            event
+            for event in json.loads(text)["Events"]
+            if event["EventType"] in _KINDS and machine in event["Resources"]
+        ]
+        notices = [_read_event(event, now_s) for event in events]
+    except (ValueError, KeyError, TypeError) as error:
+        raise PlatformError(f"the scheduled events of Azure are not understood: {text[:200]!r}") from error
+    return min(notices, key=lambda notice: notice.deadline_s or 0.0, default=None)
+
+
+def _read_event(event: dict[str, Any], now_s: float) -> Notice:
+    kind = _KINDS[event["EventType"]]
+    time = event.get("NotBefore") or ""  # empty when it has begun
+    left_s = max(0.0, parsedate_to_datetime(time).timestamp() - now_s) if time else 0.0
+    words = f"Azure has announced a {kind} of this machine, {f'not before {time}' if time else 'which has begun'}"
+    return Notice(kind, left_s, words, str(event["EventId"]))
