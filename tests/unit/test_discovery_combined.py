@@ -1,0 +1,321 @@
+"""Combinations: their text, which hosts they give, and what stands in for a part that fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+from clocks import FakeClock
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edl_hvd.discovery.expression import Count, Expression, Leaf, Limit, Prefer, Union, Word, parse_expression
+from edl_hvd.discovery.kinds import read_question
+from edl_hvd.discovery.source import HostDetails, Permission
+from edl_hvd.discovery.sources.combined import CHEAPER, Selection, UnionSource, in_order, read_source, sources_in, take
+from edl_hvd.discovery.sources.part import Part
+from edl_hvd.discovery.sources.schedule import Schedule
+from edl_hvd.discovery.sources.static_file import StaticFile
+from edl_hvd.errors import DiscoveryError, UsageError
+from edl_hvd.hosts import HostSlots
+
+KINDS = frozenset({"file", "ec2", "url"})
+A, B, C = HostSlots("a", 2), HostSlots("b", 1), HostSlots("c", 4)
+
+# --- the text ---
+
+words = st.builds(Word, st.sampled_from(["", "tag", "page-size"]), st.text(max_size=12))
+leaves = st.builds(Leaf, st.sampled_from(sorted(KINDS)), st.lists(words, min_size=1, max_size=3).map(tuple)).filter(
+    lambda leaf: leaf.words != (Word("", ""),)
+)
+counts = st.builds(Count, st.integers(1, 10**6), st.sampled_from(["slots", "hosts"]))
+expressions: st.SearchStrategy[Expression] = st.recursive(
+    leaves,
+    lambda part: st.one_of(
+        st.builds(Union, st.lists(part, min_size=1, max_size=3).map(tuple)),
+        st.builds(Limit, part, counts),
+        st.builds(Prefer, part, counts),
+    ),
+    max_leaves=4,
+)
+
+
+@settings(deadline=None)
+@given(expressions)
+def test_what_is_printed_is_read_again(expression: Expression) -> None:
+    assert parse_expression(str(expression), KINDS) == expression
+
+
+@settings(deadline=None)
+@given(st.text(st.sampled_from('union(limit,file:a"\\= 8)'), max_size=30))
+def test_any_text_is_understood_or_refused_with_a_mark(text: str) -> None:
+    problem = ">>>"
+    try:
+        parse_expression(text, KINDS)
+    except UsageError as error:
+        problem = str(error)
+    assert ">>>" in problem
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("file:hosts.txt", "file:hosts.txt"),
+        ("union(ec2:tag=job=7, file:spare.txt)", "union(ec2:tag=job=7, file:spare.txt)"),
+        ("union(ec2:tag=job=7,slots=4,file:spare.txt)", "union(ec2:tag=job=7,slots=4, file:spare.txt)"),
+        (" prefer( ec2:tag=a=b , 8 hosts )", "prefer(ec2:tag=a=b, 8 hosts)"),
+        ("limit(file:a b.txt, 1 slot)", "limit(file:a b.txt, 1)"),
+        ("limit(url:https://h/p?x=1,slots=2, 8)", "limit(url:https://h/p?x=1,slots=2, 8)"),
+        ("union(file:hosts (1).txt, file:b)", 'union(file:"hosts (1).txt", file:b)'),
+        ('file:"a,b"', 'file:"a,b"'),
+        ("limit(limit(union(file:a), 9), 8)", "limit(limit(union(file:a), 9), 8)"),
+    ],
+)
+def test_the_forms_of_the_documents(text: str, expected: str) -> None:
+    assert str(parse_expression(text, KINDS)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "'>>>': expected a source"),
+        ("hosts.txt", "expected e.g. file:hosts.txt, "),
+        (
+            "union(file:a, fil:b)",
+            "at the mark in 'union(file:a, >>>fil:b)': there is no kind 'fil'; the kinds are ec2,",
+        ),
+        ("unoin(file:a)", "'>>>unoin(file:a)': there is no combination 'unoin'"),
+        ("union(file:a", "'union(file:a>>>': expected ',' and another source"),
+        ("union(file:a))", "'union(file:a)>>>)': it goes on where it should end"),
+        ("limit(file:a)", "'limit(file:a>>>)': limit has no number; expected e.g. limit(SOURCE, 8)"),
+        ("limit(file:a, 0)", "'limit(file:a, >>>0)': limit needs a whole number of at least 1"),
+        ("prefer(file:a, many)", "prefer has no number"),
+        ("limit(file:a, 8 gpus)", "limit has no number"),
+        ("limit(8, file:a)", "'limit(>>>8, file:a)': expected a source"),
+        ("union(file:)", "'union(>>>file:)': nothing follows 'file:'"),
+        ('file:"a', "this quote is not closed"),
+        ("limit(" * 30 + "file:a" + ", 1)" * 30, "more than 20 combinations"),
+    ],
+)
+def test_what_is_not_understood_is_marked_in_the_text(text: str, words: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        parse_expression(text, KINDS)
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+# --- which hosts ---
+
+
+@dataclass
+class Told:
+    """A source with everything; gives each of ``answers`` in turn, the last one for ever. An exception is raised."""
+
+    answers: list[tuple[HostSlots, ...] | Exception]
+    prices: dict[str, float] = field(default_factory=dict)
+    ends_s: dict[str, float] = field(default_factory=dict)
+    closed: bool = False
+
+    def hosts(self) -> tuple[HostSlots, ...]:
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def details(self) -> Mapping[str, HostDetails]:
+        return {host: HostDetails(price_usd_per_h=price) for host, price in self.prices.items()}
+
+    def left_out(self) -> Mapping[str, str]:
+        return {"i-7": "it is stopped"}
+
+    def notices(self) -> Mapping[str, float]:
+        return self.ends_s
+
+    def permissions(self) -> list[Permission]:
+        return [Permission("ask", True, "it answers")]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def union(*sources: Told, stale_s: float = 300.0, clock: FakeClock | None = None) -> UnionSource:
+    clock = clock or FakeClock()
+    return UnionSource([Part(f"part-{number}", source, stale_s, clock) for number, source in enumerate(sources)])
+
+
+def test_a_union_has_the_hosts_of_all_and_of_a_host_that_several_have_the_first() -> None:
+    first, second = Told([(A, B)], {"a": 1.0}, {"a": 30.0}), Told([(HostSlots("a", 8), C)], {"a": 9.0}, {"a": 20.0})
+    both = union(first, second)
+    assert both.hosts() == (A, B, C)
+    assert both.details() == {"a": HostDetails(price_usd_per_h=1.0)}
+    assert both.notices() == {"a": 20.0}
+    assert both.left_out() == {"i-7": "it is stopped"}
+    assert len(list(both.permissions())) == 2
+    both.close()
+    assert first.closed
+    assert second.closed
+
+
+def test_a_part_that_fails_is_stood_in_for_until_its_answer_is_too_old() -> None:
+    clock = FakeClock()
+    both = union(Told([(A,), DiscoveryError("throttled")]), Told([(B,), (C,)]), clock=clock)
+    assert (both.hosts(), both.bridged()) == ((A, B), (0.0, ""))
+    clock.sleep(300)
+    assert both.hosts() == (A, C)
+    assert both.bridged() == (300.0, "giving the answer of part-0 of 300 s ago, good for 300 s: throttled")
+    clock.sleep(1)
+    with pytest.raises(
+        DiscoveryError, match=r"part-0: throttled; its last good answer is 301 s old, more than --stale"
+    ):
+        both.hosts()
+
+
+def test_a_part_without_any_good_answer_or_without_stale_time_fails_the_union_at_once() -> None:
+    with pytest.raises(DiscoveryError, match=r"^part-1: throttled$"):
+        union(Told([(A,)]), Told([DiscoveryError("throttled")])).hosts()
+    clock = FakeClock()
+    both = union(Told([(A,), DiscoveryError("gone")]), stale_s=0.0, clock=clock)
+    both.hosts()
+    clock.sleep(1)
+    with pytest.raises(DiscoveryError, match=r"^part-0: gone$"):
+        both.hosts()
+
+
+def test_a_part_without_hosts_counts_when_it_says_so_twice() -> None:
+    both = union(Told([(A,), (), (A,), (), ()]), Told([(B,)]))
+    assert [both.hosts() for _ in range(5)] == [(A, B), (A, B), (A, B), (A, B), (B,)]
+
+
+def test_an_error_of_ours_in_a_part_is_not_bridged() -> None:
+    both = union(Told([(A,), ZeroDivisionError("oops")]))
+    both.hosts()
+    with pytest.raises(ZeroDivisionError):
+        both.hosts()
+
+
+def test_what_a_union_knows_survives_its_process() -> None:
+    clock = FakeClock()
+    before = union(Told([(A,)]), Told([(B,)]), clock=clock)
+    before.hosts()
+    memory = json.loads(json.dumps(before.memory(clock.now_s)))
+    clock.sleep(100)
+    after = union(Told([DiscoveryError("throttled")]), Told([(C,)]), clock=clock)
+    after.recall(memory, clock.now_s - 100)
+    assert after.hosts() == (A, C)
+    assert after.bridged()[0] == 100.0
+
+
+@pytest.mark.parametrize("memory", [None, 7, [], {"part-0": [1]}, {"part-0": [[["a b", 1]], 0, 0, None]}])
+def test_a_memory_that_does_not_read_is_none(memory: object) -> None:
+    both = union(Told([DiscoveryError("throttled")]))
+    both.recall(memory, 0.0)
+    with pytest.raises(DiscoveryError, match="throttled"):
+        both.hosts()
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [
+        (Count(8), "a:2 b:1 c:4"),
+        (Count(7), "a:2 b:1 c:4"),
+        (Count(4), "a:2 b:1 c:1"),
+        (Count(3), "a:2 b:1"),
+        (Count(1), "a:1"),
+        (Count(2, "hosts"), "a:2 b:1"),
+        (Count(9, "hosts"), "a:2 b:1 c:4"),
+    ],
+)
+def test_a_limit_is_reached_exactly_and_never_exceeded(most: Count, expected: str) -> None:
+    assert " ".join(map(str, take((A, B, C), most))) == expected
+
+
+def test_a_limit_keeps_the_hosts_that_it_gave_before() -> None:
+    limited = Selection(Told([(B, C), (A, B, C), (A, C)]), Count(2, "hosts"), "limit(..., 2 hosts)", False)
+    assert [limited.hosts() for _ in range(3)] == [(B, C), (B, C), (C, A)]
+    assert limited.left_out() == {"i-7": "it is stopped"}
+
+
+def test_who_is_left_out_by_a_limit_is_named_and_has_neither_details_nor_notice() -> None:
+    source = Told([(A, B)], {"a": 1.0, "b": 1.0}, {"a": 5.0, "b": 5.0})
+    limited = Selection(source, Count(1, "hosts"), "limit(..., 1 hosts)", False)
+    assert limited.hosts() == (A,)
+    assert limited.left_out()["b"] == "limit(..., 1 hosts) has its 1 hosts"
+    assert (set(limited.details()), set(limited.notices())) == ({"a"}, {"a"})
+
+
+def test_the_cheapest_slots_come_first_and_unknown_prices_last() -> None:
+    source = Told([(A, B, C, HostSlots("d", 1))], {"a": 4.0, "b": 1.5, "c": 4.0})  # 2, 1.5 and 1 for a slot
+    preferred = Selection(source, Count(3, "hosts"), "prefer(..., 3 hosts)", True)
+    assert [entry.host for entry in preferred.hosts()] == ["c", "b", "a"]
+    assert "of known price" in preferred.left_out()["d"]
+
+
+def test_a_host_in_use_is_not_traded_for_one_that_is_only_slightly_cheaper() -> None:
+    a, b = HostSlots("a", 1), HostSlots("b", 1)
+    source = Told([(a, b)], {"a": 1.0, "b": 1.1})
+    preferred = Selection(source, Count(1), "prefer(..., 1)", True)
+    chosen = []
+    for price_b in (1.1, 0.9, CHEAPER + 0.01, CHEAPER - 0.01, 1.0, 1.2, 1.3):
+        source.prices["b"] = price_b
+        chosen.append(preferred.hosts()[0].host)
+    assert chosen == ["a", "a", "a", "b", "b", "b", "a"]
+
+
+prices = st.dictionaries(st.sampled_from("abcdef"), st.floats(0.1, 10))
+
+
+@settings(deadline=None)
+@given(prices, st.frozensets(st.sampled_from("abcdef")), st.integers(1, 6))
+def test_the_choice_stays_while_prices_stay(known: dict[str, float], in_use: frozenset[str], count: int) -> None:
+    found = [HostSlots(host, 1) for host in "abcdef"]
+
+    def choose(before: frozenset[str]) -> frozenset[str]:
+        return frozenset(entry.host for entry in take(in_order(found, known, before), Count(count)))
+
+    once = choose(in_use)
+    assert choose(once) == once
+    assert len(once) == count
+
+
+def test_a_choice_survives_its_process() -> None:
+    before = Selection(Told([(B, C)]), Count(1, "hosts"), "limit(..., 1 hosts)", False)
+    before.hosts()
+    after = Selection(Told([(A, B, C)]), Count(1, "hosts"), "limit(..., 1 hosts)", False)
+    after.recall(json.loads(json.dumps(before.memory(0.0))), 0.0)
+    assert after.hosts() == (B,)
+
+
+# --- from text to sources ---
+
+
+def test_a_combination_is_asked_as_rarely_as_its_rarest_part_and_bridged_as_each_part_says() -> None:
+    asked = read_source("union(file:a, url:https://h/x,refresh=30,stale=60)")
+    assert (asked.refresh_s, asked.stale_s, asked.first_s, asked.is_damped) == (30, 60, 20, True)
+    files = read_source("limit(union(file:a, schedule:plan.txt), 8)")
+    assert (files.refresh_s, files.stale_s, files.first_s, files.is_damped) == (0, 0, 0, False)
+    assert list(sources_in(files.source)) == [StaticFile("a"), Schedule("plan.txt", "plan.txt.started")]
+    assert read_source("file:a", lambda leaf: ["--slots=4"]).source == StaticFile("a", 4)
+
+
+def test_the_flags_of_the_script_beat_those_of_its_sources() -> None:
+    asked = read_question("source", ["union(file:a, file:b)", "--stale", "60", "--refresh=5"], ["--first=7"])
+    assert (asked.refresh_s, asked.stale_s, asked.first_s) == (5, 60, 7)
+    part = asked.source.parts[0]  # type: ignore[attr-defined]
+    assert part == StaticFile("a")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("union(file:a, ec2:job)", "ec2:job: unexpected word 'job'"),
+        ("limit(file:slots=4, 3)", "file:slots=4: no hosts file is given"),
+        ("source:x", "there is no kind 'source'"),
+    ],
+)
+def test_a_source_of_a_combination_that_is_wrong_is_named(text: str, words: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        read_question("source", [text], [])
+    assert str(raised.value).startswith(f"--source {text!r}: ")
+    assert words in str(raised.value)
