@@ -11,7 +11,8 @@ state in memory.
     edl_hvd commit           between two batches, after an optimizer step
     edl_hvd commit, copying  as for a script that moves parameters itself
     agreement                what the ranks' agreement adds to summing the gradients of a small model
-    edl_hvd checkpoint       the commit with which a checkpoint begins; it is written in the background
+    edl_hvd checkpoint       the commit with which one begins; it is copied beside the next batch, then written
+    ... and a step at once   that, with the wait of an optimizer step that follows without a batch to compute
     torch.save               of the same state, to the same folder
     DCP async_save           torch.distributed.checkpoint; it is written in the background, too
 
@@ -34,6 +35,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -236,7 +238,7 @@ def agreement(state: Any, folder: Path) -> Action:
     return nothing, difference, nothing
 
 
-def checkpoint(state: Any, folder: Path) -> Action:
+def checkpoint(state: Any, folder: Path, at_once: bool = False) -> Action:
     import torch
 
     import edl_hvd
@@ -247,6 +249,11 @@ def checkpoint(state: Any, folder: Path) -> Action:
 
     def begin() -> None:
         state.commit_step(due)
+
+    def begin_and_step() -> None:
+        begin()
+        for watcher in state.optimizer.reduction.before_step:
+            watcher(state.optimizer, False)
 
     def written() -> None:
         while edl_hvd.allreduce(torch.tensor([float(session._checkpoints.busy)])).item():
@@ -260,7 +267,7 @@ def checkpoint(state: Any, folder: Path) -> Action:
         state.memory.step += 1
 
     light_commit(state, folder)
-    return before, begin, written
+    return before, begin_and_step if at_once else begin, written
 
 
 def torch_save(state: Any, folder: Path) -> Action:
@@ -305,6 +312,7 @@ PREPARED: dict[str, Callable[[Any, Path], Action]] = {
     "edl_hvd commit, copying": copying_commit,
     "agreement": agreement,
     "edl_hvd checkpoint": checkpoint,
+    "... and a step at once": partial(checkpoint, at_once=True),
     "torch.save": torch_save,
     "DCP async_save": dcp_async_save,
 }

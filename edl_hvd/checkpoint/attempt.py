@@ -25,7 +25,7 @@ from edl_hvd.checkpoint.shards import DTYPE_NAMES, Packed, checksums_of, element
 from edl_hvd.checkpoint.shares import Extent, Rows, share_out
 from edl_hvd.checkpoint.snapshot import Snapshot
 from edl_hvd.clock import Clock
-from edl_hvd.errors import CheckpointDamagedError, ObjectExistsError, StorageError
+from edl_hvd.errors import CheckpointDamagedError, ObjectExistsError, StateError, StorageError
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, Event, ReplicasDrifted
 from edl_hvd.storage import Storage
 
@@ -60,6 +60,7 @@ class Task:
         collector: Deletes what is not kept.
         patience_s: Least time rank 0 waits for the other ranks.
         owner: Number of the job's ownership of the storage, see ``ownership.py``; 0 if it has none.
+        first: Makes the snapshot's tensors hold what they should.
     """
 
     storage: Storage
@@ -70,6 +71,7 @@ class Task:
     collector: Collector
     patience_s: float
     owner: int = 0
+    first: Callable[[], None] | None = None
 
 
 class Attempt:
@@ -98,8 +100,11 @@ class Attempt:
             pass
 
     def _run(self) -> None:
-        self._cancelled.wait(_HEAD_START_S)
         try:
+            if self._task.first is not None:
+                with self._not_cancelled():
+                    self._task.first()
+            self._cancelled.wait(_HEAD_START_S)
             part = self._write_share()
             if self._task.rank == 0:
                 self._publish(self._gather(part))
@@ -109,7 +114,8 @@ class Attempt:
         except Exception as error:
             # Whatever it is, training must not notice more than an event.
             if not self._cancelled.is_set():
-                reason = str(error) if isinstance(error, StorageError) else f"{type(error).__name__}: {error}"
+                is_told = isinstance(error, (StorageError, StateError))
+                reason = str(error) if is_told else f"{type(error).__name__}: {error}"
                 # In this order: where the storage stalls, telling rank 0 takes as long again.
                 self._report(CheckpointFailed(self._task.storage.url, self._task.snapshot.step, reason))
                 self._tell_rank_0(reason)

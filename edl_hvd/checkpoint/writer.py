@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from edl_hvd.best import Best
 from edl_hvd.checkpoint.attempt import Attempt, Task
@@ -54,7 +55,10 @@ class CheckpointWriter:
         self._events: list[Event] = []
         self._lock = threading.Lock()
 
-    def begin(self, snapshot: Snapshot, rank: int, size: int, attempt: str, owner: int = 0) -> None:
+    def begin(
+        self, snapshot: Snapshot, rank: int, size: int, attempt: str, owner: int = 0,
+        first: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
         """Start writing this rank's share of a checkpoint; returns at once.
 
         Called by every rank of the world with an equal snapshot. The caller leaves tensors and plain
@@ -67,6 +71,7 @@ class CheckpointWriter:
             attempt: Name of this attempt, equal on all ranks and never used before at this URL, not even
                 by an earlier run of the job (so with something random in it); letters, digits, ``_.-``.
             owner: What ``ownership.take`` gave the job; 0 if nobody else can write to this storage.
+            first: Called in the background before the tensors are read; the checkpoint fails if it raises.
 
         Raises:
             StateError: The snapshot has something that cannot be written.
@@ -77,7 +82,7 @@ class CheckpointWriter:
         if not 0 <= rank < size or not is_attempt_name(attempt):
             raise InternalError(f"not an attempt: rank={rank}, size={size}, attempt={attempt!r}")
         check_snapshot(snapshot)
-        task = Task(self._storage, snapshot, rank, size, attempt, self._collector, self._patience_s, owner)
+        task = Task(self._storage, snapshot, rank, size, attempt, self._collector, self._patience_s, owner, first)
         self._attempt = Attempt(task, self._clock, self._collect)
         self._attempt.thread.start()
 

@@ -182,7 +182,7 @@ class Session:
             self._guide.end()
         else:
             self._guide.abandon()
-        self._checkpoints.abandon()
+        self._checkpoints.abandon(self._memory)
         self._state.begin_life()
         if self._process.joined is not None:
             self._before = self._process.joined.world

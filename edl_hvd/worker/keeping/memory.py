@@ -19,8 +19,10 @@ from edl_hvd.rescale.ramp import Ramp
 from edl_hvd.storage import open_storage
 from edl_hvd.worker.keeping.codec import decode, encode
 from edl_hvd.worker.keeping.handlers import Handler, ModuleHandler, handler_for
+from edl_hvd.worker.keeping.host_copy import HostCopies, host_copy
+from edl_hvd.worker.keeping.marks import Mark, marks_of
 from edl_hvd.worker.keeping.parameter_watch import ParameterWatch, StillParameters
-from edl_hvd.worker.keeping.snapshot import SnapshotBuffers, host_copy
+from edl_hvd.worker.keeping.snapshot import SnapshotBuffers
 from edl_hvd.worker.training.exact import ExactReduction
 from edl_hvd.worker.training.optimizer import is_distributed
 
@@ -64,6 +66,9 @@ class Memory:
         # What is computed again after a light commit, buffers for one, may be computed with weights ahead of it.
         self.exact = any(isinstance(optimizer.reduction, ExactReduction) for optimizer in self._optimizers)
         self._may_stand = not self.exact and stepped == frozenset().union(*(model.stepped for model in models))
+        self._host = HostCopies()
+        for optimizer in self._optimizers:  # before the watch, which forgets what it has seen
+            optimizer.reduction.before_step.append(lambda *_: self._host.finish())
         self.watch = ParameterWatch(self._optimizers)
         self.step = self.epoch = self.samples = 0
         self.ramp = Ramp()
@@ -77,7 +82,6 @@ class Memory:
         self._disturbed = False  # the script has moved parameters since, too
         self.followed = False
         self._marks: dict[str, Mark] = {}  # of the live tensors at the last take
-        self._host_buffers: dict[str, torch.Tensor] = {}
 
     def of_kind(self, kind: type | Callable[[object], bool]) -> Iterable[Any]:
         """The handled objects of a class, or those for which a predicate holds, in the order given."""
@@ -125,6 +129,7 @@ class Memory:
             light: Copy only what optimizer steps do not move, where that will do: the rest stands as it is until the
                 next step. A worker that then loses its world goes on from there (see ``ahead``).
         """
+        self._host.finish()
         self.watch.check()
         self._still.commit()
         if light and self._may_stand and self.watch.trusted:
@@ -226,6 +231,7 @@ class Memory:
         What a light commit left uncopied stays as it is: at the commit, or some steps ahead of it. The script goes
         through those steps again, and they move nothing (``Reduction.skip``).
         """
+        self._host.finish()
         if not self._last.whole:
             return
         if self._light:
@@ -235,7 +241,7 @@ class Memory:
             self._marks = marks_of(self.live(self.commit)[1])  # they are equal now
 
     def _put_back_rest(self) -> None:
-        if self.watch.is_disturbed() or self._still.is_disturbed():
+        if self._is_disturbed():
             logger.warning(
                 "the script has moved parameters besides its optimizers since the last commit; they are kept"
             )
@@ -252,6 +258,9 @@ class Memory:
         self._marks = marks_of(self._rest_of(self.commit)[1])  # they are equal now
         self.watch.look()
         self._still.look()
+
+    def _is_disturbed(self) -> bool:
+        return self.watch.is_disturbed() or self._still.is_disturbed()
 
     def sample(self) -> int:
         """A digest of some bytes of every live tensor, in 32 bits: equal for equal states, whatever their size.
@@ -272,6 +281,7 @@ class Memory:
 
     def complete(self, plain: Any, moved: dict[str, torch.Tensor]) -> None:
         """Become the commit that ``plain`` is of, where the live tensors are those of it but for ``moved``."""
+        self._host.finish()
         saved = plain["attributes"]
         self._check_names(saved)
         for name, handler in self.handlers.items():
@@ -296,6 +306,7 @@ class Memory:
         self.followed = True
 
     def _load(self, plain: Any, tensors: dict[str, torch.Tensor]) -> None:
+        self._host.finish()
         saved = plain["attributes"]
         self._check_names(saved)
         for name, handler in self.handlers.items():
@@ -332,7 +343,21 @@ class Memory:
 
     def for_checkpoint(self) -> Snapshot:
         """The last commit as a value whose tensors stay as they are until the next call."""
-        return host_copy(*self.share(), self._host_buffers)
+        return self._host.make(*self.share())
+
+    def for_late_checkpoint(self) -> tuple[Snapshot, Callable[[], None]]:
+        """The same, but its tensors hold the commit only when the second value was called, from any thread.
+
+        That raises StateError where the script has moved parameters itself meanwhile.
+        """
+        plain, tensors = self.share()
+        if not self._light or any(tensor.device.type != "cpu" for tensor in tensors.values()):
+            return self._host.make(plain, tensors), _nothing
+        return self._host.make_late(plain, tensors, self._is_disturbed)
+
+    def drop_copy(self) -> None:
+        """The checkpoint that was begun last is given up."""
+        self._host.drop()
 
     @property
     def size_bytes(self) -> int:
@@ -346,7 +371,7 @@ class Memory:
         plain, tensors = self.share()
         folder = tempfile.mkdtemp(prefix="edl_hvd-", dir=_roomy_folder(self.size_bytes))
         writer = CheckpointWriter(open_storage(folder), keep=1)
-        writer.begin(host_copy(plain, tensors, {}), 0, 1, "life")
+        writer.begin(host_copy(plain, tensors), 0, 1, "life")
         writer.wait(timeout_s=600)
         writer.close()
         return folder
@@ -376,23 +401,8 @@ def _some_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor[tuple(reversed(index))]
 
 
-class Mark:
-    """Tells later whether a tensor is the same, with nothing written into it meanwhile.
-
-    It keeps the tensor's memory from being given to another one. Not seen: writing through ``.data``, and BatchNorm
-    keeping its statistics.
-    """
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor, self._version = tensor, tensor._version
-
-    def fits(self, tensor: torch.Tensor) -> bool:
-        return tensor.data_ptr() == self._tensor.data_ptr() and tensor._version == self._version
-
-
-def marks_of(tensors: dict[str, torch.Tensor]) -> dict[str, Mark]:
-    """Of live tensors, by their names."""
-    return {name: Mark(tensor) for name, tensor in tensors.items()}
+def _nothing() -> None:
+    pass
 
 
 def _copy(value: Any) -> Any:

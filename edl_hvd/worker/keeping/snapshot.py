@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from edl_hvd.checkpoint import Snapshot
 from edl_hvd.errors import InternalError
 
 
@@ -81,20 +80,6 @@ class SnapshotBuffers:
         if tensor.is_cuda and not _has_room(tensor):
             return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return torch.empty_like(tensor, memory_format=torch.preserve_format)
-
-
-@torch.no_grad()
-def host_copy(plain: Any, tensors: Mapping[str, torch.Tensor], into: dict[str, torch.Tensor]) -> Snapshot:
-    """A commit as a value for the checkpoint layer, copied into kept host tensors."""
-    for name in into.keys() - tensors.keys():
-        del into[name]
-    for name, tensor in tensors.items():
-        kept = into.get(name)
-        if kept is None or kept.shape != tensor.shape or kept.dtype != tensor.dtype:
-            into[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-    torch._foreach_copy_([into[name] for name in tensors], list(tensors.values()))
-    counters = plain["counters"]
-    return Snapshot(dict(into), plain, step=counters["step"], epoch=counters["epoch"], samples=counters["samples"])
 
 
 def _has_room(tensor: torch.Tensor) -> bool:

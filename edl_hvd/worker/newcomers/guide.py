@@ -24,7 +24,8 @@ from typing import Any
 import torch
 
 from edl_hvd.worker.keeping.codec import encode
-from edl_hvd.worker.keeping.memory import Mark, Memory, marks_of
+from edl_hvd.worker.keeping.marks import Mark, marks_of
+from edl_hvd.worker.keeping.memory import Memory
 from edl_hvd.worker.newcomers.frames import Frame, send
 from edl_hvd.worker.training.optimizer import is_distributed
 

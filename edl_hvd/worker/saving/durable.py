@@ -118,12 +118,15 @@ class Checkpoints:
         """The interval since the last one will have passed at this point of the run. Asked on rank 0."""
         return self._writer is not None and self.schedule.is_due(step, samples, epoch_position)
 
-    def begin(self, memory: Memory, rank: int, size: int, attempt: str) -> None:
-        """Copy the commit and start writing this rank's share in the background. Every rank; does not block."""
+    def begin(self, memory: Memory, rank: int, size: int, attempt: str, late: bool = True) -> None:
+        """Start writing this rank's share of the last commit in the background. Every rank; does not block.
+
+        The commit is copied now; or beside the next batch, if ``late`` and nothing is to move it before the next step.
+        """
         if self._writer is not None:
-            snapshot = memory.for_checkpoint()
+            snapshot, copy = memory.for_late_checkpoint() if late else (memory.for_checkpoint(), None)
             metrics = decode(snapshot.plain["attributes"].get(METRICS, {}), {})
-            self._writer.begin(replace(snapshot, metrics=metrics), rank, size, attempt, self.owner)
+            self._writer.begin(replace(snapshot, metrics=metrics), rank, size, attempt, self.owner, first=copy)
             self._writers = size
             if self._settings.checkpoint_every.is_auto:
                 logger.info("checkpoints every %.0f s for now", self.schedule.interval_s)
@@ -143,7 +146,7 @@ class Checkpoints:
         if left_s is not None and needed_s > left_s:
             reason = f"it would take {needed_s:.1f} s at the speed of the last one, and {left_s:.1f} s are left"
         else:
-            self.begin(memory, 0, 1, f"last-{memory.step}-{secrets.randbits(64):016x}")
+            self.begin(memory, 0, 1, f"last-{memory.step}-{secrets.randbits(64):016x}", late=False)
             while self.busy:
                 self._clock.sleep(_POLL_S)
             reason = self.report()
@@ -170,10 +173,11 @@ class Checkpoints:
             self._events.emit(event)
         return reason
 
-    def abandon(self) -> None:
+    def abandon(self, memory: Memory) -> None:
         """Give up what is being written: the world it was shared out over is gone."""
         if self._writer is not None:
             self._writer.abandon()
+            memory.drop_copy()
             self.report()
 
     def newest(self, collectives: Collectives, world: World) -> Snapshot | None:

@@ -1,0 +1,150 @@
+"""The copy a checkpoint is written from: made beside the next batch, of the commit and of nothing else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from test_light_commits import assert_equal, everything, finish, make, move, train
+from worlds import alone
+
+import edl_hvd
+from edl_hvd.checkpoint import CheckpointWriter, restore_newest
+from edl_hvd.checkpoint.snapshot import Snapshot
+from edl_hvd.errors import StateError
+from edl_hvd.events import CheckpointFailed, CheckpointWritten
+from edl_hvd.storage.memory import MemoryStorage
+from edl_hvd.worker.keeping.host_copy import HostCopies
+
+
+@pytest.fixture(autouse=True)
+def in_a_world() -> Iterator[None]:
+    with alone():
+        edl_hvd.worker.process.current().joined = edl_hvd.SoloRendezvous().join(-1, -1, dict)
+        yield
+
+
+def assert_holds(snapshot: Snapshot, before) -> None:
+    assert_equal((before[0], dict(snapshot.tensors)), before)
+
+
+def holds_live_tensors(state, snapshot: Snapshot) -> bool:
+    live = {tensor.data_ptr() for tensor in state.memory.live(0)[1].values()}
+    return any(tensor.data_ptr() in live for tensor in snapshot.tensors.values())
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_the_next_step_waits_for_a_copy_of_what_it_is_about_to_move(optimizer):
+    state = train(make(lambda parameters: optimizer(parameters, lr=0.1)), 4)
+    before = everything(state)
+    snapshot, copy = state.memory.for_late_checkpoint()
+    move(state)  # makes the copy, as nobody else has
+    copy()
+    assert_holds(snapshot, before)
+    assert not holds_live_tensors(state, snapshot)
+
+
+def test_what_the_writer_has_copied_is_not_copied_again():
+    state = train(make(), 4)
+    snapshot, copy = state.memory.for_late_checkpoint()
+    copy()
+    for tensor in snapshot.tensors.values():
+        tensor.zero_()
+    move(state)
+    finish(state)
+    assert not any(tensor.any() for tensor in snapshot.tensors.values())
+
+
+@pytest.mark.parametrize("moment", ["commit", "return to the commit", "state of another"])
+def test_whatever_moves_the_state_waits_for_the_copy(moment):
+    state = train(make(), 4)
+    before = everything(state)
+    other = train(make(), 7).memory.live(7)
+    snapshot, copy = state.memory.for_late_checkpoint()
+    state.model(torch.randn(8, 4))  # BatchNorm moves what the commit has copied
+    if moment == "commit":
+        state.memory.take(state.memory.commit + 1)
+    elif moment == "return to the commit":
+        state.memory.put_back()
+    else:
+        state.memory.receive(*other)
+    copy()
+    assert_holds(snapshot, before)
+
+
+def in_place(state) -> None:
+    with torch.no_grad():
+        state.model[0].weight.mul_(0.5)
+
+
+def past_the_counter(state) -> None:
+    state.model[0].weight.data.mul_(0.5)
+
+
+@pytest.mark.parametrize("write", [in_place, past_the_counter])
+@pytest.mark.parametrize("who", ["the writer", "the next step"])
+def test_a_copy_of_parameters_that_the_script_has_moved_itself_is_refused_and_the_next_is_made_at_once(write, who):
+    state = train(make(), 4)
+    _, copy = state.memory.for_late_checkpoint()
+    write(state)
+    if who == "the next step":
+        move(state)
+    with pytest.raises(StateError, match="moved parameters besides its optimizers"):
+        copy()
+    if who == "the writer":
+        move(state)
+    finish(state)
+    before = everything(state)
+    snapshot, copy = state.memory.for_late_checkpoint()
+    write(state)
+    copy()
+    assert_holds(snapshot, before)
+
+
+def test_a_copy_that_nobody_wants_is_not_made():
+    state = train(make(), 4)
+    snapshot, _ = state.memory.for_late_checkpoint()
+    for tensor in snapshot.tensors.values():
+        tensor.zero_()
+    state.memory.drop_copy()
+    move(state)
+    assert not any(tensor.any() for tensor in snapshot.tensors.values())
+
+
+def test_two_who_make_it_at_once_make_it_once_and_both_wait():
+    tensors = {str(number): torch.rand(300_000) for number in range(8)}
+    plain = {"counters": {"step": 1, "epoch": 0, "samples": 0}}
+    for _ in range(50):
+        copies, looks = HostCopies(), []
+        snapshot, copy = copies.make_late(plain, tensors, lambda looks=looks: bool(looks.append(1)))
+        writer = threading.Thread(target=copy)
+        writer.start()
+        copies.finish()
+        assert all(torch.equal(snapshot.tensors[name], tensor) for name, tensor in tensors.items())
+        writer.join()
+        assert looks == [1]
+
+
+def test_a_checkpoint_begun_before_a_step_holds_the_commit_and_one_that_was_torn_is_not_listed():
+    state = train(make(), 4)
+    storage = MemoryStorage("late")
+    writer = CheckpointWriter(storage)
+    before = everything(state)
+    snapshot, copy = state.memory.for_late_checkpoint()
+    writer.begin(snapshot, 0, 1, "whole", first=copy)
+    move(state)
+    assert writer.wait(60)
+    finish(state)
+    snapshot, copy = state.memory.for_late_checkpoint()
+    in_place(state)
+    writer.begin(snapshot, 0, 1, "torn", first=copy)
+    assert writer.wait(60)
+    written, failed = writer.poll()
+    assert isinstance(written, CheckpointWritten)
+    assert isinstance(failed, CheckpointFailed)
+    assert failed.reason.startswith("the script moved parameters besides its optimizers")
+    restored = restore_newest(storage, report=lambda event: None)
+    assert restored is not None
+    assert_holds(restored, before)
