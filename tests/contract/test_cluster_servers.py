@@ -1,0 +1,260 @@
+"""Kubernetes and addresses, asked over real sockets: pages, renewed tokens, deletions, what need not be sent again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from discovery_clusters import KubernetesScene, UrlScene
+from kubernetes_server import KubernetesServer, ListServer, ToldServer, deleted, make_certificate, pod
+
+from edl_hvd.discovery.sources.kubernetes import Kubernetes
+from edl_hvd.discovery.sources.url import Url
+from edl_hvd.discovery.sources.web import ask_web
+from edl_hvd.errors import DiscoveryError
+from edl_hvd.hosts import HostSlots
+
+
+class Cluster:
+    """An API server, and a source that asks it as a pod does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.authority, self.token = folder / "ca.crt", folder / "token"
+        make_certificate(folder / "server.pem", self.authority)
+        self.server = KubernetesServer("training", folder / "server.pem")
+        self.server.token = "first"
+        self.token.write_text("first\n")
+
+    def source(self, selector: str = "app=trainer", **changes: object) -> Kubernetes:
+        given = {"namespace": "training", "token_file": str(self.token), "ca_file": str(self.authority), **changes}
+        return Kubernetes(selector, self.server.url, **given)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path)
+    yield made
+    made.server.close()
+
+
+@pytest.fixture
+def server() -> Iterator[ListServer]:
+    made = ListServer()
+    yield made
+    made.close()
+
+
+def test_every_page_is_read_and_only_ready_pods_with_the_labels_count(cluster):
+    cluster.server.pods = [pod(f"w{number}", f"10.0.0.{number}", gpus=2) for number in range(1, 8)]
+    cluster.server.pods += [pod("other", "10.0.1.1", app="web"), pod("late", "10.0.1.2", ready=False)]
+    source = cluster.source(page_size=3)
+    assert source.hosts() == tuple(HostSlots(f"10.0.0.{number}", 2) for number in range(1, 8))
+    assert len(cluster.server.questions) == 3
+    assert source.left_out() == {"late": "it is not ready: containers with unready status: [worker]"}
+    assert source.details()["10.0.0.1"].zone == "node-of-w1"
+
+
+def test_a_list_that_expires_is_read_anew(cluster):
+    cluster.server.pods = [pod(f"w{number}", f"10.0.0.{number}") for number in range(1, 6)]
+    cluster.server.expiries = 2
+    assert len(cluster.source(page_size=2).hosts()) == 5
+    assert [status for _, status in cluster.server.questions] == [200, 410, 200, 410, 200, 200, 200]
+    cluster.server.expiries = 100
+    with pytest.raises(DiscoveryError, match="expired 3 times"):
+        cluster.source(page_size=2).hosts()
+
+
+def test_a_pod_that_is_being_deleted_is_left_out_at_once_and_announced(cluster):
+    stays, goes = pod("stays", "10.0.0.1"), pod("goes", "10.0.0.2")
+    cluster.server.pods = [stays, deleted(goes, 30)]
+    source = cluster.source()
+    assert source.hosts() == (HostSlots("10.0.0.1", 4),)
+    assert source.left_out()["goes"].startswith("it is being deleted, and gone by 20")
+    (seconds,) = source.notices().values()
+    assert 0 < seconds <= 31
+    # Its successor may get the same address.
+    cluster.server.pods = [stays, deleted(goes, 30), pod("successor", "10.0.0.2")]
+    assert len(source.hosts()) == 2
+    assert source.notices() == {}
+
+
+def test_a_renewed_token_is_used_at_once(cluster):
+    cluster.server.pods = [pod("w", "10.0.0.1")]
+    source = cluster.source()
+    assert len(source.hosts()) == 1
+    cluster.server.token = "second"
+    with pytest.raises(DiscoveryError, match=r"status 401: as told: Unauthorized; the token is not valid \(any more\)"):
+        source.hosts()
+    cluster.token.write_text("second\n")
+    assert len(source.hosts()) == 1
+    assert [status for _, status in cluster.server.questions] == [200, 401, 200]
+
+
+def test_a_token_that_is_renewed_between_reading_and_asking_costs_one_more_question(cluster):
+    cluster.server.pods = [pod("w", "10.0.0.1")]
+    cluster.server.token = "second"
+
+    class Renewing(Kubernetes):
+        def _get(self, path, token, context):
+            cluster.token.write_text("second\n")
+            return super()._get(path, token, context)
+
+    source = Renewing("app=trainer", cluster.server.url, "training", str(cluster.token), str(cluster.authority))
+    assert len(source.hosts()) == 1
+    assert [status for _, status in cluster.server.questions] == [401, 200]
+
+
+def test_a_server_that_cannot_prove_who_it_is_gets_no_token(cluster, tmp_path):
+    make_certificate(tmp_path / "other.pem", tmp_path / "other.crt")
+    with pytest.raises(DiscoveryError, match=r"the certificate of https://127\.0\.0\.1:[0-9]+/api.* is not trusted"):
+        cluster.source(ca_file=str(tmp_path / "other.crt")).hosts()
+    make_certificate(tmp_path / "elsewhere.pem", tmp_path / "elsewhere.crt", address="10.0.0.1")
+    elsewhere = KubernetesServer("training", tmp_path / "elsewhere.pem")
+    try:
+        with pytest.raises(DiscoveryError, match=r"is not trusted: .*IP address mismatch"):
+            Kubernetes("a=b", elsewhere.url, "training", str(cluster.token), str(tmp_path / "elsewhere.crt")).hosts()
+    finally:
+        elsewhere.close()
+    assert cluster.server.questions == elsewhere.questions == []
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        ({"status": {"phase": "Running"}, "spec": {}}, "it is not ready"),
+        ({"metadata": {}}, "lists what is no pod: KeyError"),
+        ({"spec": {"containers": [{}]}}, "pod w may use no nvidia.com/gpu; give it some, or give --slots"),
+        ({"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": "1k"}}}]}}, "ValueError"),
+    ],
+)
+def test_a_pod_that_makes_no_sense_is_an_error_and_no_host(cluster, broken, words):
+    cluster.server.pods = [pod("w", "10.0.0.1") | broken]
+    cluster.server.pods[0].setdefault("metadata", {}).setdefault("labels", {"app": "trainer"})
+    source = cluster.source()
+    try:
+        assert source.hosts() == ()
+        told = " ".join(source.left_out().values())
+    except DiscoveryError as error:
+        told = str(error)
+    assert words in told
+
+
+def test_the_ipv4_address_of_a_pod_counts_and_another_cannot_be_written(cluster):
+    both = pod("w", "fd00::7")
+    both["status"]["podIPs"] = [{"ip": "fd00::7"}, {"ip": "10.0.0.7"}]
+    cluster.server.pods = [both]
+    assert cluster.source().hosts() == (HostSlots("10.0.0.7", 4),)
+    both["status"]["podIPs"] = [{"ip": "fd00::7"}]
+    with pytest.raises(DiscoveryError, match="pod w has no IPv4 address"):
+        cluster.source().hosts()
+
+
+def test_what_kubernetes_permits_is_told_one_by_one(cluster):
+    told = list(cluster.source().permissions())
+    assert [(one.name, one.granted) for one in told] == [
+        (f"read {cluster.token}", True), ("list pods in namespace training", True)]  # fmt: skip
+    cluster.server.behave("not allowed")
+    one = list(cluster.source().permissions())[-1]
+    assert (one.granted, one.words.endswith("allow its service account to list pods in this namespace")) == (
+        False,
+        True,
+    )
+    cluster.server.behave("refuse")
+    assert [one.granted for one in cluster.source().permissions()] == [True, None]
+    cluster.token.unlink()
+    assert [one.granted for one in cluster.source().permissions()] == [False]
+
+
+def test_an_unchanged_list_is_not_sent_again(server):
+    server.body = json.dumps({"hosts": [{"host": "a", "slots": 1, "kind": "p3", "notice_s": 60}]}).encode()
+    source = Url(f"{server.url}/job")
+    assert [source.hosts() for _ in range(3)] == [(HostSlots("a", 1),)] * 3
+    assert source.details()["a"].kind == "p3"
+    assert 0 < source.notices()["a"] <= 60
+    server.body = b'{"b": 2}'
+    assert source.hosts() == (HostSlots("b", 2),)
+    assert (source.details(), source.notices()) == ({}, {})
+    assert [status for _, status in server.questions] == [200, 304, 304, 200]
+
+
+def test_a_redirect_is_followed_on_the_same_host_only():
+    places = {"/a": "/b", "/b": "c?x=1", "/circle": "/circle", "/away": "http://localhost:1/a"}
+
+    class Redirecting(ToldServer):
+        def answer(self, path, headers):
+            place = places.get(path)
+            return (302, {"Location": place}, b"") if place else (200, {}, b'{"a": 1}')
+
+    server = Redirecting()
+    server.token = "first"
+    try:
+        headers = {"Authorization": "Bearer first"}
+        assert ask_web(f"{server.url}/a", headers).body == b'{"a": 1}'
+        assert [path for path, _ in server.questions] == ["/a", "/b", "/c?x=1"]
+        with pytest.raises(DiscoveryError, match="sends elsewhere, to 'http://localhost:1/a'"):
+            ask_web(f"{server.url}/away", headers)
+        with pytest.raises(DiscoveryError, match="redirects more than 3 times"):
+            ask_web(f"{server.url}/circle", headers)
+    finally:
+        server.close()
+
+
+def test_a_server_that_hangs_or_trickles_is_given_up(server):
+    server.behave("hang")
+    with pytest.raises(DiscoveryError, match=r"did not answer within 0\.05 s"):
+        ask_web(server.url, {}, socket_s=0.05)
+
+    class Trickle(ListServer):
+        def handle(self, request):
+            request.send_response(200)
+            request.end_headers()
+            while not self._closing.wait(0.005):
+                request.wfile.write(b"a")
+
+    trickle = Trickle()
+    try:
+        with pytest.raises(DiscoveryError, match="did not answer"):
+            ask_web(trickle.url, {}, socket_s=5.0, whole_s=0.05)
+    finally:
+        trickle.close()
+
+
+def test_an_answer_without_end_is_given_up(server, monkeypatch):
+    monkeypatch.setattr("edl_hvd.discovery.sources.web.LONGEST_BODY_BYTES", 1000)
+    server.body = b"x" * 2000
+    with pytest.raises(DiscoveryError, match="answered with more than"):
+        ask_web(server.url, {})
+
+
+def test_what_an_address_permits_is_told(server):
+    server.body = b'{"a": 1}'
+    (one,) = Url(f"{server.url}/job?secret=7").permissions()
+    assert (one.name, one.granted, one.words) == (f"GET {server.url}/job", True, "status 200")
+    server.behave("not allowed")
+    (one,) = Url(f"{server.url}/job").permissions()
+    assert one.granted is False
+    server.behave("refuse")
+    (one,) = Url(f"{server.url}/job").permissions()
+    assert one.granted is None
+
+
+@pytest.mark.parametrize("kind", [KubernetesScene, UrlScene])
+def test_a_script_is_asked_once_per_refresh_and_goes_on_with_a_renewed_token(kind, tmp_path):
+    scene = kind(tmp_path)
+    try:
+        lines = scene.show(3)
+        for _ in range(3):
+            assert scene.poll().stdout.splitlines() == lines
+        assert len(scene.server.questions) == 1
+        scene.server.token = "second"
+        scene.let_pass(10)
+        bridged = scene.poll_until(lambda result: result.stderr != "")
+        assert bridged.stdout.splitlines() == lines
+        assert "401" in bridged.stderr
+        scene.write_token("second")
+        scene.let_pass(10)
+        assert scene.poll_until(lambda result: result.stderr == "").stdout.splitlines() == lines
+    finally:
+        scene.close()
