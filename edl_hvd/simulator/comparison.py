@@ -36,7 +36,7 @@ class Plan:
         elastic_timeout_s: This project's run ends when there was no world for so long; another follows.
 
     Raises:
-        UsageError: The trace lasts no time, or an interval is not one of time.
+        UsageError: The trace holds nothing, too few hosts, or an interval is not one of time.
     """
 
     trace: Trace
@@ -53,6 +53,9 @@ class Plan:
             raise UsageError(
                 "the trace holds no host for any time, so nothing can be simulated; expected a later 'end'"
             )
+        if self.min_np > self.trace.most_hosts:
+            most = self.trace.most_hosts
+            raise UsageError(f"--min-np is {self.min_np}, more than the {most} hosts that are ever there at once")
         for every in (self.checkpoint_every, self.stock_checkpoint_every):
             if every.unit not in ("seconds", "auto"):
                 raise UsageError(f"{every.count:g} {every.unit} between checkpoints: expected a time, or 'auto'")

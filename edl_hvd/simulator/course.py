@@ -127,7 +127,8 @@ class Course:
         self.checkpoints += 1
 
     def fell_back(self) -> None:
-        """What was done since the newest checkpoint is lost."""
+        """What was done since the newest checkpoint is lost; the time to the next one counts anew."""
+        self._begun_s = None
         for span in reversed(self.spans):
             if span.end_s <= self.safe_s:
                 break

@@ -97,6 +97,7 @@ class Theatre:
         self._size = 0
         self._broken = False
         self._end: happenings.End | None = None
+        self._waits_for_hosts = True
         self._tick_s = math.inf
         if self._names.given:
             self._plan_poll()
@@ -104,17 +105,20 @@ class Theatre:
     def _look_just_before(self, moment_s: float) -> None:
         """Without a world, each tick moves on the moment from which the driver counts how long there is none."""
         tick_s = tick_before(moment_s)
-        if self._training_s is None and self._membership.hungry_s is not None and tick_s > self._now_s:
+        idle = self._training_s is None and self._membership.hungry_s is not None and not self._waits_for_hosts
+        if idle and tick_s > self._now_s:
             self._now_s = tick_s
             self._turn(happenings.Tick())
 
     def _turn(self, *news: Happening) -> None:
         self._membership, actions = self._advance(self._membership, news, self._now_s)
+        if self._membership.world.phase == "broken":
+            self._stop_training(lost=True)
         for action in actions:
             self._do(action)
         if self._end is not None:
             self._begin()
-        else:
+        elif not self._waits_for_hosts:
             self._tick_s = self._timer(self._membership, self._now_s)
 
     def _in(self, delay_s: float, act: Callable[[], None]) -> None:
@@ -132,10 +136,9 @@ class Theatre:
             self._plan_notice(host)
         if change.added or change.removed:
             self._plan_poll()
-        dead = [worker for worker in self._puppets if host_of(worker) in gone]
-        if dead:
-            lives = {worker: self._puppets.pop(worker).life for worker in dead}
-            self._turn(*(happenings.Exited(worker, lives[worker], False, "its host is gone") for worker in dead))
+        dead = {worker: puppet.life for worker, puppet in self._puppets.items() if host_of(worker) in gone}
+        for worker, life in dead.items():  # the driver hears of one after the other
+            self._exit(worker, life, "its host is gone")
 
     def _plan_poll(self) -> None:
         """Now or at the next question, and once more: a host is gone when two answers say so."""
@@ -151,6 +154,9 @@ class Theatre:
         listed = [name for name in self._names.given if name not in self._leaving or known]
         self._view, _ = self._view.answered(tuple(_host(name) for name in listed), self._now_s)
         if self._view.hosts != known:
+            if self._waits_for_hosts:  # as edlrun does before it begins
+                self._membership = begin(self._rules, self._now_s)
+                self._waits_for_hosts = False
             self._turn(happenings.HostsFound(self._view.hosts))
 
     def _plan_notice(self, host: str) -> None:
@@ -185,7 +191,6 @@ class Theatre:
             case happenings.AskChange(generation):
                 self._agenda.plan(self._next_commit_s(), lambda: self._leave(generation))
             case happenings.TellGone(generation, _):
-                self._stop_training(lost=True)
                 if not self._broken:
                     self._broken = True
                     self._in(0.0, lambda: self._leave(generation))

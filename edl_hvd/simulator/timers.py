@@ -17,11 +17,14 @@ def next_tick_s(membership: Membership, now_s: float) -> float:
     Some of them change nothing: a bound is looked at for whoever it may concern, whether it does or not.
     """
     due_s = min((moment_s for moment_s in _moments(membership) if moment_s >= now_s), default=math.inf)
-    return due_s if math.isinf(due_s) else tick_after(due_s)
+    if math.isinf(due_s):
+        return due_s
+    # Some bounds are over when they are reached, others when they are passed.
+    return tick_after(max(now_s, tick_before(due_s)))
 
 
 def tick_after(moment_s: float) -> float:
-    """The first tick that is later: some bounds are over when they are reached, others when they are passed.
+    """The first tick that is later.
 
     >>> tick_after(0.5), tick_after(0.52)
     (0.55, 0.55)

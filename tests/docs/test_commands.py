@@ -64,6 +64,7 @@ DRY = (("PIP_DRY_RUN", "1"), ("PIP_NO_INDEX", "1"), ("PIP_NO_DEPS", "1"), ("PIP_
 ONLY_COLLECT = (("PYTEST_ADDOPTS", "--collect-only -q"),)
 ON_LOOPBACK = ("eth0", "lo")
 DIGITS = ("/data/imagenet", "{digits}")
+SPOT = ("spot.csv", "examples/traces/spot-day.csv")
 TRAINED = ("s3://bucket/resnet50", "{trained}")
 
 HOW: dict[str, Here | By | Ci] = {
@@ -128,6 +129,20 @@ HOW: dict[str, Here | By | Ci] = {
     '"discovery_scripts/from_schedule plan.txt --start-file plan.started" python train.py':
         Here(more="&& test -e plan.started", prints="finished on rank 0 of 1"),
     'horovodrun ... --host-discovery-script "discovery_scripts/from_schedule plan.txt" python train.py':
+        By("tests/docs/test_commands.py::test_the_command_works"),
+    "edl-hvd simulate --trace examples/traces/spot-day.csv --picture spot-day.png":
+        Here(more="&& test -s spot-day.png", prints="stock Horovod elastic"),
+    "edl-hvd simulate --trace spot.csv --checkpoint-cost 2s --resize-cost 0.3s --price 0.92":
+        Here(swaps=(SPOT,), prints="per useful host-hour"),
+    "edl-hvd simulate --trace spot.csv --costs runs/resnet50/events.jsonl --json":
+        By("tests/contract/test_simulate_command.py::test_costs_come_from_an_event_log_and_flags_beat_it"),
+    "edl-hvd trace generate --hosts 64 --hours 24 --seed 5 --output spot-day.csv":
+        Here(more="&& cmp spot-day.csv examples/traces/spot-day.csv && echo the same", prints="the same"),
+    "horovodrun -np 1 --min-np 1 --max-np 3 --network-interfaces lo --host-discovery-script "
+    '"discovery_scripts/from_trace spot.csv --divide 20 --speed 20 --start-file spot.started '
+    '--hosts localhost:1,127.0.0.1:1,127.1:1" python train.py':
+        Here(swaps=(SPOT,), more="&& test -e spot.started", prints="finished on rank 0 of"),
+    'horovodrun ... --host-discovery-script "discovery_scripts/from_trace spot.csv --speed 20" python train.py':
         By("tests/docs/test_commands.py::test_the_command_works"),
     "python benchmarks/discovery.py": Here(more="2", prints="from_ec2, first poll"),
     "python benchmarks/sampler.py": Here(more="--small 100000 --shard-samples 10", prints="4 x 8, ten changes of the"),

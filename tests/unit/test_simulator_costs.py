@@ -1,0 +1,87 @@
+"""Costs: their flags and defaults, and what an event log tells of them."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edl_hvd import events
+from edl_hvd.errors import UsageError
+from edl_hvd.simulator.costs import Costs, flag_of
+from edl_hvd.simulator.measured import Measured, measure, with_measured
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text()
+BENCHMARKS = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text()
+
+
+@pytest.mark.parametrize("entry", fields(Costs), ids=lambda entry: entry.name)
+def test_the_document_has_the_flag_and_its_default(entry: Any) -> None:
+    assert f"| `{flag_of(entry)}` | {entry.default:g} s |" in DOCUMENT
+
+
+@pytest.mark.parametrize("entry", fields(Costs), ids=lambda entry: entry.name)
+def test_a_default_is_derived_from_a_part_of_the_benchmarks(entry: Any) -> None:
+    part = entry.metadata["source"].partition(":")[0]
+    titles = [line.removeprefix("## ") for line in BENCHMARKS.splitlines() if line.startswith("## ")]
+    assert part.split(",")[0] in [title.split(",")[0] for title in titles] or part == "not measured over a network"
+
+
+@pytest.mark.parametrize(
+    ("costs", "words"),
+    [
+        ({"resize_s": -1.0}, "--resize-cost is -1.0 s; expected a time, at least 0"),
+        ({"start_s": float("nan")}, "--start-time is nan s"),
+        ({"step_s": 0.0}, "--step-time is 0.0 s; expected a time, more than 0"),
+    ],
+)
+def test_what_is_no_time_is_refused(costs: dict[str, float], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Costs(**costs)
+
+
+def line(time_s: float, event: events.Event) -> dict[str, Any]:
+    return {"time": time_s, "event": event.kind, **vars(event)}
+
+
+LOG = [
+    line(0.0, events.JobStarted("a:0", 1)),
+    line(0.5, events.Restored("url", 7, 0, 56, 2.5)),
+    line(1.0, events.Committed(1, 2, 1, 0, 8)),
+    line(1.5, events.Committed(1, 2, 2, 0, 16)),
+    line(2.7, events.Committed(1, 2, 4, 0, 32)),
+    line(5.0, events.WorkerLost(2, "b:0")),
+    line(5.1, events.Resized(2, 2, 1, "failure", 0.25, 4)),
+    line(5.2, events.Committed(2, 1, 5, 0, 40)),
+    line(5.6, events.Committed(2, 1, 6, 0, 48)),
+    line(9.0, events.JobStarted("b:0", 2)),
+    line(9.1, events.JobStarted("b:0", 3)),
+    line(9.5, events.Resized(3, 1, 2, "change", 0.3, 6)),
+    line(9.6, events.Resized(4, 2, 3, "change", 0.5, 6)),
+    line(10.0, events.CheckpointWritten("url", 6, 1000, 4.0)),
+]
+
+
+def test_an_event_log_tells_what_things_took() -> None:
+    found = {one.name: (pytest.approx(one.seconds), one.times) for one in measure(LOG)}
+    assert found == {
+        "restore_s": (2.5, 1),
+        "step_s": (0.5, 3),
+        "recover_s": (0.25, 1),
+        "start_s": (3.0, 1),
+        "resize_s": (0.4, 2),
+        "write_s": (4.0, 1),
+    }
+    costs = with_measured(Costs(), measure(LOG))
+    assert (costs.resize_s, costs.write_s, costs.gloo_timeout_s) == (pytest.approx(0.4), 4.0, 30.0)
+
+
+def test_a_log_without_any_cost_is_refused() -> None:
+    with pytest.raises(UsageError, match="the event log tells of no cost"):
+        with_measured(Costs(), measure(LOG[:1]))
+
+
+def test_a_cost_that_was_measured_replaces_the_default_alone() -> None:
+    assert with_measured(Costs(), [Measured("resize_s", 0.7, 3, "resized")]) == Costs(resize_s=0.7)

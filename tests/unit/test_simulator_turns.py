@@ -1,0 +1,62 @@
+"""The simulator decides as the driver does: many news at once and few ticks, or one by one and every tick."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from edl_hvd.driver.membership.happenings import Action, Happening
+from edl_hvd.driver.membership.state import Membership, Rules
+from edl_hvd.driver.membership.turn import advance
+from edl_hvd.simulator.costs import Costs
+from edl_hvd.simulator.course import Course
+from edl_hvd.simulator.project import Theatre
+from edl_hvd.simulator.timers import tick_after
+from edl_hvd.traces.trace import Change, Trace
+
+
+def advance_one_by_one(
+    membership: Membership, news: Sequence[Happening], now_s: float
+) -> tuple[Membership, tuple[Action, ...]]:
+    done: list[Action] = []
+    for happening in news:
+        membership, actions = advance(membership, happening, now_s)
+        done += actions
+    return membership, tuple(done)
+
+
+def every_tick(membership: Membership, now_s: float) -> float:
+    return tick_after(now_s)
+
+
+def random_trace(chance: random.Random, end_s: float) -> Trace:
+    """Up to five hosts; often all of them go."""
+    present: list[str] = []
+    changes, made = [], 0
+    for time_s in sorted({0.0, *(round(chance.uniform(0, end_s), 3) for _ in range(chance.randint(3, 9)))}):
+        gone = [host for host in present if chance.random() < 0.35]
+        room = 5 - len(present) + len(gone)
+        come = [f"n{made + number}" for number in range(min(room, chance.choice((0, 1, 1, 2, 3)) if made else 2))]
+        made += len(come)
+        present = [host for host in present if host not in gone] + come
+        changes.append(Change(time_s, tuple(come), tuple(gone)))
+    return Trace((*changes, Change(end_s)))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_decisions_are_those_of_a_driver_that_hears_one_thing_after_the_other(seed: int) -> None:
+    chance = random.Random(seed)
+    trace = random_trace(chance, 30.0)
+    least = chance.choice((1, 1, 2))
+    rules = Rules(least, least, 4, elastic_timeout_s=chance.choice((2, 600)))
+    notice_s = chance.choice((0.0, 4.0))
+    seen = []
+    for how in ({}, {"turn": advance_one_by_one, "timer": every_tick}):
+        course = Course(8.0, 0.1, 2.0)
+        theatre = Theatre(trace, Costs(start_s=0.7), rules, course, notice_s=notice_s, **how)  # type: ignore[arg-type]
+        theatre.play()
+        assert course.spans, "something has trained"
+        seen.append((theatre.runs, course.checkpoints, [repr(span) for span in course.spans]))
+    assert seen[0] == seen[1]
