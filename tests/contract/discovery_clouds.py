@@ -10,6 +10,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 from discovery_scenes import Scene, in_order
 from google_server import DOUBTS, GoogleServer
@@ -229,13 +230,19 @@ REFUSALS = {
 
 
 class Gate:
-    """A proxy in front of a server; ``behave`` says what becomes of the requests."""
+    """A proxy in front of a server; ``behave`` says what becomes of the requests.
+
+    Attributes:
+        questions: The body of every request so far.
+        rewritten: What is replaced in answers to an action of AWS, and by what: what moto never says.
+    """
 
     def __init__(self, url: str) -> None:
         self._target = url.removeprefix("http://")
         self._behaviour = "forward"
         self._closing = threading.Event()
         self.questions: list[str] = []
+        self.rewritten: dict[str, tuple[bytes, bytes]] = {}
         gate = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -277,6 +284,8 @@ class Gate:
             self._reply(request, status, answer.encode())
             return
         status, content = self._forward(request, body)
+        action = parse_qs(body.decode()).get("Action", [""])[0]
+        content = content.replace(*self.rewritten.get(action, (b"", b"")))
         self._reply(request, status, GARBLED.get(behaviour, bytes)(content))
 
     def _forward(self, request: BaseHTTPRequestHandler, body: bytes) -> tuple[int, bytes]:

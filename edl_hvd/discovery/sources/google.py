@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os.path
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -101,12 +101,11 @@ class GoogleGroup:
         members = list(self._cloud.pages("POST", path, "managedInstances", self._page))
         reasons = judge_members(members, self._healthy)
         left_out = {name: reason for name, reason in reasons.items() if reason}
-        names = {_last(member["instance"]): _zone(member["instance"]) for member in members}
-        taken = {name: zone for name, zone in names.items() if name not in left_out}
+        taken = [name for name, reason in reasons.items() if not reason]
         details, hosts = {}, []
         instances = self._instances(place.project, taken)
-        for name, zone in taken.items():
-            instance = instances.get((zone, name))
+        for name in taken:
+            instance, zone = instances.get(name), name.partition("/")[0]
             if instance is None or instance["status"] != "RUNNING":
                 left_out[name] = f"is {instance['status']}" if instance else "Compute Engine does not list it"
                 continue
@@ -116,14 +115,16 @@ class GoogleGroup:
         self._details, self._left_out = details, left_out
         return tuple(hosts)
 
-    def _instances(self, project: str, taken: Mapping[str, str]) -> dict[tuple[str, str], dict[str, Any]]:
-        """The instances by zone and name: a question per zone, for all names that begin as those of the group do."""
+    def _instances(self, project: str, taken: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """The instances as "zone/name": a question per zone, for all names that begin as those of the group do."""
+        names: dict[str, list[str]] = {}
+        for name in taken:
+            names.setdefault(name.partition("/")[0], []).append(_last(name))
         found = {}
-        for zone in sorted(set(taken.values())):
-            prefix = os.path.commonprefix([name for name, its in taken.items() if its == zone])  # noqa: RUF071
-            query = {**self._page, "filter": f'name eq "{prefix}.*"', "fields": _FIELDS}
+        for zone, its in names.items():
+            query = {**self._page, "filter": f'name eq "{_beginning(its)}.*"', "fields": _FIELDS}
             for instance in self._cloud.pages("GET", f"projects/{project}/zones/{zone}/instances", "items", query):
-                found[zone, instance["name"]] = instance
+                found[f"{zone}/{instance['name']}"] = instance
         return found
 
     def _count(self, project: str, zone: str, instance: Mapping[str, Any]) -> int:
@@ -148,11 +149,11 @@ class GoogleGroup:
 
 
 def judge_members(members: Iterable[Mapping[str, Any]], healthy: bool) -> dict[str, str]:
-    """Why each instance of a group does not count, by its name; empty: it counts.
+    """Why each instance of a group does not count, by its zone and name; empty: it counts.
 
     >>> member = {"instance": "projects/p/zones/z/instances/a-1", "instanceStatus": "RUNNING"}
     >>> judge_members([{**member, "currentAction": "DELETING"}], healthy=False)
-    {'a-1': 'its group is DELETING it'}
+    {'z/a-1': 'its group is DELETING it'}
     """
     reasons = {}
     for member in members:
@@ -165,8 +166,17 @@ def judge_members(members: Iterable[Mapping[str, Any]], healthy: bool) -> dict[s
             reason = f"is {status}"
         elif healthy and ("UNHEALTHY" in states or "TIMEOUT" in states):
             reason = "fails its group's health check"
-        reasons[_last(member["instance"])] = reason
+        reasons[f"{_zone(member['instance'])}/{_last(member['instance'])}"] = reason
     return reasons
+
+
+def _beginning(names: Sequence[str]) -> str:
+    """The longest text with which all names begin.
+
+    >>> _beginning(["resnet-x1q", "resnet-x7", "resnet-a"])
+    'resnet-'
+    """
+    return os.path.commonprefix(names)  # noqa: RUF071 (characters are meant, not folders)
 
 
 def _last(path: str) -> str:

@@ -151,7 +151,7 @@ def _explain(path: str, answer: _Answer) -> str:
     words = _words(answer.body)
     try:
         told = json.loads(answer.body)["error"]
-        words = " ".join(str(told["message"]).split())
+        words = " ".join(str(told["message"]).split()).rstrip(".")
         if any(entry.get("reason") in _OFTEN for entry in told.get("errors", [])):
             step = _NEXT_STEPS[429]
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -1,0 +1,366 @@
+"""What the clouds' sources take for a host, and what they leave out and why, asked of servers in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+from discovery_clouds import AutoScalingScene, AwsScene, Ec2Scene
+from google_server import PROJECT, ZONE, GoogleServer
+from servers import AwsServer
+
+from edl_hvd.clock import SystemClock
+from edl_hvd.discovery.kinds import read_question
+from edl_hvd.discovery.source import Described, Foresighted, Source
+from edl_hvd.discovery.sources.ec2 import Ec2ByTag
+from edl_hvd.discovery.sources.google_api import RENEW_S, GoogleCloud
+from edl_hvd.errors import DiscoveryError, UsageError
+
+MARKED = (b"<code>fulfilled</code>", b"<code>marked-for-termination</code>")
+
+
+@pytest.fixture(autouse=True)
+def account(aws: AwsServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """This process is the one that may ask moto's server."""
+    for name, value in {**aws.environment, "HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def ec2(aws: AwsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ec2Scene]:
+    made = Ec2Scene(tmp_path, aws)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", made.gate.url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def group(aws: AwsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AutoScalingScene]:
+    made = AutoScalingScene(tmp_path, aws)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", made.gate.url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def google() -> Iterator[GoogleServer]:
+    with GoogleServer() as server:
+        yield server
+
+
+def source_of(kind: str, *words: str) -> Source:
+    return read_question(kind, words, []).source
+
+
+def ask(source: Source) -> dict[str, int]:
+    return {entry.host: entry.slots for entry in source.hosts()}
+
+
+def left_out(source: Source) -> dict[str, str]:
+    assert isinstance(source, Described)
+    return dict(source.left_out())
+
+
+def asked(scene: AwsScene, action: str) -> int:
+    return sum(f"Action={action}&" in question for question in scene.gate.questions)
+
+
+def test_what_ec2_knows_of_an_instance(ec2: Ec2Scene) -> None:
+    (instance,) = ec2.run_instances(1)
+    source = source_of("ec2", f"--tag=job={ec2.job}")
+    before_s = datetime.now(timezone.utc).timestamp()
+    assert ask(source) == {instance["PrivateIpAddress"]: 1}
+    assert isinstance(source, Described)
+    (known,) = source.details().values()
+    assert (known.kind, known.zone[:-1], known.price_usd_per_h) == ("g4dn.xlarge", "us-east-1", None)
+    assert known.since_s is not None
+    assert before_s - 3600 < known.since_s < before_s + 60
+
+
+def test_why_an_instance_of_ec2_is_left_out(ec2: Ec2Scene) -> None:
+    here, stopped, ended = ec2.run_instances(3)
+    ec2.ec2.stop_instances(InstanceIds=[stopped["InstanceId"]])
+    ec2.ec2.terminate_instances(InstanceIds=[ended["InstanceId"]])
+    source = source_of("ec2", f"--tag=job={ec2.job}", "--slots=1")
+    assert list(ask(source)) == [here["PrivateIpAddress"]]
+    assert left_out(source) == {stopped["InstanceId"]: "is stopped"}
+
+
+def test_a_spot_instance_that_is_marked_for_its_end_is_left_out_at_once_and_is_a_notice(ec2: Ec2Scene) -> None:
+    (stays,) = ec2.run_instances(1)
+    _, goes = ec2.request_spot_instance()
+    source = source_of("ec2", f"--tag=job={ec2.job}", "--slots=1")
+    assert len(ask(source)) == 2
+    ec2.gate.rewritten["DescribeSpotInstanceRequests"] = MARKED
+    assert list(ask(source)) == [stays["PrivateIpAddress"]]
+    assert left_out(source) == {goes["InstanceId"]: "its spot request is marked-for-termination"}
+    assert isinstance(source, Foresighted)
+    assert source.notices() == {goes["PrivateIpAddress"]: 0.0}  # moto's marks are of 2015
+
+
+def test_the_notice_of_a_spot_instance_ends_two_minutes_after_its_mark(ec2: Ec2Scene) -> None:
+    class Clock2015(SystemClock):
+        def wall_s(self) -> float:
+            return datetime(2015, 1, 1, 0, 0, 45, tzinfo=timezone.utc).timestamp()
+
+    _, goes = ec2.request_spot_instance()
+    ec2.gate.rewritten["DescribeSpotInstanceRequests"] = MARKED
+    source = Ec2ByTag((("job", ec2.job),), slots=1, clock=Clock2015())
+    source.hosts()
+    assert source.notices() == {goes["PrivateIpAddress"]: 75.0}
+
+
+def test_spot_requests_are_looked_at_only_when_there_are_spot_instances(ec2: Ec2Scene) -> None:
+    ec2.run_instances(2)
+    ask(source_of("ec2", f"--tag=job={ec2.job}", "--slots=1"))
+    assert len(ec2.gate.questions) == 1
+
+
+def test_prices_are_those_of_spot_instances_and_are_asked_for_now_and_then(ec2: Ec2Scene) -> None:
+    (paid,) = ec2.run_instances(1)
+    _, spot = ec2.request_spot_instance()
+    source = source_of("ec2", f"--tag=job={ec2.job}", "--slots=1", "--prices=yes")
+    for _ in range(3):
+        ask(source)
+    assert isinstance(source, Described)
+    prices = {host: known.price_usd_per_h for host, known in source.details().items()}
+    assert prices == {paid["PrivateIpAddress"]: None, spot["PrivateIpAddress"]: 0.00001}
+    assert asked(ec2, "DescribeSpotPriceHistory") == 1
+
+
+def test_status_checks_count_when_asked_for(ec2: Ec2Scene) -> None:
+    (instance,) = ec2.run_instances(1)
+    ec2.gate.rewritten["DescribeInstanceStatus"] = (b"<status>ok</status>", b"<status>impaired</status>")
+    words = (f"--tag=job={ec2.job}", "--slots=1")
+    assert len(ask(source_of("ec2", *words))) == 1
+    source = source_of("ec2", *words, "--healthy=yes")
+    assert ask(source) == {}
+    assert left_out(source) == {instance["InstanceId"]: "fails the instance and the system status check"}
+    ec2.gate.rewritten.clear()
+    assert len(ask(source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "words"),
+    [
+        ("not allowed", "allow ec2:DescribeInstances to this role or user"),
+        ("clock skew", "check this machine's clock"),
+        ("wrong credentials", "credentials are not valid"),
+        ("throttled", "raise --refresh"),
+        ("a web page", "did not answer properly"),
+    ],
+)
+def test_what_to_do_when_ec2_refuses(ec2: Ec2Scene, behaviour: str, words: str) -> None:
+    ec2.behave(behaviour)
+    with pytest.raises(DiscoveryError, match=words):
+        ask(source_of("ec2", f"--tag=job={ec2.job}"))
+
+
+def test_members_of_a_group_count_while_they_are_in_service(group: AutoScalingScene) -> None:
+    here, standby, ill, stopped = group.attach_instances(4)
+    name = {"AutoScalingGroupName": group.job}
+    group.groups.enter_standby(**name, InstanceIds=[standby["InstanceId"]], ShouldDecrementDesiredCapacity=True)
+    group.groups.set_instance_health(InstanceId=ill["InstanceId"], HealthStatus="Unhealthy")
+    group.ec2.stop_instances(InstanceIds=[stopped["InstanceId"]])
+    source = source_of("auto_scaling", group.job)
+    assert ask(source) == {here["PrivateIpAddress"]: 1}
+    assert left_out(source) == {
+        standby["InstanceId"]: "its group has it as Standby",
+        ill["InstanceId"]: "its group has it as Unhealthy",
+        stopped["InstanceId"]: "is stopped",
+    }
+
+
+@pytest.mark.parametrize("state", ["Pending:Wait", "Terminating", "Terminating:Wait", "Detaching"])
+def test_a_member_that_comes_or_goes_is_left_out(group: AutoScalingScene, state: str) -> None:
+    group.attach_instances(1)
+    group.gate.rewritten["DescribeAutoScalingGroups"] = (b">InService<", f">{state}<".encode())
+    source = source_of("auto_scaling", group.job, "--slots=1")
+    assert ask(source) == {}
+    assert list(left_out(source).values()) == [f"its group has it as {state}"]
+
+
+def test_a_member_that_ec2_does_not_know_is_left_out(group: AutoScalingScene) -> None:
+    (gone,) = group.attach_instances(1)
+    group.gate.rewritten["DescribeAutoScalingGroups"] = (gone["InstanceId"].encode(), b"i-0123456789abcdef0")
+    source = source_of("auto_scaling", group.job, "--slots=1")
+    assert ask(source) == {}
+    assert left_out(source) == {"i-0123456789abcdef0": "EC2 does not know it"}
+
+
+def test_all_of_a_large_group_is_found(group: AutoScalingScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edl_hvd.discovery.sources.ec2_instances.FILTER_VALUES", 3)
+    assert ask(source_of("auto_scaling", group.job, "--slots=2")) == {}
+    members = group.attach_instances(7)
+    found = ask(source_of("auto_scaling", group.job, "--slots=2"))
+    assert found == {member["PrivateIpAddress"]: 2 for member in members}
+    assert asked(group, "DescribeInstances") == 3
+
+
+def test_a_group_that_is_not_there_is_named(group: AutoScalingScene) -> None:
+    with pytest.raises(DiscoveryError, match="the region us-east-1 has no Auto Scaling group 'resnet'"):
+        ask(source_of("auto_scaling", "resnet", "--region=us-east-1"))
+
+
+def test_the_action_of_auto_scaling_that_is_not_allowed_is_named(group: AutoScalingScene) -> None:
+    group.behave("not allowed")
+    with pytest.raises(DiscoveryError, match="allow autoscaling:DescribeAutoScalingGroups"):
+        ask(source_of("auto_scaling", group.job))
+
+
+def google_source(google: GoogleServer, *words: str) -> Source:
+    at = (f"--metadata-host={google.host}", f"--endpoint={google.url}/compute/v1")
+    return source_of("google", "resnet", *at, *words)
+
+
+def test_members_of_a_group_of_google_count_while_they_run_and_are_left_alone(google: GoogleServer) -> None:
+    good = [
+        google.add("resnet", f"r-{action.lower()}", action=action) for action in ("NONE", "VERIFYING", "REFRESHING")
+    ]
+    google.add("resnet", "r-deleting", action="DELETING")
+    google.add("resnet", "r-recreating", action="RECREATING", status="STOPPING")
+    google.add("resnet", "r-preempted", status="STOPPING")
+    google.add("resnet", "r-starting", status="STAGING")
+    del google.instances[ZONE, "r-preempted"]
+    source = google_source(google, "--slots=2")
+    assert ask(source) == dict.fromkeys(good, 2)
+    assert left_out(source) == {
+        f"{ZONE}/r-deleting": "its group is DELETING it",
+        f"{ZONE}/r-recreating": "its group is RECREATING it",
+        f"{ZONE}/r-preempted": "is STOPPING",
+        f"{ZONE}/r-starting": "is STAGING",
+    }
+
+
+def test_an_instance_of_google_that_stops_between_two_answers_is_left_out(google: GoogleServer) -> None:
+    google.add("resnet", "r-1")
+    google.add("resnet", "r-2")
+    google.instances[ZONE, "r-1"]["status"] = "STOPPING"
+    del google.instances[ZONE, "r-2"]
+    source = google_source(google, "--slots=2")
+    assert ask(source) == {}
+    assert left_out(source) == {f"{ZONE}/r-1": "is STOPPING", f"{ZONE}/r-2": "Compute Engine does not list it"}
+
+
+def test_a_regional_group_of_google_has_instances_in_several_zones(google: GoogleServer) -> None:
+    places = [("us-central1-a", "r-1"), ("us-central1-b", "r-1"), ("us-central1-b", "r-2")]
+    addresses = [google.add("resnet", name, "regions/us-central1", zone, gpus=2) for zone, name in places]
+    google.add("other", "r-2-of-another", "regions/us-central1", "us-central1-b", gpus=1)
+    source = google_source(google, "--region=us-central1", "--page-size=1")
+    assert ask(source) == dict.fromkeys(addresses, 2)
+    assert isinstance(source, Described)
+    known = source.details()
+    assert [known[address].zone for address in addresses] == [zone for zone, _ in places]
+    assert known[addresses[0]].kind == "n1-standard-4"
+    assert known[addresses[0]].since_s == datetime(2026, 11, 22, 10, tzinfo=timezone.utc).timestamp()
+
+
+def test_the_gpus_of_an_instance_of_google_may_be_told_with_its_type(google: GoogleServer) -> None:
+    kind = {"name": "a3-highgpu-8g", "accelerators": [{"guestAcceleratorType": "h100", "guestAcceleratorCount": 8}]}
+    google.kinds["a3-highgpu-8g"] = kind
+    addresses = [google.add("resnet", f"r-{number}", kind="a3-highgpu-8g") for number in range(3)]
+    source = google_source(google)
+    assert ask(source) == dict.fromkeys(addresses, 8)
+    ask(source)
+    assert sum("/machineTypes/" in question for question in google.questions) == 1
+
+
+def test_an_instance_of_google_without_a_gpu_asks_for_slots(google: GoogleServer) -> None:
+    google.add("resnet", "r-1")
+    with pytest.raises(DiscoveryError, match="r-1 is a n1-standard-4 without a GPU; give --slots"):
+        ask(google_source(google))
+
+
+def test_the_health_check_of_a_group_of_google_counts_when_asked_for(google: GoogleServer) -> None:
+    google.add("resnet", "r-1", health="UNHEALTHY")
+    google.add("resnet", "r-2", health="HEALTHY")
+    assert len(ask(google_source(google, "--slots=1"))) == 2
+    source = google_source(google, "--slots=1", "--healthy=yes")
+    assert len(ask(source)) == 1
+    assert left_out(source) == {f"{ZONE}/r-1": "fails its group's health check"}
+
+
+def test_a_token_of_google_is_kept_and_renewed_once_when_it_is_refused(google: GoogleServer) -> None:
+    google.add("resnet", "r-1")
+    source = google_source(google, "--slots=1")
+    for _ in range(3):
+        ask(source)
+    assert sum(question.endswith("/token") for question in google.questions) == 1
+    google.renew_token()
+    assert len(ask(source)) == 1
+    assert sum(question.endswith("/token") for question in google.questions) == 2
+    google.behave("wrong credentials")
+    with pytest.raises(DiscoveryError, match="Invalid Credentials; the token is not valid"):
+        ask(source)
+    assert sum(question.endswith("/token") for question in google.questions) == 3
+
+
+def test_a_token_of_google_is_renewed_before_it_expires(google: GoogleServer) -> None:
+    class LaterClock(SystemClock):
+        later_s = 0.0
+
+        def monotonic_s(self) -> float:
+            return super().monotonic_s() + self.later_s
+
+    clock = LaterClock()
+    cloud = GoogleCloud(google.host, f"{google.url}/compute/v1/", clock=clock)
+    path = f"projects/{PROJECT}/zones/{ZONE}/machineTypes/n1-standard-4"
+    tokens = []
+    for later_s in (0, 3599 - RENEW_S - 300, 3599 - RENEW_S + 1):
+        clock.later_s = later_s
+        cloud.ask("GET", path, {})
+        tokens.append(sum(question.endswith("/token") for question in google.questions))
+    assert tokens == [1, 1, 2]
+
+
+def test_a_token_of_google_may_come_from_a_file(google: GoogleServer, tmp_path: Path) -> None:
+    google.add("resnet", "r-1")
+    (tmp_path / "token").write_text("ya29.1\n")
+    words = (f"--token-file={tmp_path}/token", "--slots=1", f"--project={PROJECT}", f"--zone={ZONE}")
+    assert len(ask(google_source(google, *words))) == 1
+    assert not any("computeMetadata" in question for question in google.questions)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "words"),
+    [
+        ("not allowed", "Required 'compute.instanceGroupManagers.get' permission; grant it .* roles/compute.viewer"),
+        ("no scope", "insufficient authentication scopes; grant .* the scope compute-ro"),
+        ("rate limited", "Rate Limit Exceeded; the project asks too often; raise --refresh"),
+        ("throttled", "429: .* raise --refresh"),
+        ("no account", "answered 404 to instance/service-accounts/default/token"),
+        ("stranger", "the metadata server .* answered 200 to project/project-id"),
+        ("refuse", "on a machine outside of Google Cloud give --project"),
+    ],
+)
+def test_what_to_do_when_google_refuses(google: GoogleServer, behaviour: str, words: str) -> None:
+    google.add("resnet", "r-1")
+    google.behave(behaviour)
+    with pytest.raises(DiscoveryError, match=words):
+        ask(google_source(google))
+
+
+def test_a_group_of_google_that_is_not_there_is_named(google: GoogleServer) -> None:
+    with pytest.raises(DiscoveryError, match=f"{ZONE}/instanceGroupManagers/resnet/.* 404: .* look at the group"):
+        ask(google_source(google))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["google"], "no managed instance group is given"),
+        (["google", "g", "--zone=a", "--region=b"], "both given"),
+        (["google", "g", "--page-size=501"], "accepts 1 to 500"),
+        (["google", "g", "--healthy=maybe"], "expected yes or no"),
+        (["google", "g", "--endpoint=compute"], "--endpoint 'compute/' is not usable"),
+        (["google", "g", "--metadata-host=a b"], "--metadata-host .* is not usable"),
+        (["auto_scaling"], "no Auto Scaling group is given"),
+        (["auto_scaling", "g", "--address=public-ip"], "accepted: private-ip, private-dns"),
+        (["ec2", "--tag=a=b", "--prices=1"], "expected yes or no"),
+    ],
+)
+def test_wrong_words_are_named(words: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        source_of(*words)
