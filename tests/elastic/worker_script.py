@@ -92,6 +92,8 @@ def main(folder: Path) -> None:
                 full = batches.global_batch(points.size)
                 points.note("step", step=state.step, rank=points.rank, size=points.size, lr=rate, full=full)
                 points.reach("step")
+                if batches.offset:
+                    points.reach("inside an epoch")
                 optimizer.zero_grad()
                 loss = loss_of(model, batch)
                 loss.backward()
