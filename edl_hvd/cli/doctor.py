@@ -24,13 +24,14 @@ _MARKS = {OK: "[green]✓[/]", MISSING: "[bold red]✗[/]", ADVICE: "[yellow]![/
 @click.command("doctor")
 @click.option("--checkpoint", metavar="URL", help="Also write, read and delete a small object there.")
 @click.option("--discovery-script", metavar="COMMAND", help="Also run it once and check its answer.")
+@click.option("--discover", metavar="SOURCE", help="Also ask it, and tell what it is not permitted; as for edlrun.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-def doctor_command(checkpoint: str | None, discovery_script: str | None, as_json: bool) -> None:
+def doctor_command(checkpoint: str | None, discovery_script: str | None, discover: str | None, as_json: bool) -> None:
     """Tell what is there and what is missing, each gap with its fix.
 
     Exit code 1 when something is missing that training on this machine needs.
     """
-    findings = examine(process_environment(), checkpoint, discovery_script)
+    findings = examine(process_environment(), checkpoint, discovery_script, discover)
     shown = _show_json(findings) if as_json else _show_list(findings)
     sys.exit(any(finding.verdict == MISSING for finding in shown))
 

@@ -10,6 +10,7 @@ from rich.console import Console
 import edl_hvd
 from edl_hvd.cli.build import build_command
 from edl_hvd.cli.checkpoint import checkpoint_commands
+from edl_hvd.cli.discover import discover_command
 from edl_hvd.cli.doctor import doctor_command
 from edl_hvd.cli.drain import drain_command
 from edl_hvd.cli.replay import replay_command
@@ -27,6 +28,7 @@ def commands() -> None:
 
 commands.add_command(build_command)
 commands.add_command(checkpoint_commands)
+commands.add_command(discover_command)
 commands.add_command(doctor_command)
 commands.add_command(drain_command)
 commands.add_command(replay_command)

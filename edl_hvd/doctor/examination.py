@@ -9,12 +9,15 @@ from edl_hvd.doctor import engine, machine, outside
 from edl_hvd.doctor.findings import MISSING, Finding
 
 
-def examine(environ: Mapping[str, str], checkpoint: str | None, discovery_script: str | None) -> Iterator[Finding]:
+def examine(
+    environ: Mapping[str, str], checkpoint: str | None, discovery_script: str | None, discover: str | None = None
+) -> Iterator[Finding]:
     """Every finding, as soon as it is made; importing torch takes the first seconds.
 
     Args:
         checkpoint: URL to try, or ``None`` to leave storage out.
         discovery_script: Command to try, or ``None`` to leave discovery out.
+        discover: A source, as for ``edlrun --discover``, to ask and to look for permissions that it lacks; or ``None``.
     """
     environ = with_own_programs_first(environ)
     yield engine.check_python()
@@ -26,3 +29,5 @@ def examine(environ: Mapping[str, str], checkpoint: str | None, discovery_script
         yield outside.check_storage(checkpoint)
     if discovery_script is not None:
         yield outside.check_discovery(discovery_script, environ)
+    if discover is not None:
+        yield from outside.check_source(discover)

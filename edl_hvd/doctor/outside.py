@@ -1,12 +1,16 @@
-"""What a job talks to: its storage and its discovery script."""
+"""What a job talks to: its storage, its discovery script and its source of hosts."""
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+from edl_hvd.discovery.look import Looker
+from edl_hvd.discovery.source import Closable, Permission, permissions_of
+from edl_hvd.discovery.sources.combined import read_source, start_now
 from edl_hvd.doctor.findings import ADVICE, MISSING, OK, Finding
 from edl_hvd.errors import EdlHvdError, UsageError
 from edl_hvd.hosts import parse_host
@@ -92,3 +96,45 @@ def judge_discovery(returncode: int, stdout: str, stderr: str, seconds: float) -
 
 def _bad(found: str, fix: str) -> Finding:
     return Finding(_DISCOVERY, "script", MISSING, found, fix)
+
+
+def check_source(text: str) -> Iterator[Finding]:
+    """What the source of ``edlrun --discover TEXT`` is permitted, one by one, then its hosts."""
+    try:
+        question = read_source(text, start_now)
+    except EdlHvdError as error:
+        yield Finding(_DISCOVERY, "source", MISSING, str(error), "correct --discover")
+        return
+    try:
+        for permission in permissions_of(question.source):
+            yield judge_permission(permission)
+        start_s = time.monotonic()
+        try:
+            look = Looker(question).look()
+        except EdlHvdError as error:
+            yield Finding(_DISCOVERY, "source", MISSING, str(error), "a job would wait for its hosts until this works")
+            return
+        seconds = time.monotonic() - start_s
+        summary = f"{_count(len(look.hosts), 'host')}, {_count(look.slots, 'slot')}, {seconds:.2f} s"
+        left_out = f", {len(look.left_out)} left out" * bool(look.left_out)
+        if look.hosts:
+            yield Finding(_DISCOVERY, "source", OK, summary + left_out)
+        else:
+            fix = f"'edl-hvd discover {shlex.quote(text)}' says why hosts are left out"
+            yield Finding(_DISCOVERY, "source", ADVICE, f"it answers, with no hosts{left_out}", fix)
+    finally:
+        if isinstance(question.source, Closable):
+            question.source.close()
+
+
+def judge_permission(permission: Permission) -> Finding:
+    found = f"{permission.name}: {permission.words}"
+    if permission.granted:
+        return Finding(_DISCOVERY, "permission", OK, found)
+    if permission.granted is None:
+        return Finding(_DISCOVERY, "permission", ADVICE, found, "whether it is granted could not be found out")
+    return Finding(_DISCOVERY, "permission", MISSING, found, "grant it; docs/discovery.md has what each source needs")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

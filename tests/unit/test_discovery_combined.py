@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from edl_hvd.discovery.expression import Count, Expression, Leaf, Limit, Prefer, Union, Word, parse_expression
 from edl_hvd.discovery.kinds import read_question
 from edl_hvd.discovery.source import HostDetails, Permission
-from edl_hvd.discovery.sources.combined import CHEAPER, Selection, UnionSource, in_order, read_source, sources_in, take
+from edl_hvd.discovery.sources.combined import (
+    CHEAPER,
+    Selection,
+    UnionSource,
+    in_order,
+    read_source,
+    sources_in,
+    start_now,
+    take,
+)
 from edl_hvd.discovery.sources.part import Part
 from edl_hvd.discovery.sources.schedule import Schedule
 from edl_hvd.discovery.sources.static_file import StaticFile
@@ -249,7 +258,7 @@ def test_the_cheapest_slots_come_first_and_unknown_prices_last() -> None:
     source = Told([(A, B, C, HostSlots("d", 1))], {"a": 4.0, "b": 1.5, "c": 4.0})  # 2, 1.5 and 1 for a slot
     preferred = Selection(source, Count(3, "hosts"), "prefer(..., 3 hosts)", True)
     assert [entry.host for entry in preferred.hosts()] == ["c", "b", "a"]
-    assert "of known price" in preferred.left_out()["d"]
+    assert preferred.left_out()["d"] == "prefer(..., 3 hosts) has its 3 hosts; its price is not known"
 
 
 def test_a_host_in_use_is_not_traded_for_one_that_is_only_slightly_cheaper() -> None:
@@ -297,6 +306,20 @@ def test_a_combination_is_asked_as_rarely_as_its_rarest_part_and_bridged_as_each
     assert (files.refresh_s, files.stale_s, files.first_s, files.is_damped) == (0, 0, 0, False)
     assert list(sources_in(files.source)) == [StaticFile("a"), Schedule("plan.txt", "plan.txt.started")]
     assert read_source("file:a", lambda leaf: ["--slots=4"]).source == StaticFile("a", 4)
+
+
+def test_a_plan_begins_with_who_asks_unless_its_start_is_given() -> None:
+    clock = FakeClock(1000.7)
+
+    def start_of(text: str) -> float | None:
+        source = read_source(text, lambda leaf: start_now(leaf, clock)).source
+        assert isinstance(source, Schedule)
+        return source.start_s
+
+    assert start_of("schedule:plan.txt") == 1000
+    assert start_of("schedule:plan.txt,start=7") == 7
+    assert start_of("schedule:plan.txt,start-file=f") is None
+    assert read_source("file:a", lambda leaf: start_now(leaf, clock)).source == StaticFile("a")
 
 
 def test_the_flags_of_the_script_beat_those_of_its_sources() -> None:

@@ -126,7 +126,7 @@ class Selection:
         full = f"{self._name} has its {self._most.number} {self._most.unit}"
         if not self._cheapest_first:
             return full
-        return f"{full} from cheaper hosts" + (" of known price" if price_usd is None else "")
+        return f"{full}; its price is not known" if price_usd is None else f"{full} from cheaper hosts"
 
     def notices(self) -> Mapping[str, float]:
         return {host: seconds for host, seconds in notices_of(self._source).items() if host not in self._left_out}
@@ -230,6 +230,15 @@ def read_source(
     if isinstance(expression, Leaf):
         return _ask_leaf(expression, words)
     return _ask(expression, words, clock)
+
+
+def start_now(leaf: Leaf, clock: Clock = SYSTEM_CLOCK) -> list[str]:
+    """Words for a plan or a trace whose start is not given: it begins with who asks, not with an older job.
+
+    Rounded down: what it has at 0 is there at once.
+    """
+    is_given = any(word.name in ("start", "start-file") for word in leaf.words)
+    return [] if leaf.kind not in ("schedule", "trace") or is_given else [f"--start={math.floor(clock.wall_s())}"]
 
 
 def _ask_leaf(leaf: Leaf, implied: Implied) -> Question:

@@ -6,7 +6,6 @@ before it gives up, those included that only a look at the machine shows: a miss
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shlex
@@ -21,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.expression import Leaf
 from edl_hvd.discovery.source import Source
-from edl_hvd.discovery.sources.combined import read_source, sources_in
+from edl_hvd.discovery.sources.combined import read_source, sources_in, start_now
 from edl_hvd.discovery.sources.hostfile import FixedHosts, parse_host_list, read_hostfile
 from edl_hvd.discovery.sources.schedule import Schedule
 from edl_hvd.discovery.sources.script import Script
@@ -259,11 +258,7 @@ def _read_discover(text: str, slots: int | None, clock: Clock) -> _Hosts:
     """
 
     def imply(leaf: Leaf) -> list[str]:
-        implied = [f"--slots={slots}"] if slots else []
-        if leaf.kind == "schedule" and not any(word.name in ("start", "start-file") for word in leaf.words):
-            # A plan begins with its job, not with an older one. Rounded down: what it has at 0 is there at once.
-            implied.append(f"--start={math.floor(clock.wall_s())}")
-        return implied
+        return [*([f"--slots={slots}"] if slots else []), *start_now(leaf, clock)]
 
     question = read_source(text, imply, clock=clock)
     for source in sources_in(question.source):

@@ -1,0 +1,177 @@
+"""``edl-hvd discover``: what a source of hosts says, and why a host is left out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from dataclasses import asdict
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+
+from edl_hvd.cli.words import count, duration
+from edl_hvd.discovery.look import Look, Looker, SeenHost, changes
+from edl_hvd.discovery.question import Question
+from edl_hvd.discovery.source import Closable
+from edl_hvd.discovery.sources.combined import read_source, start_now
+from edl_hvd.errors import DiscoveryError, UsageError
+
+NO_ANSWER, WRONG_ARGUMENTS = 1, 2
+# As the discovery scripts end.
+_REDRAW_S = 1.0
+# Ages and notices are shown in whole seconds.
+
+
+@click.command("discover")
+@click.argument("source")
+@click.option("--watch", is_flag=True, help="Go on, every second, until Ctrl-C; a line for each change if no terminal.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch one line for each answer.")
+def discover_command(source: str, watch: bool, as_json: bool) -> None:
+    """Show the hosts of SOURCE, and why others are left out.
+
+    SOURCE is what edlrun --discover takes: file:hosts.txt, ec2:tag=job=resnet50, union(SOURCE, SOURCE),
+    limit(SOURCE, 8), prefer(SOURCE, 8). Exit code 0: there are hosts. 1: no trustworthy answer, or no hosts. 2:
+    SOURCE is not understood.
+    """
+    try:
+        question = read_source(source, start_now)
+    except UsageError as error:
+        click.echo(f"edl-hvd discover: {source!r}: {' '.join(str(error).split())}", err=True)
+        sys.exit(WRONG_ARGUMENTS)
+    try:
+        code = _watch(question, as_json) if watch else _show(question, as_json)
+    finally:
+        if isinstance(question.source, Closable):
+            question.source.close()
+    sys.exit(code)
+
+
+def _show(question: Question, as_json: bool) -> int:
+    try:
+        look = Looker(question).look()
+    except (DiscoveryError, UsageError) as error:
+        return _complain(str(error))
+    if as_json:
+        click.echo(json.dumps(to_json(look), indent=2))
+    else:
+        Console(highlight=False).print(picture(look, time.time()))
+    return 0 if look.hosts else _complain("there are no hosts")
+
+
+def _complain(problem: str) -> int:
+    click.echo(f"edl-hvd discover: {' '.join(problem.split())}", err=True)
+    return NO_ANSWER
+
+
+def _watch(question: Question, as_json: bool) -> int:
+    """Until Ctrl-C; the source is asked as often as a job would ask it."""
+    every_s = max(_REDRAW_S, question.refresh_s)
+    show = _follow if as_json or not sys.stdout.isatty() else _follow_on_screen
+    with contextlib.suppress(KeyboardInterrupt):
+        show(Looker(question), every_s, as_json)
+    return 0
+
+
+def _follow(looker: Looker, every_s: float, as_json: bool) -> None:
+    before: Look | None = None
+    told = ""
+    while True:
+        problem = ""
+        try:
+            look = looker.look()
+        except (DiscoveryError, UsageError) as error:
+            problem = " ".join(str(error).split())
+        else:
+            if as_json:
+                click.echo(json.dumps({"at_s": time.time(), **to_json(look)}))
+            else:
+                for line in changes(before, look):
+                    click.echo(f"{time.strftime('%H:%M:%S')} {line}")
+            before, problem = look, look.remark
+        if problem and problem != told:
+            click.echo(f"edl-hvd discover: {problem}", err=True)
+        told = problem
+        sys.stdout.flush()
+        time.sleep(every_s)
+
+
+def _follow_on_screen(looker: Looker, every_s: float, as_json: bool) -> None:
+    look, problem, asked_s, at_s = Look(()), "", -every_s, time.time()
+    with Live(auto_refresh=False, console=Console(highlight=False)) as live:
+        while True:
+            if time.monotonic() - asked_s >= every_s:
+                asked_s = time.monotonic()
+                try:
+                    look, problem, at_s = looker.look(), "", time.time()
+                except (DiscoveryError, UsageError) as error:
+                    problem = " ".join(str(error).split())
+            live.update(picture(look, time.time(), at_s, problem), refresh=True)
+            time.sleep(_REDRAW_S)
+
+
+# --- JSON ---
+
+
+def to_json(look: Look) -> dict[str, object]:
+    """With ``hosts``, ``left_out`` and ``remark``; what is not known of a host is not there."""
+    hosts = [{name: value for name, value in asdict(one).items() if value not in ("", None)} for one in look.hosts]
+    return {"hosts": hosts, "left_out": dict(look.left_out), "remark": look.remark}
+
+
+# --- for people ---
+
+
+def picture(look: Look, now_s: float, at_s: float | None = None, problem: str = "") -> RenderableType:
+    """The hosts as a table, then what is left out. Columns of which nothing is known are not shown.
+
+    Args:
+        now_s: Seconds since the epoch, for ages.
+        at_s: When the source was asked; ``None``: now.
+        problem: Why there is nothing newer.
+    """
+    pieces: list[RenderableType] = []
+    if look.hosts:
+        pieces.append(_hosts(look.hosts, now_s, now_s - (now_s if at_s is None else at_s)))
+    total = f"{count(len(look.hosts), 'host')}, {count(look.slots, 'slot')}"
+    pieces.append(f"[bold]{total}[/]" if look.hosts else "[yellow]no hosts[/]")
+    if look.left_out:
+        left = Table.grid(padding=(0, 2))
+        left.add_column(no_wrap=True, style="dim")
+        left.add_column(overflow="fold")
+        for name, why in look.left_out.items():
+            left.add_row(escape(name), escape(why))
+        pieces += ["", "[dim]left out[/]", left]
+    if look.remark:
+        pieces += ["", f"[yellow]{escape(look.remark)}[/]"]
+    if problem:
+        age = "" if at_s is None else f" (the hosts are as of {duration(now_s - at_s)} ago)"
+        pieces += ["", f"[bold red]{escape(problem)}[/]{age}"]
+    return Group(*pieces)
+
+
+def _hosts(hosts: tuple[SeenHost, ...], now_s: float, passed_s: float) -> Table:
+    columns = {
+        "host": [escape(one.host) for one in hosts],
+        "slots": [str(one.slots) for one in hosts],
+        "type": [escape(one.kind) for one in hosts],
+        "zone": [escape(one.zone) for one in hosts],
+        "$/h": ["" if one.price_usd_per_h is None else f"{one.price_usd_per_h:.4g}" for one in hosts],
+        "age": ["" if one.since_s is None else duration(max(0.0, now_s - one.since_s)) for one in hosts],
+        "notice": [_notice(one.notice_s, passed_s) for one in hosts],
+    }
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    shown = [name for name, cells in columns.items() if any(cells)]
+    for name in shown:
+        table.add_column(name, justify="right" if name in ("slots", "$/h") else "left", overflow="fold")
+    for row in zip(*(columns[name] for name in shown), strict=True):
+        table.add_row(*row)
+    return table
+
+
+def _notice(notice_s: float | None, passed_s: float) -> str:
+    return "" if notice_s is None else f"[bold red]gone in {duration(max(0.0, notice_s - passed_s))}[/]"

@@ -1,0 +1,130 @@
+"""What there is to see of a source: for people and programs that want to know more than ``host:slots``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.discovery.damping import Damping
+from edl_hvd.discovery.question import Question
+from edl_hvd.discovery.source import Bridging, HostDetails, details_of, left_out_of, notices_of
+from edl_hvd.errors import DiscoveryError
+from edl_hvd.hosts import HostSlots, format_hosts
+
+
+@dataclass(frozen=True)
+class SeenHost:
+    """One host; what is not known is empty or ``None``.
+
+    Attributes:
+        kind, zone, price_usd_per_h: See ``HostDetails``.
+        since_s: Since when it is there, in seconds since the epoch: as the source says, else since it was first seen.
+        notice_s: In how many seconds it will be gone.
+    """
+
+    host: str
+    slots: int
+    kind: str = ""
+    zone: str = ""
+    price_usd_per_h: float | None = None
+    since_s: float | None = None
+    notice_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Look:
+    """One look at a source.
+
+    Attributes:
+        hosts: Sorted by name.
+        left_out: What is no host now, with the reason.
+        remark: Why a part of it is old; empty when none is.
+    """
+
+    hosts: tuple[SeenHost, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    remark: str = ""
+
+    @property
+    def slots(self) -> int:
+        return sum(one.slots for one in self.hosts)
+
+
+class Looker:
+    """Looks at a source again and again, and leaves out what flaps, as a job would.
+
+    Args:
+        question: What to ask.
+    """
+
+    def __init__(self, question: Question, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._question = question
+        self._clock = clock
+        self._damping = Damping()
+        self._seen_s: dict[str, float] = {}
+        self._looks = 0
+
+    def look(self) -> Look:
+        """Ask now; blocks for as long as the source takes.
+
+        Raises:
+            DiscoveryError: It does not answer, or not in a way that can be trusted.
+        """
+        source = self._question.source
+        hosts = source.hosts()
+        try:
+            format_hosts(hosts)  # raises when a host is listed twice
+        except ValueError as error:
+            raise DiscoveryError(str(error)) from error
+        now_s, wall_s = self._clock.monotonic_s(), self._clock.wall_s()
+        # Who was there at the first look may have been there for long.
+        self._seen_s = {one.host: self._seen_s.get(one.host, wall_s if self._looks else 0.0) for one in hosts}
+        self._looks += 1
+        left_out = dict(left_out_of(source))
+        if self._question.is_damped:
+            self._damping = self._damping.observed(hosts, now_s)
+            hosts = self._damping.kept(hosts)
+            left_out |= self._damping.left_out(now_s)
+        details, notices = details_of(source), notices_of(source)
+        remark = source.bridged()[1] if isinstance(source, Bridging) else ""
+        return Look(
+            tuple(self._describe(one, details.get(one.host), notices.get(one.host)) for one in sorted(hosts)),
+            dict(sorted(left_out.items())),
+            remark,
+        )
+
+    def _describe(self, one: HostSlots, details: HostDetails | None, notice_s: float | None) -> SeenHost:
+        known = details or HostDetails()
+        since_s = known.since_s if known.since_s is not None else self._seen_s[one.host] or None
+        return SeenHost(one.host, one.slots, known.kind, known.zone, known.price_usd_per_h, since_s, notice_s)
+
+
+def changes(before: Look | None, after: Look) -> list[str]:
+    """One line for each thing that has changed from one look to the next, as for a log.
+
+    >>> one, two = Look((SeenHost("a", 1),)), Look((SeenHost("b", 2),), {"a": "it is stopped"})
+    >>> changes(None, one), changes(one, two)
+    (['+ a:1'], ['+ b:2', '- a:1 (it is stopped)', '  a is left out: it is stopped'])
+    """
+    old = {one.host: one for one in before.hosts} if before else {}
+    new = {one.host: one for one in after.hosts}
+    lines = [f"+ {one.host}:{one.slots}" for host, one in new.items() if host not in old]
+    lines += [
+        f"- {one.host}:{one.slots}" + (f" ({after.left_out[host]})" if host in after.left_out else "")
+        for host, one in old.items()
+        if host not in new
+    ]
+    both = [(old[host], one) for host, one in new.items() if host in old]
+    lines += [
+        f"  {now.host} has {now.slots} instead of {was.slots} slots" for was, now in both if was.slots != now.slots
+    ]
+    lines += [
+        f"  {now.host} will be gone in {now.notice_s:.0f} s"
+        for now in after.hosts
+        if now.notice_s is not None and (now.host not in old or old[now.host].notice_s is None)
+    ]
+    known = before.left_out if before else {}
+    lines += [f"  {name} is left out: {why}" for name, why in after.left_out.items() if name not in known]
+    lines += [f"  {name} is left out no more" for name in known if name not in after.left_out and name not in new]
+    return lines
