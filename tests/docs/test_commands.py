@@ -59,6 +59,8 @@ class Ci:
 
 OVER_SSH = "tests/hosts/test_ssh.py::test_the_command_for_real_hosts_goes_on_when_a_host_joins_and_a_worker_is_killed"
 ON_EC2 = "tests/hosts/test_ssh.py::test_the_command_for_ec2_trains_on_the_tagged_instances"
+BY_SUITE = "tests/contract/test_discovery_contract.py::test_an_answer_is_the_sorted_hosts_and_nothing_else"
+READ_BY_HOROVOD = "tests/contract/test_discovery_contract.py::test_horovod_reads_the_answer"
 # Nothing is downloaded or installed: pip reads the package, finds its extras, and says what it would do.
 DRY = (("PIP_DRY_RUN", "1"), ("PIP_NO_INDEX", "1"), ("PIP_NO_DEPS", "1"), ("PIP_NO_BUILD_ISOLATION", "0"))
 ONLY_COLLECT = (("PYTEST_ADDOPTS", "--collect-only -q"),)
@@ -123,6 +125,13 @@ HOW: dict[str, Here | By | Ci] = {
     'horovodrun ... --host-discovery-script "discovery_scripts/from_ec2 --tag job=resnet50" python train.py':
         By(ON_EC2),
     "discovery_scripts/from_ec2 --tag job=resnet50 --region eu-central-1": Here(prints="{instance}:1"),
+    "discovery_scripts/from_auto_scaling resnet50 --region eu-central-1": By(BY_SUITE),
+    "discovery_scripts/from_google resnet50 --region us-central1":
+        By("tests/contract/test_discovery_clouds.py::test_a_regional_group_of_google_has_instances_in_several_zones"),
+    'horovodrun ... --host-discovery-script "discovery_scripts/from_auto_scaling resnet50" python train.py':
+        By(READ_BY_HOROVOD),
+    'horovodrun ... --host-discovery-script "discovery_scripts/from_google resnet50" python train.py':
+        By(READ_BY_HOROVOD),
     "grep -v node-2 hosts.txt > hosts.part && mv hosts.part hosts.txt": Here(more="&& grep -c . hosts.txt", prints="2"),
     "rm -f plan.started": Here(),
     "horovodrun -np 1 --min-np 1 --max-np 2 --network-interfaces lo --host-discovery-script "
