@@ -132,6 +132,20 @@ HOW: dict[str, Here | By | Ci] = {
         By(READ_BY_HOROVOD),
     'horovodrun ... --host-discovery-script "discovery_scripts/from_google resnet50" python train.py':
         By(READ_BY_HOROVOD),
+    "discovery_scripts/from_kubernetes app=trainer --namespace training": By(BY_SUITE),
+    "discovery_scripts/from_url https://hosts.example.com/job-7 --token-file token": By(BY_SUITE),
+    'horovodrun ... --host-discovery-script "discovery_scripts/from_kubernetes app=trainer" python train.py':
+        By(READ_BY_HOROVOD),
+    'horovodrun ... --host-discovery-script "discovery_scripts/from_mpijob" python train.py': By(READ_BY_HOROVOD),
+    'horovodrun ... --host-discovery-script "discovery_scripts/from_slurm" python train.py': By(READ_BY_HOROVOD),
+    'horovodrun ... --host-discovery-script "discovery_scripts/from_url https://hosts.example.com/job-7" '
+    "python train.py": By(READ_BY_HOROVOD),
+    "horovodrun ... --host-discovery-script \"discovery_scripts/from_source 'union(ec2:tag=job=7, file:spare.txt)'\" "
+    "python train.py": By(READ_BY_HOROVOD),
+    'edlrun -np 2 --min-np 1 --discover "limit(union(file:hosts.txt, file:spare.txt), 8)" python train.py':
+        Here(swaps=(("hosts.txt", "local.txt"), ("spare.txt", "local.txt")), prints="finished on rank 0 of 2"),
+    'edl-hvd discover "limit(union(file:hosts.txt, file:local.txt), 8)"': Here(prints="4 hosts, 8 slots"),
+    "edl-hvd doctor --discover file:hosts.txt": Here(prints="3 hosts, 9 slots"),
     "grep -v node-2 hosts.txt > hosts.part && mv hosts.part hosts.txt": Here(more="&& grep -c . hosts.txt", prints="2"),
     "rm -f plan.started": Here(),
     "horovodrun -np 1 --min-np 1 --max-np 2 --network-interfaces lo --host-discovery-script "
