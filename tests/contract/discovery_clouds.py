@@ -7,6 +7,7 @@ import http.client
 import threading
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,7 @@ REFUSALS = {
     "clock skew": (403, "RequestTimeTooSkewed"),
     "wrong credentials": (401, "AuthFailure"),
     "not allowed": (403, "UnauthorizedOperation"),
+    "dry run": (412, "DryRunOperation"),
     "second page fails": (500, "InternalError"),
 }
 
@@ -234,6 +236,7 @@ class Gate:
 
     Attributes:
         questions: The body of every request so far.
+        forbidden: An action of AWS that the account may not do.
         rewritten: What is replaced in answers to an action of AWS, and by what: what moto never says.
     """
 
@@ -242,6 +245,7 @@ class Gate:
         self._behaviour = "forward"
         self._closing = threading.Event()
         self.questions: list[str] = []
+        self.forbidden = ""
         self.rewritten: dict[str, tuple[bytes, bytes]] = {}
         gate = self
 
@@ -272,19 +276,19 @@ class Gate:
             self._closing.wait()
         if behaviour in ("hang", "refuse"):
             return
+        action = parse_qs(body.decode()).get("Action", [""])[0]
+        if action == self.forbidden:
+            behaviour = "not allowed"
         if behaviour in REFUSALS and (behaviour != "second page fails" or b"NextToken" in body):
             status, code = REFUSALS[behaviour]
             error = f"<Error><Code>{code}</Code><Message>as told</Message></Error>"
-            of_ec2 = b"AutoScaling" not in body
-            answer = (
-                f"<Response><Errors>{error}</Errors></Response>"
-                if of_ec2
-                else f"<ErrorResponse>{error}</ErrorResponse>"
-            )
-            self._reply(request, status, answer.encode())
+            forms = (
+                "<Response><Errors>{}</Errors></Response>",
+                "<ErrorResponse>{}</ErrorResponse>",
+            )  # of EC2, and others
+            self._reply(request, status, forms["AutoScaling" in action].format(error).encode())
             return
         status, content = self._forward(request, body)
-        action = parse_qs(body.decode()).get("Action", [""])[0]
         content = content.replace(*self.rewritten.get(action, (b"", b"")))
         self._reply(request, status, GARBLED.get(behaviour, bytes)(content))
 
@@ -302,7 +306,8 @@ class Gate:
         request.send_header("Content-Type", "text/xml")
         request.send_header("Content-Length", str(len(body)))
         request.end_headers()
-        request.wfile.write(body)
+        with suppress(ConnectionError):  # who asked may have been killed
+            request.wfile.write(body)
 
     def close(self) -> None:
         self._closing.set()

@@ -51,7 +51,7 @@ class GoogleServer(GoogleMetadata):
         super().__init__()
         self.groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
         self.instances: dict[tuple[str, str], dict[str, Any]] = {}
-        self.kinds: dict[str, dict[str, Any]] = {"n1-standard-4": {"name": "n1-standard-4"}}
+        self.kinds: dict[str, dict[str, Any]] = {name: {"name": name} for name in ("e2-micro", "n1-standard-4")}
         self.texts |= {"project/project-id": PROJECT, "instance/zone": f"projects/123456/zones/{ZONE}"}
         self.tokens = 0
         self.renew_token()
@@ -123,7 +123,7 @@ class GoogleServer(GoogleMetadata):
             return _page("managedInstances", self.groups[scope, name], query)
         if (method, what, name) == ("GET", "instances", None):
             here = [entry for (zone, _), entry in self.instances.items() if scope == f"zones/{zone}"]
-            wanted = re.fullmatch(r'name eq "(.*)"', query["filter"])
+            wanted = re.fullmatch(r'name eq "(.*)"', query.get("filter", 'name eq ".*"'))
             assert wanted is not None
             return _page("items", [entry for entry in here if re.fullmatch(wanted[1], entry["name"])], query)
         if (method, what) == ("GET", "machineTypes") and name in self.kinds:

@@ -11,6 +11,7 @@ import json
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -91,7 +92,8 @@ class Server(ABC):
         for name, value in {**reply.headers, "Content-Length": str(len(reply.body))}.items():
             request.send_header(name, value)
         request.end_headers()
-        request.wfile.write(reply.body[: len(reply.body) - cut_bytes])
+        with suppress(ConnectionError):  # who asked may have been killed
+            request.wfile.write(reply.body[: len(reply.body) - cut_bytes])
 
     def close(self) -> None:
         self._closing.set()

@@ -13,7 +13,7 @@ from servers import AwsServer
 
 from edl_hvd.clock import SystemClock
 from edl_hvd.discovery.kinds import read_question
-from edl_hvd.discovery.source import Described, Foresighted, Source
+from edl_hvd.discovery.source import Described, Foresighted, Permitted, Source
 from edl_hvd.discovery.sources.ec2 import Ec2ByTag
 from edl_hvd.discovery.sources.google_api import RENEW_S, GoogleCloud
 from edl_hvd.errors import DiscoveryError, UsageError
@@ -156,6 +156,46 @@ def test_what_to_do_when_ec2_refuses(ec2: Ec2Scene, behaviour: str, words: str) 
     ec2.behave(behaviour)
     with pytest.raises(DiscoveryError, match=words):
         ask(source_of("ec2", f"--tag=job={ec2.job}"))
+
+
+def granted(source: Source) -> dict[str, bool | None]:
+    assert isinstance(source, Permitted)
+    return {permission.name: permission.granted for permission in source.permissions()}
+
+
+def test_the_permissions_of_ec2_are_tried_one_by_one(ec2: Ec2Scene) -> None:
+    words = (f"--tag=job={ec2.job}",)
+    assert granted(source_of("ec2", *words)) == {
+        "ec2:DescribeInstances": True,
+        "ec2:DescribeInstanceTypes": True,
+        "ec2:DescribeSpotInstanceRequests": True,
+    }
+    assert all("DryRun=true" in question for question in ec2.gate.questions)
+    ec2.gate.forbidden = "DescribeSpotPriceHistory"
+    source = source_of("ec2", *words, "--slots=1", "--healthy=yes", "--prices=yes")
+    assert granted(source) == {
+        "ec2:DescribeInstances": True,
+        "ec2:DescribeSpotInstanceRequests": True,
+        "ec2:DescribeInstanceStatus": True,
+        "ec2:DescribeSpotPriceHistory": False,
+    }
+
+
+def test_ec2_says_that_it_would_have_answered(ec2: Ec2Scene) -> None:
+    ec2.behave("dry run")
+    source = source_of("ec2", f"--tag=job={ec2.job}", "--slots=1")
+    assert set(granted(source).values()) == {True}
+    ec2.behave("wrong credentials")
+    assert set(granted(source).values()) == {None}
+
+
+def test_the_permission_of_auto_scaling_comes_first(group: AutoScalingScene) -> None:
+    group.gate.forbidden = "DescribeAutoScalingGroups"
+    assert list(granted(source_of("auto_scaling", group.job, "--slots=1")).items()) == [
+        ("autoscaling:DescribeAutoScalingGroups", False),
+        ("ec2:DescribeInstances", True),
+        ("ec2:DescribeSpotInstanceRequests", True),
+    ]
 
 
 def test_members_of_a_group_count_while_they_are_in_service(group: AutoScalingScene) -> None:
@@ -364,3 +404,22 @@ def test_a_group_of_google_that_is_not_there_is_named(google: GoogleServer) -> N
 def test_wrong_words_are_named(words: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         source_of(*words)
+
+
+@pytest.mark.parametrize(("behaviour", "expected"), [("answer", True), ("not allowed", False), ("throttled", None)])
+def test_the_permissions_of_google_are_tried_one_by_one(
+    google: GoogleServer, behaviour: str, expected: bool | None
+) -> None:
+    google.add("resnet", "r-1")
+    google.behave(behaviour)
+    assert granted(google_source(google)) == {
+        "a project and a place": True,
+        "compute.instanceGroupManagers.get": expected,
+        "compute.instances.list": expected,
+        "compute.machineTypes.get": expected,
+    }
+
+
+def test_where_there_is_no_metadata_server_no_permission_of_google_is_known(google: GoogleServer) -> None:
+    google.behave("refuse")
+    assert granted(google_source(google)) == {"a project and a place": None}

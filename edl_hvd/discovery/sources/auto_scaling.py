@@ -8,7 +8,7 @@ from typing import Any
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.flags import Flags
 from edl_hvd.discovery.question import REMOTE_FLAGS, Question, ask_remotely
-from edl_hvd.discovery.source import HostDetails
+from edl_hvd.discovery.source import HostDetails, Permission
 from edl_hvd.discovery.sources import ec2_instances
 from edl_hvd.discovery.sources.aws import Aws
 from edl_hvd.discovery.sources.ec2_instances import Instances, Wishes, by_ids, read_wishes
@@ -65,6 +65,10 @@ class AutoScalingGroup:
 
     def notices(self) -> Mapping[str, float]:
         return self._instances.known.notices
+
+    def permissions(self) -> Iterable[Permission]:
+        yield self._aws.try_permission("autoscaling", "describe_auto_scaling_groups", MaxRecords=1)
+        yield from self._instances.permissions()
 
 
 def judge_members(members: Iterable[Mapping[str, str]]) -> dict[str, str]:

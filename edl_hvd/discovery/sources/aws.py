@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from edl_hvd.discovery.source import Permission
 from edl_hvd.discovery.sources.aws_model import MODELS
 from edl_hvd.errors import DiscoveryError
 
@@ -83,6 +84,18 @@ class Aws:
             if not page.get("NextToken"):
                 return
             token = {"NextToken": page["NextToken"]}
+
+    def try_permission(self, service: str, operation: str, **question: Any) -> Permission:
+        """Whether this account may do that. EC2 tells without doing it when the question says so (``DryRun``)."""
+        name = f"{service}:{''.join(map(str.capitalize, operation.split('_')))}"
+        try:
+            with self.asking():
+                getattr(self._client(service), operation)(**question)
+        except DiscoveryError as error:
+            code = getattr(error.__cause__, "response", {}).get("Error", {}).get("Code", "")
+            if code != "DryRunOperation":
+                return Permission(name, False if code in _NOT_ALLOWED else None, str(error))
+        return Permission(name, True, f"{_NAMES[service]} allows it")
 
     def _client(self, service: str) -> Any:
         if service not in self._clients:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.flags import Flags
 from edl_hvd.discovery.question import REMOTE_FLAGS, Question, ask_remotely
-from edl_hvd.discovery.source import HostDetails
+from edl_hvd.discovery.source import HostDetails, Permission
 from edl_hvd.discovery.sources import ec2_instances
 from edl_hvd.discovery.sources.aws import Aws
 from edl_hvd.discovery.sources.ec2_instances import Instances, Wishes, read_wishes
@@ -55,6 +55,9 @@ class Ec2ByTag:
 
     def notices(self) -> Mapping[str, float]:
         return self._instances.known.notices
+
+    def permissions(self) -> Iterable[Permission]:
+        return self._instances.permissions()
 
 
 def read_tag(text: str) -> tuple[str, str]:

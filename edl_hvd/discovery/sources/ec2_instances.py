@@ -9,7 +9,7 @@ from typing import Any
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.flags import Flags
-from edl_hvd.discovery.source import HostDetails
+from edl_hvd.discovery.source import HostDetails, Permission
 from edl_hvd.discovery.sources.aws import Aws
 from edl_hvd.discovery.sources.yes_no import read_yes_no
 from edl_hvd.errors import DiscoveryError, UsageError
@@ -24,6 +24,8 @@ FILTER_VALUES = 200
 # As many values as one filter of EC2 takes.
 _STATES = ("pending", "running", "stopping", "stopped", "shutting-down")
 # A terminated instance is listed for an hour more, which is of no interest to anybody.
+_ANY_TYPE = "t3.micro"
+# Of those that every region has.
 _LINUX = ("Linux/UNIX", "Linux/UNIX (Amazon VPC)")
 
 
@@ -118,6 +120,20 @@ class Instances:
             },
         )
         return tuple(hosts.values())
+
+    def permissions(self) -> Iterator[Permission]:
+        """Each one that these wishes need; the questions are small ones, for servers that know no ``DryRun``."""
+        few = {"MaxResults": 5, "DryRun": True}
+        kind = {"Filters": [{"Name": "instance-type", "Values": [_ANY_TYPE]}]}
+        yield self._aws.try_permission("ec2", "describe_instances", **few, **kind)
+        if self._wishes.slots is None:
+            yield self._aws.try_permission("ec2", "describe_instance_types", **few, **kind)
+        # Needed as soon as there are spot instances.
+        yield self._aws.try_permission("ec2", "describe_spot_instance_requests", **few)
+        if self._wishes.healthy:
+            yield self._aws.try_permission("ec2", "describe_instance_status", **few)
+        if self._wishes.prices:
+            yield self._aws.try_permission("ec2", "describe_spot_price_history", InstanceTypes=[_ANY_TYPE], **few)
 
     def _ask(self, operation: str, items: str, filters: Sequence[Mapping[str, Any]], **more: Any) -> Iterator[Any]:
         return self._aws.pages(

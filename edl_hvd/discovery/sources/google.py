@@ -11,7 +11,7 @@ from typing import Any
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.flags import Flags
 from edl_hvd.discovery.question import REMOTE_FLAGS, Question, ask_remotely
-from edl_hvd.discovery.source import HostDetails
+from edl_hvd.discovery.source import HostDetails, Permission
 from edl_hvd.discovery.sources.google_api import ENDPOINT, METADATA, GoogleCloud
 from edl_hvd.discovery.sources.yes_no import read_yes_no
 from edl_hvd.errors import DiscoveryError, UsageError
@@ -96,9 +96,7 @@ class GoogleGroup:
         return self._place
 
     def _find(self, place: Place) -> tuple[HostSlots, ...]:
-        scope = f"zones/{place.zone}" if place.zone else f"regions/{place.region}"
-        path = f"projects/{place.project}/{scope}/instanceGroupManagers/{self._name}/listManagedInstances"
-        members = list(self._cloud.pages("POST", path, "managedInstances", self._page))
+        members = list(self._cloud.pages("POST", self._path(place), "managedInstances", self._page))
         reasons = judge_members(members, self._healthy)
         left_out = {name: reason for name, reason in reasons.items() if reason}
         taken = [name for name, reason in reasons.items() if not reason]
@@ -140,6 +138,25 @@ class GoogleGroup:
         if not gpus:
             raise DiscoveryError(f"instance {instance['name']} is a {kind} without a GPU; give --slots")
         return gpus
+
+    def _path(self, place: Place) -> str:
+        scope = f"zones/{place.zone}" if place.zone else f"regions/{place.region}"
+        return f"projects/{place.project}/{scope}/instanceGroupManagers/{self._name}/listManagedInstances"
+
+    def permissions(self) -> Iterable[Permission]:
+        one = {"maxResults": "1"}
+        try:
+            place = self._settle()
+            yield Permission("a project and a place", True, f"{place.project}, {place.zone or place.region}")
+        except DiscoveryError as error:
+            yield Permission("a project and a place", None, str(error))
+            return
+        yield self._cloud.try_permission("compute.instanceGroupManagers.get", "POST", self._path(place), one)
+        zones = f"projects/{place.project}/zones/{place.zone or f'{place.region}-b'}"  # every region has a zone b
+        yield self._cloud.try_permission("compute.instances.list", "GET", f"{zones}/instances", one)
+        if self._slots is None:
+            kind = f"{zones}/machineTypes/e2-micro"  # which every zone has
+            yield self._cloud.try_permission("compute.machineTypes.get", "GET", kind, {"fields": "name"})
 
     def details(self) -> Mapping[str, HostDetails]:
         return self._details

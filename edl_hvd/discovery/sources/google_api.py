@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlencode
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.discovery.source import Permission
 from edl_hvd.discovery.sources.web import read_address, read_token, trust
 from edl_hvd.errors import DiscoveryError
 
@@ -109,13 +110,28 @@ class GoogleCloud:
             DiscoveryError: As ``pages``.
         """
         asked = f"{path}?{urlencode(query)}" if query else path
-        answer = self._ask_with_token(method, asked)
-        if answer.status == 401:
-            self._token_until_s = 0.0
-            answer = self._ask_with_token(method, asked)
+        answer = self._ask_renewing(method, asked)
         if answer.status != 200:
             raise DiscoveryError(_explain(path, answer))
         return _read_object(answer.body, "Compute Engine")
+
+    def try_permission(self, name: str, method: str, path: str, query: Mapping[str, str]) -> Permission:
+        """Whether this account may do that, found out by doing it."""
+        try:
+            answer = self._ask_renewing(method, f"{path}?{urlencode(query)}")
+        except DiscoveryError as error:
+            return Permission(name, None, str(error))
+        if answer.status == 200:
+            return Permission(name, True, "Compute Engine allows it")
+        words = _explain(path, answer)
+        return Permission(name, False if answer.status == 403 and _NEXT_STEPS[429] not in words else None, words)
+
+    def _ask_renewing(self, method: str, path: str) -> _Answer:
+        answer = self._ask_with_token(method, path)
+        if answer.status == 401:
+            self._token_until_s = 0.0
+            answer = self._ask_with_token(method, path)
+        return answer
 
     def _ask_with_token(self, method: str, path: str) -> _Answer:
         headers = {"Authorization": f"Bearer {self._find_token()}"}
