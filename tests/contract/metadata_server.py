@@ -8,6 +8,7 @@ Kubernetes API reference (Pod).
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -42,7 +44,8 @@ class Server(ABC):
         wall_s: What its clock shows; ``None``: the true time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, certificate: Path | None = None) -> None:
+        """With a file that holds a certificate and its key, it speaks TLS."""
         self.questions: list[str] = []
         self.wall_s: float | None = None
         self.behaviour = "answer"
@@ -64,10 +67,14 @@ class Server(ABC):
                 """Requests are of no interest in a test's output."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
         self.host = f"127.0.0.1:{self._server.server_port}"
-        self.url = f"http://{self.host}"
+        self.url = f"http{'s' if certificate else ''}://{self.host}"
 
     def behave(self, behaviour: str) -> None:
         """ "answer", "refuse" (hang up), "hang", "cut off" (half of each body), or what a subclass knows besides."""
@@ -205,8 +212,8 @@ class KubernetesPod(Server):
 
     PATH = "/api/v1/namespaces/training/pods/worker-3"
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, certificate: Path | None = None) -> None:
+        super().__init__(certificate)
         self.token = "first"
         self.metadata: dict[str, object] = {"name": "worker-3", "namespace": "training", "uid": "7f1c"}
 

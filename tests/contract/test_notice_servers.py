@@ -10,6 +10,7 @@ from email.utils import formatdate
 from pathlib import Path
 
 import pytest
+from kubernetes_server import make_certificate
 from metadata_server import AzureMetadata, Ec2Metadata, GoogleMetadata, KubernetesPod, Server
 
 from edl_hvd.clock import SystemClock
@@ -193,6 +194,23 @@ def test_a_pod_reads_its_token_anew(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("second")
     assert tale.provider.ask() is None
     tale.server.close()
+
+
+def test_a_pod_believes_the_api_server_of_its_own_cluster_only(tmp_path: Path) -> None:
+    make_certificate(tmp_path / "server.pem", tmp_path / "ca.crt")
+    make_certificate(tmp_path / "other.pem", tmp_path / "other.crt")
+    (tmp_path / "token").write_text("first")
+    (tmp_path / "namespace").write_text("training")
+    with KubernetesPod(tmp_path / "server.pem") as server:
+        provider = Kubernetes(server.url, str(tmp_path), "worker-3")
+        assert provider.ask() is None
+        server.metadata.update(deletionTimestamp="2026-11-22T12:00:25Z", deletionGracePeriodSeconds=30)
+        assert provider.ask() is not None
+        (tmp_path / "other.crt").replace(tmp_path / "ca.crt")
+        asked = len(server.questions)
+        with pytest.raises(PlatformError, match="CERTIFICATE_VERIFY_FAILED"):
+            provider.ask()
+        assert len(server.questions) == asked
 
 
 def test_a_pod_without_a_service_account_says_so(tmp_path: Path) -> None:
