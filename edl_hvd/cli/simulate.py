@@ -76,6 +76,8 @@ def cost_options(command: Callable) -> Callable:
 @click.option("--divide", type=click.IntRange(min=1), default=1, metavar="N", help="One host for every N of the trace.")
 @click.option("--from", "from_s", type=Seconds(), default=0.0, metavar="TIME", help="Begin the trace there. [0]")
 @click.option("--until", "until_s", type=Seconds(), metavar="TIME", help="End the trace there.")
+@click.option("--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, metavar="N",
+              help="Play the trace so many times as fast; costs stay. [1]")  # fmt: skip
 @click.option("--price", type=click.FloatRange(min=0), metavar="USD", help="Of a host's hour. [the trace's]")
 @click.option("--notice", "notice_s", type=Seconds(), default=0.0, metavar="TIME",
               help="How long before it goes this project knows that a host will go. [0: never]")  # fmt: skip
@@ -88,9 +90,9 @@ def cost_options(command: Callable) -> Callable:
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--picture", metavar="FILE.png", help="Draw hosts and goodput over time.")
 def simulate_command(
-    path: str, divide: int, from_s: float, until_s: float | None, price: float | None, notice_s: float, min_np: int,
-    checkpoint_every: Interval, stock_checkpoint_every: Interval, log: str | None, as_json: bool, picture: str | None,
-    **given: float | None,
+    path: str, divide: int, from_s: float, until_s: float | None, speed: float, price: float | None, notice_s: float,
+    min_np: int, checkpoint_every: Interval, stock_checkpoint_every: Interval, log: str | None, as_json: bool,
+    picture: str | None, **given: float | None,
 ) -> None:  # fmt: skip
     """Tell what a job would get out of hosts that come and go as in a trace, under three systems.
 
@@ -103,7 +105,7 @@ def simulate_command(
     trace = read_trace(path)
     if price is not None:
         trace = trace.priced(price)
-    trace = trace.window(from_s, trace.end_s if until_s is None else until_s).divided(divide)
+    trace = trace.window(from_s, trace.end_s if until_s is None else until_s).divided(divide).faster(speed)
     plan = Plan(trace, costs, min_np, checkpoint_every, stock_checkpoint_every, notice_s=notice_s)
     comparison = compare(plan)
     if picture is not None:

@@ -142,6 +142,10 @@ class Trace:
         changes = [replace(change, price_usd_per_h=None) for change in self.changes]
         return Trace((replace(changes[0], price_usd_per_h=usd_per_h), *changes[1:]))
 
+    def faster(self, factor: float) -> Trace:
+        """The same in less time."""
+        return Trace(tuple(replace(change, time_s=change.time_s / factor) for change in self.changes))
+
     def window(self, from_s: float, until_s: float) -> Trace:
         """The part between two moments, as if it had begun at the first of them.
 

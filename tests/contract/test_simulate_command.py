@@ -82,6 +82,13 @@ def test_a_part_of_the_trace_and_a_part_of_its_hosts(tmp_path: Path) -> None:
     assert document["trace"] == {"seconds": 1200, "most_hosts": 2, "host_seconds": 2 * 600 + 600}
 
 
+def test_the_faster_the_trace_the_more_the_same_costs_weigh(tmp_path: Path) -> None:
+    usual, fast = as_json(tmp_path), as_json(tmp_path, "--speed", "20")
+    assert fast["trace"] == {"seconds": 180, "most_hosts": 3, "host_seconds": 480}
+    for system in usual["systems"]:
+        assert fast["systems"][system]["goodput"] < usual["systems"][system]["goodput"]
+
+
 def test_costs_come_from_an_event_log_and_flags_beat_it(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     log = EventLog(path, SystemClock())
