@@ -19,6 +19,7 @@ from edl_hvd.best import Best
 from edl_hvd.errors import SettingsError
 from edl_hvd.interval import Interval
 
+NOTICES = ("off", "auto", "ec2", "google", "azure", "kubernetes")
 _TEN_MINUTES = Interval(600, "seconds")
 _LEAST = {"keep": 1, "checkpoint_memory_mb": 1, "commit_every": 1, "meet_timeout_s": 0.1, "elastic_timeout_s": 1,
           "grace_s": 0}  # fmt: skip
@@ -45,6 +46,8 @@ class Settings:
         on_checkpoint_failure: What a checkpoint that cannot be written does to the job, "warn" or "stop"
             (``EDL_HVD_ON_CHECKPOINT_FAILURE``).
         grace_s: Between SIGTERM and SIGKILL, where nothing else is known (``EDL_HVD_GRACE``).
+        notices: Whom to ask whether this host is about to go: "auto", "off", "ec2", "google", "azure" or "kubernetes"
+            (``EDL_HVD_NOTICES``).
         restart_lost_progress: Start over when all progress is lost, instead of ending in an error
             (``EDL_HVD_RESTART_LOST_PROGRESS``).
     """
@@ -75,6 +78,8 @@ class Settings:
     # Horovod's own default.
     grace_s: float = 30.0
     # That of Kubernetes; Slurm gives as much.
+    notices: str = "auto"
+    # What the machine's firmware says costs nothing to read, and a platform is asked every few seconds.
     restart_lost_progress: bool = False
     # Silently training from random weights again is the worst outcome; it has to be asked for.
 
@@ -88,6 +93,8 @@ class Settings:
             problems.append("checkpoint='' is empty; expected a folder or a URL such as 's3://bucket/run'")
         if self.on_checkpoint_failure not in ("warn", "stop"):
             problems.append(f"on_checkpoint_failure={self.on_checkpoint_failure!r}; expected 'warn' or 'stop'")
+        if self.notices not in NOTICES:
+            problems.append(f"notices={self.notices!r}; expected one of {', '.join(NOTICES)}")
         _raise_all(problems)
 
     @classmethod
@@ -115,6 +122,14 @@ class Settings:
                     problems.append(f"{name}: {error}")
         _raise_all(problems)
         return replace(cls(), **values)
+
+
+def platform_addresses(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Where platforms are asked for notices, by their names, as far as the environment moves them elsewhere."""
+    found = {"ec2": environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "").rstrip("/")}
+    if environ.get("GCE_METADATA_HOST"):
+        found["google"] = f"http://{environ['GCE_METADATA_HOST']}"
+    return {name: address for name, address in found.items() if address}
 
 
 @dataclass(frozen=True)
@@ -316,5 +331,6 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "EDL_HVD_MEET_TIMEOUT": ("meet_timeout_s", _seconds),
     "HOROVOD_ELASTIC_TIMEOUT": ("elastic_timeout_s", _seconds),
     "EDL_HVD_GRACE": ("grace_s", _seconds),
+    "EDL_HVD_NOTICES": ("notices", str),
     "EDL_HVD_RESTART_LOST_PROGRESS": ("restart_lost_progress", _flag),
 }

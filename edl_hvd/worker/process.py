@@ -10,8 +10,10 @@ from dataclasses import dataclass
 import torch
 
 from edl_hvd.errors import PlatformError, UsageError
-from edl_hvd.settings import Launch, Settings
+from edl_hvd.notices.watch import NoticeWatch
+from edl_hvd.settings import Launch, Settings, platform_addresses
 from edl_hvd.worker.engine.collectives import OPERATIONS, Collectives
+from edl_hvd.worker.joining.notices import watch_for_notices
 from edl_hvd.worker.joining.rendezvous import Joined, Rendezvous
 from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
 from edl_hvd.world import World
@@ -19,11 +21,12 @@ from edl_hvd.world import World
 
 @dataclass
 class Process:
-    """What :func:`init` sets up. ``joined`` is ``None`` between worlds."""
+    """What :func:`init` sets up. ``joined`` is ``None`` between worlds, ``notices`` where nobody is asked for them."""
 
     launch: Launch
     rendezvous: Rendezvous
     joined: Joined | None = None
+    notices: NoticeWatch | None = None
 
     @property
     def world(self) -> World | None:
@@ -63,7 +66,12 @@ def init(rendezvous: Rendezvous | None = None) -> None:
     launch = Launch.from_environment()
     if launch.driver is not None:
         _show_stack_when_asked()
+    settings = Settings.from_environment()
     _process = Process(launch, rendezvous or _rendezvous_for(launch))
+    if launch.local_rank == 0:  # one worker of each host
+        _process.notices = watch_for_notices(
+            settings.notices, platform_addresses(), settings.grace_s, _process.rendezvous
+        )
     if torch.cuda.is_available():
         torch.cuda.set_device(device())
 
@@ -120,6 +128,8 @@ def is_initialized() -> bool:
 def shutdown() -> None:
     """Leave the present world, if any, and forget everything :func:`init` set up."""
     global _process
+    if _process is not None and _process.notices is not None:
+        _process.notices.stop()
     if _process is not None and _process.joined is not None:
         _process.rendezvous.leave(broken=False)
     _process = None

@@ -19,11 +19,10 @@ from edl_hvd.worker.engine.departures import Departures
 from edl_hvd.worker.engine.engine import Engine
 from edl_hvd.worker.engine.interface import interface_of
 from edl_hvd.worker.joining.driver_line import DriverLine
-from edl_hvd.worker.joining.rendezvous import Dismissed, Following, Handover, Joined
+from edl_hvd.worker.joining.rendezvous import RUN_AGAIN, Dismissed, Following, Handover, Joined
 from edl_hvd.worker.progress import progress
 from edl_hvd.world import World
 
-ORPHANED = 75  # EX_TEMPFAIL
 _LOOPBACK = "lo"
 _LAST_STEPS_S = 10.0
 # The others wait for what is still on its way to a newcomer; sending all of it anew takes them longer than this.
@@ -99,7 +98,7 @@ class DriverRendezvous:
         while True:
             news = self._line.next(_LAST_STEPS_S if world else None)
             if news is None:
-                raise Dismissed("the driver is gone", code=ORPHANED, save=self._engine.rank == 0)
+                raise Dismissed("the driver is gone", code=RUN_AGAIN, save=self._engine.rank == 0)
             what = news["what"]
             if what == "dismiss":
                 raise Dismissed(f"the driver sends {self._name} home", save=news["save"], left_s=news["left_s"])
@@ -149,6 +148,9 @@ class DriverRendezvous:
 
     def leave(self, broken: bool) -> None:
         self._engine.stop(broken)
+
+    def host_going(self, left_s: float) -> None:
+        self._line.say("notice", left_s=left_s)
 
     def ended(self, step: int, error: BaseException | None) -> None:
         if error is None:

@@ -35,7 +35,7 @@ from edl_hvd.worker.engine.departures import Departures
 from edl_hvd.worker.engine.engine import Engine
 from edl_hvd.worker.engine.sockets import open_sockets
 from edl_hvd.worker.joining.meeting import Go, Guest, Hello, Host
-from edl_hvd.worker.joining.rendezvous import Dismissed, Handover, Joined
+from edl_hvd.worker.joining.rendezvous import RUN_AGAIN, Dismissed, Handover, Joined
 from edl_hvd.world import World
 
 logger = logging.getLogger(__name__)
@@ -97,6 +97,7 @@ class HorovodRendezvous:
         self._store: KeyValueStore | None = None
         self._meeting: Host | Guest | None = None
         self._changes = _ChangeListener()
+        self._going_s: float | None = None  # when this host will be gone
         if self.elastic:
             self._listen_for_changes()
         atexit.register(self._say_goodbye)
@@ -114,11 +115,15 @@ class HorovodRendezvous:
         notices.init(launch.address, launch.port, launch.interface, launch.host, launch.local_rank)
 
     def change_pending(self) -> bool:
-        return self._changes.pending
+        return self._changes.pending or self._going_s is not None
 
     def join(
         self, known_step: int, held_step: int, keep: Callable[[], dict[str, Any]], handover: Handover | None = None
     ) -> Joined:
+        if self._going_s is not None:
+            # An error to the launcher, which then leaves the host alone.
+            left_s = self._going_s - time.monotonic()
+            raise Dismissed("the host is about to go", code=RUN_AGAIN, save=True, left_s=left_s)
         deadline = time.monotonic() + self._settings.elastic_timeout_s
         self._engine.known_step, self._engine.keep = max(self._engine.known_step, known_step), keep
         before = open_sockets()
@@ -144,6 +149,10 @@ class HorovodRendezvous:
         if self._store is not None:
             self._store.close()
             self._store = None
+
+    def host_going(self, left_s: float) -> None:
+        if self.elastic:  # else all end with it
+            self._going_s = time.monotonic() + left_s
 
     def ended(self, step: int, error: BaseException | None) -> None:
         """``horovodrun`` sees the exit code, and nothing else."""

@@ -96,5 +96,8 @@ class MpiRendezvous:
             self._store.close()
             self._store = None
 
+    def host_going(self, left_s: float) -> None:
+        """A fixed world ends with its first host, and its last checkpoint is what there is."""
+
     def ended(self, step: int, error: BaseException | None) -> None:
         """MPI has no use for it."""

@@ -9,6 +9,9 @@ from typing import Any, Protocol
 from edl_hvd.worker.engine.collectives import Collectives
 from edl_hvd.world import World
 
+RUN_AGAIN = 75
+"""Exit code of a worker that could not train on where it was, EX_TEMPFAIL: run me again."""
+
 
 class Dismissed(Exception):
     """This worker is to end: the launcher has no place for it any more, or is gone. Not an error.
@@ -100,6 +103,9 @@ class Rendezvous(Protocol):
 
     def leave(self, broken: bool) -> None:
         """Leave the present world: ``broken`` when a collective of it failed, else while it still works."""
+
+    def host_going(self, left_s: float) -> None:
+        """This host will be gone in so many seconds: leave at the next commit. Any thread."""
 
     def ended(self, step: int, error: BaseException | None) -> None:
         """The training function has returned, or ended in an error of the script's own; for the launcher."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from edl_hvd.settings import Settings
 from edl_hvd.worker.engine.collectives import SoloCollectives
-from edl_hvd.worker.joining.rendezvous import Dismissed, Handover, Joined
+from edl_hvd.worker.joining.rendezvous import RUN_AGAIN, Dismissed, Handover, Joined
 from edl_hvd.world import SOLO
 
 logger = logging.getLogger(__name__)
@@ -31,6 +31,7 @@ class SoloRendezvous:
 
     def __init__(self) -> None:
         self._asked_s: float | None = None  # when SIGTERM came
+        self._going_s: float | None = None  # when this host will be gone
         self._before: Any = None  # its handler until the world was joined
 
     def join(
@@ -40,6 +41,9 @@ class SoloRendezvous:
             left_s = Settings.from_environment().grace_s - (time.monotonic() - self._asked_s)
             code = _KILLED_BY + signal.SIGTERM
             raise Dismissed("SIGTERM came", code=code, save=True, left_s=left_s)
+        if self._going_s is not None:
+            left_s = self._going_s - time.monotonic()
+            raise Dismissed("the host is about to go", code=RUN_AGAIN, save=True, left_s=left_s)
         # A handler of the script's own stays; signals reach the main thread only.
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             self._before = signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -56,10 +60,13 @@ class SoloRendezvous:
             self._before = None
 
     def change_pending(self) -> bool:
-        return self._asked_s is not None
+        return self._asked_s is not None or self._going_s is not None
 
     def leave(self, broken: bool) -> None:
         self._restore_handler()
+
+    def host_going(self, left_s: float) -> None:
+        self._going_s = time.monotonic() + left_s
 
     def ended(self, step: int, error: BaseException | None) -> None:
         self._restore_handler()
