@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from clocks import FakeClock
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_discovery_cached import FakeKeep
 
 from edl_hvd.discovery.expression import Count, Expression, Leaf, Limit, Prefer, Union, Word, parse_expression
 from edl_hvd.discovery.kinds import read_question
+from edl_hvd.discovery.polling.cached import ask, find_answer
+from edl_hvd.discovery.polling.record import Record
+from edl_hvd.discovery.question import Question
 from edl_hvd.discovery.source import HostDetails, Permission
 from edl_hvd.discovery.sources.combined import (
     CHEAPER,
@@ -27,6 +33,7 @@ from edl_hvd.discovery.sources.combined import (
 from edl_hvd.discovery.sources.part import Part
 from edl_hvd.discovery.sources.schedule import Schedule
 from edl_hvd.discovery.sources.static_file import StaticFile
+from edl_hvd.driver.command_line.options import Options, read_options
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots
 
@@ -342,3 +349,58 @@ def test_a_source_of_a_combination_that_is_wrong_is_named(text: str, words: str)
         read_question("source", [text], [])
     assert str(raised.value).startswith(f"--source {text!r}: ")
     assert words in str(raised.value)
+
+
+# --- in scripts and under edlrun ---
+
+
+def test_what_stands_in_for_a_part_and_for_the_whole_are_not_added_up() -> None:
+    """A script gives a union's answer for as long as its oldest part may be given, and no longer."""
+    clock, record = FakeClock(), Record()
+
+    def poll(*answers: tuple[HostSlots, ...] | Exception) -> tuple[str, str]:
+        """As a new process each time: what it knows is in the record."""
+        nonlocal record
+        source = union(*(Told([answer]) for answer in answers), clock=clock)
+        asked = Question(source, refresh_s=10, stale_s=300, first_s=20)
+        keep = FakeKeep(Record.from_text(record.to_text(10, "boot"), "boot"), clock)
+        ask(asked, keep, clock)
+        record = keep.record
+        return find_answer(asked, keep, clock)
+
+    assert poll((A,), (B,)) == ("a:2\nb:1\n", "")
+    clock.sleep(290)
+    answer, remark = poll(DiscoveryError("throttled"), (B, C))
+    assert answer == "a:2\nb:1\nc:4\n"
+    assert remark == "giving the answer of part-0 of 290 s ago, good for 300 s: throttled"
+    clock.sleep(5)
+    answer, remark = poll(DiscoveryError("throttled"), DiscoveryError("gone"))
+    assert answer == "a:2\nb:1\nc:4\n"
+    assert remark.endswith("of part-1 of 5 s ago, good for 300 s: gone")
+    clock.sleep(10)
+    with pytest.raises(
+        DiscoveryError, match=r"part-0: throttled; .* 305 s old, more than --stale 300 allows; the last"
+    ):
+        poll(DiscoveryError("throttled"), (B, C))
+
+
+def test_edlrun_reads_combinations(tmp_path: Path) -> None:
+    def read(text: str, **more: str) -> Options:
+        given = {"-np": "1", "--discover": text, **more}
+        return read_options(("true",), given, {"PATH": os.defpath}, clock=FakeClock())
+
+    (tmp_path / "a").write_text("node-1\n")
+    (tmp_path / "plan").write_text("0 add node-2:8\n")
+    both = f"union(file:{tmp_path}/a, schedule:{tmp_path}/plan)"
+    options = read(f"limit({both}, 6)", **{"--slots-per-host": "4"})
+    assert (options.source.hosts(), options.poll_every_s) == ((HostSlots("node-1", 4), HostSlots("node-2", 2)), 0.2)
+    assert not options.is_damped
+    assert not (tmp_path / "plan.started").exists()
+    with_server = read(f"union(file:{tmp_path}/a, url:https://hosts.example.com/x)")
+    assert (with_server.poll_every_s, with_server.is_damped) == (10, True)
+    for text, words in (
+        (f"union(file:{tmp_path}/a, fil:b)", "there is no kind 'fil'"),
+        (f"union(file:{tmp_path}/a, file:{tmp_path}/none)", "cannot read the hosts file"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            read(text)

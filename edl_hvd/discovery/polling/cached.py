@@ -17,7 +17,6 @@ job instead of once per question.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import signal
 import site
@@ -25,11 +24,10 @@ import sys
 from collections.abc import Sequence
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
-from edl_hvd.discovery.damping import Damping
 from edl_hvd.discovery.kinds import read_question
 from edl_hvd.discovery.polling.record import Record
 from edl_hvd.discovery.question import Question
-from edl_hvd.discovery.source import Bridging, Remembering, Source
+from edl_hvd.discovery.source import Remembering
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import format_hosts
 
@@ -229,35 +227,13 @@ def ask(question: Question, keep: Keep, clock: Clock) -> None:
 
 
 def _answer(question: Question, record: Record) -> Record:
-    """Of a question that is put at ``record.asked_s``. What came before is in the record, not in this process."""
-    source, now_s = question.source, record.asked_s
-    memory = _read_memory(record.memory)
-    if isinstance(source, Remembering):
-        source.recall(memory.get("source"), record.answered_s)
-    hosts = source.hosts()
-    if not hosts:
-        return record.answered_empty()
-    age_s, remark = source.bridged() if isinstance(source, Bridging) else (0.0, "")
-    damping = Damping().recalled(memory.get("damping"), record.answered_s).observed(hosts, now_s)
-    remarks = [remark] if remark else []
-    if question.is_damped:
-        hosts = damping.kept(hosts)
-        remarks += [f"{host} is left out: {why}" for host, why in damping.left_out(now_s).items()]
-    kept = {"source": _remember(source, now_s), "damping": damping.to_memory(now_s) if question.is_damped else {}}
-    return record.answered(format_hosts(hosts), age_s, "; ".join(remarks), json.dumps(kept))
+    """Of a question that is put at ``record.asked_s``."""
+    if not question.is_damped and not isinstance(question.source, Remembering):
+        hosts = question.source.hosts()
+        return record.answered(format_hosts(hosts)) if hosts else record.answered_empty()
+    from edl_hvd.discovery.polling.remembered import answer  # of no use to a poll of a file
 
-
-def _remember(source: Source, now_s: float) -> object:
-    return source.memory(now_s) if isinstance(source, Remembering) else None
-
-
-def _read_memory(text: str) -> dict[str, object]:
-    """What was kept; nothing when there is nothing, or it is of another version."""
-    try:
-        memory = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    return memory if isinstance(memory, dict) else {}
+    return answer(question, record)
 
 
 def _boot_id() -> str:

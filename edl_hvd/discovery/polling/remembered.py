@@ -1,0 +1,49 @@
+"""An answer that depends on the ones before: of hosts that flap, of a part that fails, of a choice once made.
+
+Any process may ask next, so what has to be known again is in the record and not in this process.
+"""
+
+from __future__ import annotations
+
+import json
+
+from edl_hvd.discovery.damping import Damping
+from edl_hvd.discovery.polling.record import Record
+from edl_hvd.discovery.question import Question
+from edl_hvd.discovery.source import Bridging, Remembering
+from edl_hvd.hosts import format_hosts
+
+
+def answer(question: Question, record: Record) -> Record:
+    """The record after a question that is put at ``record.asked_s``. Blocks for as long as the source takes.
+
+    Raises:
+        DiscoveryError, UsageError: As the source does.
+    """
+    source, now_s = question.source, record.asked_s
+    memory = _read(record.memory)
+    if isinstance(source, Remembering):
+        source.recall(memory.get("source"), record.answered_s)
+    hosts = source.hosts()
+    if not hosts:
+        return record.answered_empty()
+    age_s, remark = source.bridged() if isinstance(source, Bridging) else (0.0, "")
+    remarks = [remark] if remark else []
+    kept: dict[str, object] = {}
+    if question.is_damped:
+        damping = Damping().recalled(memory.get("damping"), record.answered_s).observed(hosts, now_s)
+        hosts = damping.kept(hosts)
+        remarks += [f"{host} is left out: {why}" for host, why in damping.left_out(now_s).items()]
+        kept["damping"] = damping.to_memory(now_s)
+    if isinstance(source, Remembering):
+        kept["source"] = source.memory(now_s)
+    return record.answered(format_hosts(hosts), age_s, "; ".join(remarks), json.dumps(kept))
+
+
+def _read(text: str) -> dict[str, object]:
+    """What was kept; nothing when there is nothing, or it is of another version."""
+    try:
+        memory = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return memory if isinstance(memory, dict) else {}
