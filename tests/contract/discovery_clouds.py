@@ -15,6 +15,7 @@ from urllib.parse import parse_qs
 
 from discovery_scenes import Scene, in_order
 from google_server import DOUBTS, GoogleServer
+from metadata_server import SLOW_S
 from servers import AwsServer
 
 
@@ -33,6 +34,10 @@ class CloudScene(Scene):
     """One whose source is in trouble when its server is."""
 
     refresh_s = 10.0
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.environment["EDL_HVD_DISCOVERY_FIRST"] = "60"  # a busy machine is slow, most of all to load botocore
 
     def behave(self, behaviour: str) -> None:
         """Of the server; see ``Gate.behave`` and ``Server.behave``."""
@@ -54,7 +59,6 @@ class AwsScene(CloudScene):
         self.ec2 = client(aws, "ec2")
         self.job = uuid.uuid4().hex
         self.environment.update({**aws.environment, "AWS_ENDPOINT_URL": self.gate.url, "HOME": str(folder)})
-        self.environment["EDL_HVD_DISCOVERY_FIRST"] = "60"  # a busy machine loads botocore slowly
         self.image = _image(aws)
         self.instances: list[str] = []
 
@@ -264,7 +268,7 @@ class Gate:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def behave(self, behaviour: str) -> None:
-        """ "forward", "refuse" (hang up), "hang", or a name of GARBLED or REFUSALS."""
+        """ "forward", "refuse" (hang up), "hang", "slow" (once), or a name of GARBLED or REFUSALS."""
         self._behaviour = behaviour
 
     def handle(self, request: BaseHTTPRequestHandler) -> None:
@@ -274,6 +278,9 @@ class Gate:
         request.close_connection = behaviour != "forward"
         if behaviour == "hang":
             self._closing.wait()
+        if behaviour == "slow":
+            self._behaviour = behaviour = "forward"
+            self._closing.wait(SLOW_S)
         if behaviour in ("hang", "refuse"):
             return
         action = parse_qs(body.decode()).get("Action", [""])[0]

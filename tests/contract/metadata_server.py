@@ -20,6 +20,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+SLOW_S = 1.2
+# Longer than a poll waits for an answer when it has an older one.
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -77,7 +80,7 @@ class Server(ABC):
         self.url = f"http{'s' if certificate else ''}://{self.host}"
 
     def behave(self, behaviour: str) -> None:
-        """ "answer", "refuse" (hang up), "hang", "cut off" (half of each body), or what a subclass knows besides."""
+        """ "answer", "refuse" (hang up), "hang", "slow" (once), "cut off" (half of each body), or more."""
         self.behaviour = behaviour
 
     @abstractmethod
@@ -90,6 +93,9 @@ class Server(ABC):
         request.close_connection = True
         if self.behaviour == "hang":
             self._closing.wait()
+        if self.behaviour == "slow":
+            self.behaviour = "answer"
+            self._closing.wait(SLOW_S)
         if self.behaviour in ("hang", "refuse"):
             return
         headers = {name.lower(): value for name, value in request.headers.items()}

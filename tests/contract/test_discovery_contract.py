@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from discovery_clouds import AutoScalingScene, Ec2Scene, GoogleScene
+from discovery_clouds import AutoScalingScene, CloudScene, Ec2Scene, GoogleScene
 from discovery_clusters import SCENES as CLUSTER_SCENES
 from discovery_scenes import SCRIPTS, Scene, ScheduleScene, StaticFileScene, in_order
 from discovery_traces import TraceScene
@@ -239,6 +239,18 @@ def test_ec2_is_asked_once_per_refresh_while_it_fails(ec2: Ec2Scene) -> None:
     for _ in range(4):
         assert "UnauthorizedOperation" in ec2.poll().stderr
     assert len(ec2.gate.questions) == 1
+
+
+@pytest.mark.parametrize("scene", ["from_google", *AWS_SCENES], indirect=True)
+def test_a_slow_cloud_is_waited_for_at_the_start_and_bridged_later(scene: CloudScene) -> None:
+    lines = scene.show(2)
+    scene.behave("slow")
+    assert_answer(scene.poll(), lines)
+    more = scene.show(3)
+    scene.let_pass(scene.refresh_s)
+    scene.behave("slow")
+    assert_answer(scene.poll(), lines)
+    assert_answer(scene.poll_until(lambda result: result.stdout.count("\n") == 3), more)
 
 
 REMOTE = [name for name, kind in {**SCENES, **AWS_SCENES}.items() if kind.refresh_s]
