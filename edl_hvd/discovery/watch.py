@@ -109,7 +109,7 @@ class HostWatch:
             ``close`` calls it.
         changed: Told the trusted list whenever it has changed, first when there are hosts.
         problem: Told a sentence once per distinct problem, and another when the trouble is over.
-        notice: Told once of each host that is about to go, if the source knows, and in how many seconds.
+        notice: Told once of each trusted host that is about to go, if the source knows, and in how many seconds.
         every_s: Time between an answer and the next question.
         late_s: A question that takes longer is told as a problem.
         damping: Leaves out hosts that flap; ``None``: every host that is believed to be there counts.
@@ -212,10 +212,12 @@ class HostWatch:
         return self._damping.kept(believed)
 
     def _pass_on(self, notices: Mapping[str, float]) -> None:
+        """Once each, of hosts that count: of one that goes before it ever came nobody needs to hear."""
+        here = {entry.host for entry in self._hosts}
         for host, seconds in notices.items():
-            if host not in self._noticed:
+            if host in here and host not in self._noticed:
                 self._notice(host, seconds)
-        self._noticed = frozenset(notices)
+        self._noticed = frozenset(host for host in notices if host in here or host in self._noticed)
 
     def _wait_for_answer(self) -> _Answer | str | None:
         try:

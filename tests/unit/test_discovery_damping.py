@@ -195,3 +195,18 @@ def test_edlrun_leaves_out_a_host_that_flaps_and_says_so_once() -> None:
     assert clock.now_s == 1000.0 + 220, "a came back for the third time at 100 s and counted from 220 s on"
     assert len(told) == 1
     assert told[0].startswith("a is left out: it has come back 3 times")
+
+
+def test_edlrun_hears_of_the_end_of_hosts_that_it_has_and_of_no_others() -> None:
+    class Announcing(Played):
+        def notices(self) -> dict[str, float]:
+            return {"a": 9.0, "never came": 5.0}
+
+    clock, told = FakeClock(), []
+    # Left out in the answer that announces its end, as a pod is; believed to be there until the next.
+    played = Announcing([(B, A), (B,), (B,)], clock)
+    watch = HostWatch(played, list, list, lambda *notice: told.append(notice), every_s=0.0, clock=clock)
+    watch.start()
+    played.is_over.wait()
+    watch.close()
+    assert told == [("a", 9.0)]
