@@ -30,6 +30,7 @@ from edl_hvd.discovery.sources.combined import (
     start_now,
     take,
 )
+from edl_hvd.discovery.sources.ec2 import Ec2ByTag
 from edl_hvd.discovery.sources.part import Part
 from edl_hvd.discovery.sources.schedule import Schedule
 from edl_hvd.discovery.sources.static_file import StaticFile
@@ -334,6 +335,15 @@ def test_the_flags_of_the_script_beat_those_of_its_sources() -> None:
     assert (asked.refresh_s, asked.stale_s, asked.first_s) == (5, 60, 7)
     part = asked.source.parts[0]  # type: ignore[attr-defined]
     assert part == StaticFile("a")
+
+
+def test_who_prefers_the_cheapest_asks_for_prices() -> None:
+    def asks(text: str) -> list[bool]:
+        sources = sources_in(read_source(text).source)
+        return [one._instances._wishes.prices for one in sources if isinstance(one, Ec2ByTag)]
+
+    assert asks("prefer(union(ec2:tag=a=b, file:a), 8)") == [True]
+    assert asks("union(limit(ec2:tag=a=b, 8), prefer(ec2:tag=a=b,prices=no, 8))") == [False, False]
 
 
 @pytest.mark.parametrize(

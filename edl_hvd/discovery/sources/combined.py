@@ -264,11 +264,13 @@ def _ask(expression: Expression, implied: Implied, clock: Clock) -> Question:
                 needs_packages=any(one.needs_packages for one in asked),
                 is_damped=any(one.is_damped for one in asked),
             )
-        case Limit(part, most) | Prefer(part, most):
+        case Limit(part, most):
             one = _ask(part, implied, clock)
-            name = "prefer" if isinstance(expression, Prefer) else "limit"
-            source = Selection(one.source, most, f"{name}(..., {most})", cheapest_first=name == "prefer")
-            return replace(one, source=source)
+            return replace(one, source=Selection(one.source, most, f"limit(..., {most})", cheapest_first=False))
+        case Prefer(part, most):
+            # A source that knows prices only when it is asked for them is asked.
+            one = _ask(part, lambda leaf: ("--prices=yes", *implied(leaf)), clock)
+            return replace(one, source=Selection(one.source, most, f"prefer(..., {most})", cheapest_first=True))
 
 
 def sources_in(source: Source) -> Iterator[Source]:
