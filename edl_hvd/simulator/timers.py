@@ -16,7 +16,7 @@ def next_tick_s(membership: Membership, now_s: float) -> float:
 
     Some of them change nothing: a bound is looked at for whoever it may concern, whether it does or not.
     """
-    due_s = min((moment_s for moment_s in _moments(membership) if moment_s >= now_s), default=math.inf)
+    due_s = min((moment_s for moment_s in _moments(membership, now_s) if moment_s >= now_s), default=math.inf)
     if math.isinf(due_s):
         return due_s
     # Some bounds are over when they are reached, others when they are passed.
@@ -41,28 +41,25 @@ def tick_before(moment_s: float) -> float:
     return round((math.ceil(moment_s / TICK_S - 1e-6) - 1) * TICK_S, 6)
 
 
-def _moments(membership: Membership) -> Iterator[float]:
+def _moments(membership: Membership, now_s: float) -> Iterator[float]:
     rules, world = membership.rules, membership.world
-    listed = {entry.host for entry in membership.hosts}
-    changing = world.phase == "changing"
     bounds = {
         "starting": (rules.start_s,),
         "ready": (rules.settle_s, rules.follow_s),
         "dismissed": (rules.farewell_s,),
         "failing": (rules.farewell_s,),
     }
-    stranded = False
+    listed = {entry.host for entry in membership.hosts}
     for worker, slot in membership.slots.items():
         for bound_s in bounds.get(slot.state, ()):
             yield slot.since_s + bound_s
-        if changing and slot.state != "member":
+        if world.phase == "changing" and slot.state != "member":
             yield slot.since_s + rules.regroup_s
-        if slot.state == "empty" and host_of(worker) in listed:
+        if slot.not_before_s >= now_s and slot.state == "empty" and host_of(worker) in listed:
             yield slot.not_before_s
-        stranded = stranded or (slot.state == "member" and host_of(worker) not in listed)
     if world.phase != "running":
         yield world.since_s + rules.regroup_s
-    if stranded or membership.drains:
+    elif membership.drains or not listed.issuperset(map(host_of, world.members)):
         yield world.since_s + rules.removal_notice_s
     yield from membership.drains.values()
     yield from membership.aside.values()
