@@ -18,6 +18,27 @@ from google_server import DOUBTS, GoogleServer
 from metadata_server import SLOW_S
 from servers import AwsServer
 
+from edl_hvd.discovery.kinds import read_question
+from edl_hvd.discovery.source import Described, Permitted, Source
+
+
+def source_of(kind: str, *words: str) -> Source:
+    return read_question(kind, words, []).source
+
+
+def ask(source: Source) -> dict[str, int]:
+    return {entry.host: entry.slots for entry in source.hosts()}
+
+
+def left_out(source: Source) -> dict[str, str]:
+    assert isinstance(source, Described)
+    return dict(source.left_out())
+
+
+def granted(source: Source) -> dict[str, bool | None]:
+    assert isinstance(source, Permitted)
+    return {permission.name: permission.granted for permission in source.permissions()}
+
 
 @functools.cache
 def client(aws: AwsServer, service: str) -> Any:

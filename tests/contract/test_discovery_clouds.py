@@ -1,4 +1,4 @@
-"""What the clouds' sources take for a host, and what they leave out and why, asked of servers in this process."""
+"""What AWS has that is a host, and what is left out and why, asked of moto in this process; the words of all clouds."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
-from discovery_clouds import AutoScalingScene, AwsScene, Ec2Scene
-from google_server import PROJECT, ZONE, GoogleServer
+from discovery_clouds import AutoScalingScene, AwsScene, Ec2Scene, ask, granted, left_out, source_of
 from servers import AwsServer
 
 from edl_hvd.clock import SystemClock
-from edl_hvd.discovery.kinds import read_question
-from edl_hvd.discovery.source import Described, Foresighted, Permitted, Source
+from edl_hvd.discovery.source import Described, Foresighted
 from edl_hvd.discovery.sources.ec2 import Ec2ByTag
-from edl_hvd.discovery.sources.google_api import RENEW_S, GoogleCloud
 from edl_hvd.errors import DiscoveryError, UsageError
 
 MARKED = (b"<code>fulfilled</code>", b"<code>marked-for-termination</code>")
@@ -42,25 +39,6 @@ def group(aws: AwsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setenv("AWS_ENDPOINT_URL", made.gate.url)
     yield made
     made.close()
-
-
-@pytest.fixture
-def google() -> Iterator[GoogleServer]:
-    with GoogleServer() as server:
-        yield server
-
-
-def source_of(kind: str, *words: str) -> Source:
-    return read_question(kind, words, []).source
-
-
-def ask(source: Source) -> dict[str, int]:
-    return {entry.host: entry.slots for entry in source.hosts()}
-
-
-def left_out(source: Source) -> dict[str, str]:
-    assert isinstance(source, Described)
-    return dict(source.left_out())
 
 
 def asked(scene: AwsScene, action: str) -> int:
@@ -158,11 +136,6 @@ def test_what_to_do_when_ec2_refuses(ec2: Ec2Scene, behaviour: str, words: str) 
         ask(source_of("ec2", f"--tag=job={ec2.job}"))
 
 
-def granted(source: Source) -> dict[str, bool | None]:
-    assert isinstance(source, Permitted)
-    return {permission.name: permission.granted for permission in source.permissions()}
-
-
 def test_the_permissions_of_ec2_are_tried_one_by_one(ec2: Ec2Scene) -> None:
     words = (f"--tag=job={ec2.job}",)
     assert granted(source_of("ec2", *words)) == {
@@ -250,143 +223,6 @@ def test_the_action_of_auto_scaling_that_is_not_allowed_is_named(group: AutoScal
         ask(source_of("auto_scaling", group.job))
 
 
-def google_source(google: GoogleServer, *words: str) -> Source:
-    at = (f"--metadata-host={google.host}", f"--endpoint={google.url}/compute/v1")
-    return source_of("google", "resnet", *at, *words)
-
-
-def test_members_of_a_group_of_google_count_while_they_run_and_are_left_alone(google: GoogleServer) -> None:
-    good = [
-        google.add("resnet", f"r-{action.lower()}", action=action) for action in ("NONE", "VERIFYING", "REFRESHING")
-    ]
-    google.add("resnet", "r-deleting", action="DELETING")
-    google.add("resnet", "r-recreating", action="RECREATING", status="STOPPING")
-    google.add("resnet", "r-preempted", status="STOPPING")
-    google.add("resnet", "r-starting", status="STAGING")
-    del google.instances[ZONE, "r-preempted"]
-    source = google_source(google, "--slots=2")
-    assert ask(source) == dict.fromkeys(good, 2)
-    assert left_out(source) == {
-        f"{ZONE}/r-deleting": "its group is DELETING it",
-        f"{ZONE}/r-recreating": "its group is RECREATING it",
-        f"{ZONE}/r-preempted": "is STOPPING",
-        f"{ZONE}/r-starting": "is STAGING",
-    }
-
-
-def test_an_instance_of_google_that_stops_between_two_answers_is_left_out(google: GoogleServer) -> None:
-    google.add("resnet", "r-1")
-    google.add("resnet", "r-2")
-    google.instances[ZONE, "r-1"]["status"] = "STOPPING"
-    del google.instances[ZONE, "r-2"]
-    source = google_source(google, "--slots=2")
-    assert ask(source) == {}
-    assert left_out(source) == {f"{ZONE}/r-1": "is STOPPING", f"{ZONE}/r-2": "Compute Engine does not list it"}
-
-
-def test_a_regional_group_of_google_has_instances_in_several_zones(google: GoogleServer) -> None:
-    places = [("us-central1-a", "r-1"), ("us-central1-b", "r-1"), ("us-central1-b", "r-2")]
-    addresses = [google.add("resnet", name, "regions/us-central1", zone, gpus=2) for zone, name in places]
-    google.add("other", "r-2-of-another", "regions/us-central1", "us-central1-b", gpus=1)
-    source = google_source(google, "--region=us-central1", "--page-size=1")
-    assert ask(source) == dict.fromkeys(addresses, 2)
-    assert isinstance(source, Described)
-    known = source.details()
-    assert [known[address].zone for address in addresses] == [zone for zone, _ in places]
-    assert known[addresses[0]].kind == "n1-standard-4"
-    assert known[addresses[0]].since_s == datetime(2026, 11, 22, 10, tzinfo=timezone.utc).timestamp()
-
-
-def test_the_gpus_of_an_instance_of_google_may_be_told_with_its_type(google: GoogleServer) -> None:
-    kind = {"name": "a3-highgpu-8g", "accelerators": [{"guestAcceleratorType": "h100", "guestAcceleratorCount": 8}]}
-    google.kinds["a3-highgpu-8g"] = kind
-    addresses = [google.add("resnet", f"r-{number}", kind="a3-highgpu-8g") for number in range(3)]
-    source = google_source(google)
-    assert ask(source) == dict.fromkeys(addresses, 8)
-    ask(source)
-    assert sum("/machineTypes/" in question for question in google.questions) == 1
-
-
-def test_an_instance_of_google_without_a_gpu_asks_for_slots(google: GoogleServer) -> None:
-    google.add("resnet", "r-1")
-    with pytest.raises(DiscoveryError, match="r-1 is a n1-standard-4 without a GPU; give --slots"):
-        ask(google_source(google))
-
-
-def test_the_health_check_of_a_group_of_google_counts_when_asked_for(google: GoogleServer) -> None:
-    google.add("resnet", "r-1", health="UNHEALTHY")
-    google.add("resnet", "r-2", health="HEALTHY")
-    assert len(ask(google_source(google, "--slots=1"))) == 2
-    source = google_source(google, "--slots=1", "--healthy=yes")
-    assert len(ask(source)) == 1
-    assert left_out(source) == {f"{ZONE}/r-1": "fails its group's health check"}
-
-
-def test_a_token_of_google_is_kept_and_renewed_once_when_it_is_refused(google: GoogleServer) -> None:
-    google.add("resnet", "r-1")
-    source = google_source(google, "--slots=1")
-    for _ in range(3):
-        ask(source)
-    assert sum(question.endswith("/token") for question in google.questions) == 1
-    google.renew_token()
-    assert len(ask(source)) == 1
-    assert sum(question.endswith("/token") for question in google.questions) == 2
-    google.behave("wrong credentials")
-    with pytest.raises(DiscoveryError, match="Invalid Credentials; the token is not valid"):
-        ask(source)
-    assert sum(question.endswith("/token") for question in google.questions) == 3
-
-
-def test_a_token_of_google_is_renewed_before_it_expires(google: GoogleServer) -> None:
-    class LaterClock(SystemClock):
-        later_s = 0.0
-
-        def monotonic_s(self) -> float:
-            return super().monotonic_s() + self.later_s
-
-    clock = LaterClock()
-    cloud = GoogleCloud(google.host, f"{google.url}/compute/v1/", clock=clock)
-    path = f"projects/{PROJECT}/zones/{ZONE}/machineTypes/n1-standard-4"
-    tokens = []
-    for later_s in (0, 3599 - RENEW_S - 300, 3599 - RENEW_S + 1):
-        clock.later_s = later_s
-        cloud.ask("GET", path, {})
-        tokens.append(sum(question.endswith("/token") for question in google.questions))
-    assert tokens == [1, 1, 2]
-
-
-def test_a_token_of_google_may_come_from_a_file(google: GoogleServer, tmp_path: Path) -> None:
-    google.add("resnet", "r-1")
-    (tmp_path / "token").write_text("ya29.1\n")
-    words = (f"--token-file={tmp_path}/token", "--slots=1", f"--project={PROJECT}", f"--zone={ZONE}")
-    assert len(ask(google_source(google, *words))) == 1
-    assert not any("computeMetadata" in question for question in google.questions)
-
-
-@pytest.mark.parametrize(
-    ("behaviour", "words"),
-    [
-        ("not allowed", "Required 'compute.instanceGroupManagers.get' permission; grant it .* roles/compute.viewer"),
-        ("no scope", "insufficient authentication scopes; grant .* the scope compute-ro"),
-        ("rate limited", "Rate Limit Exceeded; the project asks too often; raise --refresh"),
-        ("throttled", "429: .* raise --refresh"),
-        ("no account", "answered 404 to instance/service-accounts/default/token"),
-        ("stranger", "the metadata server .* answered 200 to project/project-id"),
-        ("refuse", "on a machine outside of Google Cloud give --project"),
-    ],
-)
-def test_what_to_do_when_google_refuses(google: GoogleServer, behaviour: str, words: str) -> None:
-    google.add("resnet", "r-1")
-    google.behave(behaviour)
-    with pytest.raises(DiscoveryError, match=words):
-        ask(google_source(google))
-
-
-def test_a_group_of_google_that_is_not_there_is_named(google: GoogleServer) -> None:
-    with pytest.raises(DiscoveryError, match=f"{ZONE}/instanceGroupManagers/resnet/.* 404: .* look at the group"):
-        ask(google_source(google))
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -404,22 +240,3 @@ def test_a_group_of_google_that_is_not_there_is_named(google: GoogleServer) -> N
 def test_wrong_words_are_named(words: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         source_of(*words)
-
-
-@pytest.mark.parametrize(("behaviour", "expected"), [("answer", True), ("not allowed", False), ("throttled", None)])
-def test_the_permissions_of_google_are_tried_one_by_one(
-    google: GoogleServer, behaviour: str, expected: bool | None
-) -> None:
-    google.add("resnet", "r-1")
-    google.behave(behaviour)
-    assert granted(google_source(google)) == {
-        "a project and a place": True,
-        "compute.instanceGroupManagers.get": expected,
-        "compute.instances.list": expected,
-        "compute.machineTypes.get": expected,
-    }
-
-
-def test_where_there_is_no_metadata_server_no_permission_of_google_is_known(google: GoogleServer) -> None:
-    google.behave("refuse")
-    assert granted(google_source(google)) == {"a project and a place": None}

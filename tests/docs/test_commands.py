@@ -127,7 +127,7 @@ HOW: dict[str, Here | By | Ci] = {
     "discovery_scripts/from_ec2 --tag job=resnet50 --region eu-central-1": Here(prints="{instance}:1"),
     "discovery_scripts/from_auto_scaling resnet50 --region eu-central-1": By(BY_SUITE),
     "discovery_scripts/from_google resnet50 --region us-central1":
-        By("tests/contract/test_discovery_clouds.py::test_a_regional_group_of_google_has_instances_in_several_zones"),
+        By("tests/contract/test_discovery_google.py::test_a_regional_group_of_google_has_instances_in_several_zones"),
     'horovodrun ... --host-discovery-script "discovery_scripts/from_auto_scaling resnet50" python train.py':
         By(READ_BY_HOROVOD),
     'horovodrun ... --host-discovery-script "discovery_scripts/from_google resnet50" python train.py':

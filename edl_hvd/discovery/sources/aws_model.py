@@ -1,6 +1,6 @@
 """The few operations and fields of AWS that are used here, in the form in which botocore wants a service described.
 
-botocore's own description of EC2 has some 750 operations: loading it takes a fifth of a second and 60 MB of each
+botocore's own description of EC2 has some 750 operations: loading it takes a fifth of a second and 26 MiB of each
 process that asks, and every field of every instance is then parsed at every question. ``tests/unit/test_aws_model.py``
 compares these with botocore's.
 """
