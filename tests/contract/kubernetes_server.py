@@ -24,7 +24,8 @@ from cryptography.x509.oid import NameOID
 REFUSALS = {"throttled": 429, "not allowed": 403, "broken": 500, "busy": 503}
 # The other ways to be wrong: "refuse" hangs up, "hang" never answers.
 INSTEAD = {"not json": b'{"hosts": [', "a web page": b"<html><body>Sign in</body></html>\n", "nothing": b""}
-# Further: "truncated", "half a text" of unknown length, and "elsewhere", a redirect to another host.
+# Further: "truncated", "half a text" of unknown length, "elsewhere", a redirect to another host, and "slow", which
+# answers when ``behave`` is called again.
 Answer = tuple[int, dict[str, str], bytes]
 
 
@@ -39,6 +40,7 @@ class ToldServer:
     def __init__(self, certificate: Path | None = None) -> None:
         self._behaviour = "answer"
         self._closing = threading.Event()
+        self._changed = threading.Event()
         self.questions: list[tuple[str, int]] = []
         self.token = ""
         told = self
@@ -68,6 +70,8 @@ class ToldServer:
     def behave(self, behaviour: str) -> None:
         """ "answer", "refuse", "hang", or another way to be wrong, see above."""
         self._behaviour = behaviour
+        self._changed.set()
+        self._changed = threading.Event()
 
     def answer(self, path: str, headers: Any) -> Answer:
         """The right answer."""
@@ -77,9 +81,12 @@ class ToldServer:
         return status, {}, f"{reason}\n".encode()
 
     def handle(self, request: BaseHTTPRequestHandler) -> None:
+        changed = self._changed  # before the behaviour: if that changes in between, this one is set
         behaviour = self._behaviour
         if behaviour == "hang":
             self._closing.wait()
+        if behaviour == "slow":
+            changed.wait()
         if behaviour in ("hang", "refuse"):
             return
         if self.token and request.headers["Authorization"] != f"Bearer {self.token}":
@@ -108,6 +115,7 @@ class ToldServer:
 
     def close(self) -> None:
         self._closing.set()
+        self._changed.set()
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()

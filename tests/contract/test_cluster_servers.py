@@ -258,3 +258,21 @@ def test_a_script_is_asked_once_per_refresh_and_goes_on_with_a_renewed_token(kin
         assert scene.poll_until(lambda result: result.stderr == "").stdout.splitlines() == lines
     finally:
         scene.close()
+
+
+@pytest.mark.parametrize("kind", [KubernetesScene, UrlScene])
+def test_a_slow_server_is_not_waited_for_and_its_answer_counts_when_it_comes(kind, tmp_path):
+    scene = kind(tmp_path)
+    try:
+        before = scene.show(2)
+        assert scene.poll().stdout.splitlines() == before
+        after = scene.show(3)
+        scene.server.behave("slow")
+        scene.let_pass(10)
+        for _ in range(3):
+            assert scene.poll().stdout.splitlines() == before
+        assert len(scene.server.questions) == 1
+        scene.server.behave("answer")
+        assert scene.poll_until(lambda result: result.stdout.count("\n") == 3).stdout.splitlines() == after
+    finally:
+        scene.close()
