@@ -90,6 +90,14 @@ def test_the_notice_of_a_spot_instance_ends_two_minutes_after_its_mark(ec2: Ec2S
     assert source.notices() == {goes["PrivateIpAddress"]: 75.0}
 
 
+def test_a_marked_instance_without_an_address_is_left_out_and_nothing_else(ec2: Ec2Scene) -> None:
+    ec2.request_spot_instance()
+    ec2.gate.rewritten["DescribeSpotInstanceRequests"] = MARKED
+    ec2.gate.rewritten["DescribeInstances"] = (b"privateIpAddress>", b"noAddress>")
+    source = Ec2ByTag((("job", ec2.job),), slots=1)
+    assert (source.hosts(), source.notices()) == ((), {})
+
+
 def test_spot_requests_are_looked_at_only_when_there_are_spot_instances(ec2: Ec2Scene) -> None:
     ec2.run_instances(2)
     ask(source_of("ec2", f"--tag=job={ec2.job}", "--slots=1"))

@@ -114,10 +114,7 @@ class Instances:
         self.known = Known(
             details={hosts[name].host: _details(instance, prices) for name, instance in taken.items()},
             left_out=reasons,
-            notices={
-                running[name][ADDRESS_FIELDS[self._wishes.address]]: _left_s(since, self._clock.wall_s())
-                for name, (_, since) in marks.items()
-            },
+            notices=self._notices({name: running[name] for name in marks}, marks),
         )
         return tuple(hosts.values())
 
@@ -149,6 +146,14 @@ class Instances:
                 if status.get("Code", "").startswith("marked-for-"):
                     marks[request["InstanceId"]] = (status["Code"], status["UpdateTime"])
         return marks
+
+    def _notices(
+        self, instances: Mapping[str, Mapping[str, Any]], marks: Mapping[str, tuple[str, datetime]]
+    ) -> dict[str, float]:
+        """Seconds that are left to marked instances, by address; who has none is no host of anybody."""
+        now_s = self._clock.wall_s()
+        addresses = {name: instance.get(ADDRESS_FIELDS[self._wishes.address]) for name, instance in instances.items()}
+        return {address: _left_s(marks[name][1], now_s) for name, address in addresses.items() if address}
 
     def _failed_checks(self, names: Sequence[str]) -> dict[str, str]:
         reasons = {}
