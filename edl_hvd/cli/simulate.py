@@ -81,6 +81,8 @@ def cost_options(command: Callable) -> Callable:
 @click.option("--price", type=click.FloatRange(min=0), metavar="USD", help="Of a host's hour. [the trace's]")
 @click.option("--notice", "notice_s", type=Seconds(), default=0.0, metavar="TIME",
               help="How long before it goes this project knows that a host will go. [0: never]")  # fmt: skip
+@click.option("--poll", "poll_s", type=Seconds(), default=1.0, metavar="TIME",
+              help="Time between two questions to the host source; of a cloud, 10 s. [1]")  # fmt: skip
 @click.option("--min-np", type=click.IntRange(min=1), default=1, help="Hosts that this project needs to train. [1]")
 @click.option("--checkpoint-every", type=Every(), default="10min", help="This project's checkpoints. [10min]")
 @click.option("--stock-checkpoint-every", type=Every(), default="auto",
@@ -91,8 +93,8 @@ def cost_options(command: Callable) -> Callable:
 @click.option("--picture", metavar="FILE.png", help="Draw hosts and goodput over time.")
 def simulate_command(
     path: str, divide: int, from_s: float, until_s: float | None, speed: float, price: float | None, notice_s: float,
-    min_np: int, checkpoint_every: Interval, stock_checkpoint_every: Interval, log: str | None, as_json: bool,
-    picture: str | None, **given: float | None,
+    poll_s: float, min_np: int, checkpoint_every: Interval, stock_checkpoint_every: Interval, log: str | None,
+    as_json: bool, picture: str | None, **given: float | None,
 ) -> None:  # fmt: skip
     """Tell what a job would get out of hosts that come and go as in a trace, under three systems.
 
@@ -106,7 +108,7 @@ def simulate_command(
     if price is not None:
         trace = trace.priced(price)
     trace = trace.window(from_s, trace.end_s if until_s is None else until_s).divided(divide).faster(speed)
-    plan = Plan(trace, costs, min_np, checkpoint_every, stock_checkpoint_every, notice_s=notice_s)
+    plan = Plan(trace, costs, min_np, checkpoint_every, stock_checkpoint_every, poll_s, notice_s)
     comparison = compare(plan)
     if picture is not None:
         draw(comparison, picture, _title(path, divide, comparison))

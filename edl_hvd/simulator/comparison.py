@@ -56,6 +56,8 @@ class Plan:
         if self.min_np > self.trace.most_hosts:
             most = self.trace.most_hosts
             raise UsageError(f"--min-np is {self.min_np}, more than the {most} hosts that are ever there at once")
+        if not self.poll_s:
+            raise UsageError("--poll is 0 s; expected a time, more than 0")
         for every in (self.checkpoint_every, self.stock_checkpoint_every):
             if every.unit not in ("seconds", "auto"):
                 raise UsageError(f"{every.count:g} {every.unit} between checkpoints: expected a time, or 'auto'")
@@ -101,9 +103,11 @@ def compare(plan: Plan) -> Comparison:
         "edl_hvd": Course(every_s["edl_hvd"], costs.copy_s, costs.copy_s + costs.write_s),
     }
     restart_from_checkpoints(trace, costs, courses["restart"])
-    StockElastic(trace, costs, courses["horovod"], plan.poll_s).play()
+    # The times of traces are whole minutes or seconds: a change would never have to wait for a poll.
+    first_poll_s = plan.poll_s / 2
+    StockElastic(trace, costs, courses["horovod"], plan.poll_s, first_poll_s).play()
     rules = Rules(plan.min_np, plan.min_np, trace.most_hosts, elastic_timeout_s=plan.elastic_timeout_s)
-    theatre = Theatre(trace, costs, rules, courses["edl_hvd"], plan.poll_s, plan.notice_s)
+    theatre = Theatre(trace, costs, rules, courses["edl_hvd"], plan.poll_s, first_poll_s, plan.notice_s)
     theatre.play()
     results = {system: sum_up(course, trace, CURVE_POINTS) for system, course in courses.items()}
     return Comparison(plan, results, every_s, theatre.runs)

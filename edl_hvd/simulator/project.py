@@ -19,7 +19,7 @@ from edl_hvd.hosts import HostSlots
 from edl_hvd.simulator.costs import Costs
 from edl_hvd.simulator.course import Course
 from edl_hvd.simulator.puppets import Agenda, Names, Puppet
-from edl_hvd.simulator.timers import next_tick_s, tick_before
+from edl_hvd.simulator.timers import next_poll_s, next_tick_s, tick_before
 from edl_hvd.simulator.turns import advance_together
 from edl_hvd.traces.trace import Change, Trace
 
@@ -40,6 +40,7 @@ class Theatre:
         rules: What the user of ``edlrun`` gives.
         course: Written while the job is played.
         poll_s: Time between two questions to the host source.
+        first_poll_s: When the first one is put.
         notice_s: How long before it goes a host is known to go; 0: it just goes.
         turn: How the membership takes in what happens.
         timer: When it has to be asked again though nothing happens.
@@ -55,12 +56,14 @@ class Theatre:
         rules: Rules,
         course: Course,
         poll_s: float = 1.0,
+        first_poll_s: float = 0.0,
         notice_s: float = 0.0,
         turn: Turn = advance_together,
         timer: Callable[[Membership, float], float] = next_tick_s,
     ) -> None:
         self._trace, self._costs, self._rules, self._course = trace, costs, rules, course
         self._poll_s, self._notice_s, self._advance, self._timer = poll_s, notice_s, turn, timer
+        self._first_poll_s = first_poll_s
         self._now_s = 0.0
         self._agenda = Agenda()
         self._names = Names(rules.failure_window_s + rules.cooldown_s + REST_S + notice_s)
@@ -142,8 +145,8 @@ class Theatre:
 
     def _plan_poll(self) -> None:
         """Now or at the next question, and once more: a host is gone when two answers say so."""
-        number = math.ceil(self._now_s / self._poll_s - 1e-9)
-        for moment_s in (number * self._poll_s, (number + 1) * self._poll_s):
+        next_s = next_poll_s(self._now_s, self._poll_s, self._first_poll_s)
+        for moment_s in (next_s, round(next_s + self._poll_s, 6)):
             if moment_s not in self._polls:
                 self._polls.add(moment_s)
                 self._agenda.plan(moment_s, self._poll)

@@ -10,6 +10,7 @@ import math
 from edl_hvd.simulator.costs import Costs
 from edl_hvd.simulator.course import Course
 from edl_hvd.simulator.puppets import Agenda
+from edl_hvd.simulator.timers import next_poll_s
 from edl_hvd.traces.trace import Change, Trace
 
 
@@ -43,10 +44,14 @@ class StockElastic:
         costs: How long things take.
         course: Written by ``play``.
         poll_s: Time between two questions to the host source.
+        first_poll_s: When the first one is put.
     """
 
-    def __init__(self, trace: Trace, costs: Costs, course: Course, poll_s: float = 1.0) -> None:
-        self._trace, self._costs, self._course, self._poll_s = trace, costs, course, poll_s
+    def __init__(
+        self, trace: Trace, costs: Costs, course: Course, poll_s: float = 1.0, first_poll_s: float = 0.0
+    ) -> None:
+        self._trace, self._costs, self._course = trace, costs, course
+        self._poll_s, self._first_poll_s = poll_s, first_poll_s
         self._agenda = Agenda()
         self._now_s = 0.0
         self._seen: dict[str, bool] = {}
@@ -77,7 +82,7 @@ class StockElastic:
         if not any(self._seen.values()):
             self._resumes_s = math.inf
         if change.added:
-            self._agenda.plan(math.ceil(self._now_s / self._poll_s - 1e-9) * self._poll_s, self._see)
+            self._agenda.plan(next_poll_s(self._now_s, self._poll_s, self._first_poll_s), self._see)
 
     def _lose(self, survivors: set[str]) -> None:
         waits = self._training_s is not None and len(self._world) > 2

@@ -1,4 +1,4 @@
-"""When the membership has to be asked again though nothing has happened: the driver asks every 0.05 s."""
+"""When the membership is asked though nothing has happened, which the driver does every 0.05 s, and the host source."""
 
 from __future__ import annotations
 
@@ -21,6 +21,15 @@ def next_tick_s(membership: Membership, now_s: float) -> float:
         return due_s
     # Some bounds are over when they are reached, others when they are passed.
     return tick_after(max(now_s, tick_before(due_s)))
+
+
+def next_poll_s(now_s: float, every_s: float, first_s: float) -> float:
+    """When the host source is asked next, at this moment or later.
+
+    >>> next_poll_s(60.0, 1.0, 0.5), next_poll_s(60.5, 1.0, 0.5)
+    (60.5, 60.5)
+    """
+    return round(first_s + math.ceil((now_s - first_s) / every_s - 1e-6) * every_s, 6)
 
 
 def tick_after(moment_s: float) -> float:

@@ -71,6 +71,7 @@ def test_each_cost_counts(tmp_path: Path) -> None:
         "--stock-checkpoint-every=10s": {"restart", "horovod"},
         "--notice=5min": {"edl_hvd"},
         "--min-np=3": {"edl_hvd"},
+        "--poll=7s": {"horovod", "edl_hvd"},
     }
     for flag, systems in concerned.items():
         now = {name: system["goodput"] for name, system in as_json(tmp_path, flag)["systems"].items()}
@@ -133,6 +134,7 @@ def test_without_a_picture_nothing_heavy_is_imported(tmp_path: Path) -> None:
         (["--resize-cost", "-1"], 2, "'-1' is no time"),
         (["--checkpoint-every", "5 steps"], 2, "'5 steps' is no time; expected one such as '10min', or 'auto'"),
         (["--step-time", "0"], 1, "--step-time is 0.0 s; expected a time, more than 0"),
+        (["--poll", "0"], 1, "--poll is 0 s; expected a time, more than 0"),
         (["--from", "2h"], 1, "the trace ends after 3600 s; there is no part from 7200 s"),
         (["--costs", "no-such-file"], 1, "cannot read the event log no-such-file: No such file"),
         (["--costs", "spot.csv"], 1, "spot.csv is no event log"),

@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from test_simulator_turns import random_trace
 
+from edl_hvd.cli.main import commands
 from edl_hvd.driver.membership.state import Rules
 from edl_hvd.errors import UsageError
 from edl_hvd.interval import Interval
@@ -18,6 +20,7 @@ from edl_hvd.simulator.costs import Costs
 from edl_hvd.simulator.course import Course, Result, sum_up
 from edl_hvd.simulator.picture import draw
 from edl_hvd.simulator.project import Theatre
+from edl_hvd.simulator.puppets import Names
 from edl_hvd.simulator.stock import StockElastic, restart_from_checkpoints
 from edl_hvd.traces.market import Market, generate
 from edl_hvd.traces.text import read_trace
@@ -90,6 +93,21 @@ class TestThisProject:
         theatre.play()
         assert theatre.runs == 2
         assert [(span.start_s, span.kept_s) for span in course.spans] == [(12, 52), (217, 300)]
+
+
+def test_a_name_rests_before_another_host_gets_it() -> None:
+    names = Names(rest_s=10.0)
+    assert [names.give(host, 0.0) for host in "ab"] == ["host1", "host2"]
+    assert names.take_back("a", 5.0) == "host1"
+    assert [names.give("c", 15.0), names.give("d", 15.1)] == ["host3", "host1"]
+    assert names.given == ("host2", "host3", "host1")
+
+
+def test_the_document_shows_what_the_command_prints() -> None:
+    root = Path(__file__).parents[2]
+    done = CliRunner().invoke(commands, ["simulate", "--trace", str(root / "examples" / "traces" / "spot-day.csv")])
+    assert done.exit_code == 0
+    assert f"```text\n{done.output}```" in (root / "docs" / "simulate.md").read_text()
 
 
 class TestRestartFromCheckpoints:
