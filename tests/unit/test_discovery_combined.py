@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +32,7 @@ from edl_hvd.discovery.sources.combined import (
     take,
 )
 from edl_hvd.discovery.sources.ec2 import Ec2ByTag
-from edl_hvd.discovery.sources.part import Part
+from edl_hvd.discovery.sources.part import PART_S, Part
 from edl_hvd.discovery.sources.schedule import Schedule
 from edl_hvd.discovery.sources.static_file import StaticFile
 from edl_hvd.driver.command_line.options import Options, read_options
@@ -50,10 +51,10 @@ leaves = st.builds(Leaf, st.sampled_from(sorted(KINDS)), st.lists(words, min_siz
 counts = st.builds(Count, st.integers(1, 10**6), st.sampled_from(["slots", "hosts"]))
 expressions: st.SearchStrategy[Expression] = st.recursive(
     leaves,
-    lambda part: st.one_of(
-        st.builds(Union, st.lists(part, min_size=1, max_size=3).map(tuple)),
-        st.builds(Limit, part, counts),
-        st.builds(Prefer, part, counts),
+    lambda inner: st.one_of(
+        st.builds(Union, st.lists(inner, min_size=1, max_size=3).map(tuple)),
+        st.builds(Limit, inner, counts),
+        st.builds(Prefer, inner, counts),
     ),
     max_leaves=4,
 )
@@ -212,6 +213,34 @@ def test_an_error_of_ours_in_a_part_is_not_bridged() -> None:
         both.hosts()
 
 
+def test_a_part_that_hangs_holds_up_the_others_once_and_is_not_asked_twice() -> None:
+    class Hanging(Told):
+        def hosts(self) -> tuple[HostSlots, ...]:
+            answer = super().hosts()
+            if answer != (A,):
+                released.wait()
+            return answer
+
+    released, clock = threading.Event(), FakeClock()
+    hanging = Part("part-0", Hanging([(A,), (B,), (C,)]), 300.0, clock)
+    hanging.start()
+    assert hanging.answer() == (A,)
+    hanging.start()
+    clock.sleep(PART_S)
+    assert hanging.answer() == (A,)
+    assert "it has not answered for 30 s" in hanging.bridged()[1]
+    clock.sleep(300)
+    hanging.start()
+    with pytest.raises(
+        DiscoveryError, match="part-0: it has not answered for 330 s; its last good answer is 330 s old"
+    ):
+        hanging.answer()
+    released.set()
+    hanging._results.put(hanging._results.get())  # its answer has come
+    hanging.start()
+    assert hanging.answer() == (B,)
+
+
 def test_what_a_union_knows_survives_its_process() -> None:
     clock = FakeClock()
     before = union(Told([(A,)]), Told([(B,)]), clock=clock)
@@ -333,8 +362,7 @@ def test_a_plan_begins_with_who_asks_unless_its_start_is_given() -> None:
 def test_the_flags_of_the_script_beat_those_of_its_sources() -> None:
     asked = read_question("source", ["union(file:a, file:b)", "--stale", "60", "--refresh=5"], ["--first=7"])
     assert (asked.refresh_s, asked.stale_s, asked.first_s) == (5, 60, 7)
-    part = asked.source.parts[0]  # type: ignore[attr-defined]
-    assert part == StaticFile("a")
+    assert asked.source.parts[0] == StaticFile("a")  # type: ignore[attr-defined]
 
 
 def test_who_prefers_the_cheapest_asks_for_prices() -> None:

@@ -54,13 +54,13 @@ class Part:
         self._results.put(result)
 
     def answer(self) -> tuple[HostSlots, ...]:
-        """The hosts, or those of the last good answer. Blocks up to ``PART_S``.
+        """The hosts, or those of the last good answer. Blocks until ``PART_S`` after the question.
 
         Raises:
             DiscoveryError: There is no answer, nor one young enough to stand in.
         """
         try:
-            result = self._results.get(timeout=PART_S)
+            result = self._results.get(timeout=max(0.0, self._asked_s + PART_S - self._clock.monotonic_s()))
         except queue.Empty:
             waited_s = self._clock.monotonic_s() - self._asked_s
             return self._stand_in(f"it has not answered for {waited_s:.0f} s")
