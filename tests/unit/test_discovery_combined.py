@@ -439,6 +439,7 @@ def test_edlrun_reads_combinations(tmp_path: Path) -> None:
     for text, words in (
         (f"union(file:{tmp_path}/a, fil:b)", "there is no kind 'fil'"),
         (f"union(file:{tmp_path}/a, file:{tmp_path}/none)", "cannot read the hosts file"),
+        (f"limit(trace:{tmp_path}/none, 8)", "cannot read the trace"),
     ):
         with pytest.raises(UsageError, match=words):
             read(text)

@@ -25,6 +25,7 @@ from edl_hvd.discovery.sources.hostfile import FixedHosts, parse_host_list, read
 from edl_hvd.discovery.sources.schedule import Schedule
 from edl_hvd.discovery.sources.script import Script
 from edl_hvd.discovery.sources.static_file import StaticFile
+from edl_hvd.discovery.sources.trace import TraceReplay
 from edl_hvd.driver.command_line.flags import Line
 from edl_hvd.driver.command_line.resume import HOST_FLAGS, complete
 from edl_hvd.driver.command_line.tuning import read_tunings
@@ -264,7 +265,7 @@ def _read_discover(text: str, slots: int | None, clock: Clock) -> _Hosts:
     for source in sources_in(question.source):
         if isinstance(source, StaticFile):
             source.hosts()
-        if isinstance(source, Schedule):
+        if isinstance(source, Schedule | TraceReplay):
             replace(source, start_s=0.0).hosts()
     every_s = question.refresh_s or (SCRIPT_EVERY_S if question.needs_packages else LOCAL_EVERY_S)
     return _Hosts(question.source, every_s, is_damped=question.is_damped)
