@@ -53,6 +53,13 @@ def test_the_document_holds_everything(tmp_path: Path) -> None:
     assert document["systems"]["edl_hvd"]["changes"] == 2
 
 
+def test_the_document_shows_what_the_command_prints() -> None:
+    root = Path(__file__).parents[2]
+    done = CliRunner().invoke(commands, ["simulate", "--trace", str(root / "examples" / "traces" / "spot-day.csv")])
+    assert done.exit_code == 0
+    assert f"```text\n{done.output}```" in (root / "docs" / "simulate.md").read_text()
+
+
 def test_each_cost_counts(tmp_path: Path) -> None:
     """Every flag makes the systems that it concerns worse, and leaves the others alone."""
     usual = {name: system["goodput"] for name, system in as_json(tmp_path)["systems"].items()}

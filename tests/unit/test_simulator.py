@@ -8,17 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from test_simulator_turns import random_trace
 
-from edl_hvd.cli.main import commands
 from edl_hvd.driver.membership.state import Rules
 from edl_hvd.errors import UsageError
 from edl_hvd.interval import Interval
 from edl_hvd.simulator.comparison import Comparison, Plan, compare
 from edl_hvd.simulator.costs import Costs
 from edl_hvd.simulator.course import Course, Result, sum_up
-from edl_hvd.simulator.picture import draw
 from edl_hvd.simulator.project import Theatre
 from edl_hvd.simulator.puppets import Names
 from edl_hvd.simulator.stock import StockElastic, restart_from_checkpoints
@@ -101,13 +98,6 @@ def test_a_name_rests_before_another_host_gets_it() -> None:
     assert names.take_back("a", 5.0) == "host1"
     assert [names.give("c", 15.0), names.give("d", 15.1)] == ["host3", "host1"]
     assert names.given == ("host2", "host3", "host1")
-
-
-def test_the_document_shows_what_the_command_prints() -> None:
-    root = Path(__file__).parents[2]
-    done = CliRunner().invoke(commands, ["simulate", "--trace", str(root / "examples" / "traces" / "spot-day.csv")])
-    assert done.exit_code == 0
-    assert f"```text\n{done.output}```" in (root / "docs" / "simulate.md").read_text()
 
 
 class TestRestartFromCheckpoints:
@@ -231,9 +221,3 @@ def test_on_the_recorded_trace_of_p3_all_but_a_five_hundredth_is_useful() -> Non
         pytest.skip("EDL_HVD_TRACES does not name a folder of recorded traces")
     trace = read_trace(str(Path(RECORDED) / "p3-trace.csv")).divided(12)
     assert compare(Plan(trace)).results["edl_hvd"].goodput >= 0.998
-
-
-def test_a_picture_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    comparison = compare(Plan(trace_of((0, "ab", ""), (50, "", "b"), (100, "", ""))))
-    with pytest.raises(UsageError, match=r"cannot write the picture .*No such file"):
-        draw(comparison, str(tmp_path / "none" / "picture.png"), "nothing")
