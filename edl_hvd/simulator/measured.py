@@ -11,8 +11,7 @@ from edl_hvd.driver.membership.state import Rules
 from edl_hvd.errors import UsageError
 from edl_hvd.simulator.costs import Costs
 
-_LONGEST_START_S = Rules(1, 1, 1).start_s
-# Whoever comes back later was not started when the other had gone.
+_RULES = Rules(1, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -28,46 +27,80 @@ class Measured:
 def measure(events: Iterable[Mapping[str, Any]]) -> list[Measured]:
     """What an event log tells of the costs, which is not all of them.
 
-    ========== ======================= ===========================================================================
-    cost       events                  what of them
-    ========== ======================= ===========================================================================
-    resize_s   ``resized``             ``seconds`` where the cause is "change"
-    recover_s  ``resized``             the same where it is "failure"
-    step_s     ``commit``              time between two commits of one world, per step
-    write_s    ``checkpoint``          ``seconds``
-    restore_s  ``restore``             ``seconds``
-    start_s    ``worker_lost`` and     time from one to the other, for the same worker, less the second that the
-               ``job_started``         driver waits
-    ========== ======================= ===========================================================================
+    ========== =========================== =======================================================================
+    cost       events                      what of them
+    ========== =========================== =======================================================================
+    resize_s   ``resized``                 ``seconds`` where the cause is "change"
+    recover_s  ``resized``                 the same where it is "failure"
+    follow_s   ``job_started``,            from a newcomer's first to the agreed change that lets it in, less the
+               ``world_formed``,           time for which newcomers are collected
+               ``resized``
+    step_s     ``commit``                  time between two commits of one world, per step
+    write_s    ``checkpoint``              ``seconds``
+    restore_s  ``restore``                 ``seconds``
+    start_s    ``worker_lost``,            time from one to the other, for the same worker, less the second that the
+               ``job_started``             driver waits
+    ========== =========================== =======================================================================
     """
-    seconds: dict[tuple[str, str], list[float]] = {}
-
-    def note(name: str, source: str, value_s: float) -> None:
-        seconds.setdefault((name, source), []).append(value_s)
-
-    last_commit: Mapping[str, Any] | None = None
-    lost: dict[str, float] = {}
+    reading = _Reading()
     for event in events:
-        kind = event["event"]
-        if kind == "resized":
-            note("recover_s" if event["cause"] == "failure" else "resize_s", "resized", event["seconds"])
-        elif kind == "checkpoint":
-            note("write_s", "checkpoint", event["seconds"])
-        elif kind == "restore":
-            note("restore_s", "restore", event["seconds"])
-        elif kind == "worker_lost":
-            lost[event["worker"]] = event["time"]
-        elif kind == "job_started" and event["worker"] in lost:
-            took_s = event["time"] - lost.pop(event["worker"]) - Rules(1, 1, 1).backoff_s
-            if 0 < took_s <= _LONGEST_START_S:
-                note("start_s", "worker_lost, job_started", took_s)
-        elif kind == "commit":
-            if last_commit is not None and last_commit["generation"] == event["generation"]:
-                steps = event["step"] - last_commit["step"]
-                if steps > 0:
-                    note("step_s", "commit", (event["time"] - last_commit["time"]) / steps)
-            last_commit = event
-    return [Measured(name, median(values), len(values), source) for (name, source), values in seconds.items()]
+        reading.take(event)
+    return [Measured(name, median(took_s), len(took_s), source) for (name, source), took_s in reading.seconds.items()]
+
+
+class _Reading:
+    """The events so far, and the times found in them by cost and source."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[tuple[str, str], list[float]] = {}
+        self._commit: Mapping[str, Any] | None = None
+        self._lost: dict[str, float] = {}
+        self._started: dict[str, float] = {}
+        self._members: list[str] = []
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        match event["event"]:
+            case "commit":
+                self._take_commit(event)
+            case "checkpoint":
+                self._note("write_s", "checkpoint", event["seconds"])
+            case "restore":
+                self._note("restore_s", "restore", event["seconds"])
+            case "worker_lost":
+                self._lost[event["worker"]] = event["time"]
+            case "job_started":
+                self._take_start(event["worker"], event["time"])
+            case "world_formed":
+                self._members = event["members"]
+            case "resized":
+                self._take_resize(event)
+
+    def _note(self, name: str, source: str, took_s: float) -> None:
+        self.seconds.setdefault((name, source), []).append(took_s)
+
+    def _take_commit(self, event: Mapping[str, Any]) -> None:
+        before, self._commit = self._commit, event
+        if before is not None and before["generation"] == event["generation"] and event["step"] > before["step"]:
+            took_s = (event["time"] - before["time"]) / (event["step"] - before["step"])
+            self._note("step_s", "commit", took_s)
+
+    def _take_start(self, worker: str, time_s: float) -> None:
+        if worker in self._lost:
+            took_s = time_s - self._lost.pop(worker) - _RULES.backoff_s
+            if 0 < took_s <= _RULES.start_s:  # whoever comes back later was not started when the other had gone
+                self._note("start_s", "worker_lost, job_started", took_s)
+        if self._members:
+            self._started[worker] = time_s
+
+    def _take_resize(self, event: Mapping[str, Any]) -> None:
+        started_s = [self._started.pop(worker) for worker in self._members if worker in self._started]
+        if event["cause"] == "failure":
+            self._note("recover_s", "resized", event["seconds"])
+            return
+        self._note("resize_s", "resized", event["seconds"])
+        if started_s:
+            took_s = event["time"] - event["seconds"] - max(started_s) - _RULES.settle_s
+            self._note("follow_s", "job_started, world_formed, resized", max(0.0, took_s))
 
 
 def with_measured(costs: Costs, measured: Iterable[Measured]) -> Costs:

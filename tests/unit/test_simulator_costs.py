@@ -48,6 +48,7 @@ def line(time_s: float, event: events.Event) -> dict[str, Any]:
 
 LOG = [
     line(0.0, events.JobStarted("a:0", 1)),
+    line(0.1, events.WorldFormed(1, 2, ["a:0", "b:0"], 0)),
     line(0.5, events.Restored("url", 7, 0, 56, 2.5)),
     line(1.0, events.Committed(1, 2, 1, 0, 8)),
     line(1.5, events.Committed(1, 2, 2, 0, 16)),
@@ -57,10 +58,10 @@ LOG = [
     line(5.2, events.Committed(2, 1, 5, 0, 40)),
     line(5.6, events.Committed(2, 1, 6, 0, 48)),
     line(9.0, events.JobStarted("b:0", 2)),
-    line(9.1, events.JobStarted("b:0", 3)),
-    line(9.5, events.Resized(3, 1, 2, "change", 0.3, 6)),
-    line(9.6, events.Resized(4, 2, 3, "change", 0.5, 6)),
-    line(10.0, events.CheckpointWritten("url", 6, 1000, 4.0)),
+    line(11.0, events.WorldFormed(3, 2, ["a:0", "b:0"], 6)),
+    line(11.1, events.Resized(3, 1, 2, "change", 0.3, 6)),
+    line(11.6, events.Resized(4, 2, 3, "change", 0.5, 6)),
+    line(12.0, events.CheckpointWritten("url", 6, 1000, 4.0)),
 ]
 
 
@@ -72,6 +73,7 @@ def test_an_event_log_tells_what_things_took() -> None:
         "recover_s": (0.25, 1),
         "start_s": (3.0, 1),
         "resize_s": (0.4, 2),
+        "follow_s": (11.1 - 0.3 - 9.0 - 0.5, 1),
         "write_s": (4.0, 1),
     }
     costs = with_measured(Costs(), measure(LOG))
