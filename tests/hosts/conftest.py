@@ -9,3 +9,4 @@ TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS / "elastic"), str(TESTS / "unit")]
 
 from job_fixtures import alone, edlrun, run_job  # noqa: E402, F401  # fixtures
+from over_ssh import aws, run_over_ssh, ssh, subnet  # noqa: E402, F401

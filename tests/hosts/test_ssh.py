@@ -3,68 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import os
 import re
-import shlex
 import signal
-import sys
-from pathlib import Path
-from typing import Any
 
-import harness
 import pytest
 from faults import Interrupt, add_host, kill
-from harness import HERE, REPOSITORY, Job, Outcome
+from harness import REPOSITORY, Job
 from invariants import check
-from ssh_hosts import HOSTS, SSH, SSHD, serve
+from over_ssh import on_path, run_instance, sizes
+from ssh_hosts import HOSTS, SSH, SSHD
 from training import Training
-
-sys.path.append(str(REPOSITORY / "tests" / "contract"))
 
 pytestmark = pytest.mark.skipif(
     SSHD is None or SSH is None, reason="no ssh server on this machine (apt-get install openssh-server)"
 )
-
-TRAIN = f"""\
-import sys
-from pathlib import Path
-
-sys.path.insert(0, {str(HERE)!r})
-from worker_script import main
-
-main(Path.cwd())
-"""
-
-
-@pytest.fixture
-def ssh(tmp_path):
-    folder = tmp_path / "ssh"
-    folder.mkdir()
-    with serve(folder) as server:
-        yield server
-
-
-@pytest.fixture
-def run_over_ssh(ssh, tmp_path, monkeypatch):
-    """Runs a job in a folder of the test's own with a command as the README has it: programs are found by ``PATH``."""
-
-    def run(job: Job, command: str, name: str = "job") -> Outcome:
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "discovery_scripts").symlink_to(REPOSITORY / "discovery_scripts")
-        (folder / "hosts.txt").symlink_to("hosts")
-        (folder / "train.py").write_text(TRAIN)
-        monkeypatch.setattr(harness, "command", lambda job, folder: shlex.split(command))
-        return harness.run(job, folder)
-
-    return run
-
-
-def on_path(ssh: Any, **more: str) -> dict[str, str]:
-    """Variables under which the README's words mean the programs under test."""
-    path = os.pathsep.join([str(ssh.tools), str(Path(sys.executable).parent), os.environ["PATH"]])
-    return {"PATH": path, "EDL_HVD_PYTHON": sys.executable, **more}
 
 
 def command_of_readme(script: str) -> str:
@@ -73,12 +25,6 @@ def command_of_readme(script: str) -> str:
     (command,) = re.findall(rf"^\$ (horovodrun .*{script}.*)$", text, flags=re.MULTILINE)
     assert command.count(" eth0 ") == 1
     return str(command.replace(" eth0 ", " lo "))
-
-
-def sizes(outcome: Outcome) -> list[int]:
-    """Size of each world, repetitions left out."""
-    formed = (event["size"] for event in outcome.events if event["event"] == "world_formed")
-    return [size for size, _ in itertools.groupby(formed)]
 
 
 def test_the_command_for_real_hosts_goes_on_when_a_host_joins_and_a_worker_is_killed(run_over_ssh, ssh, alone):
@@ -117,27 +63,8 @@ def test_an_interrupted_launcher_leaves_workers_on_other_hosts_and_the_job_can_b
     assert [event["step"] for event in again.events if event["event"] == "restore"] == [newest]
 
 
-@pytest.fixture
-def aws():
-    from servers import AwsServer
-
-    with AwsServer() as server:
-        yield server
-
-
-def run_instance(ec2: Any, subnet: str, address: str) -> str:
-    """Start an instance with that private address and the README's tag; its type has one GPU, hence one slot."""
-    image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
-    tags = [{"ResourceType": "instance", "Tags": [{"Key": "job", "Value": "resnet50"}]}]
-    started = ec2.run_instances(ImageId=image, MinCount=1, MaxCount=1, InstanceType="g4dn.xlarge", SubnetId=subnet,
-                                PrivateIpAddress=address, TagSpecifications=tags)  # fmt: skip
-    return str(started["Instances"][0]["PrivateIpAddress"])
-
-
-def test_the_command_for_ec2_trains_on_the_tagged_instances(run_over_ssh, ssh, aws, alone, tmp_path):
+def test_the_command_for_ec2_trains_on_the_tagged_instances(run_over_ssh, ssh, aws, subnet, alone, tmp_path):
     ec2 = aws.client("ec2")
-    network = ec2.create_vpc(CidrBlock="127.0.0.0/24")["Vpc"]["VpcId"]
-    subnet = ec2.create_subnet(VpcId=network, CidrBlock="127.0.0.0/28")["Subnet"]["SubnetId"]
     assert [run_instance(ec2, subnet, host) for host in HOSTS[:2]] == list(HOSTS[:2])
     variables = on_path(ssh, HOME=str(tmp_path), EDL_HVD_DISCOVERY_CACHE=str(tmp_path), **aws.environment)
     job = Job(environment=variables)
