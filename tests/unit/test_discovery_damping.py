@@ -168,17 +168,22 @@ def test_a_local_source_is_not_damped() -> None:
 
 
 class Played:
-    """Answers every ten seconds of ``clock``, and waits for ever when there are no more."""
+    """Answers every ten seconds of ``clock``; when there are no more answers, waits to be closed."""
 
     def __init__(self, answers: list[Answer], clock: FakeClock) -> None:
         self._answers = answers
         self._clock = clock
         self.is_over = threading.Event()
+        self._closed = threading.Event()
+
+    def close(self) -> None:
+        self._closed.set()
 
     def hosts(self) -> Answer:
         if not self._answers:
             self.is_over.set()
-            threading.Event().wait()
+            self._closed.wait()
+            return ()
         self._clock.sleep(10)
         return self._answers.pop(0)
 
