@@ -19,7 +19,7 @@ ENVIRONMENT = {"environ", "environb", "getenv", "putenv", "unsetenv"}
 # Who may touch the environment, and why.
 ALLOWED = {
     "settings.py": "the one place that reads settings from it",
-    "discovery/polling/poll.py": "keeps answers apart by the AWS_* variables that decide them",
+    "discovery/polling/poll.py": "keeps answers apart by the variables that decide account, cluster and job",
     "worker/engine/engine.py": "sets what Horovod's native core reads when it starts",
     "worker/joining/driver_rendezvous.py": "the same, for the network interface",
     "worker/joining/mpi_rendezvous.py": "the same, before Horovod starts over MPI",
