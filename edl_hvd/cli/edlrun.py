@@ -89,7 +89,8 @@ _FLAGS = (
            "Asked every second; prints one 'host:slots' line for each host there is."),
     _value(_HOSTS, "--discover", "SOURCE",
            "Asked without a script: file:hosts.txt, kubernetes:selector=app=trainer, "
-           "union(ec2:tag=job=7, file:spare.txt), limit(SOURCE, 8), prefer(SOURCE, 8); the flags of discovery_scripts/from_SOURCE, separated by commas."),
+           "union(ec2:tag=job=7, file:spare.txt), limit(SOURCE, 8), prefer(SOURCE, 8); "
+           "the flags of discovery_scripts/from_SOURCE, separated by commas."),
     _value(_HOSTS, "--slots-per-host", "N", "Slots of a host that names none. [1; a script has to name them]"),
     _value(_ELASTIC, "--elastic-timeout", "S",
            "Give up after so long without enough workers. [HOROVOD_ELASTIC_TIMEOUT, else 600]"),
