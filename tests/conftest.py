@@ -11,6 +11,11 @@ from __future__ import annotations
 import os
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How fast the machine is decides no test.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 # Two cores run several workers at a time; a pool of threads in each makes all of them slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

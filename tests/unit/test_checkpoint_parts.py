@@ -11,7 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 from checkpoints import WatchedStorage, write
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 
 from edl_hvd.checkpoint import Snapshot, layout, restore
@@ -23,9 +23,6 @@ from edl_hvd.checkpoint.shards import DTYPE_NAMES, pack
 from edl_hvd.checkpoint.snapshot import _is_json, _plain_problems, check_snapshot
 from edl_hvd.errors import StateError, StorageError
 from edl_hvd.storage import StoredObject
-
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
 
 # Shards
 

@@ -26,9 +26,6 @@ from edl_hvd.interval import Interval
 from edl_hvd.settings import Settings
 from edl_hvd.storage import Storage, StoredObject
 
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
-
 
 def quiet(done: int, whole: int) -> None:
     """Nobody watches."""

@@ -79,7 +79,7 @@ def listings(draw: st.DrawFn) -> tuple[list[StoredObject], set[int]]:
     return sorted(objects), intact
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(listings(), st.integers(1, 5))
 def test_pruning_by_hand_decides_as_after_the_newest_intact_checkpoint(
     listing: tuple[list[StoredObject], set[int]], keep: int

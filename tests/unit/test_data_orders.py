@@ -7,7 +7,7 @@ from collections import Counter
 import numpy
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edl_hvd.data.order import GroupedOrder, IndexOrder, Order, ShuffledOrder, WeightedOrder
@@ -28,7 +28,6 @@ orders = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(order=orders, data=st.data())
 def test_any_stretch_of_an_order_is_that_of_the_whole(order, data):
     first = data.draw(st.integers(0, order.positions - 1))
@@ -89,7 +88,6 @@ def test_draws_below_one_are_refused():
 # -- grouped --
 
 
-@settings(deadline=None)
 @given(
     groups=st.lists(st.integers(-5, 5), min_size=1, max_size=200),
     micro_batch=st.integers(1, 12),
@@ -109,7 +107,6 @@ def test_each_grouped_sample_comes_once_and_fewer_micro_batches_than_groups_are_
     assert mixed < max(1, len(set(groups)))
 
 
-@settings(deadline=None)
 @given(groups=st.lists(st.integers(0, 3), min_size=40, max_size=200), micro_batch=st.integers(1, 10))
 def test_without_leftovers_no_micro_batch_is_mixed(groups, micro_batch):
     order = GroupedOrder(groups, micro_batch, leftovers="drop")
@@ -137,7 +134,6 @@ def test_groups_are_shuffled_and_so_are_their_micro_batches():
     )
 
 
-@settings(deadline=None)
 @given(
     groups=st.lists(st.integers(0, 4), min_size=1, max_size=100),
     sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4),

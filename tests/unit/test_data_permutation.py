@@ -9,7 +9,7 @@ from collections import Counter
 
 import numpy
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import edl_hvd.data.permutation
@@ -29,7 +29,6 @@ def test_doctests():
     assert doctest.testmod(edl_hvd.data.permutation).failed == 0
 
 
-@settings(deadline=None)
 @given(length=st.integers(1, 3000), seed=st.integers(0, 2**63), epoch=st.integers(0, 100))
 def test_each_number_comes_once(length, seed, epoch):
     assert sorted(whole(length, seed, epoch).tolist()) == list(range(length))
@@ -40,7 +39,6 @@ def test_each_number_comes_once_at_lengths_where_the_digits_change(length):
     assert numpy.array_equal(numpy.sort(whole(length, 1)), numpy.arange(length))
 
 
-@settings(deadline=None)
 @given(length=st.integers(1, LARGEST), data=st.data())
 def test_a_stretch_of_a_long_order_has_no_number_twice_and_none_outside(length, data):
     first = data.draw(st.integers(0, length - 1))
@@ -50,7 +48,6 @@ def test_a_stretch_of_a_long_order_has_no_number_twice_and_none_outside(length, 
     assert numbers.max() < length
 
 
-@settings(deadline=None)
 @given(length=st.integers(1, 500), first=st.integers(0, 499), count=st.integers(1, 20))
 def test_what_stands_at_a_position_does_not_depend_on_what_else_is_looked_at(length, first, count):
     stretch = numpy.arange(first, first + count) % length

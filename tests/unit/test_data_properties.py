@@ -124,7 +124,7 @@ class Training:
         return [index for of, dealt in self.steps if of == epoch for batch in dealt for index in batch]
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(data=st.data(), length=st.integers(1, 150), policy=policies, worlds=worlds)
 def test_each_sample_once_per_epoch_in_an_order_of_its_own(data, length, policy, worlds):
     order = data.draw(orders(length, policy))
@@ -139,7 +139,7 @@ def test_each_sample_once_per_epoch_in_an_order_of_its_own(data, length, policy,
             assert Counter(indices) == Counter(range(length))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     data=st.data(), length=st.integers(1, 150), worlds=worlds, parts=st.integers(1, 8), micro_batch=st.integers(1, 8)
 )
@@ -155,7 +155,7 @@ def test_with_a_global_batch_the_very_same_steps_and_micro_batches(data, length,
     assert elastic.states == fixed.states
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(length=st.integers(1, 150), worlds=worlds, policy=policies)
 def test_drop_last_leaves_out_less_than_a_batch(length, worlds, policy):
     """Of the world that comes to the end of the epoch; nothing is counted twice."""

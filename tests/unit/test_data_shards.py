@@ -49,7 +49,6 @@ def make(paths, read=edl_hvd.TarSamples, transform=number_of, **options):
 counts = st.lists(st.integers(0, 30), min_size=1, max_size=30).filter(any)
 
 
-@settings(deadline=None)
 @given(counts=counts, micro_batch=st.integers(1, 9), lanes=st.integers(1, 12), shuffle=st.booleans(), data=st.data())
 def test_each_sample_comes_once_and_any_stretch_is_that_of_the_whole(counts, micro_batch, lanes, shuffle, data):
     order = ShardOrder(counts, micro_batch, lanes, shuffle)
@@ -60,7 +59,6 @@ def test_each_sample_comes_once_and_any_stretch_is_that_of_the_whole(counts, mic
     assert order.samples(3, 1, first, last) == whole[first:last]
 
 
-@settings(deadline=None)
 @given(counts=counts, micro_batch=st.integers(1, 9), lanes=st.integers(1, 12))
 def test_a_lane_goes_from_front_to_back_through_one_shard_after_the_other(counts, micro_batch, lanes):
     order = ShardOrder(counts, micro_batch, lanes)
@@ -138,7 +136,7 @@ def test_each_sample_is_counted_once_through_worlds_that_break_with_loaders_that
         assert counted == run_epoch(*alone, [], epoch), "the steps of a run that never broke"
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     worlds=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 6)), max_size=6),
     sizes=st.sampled_from([(8, 4), (6, 2), (10, None), (1, 1), (40, 5)]),

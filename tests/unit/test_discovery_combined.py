@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from clocks import FakeClock
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_discovery_cached import FakeKeep
 
@@ -60,13 +60,11 @@ expressions: st.SearchStrategy[Expression] = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(expressions)
 def test_what_is_printed_is_read_again(expression: Expression) -> None:
     assert parse_expression(str(expression), KINDS) == expression
 
 
-@settings(deadline=None)
 @given(st.text(st.sampled_from('union(limit,file:a"\\= 8)'), max_size=30))
 def test_any_text_is_understood_or_refused_with_a_mark(text: str) -> None:
     problem = ">>>"
@@ -312,7 +310,6 @@ def test_a_host_in_use_is_not_traded_for_one_that_is_only_slightly_cheaper() -> 
 prices = st.dictionaries(st.sampled_from("abcdef"), st.floats(0.1, 10))
 
 
-@settings(deadline=None)
 @given(prices, st.frozensets(st.sampled_from("abcdef")), st.integers(1, 6))
 def test_the_choice_stays_while_prices_stay(known: dict[str, float], in_use: frozenset[str], count: int) -> None:
     found = [HostSlots(host, 1) for host in "abcdef"]

@@ -86,7 +86,7 @@ def test_where_it_would_leave_nobody_it_leaves_everybody() -> None:
 histories = st.lists(st.tuples(st.floats(0.1, 200), st.sets(st.sampled_from("abc"))), max_size=30)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(histories)
 def test_who_is_in_is_never_thrown_out(history: list[tuple[float, set[str]]]) -> None:
     damping, now_s = Damping(), 0.0
@@ -104,7 +104,7 @@ def test_who_is_in_is_never_thrown_out(history: list[tuple[float, set[str]]]) ->
         before = kept
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(histories, st.floats(0, 1000))
 def test_what_is_remembered_survives_its_process(history: list[tuple[float, set[str]]], pause_s: float) -> None:
     damping, now_s = Damping(), 0.0

@@ -24,7 +24,6 @@ A, B, C = HostSlots("a", 2), HostSlots("b", 1), HostSlots("c", 4)
 answers = st.dictionaries(st.sampled_from("abcd"), st.integers(1, 3)).map(
     lambda slots: tuple(HostSlots(host, count) for host, count in slots.items())
 )
-any_time = settings(deadline=None)
 history = st.lists(st.one_of(st.just("no answer"), answers), max_size=40)
 
 
@@ -68,7 +67,6 @@ def test_trouble_of_any_length_removes_nobody():
     assert after((A, B), *["no answer"] * 1000).hosts == (A, B)
 
 
-@any_time
 @given(history)
 def test_who_is_in_the_newest_answer_is_always_believed(heard):
     view = View()
@@ -79,7 +77,6 @@ def test_who_is_in_the_newest_answer_is_always_believed(heard):
             assert all(believed.get(host, 0) >= slots for host, slots in slots_of(entry).items())
 
 
-@any_time
 @given(history, answers)
 def test_what_is_said_twice_is_believed_to_the_letter(heard, truth):
     view = after(*heard, truth, truth)
@@ -87,7 +84,6 @@ def test_what_is_said_twice_is_believed_to_the_letter(heard, truth):
     assert len(view.hosts) == len(truth)
 
 
-@any_time
 @given(history)
 def test_a_host_goes_only_after_two_good_answers_in_a_row_without_it(heard):
     view = View()
@@ -101,7 +97,6 @@ def test_a_host_goes_only_after_two_good_answers_in_a_row_without_it(heard):
                 assert all(not isinstance(answer, str) and slots_of(answer).get(host, 0) < slots for answer in lately)
 
 
-@any_time
 @given(history)
 def test_known_hosts_keep_their_order(heard):
     view = View()
@@ -112,7 +107,7 @@ def test_known_hosts_keep_their_order(heard):
         assert now[: len(set(known) & set(now))] == [host for host in known if host in now]
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(0, 1 << 32))
 def test_no_healthy_host_is_removed_over_a_thousand_mishaps(seed):
     view = after((A, B, C))

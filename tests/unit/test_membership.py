@@ -369,7 +369,7 @@ def failures(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("failures")
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(seed=st.integers(0, 2**32))
 def test_whatever_happens_what_always_holds_holds_and_the_job_recovers(seed, failures):
     check_random_history(seed, strikes=250, failures=failures)
@@ -414,7 +414,7 @@ anything = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(history=st.lists(st.tuples(anything, st.floats(0, 100)), min_size=1, max_size=60))
 def test_anything_is_accepted_in_any_state_and_can_be_replayed(history, failures):
     membership, now_s = begin(RULES, 0), 0.0

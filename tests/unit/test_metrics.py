@@ -19,7 +19,7 @@ from edl_hvd.metrics.exact_sum import carried, exact_sum, ratio_of, value_of
 from edl_hvd.worker.training.pooling import pool
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False, width=64)
-THREADS = settings(max_examples=25, deadline=None)
+THREADS = settings(max_examples=25)
 
 
 # --- sums without rounding ---

@@ -284,7 +284,7 @@ def training(base_s: float, worker: tuple, count: int):
         yield from steps(base_s * factor, 1)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(DURATIONS, st.lists(healthy(), min_size=2, max_size=4))
 def test_a_healthy_worker_is_never_given_up(base_s, workers):
     stage = Stage(*(training(base_s, worker, 20) for worker in workers))
@@ -293,7 +293,7 @@ def test_a_healthy_worker_is_never_given_up(base_s, workers):
     assert stage.play(20 * 4 * base_s + sum(pause[1] for _, pauses in workers for pause in pauses.values())) is None
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.floats(0.05, 3.0), st.lists(healthy(), min_size=2, max_size=4), st.integers(4, 30), st.data())
 def test_a_worker_that_hangs_is_found_and_nobody_else(base_s, workers, when, data):
     hangs = data.draw(st.integers(0, len(workers) - 1))

@@ -2,7 +2,7 @@ import tracemalloc
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -29,7 +29,6 @@ def consume(sampler: ElasticBatchSampler, sizes: list[int], steps_each: int) -> 
                 sampler.advance(step)
 
 
-@settings(deadline=None)
 @given(
     length=st.integers(1, 200),
     sizes=st.lists(st.integers(1, 8), min_size=1, max_size=4),
@@ -96,7 +95,6 @@ def test_drop_last_that_leaves_nothing_is_refused():
         ElasticBatchSampler(7, global_batch=8, drop_last=True)
 
 
-@settings(deadline=None)
 @given(
     length=st.integers(1, 100),
     policy=st.builds(GlobalBatch, st.integers(1, 40)) | st.builds(WorkerBatch, st.integers(1, 20)),

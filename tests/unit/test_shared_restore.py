@@ -137,7 +137,7 @@ def test_a_checkpoint_that_is_removed_while_one_rank_reads_is_passed_over() -> N
     assert events == []
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(some.lists(some.integers(0, 100), max_size=30), some.integers(1, 9))
 def test_every_span_has_one_reader_and_none_reads_more_than_its_part_and_a_span(sizes: list[int], readers: int) -> None:
     spans = [Span("f", str(number), 0, size) for number, size in enumerate(sizes)]

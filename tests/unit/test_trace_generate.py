@@ -41,7 +41,7 @@ def test_the_trace_that_is_shipped_is_a_day_of_sixteen_to_sixty_four_hosts() -> 
     assert (trace.end_s, min(counts), max(counts)) == (86400.0, 16, 64)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     st.integers(0, 2**32), st.integers(1, 12), st.integers(1, 4), st.floats(0, 50), st.floats(0, 1),
     st.floats(0.01, 100), st.sampled_from([0.0, 0.9]),

@@ -39,13 +39,13 @@ def traces(draw: st.DrawFn) -> Trace:
     return Trace(tuple(changes))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(traces())
 def test_a_trace_survives_being_written_down(trace: Trace) -> None:
     assert parse_trace(format_trace(trace, "made up\nby chance"), "trace") == trace
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(traces(), st.integers(1, 5))
 def test_what_is_divided_lasts_as_long_and_has_its_share_of_hosts(trace: Trace, by: int) -> None:
     divided = trace.divided(by)
@@ -56,7 +56,7 @@ def test_what_is_divided_lasts_as_long_and_has_its_share_of_hosts(trace: Trace, 
         assert there == (max(1, (2 * whole + by) // (2 * by)) if whole else 0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(traces(), st.floats(0, 1), st.floats(0, 1))
 def test_a_window_has_the_hosts_of_that_time(trace: Trace, one: float, other: float) -> None:
     from_s, until_s = sorted((one * trace.end_s, other * trace.end_s))
