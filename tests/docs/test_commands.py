@@ -73,6 +73,8 @@ HOW: dict[str, Here | By | Ci] = {
     "make imagenet-demo": Ci("make imagenet-demo"),
     "make test": Ci("make test"),
     "make test-learning": Ci("make test-learning"),
+    "make test-learning LAUNCHER=horovodrun":
+        Here(more=INSTALLED, prints="tests collected", variables=ONLY_COLLECT),
     "make test-chaos": Ci("make test-chaos"),
     "make test-horovodrun": Ci("make test-horovodrun"),
     "make test-hosts": Ci("make test-hosts"),
