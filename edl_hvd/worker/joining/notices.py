@@ -26,7 +26,7 @@ def watch_for_notices(
     """
 
     def told(notice: Notice) -> None:
-        logger.warning("notice for this host: %s", notice.words)
         rendezvous.host_going(unsaid_s if notice.deadline_s is None else max(0.0, notice.deadline_s))
+        logger.warning("notice for this host: %s", notice.words)
 
     return open_watch(setting, told, Addresses(**addresses))
