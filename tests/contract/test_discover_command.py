@@ -80,8 +80,10 @@ def test_what_gives_no_hosts_is_one_line_and_an_exit_code(tmp_path, source, code
 def test_watching_prints_a_line_for_each_change(tmp_path):
     hosts, part = tmp_path / "hosts.txt", tmp_path / "part"
     hosts.write_text("node-1:4\n")
+    # Whatever a shell starts in the background ignores Ctrl-C, and so would this.
+    heeding = ["env", "--default-signal=INT", *COMMAND]
     process = subprocess.Popen(
-        [*COMMAND, "discover", "--watch", "file:hosts.txt"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+        [*heeding, "discover", "--watch", "file:hosts.txt"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     try:
