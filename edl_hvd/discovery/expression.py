@@ -32,6 +32,14 @@ _COUNT = re.compile(r"\s*([0-9]+)(?:\s*(slots?|hosts?))?\s*")
 _UNQUOTED = re.compile(r"[^\s,()\"\\]([^,()\"\\]*[^\s,()\"\\])?")
 
 
+def _begins_argument(text: str, at: int) -> bool:
+    """What follows a comma in parentheses is an argument of the combination, not another flag of the source."""
+    if _KIND.match(text, at) or _CALL.match(text, at):
+        return True
+    count = _COUNT.match(text, at)
+    return count is not None and text[count.end() : count.end() + 1] in ("", ")")
+
+
 @dataclass(frozen=True)
 class Word:
     """A flag and its value; a value without a flag has the empty name."""
@@ -40,7 +48,13 @@ class Word:
     value: str
 
     def __str__(self) -> str:
-        plain = _UNQUOTED.fullmatch(self.value) and (self.name or not _FLAG.match(self.value))
+        return self._text(bool(_UNQUOTED.fullmatch(self.value)) and (bool(self.name) or not _FLAG.match(self.value)))
+
+    def after_another(self) -> str:
+        """As text behind a comma, where a bare value can be taken for the next argument of a combination."""
+        return self._text(False) if not self.name and _begins_argument(self.value, 0) else str(self)
+
+    def _text(self, plain: bool) -> str:
         escaped = self.value.replace("\\", "\\\\").replace('"', '\\"')
         return f"{self.name}=" * bool(self.name) + (self.value if plain else f'"{escaped}"')
 
@@ -53,7 +67,8 @@ class Leaf:
     words: tuple[Word, ...]
 
     def __str__(self) -> str:
-        return f"{self.kind}:{','.join(map(str, self.words))}"
+        first, *others = self.words
+        return f"{self.kind}:{','.join([str(first), *(word.after_another() for word in others)])}"
 
 
 @dataclass(frozen=True)
@@ -192,21 +207,13 @@ class _Reader:
             raise self.refuse(f"there is no kind {kind[1]!r}; the kinds are {', '.join(sorted(self._kinds))}")
         start, self._at = self._at, kind.end()
         words = [self._word(inside)]
-        while self._text.startswith(",", self._at) and not (inside and self._begins_argument(self._at + 1)):
+        while self._text.startswith(",", self._at) and not (inside and _begins_argument(self._text, self._at + 1)):
             self._at += 1
             words.append(self._word(inside))
         if words == [Word("", "")]:
             self._at = start
             raise self.refuse(f"nothing follows '{kind[1]}:'")
         return Leaf(kind[1], tuple(words))
-
-    def _begins_argument(self, at: int) -> bool:
-        """What follows a comma in parentheses is an argument of the combination, not another flag of the source."""
-        kind = _KIND.match(self._text, at)
-        if kind or _CALL.match(self._text, at):
-            return True
-        count = _COUNT.match(self._text, at)
-        return bool(count) and self._text.startswith(")", count.end() if count else at)
 
     def _word(self, inside: bool) -> Word:
         self.skip_space()

@@ -44,7 +44,8 @@ A, B, C = HostSlots("a", 2), HostSlots("b", 1), HostSlots("c", 4)
 
 # --- the text ---
 
-words = st.builds(Word, st.sampled_from(["", "tag", "page-size"]), st.text(max_size=12))
+values = st.text(max_size=12) | st.sampled_from(["8", "8 hosts", "file:a", "limit(", "a=b", "a)", '"'])
+words = st.builds(Word, st.sampled_from(["", "tag", "page-size"]), values)
 leaves = st.builds(Leaf, st.sampled_from(sorted(KINDS)), st.lists(words, min_size=1, max_size=3).map(tuple)).filter(
     lambda leaf: leaf.words != (Word("", ""),)
 )
