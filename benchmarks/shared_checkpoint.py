@@ -88,7 +88,8 @@ class Ours:
         assert self._writer.wait(600)
 
     def load(self) -> dict[str, torch.Tensor]:
-        world = World(1, torch.distributed.get_rank(), torch.distributed.get_world_size(), members=("", ""))
+        rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        world = World(1, rank, size, members=("",) * size)
         found = SharedRestore(self._storage, TorchCollectives(), world).newest(print)
         assert found is not None
         return dict(found.tensors)
