@@ -8,7 +8,7 @@ import resource
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -272,15 +272,22 @@ def test_a_warm_poll_imports_neither_boto3_nor_this_package(scene: Scene) -> Non
 
 @pytest.mark.parametrize("scene", REMOTE, indirect=True)
 def test_a_warm_poll_takes_less_than_30_ms_of_processor_time(scene: Scene) -> None:
+    """Or, on a slow machine, less than twice as much as Python that does nothing."""
     scene.show(12)
     scene.poll()
-    costs_s = []
-    for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert scene.poll().returncode == 0
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        costs_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(costs_s) < 0.030, costs_s  # the least of them: whatever else this machine does makes it more
+    nothing = [sys.executable, "-I", "-S", "-c", "pass"]
+    polls_s = [processor_time_s(lambda: scene.poll().returncode) for _ in range(5)]
+    bare_s = [processor_time_s(lambda: subprocess.run(nothing, check=True).returncode) for _ in range(5)]
+    # The least of them: whatever else this machine does makes it more.
+    assert min(polls_s) < max(0.030, 2 * min(bare_s)), (polls_s, bare_s)
+
+
+def processor_time_s(run: Callable[[], int]) -> float:
+    """Of a process that ends well."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert run() == 0
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def test_no_instances_count_when_ec2_says_so_twice(ec2: Ec2Scene) -> None:
