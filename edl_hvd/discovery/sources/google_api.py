@@ -11,22 +11,15 @@ from urllib.parse import SplitResult, urlencode
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.source import Permission
-from edl_hvd.discovery.sources.web import read_address, read_token, trust
+from edl_hvd.discovery.sources.web import SOCKET_S, WHOLE_S, connect, read_address, read_body, read_token, trust
 from edl_hvd.errors import DiscoveryError
 
 METADATA = "metadata.google.internal"
 ENDPOINT = "https://compute.googleapis.com/compute/v1/"
-LONGEST_BODY_BYTES = 32 << 20
-# A page of 500 instances, of which only some fields are asked for, is a tenth of a megabyte.
-SOCKET_S = 8.0
-# For each read; Google answers such questions within a second.
-WHOLE_S = 20.0
-# For all reads of one answer, so that one that trickles ends, too.
 METADATA_S = 3.0
 # The metadata server is a process on the same host; elsewhere nobody has that name or address.
 RENEW_S = 60.0
 # Before a token expires: longer than a question takes. The metadata server gives a new one from 5 minutes before.
-_CHUNK_BYTES = 1 << 16
 
 _NEXT_STEPS = {
     401: "the token is not valid; look at the service account and this machine's clock",
@@ -183,35 +176,15 @@ def _ask(
     method: str, base: SplitResult, path: str, headers: Mapping[str, str], socket_s: float, clock: Clock, what: str
 ) -> _Answer:
     """One request on a connection of its own; no redirect is followed, so that a token goes nowhere else."""
-    connection = _connect(base, socket_s)
+    connection = connect(base, trust(None) if base.scheme == "https" else None, socket_s)
     try:
         connection.request(method, base.path + path, headers={"Content-Length": "0", **headers})
         response = connection.getresponse()
-        return _Answer(response.status, response.headers, _read_body(response, clock, what))
+        body = read_body(response, what, clock.monotonic_s() + WHOLE_S, clock)
+        return _Answer(response.status, response.headers, body)
     except TimeoutError as error:
         raise DiscoveryError(f"{what} did not answer in time") from error
     except (OSError, http.client.HTTPException) as error:
         raise DiscoveryError(f"asking {what} failed: {type(error).__name__}: {error}") from error
     finally:
         connection.close()
-
-
-def _connect(base: SplitResult, socket_s: float) -> http.client.HTTPConnection:
-    host = base.hostname or ""
-    if base.scheme == "https":
-        return http.client.HTTPSConnection(host, base.port, timeout=socket_s, context=trust(None))
-    return http.client.HTTPConnection(host, base.port, timeout=socket_s)
-
-
-def _read_body(response: http.client.HTTPResponse, clock: Clock, what: str) -> bytes:
-    deadline_s = clock.monotonic_s() + WHOLE_S
-    body = bytearray()
-    while chunk := response.read1(_CHUNK_BYTES):
-        body += chunk
-        if len(body) > LONGEST_BODY_BYTES:
-            raise DiscoveryError(f"{what} answered with more than {LONGEST_BODY_BYTES >> 20} MiB")
-        if clock.monotonic_s() > deadline_s:
-            raise TimeoutError
-    if response.length:  # read1 does not notice that a connection ended before the body did
-        raise http.client.IncompleteRead(bytes(body), response.length)
-    return bytes(body)

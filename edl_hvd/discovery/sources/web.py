@@ -113,30 +113,45 @@ def _ask_once(
     deadline_s: float,
     clock: Clock,
 ) -> WebAnswer:
-    host = address.hostname or ""
-    connection: http.client.HTTPConnection
-    if address.scheme == "https":
-        connection = http.client.HTTPSConnection(host, address.port, timeout=socket_s, context=context)
-    else:
-        connection = http.client.HTTPConnection(host, address.port, timeout=socket_s)
+    connection = connect(address, context, socket_s)
     try:
         path = (address.path or "/") + (f"?{address.query}" if address.query else "")
         connection.request("GET", path, headers={"Accept-Encoding": "identity", "Connection": "close", **headers})
         response = connection.getresponse()
-        body = bytearray()
-        while chunk := response.read1(_CHUNK_BYTES):
-            body += chunk
-            if len(body) > LONGEST_BODY_BYTES:
-                raise DiscoveryError(f"{_place(address)} answered with more than {LONGEST_BODY_BYTES >> 20} MiB")
-            if clock.monotonic_s() > deadline_s:
-                raise TimeoutError
-        if response.length:  # read1 does not notice that a connection ended before the body did
-            raise http.client.IncompleteRead(bytes(body), response.length)
+        body = read_body(response, _place(address), deadline_s, clock)
         named = {name.lower(): value for name, value in response.getheaders()}
         is_whole = "content-length" in named or "chunked" in named.get("transfer-encoding", "").lower()
-        return WebAnswer(response.status, named, bytes(body), is_whole)
+        return WebAnswer(response.status, named, body, is_whole)
     finally:
         connection.close()
+
+
+def connect(address: SplitResult, context: ssl.SSLContext | None, socket_s: float) -> http.client.HTTPConnection:
+    """A connection to be opened by its first request; ``socket_s`` bounds each single wait."""
+    host = address.hostname or ""
+    if address.scheme == "https":
+        return http.client.HTTPSConnection(host, address.port, timeout=socket_s, context=context)
+    return http.client.HTTPConnection(host, address.port, timeout=socket_s)
+
+
+def read_body(response: http.client.HTTPResponse, what: str, deadline_s: float, clock: Clock) -> bytes:
+    """The whole body, of at most ``LONGEST_BODY_BYTES``.
+
+    Raises:
+        DiscoveryError: It is longer; ``what`` names who answered.
+        TimeoutError: It has not come by ``deadline_s``, of the monotonic clock.
+        http.client.IncompleteRead: The connection ended before it did.
+    """
+    body = bytearray()
+    while chunk := response.read1(_CHUNK_BYTES):
+        body += chunk
+        if len(body) > LONGEST_BODY_BYTES:
+            raise DiscoveryError(f"{what} answered with more than {LONGEST_BODY_BYTES >> 20} MiB")
+        if clock.monotonic_s() > deadline_s:
+            raise TimeoutError
+    if response.length:  # read1 does not notice that a connection ended before the body did
+        raise http.client.IncompleteRead(bytes(body), response.length)
+    return bytes(body)
 
 
 def read_token(path: str) -> str:
