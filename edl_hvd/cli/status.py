@@ -143,13 +143,17 @@ def _rows(status: Status) -> list[tuple[str, str]]:
     if status.shortage is not None:
         rows.append(("workers", join(shortage(status.shortage))))
     rows += [("drained", escape(_remaining(drain, status))) for drain in status.drains]
-    rows += [("set aside", escape(f"{one.who} for {duration(one.remaining_s)}")) for one in status.aside]
+    rows += [("set aside", escape(_left_out(one))) for one in status.aside]
     return rows
 
 
 def _remaining(drain: Remaining, status: Status) -> str:
     there = any(drain.who in (one.worker, host_of(one.worker)) for one in status.workers)
     return f"{drain.who} leaves within {duration(drain.remaining_s)}" if there else f"{drain.who} has left"
+
+
+def _left_out(one: Remaining) -> str:
+    return f"{one.who} for {duration(one.remaining_s)}" + (f": {one.reason}" if one.reason else "")
 
 
 def _state(view: JobView) -> str:

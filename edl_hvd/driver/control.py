@@ -23,7 +23,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from edl_hvd.driver.network import Line
 
@@ -39,7 +39,10 @@ _LOOK_EVERY_S = 0.25
 _OWN_PAUSE_S = 1.0
 # A driver that slept so long first looks at what has come meanwhile.
 
-_FIELDS: Mapping[str, Mapping[str, type]] = {
+Grammar: TypeAlias = Mapping[str, Mapping[str, type]]
+"""What may be said: by the word that a line has for ``what``, its other fields and their types."""
+
+WORKER: Grammar = {
     "ready": {"step": int},
     "warm": {"generation": int},
     "guiding": {"generation": int, "follower": str, "address": str, "port": int},
@@ -106,9 +109,13 @@ class Control:
         knows: Whether a worker of this name and life is expected to call.
         heard: Gets every message, in the event loop's thread; a call with ``what="hello"`` comes first. One with
             ``what="unreachable"`` is ours: the worker's host has not answered for three seconds.
+        grammar: What may be said.
     """
 
-    def __init__(self, knows: Callable[[str, int], bool], heard: Callable[[Message], None]) -> None:
+    def __init__(
+        self, knows: Callable[[str, int], bool], heard: Callable[[Message], None], grammar: Grammar = WORKER
+    ) -> None:
+        self._grammar = grammar
         self.token = secrets.token_urlsafe(32)
         self._knows = knows
         self._heard = heard
@@ -199,7 +206,7 @@ class Control:
         try:
             while True:
                 line = _parse(await reader.readuntil())
-                message = _understand(worker, life, line)
+                message = _understand(worker, life, line, self._grammar)
                 if message is None:
                     return
                 self._heard(message)
@@ -235,10 +242,10 @@ def _parse(line: bytes) -> dict[str, Any]:
     return parsed if isinstance(parsed, dict) else {}
 
 
-def _understand(worker: str, life: int, line: dict[str, Any]) -> Message | None:
+def _understand(worker: str, life: int, line: dict[str, Any], grammar: Grammar) -> Message | None:
     """The message that a line holds, or ``None``."""
     what = line.pop("what", None)
-    fields = _FIELDS.get(what) if isinstance(what, str) else None
+    fields = grammar.get(what) if isinstance(what, str) else None
     if fields is None or line.keys() != fields.keys():
         return None
     if any(type(line[name]) is not kind for name, kind in fields.items()):

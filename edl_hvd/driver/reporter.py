@@ -12,7 +12,8 @@ from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.driver.control import Beat
 from edl_hvd.driver.job import Job, Listener
 from edl_hvd.driver.membership.happenings import Action, End, Exited, Happening, Tick
-from edl_hvd.driver.status import Heard, Pace, Process, Status, describe
+from edl_hvd.driver.preflight.gate import Gate
+from edl_hvd.driver.status import Heard, Pace, Process, Remaining, Status, describe
 from edl_hvd.process_mark import mark_of
 
 _SHOW_EVERY_S = 0.25
@@ -56,6 +57,7 @@ class Reporter:
         self._write = write
         self._clock = clock
         self._job: Job | None = None
+        self._gate: Gate | None = None
         self._begun = begun
         self._figures = begun.figures
         self._pace = Pace()
@@ -68,9 +70,10 @@ class Reporter:
         self._writing: asyncio.Future[None] | None = None
         self._problem = self._told = ""
 
-    def watch(self, job: Job) -> None:
-        """The job that this is the listener of."""
+    def watch(self, job: Job, gate: Gate | None = None) -> None:
+        """The job that this is the listener of, and what keeps hosts out of it."""
         self._job = job
+        self._gate = gate
 
     # --- what happens ---
 
@@ -161,7 +164,10 @@ class Reporter:
             saved_age_s=None if self._saved_s is None else round(now_s - self._saved_s, 1),
         )
         self._find(job.processes)
-        return describe(job.membership, now_s, self._clock.wall_s(), figures, self._heard, self._processes)
+        status = describe(job.membership, now_s, self._clock.wall_s(), figures, self._heard, self._processes)
+        left_out = self._gate.aside.items() if self._gate is not None else ()
+        kept_out = tuple(Remaining(host, round(seconds, 3), fault) for host, (fault, seconds) in left_out)
+        return replace(status, aside=status.aside + kept_out)
 
     def _find(self, pids: Mapping[str, int]) -> None:
         """A process's mark does not change, and costs two files to read."""

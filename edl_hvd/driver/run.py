@@ -6,20 +6,24 @@ import asyncio
 import contextlib
 import io
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TextIO, cast
 
 from edl_hvd.discovery.damping import Damping
 from edl_hvd.discovery.watch import HostWatch
-from edl_hvd.driver.command_line.options import Options
+from edl_hvd.driver.command_line.options import Options, is_python
+from edl_hvd.driver.found import Found
 from edl_hvd.driver.job import Job
 from edl_hvd.driver.job_folder.claim import JobFolder, claim
 from edl_hvd.driver.job_folder.requests import Requests, answer
 from edl_hvd.driver.local_hosts import is_local
 from edl_hvd.driver.membership.decision import SAVED
 from edl_hvd.driver.membership.happenings import DrainAsked, End, HostsFound
-from edl_hvd.driver.network import choose_network
+from edl_hvd.driver.network import Network, choose_network
+from edl_hvd.driver.preflight.examination import Examination
+from edl_hvd.driver.preflight.gate import Gate, Passed
 from edl_hvd.driver.reporter import Reporter, Screen
 from edl_hvd.driver.workers.launcher import Launcher, Program
 from edl_hvd.driver.workers.output_files import OutputFiles
@@ -62,12 +66,13 @@ async def _run(options: Options, screen: Screen, folder: JobFolder) -> int:
 
 async def _train(options: Options, screen: Screen, folder: JobFolder, reporter: Reporter) -> End:
     loop = asyncio.get_running_loop()
-    found: asyncio.Queue[HostsFound | DrainAsked] = asyncio.Queue()
+    network = choose_network(options.network_interfaces, _ssh(options))
+    found = Found(_gate(options, network, screen))
     watch = HostWatch(
         options.source,
-        changed=lambda hosts: _quietly(loop.call_soon_threadsafe(found.put_nowait, HostsFound(hosts))),
+        changed=lambda hosts: _quietly(loop.call_soon_threadsafe(found.changed, hosts)),
         problem=lambda text: _quietly(loop.call_soon_threadsafe(screen.problem, text)),
-        notice=lambda *notice: _quietly(loop.call_soon_threadsafe(found.put_nowait, DrainAsked(*notice))),
+        notice=lambda *notice: _quietly(loop.call_soon_threadsafe(found.noticed, *notice)),
         every_s=options.poll_every_s,
         damping=Damping() if options.is_damped else None,
     )
@@ -76,17 +81,32 @@ async def _train(options: Options, screen: Screen, folder: JobFolder, reporter: 
         watch.start()
         try:
             hosts = await _first_hosts(found, options, wishes)
-            network = choose_network(options.network_interfaces, _ssh(options))
             with contextlib.ExitStack() as stack:
                 files = stack.enter_context(OutputFiles(options.output_filename))
                 record = _both(stack.enter_context(_record(options.record)), stack.enter_context(folder.history()))
-                launcher = _launcher(options, folder, lambda *line: _pass_on(screen, files, *line))
+                program = Program(options.command, _environment(options, folder), str(Path.cwd()))
+                launcher = _launcher(options, program, lambda *line: _pass_on(screen, files, *line))
                 known_step = folder.begun.figures.known_step
                 grace_s = Settings.from_environment().grace_s
                 job = Job(options.rules, launcher, network, reporter, record, known_step=known_step, grace_s=grace_s)
                 return await _follow_through(job, reporter, folder, screen, hosts, found, wishes)
         finally:
             await asyncio.to_thread(watch.close)
+            await found.close()
+
+
+def _gate(options: Options, network: Network, screen: Screen) -> Callable[[Passed], Gate | None]:
+    """What makes the gate that the options ask for."""
+    bound = options.preflight
+    if bound is None:
+        return lambda passed: None
+    python = options.command[0] if is_python(options.command[0]) else sys.executable
+    # By the same program, in the same folder and environment as a worker, or it would be another one that is measured.
+    environment = {**own_environment(), **options.worker_variables}
+    program = Program((python, "-m", "edl_hvd.preflight"), environment, str(Path.cwd()))
+    launcher = _launcher(options, program, screen.line if options.verbose else lambda *line: None)
+    examination = Examination(launcher, network, bound)
+    return lambda passed: Gate(examination.look, passed, screen.note)
 
 
 async def _follow_through(
@@ -95,11 +115,11 @@ async def _follow_through(
     folder: JobFolder,
     screen: Screen,
     hosts: HostsFound,
-    found: asyncio.Queue[HostsFound | DrainAsked],
+    found: Found,
     wishes: Wishes,
 ) -> End:
     """The job from its first hosts to its end."""
-    reporter.watch(job)
+    reporter.watch(job, found.gate)
     requests = Requests(lambda line: _obey(job, screen, line))
     await job.start()
     job.happen(hosts)
@@ -150,16 +170,13 @@ async def _outlive_orphans(folder: JobFolder, screen: Screen, wishes: Wishes) ->
         await asyncio.sleep(_ORPHAN_POLL_S)
 
 
-def _launcher(options: Options, folder: JobFolder, output: Callable[[str, str, bytes], None]) -> Launcher:
+def _environment(options: Options, folder: JobFolder) -> Mapping[str, str]:
     own = own_environment()
-    environment = {**own, **folder.checkpoint_variable(own), **options.worker_variables}
-    return Launcher(
-        Program(options.command, environment, str(Path.cwd())),
-        _ssh(options),
-        is_local,
-        output,
-        options.start_timeout_s,
-    )
+    return {**own, **folder.checkpoint_variable(own), **options.worker_variables}
+
+
+def _launcher(options: Options, program: Program, output: Callable[[str, str, bytes], None]) -> Launcher:
+    return Launcher(program, _ssh(options), is_local, output, options.start_timeout_s)
 
 
 def _ssh(options: Options) -> Ssh:
@@ -175,9 +192,9 @@ def _pass_on(screen: Screen, files: OutputFiles, worker: str, stream: str, line:
     files.write(worker, stream, line)
 
 
-async def _first_hosts(found: asyncio.Queue[HostsFound | DrainAsked], options: Options, wishes: Wishes) -> HostsFound:
+async def _first_hosts(found: Found, options: Options, wishes: Wishes) -> HostsFound:
     timeout_s = options.rules.elastic_timeout_s
-    waiting = asyncio.ensure_future(found.get())
+    waiting = asyncio.ensure_future(found.news.get())
     done, _ = await asyncio.wait({waiting, asyncio.ensure_future(wishes.first.wait())}, timeout=timeout_s,
                                  return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
     if waiting in done:
@@ -188,9 +205,9 @@ async def _first_hosts(found: asyncio.Queue[HostsFound | DrainAsked], options: O
     raise PlatformError(f"waited for hosts, but {reason}; see what discovery reports")
 
 
-async def _follow(found: asyncio.Queue[HostsFound | DrainAsked], job: Job, screen: Screen) -> None:
+async def _follow(found: Found, job: Job, screen: Screen) -> None:
     while True:
-        happening = await found.get()
+        happening = await found.news.get()
         if isinstance(happening, DrainAsked):
             _drain(job, screen, happening)
         else:

@@ -52,10 +52,11 @@ class WorkerStatus:
 
 @dataclass(frozen=True)
 class Remaining:
-    """Something that is so for ``remaining_s`` more seconds; ``who`` is a host or a worker."""
+    """Something that is so for ``remaining_s`` more seconds; ``who`` is a host or a worker, ``reason`` may be empty."""
 
     who: str
     remaining_s: float
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,8 @@ def _state(membership: Membership) -> str:
         return "ended"
     if membership.finishing_s is not None:
         return "finishing"
-    if membership.hosts and all(_is_drained(entry, membership) for entry in membership.hosts):
+    hosts = [entry for entry in membership.hosts if entry.host not in membership.unfit]
+    if hosts and all(_is_drained(entry, membership) for entry in hosts):
         return "stopping"
     if world.generation == 0:
         return "starting"
@@ -231,11 +233,12 @@ def _by_host(worker: str) -> tuple[str, int]:
 def _shortage(membership: Membership, now_s: float) -> Shortage:
     rules, wanted = membership.rules, membership.wanted(now_s)
     needed = rules.min_np if membership.world.generation else rules.num_proc
-    slots = sum(entry.slots for entry in membership.hosts)
+    slots = sum(entry.slots for entry in membership.hosts if entry.host not in membership.unfit)
     starting = len(membership.having("starting"))
     reasons = []
     if slots < needed:
-        reasons.append(f"discovery lists {slots or 'no'} slot{'s' * (slots != 1)}")
+        fit = " on hosts that are good enough" if membership.unfit else ""
+        reasons.append(f"discovery lists {slots or 'no'} slot{'s' * (slots != 1)}{fit}")
     reasons += [f"{who} is drained" for who in membership.drains if _is_listed(who, membership)]
     for host, until_s in membership.aside.items():
         if until_s > now_s:

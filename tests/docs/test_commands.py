@@ -144,6 +144,10 @@ HOW: dict[str, Here | By | Ci] = {
     "python train.py": By(READ_BY_HOROVOD),
     "horovodrun ... --host-discovery-script \"discovery_scripts/from_source 'union(ec2:tag=job=7, file:spare.txt)'\" "
     "python train.py": By(READ_BY_HOROVOD),
+    "edlrun -np 2 --min-np 1 --preflight --discover file:hosts.txt python train.py":
+        # Two names of one busy machine may differ by more than two machines of a kind.
+        Here(swaps=(("hosts.txt", "local.txt"), ("--preflight", "--preflight-bound 20")), prints="the preflight: cpu"),
+    "python -m edl_hvd.preflight": Here(prints="GFLOP/s in a matrix product"),
     'edlrun -np 2 --min-np 1 --discover "limit(union(file:hosts.txt, file:spare.txt), 8)" python train.py':
         Here(swaps=(("hosts.txt", "local.txt"), ("spare.txt", "local.txt")), prints="finished on rank 0 of 2"),
     'edl-hvd discover "limit(union(file:hosts.txt, file:local.txt), 8)"': Here(prints="4 hosts, 8 slots"),

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from edl_hvd.errors import PlatformError
-from edl_hvd.worker.engine.interface import bind_to, interface_of, redirect
+from edl_hvd.network_interface import interface_of
+from edl_hvd.worker.engine.interface import bind_to, redirect
 
 REPLACE = """
 import _socket, ctypes, socket

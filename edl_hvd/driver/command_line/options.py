@@ -33,6 +33,7 @@ from edl_hvd.driver.local_hosts import is_local
 from edl_hvd.driver.membership.state import Rules
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots
+from edl_hvd.preflight.verdict import BOUND
 
 UNBOUNDED = 1_000_000
 # Workers; more than any job will have, and still a number to calculate with.
@@ -67,6 +68,7 @@ class Options:
         source: Where the hosts come from.
         poll_every_s: How often to ask it; see ``HostWatch``.
         is_damped: Leave out its hosts that come and go again and again.
+        preflight: A new host may be so many times as slow as the others; ``None``: it is not measured.
         rules: How many workers, and the bounds that were asked for.
         worker_variables: To be added to the workers' environment.
         network_interfaces: A worker may use any of them; empty: it finds one.
@@ -99,6 +101,7 @@ class Options:
     job_dir: str | None = None
     resume: bool = False
     is_damped: bool = False
+    preflight: float | None = None
     given: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
@@ -163,6 +166,7 @@ def read_options(
         job_dir=line.writable_folder("--job-dir"),
         resume=line.is_on("--resume"),
         is_damped=hosts.is_damped,
+        preflight=_read_preflight(line),
         given=dict(given),
     )
     if line.problems:
@@ -203,6 +207,17 @@ def _read_rules(line: Line, hosts: _Hosts) -> Rules:
         reset_limit=line.count("--reset-limit"),
         hosts_are_fixed=bool(hosts.fixed),
     )
+
+
+def _read_preflight(line: Line) -> float | None:
+    bound = line.number("--preflight-bound")
+    if bound is not None and bound <= 1:
+        line.refuse(
+            f"--preflight-bound {bound:g} would keep the slower half of the hosts out; expected more than 1, e.g. 2"
+        )
+    if bound is None and not line.is_on("--preflight"):
+        return None
+    return BOUND if bound is None else bound
 
 
 def _read_cooldown(line: Line) -> float:
@@ -330,10 +345,15 @@ def _check_here(line: Line, hosts: _Hosts, command: Sequence[str], interfaces: S
 
 def _find_python_file(command: Sequence[str]) -> str:
     """Why Python would not find its script (empty: it would, or it is no Python)."""
-    is_script = re.fullmatch(r"python[0-9.]*", os.path.basename(command[0])) and len(command) > 1
+    is_script = is_python(command[0]) and len(command) > 1
     if not is_script or command[1].startswith("-") or os.path.exists(command[1]):
         return ""
     return f"there is no file {command[1]!r}"
+
+
+def is_python(program: str) -> bool:
+    """Whether a program is Python, by its name."""
+    return re.fullmatch(r"python[0-9.]*", os.path.basename(program)) is not None
 
 
 def _look_up(host: str, ssh: str | None) -> str:

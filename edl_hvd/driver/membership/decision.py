@@ -175,8 +175,9 @@ def _without_cold(draft: Draft, able: list[str]) -> list[str]:
 
 def _needed(draft: Draft) -> int:
     membership, rules = draft.membership, draft.membership.rules
-    aside = any(membership.aside.get(entry.host, draft.now_s) > draft.now_s for entry in membership.hosts)
-    # A host that nobody can reach does not keep all others from starting, once these are ready.
+    aside = any(membership.aside.get(entry.host, draft.now_s) > draft.now_s or entry.host in membership.unfit
+                for entry in membership.hosts)  # fmt: skip
+    # A host that nobody can reach, or nobody should, does not keep all others from starting, once these are ready.
     enough = membership.world.generation or (aside and not membership.having("starting"))
     return rules.min_np if enough else rules.num_proc
 

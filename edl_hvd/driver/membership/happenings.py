@@ -19,9 +19,10 @@ from edl_hvd.hosts import HostSlots
 
 @dataclass(frozen=True)
 class HostsFound:
-    """The trusted list of hosts has changed to this."""
+    """The trusted list of hosts has changed to this; those of it that are ``unfit`` get no workers."""
 
     hosts: tuple[HostSlots, ...]
+    unfit: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def _list_hosts(draft: Draft, found: happenings.HostsFound) -> None:
         for target, deadline_s in draft.membership.drains.items()
         if target.partition(":")[0] in listed or deadline_s > draft.now_s
     }
-    draft.change(hosts=found.hosts, drains=drains)
+    draft.change(hosts=found.hosts, unfit=found.unfit, drains=drains)
 
 
 def _drain(draft: Draft, asked: happenings.DrainAsked) -> None:

@@ -124,6 +124,7 @@ class Membership:
     Attributes:
         rules: What the user allows.
         hosts: The trusted list.
+        unfit: Hosts of it that were looked at and found too bad to have workers.
         slots: By worker name, in the order in which they were first seen.
         world: The last one published.
         drains: What is to be left (host or worker), and until when.
@@ -139,6 +140,7 @@ class Membership:
 
     rules: Rules
     hosts: tuple[HostSlots, ...] = ()
+    unfit: tuple[str, ...] = ()
     slots: Mapping[str, Slot] = field(default_factory=dict)
     world: World = field(default_factory=World)
     drains: Mapping[str, float] = field(default_factory=dict)
@@ -159,7 +161,7 @@ class Membership:
         return [
             worker
             for entry in self.hosts
-            if entry.host not in self.drains
+            if entry.host not in self.drains and entry.host not in self.unfit
             for worker in (f"{entry.host}:{number}" for number in range(entry.slots))
             if worker not in self.drains
             if self.aside.get(entry.host, now_s) <= now_s or worker in self.having("starting", "ready", "member")

@@ -28,18 +28,6 @@ _READ, _WRITE = 1, 2
 _NAME_CALL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
 
 
-def interface_of(address: str) -> str:
-    """The network interface that has this address of ours.
-
-    Raises:
-        PlatformError: There is none.
-    """
-    for name, entries in psutil.net_if_addrs().items():
-        if any(entry.address == address for entry in entries):
-            return name
-    raise PlatformError(f"no network interface of this host has the address {address}; set --network-interfaces")
-
-
 def bind_to(interface: str) -> None:
     """Before ``hvd.init()``: make all of Horovod's connections use this interface. May be called again with another.
 

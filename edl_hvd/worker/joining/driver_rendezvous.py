@@ -14,10 +14,10 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from edl_hvd.network_interface import interface_of
 from edl_hvd.settings import Launch
 from edl_hvd.worker.engine.departures import Departures
 from edl_hvd.worker.engine.engine import Engine
-from edl_hvd.worker.engine.interface import interface_of
 from edl_hvd.worker.joining.driver_line import DriverLine
 from edl_hvd.worker.joining.rendezvous import RUN_AGAIN, Dismissed, Following, Handover, Joined
 from edl_hvd.worker.progress import progress

@@ -1,0 +1,1 @@
+"""A look at every new host before it gets workers: ``edlrun --preflight``."""

@@ -1,0 +1,255 @@
+"""One look at some new hosts: a process on each, which measures it and meets those of others.
+
+A process is started as a worker would be, calls back over a connection (``control.py``) and says what it has
+measured. Then the hosts meet in pairs, each newcomer with other newcomers and with hosts that are in the job already.
+
+    process → driver  hello {token, worker, life, pid}, measured {device, count, gflop_s, fault},
+                      listening {pair, port}, met {pair, seconds, problem}
+    driver → process  measure {}, meet {pair, own, other, port, interface}
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from edl_hvd.driver.control import Control, Grammar, Message
+from edl_hvd.driver.network import MeetingPlace, Network
+from edl_hvd.driver.workers.process import WorkerProcess
+from edl_hvd.errors import EdlHvdError
+from edl_hvd.hosts import HostSlots
+from edl_hvd.preflight.measured import Findings, Measured
+from edl_hvd.preflight.verdict import judge, pairs
+from edl_hvd.settings import Driver
+
+REFEREES = 2
+# Hosts of the job that newcomers meet: one may be about to go, or busy.
+_FIRST_S, _LATE_S = 120.0, 60.0
+# Until the first answer, and for the others after it: Python and torch from a cold network disk take a minute; the
+# measurements take a second.
+_MEET_S = 45.0
+# Three waits of ten seconds within the process, and what they are late.
+_END_S = 2.0
+# A process that waits ends by itself when nobody is connected any more; one that hangs is killed, as fast as ssh can.
+_KILL_S = 5.0
+
+_PROBE: Grammar = {
+    "measured": {"device": str, "count": int, "gflop_s": float, "fault": str},
+    "listening": {"pair": int, "port": int},
+    "met": {"pair": int, "seconds": float, "problem": str},
+}
+
+
+class Starter(Protocol):
+    """Starts a process on a host; see ``workers/launcher.py``."""
+
+    async def start(self, worker: str, variables: Mapping[str, str]) -> WorkerProcess: ...
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of it.
+
+    Attributes:
+        findings: What is known of the host.
+        fault: Why it is to get no workers; empty: it may.
+        answered: It has measured itself. If not, it may be that it is not up yet.
+    """
+
+    findings: Findings
+    fault: str = ""
+
+    @property
+    def answered(self) -> bool:
+        return self.findings.measured is not None
+
+
+class Examination:
+    """How hosts are looked at.
+
+    Args:
+        starter: Starts ``python -m edl_hvd.preflight`` on a host.
+        network: How it reaches this machine.
+        bound: A host may be so many times as slow as the others.
+    """
+
+    def __init__(self, starter: Starter, network: Network, bound: float) -> None:
+        self._starter = starter
+        self._network = network
+        self._bound = bound
+
+    async def look(self, new: Sequence[HostSlots], known: Sequence[Findings]) -> list[Verdict]:
+        """Look at these hosts. Leaves no process behind, also when it is cancelled.
+
+        Args:
+            new: The hosts.
+            known: What was found of those that are in the job, the most trusted ones first.
+        """
+        room = _Room(self._starter, self._network)
+        try:
+            referees = [findings.host for findings in known[:REFEREES]]
+            await room.open()
+            found = await room.measure(new, referees)
+            fair = [findings for findings in found if not self._judge(findings, [*found, *known])]
+            met = await room.meet([*referees, *(findings.host for findings in fair)])
+        finally:
+            await room.close()
+        found = [_with_best(findings, met) if findings in fair else findings for findings in found]
+        faults = {findings.host: self._judge(findings, [*found, *known]) for findings in found}
+        # Who met nobody could be anybody: the one that is listed first stays, alone.
+        if not known and fair and all(faults[findings.host] for findings in fair):
+            faults[fair[0].host] = ""
+        return [Verdict(findings, faults[findings.host]) for findings in found]
+
+    def _judge(self, findings: Findings, all_of_them: Iterable[Findings]) -> str:
+        return judge(findings, [other for other in all_of_them if other.host != findings.host], self._bound)
+
+
+def _with_best(findings: Findings, met: Mapping[str, Sequence[tuple[float, str]]]) -> Findings:
+    times = [seconds for seconds, problem in met.get(findings.host, ()) if not problem]
+    if times:
+        return replace(findings, exchange_s=min(times))
+    problems = [problem for _, problem in met.get(findings.host, ())]
+    return replace(findings, problem=problems[0] if problems else "")
+
+
+class _Room:
+    """The processes of one look, and the connections to them."""
+
+    def __init__(self, starter: Starter, network: Network) -> None:
+        self._starter = starter
+        self._network = network
+        self._news: dict[str, asyncio.Queue[Message | str]] = {}
+        self._control = Control(self._knows, self._hear, _PROBE)
+        self._lives: set[asyncio.Task[None]] = set()
+        self._processes: dict[str, WorkerProcess] = {}
+        self._pair = 0
+        self._port = 0
+
+    async def open(self) -> None:
+        self._port = await self._control.start()
+
+    async def close(self) -> None:
+        self._control.close()
+        if not self._lives:
+            return
+        await asyncio.wait(self._lives, timeout=_END_S)
+        for process in self._processes.values():
+            process.kill()
+        await asyncio.wait(self._lives, timeout=_KILL_S)
+        for life in self._lives:
+            life.cancel()
+
+    async def measure(self, hosts: Sequence[HostSlots], referees: Sequence[str]) -> list[Findings]:
+        """What each host says of itself. Referees have work to do: they are started, and not asked."""
+        for name in (*referees, *(entry.host for entry in hosts)):
+            self._news[_worker(name)] = asyncio.Queue()
+            self._lives.add(asyncio.get_running_loop().create_task(self._live(_worker(name))))
+        loop = asyncio.get_running_loop()
+        asked = [loop.create_task(self._measure(entry)) for entry in hosts]
+        greeted = [loop.create_task(self._next(name, "hello", _FIRST_S)) for name in referees]
+        try:
+            await asyncio.wait(asked, timeout=_FIRST_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([*asked, *greeted], timeout=_LATE_S)
+            return [task.result() if task.done() else Findings(entry.host, entry.slots, problem="it does not answer")
+                    for entry, task in zip(hosts, asked, strict=True)]  # fmt: skip
+        finally:
+            for task in (*asked, *greeted):
+                task.cancel()
+
+    async def _measure(self, entry: HostSlots) -> Findings:
+        answer = await self._next(entry.host, "hello", None)
+        if not isinstance(answer, str):
+            self._control.send(_worker(entry.host), "measure")
+            answer = await self._next(entry.host, "measured", None)
+        if isinstance(answer, str):
+            return Findings(entry.host, entry.slots, problem=answer)
+        return Findings(entry.host, entry.slots, Measured(**answer))
+
+    async def meet(self, hosts: Sequence[str]) -> Mapping[str, Sequence[tuple[float, str]]]:
+        """Seconds, or what went wrong, of each meeting, by host."""
+        met: dict[str, list[tuple[float, str]]] = {host: [] for host in hosts}
+        for turn in pairs(hosts):
+            results = await asyncio.gather(*(self._meet(*pair) for pair in turn))
+            for pair, result in zip(turn, results, strict=True):
+                for host in pair:
+                    met[host].append(result)
+        return met
+
+    async def _meet(self, host: str, guest: str) -> tuple[float, str]:
+        lines = self._control.lines((_worker(host), _worker(guest)))
+        for name in (host, guest):
+            if _worker(name) not in lines:
+                return 0.0, f"its partner in an allreduce, {name}, is gone"
+        self._pair += 1
+        pair, place = self._pair, MeetingPlace.of(lines)
+        here, there = lines[_worker(host)], lines[_worker(guest)]
+        own = place.address_for(here) or here.there
+        self._say(host, pair, own, None, None)
+        answer = await self._next(host, "listening", _MEET_S, pair)
+        if isinstance(answer, str):
+            return 0.0, f"no allreduce of {host} and {guest}: {answer}"
+        self._say(guest, pair, place.address_for(there), own, answer["port"])
+        results = await asyncio.gather(*(self._next(name, "met", _MEET_S, pair) for name in (host, guest)))
+        slowest_s = 0.0
+        for result in results:
+            if isinstance(result, str) or result["problem"]:
+                return 0.0, f"{host} and {guest}: {result if isinstance(result, str) else result['problem']}"
+            slowest_s = max(slowest_s, result["seconds"])
+        return slowest_s, ""
+
+    def _say(self, host: str, pair: int, own: str | None, other: str | None, port: int | None) -> None:
+        fields = {"pair": pair, "own": own, "other": other, "port": port, "interface": self._network.interface}
+        self._control.send(_worker(host), "meet", **fields)
+
+    async def _next(self, host: str, what: str, timeout_s: float | None, pair: int = 0) -> dict[str, Any] | str:
+        """The fields of the host's next message of this kind, and of this pair; or why there is none."""
+        news = self._news[_worker(host)]
+        ends_s = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+        while True:
+            left_s = None if ends_s is None else ends_s - asyncio.get_running_loop().time()
+            try:
+                message = await asyncio.wait_for(news.get(), left_s)
+            except asyncio.TimeoutError:
+                return f"{host} has not answered for {timeout_s:.0f} s"
+            if isinstance(message, str):
+                news.put_nowait(message)  # for whoever asks next, too
+                return message
+            if message.what == what and message.fields.get("pair", 0) == pair:
+                return dict(message.fields)
+            if message.what == "met" and message.fields["pair"] == pair:
+                return str(message.fields["problem"])  # before it could listen
+
+    async def _live(self, worker: str) -> None:
+        """One process, from its start to its end."""
+        try:
+            address = await asyncio.to_thread(self._network.toward, _host(worker))
+            driver = Driver(address, self._port, self._control.token, worker, 1)
+            process = await self._starter.start(worker, driver.as_environment())
+        except (OSError, EdlHvdError) as error:
+            self._news[worker].put_nowait(str(error))
+            return
+        self._processes[worker] = process
+        ended = await process.wait()
+        del self._processes[worker]
+        last = [line for line in process.last_lines if line.strip()][-1:]
+        self._news[worker].put_nowait("; ".join([ended.text, *last]))
+
+    def _knows(self, worker: str, life: int) -> bool:
+        return worker in self._news and life == 1
+
+    def _hear(self, message: Message) -> None:
+        if message.what == "unreachable":
+            self._news[message.worker].put_nowait("it does not answer any more")
+        else:
+            self._news[message.worker].put_nowait(message)
+
+
+def _worker(host: str) -> str:
+    return f"{host}:preflight"
+
+
+def _host(worker: str) -> str:
+    return worker.rpartition(":")[0]
