@@ -9,7 +9,7 @@ SHELL := /bin/sh
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PYTEST_ARGS ?= tests --ignore tests/hosts --ignore tests/chaos -m 'not learning'
+PYTEST_ARGS ?= tests --ignore tests/hosts --ignore tests/chaos --ignore tests/docs/test_commands.py -m 'not learning'
 # Elastic tests wait a good deal: four at a time keep two cores busy.
 PYTEST_PROCESSES ?= 4
 IMAGE ?= edl-hvd
@@ -27,7 +27,7 @@ HOROVOD = $(VENV)/.horovod-$(FINGERPRINT)-$(TORCH)
 RUN := PATH="$(abspath $(BIN)):$$PATH" VIRTUAL_ENV="$(abspath $(VENV))" PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup imagenet-demo test test-learning test-chaos test-horovodrun test-hosts lint format docker clean horovod preflight always
+.PHONY: help setup imagenet-demo test test-docs test-learning test-chaos test-horovodrun test-hosts lint format docker clean horovod preflight always
 
 help: ## Print this list
 	@printf '\n  Elastic training for PyTorch on Horovod\n\n'
@@ -39,6 +39,9 @@ imagenet-demo: setup ## Train on real images while hosts join, die and leave; en
 
 test: setup ## Run the tests; PYTEST_ARGS='tests/unit/test_sampler.py -k resize' narrows them
 	@$(RUN) python -m pytest --numprocesses $(PYTEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
+
+test-docs: setup ## Run every command that the documents show
+	@$(RUN) python -m pytest --numprocesses $(PYTEST_PROCESSES) --dist worksteal tests/docs
 
 test-learning: setup ## Run the long jobs whose losses, weights, samples and gradients are compared with one process's
 	@$(RUN) python -m pytest --numprocesses $(PYTEST_PROCESSES) --dist worksteal tests/elastic -m learning --launcher $(or $(LAUNCHER),edlrun)

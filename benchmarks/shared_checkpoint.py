@@ -8,13 +8,15 @@ connection, as S3 does. Speeds are of the whole state, until it is listed, or th
 brackets the processor time of all ranks, and of the server, per GB: it takes no less time than that on its cores.
 
 Then what a checkpoint on its way costs training: the time of a step (a matrix product of one thread on each rank) while
-one is uploaded, against that without, in turn. The server has the least priority there: it stands for another machine.
+one is uploaded, against that without, in turn; with the share of the processors that an upload has by default, and
+with all of them. The server has the least priority there: it stands for another machine.
 ``torch`` is left out where ``pip install 's3torchconnector[dcp]'`` was not run.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import subprocess
@@ -34,7 +36,10 @@ import torch.distributed
 from storage import sink
 
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot
+from edl_hvd.checkpoint.pace import Pace
+from edl_hvd.clock import SYSTEM_CLOCK
 from edl_hvd.events import CheckpointWritten
+from edl_hvd.settings import Settings
 from edl_hvd.storage import open_storage
 from edl_hvd.worker.engine.collectives import SoloCollectives
 from edl_hvd.worker.saving.shared_restore import SharedRestore
@@ -65,10 +70,12 @@ class Ours:
         self._writer = CheckpointWriter(self._storage, keep=1)
         self._step = 0
 
-    def begin(self) -> None:
+    def begin(self, share: float = 1.0) -> None:
         self._step += 1
         rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        self._writer.begin(Snapshot(self._state, step=self._step), rank, size, f"attempt-{self._step}")
+        processors = share * len(os.sched_getaffinity(0)) / size if share < 1 else None
+        pace = Pace(processors, math.inf, SYSTEM_CLOCK)
+        self._writer.begin(Snapshot(self._state, step=self._step), rank, size, f"attempt-{self._step}", pace=pace)
 
     @property
     def busy(self) -> bool:
@@ -193,6 +200,11 @@ def rank_main(arguments: argparse.Namespace) -> None:
 
 
 def measure_steps(ours: Ours, arguments: argparse.Namespace) -> None:
+    for share in (Settings.checkpoint_share, 1.0):
+        measure_steps_beside(ours, share, arguments)
+
+
+def measure_steps_beside(ours: Ours, share: float, arguments: argparse.Namespace) -> None:
     matrix = torch.rand(700, 700)
 
     def step_s() -> float:
@@ -208,7 +220,7 @@ def measure_steps(ours: Ours, arguments: argparse.Namespace) -> None:
         quiet += [step_s() for _ in range(STEPS)] if turn else []
         torch.distributed.barrier()
         began_s = time.monotonic()
-        ours.begin()
+        ours.begin(share)
         while ours.busy:
             seconds = step_s()
             if turn:
@@ -218,7 +230,7 @@ def measure_steps(ours: Ours, arguments: argparse.Namespace) -> None:
     if arguments.rank == 0:
         ratio = statistics.mean(beside) / statistics.mean(quiet)
         print(
-            f"{arguments.server:>10} steps   {1e3 * statistics.mean(quiet):.2f} ms, beside an upload "
+            f"{arguments.server:>10} steps   share {share:g}   {1e3 * statistics.mean(quiet):.2f} ms, beside an upload "
             f"{1e3 * statistics.mean(beside):.2f} ms: {ratio:.3f} times as long "
             f"({len(beside)} steps, uploads of {statistics.median(uploads_s):.1f} s)",
             flush=True,

@@ -98,13 +98,17 @@ class Committed(Event):
 
 @dataclass(frozen=True)
 class CheckpointWritten(Event):
-    """A checkpoint became visible in storage. Written by rank 0."""
+    """A checkpoint became visible in storage. Written by rank 0.
+
+    Of its ``seconds`` it gave way to the training for about ``held_s``.
+    """
 
     kind: ClassVar[str] = "checkpoint"
     url: str
     step: int
     size_bytes: int
     seconds: float
+    held_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,8 @@ class Settings:
         elastic_timeout_s: Longest wait for a world (``HOROVOD_ELASTIC_TIMEOUT``).
         checkpoint_memory_mb: Memory in megabytes that a transfer of a checkpoint may take beside the data itself
             (``EDL_HVD_CHECKPOINT_MEMORY_MB``).
+        checkpoint_share: Share of this host's processors that writing may take beside the training, above 0 and at most
+            1 (``EDL_HVD_CHECKPOINT_SHARE``).
         take_over: Take the checkpoint URL from another job that lives, and so end that job (``EDL_HVD_TAKE_OVER``).
         on_checkpoint_failure: What a checkpoint that cannot be written does to the job, "warn" or "stop"
             (``EDL_HVD_ON_CHECKPOINT_FAILURE``).
@@ -64,6 +66,8 @@ class Settings:
     # Only the script knows which number tells.
     checkpoint_memory_mb: int = 64
     # Sixteen connections to S3 at once: on two cores more of them are not faster.
+    checkpoint_share: float = 0.05
+    # By so much steps take longer where every processor computes.
     take_over: bool = False
     # It ends another job.
     on_checkpoint_failure: str = "warn"
@@ -91,6 +95,8 @@ class Settings:
         ]
         if self.checkpoint is not None and not self.checkpoint.strip():
             problems.append("checkpoint='' is empty; expected a folder or a URL such as 's3://bucket/run'")
+        if not 0 < self.checkpoint_share <= 1:
+            problems.append(f"checkpoint_share={self.checkpoint_share!r}; expected above 0 and at most 1, e.g. 0.05")
         if self.on_checkpoint_failure not in ("warn", "stop"):
             problems.append(f"on_checkpoint_failure={self.on_checkpoint_failure!r}; expected 'warn' or 'stop'")
         if self.notices not in NOTICES:
@@ -324,6 +330,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "EDL_HVD_KEEP_EVERY": ("keep_every", Interval.parse_counted),
     "EDL_HVD_KEEP_BEST": ("keep_best", Best.parse),
     "EDL_HVD_CHECKPOINT_MEMORY_MB": ("checkpoint_memory_mb", _whole),
+    "EDL_HVD_CHECKPOINT_SHARE": ("checkpoint_share", float),
     "EDL_HVD_TAKE_OVER": ("take_over", _flag),
     "EDL_HVD_ON_CHECKPOINT_FAILURE": ("on_checkpoint_failure", str),
     "EDL_HVD_COMMIT_EVERY": ("commit_every", _whole),

@@ -6,28 +6,24 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 
 import torch
 
-import edl_hvd
 from edl_hvd.checkpoint import layout
 from edl_hvd.checkpoint.aside import Aside
+from edl_hvd.checkpoint.assembly import Task, assemble, rows_of, shares_of
 from edl_hvd.checkpoint.audit import digests_of, drifted
-from edl_hvd.checkpoint.collector import Collector
 from edl_hvd.checkpoint.document import LARGEST_BYTES
 from edl_hvd.checkpoint.entries import FileEntry, Piece, TensorEntry, stored_name
 from edl_hvd.checkpoint.files import missing_or_short, read_listed_key, verify
 from edl_hvd.checkpoint.manifest import Manifest, Part
 from edl_hvd.checkpoint.ownership import check_owner
 from edl_hvd.checkpoint.shards import DTYPE_NAMES, Packed, checksums_of, elements_of, pack
-from edl_hvd.checkpoint.shares import Extent, Rows, share_out
-from edl_hvd.checkpoint.snapshot import Snapshot
+from edl_hvd.checkpoint.shares import Rows
 from edl_hvd.clock import Clock
 from edl_hvd.errors import CheckpointDamagedError, ObjectExistsError, StateError, StorageError
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, Event, ReplicasDrifted
-from edl_hvd.storage import Storage
+from edl_hvd.storage.pieces import Pieces
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,32 +42,6 @@ _NAMED = 5  # tensors in an event
 
 class _Cancelled(Exception):
     """Ends the thread of a cancelled attempt; never leaves this module."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """What one attempt is to do.
-
-    Attributes:
-        storage: Where to.
-        snapshot: What; equal on every rank.
-        rank, size: Who this is among how many.
-        name: The attempt; the same on every rank, never used before.
-        collector: Deletes what is not kept.
-        patience_s: Least time rank 0 waits for the other ranks.
-        owner: Number of the job's ownership of the storage, see ``ownership.py``; 0 if it has none.
-        first: Makes the snapshot's tensors hold what they should.
-    """
-
-    storage: Storage
-    snapshot: Snapshot
-    rank: int
-    size: int
-    name: str
-    collector: Collector
-    patience_s: float
-    owner: int = 0
-    first: Callable[[], None] | None = None
 
 
 class Attempt:
@@ -96,8 +66,13 @@ class Attempt:
     def cancel(self) -> None:
         """On return the tensors may change: what is on the wire holds anything then, and no manifest will name it."""
         self._cancelled.set()
+        self.hurry()
         with self._exclusive:
             pass
+
+    def hurry(self) -> None:
+        """Write as fast as can be."""
+        self._task.pace.hurry()
 
     def _run(self) -> None:
         try:
@@ -131,6 +106,13 @@ class Attempt:
             self._check_cancelled()
             yield
 
+    @contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        """The same, for something that takes a while."""
+        self._task.pace.breathe()
+        with self._not_cancelled():
+            yield
+
     def _write_share(self) -> Part:
         """Write this rank's tensors and, for rank 0 to find, a part that describes them."""
         task = self._task
@@ -140,7 +122,8 @@ class Attempt:
         # The file does not hold its checksums, so it need not wait for them.
         with Aside(lambda: self._look_over(shares, packed)) as seen:
             if shares[task.rank]:
-                name = self._write_shard(layout.shard_name(task.rank, task.size), packed.data)
+                data = Pieces(packed.data, between=task.pace.breathe)
+                name = self._write_shard(layout.shard_name(task.rank, task.size), data)
                 # If the attempt was given up meanwhile, the tensors are the caller's again: the file may hold anything.
                 self._check_cancelled()
                 files[name] = packed.entry
@@ -157,14 +140,14 @@ class Attempt:
 
     def _piece(self, rows: Rows) -> torch.Tensor:
         tensor = self._task.snapshot.tensors[rows.name]
-        return tensor if rows.count == _rows_of(tensor) else tensor.narrow(0, rows.first, rows.count)
+        return tensor if rows.count == rows_of(tensor) else tensor.narrow(0, rows.first, rows.count)
 
     def _stored_name(self, rows: Rows) -> str:
-        return stored_name(rows.name, rows.first, rows.count, _rows_of(self._task.snapshot.tensors[rows.name]))
+        return stored_name(rows.name, rows.first, rows.count, rows_of(self._task.snapshot.tensors[rows.name]))
 
     def _look_over(self, shares: list[list[Rows]], packed: Packed) -> tuple[dict[str, list[str]], dict[str, str]]:
         """Checksums of this rank's pieces, and digests of all tensors, if there is another rank to compare with."""
-        checksums = packed.checksums(self._not_cancelled)
+        checksums = packed.checksums(self._in_turn)
         if self._task.size == 1:
             return checksums, {}
 
@@ -172,8 +155,8 @@ class Attempt:
             name = self._stored_name(rows)
             if name in checksums:
                 return checksums[name]
-            elements = elements_of(self._piece(rows), self._not_cancelled)
-            return checksums_of(elements, guard=self._not_cancelled)
+            elements = elements_of(self._piece(rows), self._in_turn)
+            return checksums_of(elements, guard=self._in_turn)
 
         return checksums, digests_of(self._task.snapshot.tensors, shares, of_piece)
 
@@ -185,7 +168,7 @@ class Attempt:
             tensors[rows.name] = TensorEntry(DTYPE_NAMES[tensor.dtype], list(tensor.shape), [piece])
         return tensors
 
-    def _write_shard(self, name: str, data: list[memoryview]) -> str:
+    def _write_shard(self, name: str, data: Pieces) -> str:
         """Write the shard under a name that nothing had, and return it.
 
         Never replacing a file is what protects a listed checkpoint from a writer that was paused or
@@ -232,7 +215,8 @@ class Attempt:
             manifest = self._settle(manifest)
         self._check_owner()
         seconds = self._clock.monotonic_s() - self._start_s
-        self._report(CheckpointWritten(task.storage.url, manifest.step, manifest.size_bytes, seconds))
+        held_s = min(task.pace.held_s, seconds)
+        self._report(CheckpointWritten(task.storage.url, manifest.step, manifest.size_bytes, seconds, held_s))
 
     def _settle(self, manifest: Manifest) -> Manifest:
         """This job has a manifest of this step already: keep it if it is good, else write one that counts more."""
@@ -330,70 +314,3 @@ def _arrived(part: Part) -> Part:
     if part.failure is not None:
         raise StorageError(f"rank {part.rank} could not write its share: {part.failure}")
     return part
-
-
-def assemble(task: Task, parts: Mapping[int, Part], created_s: float) -> Manifest:
-    """The manifest of a checkpoint whose parts are all there.
-
-    Raises:
-        StorageError: The ranks did not write equal snapshots, so together they wrote none.
-    """
-    snapshot = task.snapshot
-    for part in parts.values():
-        if (part.step, part.epoch, part.samples) != (snapshot.step, snapshot.epoch, snapshot.samples):
-            raise StorageError(
-                f"rank {part.rank} wrote step {part.step}, epoch {part.epoch}, {part.samples} samples; rank 0 wrote "
-                f"step {snapshot.step}, epoch {snapshot.epoch}, {snapshot.samples} samples; both must checkpoint "
-                "the same commit"
-            )
-    _check_equal_shares(task, parts)
-    tensors: dict[str, TensorEntry] = {}
-    # In the order of ranks the pieces of a tensor are its rows in order.
-    for rank in range(task.size):
-        for name, entry in parts[rank].tensors.items():
-            before = tensors[name].pieces if name in tensors else []
-            tensors[name] = replace(entry, pieces=[*before, *entry.pieces])
-    return Manifest(
-        attempt=task.name,
-        step=snapshot.step,
-        epoch=snapshot.epoch,
-        samples=snapshot.samples,
-        metrics=dict(snapshot.metrics),
-        world_size=task.size,
-        created=datetime.fromtimestamp(created_s, timezone.utc).isoformat(timespec="milliseconds"),
-        versions={"edl_hvd": edl_hvd.__version__, "torch": torch.__version__},
-        plain=snapshot.plain,
-        files={name: entry for rank in range(task.size) for name, entry in parts[rank].files.items()},
-        tensors={name: tensors[name] for name in snapshot.tensors},
-    )
-
-
-def shares_of(task: Task) -> list[list[Rows]]:
-    """What each rank writes."""
-    tensors = task.snapshot.tensors
-    return share_out({name: Extent(tensor.nbytes, _rows_of(tensor)) for name, tensor in tensors.items()}, task.size)
-
-
-def _rows_of(tensor: torch.Tensor) -> int:
-    return tensor.shape[0] if tensor.dim() else 1
-
-
-def _check_equal_shares(task: Task, parts: Mapping[int, Part]) -> None:
-    """Raises ``StorageError`` unless each rank wrote what rank 0 would have written in its place."""
-    different: set[str] = set()
-    for rank, share in enumerate(shares_of(task)):
-        expected = {}
-        for rows in share:
-            tensor = task.snapshot.tensors[rows.name]
-            place = [(rows.first, rows.count)]
-            expected[rows.name] = (DTYPE_NAMES[tensor.dtype], list(tensor.shape), place)
-        written = {
-            name: (entry.dtype, entry.shape, [(piece.first_row, piece.rows) for piece in entry.pieces])
-            for name, entry in parts[rank].tensors.items()
-        }
-        different.update(name for name in written.keys() | expected.keys() if written.get(name) != expected.get(name))
-    if different:
-        raise StorageError(
-            f"the ranks do not hold the same tensors: {', '.join(sorted(different)[:5])} differ between rank 0 and the "
-            "others; every rank must build the same State"
-        )

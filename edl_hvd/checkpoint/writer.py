@@ -6,9 +6,11 @@ import threading
 from collections.abc import Callable
 
 from edl_hvd.best import Best
-from edl_hvd.checkpoint.attempt import Attempt, Task
+from edl_hvd.checkpoint.assembly import Task
+from edl_hvd.checkpoint.attempt import Attempt
 from edl_hvd.checkpoint.collector import Collector
 from edl_hvd.checkpoint.layout import is_attempt_name
+from edl_hvd.checkpoint.pace import Pace
 from edl_hvd.checkpoint.retention import Keep
 from edl_hvd.checkpoint.snapshot import Snapshot, check_snapshot
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
@@ -57,7 +59,7 @@ class CheckpointWriter:
 
     def begin(
         self, snapshot: Snapshot, rank: int, size: int, attempt: str, owner: int = 0,
-        first: Callable[[], None] | None = None,
+        first: Callable[[], None] | None = None, pace: Pace | None = None,
     ) -> None:  # fmt: skip
         """Start writing this rank's share of a checkpoint; returns at once.
 
@@ -72,6 +74,7 @@ class CheckpointWriter:
                 by an earlier run of the job (so with something random in it); letters, digits, ``_.-``.
             owner: What ``ownership.take`` gave the job; 0 if nobody else can write to this storage.
             first: Called in the background before the tensors are read; the checkpoint fails if it raises.
+            pace: How fast to write; ``None``: as fast as can be.
 
         Raises:
             StateError: The snapshot has something that cannot be written.
@@ -82,7 +85,8 @@ class CheckpointWriter:
         if not 0 <= rank < size or not is_attempt_name(attempt):
             raise InternalError(f"not an attempt: rank={rank}, size={size}, attempt={attempt!r}")
         check_snapshot(snapshot)
-        task = Task(self._storage, snapshot, rank, size, attempt, self._collector, self._patience_s, owner, first)
+        pace = pace or Pace(None, 0.0, self._clock)
+        task = Task(self._storage, snapshot, rank, size, attempt, self._collector, self._patience_s, pace, owner, first)
         self._attempt = Attempt(task, self._clock, self._collect)
         self._attempt.thread.start()
 
@@ -97,9 +101,15 @@ class CheckpointWriter:
             events, self._events = self._events, []
         return events
 
+    def hurry(self) -> None:
+        """Somebody waits for the attempt under way: it may take all processors."""
+        if self._attempt is not None:
+            self._attempt.hurry()
+
     def wait(self, timeout_s: float) -> bool:
         """Block until no attempt is under way, at most ``timeout_s``; whether that is so."""
         if self._attempt is not None:
+            self.hurry()
             self._attempt.thread.join(timeout_s)
         return not self.busy
 

@@ -190,7 +190,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 def _write_synced(path: Path, data: Data) -> None:
     with open(path, "xb") as file:
-        pieces = Pieces(data)
+        pieces = Pieces.of(data)
         for view in pieces.views(0, pieces.size_bytes, _WRITE_BYTES):
             file.write(view)
         file.flush()

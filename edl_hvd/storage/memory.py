@@ -38,13 +38,13 @@ class MemoryStorage:
 
     def write(self, key: str, data: Data) -> None:
         with _LOCK:
-            self._objects[check_key(key)] = Pieces(data).joined()
+            self._objects[check_key(key)] = Pieces.of(data).joined()
 
     def write_new(self, key: str, data: Data) -> None:
         with _LOCK:
             if check_key(key) in self._objects:
                 raise ObjectExistsError(f"cannot create {key!r} in {self.url}: it exists already")
-            self._objects[key] = Pieces(data).joined()
+            self._objects[key] = Pieces.of(data).joined()
 
     def list(self, prefix: str = "") -> list[StoredObject]:
         with _LOCK:

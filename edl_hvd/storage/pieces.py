@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
+from typing import TypeAlias
 
-Buffer = bytes | bytearray | memoryview
-Data = Buffer | Sequence[Buffer]
+Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class Pieces:
@@ -21,17 +21,26 @@ class Pieces:
 
     Args:
         data: One buffer, or several in their order; contiguous in memory, of any element type.
+        between: Called, in whatever thread, whenever some of the bytes are about to be read.
     """
 
-    def __init__(self, data: Data) -> None:
+    def __init__(self, data: Buffer | Sequence[Buffer], between: Callable[[], None] | None = None) -> None:
+        self._between = between
         buffers = [data] if isinstance(data, Buffer) else data
         self._views = [memoryview(buffer).cast("B") for buffer in buffers if memoryview(buffer).nbytes]
         self._ends = list(accumulate(view.nbytes for view in self._views))
         self.size_bytes = self._ends[-1] if self._ends else 0
 
+    @classmethod
+    def of(cls, data: Data) -> Pieces:
+        """What was given as any kind of data."""
+        return data if isinstance(data, Pieces) else cls(data)
+
     def views(self, start: int, stop: int, largest_bytes: int) -> Iterator[memoryview]:
         """The bytes from ``start`` up to ``stop``, in order, in views of at most ``largest_bytes`` each."""
         while start < stop:
+            if self._between is not None:
+                self._between()
             index = bisect_right(self._ends, start)
             view = self._views[index]
             begin = start - (self._ends[index] - view.nbytes)
@@ -42,3 +51,6 @@ class Pieces:
     def joined(self) -> bytes:
         """A copy of everything."""
         return b"".join(self._views)
+
+
+Data: TypeAlias = Buffer | Sequence[Buffer] | Pieces

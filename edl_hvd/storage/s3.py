@@ -80,13 +80,13 @@ class S3Storage:
 
     def write(self, key: str, data: Data) -> None:
         with self._translated("write", key):
-            self._put(self._address(key), Pieces(data), {})
+            self._put(self._address(key), Pieces.of(data), {})
 
     def write_new(self, key: str, data: Data) -> None:
         with self._translated("create", key):
             for attempt in range(_CONFLICT_ATTEMPTS):
                 try:
-                    return self._put(self._address(key), Pieces(data), {"IfNoneMatch": "*"})
+                    return self._put(self._address(key), Pieces.of(data), {"IfNoneMatch": "*"})
                 except ClientError as error:
                     if code_of(error) != "ConditionalRequestConflict" or attempt == _CONFLICT_ATTEMPTS - 1:
                         raise

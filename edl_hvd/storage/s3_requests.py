@@ -101,7 +101,7 @@ class S3Requests:
         self,
         operation: str,
         words: Mapping[str, Any],
-        stopped: threading.Event | None = None,
+        attempts: Attempts | None = None,
         happened: Callable[[], bool] | None = None,
     ) -> Any:
         """The answer to a request, by the name of the client's method.
@@ -109,12 +109,12 @@ class S3Requests:
         Args:
             operation: For instance ``delete_object``.
             words: The request's arguments.
-            stopped: When set, nothing more is tried.
+            attempts: How it is tried; ``None``: by the patience.
             happened: Asked when an attempt was refused that was not the first: maybe because an earlier one was
                 carried out and its answer lost.
         """
         act = getattr(self.client, operation)
-        attempts = self._attempts(stopped)
+        attempts = attempts or self._attempts(None)
         body = words.get("Body")
 
         def attempt() -> Any:
@@ -139,12 +139,16 @@ class S3Requests:
         stopped: threading.Event | None = None,
         happened: Callable[[], bool] | None = None,
     ) -> dict[str, str]:
-        """Send a request with these bytes as its body; returns the tags by which S3 knows them."""
+        """Send a request with these bytes as its body; returns the tags by which S3 knows them.
+
+        As long as more of them leave than in any attempt before, time does not count against it.
+        """
+        attempts = self._attempts(stopped)
         checksum = {}
         if self._with_checksums:
             checksum["ChecksumCRC32"] = _checksum(pieces, start, stop)
-        body = _Body(pieces, start, stop, stopped) if stop > start else b""
-        answer = self.call(operation, {**words, **checksum, "Body": body}, stopped, happened)
+        body = _Body(pieces, start, stop, stopped, attempts.progress) if stop > start else b""
+        answer = self.call(operation, {**words, **checksum, "Body": body}, attempts, happened)
         return {"ETag": answer.get("ETag", ""), **checksum}
 
     @property
@@ -264,9 +268,12 @@ class _Body:
     a time, and sends whatever it gets.
     """
 
-    def __init__(self, pieces: Pieces, start: int, stop: int, stopped: threading.Event | None) -> None:
+    def __init__(
+        self, pieces: Pieces, start: int, stop: int, stopped: threading.Event | None, progress: Callable[[], None]
+    ) -> None:
         self._pieces, self._start, self._stop, self._stopped = pieces, start, stop, stopped
-        self._position = start
+        self._position = self._furthest = start
+        self._progress = progress
 
     def __len__(self) -> int:
         return self._stop - self._start
@@ -275,6 +282,9 @@ class _Body:
         if self._stopped and self._stopped.is_set():
             raise InterruptedError("the upload was given up")
         view = next(self._pieces.views(self._position, self._stop, _SEND_BYTES), b"")
+        if self._position > self._furthest:  # what came before has left
+            self._furthest = self._position
+            self._progress()
         self._position += len(view)
         return view
 

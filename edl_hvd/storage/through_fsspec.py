@@ -121,7 +121,7 @@ class FsspecStorage:
         self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
 
     def _put(self, path: str, mode: str, data: Data) -> None:
-        pieces = Pieces(data)
+        pieces = Pieces.of(data)
         # A driver's file gathers a block, sends it, and gathers the next.
         file = self._system.open(path, mode, block_size=self._block_bytes)
         try:

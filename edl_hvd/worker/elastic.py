@@ -21,6 +21,7 @@ def elastic(
     keep_every: str | None = None,
     keep_best: str | None = None,
     checkpoint_memory_mb: int | None = None,
+    checkpoint_share: float | None = None,
     on_checkpoint_failure: str | None = None,
     take_over: bool | None = None,
     commit_every: int | None = None,
@@ -41,6 +42,9 @@ def elastic(
             up to the next, the first is kept for good.
         keep_best: A metric given to ``state.report``, and which of its values is best, such as "loss:min" or
             "accuracy:max": the checkpoint that has it is kept.
+        checkpoint_share: Share of this host's processors that writing may take beside the training, above 0 and at most
+            1, which is no limit. What takes longer than a tenth of the time between two checkpoints, or is waited for,
+            is not held back.
         checkpoint_memory_mb: Memory in megabytes that a transfer of a checkpoint may take beside the data itself; less
             means fewer connections to S3.
         on_checkpoint_failure: "warn" goes on when a checkpoint cannot be written, "stop" ends the job with an error.
@@ -58,6 +62,7 @@ def elastic(
         keep_every=keep_every,
         keep_best=keep_best,
         checkpoint_memory_mb=checkpoint_memory_mb,
+        checkpoint_share=checkpoint_share,
         on_checkpoint_failure=on_checkpoint_failure,
         take_over=take_over,
         commit_every=commit_every,

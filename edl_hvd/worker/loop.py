@@ -358,7 +358,7 @@ class Session:
         start_s = self._clock.monotonic_s()
         if self._state.level_buffers():
             memory.take(memory.commit, light=True)
-        self._checkpoints.begin(memory, world.rank, world.size, f"{world.generation}-{memory.step}-{self._nonce:016x}")
+        self._checkpoints.begin(memory, world, f"{world.generation}-{memory.step}-{self._nonce:016x}")
         schedule.mark(memory.step, memory.samples, self._state.epoch_position())
         schedule.note_stall(self._clock.monotonic_s() - start_s)
         self._writers_busy = True

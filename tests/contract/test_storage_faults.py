@@ -15,6 +15,7 @@ from storage_processes import MemoryUse, create_in_parts, memory_of_transfers, p
 
 from edl_hvd.errors import ObjectExistsError, ObjectMissingError, StorageError
 from edl_hvd.storage.parts import Cut
+from edl_hvd.storage.pieces import Pieces
 from edl_hvd.storage.retries import Patience
 from edl_hvd.storage.s3 import S3Storage
 
@@ -191,6 +192,16 @@ def test_of_an_upload_only_the_part_that_was_cut_off_is_sent_again(proxy: Faulty
     sent = sorted(request.path.partition("partNumber=")[2][0] for request in proxy.requests if request.method == "PUT")
     assert sent == ["1", "2", "2", "3", "4"]
     assert storage.read("large") == LARGE
+
+
+def test_a_part_that_leaves_slowly_is_tried_again_when_it_fails_late(
+    proxy: FaultyProxy, soon_giving_up: S3Storage
+) -> None:
+    proxy.meet(Refuse(503, "SlowDown"), "PUT", "partNumber=2")
+    slow = Pieces(LARGE, between=lambda: time.sleep(1.5 * SOON_GIVING_UP.retry_for_s))
+    soon_giving_up.write_new("large", slow)
+    assert len(proxy.struck) == 1
+    assert soon_giving_up.read("large") == LARGE
 
 
 @pytest.mark.parametrize("method", ["PUT", "GET"])

@@ -72,6 +72,7 @@ TRAINED = ("s3://bucket/resnet50", "{trained}")
 HOW: dict[str, Here | By | Ci] = {
     "make imagenet-demo": Ci("make imagenet-demo"),
     "make test": Ci("make test"),
+    "make test-docs": Ci("make test-docs"),
     "make test-learning": Ci("make test-learning"),
     "make test-learning LAUNCHER=horovodrun":
         Here(more=INSTALLED, prints="tests collected", variables=ONLY_COLLECT),

@@ -123,7 +123,7 @@ def _original() -> dict[str, bytes]:
     storage = open_storage(f"memory://{uuid.uuid4().hex}")
     with pytest.MonkeyPatch.context() as patch:
         # Tensors of a few bytes are split and have several chunks, as large ones have.
-        patch.setattr("edl_hvd.checkpoint.attempt.share_out", partial(share_out, whole_below_bytes=200))
+        patch.setattr("edl_hvd.checkpoint.assembly.share_out", partial(share_out, whole_below_bytes=200))
         patch.setattr("edl_hvd.checkpoint.attempt.pack", partial(pack, chunk_bytes=CHUNK_BYTES))
         for step in (10, 20):
             write(storage, snapshot_of(step), size=2)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from dataclasses import replace
 
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot, ownership
 from edl_hvd.checkpoint.heartbeat import Heartbeat
 from edl_hvd.checkpoint.ownership import Owner
+from edl_hvd.checkpoint.pace import Pace
 from edl_hvd.checkpoint.schedule import Schedule
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, EmergencyCheckpoint, EventLog, Restored
@@ -25,6 +27,8 @@ from edl_hvd.world import World
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.05
+_SLOWEST = 0.1
+# Of the time between two checkpoints: what is lost with a job is half of that on average, and hardly more for this.
 
 
 class Checkpoints:
@@ -60,6 +64,7 @@ class Checkpoints:
         self.written_step = -1
         self.owner = 0
         self._run = run
+        self._begun_s = clock.monotonic_s()
         self._heartbeat: Heartbeat | None = None
         self._failure = ""
         self._bytes_per_s = 0.0  # of one rank, as far as rank 0 knows it
@@ -118,18 +123,27 @@ class Checkpoints:
         """The interval since the last one will have passed at this point of the run. Asked on rank 0."""
         return self._writer is not None and self.schedule.is_due(step, samples, epoch_position)
 
-    def begin(self, memory: Memory, rank: int, size: int, attempt: str, late: bool = True) -> None:
+    def begin(self, memory: Memory, world: World, attempt: str, late: bool = True) -> None:
         """Start writing this rank's share of the last commit in the background. Every rank; does not block.
 
         The commit is copied now; or beside the next batch, if ``late`` and nothing is to move it before the next step.
         """
+        rank, size = world.rank, world.size
         if self._writer is not None:
             snapshot, copy = memory.for_late_checkpoint() if late else (memory.for_checkpoint(), None)
             metrics = decode(snapshot.plain["attributes"].get(METRICS, {}), {})
-            self._writer.begin(replace(snapshot, metrics=metrics), rank, size, attempt, self.owner, first=copy)
+            pace = self._pace(world.local_size)
+            self._writer.begin(replace(snapshot, metrics=metrics), rank, size, attempt, self.owner, copy, pace)
             self._writers = size
             if self._settings.checkpoint_every.is_auto:
                 logger.info("checkpoints every %.0f s for now", self.schedule.interval_s)
+
+    def _pace(self, workers: int) -> Pace:
+        """How fast one of so many workers of this host may write beside its training."""
+        now_s, share = self._clock.monotonic_s(), self._settings.checkpoint_share
+        since_s, self._begun_s = now_s - self._begun_s, now_s
+        processors = share * len(os.sched_getaffinity(0)) / workers if share < 1 else None
+        return Pace(processors, _SLOWEST * since_s, self._clock)
 
     def save_last(self, memory: Memory, left_s: float | None) -> None:
         """Write the last commit from this worker alone, if there is a place for it and time enough. Blocks.
@@ -146,7 +160,9 @@ class Checkpoints:
         if left_s is not None and needed_s > left_s:
             reason = f"it would take {needed_s:.1f} s at the speed of the last one, and {left_s:.1f} s are left"
         else:
-            self.begin(memory, 0, 1, f"last-{memory.step}-{secrets.randbits(64):016x}", late=False)
+            attempt = f"last-{memory.step}-{secrets.randbits(64):016x}"
+            self.begin(memory, World(0, 0, 1, members=("",)), attempt, late=False)
+            self.hurry()
             while self.busy:
                 self._clock.sleep(_POLL_S)
             reason = self.report()
@@ -154,13 +170,18 @@ class Checkpoints:
         seconds = round(self._clock.monotonic_s() - start_s, 3)
         self._events.emit(EmergencyCheckpoint(self._storage.url, memory.step, not reason, seconds, reason))
 
+    def hurry(self) -> None:
+        """Somebody waits for what is being written."""
+        if self._writer is not None:
+            self._writer.hurry()
+
     def report(self) -> str:
         """Tell what the writer has finished since the last call; why the last one failed, if it did."""
         reason = ""
         for event in self._writer.poll() if self._writer is not None else ():
             if isinstance(event, CheckpointWritten):
                 self.written_step = progress.saved_step = event.step
-                self._bytes_per_s = event.size_bytes / max(event.seconds, 1e-3) / self._writers
+                self._bytes_per_s = event.size_bytes / max(event.seconds - event.held_s, 1e-3) / self._writers
             if isinstance(event, CheckpointFailed):
                 logger.warning("checkpoint of step %d failed: %s", event.step, event.reason)
                 reason = event.reason

@@ -1,0 +1,62 @@
+"""How fast a checkpoint is written beside the training."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from edl_hvd.clock import Clock
+
+_EVER_S = 1e9
+_LONGEST_PAUSE_S = 5.0
+# S3 closes a connection that carries nothing for 20 s.
+
+
+class Pace:
+    """Keeps what several threads do within a share of the processors, until somebody waits for it.
+
+    Args:
+        processors: So many of them may be busy with it on average, such as 0.1; ``None``: any number.
+        most_s: After so long it is in a hurry anyway.
+        clock: Measures.
+    """
+
+    def __init__(self, processors: float | None, most_s: float, clock: Clock) -> None:
+        self._processors = processors
+        self._clock = clock
+        self._hurry = threading.Event()
+        if processors is None or most_s <= 0:
+            self._hurry.set()
+        self._ends_s = clock.monotonic_s() + min(most_s, _EVER_S)
+        self._paid_until_s = clock.monotonic_s()
+        self._lock = threading.Lock()
+        self._own = threading.local()
+        self._held_s = 0.0
+
+    @property
+    def held_s(self) -> float:
+        """By so much it may have taken longer: what the thread that was held back most has waited."""
+        return self._held_s
+
+    def hurry(self) -> None:
+        """Hold nobody back any more."""
+        self._hurry.set()
+
+    def breathe(self) -> None:
+        """Wait until what the threads have used so far is within the share. Called by each after every bit of work."""
+        if self._hurry.is_set() or self._processors is None:
+            return
+        used_s = time.thread_time() - getattr(self._own, "used_s", 0.0)
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            # What was not used before is not saved up.
+            self._paid_until_s = max(self._paid_until_s, now_s - used_s) + used_s / self._processors
+            pause_s = min(self._paid_until_s - now_s, self._ends_s - now_s, _LONGEST_PAUSE_S)
+        if now_s >= self._ends_s:
+            self._hurry.set()
+        elif pause_s > 0:
+            self._hurry.wait(pause_s)
+            self._own.held_s = getattr(self._own, "held_s", 0.0) + self._clock.monotonic_s() - now_s
+            with self._lock:
+                self._held_s = max(self._held_s, self._own.held_s)
+        self._own.used_s = time.thread_time()
