@@ -33,6 +33,7 @@ from edl_hvd.metrics.metric import Metric
 from edl_hvd.settings import Settings
 from edl_hvd.worker import process
 from edl_hvd.worker.joining.rendezvous import Dismissed, Handover
+from edl_hvd.worker.keeping import next_life
 from edl_hvd.worker.keeping.memory import is_disturbed
 from edl_hvd.worker.keeping.sync import broadcast_json, broadcast_state, level_, without_strays
 from edl_hvd.worker.newcomers.follower import Following
@@ -144,7 +145,7 @@ class Session:
     def _keep(self) -> dict[str, Any]:
         """Called before this process is run anew: what its next life needs to go on."""
         return {
-            "folder": self._memory.keep_for_next_life(),
+            "folder": next_life.keep(self._memory),
             "before": self._before and asdict(self._before),
             "stopped": self._stopped,
             "owner": self._checkpoints.owner,
@@ -152,7 +153,7 @@ class Session:
 
     def _remember(self, kept: dict[str, Any]) -> None:
         if kept["folder"] is not None:
-            self._memory.return_from(kept["folder"])
+            next_life.take_back(self._memory, kept["folder"])
             shutil.rmtree(kept["folder"], ignore_errors=True)
         if kept["before"] is not None:
             self._before = World(**{**kept["before"], "members": tuple(kept["before"]["members"])})

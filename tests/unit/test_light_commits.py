@@ -8,6 +8,7 @@ from worlds import alone
 
 import edl_hvd
 from edl_hvd.worker.engine.collectives import SoloCollectives
+from edl_hvd.worker.keeping import next_life
 from edl_hvd.worker.keeping.memory import is_disturbed
 
 WEIGHT = "model/0.weight"
@@ -165,7 +166,7 @@ def test_a_state_that_is_ahead_survives_a_new_start_of_the_process():
     whole, state, again = train(make(), 6), train(make(), 4), make()
     move(state, seed=4)
     state.memory.put_back()
-    again.memory.return_from(state.memory.keep_for_next_life())
+    next_life.take_back(again.memory, next_life.keep(state.memory))
     train(again, 2)
     assert torch.equal(again.model[0].weight, whole.model[0].weight)
 

@@ -12,6 +12,7 @@ import edl_hvd
 from edl_hvd.errors import StateError, UsageError
 from edl_hvd.events import read_events
 from edl_hvd.rescale.policy import WorkerBatch
+from edl_hvd.worker.keeping import next_life
 
 
 def make(samples=20, **sampler_arguments):
@@ -264,17 +265,17 @@ def test_an_overflow_skips_the_step_and_the_scheduler():
 def test_a_worker_brings_its_state_into_its_next_life(room, monkeypatch, tmp_path):
     if room == "on disk":
         monkeypatch.setattr(
-            "edl_hvd.worker.keeping.memory.shutil.disk_usage", lambda path: types.SimpleNamespace(free=10)
+            "edl_hvd.worker.keeping.next_life.shutil.disk_usage", lambda path: types.SimpleNamespace(free=10)
         )
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     state, loader = make()
     run(state, loader)
     state.notes.append((1, "x"))
     state.memory.take(state.memory.commit + 1)
-    folder = state.memory.keep_for_next_life()
+    folder = next_life.keep(state.memory)
     assert (room == "on disk") == folder.startswith(str(tmp_path))
     again, _ = make()
-    again.memory.return_from(folder)
+    next_life.take_back(again.memory, folder)
     shutil.rmtree(folder)
     assert (again.step, again.notes, again.memory.held) == (state.step, [(1, "x")], state.memory.commit)
     for name, tensor in state.model.state_dict().items():
@@ -282,4 +283,4 @@ def test_a_worker_brings_its_state_into_its_next_life(room, monkeypatch, tmp_pat
 
 
 def test_a_worker_without_state_takes_none_along():
-    assert make()[0].memory.keep_for_next_life() is None
+    assert next_life.keep(make()[0].memory) is None

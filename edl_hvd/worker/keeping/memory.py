@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import logging
-import shutil
-import tempfile
-import zlib
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from edl_hvd.checkpoint import CheckpointWriter, Snapshot, restore_newest
+from edl_hvd.checkpoint import Snapshot
 from edl_hvd.errors import StateError
 from edl_hvd.rescale.learning import Learning
 from edl_hvd.rescale.ramp import Ramp
-from edl_hvd.storage import open_storage
 from edl_hvd.worker.keeping.codec import decode, encode
 from edl_hvd.worker.keeping.handlers import Handler, ModuleHandler, handler_for
-from edl_hvd.worker.keeping.host_copy import HostCopies, host_copy
+from edl_hvd.worker.keeping.host_copy import HostCopies
 from edl_hvd.worker.keeping.marks import Mark, marks_of
 from edl_hvd.worker.keeping.parameter_watch import ParameterWatch, StillParameters
+from edl_hvd.worker.keeping.sample import sample_of
 from edl_hvd.worker.keeping.snapshot import SnapshotBuffers
 from edl_hvd.worker.training.exact import ExactReduction
 from edl_hvd.worker.training.optimizer import is_distributed
@@ -29,8 +25,6 @@ from edl_hvd.worker.training.optimizer import is_distributed
 logger = logging.getLogger(__name__)
 
 _PLACES = 1 << 16
-_SAMPLES = 256  # of a tensor; makes some 100 KB of a large model, read in milliseconds
-_SHARED_MEMORY = Path("/dev/shm")  # a file system in memory, on Linux
 
 
 class Memory:
@@ -268,11 +262,7 @@ class Memory:
         A different state shows with certainty where every element of a tensor differs, as after an optimizer's
         step, and by chance where few do.
         """
-        digest = 0
-        for name, tensor in sorted(self.live(self.commit)[1].items()):
-            few = _some_of(tensor).cpu().contiguous().view(-1).view(torch.uint8)
-            digest = zlib.crc32(few.numpy().tobytes(), zlib.crc32(name.encode(), digest))
-        return digest
+        return sample_of(self.live(self.commit)[1])
 
     def receive(self, plain: Any, tensors: dict[str, torch.Tensor]) -> None:
         """Take over a snapshot from another member or from storage, as the present state and as the commit."""
@@ -364,41 +354,10 @@ class Memory:
         """Of all tensors of the state."""
         return sum(tensor.nbytes for tensor in self.live(self.commit)[1].values())
 
-    def keep_for_next_life(self) -> str | None:
-        """Write the last commit to files, in memory where it fits; their folder, or ``None`` without a commit."""
-        if not self._last.whole:
-            return None
-        plain, tensors = self.share()
-        folder = tempfile.mkdtemp(prefix="edl_hvd-", dir=_roomy_folder(self.size_bytes))
-        writer = CheckpointWriter(open_storage(folder), keep=1)
-        writer.begin(host_copy(plain, tensors), 0, 1, "life")
-        writer.wait(timeout_s=600)
-        writer.close()
-        return folder
-
-    def return_from(self, folder: str) -> None:
-        """Take the state of this worker's previous life back."""
-        snapshot = restore_newest(open_storage(folder), report=lambda event: None)
-        if snapshot is not None:
-            self.receive(snapshot.plain, dict(snapshot.tensors))
-
 
 def is_disturbed(standing: int) -> bool:
     """Whether ``Memory.standing`` is that of a worker whose script has moved parameters besides its optimizers."""
     return standing >= 0 and standing % _PLACES == 0
-
-
-def _some_of(tensor: torch.Tensor) -> torch.Tensor:
-    """At most ``_SAMPLES`` elements, spread over it; the same ones however it lies in memory."""
-    count = min(_SAMPLES, tensor.numel())
-    if tensor.dim() == 0 or count == 0:
-        return tensor
-    places = torch.arange(count, device=tensor.device) * (tensor.numel() // count)
-    index = []
-    for size in reversed(tensor.shape):  # torch.unravel_index imports five hundred modules first
-        index.append(places % size)
-        places = places.div(size, rounding_mode="floor")
-    return tensor[tuple(reversed(index))]
 
 
 def _nothing() -> None:
@@ -408,13 +367,6 @@ def _nothing() -> None:
 def _copy(value: Any) -> Any:
     plain, tensors = encode(value, "")
     return decode(plain, {name: tensor.clone() for name, tensor in tensors.items()})
-
-
-def _roomy_folder(size_bytes: int) -> Path | None:
-    """The file system in memory if it takes that much (a container may give it 64 MB), else the default."""
-    if _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > size_bytes * 1.1 + (1 << 20):
-        return _SHARED_MEMORY
-    return None
 
 
 def _names(names: Iterable[str]) -> str:
