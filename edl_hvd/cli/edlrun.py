@@ -96,6 +96,7 @@ _FLAGS = (
            "Give up after so long without enough workers. [HOROVOD_ELASTIC_TIMEOUT, else 600]"),
     _value(_ELASTIC, "--reset-limit", "N", "End the job after so many changes of its workers. [no limit]"),
     _value(_ELASTIC, "--settle", "S", "Newcomers are collected for so long and join together. [0.5]"),
+    _value(_ELASTIC, "--leave-before", "S", "A host that is announced to go is left so long before. [10]"),
     _value(_ELASTIC, "--host-failures", "N", "Set a host aside after so many crashes on it ... [3]"),
     _value(_ELASTIC, "--failure-window", "S", "... within so long. [600]"),
     _value(_ELASTIC, "--blacklist-cooldown-range", "MIN MAX", "It may come back after MIN seconds. [60]", nargs=2),

@@ -35,7 +35,7 @@ class Found:
     def noticed(self, host: str, left_s: float) -> None:
         """A host will be gone in so many seconds."""
         if self.gate is None or not self.gate.going(host, left_s):
-            self.news.put_nowait(DrainAsked(host, left_s))
+            self.news.put_nowait(DrainAsked(host, left_s, stays=True))
 
     async def close(self) -> None:
         """Nobody passes any more."""

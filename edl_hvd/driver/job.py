@@ -168,8 +168,8 @@ class Job:
             self.happen(happenings.Done(worker, life))
         elif message.what == "drain":
             self.happen(happenings.DrainAsked(worker, self._grace_s))
-        elif message.what == "notice":  # of its host
-            self.happen(happenings.DrainAsked(host_of(worker), fields["left_s"]))
+        elif message.what == "notice":  # of its host; the worker itself tells people
+            self.happen(happenings.DrainAsked(host_of(worker), fields["left_s"], stays=True))
         elif message.what == "beat":
             beat = Beat(**fields)
             self._health.beat(worker, life, beat, self.membership)

@@ -144,7 +144,11 @@ def _obey(job: Job, screen: Screen, line: bytes) -> Mapping[str, object]:
 
 
 def _drain(job: Job, screen: Screen, asked: DrainAsked) -> None:
-    screen.note(f"asked to leave {asked.target} within {asked.notice_s:.0f} s")
+    if asked.stays:
+        leave_s = min(asked.notice_s, job.membership.rules.leave_s)
+        screen.note(f"{asked.target} is to go in {asked.notice_s:.0f} s; its workers leave {leave_s:.0f} s before that")
+    else:
+        screen.note(f"asked to leave {asked.target} within {asked.notice_s:.0f} s")
     job.happen(asked)
 
 

@@ -173,7 +173,7 @@ class Theatre:
 
     def _tell(self, name: str, gone_s: float) -> None:
         self._leaving.add(name)
-        self._turn(happenings.DrainAsked(name, gone_s - self._now_s))
+        self._turn(happenings.DrainAsked(name, gone_s - self._now_s, stays=True))
 
     # --- what the driver orders ---
 

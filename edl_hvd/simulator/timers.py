@@ -71,6 +71,7 @@ def _moments(membership: Membership, now_s: float) -> Iterator[float]:
     elif membership.drains or not listed.issuperset(map(host_of, world.members)):
         yield world.since_s + rules.removal_notice_s
     yield from membership.drains.values()
+    yield from membership.stays.values()
     yield from membership.aside.values()
     for since_s, bound_s in (
         (membership.hungry_s, rules.elastic_timeout_s),

@@ -49,7 +49,7 @@ class _Known(Membership):
         return known
 
     def wanted(self, now_s: float) -> list[str]:
-        if self.drains or self.aside:
+        if self.drains or self.aside or self.unfit:
             return super().wanted(now_s)
         if self._named is None or self._named[0] is not self.hosts:
             self.__dict__["_named"] = (self.hosts, super().wanted(now_s))

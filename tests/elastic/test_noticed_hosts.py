@@ -21,6 +21,8 @@ from metadata_server import Ec2Metadata, GoogleMetadata
 
 LONG_GLOO_TIMEOUT = ("--gloo-timeout-seconds", "600")
 LEFT_S = 100
+# It stays for some more seconds.
+LEAVE_SOON = ("--leave-before", "97")
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def metadata() -> Iterator[Ec2Metadata]:
         yield server
 
 
-def run_noticed(run, metadata: Ec2Metadata, alone, checkpoints: Path, **fields) -> Outcome:
+def run_noticed(run, metadata: Ec2Metadata, alone, checkpoints: Path, flags: tuple[str, ...] = (), **fields) -> Outcome:
     def announce() -> None:
         moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + LEFT_S))
         metadata.texts["spot/instance-action"] = json.dumps({"action": "terminate", "time": moment})
@@ -37,7 +39,7 @@ def run_noticed(run, metadata: Ec2Metadata, alone, checkpoints: Path, **fields) 
     what = Training(extra=("notices",), until_size=1, checkpoint=str(checkpoints))
     where = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": metadata.url}
     job = Job(faults=(Outside(announce, step=5),), training=what, environment=where,
-              flags=LONG_GLOO_TIMEOUT, **fields)  # fmt: skip
+              flags=(*LONG_GLOO_TIMEOUT, *flags), **fields)  # fmt: skip
     outcome = run(job)
     check(job, outcome, alone(what))
     assert "notice for this host: EC2 will terminate this spot instance" in outcome.output
@@ -47,7 +49,7 @@ def run_noticed(run, metadata: Ec2Metadata, alone, checkpoints: Path, **fields) 
 
 
 def test_under_edlrun_its_host_is_drained_and_nobody_is_lost(run_job, metadata, alone, tmp_path):
-    outcome = run_noticed(run_job, metadata, alone, tmp_path / "checkpoints", launcher="edlrun")
+    outcome = run_noticed(run_job, metadata, alone, tmp_path / "checkpoints", LEAVE_SOON, launcher="edlrun")
     assert [event for event in outcome.events if event["event"] == "worker_lost"] == []
 
 

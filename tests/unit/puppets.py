@@ -85,7 +85,8 @@ class Stage:
 
     def _obey_publish(self, publish: happenings.Publish) -> None:
         assert publish.generation == self.generation + 1
-        needed = self.rules.min_np if self.generation or self.membership.aside else self.rules.num_proc
+        out = self.membership.aside or self.membership.unfit
+        needed = self.rules.min_np if self.generation or out else self.rules.num_proc
         assert len(set(publish.members)) == len(publish.members) >= needed
         assert len(publish.members) <= self.rules.max_np + 1, "one more than allowed may be there to hand the state on"
         self.generation = publish.generation
@@ -243,9 +244,11 @@ def strike(stage: Stage, chance: random.Random) -> None:
         stage.happen(happenings.Tick())
     elif kind == "hosts":
         found = [host for host in HOSTS if chance.random() < 0.7]
-        stage.happen(happenings.HostsFound(tuple(HostSlots(host, chance.randint(1, 2)) for host in found)))
+        unfit = tuple(host for host in found if chance.random() < 0.1)
+        stage.happen(happenings.HostsFound(tuple(HostSlots(host, chance.randint(1, 2)) for host in found), unfit))
     elif kind == "drain":
-        stage.happen(happenings.DrainAsked(chance.choice((*HOSTS, *workers)), chance.choice((0.0, 10.0, 120.0))))
+        target, notice_s = chance.choice((*HOSTS, *workers)), chance.choice((0.0, 10.0, 120.0))
+        stage.happen(happenings.DrainAsked(target, notice_s, stays=chance.random() < 0.5))
     else:
         _strike_worker(stage, chance, kind, chance.choice(workers))
 

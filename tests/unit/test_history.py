@@ -100,7 +100,7 @@ def test_a_happening_that_the_state_machine_does_not_survive_is_the_last_line():
         recorder.advance(membership, happenings.DrainAsked("a", "soon"), 1.0)  # type: ignore[arg-type]
     lines = [json.loads(line) for line in file.getvalue().splitlines()[1:]]
     assert [line["what"] for line in lines] == ["HostsFound", "Tick", "DrainAsked"]
-    assert lines[-1] == {"at_s": 1.0, "what": "DrainAsked", "target": "a", "notice_s": "soon"}
+    assert lines[-1] == {"at_s": 1.0, "what": "DrainAsked", "target": "a", "notice_s": "soon", "stays": False}
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full, the disk that is always full")

@@ -255,32 +255,15 @@ def test_the_state_is_handed_on_also_where_only_one_worker_is_allowed():
     assert stage.generation <= 3
 
 
-def test_a_host_that_was_drained_and_is_gone_may_come_back():
-    stage = training("a:1", "b:1")
-    stage.happen(happenings.DrainAsked("b", 30.0))
+def test_a_host_that_is_unfit_gets_no_workers_and_the_job_begins_with_the_least_number_without_it():
+    stage = Stage(replace(RULES, num_proc=2, min_np=1))
+    stage.happen(happenings.HostsFound((HostSlots("a", 1), HostSlots("b", 1)), unfit=("b",)))
     stage.settle(5)
-    stage.happen(hosts("a:1"))
-    stage.happen(hosts("a:1", "b:1"))
-    stage.settle(20)
-    assert stage.running == ["a:0"], "until its notice is over it may be the one that goes"
-    stage.now_s += 30.0
-    stage.happen(hosts("a:1"))
+    assert stage.running == ["a:0"]
+    assert list(stage.puppets) == ["a:0"]
     stage.happen(hosts("a:1", "b:1"))
     stage.settle(5)
     assert stage.running == ["a:0", "b:0"]
-
-
-def test_when_every_host_is_drained_one_worker_saves_and_the_job_asks_to_be_run_again():
-    stage = training("a:1", "b:1")
-    for host in "ab":
-        stage.happen(happenings.DrainAsked(host, 120))
-    stage.settle(30)
-    assert stage.end is not None
-    assert stage.end.code == 75
-    actions = [action for moment in stage.lived for action in moment.actions]
-    dismissals = [action for action in actions if isinstance(action, happenings.Dismiss)]
-    assert sorted(action.save for action in dismissals) == [False, True]
-    assert all(100 < action.left_s <= 120 for action in dismissals), "they are told how long their hosts stay"
 
 
 def test_below_the_least_number_survivors_wait_and_newcomers_revive_the_job():

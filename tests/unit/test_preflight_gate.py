@@ -157,7 +157,7 @@ async def test_a_notice_for_a_host_that_is_in_is_the_jobs_and_for_another_keeps_
     assert one.told() == [HostsFound((A, B), unfit=("b",))]
     assert one.found.gate.aside["b"][0] == "it is to go in 120 s"
     one.found.noticed("a", 30.0)
-    assert one.told() == [DrainAsked("a", 30.0)]
+    assert one.told() == [DrainAsked("a", 30.0, stays=True)]
 
 
 @scene

@@ -200,6 +200,7 @@ def _read_rules(line: Line, hosts: _Hosts) -> Rules:
         max_np=max_np or most or 1,
         spares=spares,
         settle_s=line.seconds("--settle", Rules.settle_s, 0),
+        leave_s=line.seconds("--leave-before", Rules.leave_s, 0),
         elastic_timeout_s=line.seconds("--elastic-timeout", Rules.elastic_timeout_s, 1, "HOROVOD_ELASTIC_TIMEOUT"),
         host_failures=line.count("--host-failures", least=1) or Rules.host_failures,
         failure_window_s=line.seconds("--failure-window", Rules.failure_window_s, 1),

@@ -64,7 +64,8 @@ def _spawn(draft: Draft) -> None:
     membership = draft.membership
     wanted = membership.wanted(draft.now_s)
     # Those who are about to leave do not count: their successors have to start before they can go.
-    alive = set(membership.having("starting", "ready", "member")) & set(wanted)
+    alive = {worker for worker in membership.having("starting", "ready", "member")
+             if worker in wanted and not membership.is_to_go(worker)}  # fmt: skip
     room = membership.rules.max_np + membership.rules.spares - len(alive)
     for worker in wanted:
         slot = membership.slots.get(worker, Slot())

@@ -95,10 +95,14 @@ class Lost:
 
 @dataclass(frozen=True)
 class DrainAsked:
-    """A host (``b``) or a single worker (``b:0``) is to be left at the next commit, within ``notice_s`` seconds."""
+    """A host (``b``) or a single worker (``b:0``) is to be left at the next commit, within ``notice_s`` seconds.
+
+    Or only when these are nearly over, if it ``stays``: nobody else wants it before.
+    """
 
     target: str
     notice_s: float
+    stays: bool = False
 
 
 @dataclass(frozen=True)

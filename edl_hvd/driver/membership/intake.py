@@ -32,13 +32,23 @@ def _list_hosts(draft: Draft, found: happenings.HostsFound) -> None:
         for target, deadline_s in draft.membership.drains.items()
         if target.partition(":")[0] in listed or deadline_s > draft.now_s
     }
-    draft.change(hosts=found.hosts, unfit=found.unfit, drains=drains)
+    stays = {target: until_s for target, until_s in draft.membership.stays.items() if target in drains}
+    # Whoever lists hosts has heard of their end, too.
+    staying = [entry for entry in draft.membership.hosts
+               if entry.host not in listed and stays.get(entry.host, draft.now_s) > draft.now_s]  # fmt: skip
+    draft.change(hosts=(*found.hosts, *staying), unfit=found.unfit, drains=drains, stays=stays)
 
 
 def _drain(draft: Draft, asked: happenings.DrainAsked) -> None:
     deadline_s = draft.now_s + asked.notice_s
-    known = draft.membership.drains.get(asked.target, deadline_s)
-    draft.change(drains={**draft.membership.drains, asked.target: min(known, deadline_s)})
+    drains, stays = draft.membership.drains, dict(draft.membership.stays)
+    if asked.stays and (asked.target in stays or asked.target not in drains):
+        until_s = deadline_s - draft.membership.rules.leave_s
+        stays[asked.target] = min(stays.get(asked.target, until_s), until_s)
+    else:  # somebody wants it to be left now
+        stays.pop(asked.target, None)
+    deadline_s = min(drains.get(asked.target, deadline_s), deadline_s)
+    draft.change(drains={**drains, asked.target: deadline_s}, stays=stays)
 
 
 def _hear(draft: Draft, happening: happenings.News, slot: Slot) -> None:

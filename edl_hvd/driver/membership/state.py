@@ -13,6 +13,7 @@ published. What always holds:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -32,6 +33,7 @@ class Rules:
         max_np: Most workers of a world.
         spares: Warm workers kept ready beside it.
         settle_s: Newcomers are collected for so long, and join together.
+        leave_s: Workers of a host that is to go leave so long before its end.
         follow_s: Longest time for a newcomer to catch up; after it, it joins while the others wait.
         start_s: Longest start of a worker, from its process to its first readiness.
         regroup_s: Longest time for members to leave a broken world, or to form a new one.
@@ -53,6 +55,8 @@ class Rules:
     spares: int = 0
     settle_s: float = 0.5
     # Hosts of one scale-up come within a second of each other; waiting costs nobody anything, they train on.
+    leave_s: float = 10.0
+    # The next commit takes a step; a host that goes before it costs no more than one that nobody announced.
     follow_s: float = 600.0
     # Some hundred gigabytes over a slow network.
     start_s: float = 1800.0
@@ -128,6 +132,7 @@ class Membership:
         slots: By worker name, in the order in which they were first seen.
         world: The last one published.
         drains: What is to be left (host or worker), and until when.
+        stays: How long workers of these may stay all the same, as long as there are others.
         failures: Moments of the crashes of each host.
         aside: Hosts set aside, and until when.
         false_starts: Workers that ended before they were ready, or could not be started on hosts that are fixed, while
@@ -144,6 +149,7 @@ class Membership:
     slots: Mapping[str, Slot] = field(default_factory=dict)
     world: World = field(default_factory=World)
     drains: Mapping[str, float] = field(default_factory=dict)
+    stays: Mapping[str, float] = field(default_factory=dict)
     failures: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     aside: Mapping[str, float] = field(default_factory=dict)
     false_starts: int = 0
@@ -157,15 +163,34 @@ class Membership:
         return [worker for worker, slot in self.slots.items() if slot.state in states]
 
     def wanted(self, now_s: float) -> list[str]:
-        """Slots that may have a worker: on listed hosts that are not left; of one set aside, those that have one."""
-        return [
-            worker
+        """Slots that may have a worker: on listed hosts that are fit and not left.
+
+        On one that is set aside, or is to go and stays while there are others, those that have one.
+        """
+        named = [
+            (f"{entry.host}:{number}", entry.host)
             for entry in self.hosts
-            if entry.host not in self.drains and entry.host not in self.unfit
-            for worker in (f"{entry.host}:{number}" for number in range(entry.slots))
-            if worker not in self.drains
-            if self.aside.get(entry.host, now_s) <= now_s or worker in self.having("starting", "ready", "member")
+            if entry.host not in self.unfit
+            for number in range(entry.slots)
         ]
+        wanted = {
+            worker
+            for worker, host in named
+            if host not in self.drains and worker not in self.drains
+            if self.aside.get(host, now_s) <= now_s or worker in self.having("starting", "ready", "member")
+        }
+        if self.stays and not wanted.isdisjoint(self.having("member")):
+            wanted.update(worker for worker in self.having("ready", "member") if self.stays_until_s(worker) > now_s)
+        return [worker for worker, _ in named if worker in wanted]
+
+    def is_to_go(self, worker: str) -> bool:
+        """It, or its host, is drained, now or later."""
+        return worker in self.drains or host_of(worker) in self.drains
+
+    def stays_until_s(self, worker: str) -> float:
+        """How long it may stay although it is to go; minus infinity if it may not, or is not to go."""
+        targets = [target for target in (worker, host_of(worker)) if target in self.drains]
+        return min((self.stays.get(target, -math.inf) for target in targets), default=-math.inf)
 
 
 def host_of(worker: str) -> str:
