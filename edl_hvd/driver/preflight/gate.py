@@ -17,6 +17,7 @@ AGAIN_S = 600.0
 # What is slow now is slow in a minute; a neighbour on the same machine may be gone after ten.
 RETRY_S = 15.0
 # A host that did not answer is starting up, more often than not.
+_NAMED = 5
 
 Passed: TypeAlias = Callable[[tuple[HostSlots, ...], tuple[str, ...]], None]
 
@@ -118,6 +119,8 @@ class Gate:
         return host in self._aside and now_s < self._aside[host].until_s
 
     async def _let_in(self, new: Sequence[HostSlots]) -> None:
+        names = ", ".join(entry.host for entry in new[:_NAMED]) + (", ..." if len(new) > _NAMED else "")
+        self._note(f"measuring {len(new)} new host{'s' * (len(new) > 1)}: {names}")
         verdicts = await self._look(new, tuple(self._known.values()))
         now_s = self._clock.monotonic_s()
         here = {entry.host for entry in self._listed}
