@@ -9,7 +9,7 @@ brackets the processor time of all ranks, and of the server, per GB: it takes no
 
 Then what a checkpoint on its way costs training: the time of a step (a matrix product of one thread on each rank) while
 one is uploaded, against that without, in turn; with the share of the processors that an upload has by default, and
-with all of them. The server has the least priority there: it stands for another machine.
+with all of them. The server takes its time from the same cores.
 ``torch`` is left out where ``pip install 's3torchconnector[dcp]'`` was not run.
 """
 
@@ -46,7 +46,8 @@ from edl_hvd.worker.saving.shared_restore import SharedRestore
 from edl_hvd.world import World
 
 TENSOR_BYTES = 16 * 1024 * 1024
-STEPS = 40
+STEP_TURNS, QUIET_S = 9, 3.0
+# As long as an upload that gives way takes.
 
 
 class TorchCollectives(SoloCollectives):
@@ -212,27 +213,26 @@ def measure_steps_beside(ours: Ours, share: float, arguments: argparse.Namespace
         matrix @ matrix
         return time.monotonic() - began_s
 
-    quiet: list[float] = []
-    beside: list[float] = []
-    uploads_s: list[float] = []
-    for turn in range(arguments.turns + 1):
+    quiet, ratios, uploads_s = [], [], []
+    for turn in range(STEP_TURNS + 1):
         torch.distributed.barrier()
-        quiet += [step_s() for _ in range(STEPS)] if turn else []
+        began_s, alone = time.monotonic(), []
+        while time.monotonic() - began_s < QUIET_S:
+            alone.append(step_s())
         torch.distributed.barrier()
-        began_s = time.monotonic()
+        began_s, beside = time.monotonic(), []
         ours.begin(share)
         while ours.busy:
-            seconds = step_s()
-            if turn:
-                beside.append(seconds)
-        if turn:
+            beside.append(step_s())
+        if turn:  # the first upload makes connections
+            quiet.append(statistics.mean(alone))
+            ratios.append(statistics.mean(beside) / quiet[-1])
             uploads_s.append(time.monotonic() - began_s)
     if arguments.rank == 0:
-        ratio = statistics.mean(beside) / statistics.mean(quiet)
         print(
-            f"{arguments.server:>10} steps   share {share:g}   {1e3 * statistics.mean(quiet):.2f} ms, beside an upload "
-            f"{1e3 * statistics.mean(beside):.2f} ms: {ratio:.3f} times as long "
-            f"({len(beside)} steps, uploads of {statistics.median(uploads_s):.1f} s)",
+            f"{arguments.server:>10} steps   share {share:g}   {1e3 * statistics.median(quiet):.2f} ms, beside an "
+            f"upload of {statistics.median(uploads_s):.1f} s {statistics.median(ratios):.3f} times as long "
+            f"(in each turn: {', '.join(f'{ratio:.2f}' for ratio in sorted(ratios))})",
             flush=True,
         )
     torch.distributed.barrier()
@@ -254,7 +254,7 @@ def main() -> None:
         print("torch.distributed.checkpoint is left out: s3torchconnector is not installed")
     limited = arguments.limit_mb_per_s * 1e6
     for server, bytes_per_s, steps in (("unlimited", None, 0), ("limited", limited, 0), ("limited", limited, 1)):
-        with sink(bytes_per_s, niceness=19 if steps else 0), tempfile.TemporaryDirectory() as folder:
+        with sink(bytes_per_s), tempfile.TemporaryDirectory() as folder:
             words = [sys.executable, __file__, "--server", server, "--steps", str(steps)]
             words += ["--store", str(Path(folder) / uuid.uuid4().hex)]
             for name in ("ranks", "size_mb", "turns"):

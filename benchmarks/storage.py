@@ -98,9 +98,9 @@ def of_torch(data: torch.Tensor) -> Client:
 
 
 @contextmanager
-def sink(bytes_per_s: float | None, niceness: int = 0) -> Iterator[None]:
+def sink(bytes_per_s: float | None) -> Iterator[None]:
     """A server of its own process; boto3 and the like find it in the environment."""
-    command = ["nice", "-n", str(niceness), sys.executable, str(Path(__file__).with_name("storage_sink.py"))]
+    command = [sys.executable, str(Path(__file__).with_name("storage_sink.py"))]
     if bytes_per_s is not None:
         command += ["--bytes-per-s", str(bytes_per_s)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
