@@ -118,8 +118,9 @@ def _name(worker: str, life: int) -> str:
 
 def _say_happening(happening: Happening) -> str:
     match happening:
-        case happenings.HostsFound(hosts):
-            return f"the hosts are {', '.join(map(str, hosts))}" if hosts else "there are no hosts"
+        case happenings.HostsFound(hosts, unfit):
+            named = f"the hosts are {', '.join(map(str, hosts))}" if hosts else "there are no hosts"
+            return f"{named}; not good enough: {', '.join(unfit)}" if unfit else named
         case happenings.Ready(worker, life, step):
             return f"{_name(worker, life)} is ready and holds {f'step {step}' if step >= 0 else 'nothing'}"
         case happenings.Warm(worker, life, generation):
@@ -134,8 +135,8 @@ def _say_happening(happening: Happening) -> str:
             return f"{_name(worker, life)} has {'ended well' if clean else 'failed'}: {how}"
         case happenings.Lost(worker, life, reason):
             return f"{_name(worker, life)} is lost: {reason}"
-        case happenings.DrainAsked(target, notice_s):
-            return f"{target} is to be left within {notice_s:g} s"
+        case happenings.DrainAsked(target, notice_s, stays):
+            return f"{target} is to {'go in' if stays else 'be left within'} {notice_s:g} s"
         case happenings.Tick():
             return "time has passed"
 
