@@ -14,6 +14,7 @@ MODES = {
     "micro-batches": Training(),
     "worker-batch": Training(worker_batch=4),
     "loader-processes": Training(loader_workers=1),
+    "pinning-thread": Training(loader_workers=1, extra=("pinned",)),
 }
 
 
@@ -24,6 +25,7 @@ def test_each_sample_counts_once_through_a_growth_and_a_death(run_either, alone,
     job = Job(faults=faults, training=training)
     outcome = run_either(job)
     check(job, outcome, alone(training) if training.worker_batch is None else None)
+    assert all(bool(report["pinned"]) == ("pinned" in training.extra) for report in outcome.reports)
 
 
 @fails_on_stock("samples are counted twice to make the epoch divisible (B8)")

@@ -41,8 +41,8 @@ class Training:
         ballast_mb: Size of a table that belongs to the state and that no step moves.
         extra: Switches of single tests: "shards" (the samples come from tar files), "scheduler" (halves the learning
             rate each epoch), "clip" (the script moves weights besides the optimizer), "metric" (a collective
-            of the script's own after each optimizer step), "check" (stock Horovod: look for host updates in every
-            step).
+            of the script's own after each optimizer step), "pinned" (batches come through the
+            loader's pinning thread), "check" (stock Horovod: look for host updates in every step).
     """
 
     samples: int = 48

@@ -31,6 +31,7 @@ def main(folder: Path) -> None:
 
     # isort: split
     import torch
+    from pinning import Pinned
 
     import edl_hvd
 
@@ -59,7 +60,11 @@ def main(folder: Path) -> None:
         batch_sampler=batches,
         num_workers=training.loader_workers,
         persistent_workers="shards" in training.extra and training.loader_workers > 0,
+        pin_memory="pinned" in training.extra,
     )
+    pinned = Pinned()
+    if "pinned" in training.extra:
+        pinned.pretend()
     kept: dict[str, Any] = {}
     if "scheduler" in training.extra:
         kept["scheduler"] = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
@@ -132,6 +137,7 @@ def main(folder: Path) -> None:
         weights_by_epoch=weights_by_epoch,
         scale_invariant_steps=state.scale_invariant_steps,
         noise=state.gradient_noise_scale,
+        pinned=pinned.count,
     )
 
 
