@@ -68,9 +68,9 @@ class TestThisProject:
         trace = trace_of((0, "a", ""), (54, "", "a"), (55, "b", ""), (100, "", ""))
         assert spans_of(trace, every_s=20)[0] == (12, 54, 1, 32), "that of 52 was written until 55"
 
-    def test_a_host_that_is_known_to_go_is_left_at_a_commit_and_nothing_is_lost(self) -> None:
+    def test_a_host_that_is_known_to_go_is_left_ten_seconds_before_and_nothing_is_lost(self) -> None:
         trace = trace_of((0, "ab", ""), (80, "", "b"), (100, "", ""))
-        assert spans_of(trace, notice_s=20) == [(12, 60, 2, 60), (62, 100, 1, 100)]
+        assert spans_of(trace, notice_s=20) == [(12, 70, 2, 70), (72, 100, 1, 100)]
 
     def test_the_last_host_that_is_known_to_go_saves_a_checkpoint(self) -> None:
         trace = trace_of((0, "a", ""), (80, "", "a"), (90, "b", ""), (150, "", ""))
