@@ -37,9 +37,8 @@ class SshServer:
         tools: Folder with that ``ssh``, to be put first into ``PATH``.
     """
 
-    def __init__(self, folder: Path, more: str = "") -> None:
+    def __init__(self, folder: Path) -> None:
         self.tools = folder / "tools"
-        self._more = more
         self._folder = folder
         self._log = folder / "sshd.log"
 
@@ -57,7 +56,7 @@ class SshServer:
             keygen = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", str(self._folder / name)]
             subprocess.run(keygen, check=True)
         self._write("sshd_config", SERVER.format(folder=self._folder, port=port) + "".join(
-            f"ListenAddress {host}\n" for host in HOSTS) + self._more)  # fmt: skip
+            f"ListenAddress {host}\n" for host in HOSTS))  # fmt: skip
         self._write("ssh_config", CLIENT.format(folder=self._folder, port=port))
         self.tools.mkdir()
         self._write("tools/ssh", f'#!/bin/sh\nexec {SSH} -F {self._folder}/ssh_config "$@"\n').chmod(0o755)
@@ -90,15 +89,12 @@ class SshServer:
 
 
 @contextlib.contextmanager
-def serve(folder: Path, more: str = "") -> Iterator[SshServer]:
-    """A server on ``HOSTS`` with files in ``folder``; it and its sessions end with the block.
-
-    ``more`` ends its configuration.
-    """
+def serve(folder: Path) -> Iterator[SshServer]:
+    """A server on ``HOSTS`` with files in ``folder``; it and its sessions end with the block."""
     if os.geteuid() == 0:
         # It stays: the server of another test process may need it by now.
         SEPARATION_FOLDER.mkdir(mode=0o755, exist_ok=True)
-    hosts = SshServer(folder, more)
+    hosts = SshServer(folder)
     server = hosts.start()
     try:
         yield hosts
