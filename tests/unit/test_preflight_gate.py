@@ -33,6 +33,10 @@ class Looks:
         return [Verdict(Findings(entry.host, entry.slots, None if faults.get(entry.host) == "mute" else GOOD),
                         faults.get(entry.host, "")) for entry in new]  # fmt: skip
 
+    async def fail(self, error: Exception) -> None:
+        self._ends[-1].set_exception(error)
+        await settle()
+
     async def end(self, **faults: str) -> None:
         self._ends[-1].set_result(faults)
         await settle()
@@ -167,6 +171,18 @@ async def test_a_host_set_aside_is_forgotten_when_it_is_gone(one):
     await one.list(A)
     await one.list(A, B)
     assert one.looks.begun[1:] == [(["b"], ["a"])]
+
+
+@scene
+async def test_a_look_that_fails_is_taken_again(one):
+    await one.list(A)
+    await one.looks.fail(OSError("no more descriptors"))
+    assert one.told() == [HostsFound((A,), unfit=("a",))]
+    assert "it could not be measured: OSError: no more descriptors" in one.notes[-1]
+    one.clock.sleep(RETRY_S + 0.001)
+    await one.list(A)
+    await one.looks.end()
+    assert one.told() == [HostsFound((A,))]
 
 
 @scene

@@ -121,7 +121,11 @@ class Gate:
     async def _let_in(self, new: Sequence[HostSlots]) -> None:
         names = ", ".join(entry.host for entry in new[:_NAMED]) + (", ..." if len(new) > _NAMED else "")
         self._note(f"measuring {len(new)} new host{'s' * (len(new) > 1)}: {names}")
-        verdicts = await self._look(new, tuple(self._known.values()))
+        try:
+            verdicts = await self._look(new, tuple(self._known.values()))
+        except Exception as error:  # whatever it is, the hosts are looked at again, and nobody waits for ever
+            fault = f"it could not be measured: {type(error).__name__}: {error}"
+            verdicts = [Verdict(Findings(entry.host, entry.slots), fault) for entry in new]
         now_s = self._clock.monotonic_s()
         here = {entry.host for entry in self._listed}
         for verdict in verdicts:
