@@ -142,6 +142,13 @@ def test_a_host_that_dies_in_the_middle_of_its_allreduces_is_out():
     assert "SIGKILL" in verdicts["b"].fault
 
 
+def test_a_newcomer_is_not_blamed_for_the_end_of_the_only_host_that_it_could_meet():
+    known = Findings("a", 1, Measured("cpu", 1, 1.0), 0.001)
+    verdicts = Hosts({"a": DYING, "b": HONEST}).look("b", known=(known,))
+    assert verdicts["b"].fault == ""
+    assert verdicts["b"].findings.exchange_s is None
+
+
 def test_a_host_that_says_nothing_is_waited_for_and_ended(monkeypatch):
     monkeypatch.setattr(examination, "_LATE_S", 0.5)
     monkeypatch.setattr(examination, "_END_S", 0.1)

@@ -174,7 +174,9 @@ class _Room:
         for turn in pairs(hosts):
             results = await asyncio.gather(*(self._meet(*pair) for pair in turn))
             for pair, result in zip(turn, results, strict=True):
-                for host in pair:
+                connected = self._control.lines([_worker(host) for host in pair])
+                gone = [host for host in pair if _worker(host) not in connected]
+                for host in gone or pair:  # that a partner is gone is not the other one's fault
                     met[host].append(result)
         return met
 
@@ -182,7 +184,7 @@ class _Room:
         lines = self._control.lines((_worker(host), _worker(guest)))
         for name in (host, guest):
             if _worker(name) not in lines:
-                return 0.0, f"its partner in an allreduce, {name}, is gone"
+                return 0.0, f"{name} is gone"
         self._pair += 1
         pair, place = self._pair, MeetingPlace.of(lines)
         here, there = lines[_worker(host)], lines[_worker(guest)]
