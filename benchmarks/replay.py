@@ -14,7 +14,8 @@ their size. Time runs from the first step of the job to the end of the trace. A 
 --stuck seconds, is started again at once, and what it had done counts as if it had come from a checkpoint that costs
 nothing: stock Horovod has none, and loses its progress with its last worker.
 
-A start takes as long as ever, and so does the Gloo timeout: at 20 times the speed both weigh 20 times as much.
+A start takes as long as ever, all of torch included, and so does the Gloo timeout: at 20 times the speed both weigh 20
+times as much.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ class Running:
         keeps = {"checkpoint": str(self.folder / "checkpoints"), "checkpoint_every": f"{CHECKPOINTS_S / self.speed:g}s"}
         training = Training(
             samples=SAMPLES, epochs=10**6, worker_batch=WORKER_BATCH, pause_s=STEP_S, optimizer="plain",
-            **(keeps if self.launcher == "edlrun" else {}),
+            extra=("whole torch",), **(keeps if self.launcher == "edlrun" else {}),
         )  # fmt: skip
         job = Job(LAUNCHERS[self.launcher], self.entries, training=training, launcher=self.launcher)
         training.save(self.folder)

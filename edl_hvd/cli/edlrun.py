@@ -95,7 +95,7 @@ _FLAGS = (
     _value(_ELASTIC, "--elastic-timeout", "S",
            "Give up after so long without enough workers. [HOROVOD_ELASTIC_TIMEOUT, else 600]"),
     _value(_ELASTIC, "--reset-limit", "N", "End the job after so many changes of its workers. [no limit]"),
-    _value(_ELASTIC, "--settle", "S", "Newcomers are collected for so long and join together. [0.5]"),
+    _value(_ELASTIC, "--settle", "S", "A newcomer waits so long for others that are starting, to join together. [0.5]"),
     _value(_ELASTIC, "--leave-before", "S", "A host that is announced to go is left so long before. [10]"),
     _value(_ELASTIC, "--host-failures", "N", "Set a host aside after so many crashes on it ... [3]"),
     _value(_ELASTIC, "--failure-window", "S", "... within so long. [600]"),

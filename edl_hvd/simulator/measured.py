@@ -32,8 +32,8 @@ def measure(events: Iterable[Mapping[str, Any]]) -> list[Measured]:
     ========== =========================== =======================================================================
     resize_s   ``resized``                 ``seconds`` where the cause is "change"
     recover_s  ``resized``                 the same where it is "failure"
-    follow_s   ``job_started``,            from a newcomer's first to the agreed change that lets it in, less the
-               ``world_formed``,           time for which newcomers are collected
+    follow_s   ``job_started``,            from a newcomer's first to the agreed change that lets it in
+               ``world_formed``,
                ``resized``
     step_s     ``commit``                  time between two commits of one world, per step
     write_s    ``checkpoint``              ``seconds``
@@ -99,7 +99,7 @@ class _Reading:
             return
         self._note("resize_s", "resized", event["seconds"])
         if started_s:
-            took_s = event["time"] - event["seconds"] - max(started_s) - _RULES.settle_s
+            took_s = event["time"] - event["seconds"] - max(started_s)
             self._note("follow_s", "job_started, world_formed, resized", max(0.0, took_s))
 
 

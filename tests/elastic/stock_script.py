@@ -25,13 +25,14 @@ def main(folder: Path) -> None:
     points.note("start")
     points.reach("start")
 
-    import quick_start  # noqa: F401
+    training = Training.load(folder)
+    if "whole torch" not in training.extra:
+        import quick_start  # noqa: F401
 
     # isort: split
     import horovod.torch as hvd
     import torch
 
-    training = Training.load(folder)
     points.reach("rendezvous")
     hvd.init()
     model, optimizer, dataset = build(training, ledger_rate=1.0)

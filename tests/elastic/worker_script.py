@@ -27,7 +27,9 @@ def main(folder: Path) -> None:
     points.note("start")
     points.reach("start")
 
-    import quick_start  # noqa: F401
+    training = Training.load(folder)
+    if "whole torch" not in training.extra:
+        import quick_start  # noqa: F401
 
     # isort: split
     import torch
@@ -35,7 +37,6 @@ def main(folder: Path) -> None:
 
     import edl_hvd
 
-    training = Training.load(folder)
     if "notices" in training.extra:  # all hosts are one machine, and only one of them is about to go
         os.environ["EDL_HVD_NOTICES"] = "ec2" if points.worker.startswith("127.0.0.1") else "off"
     edl_hvd.init()

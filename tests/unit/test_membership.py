@@ -171,64 +171,6 @@ def test_a_script_that_never_gets_to_training_ends_the_job_soon():
     assert stage.now_s < 10
 
 
-def test_newcomers_are_collected_and_join_together():
-    stage = training("a:2")
-    generation = stage.generation
-    stage.happen(hosts("a:2", "b:2"))
-    stage.be_ready("b:0")
-    stage.now_s += 0.3
-    stage.be_ready("b:1")
-    stage.settle(5)
-    assert stage.generation == generation + 1
-    assert len(stage.running) == 4
-
-
-def test_a_newcomer_takes_the_state_over_before_the_others_are_asked_to_let_it_in():
-    stage = training("a:2")
-    stage.happen(hosts("a:2", "b:1"))
-    stage.be_ready("b:0")
-    stage.now_s += 5
-    stage.happen(happenings.Tick())
-    assert stage.puppets["b:0"].follows == stage.generation
-    assert not stage.puppets["a:0"].change
-    stage.move_on("b:0")
-    stage.now_s += 1
-    stage.happen(happenings.Tick())
-    assert stage.puppets["a:0"].change
-
-
-def test_a_newcomer_that_does_not_catch_up_joins_in_the_end_while_the_others_wait():
-    stage = training("a:2")
-    stage.happen(hosts("a:2", "b:1"))
-    stage.be_ready("b:0")
-    stage.now_s += 601
-    stage.happen(happenings.Tick())
-    assert stage.puppets["a:0"].change
-
-
-def test_after_a_death_nobody_waits_for_a_newcomer_without_state():
-    stage = training("a:3")
-    stage.happen(hosts("a:3", "b:1"))
-    stage.be_ready("b:0")
-    stage.exit("a:2")
-    for worker in ("a:0", "a:1", "a:0", "a:1"):
-        stage.move_on(worker)
-    assert stage.running == ["a:0", "a:1"]
-    stage.settle(10)
-    assert sorted(stage.running) == ["a:0", "a:1", "a:2", "b:0"]
-
-
-def test_a_newcomer_without_state_is_taken_in_at_once_where_there_are_too_few_without_it():
-    stage = training("a:2", rules=replace(RULES, min_np=2))
-    stage.happen(hosts("a:2", "b:1"))
-    stage.be_ready("b:0")
-    stage.exit("a:1")
-    stage.move_on("a:0")
-    for worker in ("a:0", "b:0"):
-        stage.move_on(worker)
-    assert stage.running == ["a:0", "b:0"]
-
-
 def test_a_removed_host_leaves_at_the_next_commit():
     stage = training("a:1", "b:1")
     stage.happen(hosts("b:1"))

@@ -49,9 +49,9 @@ class TestThisProject:
         assert spans_of(trace) == [(12, 50.5, 3, 50), (51.5, 100, 2, 100)]
 
     def test_a_new_host_starts_and_follows_while_the_others_train(self) -> None:
-        """Seen at 50, started at 60, caught up at 64, settled half a second later; then the step is finished."""
+        """Seen at 50, started at 60, caught up at 64, when a step is just finished; nobody else is on the way."""
         trace = trace_of((0, "a", ""), (50, "b", ""), (100, "", ""))
-        assert spans_of(trace) == [(12, 65, 1, 65), (67, 100, 2, 100)]
+        assert spans_of(trace) == [(12, 64, 1, 64), (66, 100, 2, 100)]
 
     def test_those_that_come_within_the_time_to_settle_join_together(self) -> None:
         trace = trace_of((0, "a", ""), (50, "b", ""), (51.3, "c", ""), (100, "", ""))
@@ -81,7 +81,7 @@ class TestThisProject:
     def test_below_the_least_number_nobody_trains(self) -> None:
         trace = trace_of((0, "ab", ""), (50, "", "b"), (80, "c", ""), (120, "", ""))
         assert spans_of(trace, Rules(2, 2, 9)) == [(12, 50, 2, 50), (95, 120, 2, 120)]
-        assert spans_of(trace, Rules(1, 1, 9))[1] == (51, 95, 1, 95)
+        assert spans_of(trace, Rules(1, 1, 9))[1] == (51, 94, 1, 94)
 
     def test_a_job_that_has_ended_for_want_of_hosts_is_run_again_from_its_checkpoint(self) -> None:
         trace = trace_of((0, "a", ""), (60, "", "a"), (200, "b", ""), (300, "", ""))

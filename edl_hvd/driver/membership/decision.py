@@ -96,8 +96,9 @@ def _reshape(draft: Draft) -> None:
         if stayers or newcomers or _is_time(draft, leavers, wanted):
             draft.ask_change()
     elif newcomers and room > 0:
+        others = len(draft.membership.having("starting", "ready")) > len(newcomers)
         settled = now_s - min(membership.slots[worker].since_s for worker in newcomers) >= rules.settle_s
-        if settled or len(newcomers) >= room:
+        if settled or not others or len(newcomers) >= room:
             draft.ask_change()
 
 

@@ -32,7 +32,7 @@ class Rules:
         min_np: Workers that every later world needs.
         max_np: Most workers of a world.
         spares: Warm workers kept ready beside it.
-        settle_s: Newcomers are collected for so long, and join together.
+        settle_s: A newcomer that could join waits so long for others that are starting, to join together.
         leave_s: Workers of a host that is to go leave so long before its end.
         follow_s: Longest time for a newcomer to catch up; after it, it joins while the others wait.
         start_s: Longest start of a worker, from its process to its first readiness.
