@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from edl_hvd.errors import PlatformError, UsageError
+from edl_hvd.late_compiler import import_compiler_late
 from edl_hvd.notices.watch import NoticeWatch
 from edl_hvd.settings import Launch, Settings, platform_addresses
 from edl_hvd.worker.engine.collectives import OPERATIONS, Collectives
@@ -67,6 +68,7 @@ def init(rendezvous: Rendezvous | None = None) -> None:
     if launch.driver is not None:
         _show_stack_when_asked()
     settings = Settings.from_environment()
+    import_compiler_late()
     _process = Process(launch, rendezvous or _rendezvous_for(launch))
     if launch.local_rank == 0:  # one worker of each host
         _process.notices = watch_for_notices(
