@@ -47,6 +47,8 @@ from edl_hvd.traces.trace import Trace
 
 MOST_HOSTS = 4
 POLL_S = 0.02
+LOOK_S = 1.0
+# At the files of all the workers that ever were, which takes time from the cores that they step on.
 WORKER_BATCH = 8
 # Nobody computes for long, so a step is mostly a sleep of 0.1 s; an epoch of two workers takes a minute.
 STEP_S, SAMPLES = 0.1, 9600
@@ -137,7 +139,7 @@ class Running:
         keeps = {"checkpoint": str(self.folder / "checkpoints"), "checkpoint_every": f"{CHECKPOINTS_S / self.speed:g}s"}
         training = Training(
             samples=SAMPLES, epochs=10**6, worker_batch=WORKER_BATCH, pause_s=STEP_S, optimizer="plain",
-            extra=("whole torch",), **(keeps if self.launcher == "edlrun" else {}),
+            extra=("long",), **(keeps if self.launcher == "edlrun" else {}),
         )  # fmt: skip
         job = Job(LAUNCHERS[self.launcher], self.entries, training=training, launcher=self.launcher)
         training.save(self.folder)
@@ -246,15 +248,17 @@ def play(launcher: str, trace: Trace, folder: Path, arguments: argparse.Namespac
             check(job, arguments.stuck)
             time.sleep(10 * POLL_S)
         began_s = steps[0]["t"]
-        end_s = began_s + trace.end_s / arguments.speed
+        end_s, look_s = began_s + trace.end_s / arguments.speed, began_s
         while (now_s := time.monotonic()) < end_s:
             while changes and now_s >= began_s + changes[0].time_s / arguments.speed:
                 change = changes.pop(0)
                 job.change(change.added, change.removed)
-            if job.process.poll() is not None or job.quiet_s() > arguments.stuck:
-                job.stop()
-                job = Running(launcher, job.hosts, folder / f"job-{len(jobs) + 1}", arguments.speed)
-                jobs.append(job)
+            if now_s >= look_s:
+                look_s = now_s + LOOK_S
+                if job.process.poll() is not None or job.quiet_s() > arguments.stuck:
+                    job.stop()
+                    job = Running(launcher, job.hosts, folder / f"job-{len(jobs) + 1}", arguments.speed)
+                    jobs.append(job)
             time.sleep(POLL_S)
     finally:
         job.stop()

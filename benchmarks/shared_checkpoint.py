@@ -1,6 +1,6 @@
 """Checkpoints of several ranks to S3 and back, beside ``torch.distributed.checkpoint`` over ``s3torchconnector``.
 
-    python benchmarks/shared_checkpoint.py [--ranks 2] [--size-mb 512] [--turns 5] [--limit-mb-per-s 80]
+    python benchmarks/shared_checkpoint.py [--ranks 2] [--size-mb 512] [--turns 5] [--limit-mb-per-s 80] [--only-steps]
 
 Each rank is a process that holds the same state, so each writes a part of it, and each holds all of it in the end. Two
 servers on this machine take turns (``storage_sink.py``): one as fast as sockets go, and one that carries so much per
@@ -9,7 +9,8 @@ brackets the processor time of all ranks, and of the server, per GB: it takes no
 
 Then what a checkpoint on its way costs training: the time of a step (a matrix product of one thread on each rank) while
 one is uploaded, against that without, in turn; with the share of the processors that an upload has by default, and
-with all of them. The server takes its time from the same cores.
+with all of them. First the server takes its time from the same cores; then ("apart") it has one to itself, as on
+another machine, and each rank, of which there may be fewer, one that all its threads share.
 ``torch`` is left out where ``pip install 's3torchconnector[dcp]'`` was not run.
 """
 
@@ -74,7 +75,8 @@ class Ours:
     def begin(self, share: float = 1.0) -> None:
         self._step += 1
         rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        processors = share * len(os.sched_getaffinity(0)) / size if share < 1 else None
+        own = os.sched_getaffinity(0)
+        processors = share * (1.0 if len(own) == 1 else len(own) / size) if share < 1 else None
         pace = Pace(processors, math.inf, SYSTEM_CLOCK)
         self._writer.begin(Snapshot(self._state, step=self._step), rank, size, f"attempt-{self._step}", pace=pace)
 
@@ -158,6 +160,8 @@ def server_processor_s() -> float:
 
 def rank_main(arguments: argparse.Namespace) -> None:
     warnings.simplefilter("ignore")
+    if arguments.server == "apart":
+        stay_on(os.getpid(), processors()[arguments.rank])
     torch.set_num_threads(1)
     store = torch.distributed.FileStore(arguments.store, arguments.ranks)
     torch.distributed.init_process_group("gloo", store=store, rank=arguments.rank, world_size=arguments.ranks)
@@ -198,6 +202,16 @@ def rank_main(arguments: argparse.Namespace) -> None:
                 cells.append(f"{found['torch'].seconds / found['edl_hvd'].seconds:.2f} x torch")
             print(f"{arguments.server:>10} {direction:>5}   {'   '.join(cells)}", flush=True)
     torch.distributed.barrier()
+
+
+def processors() -> list[int]:
+    return sorted(os.sched_getaffinity(0))
+
+
+def stay_on(process: int, processor: int) -> None:
+    """All of a process's threads, and those that they start."""
+    for thread in psutil.Process(process).threads():
+        os.sched_setaffinity(thread.id, {processor})
 
 
 def measure_steps(ours: Ours, arguments: argparse.Namespace) -> None:
@@ -244,6 +258,7 @@ def main() -> None:
     parser.add_argument("--size-mb", type=int, default=512)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--limit-mb-per-s", type=float, default=80)
+    parser.add_argument("--only-steps", action="store_true", help="not the speeds")
     for name in ("--rank", "--store", "--server", "--steps"):  # for the ranks themselves
         parser.add_argument(name, help=argparse.SUPPRESS, **({"type": int} if name in ("--rank", "--steps") else {}))
     arguments = parser.parse_args()
@@ -253,15 +268,20 @@ def main() -> None:
     if not find_spec("s3torchconnector"):
         print("torch.distributed.checkpoint is left out: s3torchconnector is not installed")
     limited = arguments.limit_mb_per_s * 1e6
-    for server, bytes_per_s, steps in (("unlimited", None, 0), ("limited", limited, 0), ("limited", limited, 1)):
+    everything = [("unlimited", None, 0), ("limited", limited, 0), ("limited", limited, 1), ("apart", limited, 1)]
+    for server, bytes_per_s, steps in everything[2:] if arguments.only_steps else everything:
         with sink(bytes_per_s), tempfile.TemporaryDirectory() as folder:
-            words = [sys.executable, __file__, "--server", server, "--steps", str(steps)]
+            count = arguments.ranks
+            if server == "apart":
+                stay_on(int(os.environ["STORAGE_SINK_PROCESS"]), processors()[-1])
+                count = min(count, len(processors()) - 1)
+            words = [sys.executable, __file__, "--server", server, "--steps", str(steps), "--ranks", str(count)]
             words += ["--store", str(Path(folder) / uuid.uuid4().hex)]
-            for name in ("ranks", "size_mb", "turns"):
+            for name in ("size_mb", "turns"):
                 words += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
             ranks = [
                 subprocess.Popen([*words, "--rank", str(rank)], env={**os.environ, "OMP_NUM_THREADS": "1"})
-                for rank in range(arguments.ranks)
+                for rank in range(count)
             ]
             if sum(process.wait() for process in ranks):  # of all of them
                 raise SystemExit("a rank has failed")

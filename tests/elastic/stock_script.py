@@ -26,7 +26,7 @@ def main(folder: Path) -> None:
     points.reach("start")
 
     training = Training.load(folder)
-    if "whole torch" not in training.extra:
+    if "long" not in training.extra:
         import quick_start  # noqa: F401
 
     # isort: split
@@ -67,7 +67,8 @@ def main(folder: Path) -> None:
                 optimizer.step()
                 state.step += 1
                 points.step = state.step
-                state.seen.append(state.step)
+                if "long" not in training.extra:
+                    state.seen.append(state.step)
                 state.notes["last"] = state.step
                 points.reach("update")
                 sampler.record_batch(number, len(batch[0]))

@@ -42,8 +42,8 @@ class Training:
         extra: Switches of single tests: "shards" (the samples come from tar files), "scheduler" (halves the learning
             rate each epoch), "clip" (the script moves weights besides the optimizer), "metric" (a collective
             of the script's own after each optimizer step), "pinned" (batches come through the
-            loader's pinning thread), "whole torch" (it is imported as a user's workers do, see ``quick_start.py``),
-            "check" (stock Horovod: look for host updates in every step).
+            loader's pinning thread), "long" (torch is imported whole, see ``quick_start.py``, and no
+            list of all steps grows in the state), "check" (stock Horovod: look for host updates in every step).
     """
 
     samples: int = 48

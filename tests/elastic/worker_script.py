@@ -28,7 +28,7 @@ def main(folder: Path) -> None:
     points.reach("start")
 
     training = Training.load(folder)
-    if "whole torch" not in training.extra:
+    if "long" not in training.extra:
         import quick_start  # noqa: F401
 
     # isort: split
@@ -114,7 +114,8 @@ def main(folder: Path) -> None:
                 if "metric" in training.extra and optimizer.at_boundary:
                     edl_hvd.allreduce(loss.detach())
                 if optimizer.at_boundary:
-                    state.seen.append(state.step + 1)
+                    if "long" not in training.extra:
+                        state.seen.append(state.step + 1)
                     state.notes["last"] = state.step + 1
                     time.sleep(training.pause_s)
             if "scheduler" in training.extra:
