@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Generic, TypeVar
+
+from edl_hvd.tensor_threads import TensorThread
 
 Result = TypeVar("Result")
 
@@ -23,8 +24,7 @@ class Aside(Generic[Result]):
         self._act = act
         self._found: list[Result] = []
         self._error: BaseException | None = None
-        # A daemon, so that it does not hold up the end of the process.
-        self._thread = threading.Thread(target=self._run, name="edl-hvd-checkpoint-aside", daemon=True)
+        self._thread = TensorThread(self._run, "edl-hvd-checkpoint-aside")
 
     def _run(self) -> None:
         try:

@@ -24,6 +24,7 @@ from edl_hvd.clock import Clock
 from edl_hvd.errors import CheckpointDamagedError, ObjectExistsError, StateError, StorageError
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, Event, ReplicasDrifted
 from edl_hvd.storage.pieces import Pieces
+from edl_hvd.tensor_threads import TensorThread
 
 _LOG = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class Attempt:
         self._cancelled = threading.Event()
         # Held while the manifest is written, which must not go on once ``cancel`` has returned.
         self._exclusive = threading.Lock()
-        self.thread = threading.Thread(target=self._run, name=f"edl-hvd-checkpoint-{task.name}", daemon=True)
+        self.thread = TensorThread(self._run, f"edl-hvd-checkpoint-{task.name}")
 
     def cancel(self) -> None:
         """On return the tensors may change: what is on the wire holds anything then, and no manifest will name it."""

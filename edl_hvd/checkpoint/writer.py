@@ -23,7 +23,7 @@ _PATIENCE_S = 60.0
 # Ranks begin within one step of each other and write equal shares; a minute covers a slow start of an upload.
 
 _CLOSING_S = 5.0
-# A thread still uploading after this is left to the end of the process, which it does not delay.
+# A thread still uploading after this is left to the end of the process.
 
 
 class CheckpointWriter:

@@ -97,6 +97,8 @@ class DriverRendezvous:
         follows, world = 0, None
         while True:
             news = self._line.next(_LAST_STEPS_S if world else None)
+            if following is not None and (news is None or news["what"] == "dismiss"):
+                following.abandon()
             if news is None:
                 raise Dismissed("the driver is gone", code=RUN_AGAIN, save=self._engine.rank == 0)
             what = news["what"]

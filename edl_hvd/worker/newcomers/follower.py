@@ -11,6 +11,7 @@ from contextlib import suppress
 import torch
 
 from edl_hvd.errors import RendezvousError
+from edl_hvd.tensor_threads import TensorThread
 from edl_hvd.worker.keeping.codec import decode
 from edl_hvd.worker.keeping.memory import Memory
 from edl_hvd.worker.newcomers.frames import Frame, receive
@@ -49,7 +50,7 @@ class Following:
         self._frames: list[Frame | None] = []
         self._room = threading.Semaphore(_AHEAD)
         self._connection: socket.socket | None = None
-        threading.Thread(target=self._read, args=(address, port, secret), name="edl-follower", daemon=True).start()
+        TensorThread(lambda: self._read(address, port, secret), "edl-follower").start()
 
     def abandon(self) -> None:
         """Stop; what was taken over so far is of no use."""

@@ -15,7 +15,6 @@ import hmac
 import logging
 import queue
 import socket
-import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from typing import Any
 
 import torch
 
+from edl_hvd.tensor_threads import TensorThread
 from edl_hvd.worker.keeping.codec import encode
 from edl_hvd.worker.keeping.marks import Mark, marks_of
 from edl_hvd.worker.keeping.memory import Memory
@@ -199,7 +199,7 @@ class _Stream:
         self._listener = socket.create_server((address, 0))
         self._listener.settimeout(_CALL_S)
         self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._run, name="edl-guide", daemon=True).start()
+        TensorThread(self._run, "edl-guide").start()
 
     def begin(self, origin: _Origin, state: Frame) -> None:
         self.origin = origin

@@ -1,0 +1,42 @@
+"""Threads that handle tensors beside the training.
+
+A process that ends takes Python's lock away from its daemon threads. One that is inside torch's C++ then, and comes
+back for the lock, aborts the process (SIGABRT, "terminate called without an active exception"; Python 3.14 lets it
+wait instead): a worker that has done its work would count as failed. So the end of the process waits for such threads.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+_PATIENCE_S = 2.0
+# All have been told to end by then, and do so before their next tensor. Who waits for a server is not inside torch.
+
+_started: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+class TensorThread(threading.Thread):
+    """A daemon thread that may call torch; the end of the process waits for it, but not long.
+
+    Args:
+        act: What it does. Whoever starts it sees to it that this ends before the process does.
+        name: Shown where threads are listed.
+    """
+
+    def __init__(self, act: Callable[[], object], name: str) -> None:
+        super().__init__(target=act, name=name, daemon=True)
+
+    def start(self) -> None:
+        super().start()
+        _started.add(self)
+
+
+@atexit.register
+def _let_them_end() -> None:
+    deadline_s = time.monotonic() + _PATIENCE_S
+    for thread in list(_started):
+        thread.join(max(0.0, deadline_s - time.monotonic()))

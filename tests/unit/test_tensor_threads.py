@@ -1,0 +1,109 @@
+"""A process that ends while a thread of ours is inside torch. Each has a process of its own.
+
+Until Python 3.14 a thread that comes back from torch's C++ then, and wants Python's lock, aborts the process.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+COPYING = """
+import sys, threading, time
+import torch
+
+def copy_for_a_moment():
+    until = time.monotonic() + 0.5
+    while time.monotonic() < until:
+        torch.zeros(100).cpu().contiguous()
+"""
+OURS = """
+from edl_hvd.tensor_threads import TensorThread
+
+TensorThread(copy_for_a_moment, "copying").start()
+"""
+STUCK = """
+TensorThread(threading.Event().wait, "stuck").start()
+"""
+
+# One worker with a thousand tensors; the other end is another thread, for what is sent has to be read.
+TRAINING = """
+import queue, socket, sys, threading, time
+import torch
+import edl_hvd
+from edl_hvd.worker import process
+from edl_hvd.worker.newcomers.follower import Following
+from edl_hvd.worker.newcomers.guide import Guide
+
+edl_hvd.init()
+process.current().joined = edl_hvd.SoloRendezvous().join(-1, -1, dict)
+
+def worker():
+    model = torch.nn.ParameterList(torch.zeros(10) for _ in range(20_000))
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    memory = edl_hvd.State(model=model, optimizer=optimizer).memory
+    memory.take(0)
+    return memory
+
+guide = Guide(worker())
+port = guide.invite("127.0.0.1", "secret")
+"""
+MEMBER = """
+newcomer = socket.create_connection(("127.0.0.1", port))
+newcomer.sendall(b"secret\\n")
+while not any(stream.connected for stream in guide._streams):
+    time.sleep(0.001)
+guide.commit()
+newcomer.recv(1000)
+threading.Thread(target=lambda: [None for _ in iter(lambda: newcomer.recv(1000), b"")], daemon=True).start()
+guide.abandon()
+"""
+NEWCOMER = """
+work = queue.SimpleQueue()
+following = Following(worker(), "127.0.0.1", port, "secret", work.put)
+while not any(stream.connected for stream in guide._streams):
+    time.sleep(0.001)
+guide.commit()
+while following._connection is None:
+    time.sleep(0.001)
+time.sleep({pause_s})
+following.abandon()
+guide.abandon()
+"""
+
+
+def run(*parts: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", "".join(parts)], capture_output=True, text=True, timeout=300)
+
+
+def assert_ended_well(done: subprocess.CompletedProcess[str]) -> None:
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="this Python lets such a thread wait for ever")
+def test_an_ordinary_thread_inside_torch_aborts_the_process_that_ends():
+    ordinary = "threading.Thread(target=copy_for_a_moment, daemon=True).start()\n"
+    assert "terminate called" in run(COPYING, ordinary).stderr
+
+
+def test_the_end_of_the_process_waits_for_a_thread_inside_torch():
+    assert_ended_well(run(COPYING, OURS))
+
+
+def test_it_does_not_wait_for_ever():
+    assert_ended_well(run(COPYING, OURS, STUCK))
+
+
+def test_it_waits_when_the_script_exits_and_reports_the_exit_code():
+    assert run(COPYING, OURS, "sys.exit(75)\n").returncode == 75
+
+
+def test_a_member_ends_while_a_newcomer_takes_its_state_over():
+    assert_ended_well(run(TRAINING, MEMBER))
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.1])
+def test_a_newcomer_is_sent_home_while_it_takes_the_state_over(pause_s):
+    assert_ended_well(run(TRAINING, NEWCOMER.format(pause_s=pause_s)))
