@@ -7,7 +7,7 @@ lists, tuples, numbers, strings and tensors. JSON knows fewer types, so the othe
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,8 +56,11 @@ def _encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     )
 
 
-def _encode_items(values: Iterable[Any], path: str, tensors: dict[str, torch.Tensor]) -> list[Any]:
-    # An optimizer has thousands of numbers, and the training waits: none is given a path of its own.
+def _encode_items(values: Sequence[Any], path: str, tensors: dict[str, torch.Tensor]) -> list[Any]:
+    # An optimizer has thousands of numbers, and the training waits: none is given a path of its own, nor looked at
+    # one by one where there is nothing else.
+    if _LEAVES.issuperset(map(type, values)):
+        return list(values)
     return [item if type(item) in _LEAVES else _encode(item, f"{path}/{i}", tensors) for i, item in enumerate(values)]
 
 
