@@ -1,6 +1,7 @@
 """Checkpoints of several ranks to S3 and back, beside ``torch.distributed.checkpoint`` over ``s3torchconnector``.
 
-    python benchmarks/shared_checkpoint.py [--ranks 2] [--size-mb 512] [--turns 5] [--limit-mb-per-s 80] [--only-steps]
+    python benchmarks/shared_checkpoint.py [--ranks 2] [--size-mb 512] [--turns 5] [--step-turns 9]
+        [--limit-mb-per-s 80] [--only-steps]
 
 Each rank is a process that holds the same state, so each writes a part of it, and each holds all of it in the end. Two
 servers on this machine take turns (``storage_sink.py``): one as fast as sockets go, and one that carries so much per
@@ -47,7 +48,7 @@ from edl_hvd.worker.saving.shared_restore import SharedRestore
 from edl_hvd.world import World
 
 TENSOR_BYTES = 16 * 1024 * 1024
-STEP_TURNS, QUIET_S = 9, 3.0
+QUIET_S = 3.0
 # As long as an upload that gives way takes.
 
 
@@ -228,7 +229,7 @@ def measure_steps_beside(ours: Ours, share: float, arguments: argparse.Namespace
         return time.monotonic() - began_s
 
     quiet, ratios, uploads_s = [], [], []
-    for turn in range(STEP_TURNS + 1):
+    for turn in range(arguments.step_turns + 1):
         torch.distributed.barrier()
         began_s, alone = time.monotonic(), []
         while time.monotonic() - began_s < QUIET_S:
@@ -257,6 +258,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--size-mb", type=int, default=512)
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--step-turns", type=int, default=9)
     parser.add_argument("--limit-mb-per-s", type=float, default=80)
     parser.add_argument("--only-steps", action="store_true", help="not the speeds")
     for name in ("--rank", "--store", "--server", "--steps"):  # for the ranks themselves
@@ -277,7 +279,7 @@ def main() -> None:
                 count = min(count, len(processors()) - 1)
             words = [sys.executable, __file__, "--server", server, "--steps", str(steps), "--ranks", str(count)]
             words += ["--store", str(Path(folder) / uuid.uuid4().hex)]
-            for name in ("size_mb", "turns"):
+            for name in ("size_mb", "turns", "step_turns"):
                 words += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
             ranks = [
                 subprocess.Popen([*words, "--rank", str(rank)], env={**os.environ, "OMP_NUM_THREADS": "1"})
