@@ -28,7 +28,7 @@ STUCK = """
 TensorThread(threading.Event().wait, "stuck").start()
 """
 
-# One worker with a thousand tensors; the other end is another thread, for what is sent has to be read.
+# A member with 20,000 tensors, most of whose sending is spent inside torch.
 TRAINING = """
 import queue, socket, sys, threading, time
 import torch
