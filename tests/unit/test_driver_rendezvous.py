@@ -1,0 +1,55 @@
+"""A newcomer that follows a world, when it is sent home or its driver goes; the driver is a real connection."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edl_hvd.settings import Driver
+from edl_hvd.worker.joining.driver_rendezvous import DriverRendezvous
+from edl_hvd.worker.joining.rendezvous import Dismissed, Handover
+
+FOLLOW = {"what": "follow", "generation": 1, "address": "127.0.0.1", "port": 1}
+DISMISS = {"what": "dismiss", "save": False, "left_s": None}
+
+
+class Following:
+    """Has not caught up."""
+
+    level = complete = over = abandoned = False
+
+    def work(self) -> None:
+        raise AssertionError("nothing has come")
+
+    def abandon(self) -> None:
+        self.abandoned = True
+
+
+@pytest.fixture(autouse=True)
+def own_sigterm():
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("news", [[FOLLOW, DISMISS], [FOLLOW]], ids=["sent home", "driver gone"])
+def test_a_newcomer_that_leaves_stops_following(news: list[dict[str, Any]]):
+    following = Following()
+    handover = Handover(lambda address, secret: 0, lambda address, port, secret, deliver: following)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        launch: Any = SimpleNamespace(
+            driver=Driver("127.0.0.1", listener.getsockname()[1], "token", "b:0", 1), past=None
+        )
+        rendezvous = DriverRendezvous(launch, {})
+        driver, _ = listener.accept()
+        with driver:
+            driver.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in news))
+            driver.shutdown(socket.SHUT_WR)
+            with pytest.raises(Dismissed):
+                rendezvous.join(-1, -1, dict, handover)
+    assert following.abandoned
