@@ -13,6 +13,7 @@ from horovod.common.exceptions import HorovodInternalError
 
 from edl_hvd.errors import UsageError, WorldBrokenError
 from edl_hvd.worker.engine.departures import Departures
+from edl_hvd.worker.engine.lending import Loans
 from edl_hvd.worker.progress import progress
 
 _OPERATIONS = {"sum": hvd.Sum, "max": hvd.Max, "min": hvd.Min}
@@ -43,68 +44,60 @@ class HorovodCollectives:
         self._break_connections = break_connections
         self.abandoned = False
         progress.waits = 0
-        self._kept: list[torch.Tensor] = []
+        self._loans = Loans()
 
     def start_sum(self, tensor: torch.Tensor, name: str, scale: float) -> int:
         # Horovod has a factor of its own, but refuses ranks that give different ones.
         if scale != 1.0:
             tensor.mul_(scale)
-        flat = _in_memory_order(tensor).detach()
-        self._keep(flat)
-        with _translated():
-            handle: int = hvd.allreduce_async_(flat, name=name, op=hvd.Sum)
-            return handle
-
-    def _keep(self, *tensors: torch.Tensor) -> None:
-        """Before anything is queued after them.
-
-        Python's lock would be needed to let go of a tensor to which nothing but a Python object refers. Horovod's
-        thread, giving up, lets go of all it was handed while it holds the lock that queueing waits for, and Python's
-        lock is held then. A view refers to its tensor from C++.
-        """
-        self._kept += [tensor.view(-1) for tensor in tensors]
+        return self._start_reduction(_in_memory_order(tensor), name, "sum")
 
     def finish(self, handles: Sequence[int]) -> None:
         with _translated(), progress.waiting():
             for handle in handles:
                 self._finish(handle)
-        self._kept.clear()
+        self._loans.settle()
 
     def start_exchange(self, tensor: torch.Tensor, sizes: Sequence[int], name: str) -> int:
         splits = torch.tensor(sizes, dtype=torch.int32)
-        self._keep(tensor, splits)
+        lent = [self._loans.lend(given) for given in (tensor, splits, tensor.new_empty(0), splits.new_empty(0))]
         with _translated():
-            handle: int = hvd.alltoall_async(tensor, splits, name=name)
-        self._keep(*hvd.mpi_ops._handle_map[handle][-1])  # what Horovod writes to
-        return handle
+            handle: int = hvd.mpi_ops._alltoall_async(*lent, name, hvd.global_process_set)
+            return handle
 
     def start_gather(self, tensor: torch.Tensor, name: str) -> int:
-        self._keep(tensor)
+        lent = [self._loans.lend(given) for given in (tensor, tensor.new_empty(0))]
         with _translated():
-            handle: int = hvd.allgather_async(tensor, name)
-        self._keep(hvd.mpi_ops._handle_map[handle][-1])
-        return handle
+            handle: int = hvd.mpi_ops._allgather_async(*lent, name, hvd.global_process_set)
+            return handle
 
     def result(self, handle: int) -> torch.Tensor:
         with _translated(), progress.waiting():
             result = self._finish(handle)
+        self._loans.settle()
         tensor: torch.Tensor = result[0] if isinstance(result, tuple) else result
         return tensor
 
     def allreduce(self, tensor: torch.Tensor, op: str) -> torch.Tensor:
-        name = f"edl_hvd.{op}.{tuple(tensor.shape)}"
-        with _translated(), progress.waiting():
-            result: torch.Tensor = self._finish(hvd.allreduce_async(tensor, name=name, op=_OPERATIONS[op]))
-            return result
+        with torch.inference_mode(False):  # of such tensors there are no views
+            result = tensor.detach().clone(memory_format=torch.contiguous_format)
+        self.finish([self._start_reduction(result, f"edl_hvd.{op}.{tuple(tensor.shape)}", op)])
+        return result
 
     def broadcast_(self, tensor: torch.Tensor, root: int) -> None:
-        with _translated(), progress.waiting():
-            self._finish(hvd.broadcast_async_(tensor, root, name="edl_hvd.broadcast"))
+        with _translated():
+            handle = hvd.broadcast_async_(self._loans.lend(tensor), root, name="edl_hvd.broadcast")
+        self.finish([handle])
 
     def gather_integers(self, row: Sequence[int]) -> list[list[int]]:
-        with _translated(), progress.waiting():
-            table = self._finish(hvd.allgather_async(torch.tensor([list(row)], dtype=torch.int64), "edl_hvd.gather"))
+        table = self.result(self.start_gather(torch.tensor([list(row)], dtype=torch.int64), "edl_hvd.gather"))
         return [[int(value) for value in line] for line in table]
+
+    def _start_reduction(self, tensor: torch.Tensor, name: str, op: str) -> int:
+        lent = self._loans.lend(tensor)
+        with _translated():
+            handle: int = hvd.allreduce_async_(lent, name=name, op=_OPERATIONS[op])
+            return handle
 
     def _finish(self, handle: int) -> Any:
         wait = self._departures.wait()

@@ -1,7 +1,8 @@
-"""A rank dies while another hands its gradients to Horovod."""
+"""What Horovod's own thread does with the tensors it is handed, while another thread holds Python's lock or forks."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,11 +10,11 @@ from pathlib import Path
 
 from edl_hvd.key_value_store import KeyValueStore
 
-SCRIPT = Path(__file__).with_name("queueing_script.py")
+HERE = Path(__file__).parent
 PATIENCE_S = 30
 
 
-def start(rank: int, store: KeyValueStore) -> subprocess.Popen[str]:
+def start(script: str, rank: int, store: KeyValueStore) -> subprocess.Popen[str]:
     names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
     place = {f"HOROVOD_{name}": str(number) for name, number in zip(names, (rank, 2, rank, 2, 0, 1), strict=True)}
     rendezvous = {
@@ -21,14 +22,14 @@ def start(rank: int, store: KeyValueStore) -> subprocess.Popen[str]:
         "HOROVOD_HOSTNAME": "localhost",
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": store.address, "HOROVOD_GLOO_RENDEZVOUS_PORT": str(store.port),
     }  # fmt: skip
-    environment = {**os.environ, **place, **rendezvous, "PYTHONPATH": str(SCRIPT.parent.parent.parent)}
-    return subprocess.Popen([sys.executable, str(SCRIPT)], env=environment, stdout=subprocess.PIPE, text=True)
+    environment = {**os.environ, **place, **rendezvous, "PYTHONPATH": str(HERE.parent.parent)}
+    return subprocess.Popen([sys.executable, str(HERE / script)], env=environment, stdout=subprocess.PIPE, text=True)
 
 
 def test_a_death_in_the_middle_of_backward_does_not_freeze_the_survivor(store):
     # Horovod's thread, giving up, holds the lock that queueing needs. Did it need Python's lock to let go of a
     # tensor, which the queueing thread holds, then both would wait for ever.
-    dying, survivor = start(0, store), start(1, store)
+    dying, survivor = start("queueing_script.py", 0, store), start("queueing_script.py", 1, store)
     try:
         assert survivor.stdout is not None
         assert survivor.stdout.readline() == "queued\n"
@@ -38,5 +39,22 @@ def test_a_death_in_the_middle_of_backward_does_not_freeze_the_survivor(store):
         assert survivor.returncode == 0
     finally:
         for process in (dying, survivor):
+            process.kill()
+            process.communicate()
+
+
+def test_no_collective_has_horovods_thread_ask_for_pythons_lock(store):
+    # Somebody may fork a data loader's process just then, and Python before 3.11.8 leaves it waiting for ever for a
+    # lock that Horovod's thread had (python/cpython#112275).
+    ranks = [start("lending_script.py", rank, store) for rank in range(2)]
+    try:
+        for process in ranks:
+            output, _ = process.communicate(timeout=4 * PATIENCE_S)
+            assert process.returncode == 0
+            asked = json.loads(output)
+            assert asked.pop("horovod") > 0
+            assert asked == dict.fromkeys(asked, 0)
+    finally:
+        for process in ranks:
             process.kill()
             process.communicate()
