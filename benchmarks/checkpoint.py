@@ -12,7 +12,8 @@ state in memory.
     edl_hvd commit, copying  as for a script that moves parameters itself
     agreement                what the ranks' agreement adds to summing the gradients of a small model
     edl_hvd checkpoint       the commit with which one begins; it is copied beside the next batch, then written
-    ... and a step at once   that, with the wait of an optimizer step that follows without a batch to compute
+    ... and a next step      that, with the rest of the copy that the next optimizer step finds to do after a batch
+    ... and a step at once   the same without a batch to compute
     torch.save               of the same state, to the same folder
     DCP async_save           torch.distributed.checkpoint; it is written in the background, too
 
@@ -45,6 +46,8 @@ import psutil
 TENSORS = 160
 # That a rank may have for a commit, see Session.wishes; the second is a checkpoint.
 WISHES = 6
+# How long a batch takes: a few times as long as a copy of the state.
+BATCH_BYTES_PER_S = 1.5e9
 # Of a larger state, not all the copies of two workers fit into a small machine at once.
 TOGETHER_MB = 1500
 
@@ -238,7 +241,7 @@ def agreement(state: Any, folder: Path) -> Action:
     return nothing, difference, nothing
 
 
-def checkpoint(state: Any, folder: Path, at_once: bool = False) -> Action:
+def checkpoint(state: Any, folder: Path, then: str = "") -> Action:
     import torch
 
     import edl_hvd
@@ -252,6 +255,19 @@ def checkpoint(state: Any, folder: Path, at_once: bool = False) -> Action:
 
     def begin_and_step() -> None:
         begin()
+        before_step()
+
+    def begin_compute_and_step() -> float:
+        started = time.perf_counter()
+        begin()
+        begun = time.perf_counter()
+        while time.perf_counter() < begun + batch_s:
+            matrix @ matrix
+        computed = time.perf_counter()
+        before_step()
+        return begun - started + time.perf_counter() - computed
+
+    def before_step() -> None:
         for watcher in state.optimizer.reduction.before_step:
             watcher(state.optimizer, False)
 
@@ -266,8 +282,10 @@ def checkpoint(state: Any, folder: Path, at_once: bool = False) -> Action:
         step(state.optimizer)
         state.memory.step += 1
 
+    matrix, batch_s = torch.rand(300, 300), state.memory.size_bytes / BATCH_BYTES_PER_S
     light_commit(state, folder)
-    return before, begin_and_step if at_once else begin, written
+    action = {"": begin, "a step": begin_and_step, "a batch": begin_compute_and_step}[then]
+    return before, action, written
 
 
 def torch_save(state: Any, folder: Path) -> Action:
@@ -312,7 +330,8 @@ PREPARED: dict[str, Callable[[Any, Path], Action]] = {
     "edl_hvd commit, copying": copying_commit,
     "agreement": agreement,
     "edl_hvd checkpoint": checkpoint,
-    "... and a step at once": partial(checkpoint, at_once=True),
+    "... and a next step": partial(checkpoint, then="a batch"),
+    "... and a step at once": partial(checkpoint, then="a step"),
     "torch.save": torch_save,
     "DCP async_save": dcp_async_save,
 }

@@ -14,8 +14,8 @@ CHUNK_BYTES = 16 * 1024 * 1024
 def checksum(data: bytes | bytearray | memoryview) -> str:
     """``xxh3-128:`` and 32 hexadecimal digits.
 
-    XXH3 of the xxHash library: 8 to 12 GB/s on one core here, in chunks of 16 MiB from memory, without
-    holding Python's lock; CRC-32 of zlib reached 7 and BLAKE2b 1.5.
+    XXH3 of the xxHash library: 9.4 GB/s of one core, in chunks of 16 MiB from memory, without holding Python's
+    lock; CRC-32 of zlib reached 1.8 and BLAKE2b 0.4 (``benchmarks/checksum.py``).
     It finds damage, not forgery; nobody who may write to the storage needs to forge.
 
     >>> checksum(b"")

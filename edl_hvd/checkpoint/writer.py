@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import torch
+
 from edl_hvd.best import Best
 from edl_hvd.checkpoint.assembly import Task
 from edl_hvd.checkpoint.attempt import Attempt
@@ -53,6 +55,7 @@ class CheckpointWriter:
         self._clock = clock
         self._patience_s = patience_s
         self._attempt: Attempt | None = None
+        self._seen: dict[str, torch.Tensor] | None = None
         self._left_behind: list[threading.Thread] = []
         self._events: list[Event] = []
         self._lock = threading.Lock()
@@ -84,7 +87,8 @@ class CheckpointWriter:
             raise InternalError("a checkpoint was begun while another is being written; check busy first")
         if not 0 <= rank < size or not is_attempt_name(attempt):
             raise InternalError(f"not an attempt: rank={rank}, size={size}, attempt={attempt!r}")
-        check_snapshot(snapshot)
+        check_snapshot(snapshot, self._seen)
+        self._seen = dict(snapshot.tensors)
         pace = pace or Pace(None, 0.0, self._clock)
         task = Task(self._storage, snapshot, rank, size, attempt, self._collector, self._patience_s, pace, owner, first)
         self._attempt = Attempt(task, self._clock, self._collect)

@@ -117,6 +117,17 @@ def test_begin_returns_while_the_storage_still_blocks_and_busy_says_so() -> None
     assert writer.poll() == []
 
 
+def test_tensors_that_have_been_looked_at_are_looked_at_again_when_one_is_another() -> None:
+    writer = CheckpointWriter(WatchedStorage())
+    tensors = {"a": torch.ones(2), "b": torch.ones(2)}
+    for step in (1, 2):
+        writer.begin(Snapshot(tensors, step=step), 0, 1, f"attempt-{step}")
+        assert writer.wait(60)
+    tensors["b"] = torch.eye(2).to_sparse()
+    with pytest.raises(StateError, match="tensor 'b' has layout"):
+        writer.begin(Snapshot(tensors, step=3), 0, 1, "attempt-3")
+
+
 def test_what_cannot_be_written_is_refused_by_begin_not_in_the_background() -> None:
     writer = CheckpointWriter(WatchedStorage())
     with pytest.raises(StateError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -16,7 +15,6 @@ from edl_hvd.checkpoint.snapshot import Snapshot
 from edl_hvd.errors import StateError
 from edl_hvd.events import CheckpointFailed, CheckpointWritten
 from edl_hvd.storage.memory import MemoryStorage
-from edl_hvd.worker.keeping.host_copy import HostCopies
 
 
 @pytest.fixture(autouse=True)
@@ -111,20 +109,6 @@ def test_a_copy_that_nobody_wants_is_not_made():
     state.memory.drop_copy()
     move(state)
     assert not any(tensor.any() for tensor in snapshot.tensors.values())
-
-
-def test_two_who_make_it_at_once_make_it_once_and_both_wait():
-    tensors = {str(number): torch.rand(300_000) for number in range(8)}
-    plain = {"counters": {"step": 1, "epoch": 0, "samples": 0}}
-    for _ in range(50):
-        copies, looks = HostCopies(), []
-        snapshot, copy = copies.make_late(plain, tensors, lambda looks=looks: bool(looks.append(1)))
-        writer = threading.Thread(target=copy)
-        writer.start()
-        copies.finish()
-        assert all(torch.equal(snapshot.tensors[name], tensor) for name, tensor in tensors.items())
-        writer.join()
-        assert looks == [1]
 
 
 def test_a_checkpoint_begun_before_a_step_holds_the_commit_and_one_that_was_torn_is_not_listed():

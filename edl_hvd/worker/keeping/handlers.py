@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +26,10 @@ class Handler(Protocol):
     ``load_rest`` puts the others back. ``completed`` is what ``capture`` would have returned at the moment of a
     ``capture_rest``, if what that left out still stands; both already encoded.
 
+    ``held`` is the live tensors that ``capture`` would return, in its order, and something that is equal as long as all
+    the rest of that is equal to, but for what ``completed`` puts in; nothing of both where that cannot be told. It
+    takes a tenth of the time.
+
     Attributes:
         value: The object itself.
         leaves_out: ``capture_rest`` may leave something out.
@@ -47,6 +51,8 @@ class Handler(Protocol):
     def load_rest(self, state: Any) -> None: ...
 
     def completed(self, live: Any, rest: Any) -> Any: ...
+
+    def held(self) -> tuple[list[Hashable], list[torch.Tensor]]: ...
 
 
 class ObjectHandler:
@@ -79,6 +85,9 @@ class ObjectHandler:
 
     def completed(self, live: Any, rest: Any) -> Any:
         return rest
+
+    def held(self) -> tuple[list[Hashable], list[torch.Tensor]]:
+        return [], []
 
 
 class ModuleHandler(ObjectHandler):
@@ -127,6 +136,10 @@ class ModuleHandler(ObjectHandler):
     def completed(self, live: Any, rest: Any) -> Any:
         return live
 
+    def held(self) -> tuple[list[Hashable], list[torch.Tensor]]:
+        named = list(self._named_values())
+        return [name for name, _ in named], [value for _, value in named]
+
 
 class OptimizerHandler(ObjectHandler):
     """An optimizer. Its state appears with its first step, and ``load_state_dict`` would share tensors."""
@@ -169,7 +182,24 @@ class OptimizerHandler(ObjectHandler):
     def completed(self, live: Any, rest: Any) -> Any:
         if not self.leaves_out:
             return rest
-        return {**live, "param_groups": [{**a, **b} for a, b in zip(live["param_groups"], rest, strict=True)]}
+        groups = zip(live["param_groups"], rest, strict=True)
+        return {**live, "param_groups": [{**options, "params": group["params"]} for group, options in groups]}
+
+    def held(self) -> tuple[list[Hashable], list[torch.Tensor]]:
+        if type(self.value).state_dict is not torch.optim.Optimizer.state_dict:
+            return [], []  # it may keep more
+        places: list[Hashable] = []
+        values: list[Any] = []
+        for group in self.value.param_groups:
+            if any(_has_tensors(option) for name, option in group.items() if name != "params"):
+                return [], []
+            places += [len(group["params"]), *map(id, group["params"])]
+        for parameter, state in self.value.state.items():
+            if type(state) is not dict:
+                return [], []
+            places += [id(parameter), *state]
+            values += state.values()
+        return places, values
 
     def _load_options(self, state: Any) -> None:
         for group, options in zip(self.value.param_groups, state["param_groups"], strict=True):
@@ -221,6 +251,12 @@ def _same_layout(live: dict[str, torch.Tensor], saved: dict[str, torch.Tensor]) 
     return live.keys() == saved.keys() and all(
         live[name].shape == saved[name].shape and live[name].dtype == saved[name].dtype for name in live
     )
+
+
+def _has_tensors(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_tensors, value))
+    return isinstance(value, torch.Tensor)
 
 
 def _own(value: Any) -> Any:

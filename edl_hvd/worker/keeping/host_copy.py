@@ -1,34 +1,34 @@
 """The copy of a commit that a checkpoint is written from: in host memory that is kept for the whole run.
 
 Where nothing but optimizer steps moves the parameters, it need not be made at the commit: until the next step they are
-what they were. So it is made beside the next batch (as in CheckFreq, Mohan et al., FAST 2021), by whoever comes first,
-the thread that writes the checkpoint or the worker about to make that step.
+what they were. So it is made beside the next batch (as in CheckFreq, Mohan et al., FAST 2021), by the thread that
+writes the checkpoint, and by the worker when it is about to make that step.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
 
 from edl_hvd.checkpoint import Snapshot
 from edl_hvd.errors import StateError
+from edl_hvd.worker.keeping.late_copy import LateCopy
 
 
 class HostCopies:
     """Of one worker; one at a time, since all use the same memory."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, torch.Tensor] = {}
-        self._late: _LateCopy | None = None
+        self._room = _Room({})
+        self._late: LateCopy | None = None
 
     def make(self, plain: Any, tensors: Mapping[str, torch.Tensor]) -> Snapshot:
         """A copy of these now."""
         self.drop()
         snapshot = self._of(plain, tensors)
-        _copy(tensors, self._kept)
+        _copy(tensors, snapshot.tensors)
         return snapshot
 
     def make_late(
@@ -45,11 +45,19 @@ class HostCopies:
             The copy, and what makes it; that raises StateError if they were disturbed before it was made.
         """
         snapshot = self._of(plain, tensors)
-        self._late = _LateCopy(dict(tensors), dict(self._kept), is_disturbed)
-        return snapshot, self._late.make
+        self._late = late = LateCopy(tensors, snapshot.tensors, is_disturbed)
+
+        def make() -> None:
+            if not late.complete():
+                raise StateError(
+                    "the script moved parameters besides its optimizers between a commit and the next step, while they "
+                    "were being copied; the next checkpoint is copied at its commit"
+                )
+
+        return snapshot, make
 
     def finish(self) -> None:
-        """The tensors are about to move: make the copy that waits to be made, or wait for who is making it."""
+        """The tensors are about to move: make what is left of the copy."""
         late, self._late = self._late, None
         if late is not None:
             late.complete()
@@ -59,10 +67,11 @@ class HostCopies:
         self._late = None
 
     def _of(self, plain: Any, tensors: Mapping[str, torch.Tensor]) -> Snapshot:
-        _keep_room(tensors, self._kept)
+        if not self._room.fits(tensors):
+            self._room = _Room(tensors, self._room)
         counters = plain["counters"]
         return Snapshot(
-            dict(self._kept), plain, step=counters["step"], epoch=counters["epoch"], samples=counters["samples"]
+            self._room.buffers, plain, step=counters["step"], epoch=counters["epoch"], samples=counters["samples"]
         )
 
 
@@ -71,40 +80,33 @@ def host_copy(plain: Any, tensors: Mapping[str, torch.Tensor]) -> Snapshot:
     return HostCopies().make(plain, tensors)
 
 
-class _LateCopy:
-    def __init__(
-        self,
-        tensors: Mapping[str, torch.Tensor],
-        into: Mapping[str, torch.Tensor],
-        is_disturbed: Callable[[], bool],
-    ) -> None:
-        self._tensors, self._into, self._is_disturbed = tensors, into, is_disturbed
-        self._making = threading.Lock()
-        self._made = self._torn = False
+class _Room:
+    """Memory for these, what there was before included where it fits.
 
-    def complete(self) -> None:
-        with self._making:
-            if not self._made:
-                _copy(self._tensors, self._into)
-                self._torn = self._is_disturbed()  # afterwards: what is found undisturbed was so all along
-                self._made = True
+    Attributes:
+        buffers: It, by name; never changed, so whoever has seen to it once need not again.
+    """
 
-    def make(self) -> None:
-        self.complete()
-        if self._torn:
-            raise StateError(
-                "the script moved parameters besides its optimizers between a commit and the next step, while they "
-                "were being copied; the next checkpoint is copied at its commit"
-            )
+    def __init__(self, tensors: Mapping[str, torch.Tensor], before: _Room | None = None) -> None:
+        kept = before.buffers if before else {}
+        self.buffers: Mapping[str, torch.Tensor] = {
+            name: _room_for(tensor, kept.get(name)) for name, tensor in tensors.items()
+        }
+        self._kinds = _kinds(tensors)
+
+    def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        return _kinds(tensors) == self._kinds
 
 
-def _keep_room(tensors: Mapping[str, torch.Tensor], kept: dict[str, torch.Tensor]) -> None:
-    for name in kept.keys() - tensors.keys():
-        del kept[name]
-    for name, tensor in tensors.items():
-        buffer = kept.get(name)
-        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-            kept[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+def _kinds(tensors: Mapping[str, torch.Tensor]) -> list[Hashable]:
+    values = tensors.values()
+    return [*tensors, *[tensor.shape for tensor in values], *[tensor.dtype for tensor in values]]
+
+
+def _room_for(tensor: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
+    if kept is not None and kept.shape == tensor.shape and kept.dtype == tensor.dtype:
+        return kept
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ from edl_hvd.worker.keeping.marks import Mark, marks_of
 from edl_hvd.worker.keeping.parameter_watch import ParameterWatch, StillParameters
 from edl_hvd.worker.keeping.sample import sample_of
 from edl_hvd.worker.keeping.snapshot import SnapshotBuffers
+from edl_hvd.worker.keeping.standing import Standing
 from edl_hvd.worker.training.exact import ExactReduction
 from edl_hvd.worker.training.optimizer import is_distributed
 
@@ -56,6 +57,7 @@ class Memory:
                 self.attributes[name] = value
             else:
                 self.handlers[name] = handler
+        self._standing = {name: Standing(name, handler) for name, handler in self.handlers.items()}
         models = [handler for handler in self.handlers.values() if isinstance(handler, ModuleHandler)]
         # What is computed again after a light commit, buffers for one, may be computed with weights ahead of it.
         self.exact = any(isinstance(optimizer.reduction, ExactReduction) for optimizer in self._optimizers)
@@ -201,7 +203,7 @@ class Memory:
         plain = dict(rest["attributes"])
         for name, handler in self.handlers.items():
             if handler.leaves_out:
-                live, parts = encode(handler.capture(), name)
+                live, parts = self._standing[name].encoded()
                 plain[name] = handler.completed(live, rest["attributes"][name])
                 tensors = {**parts, **tensors}
         ahead = {"ahead": self.ahead, "ahead_samples": self._samples_of(self.ahead)}
@@ -341,7 +343,7 @@ class Memory:
         That raises StateError where the script has moved parameters itself meanwhile.
         """
         plain, tensors = self.share()
-        if not self._light or any(tensor.device.type != "cpu" for tensor in tensors.values()):
+        if not self._light or not all(tensor.is_cpu for tensor in tensors.values()):
             return self._host.make(plain, tensors), _nothing
         return self._host.make_late(plain, tensors, self._is_disturbed)
 

@@ -1,0 +1,99 @@
+"""A copy that is made in portions by whoever has time: a thread beside the batch, and the worker that waits for it.
+
+Of what is left, the next who comes takes the half (guided self-scheduling, Polychronopoulos and Kuck, IEEE Transactions
+on Computers 1987, for two). So a thread that is alone asks for Python's lock a dozen times, and two end together.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
+
+import torch
+
+_LEAST_BYTES = 1024 * 1024
+# Of a portion: copied in a tenth of a millisecond, a few times as long as it takes to have the next one.
+_LARGE_BYTES, _LARGE_PART = 4 * 1024 * 1024, 64
+# A tensor of so many bytes, and so large a part of all, is dealt out in blocks of as many: there are few of them.
+
+Portion = tuple[list[torch.Tensor], list[torch.Tensor]]
+
+
+class LateCopy:
+    """Of some tensors into others of the same shapes. Every method from any thread.
+
+    Args:
+        tensors: From.
+        into: To, by the same names; without gaps.
+        is_disturbed: Somebody has moved the tensors meanwhile. Asked once, when all is copied.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        into: Mapping[str, torch.Tensor],
+        is_disturbed: Callable[[], bool],
+    ) -> None:
+        targets = [into[name] for name in tensors]
+        block_bytes = max(_LARGE_BYTES, sum(target.nbytes for target in targets) // _LARGE_PART)
+        # The same cuts in both.
+        self._from = list(_in_blocks(list(tensors.values()), targets, block_bytes))
+        self._into = list(_in_blocks(targets, targets, block_bytes))
+        self._ends = list(accumulate(block.nbytes for block in self._into))
+        self._is_disturbed = is_disturbed
+        self._changed = threading.Condition()
+        self._next = 0  # block that nobody has taken
+        self._in_hand: dict[int, Portion] = {}  # by thread
+        self._made = self._torn = False
+
+    def complete(self) -> bool:
+        """Return when all is copied, having copied what nobody else did; false if it is of no use."""
+        me = threading.get_ident()
+        try:
+            while portion := self._take(me):
+                _copy(portion)
+                self._in_hand.pop(me)
+        finally:
+            with self._changed:
+                # Nobody waits for one who was interrupted.
+                self._torn = self._in_hand.pop(me, None) is not None or self._torn
+                self._end_if_over()
+        with self._changed:
+            self._changed.wait_for(lambda: self._made)
+            return not self._torn
+
+    def _take(self, me: int) -> Portion | None:
+        with self._changed:
+            first, last = self._next, len(self._into)
+            if first == last:
+                return None
+            taken_bytes = self._ends[first - 1] if first else 0
+            wanted_bytes = max(_LEAST_BYTES, (self._ends[-1] - taken_bytes) // 2)
+            stop = min(bisect_left(self._ends, taken_bytes + wanted_bytes, first) + 1, last)
+            portion = self._in_hand[me] = self._from[first:stop], self._into[first:stop]
+            self._next = stop
+            return portion
+
+    def _end_if_over(self) -> None:
+        if not self._made and not self._in_hand and self._next == len(self._into):
+            # Afterwards: what is found undisturbed was so all along.
+            self._torn = self._is_disturbed() or self._torn
+            self._made = True
+            self._changed.notify_all()
+
+
+def _in_blocks(tensors: list[torch.Tensor], like: list[torch.Tensor], block_bytes: int) -> Iterator[torch.Tensor]:
+    """Each whole, or cut by rows where that of ``like`` is large."""
+    for tensor, model in zip(tensors, like, strict=True):
+        if model.nbytes > block_bytes and model.dim():
+            yield from tensor.detach().split(max(1, block_bytes * len(model) // model.nbytes))
+        else:
+            yield tensor
+
+
+@torch.no_grad()
+def _copy(portion: Portion) -> None:
+    tensors, into = portion
+    torch._foreach_copy_(into, tensors)

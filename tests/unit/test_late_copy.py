@@ -1,0 +1,134 @@
+"""A copy that several threads make together: each byte once, whoever comes when and whatever becomes of one."""
+
+from __future__ import annotations
+
+import threading
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edl_hvd.worker.keeping import late_copy
+from edl_hvd.worker.keeping.late_copy import LateCopy
+
+SHAPES = st.one_of(
+    st.just(()),
+    st.tuples(st.integers(0, 700)),
+    st.tuples(st.integers(0, 700), st.integers(0, 9)),
+    st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 90)),
+)
+
+
+def never() -> bool:
+    return False
+
+
+def together(copy: LateCopy, threads: int) -> list[bool]:
+    found: list[bool] = []
+    others = [threading.Thread(target=lambda: found.append(copy.complete())) for _ in range(threads - 1)]
+    for thread in others:
+        thread.start()
+    found.append(copy.complete())
+    for thread in others:
+        thread.join()
+    return found
+
+
+@given(shapes=st.lists(SHAPES, max_size=12), threads=st.integers(1, 3), gap=st.booleans())
+def test_all_is_copied_each_byte_once(shapes, threads, gap):
+    tensors = {str(number): torch.rand(shape, requires_grad=True) for number, shape in enumerate(shapes)}
+    if gap:  # every other column
+        tensors = {name: tensor[..., ::2] if tensor.dim() else tensor for name, tensor in tensors.items()}
+    into = {name: torch.full(tensor.shape, -1.0) for name, tensor in tensors.items()}
+    copied: list[tuple[int, int]] = []
+    looks: list[int] = []
+    real = late_copy._copy
+
+    def counted(portion: late_copy.Portion) -> None:
+        copied.extend((tensor.data_ptr(), tensor.nbytes) for tensor in portion[1] if tensor.nbytes)
+        real(portion)
+
+    def is_disturbed() -> bool:
+        assert all(torch.equal(tensors[name], tensor) for name, tensor in into.items()), "it came before the copy's end"
+        looks.append(1)
+        return False
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(late_copy, "_LEAST_BYTES", 64)
+        patch.setattr(late_copy, "_LARGE_BYTES", 128)
+        patch.setattr(late_copy, "_copy", counted)
+        assert together(LateCopy(tensors, into, is_disturbed), threads) == [True] * threads
+    assert len(looks) == 1
+    places = sorted(copied)
+    assert all(start + size <= after for (start, size), (after, _) in pairwise(places))
+    assert sum(size for _, size in places) == sum(tensor.nbytes for tensor in into.values())
+
+
+def test_who_comes_later_shares_what_is_left_of_one_large_tensor(monkeypatch):
+    began, rest_is_done, go_on = threading.Event(), threading.Event(), threading.Event()
+    real = late_copy._copy
+    rows: dict[str, int] = {}
+
+    def slow(portion: late_copy.Portion) -> None:
+        name = threading.current_thread().name
+        if name == "first" and not rows:
+            rows[name] = 0
+            began.set()
+            assert go_on.wait(60)
+        rows[name] = rows.get(name, 0) + sum(len(tensor) for tensor in portion[1])
+        real(portion)
+        if rows.get("second") == 2048:  # all that the first has not taken
+            rest_is_done.set()
+
+    monkeypatch.setattr(late_copy, "_copy", slow)
+    tensors, into = {"embedding": torch.rand(4096, 4096)}, {"embedding": torch.empty(4096, 4096)}
+    copy = LateCopy(tensors, into, never)
+    first = threading.Thread(target=copy.complete, name="first")
+    first.start()
+    assert began.wait(60)
+    second = threading.Thread(target=copy.complete, name="second")
+    second.start()
+    assert rest_is_done.wait(60)
+    assert second.is_alive(), "it waits for the other's part"
+    go_on.set()
+    first.join()
+    second.join()
+    assert rows == {"first": 2048, "second": 2048}
+    assert torch.equal(into["embedding"], tensors["embedding"])
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_a_copy_that_breaks_off_in_one_thread_is_of_no_use_to_the_other_which_does_not_wait_for_it(monkeypatch, error):
+    real = late_copy._copy
+    began = threading.Event()
+
+    def breaking(portion: late_copy.Portion) -> None:
+        if threading.current_thread().name == "breaking":
+            began.set()
+            raise error
+        real(portion)
+
+    monkeypatch.setattr(late_copy, "_copy", breaking)
+    tensors = {str(number): torch.rand(300_000) for number in range(8)}
+    copy = LateCopy(tensors, {name: torch.empty_like(tensor) for name, tensor in tensors.items()}, never)
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            copy.complete()
+        except error as found:
+            raised.append(found)
+
+    thread = threading.Thread(target=run, name="breaking")
+    thread.start()
+    assert began.wait(60)
+    assert not copy.complete()
+    thread.join()
+    assert len(raised) == 1
+
+
+def test_what_was_disturbed_is_of_no_use_to_anybody():
+    tensors = {"weight": torch.rand(8)}
+    assert together(LateCopy(tensors, {"weight": torch.empty(8)}, lambda: True), 3) == [False] * 3
