@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import BinaryIO, Literal
 from urllib.parse import urlsplit
 
-_PIECE_BYTES = 64 * 1024
+_PIECE_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,14 @@ from edl_hvd.storage.s3 import S3Storage
 PART_BYTES = 100_000
 LARGE = random.Random(1).randbytes(350_000)  # four parts
 SMALL = b"small"
-PATIENT = Patience(stall_s=1.0, retry_for_s=20.0)
-SOON_GIVING_UP = Patience(stall_s=20.0, retry_for_s=0.7)
-# Only where nothing comes is a stall the right word: a server on a busy machine takes its time as well.
-IMPATIENT = Patience(stall_s=0.5, retry_for_s=0.7)
+PATIENT = Patience(stall_s=20.0, retry_for_s=20.0)
+# Where nothing comes by order nobody needs to wait for long; elsewhere a server on a busy machine takes its time.
+IMPATIENT = Patience(stall_s=1.0, retry_for_s=20.0)
+# Two attempts, however long the first one takes.
+SOON_GIVING_UP = Patience(stall_s=20.0, retry_for_s=20.0, attempts=2)
+SOON_GIVING_UP_STALLS = Patience(stall_s=0.5, retry_for_s=20.0, attempts=2)
+# No attempt follows one that fails late.
+ONCE_ONLY = Patience(stall_s=20.0, retry_for_s=0.7)
 HANGS_S = 30.0  # only ends a test that would hang
 
 ONCE: tuple[Fault, ...] = (
@@ -65,10 +69,10 @@ def proxy(one_proxy: FaultyProxy) -> FaultyProxy:
 @pytest.fixture(scope="module")
 def storages(aws: AwsServer, one_proxy: FaultyProxy) -> Iterator[dict[Patience, S3Storage]]:
     """One for each patience: to make a client takes longer than most of these tests."""
-    bucket = aws.new_bucket()
+    bucket, patiences = aws.new_bucket(), (PATIENT, IMPATIENT, SOON_GIVING_UP, SOON_GIVING_UP_STALLS, ONCE_ONLY)
     storages = {
         patience: S3Storage(bucket, f"run-{number}", Cut(PART_BYTES, connections=4), patience)
-        for number, patience in enumerate((PATIENT, SOON_GIVING_UP, IMPATIENT))
+        for number, patience in enumerate(patiences)
     }
     yield storages
     for storage in storages.values():
@@ -76,25 +80,24 @@ def storages(aws: AwsServer, one_proxy: FaultyProxy) -> Iterator[dict[Patience, 
 
 
 @pytest.fixture
-def storage(proxy: FaultyProxy, storages: dict[Patience, S3Storage]) -> Iterator[S3Storage]:
-    yield from _emptied(proxy, storages[PATIENT])
+def storage_with(proxy: FaultyProxy, storages: dict[Patience, S3Storage]) -> Iterator[Callable[[Patience], S3Storage]]:
+    """The empty storage of this patience."""
+    taken = set()
 
+    def take(patience: Patience) -> S3Storage:
+        taken.add(patience)
+        return storages[patience]
 
-@pytest.fixture
-def soon_giving_up(proxy: FaultyProxy, storages: dict[Patience, S3Storage]) -> Iterator[S3Storage]:
-    yield from _emptied(proxy, storages[SOON_GIVING_UP])
-
-
-@pytest.fixture
-def impatient(proxy: FaultyProxy, storages: dict[Patience, S3Storage]) -> Iterator[S3Storage]:
-    yield from _emptied(proxy, storages[IMPATIENT])
-
-
-def _emptied(proxy: FaultyProxy, storage: S3Storage) -> Iterator[S3Storage]:
-    yield storage
+    yield take
     proxy.forgive()
-    for entry in storage.list():
-        storage.delete(entry.key)
+    for patience in taken:
+        for entry in storages[patience].list():
+            storages[patience].delete(entry.key)
+
+
+@pytest.fixture
+def storage(storage_with: Callable[[Patience], S3Storage]) -> S3Storage:
+    return storage_with(PATIENT)
 
 
 def read_into(storage: S3Storage, key: str) -> bytes:
@@ -104,7 +107,10 @@ def read_into(storage: S3Storage, key: str) -> bytes:
 
 
 @pytest.mark.parametrize("fault", ONCE, ids=str)
-def test_a_fault_met_once_by_any_request_is_got_over(proxy: FaultyProxy, storage: S3Storage, fault: Fault) -> None:
+def test_a_fault_met_once_by_any_request_is_got_over(
+    proxy: FaultyProxy, storage_with: Callable[[Patience], S3Storage], fault: Fault
+) -> None:
+    storage = storage_with(IMPATIENT if isinstance(fault, Stall) else PATIENT)
     cases: list[tuple[str, str, Callable[[], object]]] = [
         ("PUT", "partNumber=2", lambda: storage.write_new("large", LARGE)),
         ("GET", "/large", lambda: read_into(storage, "large")),
@@ -125,10 +131,10 @@ def test_a_fault_met_once_by_any_request_is_got_over(proxy: FaultyProxy, storage
 
 
 @pytest.mark.parametrize(("fault", "cause"), LASTING, ids=lambda value: str(value) if isinstance(value, Fault) else "")
-def test_a_fault_that_stays_is_one_clear_error_within_the_time_allowed(
-    proxy: FaultyProxy, soon_giving_up: S3Storage, impatient: S3Storage, fault: Fault, cause: str
+def test_a_fault_that_stays_is_one_clear_error(
+    proxy: FaultyProxy, storage_with: Callable[[Patience], S3Storage], fault: Fault, cause: str
 ) -> None:
-    storage = impatient if isinstance(fault, Stall) else soon_giving_up
+    storage = storage_with(SOON_GIVING_UP_STALLS if isinstance(fault, Stall) else SOON_GIVING_UP)
     storage.write("large", LARGE)
     for method, act, words in (
         ("PUT", lambda: storage.write_new("new", LARGE), "cannot create 'new'"),
@@ -138,7 +144,7 @@ def test_a_fault_that_stays_is_one_clear_error_within_the_time_allowed(
             continue  # it has no body
         proxy.meet(fault, method, times=None)
         began_s = time.monotonic()
-        with pytest.raises(StorageError, match=rf"{words} in {storage.url} \(\d+ attempts within \d+ s\): .*{cause}"):
+        with pytest.raises(StorageError, match=rf"{words} in {storage.url} \(2 attempts within \d+ s\): .*{cause}"):
             act()
         assert time.monotonic() - began_s < HANGS_S
         proxy.forgive()
@@ -146,14 +152,15 @@ def test_a_fault_that_stays_is_one_clear_error_within_the_time_allowed(
 
 
 def test_a_failed_upload_leaves_nothing_to_be_paid_for(
-    aws: AwsServer, proxy: FaultyProxy, soon_giving_up: S3Storage
+    aws: AwsServer, proxy: FaultyProxy, storage_with: Callable[[Patience], S3Storage]
 ) -> None:
+    storage = storage_with(SOON_GIVING_UP)
     proxy.meet(Refuse(), "PUT", "partNumber=3", times=None)
     with pytest.raises(StorageError, match="SlowDown"):
-        soon_giving_up.write_new("paid", LARGE)
+        storage.write_new("paid", LARGE)
     assert proxy.requests[-1].method == "DELETE"
     client = aws.client("s3")
-    _, _, bucket, folder = soon_giving_up.url.split("/")
+    _, _, bucket, folder = storage.url.split("/")
     assert "Uploads" not in client.list_multipart_uploads(Bucket=bucket, Prefix=f"{folder}/paid")
     client.close()
 
@@ -195,13 +202,14 @@ def test_of_an_upload_only_the_part_that_was_cut_off_is_sent_again(proxy: Faulty
 
 
 def test_a_part_that_leaves_slowly_is_tried_again_when_it_fails_late(
-    proxy: FaultyProxy, soon_giving_up: S3Storage
+    proxy: FaultyProxy, storage_with: Callable[[Patience], S3Storage]
 ) -> None:
+    storage = storage_with(ONCE_ONLY)
     proxy.meet(Refuse(503, "SlowDown"), "PUT", "partNumber=2")
-    slow = Pieces(LARGE, between=lambda: time.sleep(1.5 * SOON_GIVING_UP.retry_for_s))
-    soon_giving_up.write_new("large", slow)
+    slow = Pieces(LARGE, between=lambda: time.sleep(1.5 * ONCE_ONLY.retry_for_s))
+    storage.write_new("large", slow)
     assert len(proxy.struck) == 1
-    assert soon_giving_up.read("large") == LARGE
+    assert storage.read("large") == LARGE
 
 
 @pytest.mark.parametrize("method", ["PUT", "GET"])
@@ -216,10 +224,11 @@ def test_parts_travel_side_by_side(proxy: FaultyProxy, storage: S3Storage, metho
     assert [request.method for request in proxy.requests].count(method) == 4, "none of them had to be tried again"
 
 
-def test_slow_answers_are_waited_for(proxy: FaultyProxy, storage: S3Storage) -> None:
+def test_slow_answers_are_waited_for(proxy: FaultyProxy, storage_with: Callable[[Patience], S3Storage]) -> None:
+    storage = storage_with(IMPATIENT)
     storage.write("large", LARGE)
     proxy.forgive()
-    proxy.bytes_per_s = PART_BYTES / (1.2 * PATIENT.stall_s)
+    proxy.bytes_per_s = PART_BYTES / (1.2 * IMPATIENT.stall_s)
     assert storage.read("large") == LARGE
     assert len(proxy.requests) == 4, "nothing had to be fetched twice"
 
@@ -231,8 +240,10 @@ def test_an_object_replaced_while_it_is_read_is_read_anew(proxy: FaultyProxy, st
     assert storage.read("large") == LARGE[::-1]
 
 
-def test_one_request_in_ten_may_fail_in_any_way(proxy: FaultyProxy, storage: S3Storage) -> None:
-    seed = 4
+def test_one_request_in_ten_may_fail_in_any_way(
+    proxy: FaultyProxy, storage_with: Callable[[Patience], S3Storage]
+) -> None:
+    storage, seed = storage_with(IMPATIENT), 4
     proxy.meet_at_random(0.1, [Refuse(), CutOff("request", 2), CutOff("answer", None), Stall("answer", 2)], seed)
     numbers = random.Random(seed)
     written = {}

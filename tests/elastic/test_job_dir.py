@@ -175,13 +175,15 @@ def test_the_folder_holds_history_and_checkpoints_and_no_socket(drained):
 
 
 def power_failure(job_dir: Path) -> None:
-    """Everything on the machine ends at once."""
+    """Everything on the machine ends at once: nobody may see another's end, and save what is left."""
     view = look(job_dir)
     assert view is not None
     assert view.status is not None
-    for pid in (view.record.pid, *(worker.pid for worker in view.status.workers)):
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
+    pids = [view.record.pid, *(worker.pid for worker in view.status.workers)]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            assert pid is not None
+            os.kill(pid, number)
 
 
 @pytest.mark.parametrize("how", ["killed", "terminated", "power failure"])
