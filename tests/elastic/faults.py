@@ -33,7 +33,8 @@ class Fault:
     Attributes:
         action: "kill" (SIGKILL), "stop" (SIGSTOP), "terminate" (SIGTERM), "raise" (``RuntimeError``), "break" (the
             error of a failed collective), "hang" (wait for ever), "freeze" (wait for ever in native code that holds
-            Python's lock), "pause" (go on after ``seconds``), "stall" (the collective that is waited for never ends).
+            Python's lock), "abort" (``abort()`` in a thread of which Python knows nothing; the others go on), "pause"
+            (go on after ``seconds``), "stall" (the collective that is waited for never ends).
         at: Name of the point, see ``Points.reach``.
         worker: Only this worker, as ``host:local_rank``.
         rank: Only the worker of this rank.
@@ -146,6 +147,10 @@ def freeze(**where: Any) -> Fault:
     return Fault("freeze", **where)
 
 
+def abort(**where: Any) -> Fault:
+    return Fault("abort", **where)
+
+
 def pause(seconds: float, **where: Any) -> Fault:
     return Fault("pause", seconds=seconds, **where)
 
@@ -252,6 +257,10 @@ class Points:
             lock, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
             while True:  # the second time; unlike sleep, it goes on after a signal
                 lock(mutex)
+        if fault.action == "abort":
+            library = ctypes.CDLL(None)
+            library.pthread_create(ctypes.byref(ctypes.c_ulong()), None, library.abort, None)
+            return
         if fault.action == "pause":
             time.sleep(fault.seconds)
             return

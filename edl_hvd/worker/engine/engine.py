@@ -15,7 +15,7 @@ from edl_hvd import key_value_store
 from edl_hvd.errors import RendezvousError
 from edl_hvd.key_value_store import KeyValueStore
 from edl_hvd.settings import PastLife
-from edl_hvd.worker.engine.abort_guard import hold_aborts
+from edl_hvd.worker.engine.abort_guard import AbortGuard
 from edl_hvd.worker.engine.children import keep_from_children
 from edl_hvd.worker.engine.departures import Departures
 from edl_hvd.worker.engine.horovod_collectives import HorovodCollectives
@@ -56,6 +56,7 @@ class Engine:
         self._environment = environment
         self._elastic = elastic
         self._collectives: HorovodCollectives | None = None
+        self._guard: AbortGuard | None = None
         self._sockets: frozenset[tuple[int, str]] = frozenset()
 
     def start(self, world: World, store: tuple[str, int], departures: Departures) -> HorovodCollectives | None:
@@ -73,10 +74,19 @@ class Engine:
             return None
         before = open_sockets()
         timeout_s = float(self._environment.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "30"))
-        with hold_aborts() as aborted:
+        guard = AbortGuard(departures)
+        try:
             start = NativeCall(hvd.init)
-            if not start.returns_within(0.9 * timeout_s, lambda: departures.reason or aborted.is_set()):
+            if not start.returns_within(0.9 * timeout_s, lambda: departures.reason or guard.held.is_set()):
                 self._be_reborn(world.generation, f"{departures.reason or 'a member'} is missing at its start")
+        except BaseException:
+            guard.end()
+            raise
+        if self._elastic:
+            guard.started()
+            self._guard = guard
+        else:
+            guard.end()
         self._sockets = open_sockets() - before
         keep_from_children(self._sockets)
         self.generation, self.rank = world.generation, world.rank
@@ -92,18 +102,24 @@ class Engine:
         """Shut Horovod down; does not return if that needs a new process image."""
         if broken:
             self.break_connections()
-        if self._elastic:
-            self._shut_down_or_be_reborn(broken)
+        if self._guard is not None:
+            self._shut_down_or_be_reborn(broken, self._guard)
+            self._guard.end()
+            self._guard = None
         else:
             hvd.shutdown()  # the job ends; at the worst after the Gloo timeout
         self._sockets = frozenset()
 
-    def _shut_down_or_be_reborn(self, broken: bool) -> None:
+    def _shut_down_or_be_reborn(self, broken: bool, guard: AbortGuard) -> None:
+        if broken:
+            guard.broke()
         shutdown = NativeCall(hvd.shutdown)
-        left = shutdown.returns_within(_LEAVE_S)
+        left = shutdown.returns_within(_LEAVE_S, guard.held.is_set)
         if not left and not broken:
             self.break_connections()
-            left = shutdown.returns_within(_LEAVE_S)
+            left = shutdown.returns_within(_LEAVE_S, guard.held.is_set)
+        if guard.held.is_set():
+            self._be_reborn(self.generation, "its connections ended in the middle of a message")
         if left and self._collectives is not None and self._collectives.abandoned:
             left = self._forget_leftovers()
         if not left:
