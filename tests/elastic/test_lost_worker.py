@@ -64,8 +64,8 @@ def test_a_survivor_stuck_in_horovod_keeps_its_state_and_goes_on(run_job, alone,
     outcome = run_job(job)
     check(job, outcome, alone(job.training))
     assert outcome.reports[0]["size"] == 2
-    anew = faults is STUCK_LEAVING  # where Horovod's thread has ended, the process can stay as it is
-    assert len(outcome.lines("start")) == 3 + anew
+    # Where Horovod's thread has ended the process can stay as it is; with this Gloo timeout it may wait for ever, too.
+    assert len(outcome.lines("start")) in ((4,) if faults is STUCK_LEAVING else (3, 4))
     assert [event["worker"] for event in outcome.events if event["event"] == "worker_lost"] == ["127.0.0.1:0"]
     assert "failure" in [event["cause"] for event in outcome.events if event["event"] == "resized"]
 

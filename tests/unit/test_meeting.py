@@ -46,7 +46,11 @@ def world(host, visit):
     meetings = [host, *guests]
     departures = [Recorded() for _ in meetings]
     threads = [meeting.watch(record) for meeting, record in zip(meetings, departures, strict=True)]
-    return meetings, departures, threads
+    yield meetings, departures, threads
+    for meeting in meetings:
+        meeting.leave(regular=False)
+    for thread in threads:  # each closes what it watches
+        thread.join(30)
 
 
 class Recorded(Departures):
