@@ -34,6 +34,7 @@ from edl_hvd.settings import Settings
 from edl_hvd.worker import process
 from edl_hvd.worker.joining.rendezvous import Dismissed, Handover
 from edl_hvd.worker.keeping import next_life
+from edl_hvd.worker.keeping.certainty import Certainty, without_doubtful
 from edl_hvd.worker.keeping.memory import is_disturbed
 from edl_hvd.worker.keeping.sync import broadcast_json, broadcast_state, level_, without_strays
 from edl_hvd.worker.newcomers.follower import Following
@@ -75,6 +76,7 @@ class Session:
         self._writers_busy = False
         self._stopped: tuple[str, float] | None = None  # why and when the last world stopped training
         self._before: World | None = None  # that world
+        self._certainty = Certainty()
         self._barren = 0  # worlds of the same members in a row that broke before their first commit
         state.attach(self, settings.commit_every)
 
@@ -149,6 +151,7 @@ class Session:
             "before": self._before and asdict(self._before),
             "stopped": self._stopped,
             "owner": self._checkpoints.owner,
+            "certainty": asdict(self._certainty),
         }
 
     def _remember(self, kept: dict[str, Any]) -> None:
@@ -160,6 +163,7 @@ class Session:
         if kept["stopped"] is not None:
             cause, moment_s = kept["stopped"]  # the clock is the machine's and runs on
             self._stopped = (cause, moment_s)
+        self._certainty = Certainty(**kept["certainty"])
         self._checkpoints.own(kept["owner"], speaks=False)
 
     @progress.during("end")
@@ -210,12 +214,17 @@ class Session:
                 secrets.randbits(62),
                 self._memory.followed,
                 self._checkpoints.owner,
+                self._certainty.commit,
+                self._certainty.generation,
             ]
         )
         self._known_step = max(row[2] for row in rows)
         self._nonce = rows[0][3]
         together.own(self._checkpoints, joined.collectives, world, [row[5] for row in rows])
-        held, followed = [row[0] for row in rows], [bool(row[4]) for row in rows]
+        held = without_doubtful([row[0] for row in rows], [Certainty(*row[6:]) for row in rows])
+        if held[world.rank] != rows[world.rank][0]:
+            logger.warning("commit %d is made again: another member failed on its way to it", self._memory.commit)
+        followed = [bool(row[4]) for row in rows]
         if self._memory.exact:
             refuse_other_arithmetic(broadcast_json(joined.collectives, arithmetic(), 0, world.rank))
         self._synchronise(world, without_strays(joined.collectives, self._memory.sample, held, followed))
@@ -267,6 +276,7 @@ class Session:
             memory.ramp = memory.ramp.toward(factor, memory.samples, sampler.policy.warmup_samples)
         memory.retake()
         memory.followed = False
+        self._certainty = Certainty(memory.commit, world.generation)
         self._known_step = max(self._known_step, memory.step)
         self._writers_busy = False
         self._checkpoints.schedule.mark(memory.step, memory.samples, self._state.epoch_position())
@@ -326,6 +336,8 @@ class Session:
         self._checkpoints.schedule.note_commit(self._writers_busy)
         *flags, apart, _ = [False] * 4 + [True, True] if answer is None else answer.tolist()
         change, due, busy, stop = self._agree_at_once() if apart else flags
+        # What has travelled with the gradients came before this commit, and after the last one.
+        self._certainty.commit = memory.commit if apart else memory.commit - 1
         self._writers_busy = bool(busy)
         self._guide.commit()
         self._known_step = max(self._known_step, memory.step)

@@ -176,6 +176,7 @@ HOW: dict[str, Here | By | Ci] = {
         By("tests/docs/test_commands.py::test_the_command_works"),
     "python benchmarks/discovery.py": Here(more="2", prints="from_ec2, first poll"),
     "python benchmarks/checksum.py": Here(more="--size-mb 32 --turns 1", prints="GB/s of a core"),
+    "python benchmarks/broken_sums.py": Here(more="--trials 2", prints="2 deaths; survivors that"),
     "python benchmarks/sampler.py": Here(more="--small 100000 --shard-samples 10", prints="4 x 8, ten changes of the"),
     # All of it takes half an hour. Here: one row of it, without the launchers that hang.
     "python benchmarks/faults.py": Here(more="--cases single --launchers edlrun", prints="well"),

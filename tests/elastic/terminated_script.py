@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import select
 import sys
 
 import quick_start  # noqa: F401
@@ -27,6 +28,9 @@ def main(folder: str) -> None:
     def train(state: edl_hvd.State) -> None:
         for inputs in state.batches(loader):
             print(state.step, flush=True)
+            # Python would not hear of a signal that comes just before it waits in a read.
+            while not select.select([sys.stdin], [], [], 0.1)[0]:
+                pass
             if not sys.stdin.readline():
                 return
             optimizer.zero_grad()

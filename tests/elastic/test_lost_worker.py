@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from engines import fails_on_stock
-from faults import broken_collective, crash, hang, kill, stall
+from faults import broken_collective, crash, hang, kill, spoil, stall
 from harness import TWO_HOSTS, Job
 from invariants import check, no_worker_failed
 from training import Training
@@ -50,6 +50,16 @@ def test_all_survivors_have_moved_past_the_commit_and_no_step_is_made_twice(run_
 def test_one_worker_breaks_off_after_a_step_where_the_others_do_not(run_either, alone):
     job = Job(hosts=THREE_HOSTS, faults=(broken_collective(rank=1, at="update", step=7),), flags=LONG_GLOO_TIMEOUT)
     check(job, run_either(job), alone(job.training))
+
+
+def test_a_step_is_made_again_where_one_survivor_has_summed_garbage_and_another_nothing(run_either, alone):
+    """Gloo takes the next message of a member whose own sum has failed for the missing piece (see certainty.py)."""
+    there = {"at": "reduced", "step": 7}
+    faults = (kill(rank=0, **there), broken_collective(rank=1, **there), spoil(rank=2, step=7))
+    job = Job(hosts=THREE_HOSTS, faults=faults, flags=LONG_GLOO_TIMEOUT)
+    outcome = run_either(job)
+    check(job, outcome, alone(job.training))
+    assert "is made again" in outcome.output
 
 
 # Who dies waits for the one that is stuck: else the survivors may hear of the death before they wait for anything.

@@ -105,7 +105,9 @@ def main(folder: Path) -> None:
                 optimizer.zero_grad()
                 loss = loss_of(model, batch)
                 loss.backward()
-                points.reach("reduced")
+                if points.reach("reduced"):
+                    for parameter in model.parameters():
+                        parameter.grad = torch.full_like(parameter, 1e-44)  # a message of Horovod's, read as numbers
                 optimizer.step()
                 if "clip" in training.extra:
                     for parameter in model.network.parameters():

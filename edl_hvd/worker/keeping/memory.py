@@ -357,6 +357,11 @@ class Memory:
         return sum(tensor.nbytes for tensor in self.live(self.commit)[1].values())
 
 
+def commit_of(standing: int) -> int:
+    """The commit of ``Memory.standing``; -1 for none."""
+    return max(-1, standing // _PLACES)
+
+
 def is_disturbed(standing: int) -> bool:
     """Whether ``Memory.standing`` is that of a worker whose script has moved parameters besides its optimizers."""
     return standing >= 0 and standing % _PLACES == 0
