@@ -24,14 +24,12 @@ from edl_hvd.events import (
     JobEnded,
     JobStarted,
     Metrics,
-    Resized,
     WorkerLeft,
-    WorkerLost,
-    WorldFormed,
 )
 from edl_hvd.metrics.metric import Metric
 from edl_hvd.settings import Settings
 from edl_hvd.worker import process
+from edl_hvd.worker.interruption import Interruption
 from edl_hvd.worker.joining.rendezvous import Dismissed, Handover
 from edl_hvd.worker.keeping import next_life
 from edl_hvd.worker.keeping.certainty import Certainty, without_doubtful
@@ -74,10 +72,8 @@ class Session:
         self._known_step = -1
         self._nonce = 0
         self._writers_busy = False
-        self._stopped: tuple[str, float] | None = None  # why and when the last world stopped training
-        self._before: World | None = None  # that world
+        self._interruption = Interruption(self._events, clock)
         self._certainty = Certainty()
-        self._barren = 0  # worlds of the same members in a row that broke before their first commit
         state.attach(self, settings.commit_every)
 
     def close(self) -> None:
@@ -125,14 +121,12 @@ class Session:
                     ) from error
                 logger.info("the world broke: %s", error)
                 self._checkpoints.schedule.note_failure()
-                members = self._before.members if self._before else ()
                 self._leave("failure")
                 self._memory.put_back()
-                self._barren = self._barren + 1 if self._before and self._before.members == members else 1
-                if self._barren >= _BARREN_WORLDS:
+                if self._interruption.barren >= _BARREN_WORLDS:
                     raise PlatformError(
-                        f"{self._barren} worlds of the same workers broke before their first commit, so another will "
-                        f"not help; the last one with: {error}"
+                        f"{self._interruption.barren} worlds of the same workers broke before their first commit, so "
+                        f"another will not help; the last one with: {error}"
                     ) from error
 
     def _call(self, function: Callable[[], Any]) -> Any:
@@ -148,8 +142,7 @@ class Session:
         """Called before this process is run anew: what its next life needs to go on."""
         return {
             "folder": next_life.keep(self._memory),
-            "before": self._before and asdict(self._before),
-            "stopped": self._stopped,
+            "interruption": self._interruption.kept(),
             "owner": self._checkpoints.owner,
             "certainty": asdict(self._certainty),
         }
@@ -158,11 +151,7 @@ class Session:
         if kept["folder"] is not None:
             next_life.take_back(self._memory, kept["folder"])
             shutil.rmtree(kept["folder"], ignore_errors=True)
-        if kept["before"] is not None:
-            self._before = World(**{**kept["before"], "members": tuple(kept["before"]["members"])})
-        if kept["stopped"] is not None:
-            cause, moment_s = kept["stopped"]  # the clock is the machine's and runs on
-            self._stopped = (cause, moment_s)
+        self._interruption.remember(kept["interruption"])
         self._certainty = Certainty(**kept["certainty"])
         self._checkpoints.own(kept["owner"], speaks=False)
 
@@ -172,17 +161,13 @@ class Session:
         if dismissal.save and self._memory.held >= 0:
             self._checkpoints.save_last(self._memory, dismissal.left_s)
             self._checkpoints.release()
-        generation = self._before.generation if self._before else 0
-        launch = self._process.launch
+        launch, generation = self._process.launch, self._interruption.generation
         self._events.emit(WorkerLeft(generation, f"{launch.host}:{launch.local_rank}", self._memory.step))
         sys.exit(dismissal.code)
 
     def _leave(self, cause: str) -> None:
         progress.enter("join")
-        if self._stopped is None:
-            self._stopped = (cause, self._clock.monotonic_s())
-        elif cause == "failure":  # a world that breaks before its first commit prolongs the stop
-            self._stopped = (cause, self._stopped[1])
+        self._interruption.begin(cause, self._process.world)
         if cause == "change":
             self._guide.end()
         else:
@@ -190,7 +175,6 @@ class Session:
         self._checkpoints.abandon(self._memory)
         self._state.begin_life()
         if self._process.joined is not None:
-            self._before = self._process.joined.world
             self._process.joined = None
             # After an error of the script Horovod itself is well: a regular shutdown tells the others at once.
             self._process.rendezvous.leave(broken=cause == "failure")
@@ -209,7 +193,7 @@ class Session:
         rows = joined.collectives.gather_integers(
             [
                 self._memory.standing,
-                self._before.generation if self._before else 0,
+                self._interruption.generation,
                 self._known_step,
                 secrets.randbits(62),
                 self._memory.followed,
@@ -229,8 +213,8 @@ class Session:
             refuse_other_arithmetic(broadcast_json(joined.collectives, arithmetic(), 0, world.rank))
         self._synchronise(world, without_strays(joined.collectives, self._memory.sample, held, followed))
         self._take_place(world)
-        self._announce(world, [row[1] for row in rows])
-        if self._before is not None:
+        self._interruption.announce(world, [row[1] for row in rows], self._memory.step)
+        if self._interruption.before is not None:
             self._state.run_callbacks()
 
     def _synchronise(self, world: World, held: list[int]) -> None:
@@ -281,24 +265,6 @@ class Session:
         self._writers_busy = False
         self._checkpoints.schedule.mark(memory.step, memory.samples, self._state.epoch_position())
 
-    def _announce(self, world: World, generations: list[int]) -> None:
-        """Write what happened between the worlds, from the first rank that was in the last one."""
-        last = max(generations)
-        if world.rank != generations.index(last):
-            return
-        memory = self._memory
-        self._events.emit(WorldFormed(world.generation, world.size, list(world.members), memory.step))
-        if self._before is None or self._stopped is None:
-            return
-        cause, stopped_s = self._stopped
-        stayed = {world.members[rank] for rank, generation in enumerate(generations) if generation == last}
-        if cause == "failure":
-            for worker in self._before.members:
-                if worker not in stayed:
-                    self._events.emit(WorkerLost(world.generation, worker))
-        seconds = round(self._clock.monotonic_s() - stopped_s, 4)
-        self._events.emit(Resized(world.generation, self._before.size, world.size, cause, seconds, memory.step))
-
     # --- inside a world ---
 
     def wishes(self, samples: int, apart: bool) -> torch.Tensor:
@@ -331,7 +297,7 @@ class Session:
         if self._process.joined is None or world is None:
             return
         memory = self._memory
-        self._stopped, self._barren = None, 0
+        self._interruption.end()
         self._checkpoints.report()
         self._checkpoints.schedule.note_commit(self._writers_busy)
         *flags, apart, _ = [False] * 4 + [True, True] if answer is None else answer.tolist()

@@ -1,0 +1,91 @@
+"""The time between two worlds, in which training stands still: since when and why, and who is gone after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from edl_hvd.clock import Clock
+from edl_hvd.events import EventLog, Resized, WorkerLost, WorldFormed
+from edl_hvd.world import World
+
+
+class Interruption:
+    """Of one worker; it lasts from the end of a world to the next commit.
+
+    Args:
+        events: Told what happened between the worlds.
+        clock: The machine's: it runs on while a process is run anew.
+
+    Attributes:
+        before: The last world that has ended, if any.
+        barren: So many worlds of the same members in a row broke before their first commit.
+    """
+
+    def __init__(self, events: EventLog, clock: Clock) -> None:
+        self._events = events
+        self._clock = clock
+        self._stopped: tuple[str, float] | None = None  # why and when
+        self.before: World | None = None
+        self.barren = 0
+
+    @property
+    def generation(self) -> int:
+        """Of the last world; 0 for none."""
+        return self.before.generation if self.before else 0
+
+    def begin(self, cause: str, world: World | None) -> None:
+        """Training stops.
+
+        Args:
+            cause: ``"failure"``, ``"change"`` or ``"error"`` (of the script).
+            world: That ends, if it had begun.
+        """
+        if self._stopped is None:
+            self._stopped = (cause, self._clock.monotonic_s())
+        elif cause == "failure":  # a world that breaks before its first commit prolongs the stop
+            self._stopped = (cause, self._stopped[1])
+        last, self.before = self.before, world or self.before
+        if cause == "failure":
+            is_same = last is not None and self.before is not None and last.members == self.before.members
+            self.barren = self.barren + 1 if is_same else 1
+
+    def end(self) -> None:
+        """Training has come to a commit."""
+        self._stopped, self.barren = None, 0
+
+    def announce(self, world: World, generations: Sequence[int], step: int) -> None:
+        """Write what happened between the worlds, from the first rank that was in the last one.
+
+        Args:
+            world: The new one.
+            generations: The last world of each of its members, 0 for none.
+            step: At which it goes on.
+        """
+        last = max(generations)
+        if world.rank != generations.index(last):
+            return
+        self._events.emit(WorldFormed(world.generation, world.size, list(world.members), step))
+        if self.before is None or self._stopped is None:
+            return
+        cause, stopped_s = self._stopped
+        stayed = {world.members[rank] for rank, generation in enumerate(generations) if generation == last}
+        if cause == "failure":
+            for worker in self.before.members:
+                if worker not in stayed:
+                    self._events.emit(WorkerLost(world.generation, worker))
+        seconds = round(self._clock.monotonic_s() - stopped_s, 4)
+        self._events.emit(Resized(world.generation, self.before.size, world.size, cause, seconds, step))
+
+    def kept(self) -> dict[str, Any]:
+        """For the next life of a process that is run anew, as JSON."""
+        return {"before": self.before and asdict(self.before), "stopped": self._stopped}
+
+    def remember(self, kept: dict[str, Any]) -> None:
+        """What ``kept`` returned in the life before."""
+        if kept["before"] is not None:
+            self.before = World(**{**kept["before"], "members": tuple(kept["before"]["members"])})
+        if kept["stopped"] is not None:
+            cause, moment_s = kept["stopped"]
+            self._stopped = (cause, moment_s)
