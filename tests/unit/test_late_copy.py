@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl_hvd.worker.keeping import late_copy
-from edl_hvd.worker.keeping.late_copy import LateCopy
+from edl_hvd.worker.keeping.late_copy import Blocks, LateCopy
 
 SHAPES = st.one_of(
     st.just(()),
@@ -59,7 +59,7 @@ def test_all_is_copied_each_byte_once(shapes, threads, gap):
         patch.setattr(late_copy, "_LEAST_BYTES", 64)
         patch.setattr(late_copy, "_LARGE_BYTES", 128)
         patch.setattr(late_copy, "_copy", counted)
-        assert together(LateCopy(tensors, into, is_disturbed), threads) == [True] * threads
+        assert together(LateCopy(tensors.values(), Blocks(into.values()), is_disturbed), threads) == [True] * threads
     assert len(looks) == 1
     places = sorted(copied)
     assert all(start + size <= after for (start, size), (after, _) in pairwise(places))
@@ -84,7 +84,7 @@ def test_who_comes_later_shares_what_is_left_of_one_large_tensor(monkeypatch):
 
     monkeypatch.setattr(late_copy, "_copy", slow)
     tensors, into = {"embedding": torch.rand(4096, 4096)}, {"embedding": torch.empty(4096, 4096)}
-    copy = LateCopy(tensors, into, never)
+    copy = LateCopy(tensors.values(), Blocks(into.values()), never)
     first = threading.Thread(target=copy.complete, name="first")
     first.start()
     assert began.wait(60)
@@ -112,7 +112,7 @@ def test_a_copy_that_breaks_off_in_one_thread_is_of_no_use_to_the_other_which_do
 
     monkeypatch.setattr(late_copy, "_copy", breaking)
     tensors = {str(number): torch.rand(300_000) for number in range(8)}
-    copy = LateCopy(tensors, {name: torch.empty_like(tensor) for name, tensor in tensors.items()}, never)
+    copy = LateCopy(tensors.values(), Blocks([torch.empty_like(tensor) for tensor in tensors.values()]), never)
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -130,5 +130,4 @@ def test_a_copy_that_breaks_off_in_one_thread_is_of_no_use_to_the_other_which_do
 
 
 def test_what_was_disturbed_is_of_no_use_to_anybody():
-    tensors = {"weight": torch.rand(8)}
-    assert together(LateCopy(tensors, {"weight": torch.empty(8)}, lambda: True), 3) == [False] * 3
+    assert together(LateCopy([torch.rand(8)], Blocks([torch.empty(8)]), lambda: True), 3) == [False] * 3

@@ -14,7 +14,7 @@ import torch
 
 from edl_hvd.checkpoint import Snapshot
 from edl_hvd.errors import StateError
-from edl_hvd.worker.keeping.late_copy import LateCopy
+from edl_hvd.worker.keeping.late_copy import Blocks, LateCopy
 
 
 class HostCopies:
@@ -45,7 +45,7 @@ class HostCopies:
             The copy, and what makes it; that raises StateError if they were disturbed before it was made.
         """
         snapshot = self._of(plain, tensors)
-        self._late = late = LateCopy(tensors, snapshot.tensors, is_disturbed)
+        self._late = late = LateCopy(tensors.values(), self._room.blocks, is_disturbed)
 
         def make() -> None:
             if not late.complete():
@@ -85,6 +85,7 @@ class _Room:
 
     Attributes:
         buffers: It, by name; never changed, so whoever has seen to it once need not again.
+        blocks: The same, as it is dealt out.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], before: _Room | None = None) -> None:
@@ -92,6 +93,7 @@ class _Room:
         self.buffers: Mapping[str, torch.Tensor] = {
             name: _room_for(tensor, kept.get(name)) for name, tensor in tensors.items()
         }
+        self.blocks = Blocks(self.buffers.values())
         self._kinds = _kinds(tensors)
 
     def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection
 from itertools import accumulate
 
 import torch
@@ -21,27 +21,49 @@ _LARGE_BYTES, _LARGE_PART = 4 * 1024 * 1024, 64
 Portion = tuple[list[torch.Tensor], list[torch.Tensor]]
 
 
+class Blocks:
+    """Memory for copies, cut into blocks that are dealt out; the same for every copy into it.
+
+    Args:
+        targets: It; without gaps.
+
+    Attributes:
+        into: The blocks.
+        ends: Bytes up to the end of each.
+    """
+
+    def __init__(self, targets: Collection[torch.Tensor]) -> None:
+        block_bytes = max(_LARGE_BYTES, sum(target.nbytes for target in targets) // _LARGE_PART)
+        self._rows = {
+            number: max(1, block_bytes * len(target) // target.nbytes)
+            for number, target in enumerate(targets)
+            if target.nbytes > block_bytes and target.dim()
+        }
+        self.into = self.cut(targets)
+        self.ends = list(accumulate(block.nbytes for block in self.into))
+
+    def cut(self, tensors: Collection[torch.Tensor]) -> list[torch.Tensor]:
+        """Tensors of the same shapes, cut like the targets: each whole, or by rows where it is large."""
+        if not self._rows:
+            return list(tensors)
+        blocks: list[torch.Tensor] = []
+        for number, tensor in enumerate(tensors):
+            rows = self._rows.get(number)
+            blocks += tensor.detach().split(rows) if rows else [tensor]
+        return blocks
+
+
 class LateCopy:
     """Of some tensors into others of the same shapes. Every method from any thread.
 
     Args:
         tensors: From.
-        into: To, by the same names; without gaps.
+        blocks: To.
         is_disturbed: Somebody has moved the tensors meanwhile. Asked once, when all is copied.
     """
 
-    def __init__(
-        self,
-        tensors: Mapping[str, torch.Tensor],
-        into: Mapping[str, torch.Tensor],
-        is_disturbed: Callable[[], bool],
-    ) -> None:
-        targets = [into[name] for name in tensors]
-        block_bytes = max(_LARGE_BYTES, sum(target.nbytes for target in targets) // _LARGE_PART)
-        # The same cuts in both.
-        self._from = list(_in_blocks(list(tensors.values()), targets, block_bytes))
-        self._into = list(_in_blocks(targets, targets, block_bytes))
-        self._ends = list(accumulate(block.nbytes for block in self._into))
+    def __init__(self, tensors: Collection[torch.Tensor], blocks: Blocks, is_disturbed: Callable[[], bool]) -> None:
+        self._from, self._into, self._ends = blocks.cut(tensors), blocks.into, blocks.ends
         self._is_disturbed = is_disturbed
         self._changed = threading.Condition()
         self._next = 0  # block that nobody has taken
@@ -82,15 +104,6 @@ class LateCopy:
             self._torn = self._is_disturbed() or self._torn
             self._made = True
             self._changed.notify_all()
-
-
-def _in_blocks(tensors: list[torch.Tensor], like: list[torch.Tensor], block_bytes: int) -> Iterator[torch.Tensor]:
-    """Each whole, or cut by rows where that of ``like`` is large."""
-    for tensor, model in zip(tensors, like, strict=True):
-        if model.nbytes > block_bytes and model.dim():
-            yield from tensor.detach().split(max(1, block_bytes * len(model) // model.nbytes))
-        else:
-            yield tensor
 
 
 @torch.no_grad()

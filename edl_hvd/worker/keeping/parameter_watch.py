@@ -153,7 +153,7 @@ class _Trace:
         return found
 
     def _read(self) -> list[torch.Tensor]:
-        return [torch.stack(list(elements.values())) for elements in self._elements]
+        return [torch.cat(list(elements.values())) for elements in self._elements]
 
 
 def _elements_of(parameters: Sequence[torch.Tensor]) -> list[dict[int, torch.Tensor]]:
@@ -165,7 +165,7 @@ def _elements_of(parameters: Sequence[torch.Tensor]) -> list[dict[int, torch.Ten
             middle = detached.storage_offset() + sum(
                 (n // 2) * s for n, s in zip(detached.shape, detached.stride(), strict=True)
             )
-            found.setdefault(parameter.dtype, {})[number] = detached.as_strided((), (), middle)
+            found.setdefault(parameter.dtype, {})[number] = detached.as_strided((1,), (1,), middle)
     return list(found.values())
 
 
