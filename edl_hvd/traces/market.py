@@ -122,9 +122,10 @@ class _Fleet:
         return Change(moment_s, tuple(added), tuple(removed), self.prices.get(moment_s))
 
     def _plan(self, at_s: float, what: str, whom: str = "") -> None:
-        """Whole seconds, and never in the moment in which it is planned."""
+        """Whole seconds, and never in the moment in which it is planned; what is rare enough never comes."""
         self.planned += 1
-        heapq.heappush(self.events, (float(math.ceil(at_s)), self.planned, what, whom))
+        moment_s = float(math.ceil(at_s)) if math.isfinite(at_s) else math.inf
+        heapq.heappush(self.events, (moment_s, self.planned, what, whom))
 
     def _arrive(self, now_s: float) -> None:
         zones = [zone for zone in range(self.market.zones) if self.short_until_s.get(zone, 0.0) <= now_s]

@@ -10,7 +10,7 @@ from statistics import mean
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edl_hvd.cli.main import commands
@@ -46,6 +46,7 @@ def test_the_trace_that_is_shipped_is_a_day_of_sixteen_to_sixty_four_hosts() -> 
     st.integers(0, 2**32), st.integers(1, 12), st.integers(1, 4), st.floats(0, 50), st.floats(0, 1),
     st.floats(0.01, 100), st.sampled_from([0.0, 0.9]),
 )  # fmt: skip
+@example(0, 1, 1, 1e-308, 0.0, 1.0, 0.0)  # a shortage in longer than a number can say
 def test_any_market_makes_a_trace_that_reads(
     seed: int, hosts: int, zones: int, shortages: float, share: float, minutes: float, price: float
 ) -> None:
