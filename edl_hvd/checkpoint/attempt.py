@@ -20,6 +20,7 @@ from edl_hvd.checkpoint.manifest import Manifest, Part
 from edl_hvd.checkpoint.ownership import check_owner
 from edl_hvd.checkpoint.shards import DTYPE_NAMES, Packed, checksums_of, elements_of, pack
 from edl_hvd.checkpoint.shares import Rows
+from edl_hvd.checkpoint.snapshot import check_plain
 from edl_hvd.clock import Clock
 from edl_hvd.errors import CheckpointDamagedError, ObjectExistsError, StateError, StorageError
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, Event, ReplicasDrifted
@@ -81,6 +82,7 @@ class Attempt:
                 with self._not_cancelled():
                     self._task.first()
             self._cancelled.wait(_HEAD_START_S)
+            check_plain(self._task.snapshot.plain)
             part = self._write_share()
             if self._task.rank == 0:
                 self._publish(self._gather(part))

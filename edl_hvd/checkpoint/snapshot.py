@@ -44,7 +44,7 @@ class Snapshot:
 
 
 def check_snapshot(snapshot: Snapshot, seen: Mapping[str, torch.Tensor] | None = None) -> None:
-    """Refuse what would not come back as it was. Looks at names, types and ``plain``, not at tensor contents.
+    """Refuse what would not come back as it was. Looks at names and types, not at contents; for these, ``check_plain``.
 
     Args:
         snapshot: What is to be written.
@@ -62,13 +62,25 @@ def check_snapshot(snapshot: Snapshot, seen: Mapping[str, torch.Tensor] | None =
         for name, tensor in snapshot.tensors.items():
             if not _is_usual(name, tensor):
                 problems.extend(_tensor_problems(name, tensor))
-    if not _is_json(snapshot.plain):
-        problems.extend(_plain_problems(snapshot.plain, "plain"))
     problems.extend(
         f"metric {name!r} is {value!r}; expected a float under a name"
         for name, value in snapshot.metrics.items()
         if type(name) is not str or type(value) is not float
     )
+    _refuse(problems)
+
+
+def check_plain(plain: dict[str, Any]) -> None:
+    """Refuse plain state that is no JSON value. Takes longer than all the rest that is to be checked.
+
+    Raises:
+        StateError: With one line per problem.
+    """
+    if not _is_json(plain):
+        _refuse(list(_plain_problems(plain, "plain")))
+
+
+def _refuse(problems: list[str]) -> None:
     if problems:
         raise StateError("this state cannot be checkpointed:\n" + "\n".join(f"  {problem}" for problem in problems))
 

@@ -67,7 +67,7 @@ class CheckpointWriter:
         """Start writing this rank's share of a checkpoint; returns at once.
 
         Called by every rank of the world with an equal snapshot. The caller leaves tensors and plain
-        state as they are until ``busy`` is false.
+        state as they are until ``busy`` is false. If the plain state is no JSON, the checkpoint fails.
 
         Args:
             snapshot: What to write.
@@ -80,7 +80,7 @@ class CheckpointWriter:
             pace: How fast to write; ``None``: as fast as can be.
 
         Raises:
-            StateError: The snapshot has something that cannot be written.
+            StateError: The snapshot has tensors, metrics or counters that cannot be written.
             InternalError: The checkpoint before is not finished.
         """
         if self.busy:

@@ -39,6 +39,15 @@ def test_rank_0_gives_up_on_a_rank_that_does_not_write_and_names_it() -> None:
     assert steps(storage) == []
 
 
+def test_plain_state_that_is_no_json_fails_the_checkpoint_and_names_what_it_is() -> None:
+    storage = WatchedStorage()
+    writer = CheckpointWriter(storage)
+    writer.begin(Snapshot({"a": torch.ones(2)}, {"callback": print}), 0, 1, "a")
+    assert writer.wait(60)
+    assert "plain['callback'] is a builtin_function_or_method; expected a JSON value" in failure(writer.poll())
+    assert steps(storage) == []
+
+
 def test_rank_0_waits_longer_where_its_own_share_took_long() -> None:
     clock = FakeClock()
 

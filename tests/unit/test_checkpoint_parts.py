@@ -20,7 +20,7 @@ from edl_hvd.checkpoint.entries import FileEntry, Piece, TensorEntry, stored_nam
 from edl_hvd.checkpoint.header import read_header
 from edl_hvd.checkpoint.manifest import Manifest, Part
 from edl_hvd.checkpoint.shards import DTYPE_NAMES, pack
-from edl_hvd.checkpoint.snapshot import _is_json, _plain_problems, check_snapshot
+from edl_hvd.checkpoint.snapshot import _is_json, _plain_problems, check_plain, check_snapshot
 from edl_hvd.errors import StateError, StorageError
 from edl_hvd.storage import StoredObject
 
@@ -179,9 +179,6 @@ def test_checksums_differ_for_any_flipped_bit() -> None:
         (Snapshot({3: torch.zeros(1)}), "tensor name 3"),  # type: ignore[dict-item]
         (Snapshot({"__metadata__": torch.zeros(1)}), "tensor name '__metadata__'"),
         (Snapshot({"\ud800": torch.zeros(1)}), "valid Unicode"),
-        (Snapshot({}, {"a": {"b": [1, (2, 3)]}}), r"plain\['a'\]\['b'\]\[1\] is a tuple; expected a JSON value"),
-        (Snapshot({}, {"a": torch.zeros(1)}), r"plain\['a'\] is a Tensor"),
-        (Snapshot({}, {1: 2}), "plain has the key 1; expected strings"),  # type: ignore[dict-item]
         (Snapshot({}, metrics={"loss": 1}), "metric 'loss' is 1; expected a float"),
         (Snapshot({}, metrics={3: 1.0}), "metric 3 is 1.0; expected a float under a name"),  # type: ignore[dict-item]
         (Snapshot({}, step=-1), "step=-1"),
@@ -193,11 +190,27 @@ def test_what_would_not_come_back_as_it_was_is_refused_by_name(snapshot: Snapsho
         check_snapshot(snapshot)
 
 
+@pytest.mark.parametrize(
+    ("plain", "words"),
+    [
+        ({"a": {"b": [1, (2, 3)]}}, r"plain\['a'\]\['b'\]\[1\] is a tuple; expected a JSON value"),
+        ({"a": torch.zeros(1)}, r"plain\['a'\] is a Tensor"),
+        ({1: 2}, "plain has the key 1; expected strings"),
+    ],
+)
+def test_plain_state_that_is_no_json_is_refused_by_name(plain: dict[str, object], words: str) -> None:
+    with pytest.raises(StateError, match=words):
+        check_plain(plain)
+
+
 def test_all_problems_of_a_snapshot_are_reported_at_once() -> None:
-    snapshot = Snapshot({"a": torch.eye(2).to_sparse(), "b": torch.zeros(1, dtype=torch.complex128)}, {"c": set()})
+    snapshot = Snapshot({"a": torch.eye(2).to_sparse(), "b": torch.zeros(1, dtype=torch.complex128)}, step=-3)
     with pytest.raises(StateError) as caught:
         check_snapshot(snapshot)
-    assert [name in str(caught.value) for name in ("'a'", "'b'", "'c'")] == [True] * 3
+    assert [name in str(caught.value) for name in ("'a'", "'b'", "step=-3")] == [True] * 3
+    with pytest.raises(StateError) as caught:
+        check_plain({"c": set(), "d": (1,)})
+    assert [name in str(caught.value) for name in ("'c'", "'d'")] == [True] * 2
 
 
 # Documents
