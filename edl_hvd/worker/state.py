@@ -67,7 +67,8 @@ class State:
     Every keyword becomes an attribute. Models, optimizers, schedulers, ``GradScaler``,
     :class:`~edl_hvd.ElasticBatchSampler`, ``torch.Generator`` and anything else with ``state_dict`` and
     ``load_state_dict`` stay the objects they are; numbers, strings, lists, dictionaries and tensors
-    are plain attributes, deep-copied by every commit.
+    are plain attributes, deep-copied by every commit. A tensor that comes from a checkpoint or from another
+    worker is put on the device of the one that it takes the place of.
 
     Besides, and readable at any time: ``step`` (optimizer steps of the whole run), ``epoch`` (epochs
     finished), ``samples`` (consumed by the whole run), ``generation`` (of the present world).

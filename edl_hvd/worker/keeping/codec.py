@@ -7,7 +7,7 @@ lists, tuples, numbers, strings and tensors. JSON knows fewer types, so the othe
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -96,3 +96,33 @@ def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if _MAPPING in value:
         return {key: decode(item, tensors) for key, item in value[_MAPPING]}
     return {key: decode(item, tensors) for key, item in value.items()}
+
+
+def names_in(value: Any) -> Iterator[str]:
+    """Of the tensors in an encoded value."""
+    if isinstance(value, list):
+        for item in value:
+            yield from names_in(item)
+    elif isinstance(value, dict):
+        if _TENSOR in value:
+            yield value[_TENSOR]
+        else:
+            yield from names_in(list(value.values()))
+
+
+def placed(
+    value: Any, tensors: Mapping[str, torch.Tensor], live: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Those of ``tensors`` that an encoded value has, on the devices of those that they take the place of.
+
+    Args:
+        value: The JSON value.
+        tensors: From elsewhere, on any devices.
+        live: What there is in its place, by the same names. Where a name is missing, the first one says which device.
+    """
+    first = next(iter(live.values()), None)
+    found = {}
+    for name in tensors.keys() & names_in(value):
+        like = live.get(name, first)
+        found[name] = tensors[name] if like is None else tensors[name].to(like.device)
+    return found

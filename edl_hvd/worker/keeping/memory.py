@@ -12,7 +12,7 @@ from edl_hvd.checkpoint import Snapshot
 from edl_hvd.errors import StateError
 from edl_hvd.rescale.learning import Learning
 from edl_hvd.rescale.ramp import Ramp
-from edl_hvd.worker.keeping.codec import decode, encode
+from edl_hvd.worker.keeping.codec import decode, encode, placed
 from edl_hvd.worker.keeping.handlers import Handler, ModuleHandler, handler_for
 from edl_hvd.worker.keeping.host_copy import HostCopies
 from edl_hvd.worker.keeping.marks import Mark, marks_of
@@ -268,8 +268,19 @@ class Memory:
 
     def receive(self, plain: Any, tensors: dict[str, torch.Tensor]) -> None:
         """Take over a snapshot from another member or from storage, as the present state and as the commit."""
-        self._load(plain, tensors)
+        saved, here = plain["attributes"], dict(tensors)
+        for name, value in self._loose():
+            if name in saved:
+                here.update(placed(saved[name], tensors, encode(value, name)[1]))
+        self._load(plain, here)
         self.take(self.commit)
+
+    def _loose(self) -> Iterable[tuple[str, Any]]:
+        """What does not itself bring its tensors to where it has them, as modules and optimizers do."""
+        for name, handler in self.handlers.items():
+            if not isinstance(handler.value, (torch.nn.Module, torch.optim.Optimizer)):
+                yield name, handler.capture()
+        yield from self.attributes.items()
 
     def complete(self, plain: Any, moved: dict[str, torch.Tensor]) -> None:
         """Become the commit that ``plain`` is of, where the live tensors are those of it but for ``moved``."""
@@ -286,11 +297,11 @@ class Memory:
                 if live != saved[name]:
                     handler.load_plain(decode(saved[name], {**moved, **tensors}))
             elif arrived or live != saved[name]:
-                handler.load(decode(saved[name], {**tensors, **moved}))
+                handler.load(decode(saved[name], {**tensors, **placed(saved[name], moved, tensors)}))
         for name, value in self.attributes.items():
             live, tensors = encode(value, name)
             if live != saved[name] or moved.keys() & tensors.keys():
-                self.attributes[name] = _copy(decode(saved[name], {**tensors, **moved}))
+                self.attributes[name] = _copy(decode(saved[name], {**tensors, **placed(saved[name], moved, tensors)}))
         self._count(plain["counters"])
         self.watch.look()
         self._still.look()

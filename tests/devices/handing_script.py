@@ -1,0 +1,106 @@
+"""Two states in one process, on different devices: one takes over the other's, follows it, and comes back to a commit.
+
+    python handing_script.py LIBRARY FROM TO
+
+Prints, as JSON, what of each the state was equal to what it had to be, bit for bit and on the devices of the script.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import far_device
+import torch
+from torch import nn
+from training_script import PLACES, Network
+
+import edl_hvd
+from edl_hvd.worker import process
+
+
+class Average:
+    """An object of a script's own, which keeps the tensors that it is given."""
+
+    def __init__(self, like: torch.Tensor) -> None:
+        self.values = [like.detach().clone()]
+
+    def update(self, value: torch.Tensor) -> None:
+        self.values = [*self.values[-2:], 0.9 * self.values[-1] + 0.1 * value.detach()]
+
+    def state_dict(self) -> dict[str, object]:
+        return {"values": self.values}
+
+    def load_state_dict(self, state: dict[str, list[torch.Tensor]]) -> None:
+        self.values = state["values"]
+
+
+class Holder:
+    """A model, an optimizer, and what goes with them, on some devices."""
+
+    def __init__(self, device: str, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.model = Network(*PLACES[device])
+        plain = torch.optim.AdamW(self.model.parameters(), lr=0.01, foreach=False)
+        self.optimizer = edl_hvd.DistributedOptimizer(plain, self.model.named_parameters())
+        average = Average(self.model.body[0].weight)
+        self.state = edl_hvd.State(
+            model=self.model, optimizer=self.optimizer, average=average, scale=average.values[0].mean()
+        )
+        self.memory = self.state.memory
+
+    def move(self, light: bool = True) -> None:
+        """One step, and its commit."""
+        torch.manual_seed(self.memory.step)
+        self.optimizer.zero_grad()
+        nn.functional.cross_entropy(self.model(torch.randint(50, (16, 4))), torch.randint(3, (16,))).backward()
+        self.optimizer.step()
+        self.touch()
+        self.memory.step += 1
+        self.memory.take(self.memory.commit + 1, light=light)
+
+    def touch(self) -> None:
+        self.state.average.update(self.model.body[0].weight)
+        self.state.scale = 2 * self.state.scale
+
+    def places(self) -> dict[str, str]:
+        return {name: tensor.device.type for name, tensor in self.memory.live(0)[1].items()}
+
+    def holds_that_of(self, other: Holder) -> bool:
+        (plain, tensors), (others_plain, others) = self.memory.live(0), other.memory.live(0)
+        return plain == others_plain and all(torch.equal(tensors[name].cpu(), others[name].cpu()) for name in others)
+
+
+def main(source: str, target: str) -> None:
+    giver, taker, model = Holder(source, 1), Holder(target, 2), Holder(target, 3)
+    for holder in (giver, model):
+        for _ in range(4):
+            holder.move()
+    places = model.places()  # where a script on the target's devices has all of it
+    found = {}
+
+    plain, tensors = giver.memory.share()
+    taker.memory.receive(plain, {name: tensor.cpu().clone() for name, tensor in tensors.items()})
+    found["taken over"] = taker.holds_that_of(giver) and taker.places() == places
+
+    giver.move()
+    plain, tensors = giver.memory.share()
+    taker.memory.complete(plain, {name: tensor.cpu().clone() for name, tensor in tensors.items()})
+    found["followed"] = taker.holds_that_of(giver) and taker.places() == places
+
+    for light in (True, False):
+        giver.move(light)
+        taker.move(light)
+        taker.touch()
+        taker.memory.put_back()
+        found[f"back at a commit, light={light}"] = taker.holds_that_of(giver) and taker.places() == places
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    far_device.use(Path(sys.argv[1]))
+    edl_hvd.init()
+    process.current().joined = edl_hvd.SoloRendezvous().join(-1, -1, dict)
+    main(sys.argv[2], sys.argv[3])
