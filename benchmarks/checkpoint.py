@@ -29,6 +29,7 @@ import argparse
 import json
 import math
 import os
+import random
 import shutil
 import statistics
 import subprocess
@@ -344,8 +345,11 @@ def take_turns(actions: dict[str, Action], rounds: int) -> dict[str, list[float]
 
     warm_up = max(2, rounds // 4)
     times: dict[str, list[float]] = {name: [] for name in actions}
-    for _ in range(warm_up + rounds):
-        for name, (before, action, after) in actions.items():
+    for number in range(warm_up + rounds):
+        # In another order each time, the same on every rank: what was written by one row may still keep the machine
+        # busy in the next.
+        for name in random.Random(number).sample(list(actions), len(actions)):
+            before, action, after = actions[name]
             before()
             edl_hvd.allreduce(torch.zeros(1))  # start together
             started = time.perf_counter()

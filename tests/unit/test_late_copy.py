@@ -131,3 +131,21 @@ def test_a_copy_that_breaks_off_in_one_thread_is_of_no_use_to_the_other_which_do
 
 def test_what_was_disturbed_is_of_no_use_to_anybody():
     assert together(LateCopy([torch.rand(8)], Blocks([torch.empty(8)]), lambda: True), 3) == [False] * 3
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_who_has_looked_itself_spares_the_copy_the_look(is_whole):
+    def looks() -> bool:
+        raise AssertionError("somebody has looked already")
+
+    tensor, into = torch.rand(8), torch.empty(8)
+    copy = LateCopy([tensor], Blocks([into]), looks)
+    assert copy.complete(is_whole) == is_whole
+    assert copy.complete() == is_whole
+    assert torch.equal(tensor, into)
+
+
+def test_a_copy_that_was_made_before_somebody_moved_the_tensors_is_whole():
+    copy = LateCopy([torch.rand(8)], Blocks([torch.empty(8)]), never)
+    assert copy.complete()
+    assert copy.complete(is_whole=False)

@@ -56,11 +56,15 @@ class HostCopies:
 
         return snapshot, make
 
-    def finish(self) -> None:
-        """The tensors are about to move: make what is left of the copy."""
+    def finish(self, is_whole: bool | None = None) -> None:
+        """The tensors are about to move: make what is left of the copy.
+
+        Args:
+            is_whole: Whether nobody has moved them yet, where the caller has just looked.
+        """
         late, self._late = self._late, None
         if late is not None:
-            late.complete()
+            late.complete(is_whole)
 
     def drop(self) -> None:
         """Nobody wants the copy any more."""

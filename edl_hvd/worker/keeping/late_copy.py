@@ -59,7 +59,8 @@ class LateCopy:
     Args:
         tensors: From.
         blocks: To.
-        is_disturbed: Somebody has moved the tensors meanwhile. Asked once, when all is copied.
+        is_disturbed: Somebody has moved the tensors meanwhile. Asked once, when all is copied, or by the caller of
+            ``complete``.
     """
 
     def __init__(self, tensors: Collection[torch.Tensor], blocks: Blocks, is_disturbed: Callable[[], bool]) -> None:
@@ -69,10 +70,19 @@ class LateCopy:
         self._next = 0  # block that nobody has taken
         self._in_hand: dict[int, Portion] = {}  # by thread
         self._made = self._torn = False
+        self._looked = False
 
-    def complete(self) -> bool:
-        """Return when all is copied, having copied what nobody else did; false if it is of no use."""
+    def complete(self, is_whole: bool | None = None) -> bool:
+        """Return when all is copied, having copied what nobody else did; false if it is of no use.
+
+        Args:
+            is_whole: Whether nobody has moved the tensors yet, where the caller has just looked, and moves them when
+                this returns. ``None``: it has not looked.
+        """
         me = threading.get_ident()
+        if is_whole is not None:
+            with self._changed:
+                self._looked, self._torn = True, self._torn or not (is_whole or self._made)
         try:
             while portion := self._take(me):
                 _copy(portion)
@@ -101,7 +111,7 @@ class LateCopy:
     def _end_if_over(self) -> None:
         if not self._made and not self._in_hand and self._next == len(self._into):
             # Afterwards: what is found undisturbed was so all along.
-            self._torn = self._is_disturbed() or self._torn
+            self._torn = self._torn or (not self._looked and self._is_disturbed())
             self._made = True
             self._changed.notify_all()
 

@@ -63,9 +63,7 @@ class Memory:
         self.exact = any(isinstance(optimizer.reduction, ExactReduction) for optimizer in self._optimizers)
         self._may_stand = not self.exact and stepped == frozenset().union(*(model.stepped for model in models))
         self._host = HostCopies()
-        for optimizer in self._optimizers:  # before the watch, which forgets what it has seen
-            optimizer.reduction.before_step.append(lambda *_: self._host.finish())
-        self.watch = ParameterWatch(self._optimizers)
+        self.watch = ParameterWatch(self._optimizers, self._before_move)
         self.step = self.epoch = self.samples = 0
         self.ramp = Ramp()
         self.learning = Learning()
@@ -254,6 +252,9 @@ class Memory:
         self._marks = marks_of(self._rest_of(self.commit)[1])  # they are equal now
         self.watch.look()
         self._still.look()
+
+    def _before_move(self, is_disturbed: bool) -> None:
+        self._host.finish(is_whole=not is_disturbed and not self._still.is_disturbed())
 
     def _is_disturbed(self) -> bool:
         return self.watch.is_disturbed() or self._still.is_disturbed()

@@ -12,7 +12,7 @@ parameter, on the CPU only: on a GPU every look would wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -26,13 +26,19 @@ _NEVER = 1 << 62
 class ParameterWatch:
     """Of one worker's distributed optimizers.
 
+    Args:
+        optimizers: They.
+        before_move: Called when one of them is about to move its parameters, with whether something else has moved any
+            since the last look.
+
     Attributes:
         steps: How often each optimizer has moved since the last commit.
         trusted: Nothing else has moved parameters lately.
     """
 
-    def __init__(self, optimizers: Sequence[Any]) -> None:
+    def __init__(self, optimizers: Sequence[Any], before_move: Callable[[bool], None]) -> None:
         self._optimizers = optimizers
+        self._before_move = before_move
         self.steps = [0] * len(optimizers)
         self._clean = 0
         self._needed = _CLEAN_COMMITS
@@ -52,9 +58,7 @@ class ParameterWatch:
 
     def check(self) -> None:
         """Stop trusting a script that has moved parameters itself since the last look."""
-        if self.is_disturbed():
-            self.distrust()
-            self.look()
+        self._judge(self.is_disturbed())
 
     def look(self) -> None:
         """Whatever has moved the parameters up to here was meant to."""
@@ -68,11 +72,18 @@ class ParameterWatch:
         """Something else moves parameters: do without copies only after more commits in which nothing does."""
         self._clean, self._needed = 0, min(2 * self._needed, _MOST_CLEAN_COMMITS)
 
+    def _judge(self, is_disturbed: bool) -> None:
+        if is_disturbed:
+            self.distrust()
+            self.look()
+
     def _before_step(self, number: int, closure: bool) -> None:
+        is_disturbed = self.is_disturbed()
+        self._before_move(is_disturbed)
         if closure:  # it sums gradients while it moves parameters
             self._clean, self._needed = 0, _NEVER
         else:
-            self.check()
+            self._judge(is_disturbed)
         self.steps[number] += 1
 
 
