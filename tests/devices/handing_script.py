@@ -1,14 +1,17 @@
 """Two states in one process, on different devices: one takes over the other's, follows it, and comes back to a commit.
 
-    python handing_script.py LIBRARY FROM TO
+    python handing_script.py LIBRARY
 
-Prints, as JSON, what of each the state was equal to what it had to be, bit for bit and on the devices of the script.
+Prints, as JSON, how often the state was what it had to be, bit for bit and on the devices of the script; and after
+which of these, and between which devices, it was not.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import far_device
@@ -72,30 +75,42 @@ class Holder:
         return plain == others_plain and all(torch.equal(tensors[name].cpu(), others[name].cpu()) for name in others)
 
 
-def main(source: str, target: str) -> None:
+def handed(source: str, target: str) -> Iterator[tuple[str, bool]]:
+    """After what, and whether the state was right."""
     giver, taker, model = Holder(source, 1), Holder(target, 2), Holder(target, 3)
     for holder in (giver, model):
         for _ in range(4):
             holder.move()
     places = model.places()  # where a script on the target's devices has all of it
-    found = {}
+
+    def is_right() -> bool:
+        return taker.holds_that_of(giver) and taker.places() == places
 
     plain, tensors = giver.memory.share()
     taker.memory.receive(plain, {name: tensor.cpu().clone() for name, tensor in tensors.items()})
-    found["taken over"] = taker.holds_that_of(giver) and taker.places() == places
+    yield "taken over", is_right()
 
     giver.move()
     plain, tensors = giver.memory.share()
     taker.memory.complete(plain, {name: tensor.cpu().clone() for name, tensor in tensors.items()})
-    found["followed"] = taker.holds_that_of(giver) and taker.places() == places
+    yield "followed", is_right()
 
     for light in (True, False):
         giver.move(light)
         taker.move(light)
         taker.touch()
         taker.memory.put_back()
-        found[f"back at a commit, light={light}"] = taker.holds_that_of(giver) and taker.places() == places
-    print(json.dumps(found))
+        yield f"back at a commit, light={light}", is_right()
+
+
+def main() -> None:
+    found = [
+        (is_right, f"{what}, from {source} to {target}")
+        for source, target in itertools.product(PLACES, repeat=2)
+        for what, is_right in handed(source, target)
+    ]
+    wrong = [what for is_right, what in found if not is_right]
+    print(json.dumps({"wrong": wrong, "right": len(found) - len(wrong)}))
 
 
 if __name__ == "__main__":
@@ -103,4 +118,4 @@ if __name__ == "__main__":
     far_device.use(Path(sys.argv[1]))
     edl_hvd.init()
     process.current().joined = edl_hvd.SoloRendezvous().join(-1, -1, dict)
-    main(sys.argv[2], sys.argv[3])
+    main()

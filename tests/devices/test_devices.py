@@ -51,14 +51,8 @@ def test_a_run_goes_on_on_any_devices_and_learns_the_same_bit_for_bit(library, u
         assert found["digest"] == uninterrupted["digest"], f"from {before} to {after}"
 
 
-@pytest.mark.parametrize("source", DEVICES)
-@pytest.mark.parametrize("target", DEVICES)
-def test_a_worker_takes_over_the_state_of_one_on_other_devices_follows_it_and_comes_back_to_commits(
-    library, source, target
-):
-    found = printed_by("handing_script.py", library, source, target)
-    assert found == dict.fromkeys(found, True)
-    assert len(found) == 4
+def test_a_worker_takes_over_the_state_of_one_on_other_devices_follows_it_and_comes_back_to_commits(library):
+    assert printed_by("handing_script.py", library) == {"wrong": [], "right": 4 * len(DEVICES) ** 2}
 
 
 def test_the_host_cannot_read_the_far_device(library):
