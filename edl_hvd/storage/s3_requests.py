@@ -22,6 +22,7 @@ from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.storage.parts import CHUNK_BYTES
 from edl_hvd.storage.pieces import Pieces
 from edl_hvd.storage.retries import Attempts, Patience
+from edl_hvd.storage.s3_continue import repair
 
 _CRC32: Callable[[memoryview, int], int] = zlib.crc32
 with suppress(ImportError):
@@ -76,6 +77,7 @@ class S3Requests:
     """
 
     def __init__(self, connections: int, patience: Patience, clock: Clock = SYSTEM_CLOCK) -> None:
+        repair()
         settings = botocore.session.get_session()
         attempts = settings.get_config_variable("max_attempts")
         self._patience = patience if attempts is None else replace(patience, attempts=attempts)

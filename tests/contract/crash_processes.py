@@ -6,6 +6,7 @@ that a process takes to start.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import mmap
 import os
@@ -15,6 +16,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -158,6 +160,14 @@ class World:
         return None
 
 
+def _stacks() -> str:
+    """Where each thread of this process stands."""
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file)
+        file.seek(0)
+        return file.read()
+
+
 def write(work: Work, storage: Storage, world: World) -> None:
     """Write one checkpoint after the other, all ranks together, as a training does."""
     writer = CheckpointWriter(storage, KEEP, patience_s=WRITERS_PATIENCE_S)
@@ -172,7 +182,7 @@ def write(work: Work, storage: Storage, world: World) -> None:
         state = snapshot_of(step, work.variant, work.large)
         writer.begin(state, work.rank, work.ranks, f"life{work.variant}-{step}", FIRST_OWNER)
         if not writer.wait(HANGS_S):
-            raise AssertionError(f"the writer of rank {work.rank} hangs at step {step}")
+            raise AssertionError(f"the writer of rank {work.rank} hangs at step {step}:\n{_stacks()}")
         for event in writer.poll():
             if isinstance(event, CheckpointFailed):
                 failures += 1
