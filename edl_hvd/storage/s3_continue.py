@@ -1,8 +1,8 @@
 """A repair of botocore: after a connection that breaks within the answer "100 Continue" it waits for ever.
 
-A body is sent when the server has said that it wants it. ``AWSConnection._consume_headers`` (botocore 1.44.5) reads that
-answer up to its empty line, and at the end of the connection reads nothing, again and again: the thread never comes
-back, and the checkpoint it belongs to is under way until the process ends.
+A body is sent when the server has said that it wants it. ``AWSConnection._consume_headers`` (botocore 1.44.5) reads
+that answer up to its empty line, and at the end of the connection reads nothing, again and again: the thread never
+comes back, and the checkpoint it belongs to is under way until the process ends.
 """
 
 from __future__ import annotations
