@@ -18,9 +18,9 @@ state in memory.
     DCP async_save           torch.distributed.checkpoint; it is written in the background, too
 
 An optimizer step comes before each, as in training: a copy also has to push what the step has just written out of the
-processor's caches. What fits into memory together takes turns, so that whatever else the machine does meets all; large
-states are measured one row after the other, and a row that does not fit is left out. The first rounds are not counted:
-memory is allocated in them.
+processor's caches. What fits into memory together takes turns, in random order, so that whatever the machine does meets
+all; large states are measured one row after the other, and a row that does not fit is left out. The first rounds are
+not counted: memory is allocated in them.
 """
 
 from __future__ import annotations
