@@ -7,6 +7,7 @@ from engines import fails_on_stock
 from faults import broken_collective, crash, hang, kill, spoil, stall
 from harness import TWO_HOSTS, Job
 from invariants import check, no_worker_failed
+from servers import AwsServer
 from training import Training
 
 THREE_HOSTS = (*TWO_HOSTS, "127.1:1")
@@ -120,13 +121,16 @@ def test_a_failed_collective_without_a_death_costs_no_worker(run_either, alone):
     assert outcome.reports[0]["size"] == 2
 
 
-def test_a_job_that_ended_goes_on_from_its_checkpoint_with_more_workers(run_job, alone, tmp_path):
-    training = Training(checkpoint=str(tmp_path / "checkpoints"), checkpoint_every="4 steps")
-    lost = run_job(Job(faults=(crash(step=11, times=2),), training=training), "first")
-    assert lost.exit_code != 0
-    job = Job(hosts=THREE_HOSTS, training=training)
-    outcome = run_job(job, "second")
-    check(job, outcome, alone(training))
+@pytest.mark.parametrize("storage", ["file", "s3"])
+def test_a_job_that_ended_goes_on_from_its_checkpoint_with_more_workers(run_job, alone, tmp_path, storage):
+    with AwsServer() as server:
+        url = str(tmp_path / "checkpoints") if storage == "file" else f"s3://{server.new_bucket()}/run"
+        training = Training(checkpoint=url, checkpoint_every="4 steps")
+        first = Job(faults=(crash(step=11, times=2),), training=training, environment=server.environment)
+        assert run_job(first, "first").exit_code != 0
+        job = Job(hosts=THREE_HOSTS, training=training, environment=server.environment)
+        outcome = run_job(job, "second")
+        check(job, outcome, alone(training))
     restored = [event["step"] for event in outcome.events if event["event"] == "restore"]
     assert len(restored) == 1
     assert restored[0] >= 4

@@ -32,7 +32,7 @@ class Training:
         optimizer: "sgd" (momentum 0.9, weight decay 0.1), "plain" (no momentum, no decay) or "adamw".
         commit_every: Steps between commits.
         pause_s: Sleep in each step, so that there is time for something to happen.
-        checkpoint: Folder for checkpoints, or ``None``.
+        checkpoint: URL for checkpoints, or ``None``.
         checkpoint_every: Their interval.
         loader_workers: Processes of the data loader.
         hidden: Width of the network. Above some 100,000 a gradient no longer fits into the sockets' buffers, and a
