@@ -186,7 +186,7 @@ def nothing() -> None:
 def memory_copy(state: Any, folder: Path) -> Action:
     import torch
 
-    live = list(state.memory.live(0)[1].values())
+    live = list(state._runtime.memory.live(0)[1].values())
     kept = [torch.empty_like(tensor) for tensor in live]
     return lambda: step(state.optimizer), lambda: torch._foreach_copy_(kept, live), nothing
 
@@ -204,7 +204,7 @@ def light_commit(state: Any, folder: Path) -> Action:
     import torch
 
     def commit() -> None:
-        state.commit_step(torch.zeros(WISHES))
+        state._runtime.commit_step(torch.zeros(WISHES))
 
     for _ in range(3):
         step(state.optimizer)
@@ -252,7 +252,7 @@ def checkpoint(state: Any, folder: Path, then: str = "") -> Action:
     due[1] = 1.0
 
     def begin() -> None:
-        state.commit_step(due)
+        state._runtime.commit_step(due)
 
     def begin_and_step() -> None:
         begin()
@@ -269,21 +269,21 @@ def checkpoint(state: Any, folder: Path, then: str = "") -> Action:
         return begun - started + time.perf_counter() - computed
 
     def before_step() -> None:
-        for watcher in state.optimizer.reduction.before_step:
+        for watcher in state.optimizer.stepping.before:
             watcher(state.optimizer, False)
 
     def written() -> None:
         while edl_hvd.allreduce(torch.tensor([float(session._checkpoints.busy)])).item():
             time.sleep(0.01)
         session._checkpoints.report()
-        assert session._checkpoints.written_step in (-1, state.memory.step), "the checkpoint failed"
+        assert session._checkpoints.written_step in (-1, state._runtime.memory.step), "the checkpoint failed"
         session._writers_busy = False
 
     def before() -> None:
         step(state.optimizer)
-        state.memory.step += 1
+        state._runtime.memory.step += 1
 
-    matrix, batch_s = torch.rand(300, 300), state.memory.size_bytes / BATCH_BYTES_PER_S
+    matrix, batch_s = torch.rand(300, 300), state._runtime.memory.size_bytes / BATCH_BYTES_PER_S
     light_commit(state, folder)
     action = {"": begin, "a step": begin_and_step, "a batch": begin_compute_and_step}[then]
     return before, action, written

@@ -65,7 +65,7 @@ def seconds_of_commits(metrics: dict[str, Metric], trains: bool, commits: int) -
 
     @edl_hvd.elastic
     def train(state: edl_hvd.State) -> None:
-        commit_step = state.commit_step
+        commit_step = state._runtime.commit_step
 
         def timed(answer: Any) -> None:
             begun_s = time.perf_counter()

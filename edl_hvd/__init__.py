@@ -22,6 +22,7 @@ _HOMES = {
     "local_size": "edl_hvd.worker.process",
     "allreduce": "edl_hvd.worker.process",
     "State": "edl_hvd.worker.state",
+    "Step": "edl_hvd.worker.training.batching",
     "elastic": "edl_hvd.worker.elastic",
     "DistributedOptimizer": "edl_hvd.worker.training.optimizer",
     "GradScaler": "edl_hvd.worker.training.optimizer",

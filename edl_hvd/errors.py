@@ -90,3 +90,7 @@ class CheckpointDamagedError(StorageError):
 
 class InternalError(EdlHvdError, AssertionError):
     """An invariant of this package does not hold. A bug here, not in the caller."""
+
+
+class EdlHvdWarning(UserWarning):
+    """A script does something that has no effect, or another one than it looks; said once."""

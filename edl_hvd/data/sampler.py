@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,10 @@ class GlobalStep:
     offset: int
     samples: int
     share: tuple[Slice, ...]
+
+
+class StepsUnknownError(UsageError, TypeError):
+    """How many steps an epoch has depends on the world; also a ``TypeError``, as of anything without a length."""
 
 
 class DealtIndices(list[int]):
@@ -61,6 +66,10 @@ class ElasticBatchSampler(Sampler[list[int]]):
     of its samples weighs as much as G / n of another batch. ``drop_last=True`` leaves it out when it is short: an epoch
     then is floor(N / G) steps, N mod G samples are not seen in it, and other ones are not seen in the next, because it
     is ordered anew. (With ``WorkerBatch``, G is that of the world which comes to the end of the epoch.)
+
+    Attributes:
+        is_watched: An elastic function is running, and this sampler is part of its state.
+        is_bypassed: A loader was iterated there, but not through ``State``: nothing of it is counted.
 
     Args:
         length: Samples in the data set, at least 1.
@@ -122,6 +131,9 @@ class ElasticBatchSampler(Sampler[list[int]]):
         self.offset = 0
         self._rank, self._size = 0, 1
         self._repeated = 0
+        self.is_watched = False
+        self.is_bypassed = False
+        self._is_dealing = False
 
     @property
     def positions(self) -> int:
@@ -174,7 +186,21 @@ class ElasticBatchSampler(Sampler[list[int]]):
             yield GlobalStep(offset, samples, deal(samples, rank, size, self.policy.micro_batch))
             offset, wanted = offset + samples, batch
 
+    @contextmanager
+    def dealing(self) -> Iterator[None]:
+        """In the block ``State`` begins to iterate over the loader."""
+        self._is_dealing = True
+        try:
+            yield
+        finally:
+            self._is_dealing = False
+
     def __iter__(self) -> Iterator[list[int]]:
+        if self.is_watched and not self._is_dealing:
+            self.is_bypassed = True
+        return self._indices()
+
+    def _indices(self) -> Iterator[list[int]]:
         order, seed, epoch = self.order, self.seed, self.epoch
         for step in self.steps():
             if not step.share:
@@ -187,15 +213,28 @@ class ElasticBatchSampler(Sampler[list[int]]):
                 yield DealtIndices(indices, seed, epoch, position, order)
 
     def __len__(self) -> int:
-        """Micro-batches this worker has left in this epoch."""
-        batch = self.global_batch(self._size)
-        left = max(0, self.epoch_samples() - self.offset)
-        first = min(self._repeated, left)
-        full, rest = divmod(left - first, batch)
-        begun, share, last = (
-            deal(samples, self._rank, self._size, self.policy.micro_batch) for samples in (first, batch, rest)
-        )
-        return len(begun) + full * len(share) + len(last)
+        """Optimizer steps of a whole epoch, the same in every world; ``len(loader)`` is that, too.
+
+        Raises:
+            UsageError: It depends on the world (``WorkerBatch``).
+        """
+        return self.steps_per_epoch
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of a whole epoch, the same in every world.
+
+        Raises:
+            UsageError: It depends on the world (``WorkerBatch``).
+        """
+        batch = self.policy.global_batch(1)
+        if batch != self.policy.global_batch(2):
+            raise StepsUnknownError(
+                f"the number of steps in an epoch depends on the number of workers with {type(self.policy).__name__}; "
+                "have schedules count samples or epochs: edl_hvd.schedule(scheduler, every='1000 samples')"
+            )
+        steps = self.positions // batch if self.drop_last else -(-self.positions // batch)
+        return steps if self.limit_batches is None else min(steps, self.limit_batches)
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -44,7 +44,7 @@ from edl_hvd.worker.state import State
 from edl_hvd.worker.training import tuning
 from edl_hvd.worker.training.arithmetic import arithmetic, refuse_other_arithmetic
 from edl_hvd.worker.training.pooling import pool
-from edl_hvd.worker.training.scheduler import catch_up
+from edl_hvd.worker.training.reduction import Vote
 from edl_hvd.world import World
 
 logger = logging.getLogger(__name__)
@@ -61,8 +61,8 @@ class Session:
     """One call of an elastic function on one worker."""
 
     def __init__(self, state: State, settings: Settings, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._state = state
-        self._memory = state.memory
+        self._runtime = state._runtime
+        self._memory = self._runtime.memory
         self._settings = settings
         self._clock = clock
         self._process = process.current()
@@ -74,12 +74,12 @@ class Session:
         self._writers_busy = False
         self._interruption = Interruption(self._events, clock)
         self._certainty = Certainty()
-        state.attach(self, settings.commit_every)
+        self._runtime.attach(self, settings.commit_every)
 
     def close(self) -> None:
         self._guide.abandon()
         self._checkpoints.own(0, speaks=False)
-        self._state.attach(None)
+        self._runtime.attach(None)
         self._events.close()
 
     @property
@@ -133,7 +133,7 @@ class Session:
         try:
             return function()
         except torch.cuda.OutOfMemoryError as error:  # torch.OutOfMemoryError is the same, from torch 2.5 on
-            explained = self._state.out_of_memory(error)
+            explained = self._runtime.out_of_memory(error)
             if explained is None:
                 raise
             raise explained from error
@@ -173,7 +173,7 @@ class Session:
         else:
             self._guide.abandon()
         self._checkpoints.abandon(self._memory)
-        self._state.begin_life()
+        self._runtime.begin_life()
         if self._process.joined is not None:
             self._process.joined = None
             # After an error of the script Horovod itself is well: a regular shutdown tells the others at once.
@@ -215,7 +215,7 @@ class Session:
         self._take_place(world)
         self._interruption.announce(world, [row[1] for row in rows], self._memory.step)
         if self._interruption.before is not None:
-            self._state.run_callbacks()
+            self._runtime.run_callbacks()
 
     def _synchronise(self, world: World, held: list[int]) -> None:
         freshest = max(held)
@@ -249,8 +249,8 @@ class Session:
 
     def _take_place(self, world: World) -> None:
         """Deal batches and scale the learning rate for this world, and make that part of the commit."""
-        self._state.begin_life()
-        self._state.counting.set_world(world.rank, world.size)
+        self._runtime.begin_life()
+        self._runtime.counting.set_world(world.rank, world.size)
         memory = self._memory
         for sampler in memory.of_kind(ElasticBatchSampler):
             sampler.set_world(world.rank, world.size)
@@ -263,16 +263,13 @@ class Session:
         self._certainty = Certainty(memory.commit, world.generation)
         self._known_step = max(self._known_step, memory.step)
         self._writers_busy = False
-        self._checkpoints.schedule.mark(memory.step, memory.samples, self._state.epoch_position())
+        self._checkpoints.schedule.mark(memory.step, memory.samples, self._runtime.epoch_position())
 
     # --- inside a world ---
 
-    def wishes(self, samples: int, apart: bool) -> torch.Tensor:
-        """See :class:`edl_hvd.worker.state.Session`."""
-        schedulers_apart = apart and bool(self._state.schedulers())
-        return torch.tensor(
-            [*self._flags(1, samples), schedulers_apart, self._state.counting.is_behind], dtype=torch.float32
-        )
+    def vote(self, samples: int) -> Vote:
+        """See :class:`edl_hvd.worker.runtime.Session`."""
+        return Vote(*map(float, [*self._flags(1, samples), self._runtime.counting.is_behind]))
 
     def _flags(self, steps: int, samples: int) -> list[bool]:
         """Of this rank: a change is pending, a checkpoint is due so far on, one is being written, the job is to end."""
@@ -282,17 +279,17 @@ class Session:
             and world.rank == 0
             and not self._writers_busy
             # The next commit is at the same step, and has what the script measures after the epoch.
-            and not self._state.ends_epoch(samples)
+            and not self._runtime.ends_epoch(samples)
             and self._checkpoints.due(
-                memory.step + steps, memory.samples + samples, self._state.epoch_position(samples)
+                memory.step + steps, memory.samples + samples, self._runtime.epoch_position(samples)
             )
         )
         checkpoints = self._checkpoints
         return [self._process.rendezvous.change_pending(), due, checkpoints.busy, bool(checkpoints.stop_reason)]
 
     @progress.during("commit")
-    def agree(self, answer: torch.Tensor | None = None) -> None:
-        """See :class:`edl_hvd.worker.state.Session`."""
+    def agree(self, answer: Vote | None = None) -> None:
+        """See :class:`edl_hvd.worker.runtime.Session`."""
         world = self._process.world
         if self._process.joined is None or world is None:
             return
@@ -300,11 +297,10 @@ class Session:
         self._interruption.end()
         self._checkpoints.report()
         self._checkpoints.schedule.note_commit(self._writers_busy)
-        *flags, apart, _ = [False] * 4 + [True, True] if answer is None else answer.tolist()
-        change, due, busy, stop = self._agree_at_once() if apart else flags
+        agreed = self._agree_at_once() if answer is None else answer
         # What has travelled with the gradients came before this commit, and after the last one.
-        self._certainty.commit = memory.commit if apart else memory.commit - 1
-        self._writers_busy = bool(busy)
+        self._certainty.commit = memory.commit if answer is None else memory.commit - 1
+        self._writers_busy = bool(agreed.writing)
         self._guide.commit()
         self._known_step = max(self._known_step, memory.step)
         progress.step, progress.samples = memory.step, memory.samples
@@ -312,33 +308,26 @@ class Session:
             self._events.emit(progress.stragglers.popleft())
         if world.rank == 0:
             self._events.emit(Committed(world.generation, world.size, memory.step, memory.epoch, memory.samples))
-        if stop:
+        if agreed.stop:
             together.stop(self._checkpoints, self._process.collectives, world)
-        if due:
+        if agreed.checkpoint:
             self._begin_checkpoint(world)
-        if change:
+        if agreed.resize:
             raise ResizeAgreed
 
-    def _agree_at_once(self) -> list[bool]:
-        """One collective of its own: nothing has travelled with the gradients, or schedulers may have come apart."""
-        schedulers = self._state.schedulers()
-        row = [*self._flags(0, 0), *(scheduler.edl_moves for scheduler in schedulers)]
-        agreed = process.allreduce(torch.tensor(row, dtype=torch.int64), "max").tolist()
-        flags, moves = agreed[: len(row) - len(schedulers)], agreed[len(row) - len(schedulers) :]
-        if moves != [scheduler.edl_moves for scheduler in schedulers]:
-            for scheduler, target in zip(schedulers, moves, strict=True):
-                catch_up(scheduler, target)
-            self._memory.retake()
-        return list(map(bool, flags))
+    def _agree_at_once(self) -> Vote:
+        """One collective of its own: nothing has travelled with gradients."""
+        own = torch.tensor(self._flags(0, 0), dtype=torch.int64)
+        return Vote(*map(float, self._process.collectives.allreduce(own, "max").tolist()))
 
     @progress.during("checkpoint")
     def _begin_checkpoint(self, world: World) -> None:
         memory, schedule = self._memory, self._checkpoints.schedule
         start_s = self._clock.monotonic_s()
-        if self._state.level_buffers():
+        if self._runtime.level_buffers():
             memory.take(memory.commit, light=True)
         self._checkpoints.begin(memory, world, f"{world.generation}-{memory.step}-{self._nonce:016x}")
-        schedule.mark(memory.step, memory.samples, self._state.epoch_position())
+        schedule.mark(memory.step, memory.samples, self._runtime.epoch_position())
         schedule.note_stall(self._clock.monotonic_s() - start_s)
         self._writers_busy = True
 
@@ -371,7 +360,7 @@ class Session:
         progress.enter("end")
         world = self._process.world
         assert world is not None
-        self._state.counting.pool()
+        self._runtime.counting.pool()
         self._memory.take(self._memory.commit + 1)
         if self._checkpoints.wanted:
             begin = functools.partial(self._begin_checkpoint, world)

@@ -2,63 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from edl_hvd.data.evaluation import EvaluationSampler
-from edl_hvd.data.sampler import ElasticBatchSampler
-from edl_hvd.errors import StateError, UsageError
-from edl_hvd.events import Event
-from edl_hvd.metrics.metric import Metric
-from edl_hvd.worker.keeping.memory import Memory
-from edl_hvd.worker.training.batching import batches
+from edl_hvd.errors import StateError
+from edl_hvd.worker.runtime import METRICS, Runtime
+from edl_hvd.worker.training.batching import Step, batches, steps
 from edl_hvd.worker.training.evaluation import evaluate
-from edl_hvd.worker.training.optimizer import is_distributed
-from edl_hvd.worker.training.out_of_memory import explained
-from edl_hvd.worker.training.pooling import Counting
-from edl_hvd.worker.training.scheduler import SCALE_INVARIANT, GatedScheduler, PacedScheduler
-from edl_hvd.worker.training.tuning import StepTimer
-
-METRICS = "_metrics"
-# The attribute with the last value of each metric; it goes where the others go, into commits and to newcomers.
+from edl_hvd.worker.training.position import position
 
 if TYPE_CHECKING:
     from edl_hvd.worker.keeping.weights import Fit
-
-
-class Session(Protocol):
-    """The run of an elastic function that a state is part of; see ``loop.py``."""
-
-    @property
-    def generation(self) -> int:
-        """Of the present world; 0 between worlds."""
-
-    def wishes(self, samples: int, apart: bool) -> torch.Tensor:
-        """What this rank wishes at the commit after the next step, as numbers to be summed over the ranks.
-
-        Args:
-            samples: Of that step, over all ranks.
-            apart: This rank is not dealt any, so the script will not see it.
-        """
-
-    def agree(self, answer: torch.Tensor | None = None) -> None:
-        """Act on the ranks' wishes at a commit. Collective; blocks, unless their sums are there already."""
-
-    def pool(self, metrics: Sequence[Metric], pass_: str | None, word: int) -> int:
-        """Bring together what the ranks' metrics have counted, see ``training/pooling.py``. Collective; blocks."""
-
-    def level(self, tensors: list[torch.Tensor]) -> bool:
-        """Make tensors equal on all ranks, in place; whether any may have changed. Collective; blocks."""
-
-    def report(self, values: dict[str, float]) -> None:
-        """Write numbers to the event log, from rank 0."""
-
-    def announce(self, event: Event) -> None:
-        """Write an event, from rank 0."""
 
 
 class State:
@@ -82,34 +39,27 @@ class State:
         StateError: A name is taken, or a value cannot be kept.
     """
 
-    memory: Memory
+    _runtime: Runtime
 
     def __init__(self, model: Any = None, optimizer: Any = None, **attributes: Any) -> None:
         given = {"model": model, "optimizer": optimizer}
         given = {name: value for name, value in given.items() if value is not None} | attributes
         counters = {name: given.pop(name) for name in ("step", "epoch", "samples") if name in given}
         # `batches` is both: the keyword takes the sampler, the method runs the loop over what it deals.
-        own = {*dir(type(self)), "memory", "life", "commit_every", "step_timer", "counting"} - {"batches"}
+        own = set(dir(type(self))) - {"batches"}
         taken = sorted(name for name in given if name in own or name.startswith("_"))
         if taken:
             raise StateError(f"State(…) was given {', '.join(taken)}, which are names of its own; choose others")
-        put = super().__setattr__
-        put("memory", Memory({**given, METRICS: {}}))
-        put("life", 0)  # rises whenever the state is put back or a world is joined
-        put("commit_every", 1)
-        put("step_timer", StepTimer())
-        put("counting", Counting(self.memory.of_kind(Metric), self.memory.of_kind(EvaluationSampler)))
-        put("_session", None)
-        put("_callbacks", [])
+        _refuse_hidden_optimizers(given)
+        runtime = Runtime(given)
         for name, value in counters.items():
-            setattr(self.memory, name, value)
-        for optimizer_ in self.memory.of_kind(is_distributed):
-            optimizer_.reduction.after_step.append(self._after_step)
+            setattr(runtime.memory, name, value)
+        super().__setattr__("_runtime", runtime)
 
     # --- attributes ---
 
     def __getattr__(self, name: str) -> Any:
-        memory: Memory = self.__dict__["memory"]
+        memory = self.__dict__["_runtime"].memory
         if name in memory.attributes:
             return memory.attributes[name]
         if name in memory.handlers:
@@ -117,48 +67,47 @@ class State:
         raise AttributeError(f"State has no attribute {name!r}; give it to State(…) to have it kept")
 
     def __setattr__(self, name: str, value: Any) -> None:
+        memory = self._runtime.memory
         if name in ("step", "epoch", "samples"):
-            setattr(self.memory, name, value)
-        elif name in self.memory.handlers:
+            setattr(memory, name, value)
+        elif name in memory.handlers:
             raise StateError(f"state.{name} cannot be replaced by another object; change the one given to State(…)")
-        elif name in self.__dict__ or hasattr(type(self), name):
-            super().__setattr__(name, value)
-        elif name in self.memory.attributes:
-            self.memory.attributes[name] = value
+        elif hasattr(type(self), name):
+            raise StateError(f"state.{name} cannot be set; it is a name of State's own")
+        elif name in memory.attributes:
+            memory.attributes[name] = value
         else:
             raise StateError(f"state.{name} is not kept, because State(…) was not given it; add {name}=… there")
 
     @property
     def step(self) -> int:
         """Optimizer steps of the whole run."""
-        return self.memory.step
+        return self._runtime.memory.step
 
     @property
     def epoch(self) -> int:
         """Epochs finished; inside ``epochs()`` the number of the present one."""
-        return self.memory.epoch
+        return self._runtime.memory.epoch
 
     @property
     def samples(self) -> int:
         """Samples consumed by the whole run, over all workers and epochs."""
-        return self.memory.samples
+        return self._runtime.memory.samples
 
     @property
     def generation(self) -> int:
         """Generation of the present world; 0 before the first."""
-        return self._session.generation if self._session is not None else 0
+        return self._runtime.session.generation if self._runtime.session is not None else 0
 
     @property
     def learning_rate_factor(self) -> float:
         """What ``optimizer.step()`` multiplies the learning rate with at the next step."""
-        factor, noise = self.memory.ramp.factor(self.memory.samples), self.memory.learning.noise
-        samplers = self.memory.of_kind(ElasticBatchSampler)
-        return next((sampler.policy.adapted(factor, noise) for sampler in samplers), factor)
+        return self._runtime.learning_rate_factor
 
     @property
     def scale_invariant_steps(self) -> float:
         """Sum of the learning-rate factors of all steps: under AdaScale, how many of the script's own they equal."""
-        return self.memory.learning.scale_invariant_steps
+        return self._runtime.memory.learning.scale_invariant_steps
 
     @property
     def gradient_noise_scale(self) -> float | None:
@@ -167,9 +116,20 @@ class State:
         Measured where the batch policy needs it, and with ``DistributedOptimizer(…, measure_noise=True)``. It takes two
         micro-batches per step, over all workers. Infinite while no gradient stands out from the noise.
         """
-        return self.memory.learning.noise.samples
+        return self._runtime.memory.learning.noise.samples
 
     # --- the training loop ---
+
+    def total_steps(self, epochs: int) -> int:
+        """Optimizer steps of so many whole epochs, the same in every world; for ``OneCycleLR`` and its like.
+
+        Args:
+            epochs: At least 0.
+
+        Raises:
+            UsageError: ``State`` has no sampler, or its number of steps depends on the world (``WorkerBatch``).
+        """
+        return epochs * self._runtime.sampler("state.total_steps()").steps_per_epoch
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs left of ``count``, starting with the one under way; commits after each.
@@ -178,14 +138,42 @@ class State:
         """
         while self.epoch < count:
             yield self.epoch
-            self.memory.epoch += 1
-            for sampler in self.memory.of_kind(ElasticBatchSampler):
-                sampler.set_epoch(self.epoch)
-            self.move_schedulers()
-            self.commit()
+            self._runtime.end_epoch()
+
+    def steps(self, loader: Any) -> Iterator[Step]:
+        """The optimizer steps left in the present epoch, the same ones on every worker; commits after each.
+
+        Every rank runs it to its end. The body runs once per optimizer step, on every worker, also on one that was
+        dealt nothing::
+
+            for step in state.steps(loader):
+                for images, target in step:            # this worker's micro-batches: none, one or several
+                    F.cross_entropy(model(images), target).backward()
+                clip_grad_norm_(model.parameters(), 1.0)   # the gradient of the whole global batch
+                optimizer.step()
+                optimizer.zero_grad()
+
+        See :class:`~edl_hvd.Step`. Random generators (torch, ``random``, NumPy) are seeded before each micro-batch and
+        at step level, from the sampler's seed, the epoch and the position, so that nothing random depends on the world;
+        at step level every worker draws the same numbers. At the end of the epoch floating-point buffers (BatchNorm's
+        running statistics) are averaged over the workers.
+
+        Args:
+            loader: A ``DataLoader`` whose ``batch_sampler`` is the sampler given to ``State``.
+
+        Raises:
+            UsageError: Loader, sampler and optimizer do not fit together, or the epoch has been gone through already.
+        """
+        return steps(self._runtime, loader)
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """This worker's micro-batches left in the present epoch; commits between global batches.
+
+        The smallest change of a script; :meth:`steps` suits everything beyond one ``backward()`` and ``step()``. The
+        body runs once per micro-batch, so several times per optimizer step, or not at all on a worker that was dealt
+        nothing. ``optimizer.step()``, schedulers, ``GradScaler`` and ``AveragedModel`` given to ``State`` and
+        ``state.report`` act in the body that ends a step, and ``.grad`` has the gradient of the whole global batch
+        then; before that it is as it was. A worker that was dealt nothing takes over the state of another.
 
         Every rank runs it to its end. ``backward()`` and ``step()`` belong in the loop's body. Random
         generators (torch, ``random``, NumPy) are seeded before each micro-batch from the sampler's seed, the epoch and
@@ -196,9 +184,10 @@ class State:
             loader: A ``DataLoader`` whose ``batch_sampler`` is the sampler given to ``State``.
 
         Raises:
-            UsageError: Loader, sampler and optimizer do not fit together.
+            UsageError: Loader, sampler and optimizer do not fit together, the epoch has been gone through already, or
+                the body does what depends on how a batch is dealt.
         """
-        return batches(self, loader)
+        return batches(self._runtime, loader)
 
     def evaluate(self, loader: Any) -> Iterator[Any]:
         """This worker's batches left of an evaluation; commits about once a second.
@@ -218,7 +207,7 @@ class State:
         Raises:
             UsageError: Loader, data set, sampler and ``State`` do not fit together, or a loop is under way.
         """
-        return evaluate(self, loader)
+        return evaluate(self._runtime, loader)
 
     def commit(self) -> None:
         """Make the present a point to come back to, and act on what the world agreed on. Collective.
@@ -230,8 +219,7 @@ class State:
         The commits that :meth:`batches` makes by itself are lighter: they copy no parameters and no optimizer state as
         long as nothing but the optimizers moves them, and the row has travelled with the gradients.
         """
-        self.counting.pool()
-        self.commit_whole()
+        self._runtime.commit()
 
     def check_host_updates(self) -> None:
         """Horovod's name for a commit that is wanted for host changes only; here it is a commit."""
@@ -239,7 +227,7 @@ class State:
 
     def on_resize(self, callback: Callable[[], None]) -> None:
         """Call ``callback()`` on every worker of each new world but its first, when its state is in place."""
-        self._callbacks.append(callback)
+        self._runtime.callbacks.append(callback)
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
         """Horovod's name for :meth:`on_resize`, for several at once."""
@@ -253,10 +241,12 @@ class State:
         values, so that any of them can go on as rank 0.
         """
         values = {name: float(value) for name, value in metrics.items()}
-        attributes = self.memory.attributes
+        if position.waits:
+            return
+        attributes = self._runtime.memory.attributes
         attributes[METRICS] = {**attributes[METRICS], **values}
-        if self._session is not None:
-            self._session.report(values)
+        if self._runtime.session is not None:
+            self._runtime.session.report(values)
 
     def load_weights(self, url: str | os.PathLike[str], step: int | None = None, partial: bool = False) -> Fit:
         """Begin with the weights of another run: load those of its checkpoint into the models of this state.
@@ -278,96 +268,16 @@ class State:
         """
         from edl_hvd.worker.keeping.weights import load_weights
 
-        return load_weights(self.memory, url, step, partial)
+        return load_weights(self._runtime.memory, url, step, partial)
 
-    # --- for the loop ---
 
-    def attach(self, session: Session | None, commit_every: int = 1) -> None:
-        """Commits go through ``session`` from now on."""
-        self._session, self.commit_every = session, commit_every
-        self.counting.attach(None if session is None else session.pool)
-
-    def announce(self, event: Event) -> None:
-        """Write an event, from rank 0."""
-        if self._session is not None:
-            self._session.announce(event)
-
-    def run_callbacks(self) -> None:
-        for callback in self._callbacks:
-            callback()
-
-    def wishes(self, samples: int, apart: bool) -> Callable[[], torch.Tensor] | None:
-        """See :class:`Session`; ``None`` outside of one."""
-        return None if self._session is None else functools.partial(self._session.wishes, samples, apart)
-
-    def commit_step(self, answer: torch.Tensor | None) -> None:
-        """The commit after a step, whose gradients brought the ranks' wishes along."""
-        if answer is None or self.counting.may_have_trained or answer[-1] > 0:
-            self.counting.pool()
-        self.commit_light(answer)
-
-    def commit_whole(self) -> None:
-        """A commit of a copy of everything, when the metrics are pooled."""
-        self.memory.take(self.memory.commit + 1)
-        if self._session is not None:
-            self._session.agree()
-
-    def commit_light(self, answer: torch.Tensor | None = None) -> None:
-        """A commit of what optimizer steps do not move, where that will do, and when the metrics are pooled."""
-        self.memory.take(self.memory.commit + 1, light=self.commit_every == 1)
-        if self._session is not None:
-            self._session.agree(answer)
-
-    def begin_life(self) -> None:
-        """Forget what is under way in a world that is gone."""
-        self.life += 1
-        self.counting.begin_life()
-        self.step_timer.forget()
-        for optimizer in self.memory.of_kind(is_distributed):
-            optimizer.reduction.forget()
-
-    def out_of_memory(self, error: Exception) -> UsageError | None:
-        """What to tell the user, where it happened to a micro-batch of :meth:`batches`."""
-        parts = [optimizer.reduction.micro_batch for optimizer in self.memory.of_kind(is_distributed)]
-        samplers = list(self.memory.of_kind(ElasticBatchSampler))
-        return explained(samplers[0].policy, parts[0], error) if samplers and parts and parts[0] is not None else None
-
-    def move_schedulers(self) -> None:
-        """Move those of ``edl_hvd.schedule`` to where the run is; on every rank alike."""
-        for scheduler in self.memory.of_kind(PacedScheduler):
-            scheduler.edl_move(
-                {
-                    "samples": self.samples,
-                    "epochs": self.epoch_position(),
-                    "steps": self.step,
-                    SCALE_INVARIANT: self.scale_invariant_steps,
-                }
-            )
-
-    def schedulers(self) -> list[Any]:
-        return list(self.memory.of_kind(GatedScheduler))
-
-    def epoch_position(self, samples: int = 0) -> float:
-        """Epochs finished, with the fraction of the present one, after so many more samples."""
-        samplers = list(self.memory.of_kind(ElasticBatchSampler))
-        return self.epoch + sum((s.offset + samples) / s.positions for s in samplers if s.epoch == self.epoch)
-
-    def ends_epoch(self, samples: int = 0) -> bool:
-        """After so many more samples the epoch's batches are all counted, and what the script does then is to come."""
-        samplers = self.memory.of_kind(ElasticBatchSampler)
-        return any(s.epoch == self.epoch and s.offset + samples >= s.epoch_samples() for s in samplers)
-
-    def level_buffers(self) -> bool:
-        """Make the models' buffers equal on all ranks; whether any may have changed. Collective; blocks.
-
-        BatchNorm's running statistics are those of the samples a worker saw: floating-point buffers are
-        averaged, counters (``num_batches_tracked``) become the largest. With ``exact=True`` they are equal already.
-        """
-        if self._session is None or self.memory.exact:
-            return False
-        models = self.memory.of_kind(torch.nn.Module)
-        return self._session.level([buffer for model in models for buffer in model.buffers()])
-
-    def _after_step(self) -> None:
-        for scheduler in self.schedulers():
-            scheduler.edl_ready = True
+def _refuse_hidden_optimizers(attributes: dict[str, Any]) -> None:
+    """An optimizer may hold another one, as SAM does, whose momentum would not be kept."""
+    optimizers = {name: value for name, value in attributes.items() if isinstance(value, torch.optim.Optimizer)}
+    for name, optimizer in optimizers.items():
+        for key, inner in vars(optimizer).items():
+            if isinstance(inner, torch.optim.Optimizer) and all(inner is not other for other in optimizers.values()):
+                raise StateError(
+                    f"State(…) was given {name}, whose attribute {key!r} is another optimizer, and not that one: its "
+                    f"state, such as momentum, would be lost with a worker; add {key}={name}.{key} to State(…)"
+                )

@@ -40,7 +40,7 @@ class Worker:
             model=self.model, frozen=self.frozen, optimizer=self.optimizer, scheduler=self.scheduler, notes=[],
             average=torch.zeros(2), chance=torch.Generator().manual_seed(seed),
         )  # fmt: skip
-        self.memory = self.state.memory
+        self.memory = self.state._runtime.memory
 
     def step(self) -> None:
         """One step and its commit, as ``state.batches`` and a script make them."""

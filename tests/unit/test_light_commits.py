@@ -41,8 +41,8 @@ def move(state, seed=0):
 def finish(state):
     """What it does after the optimizer has moved, and the commit."""
     state.notes.append(state.step)
-    state.memory.step += 1
-    state.commit_step(None)
+    state._runtime.memory.step += 1
+    state._runtime.commit_step(None)
 
 
 def train(state, steps):
@@ -54,11 +54,11 @@ def train(state, steps):
 
 def stands(state):
     """The last commit holds the parameters themselves, not a copy."""
-    return state.memory.share()[1][WEIGHT].data_ptr() == state.model[0].weight.data_ptr()
+    return state._runtime.memory.share()[1][WEIGHT].data_ptr() == state.model[0].weight.data_ptr()
 
 
 def everything(state):
-    plain, tensors = state.memory.live(0)
+    plain, tensors = state._runtime.memory.live(0)
     return plain, {name: tensor.clone() for name, tensor in tensors.items()}
 
 
@@ -81,7 +81,7 @@ def test_what_came_before_the_next_step_is_undone(optimizer):
     state.model(torch.randn(8, 4))  # BatchNorm keeps its statistics
     state.notes.append("more")
     state.optimizer.param_groups[0]["lr"] = 5.0
-    state.memory.put_back()
+    state._runtime.memory.put_back()
     assert_equal(everything(state), before)
 
 
@@ -94,7 +94,7 @@ def test_a_step_made_after_the_commit_is_kept_and_not_made_again(optimizer):
     state = train(built(), 4)
     move(state, seed=4)
     state.notes.append("half of the batch's body")
-    state.memory.put_back()
+    state._runtime.memory.put_back()
     assert (state.step, state.notes) == (4, [0, 1, 2, 3])
     train(state, 2)
     state.model.load_state_dict({**state.model.state_dict(), **dict(whole.model.named_buffers())})
@@ -105,7 +105,7 @@ def test_breaking_off_twice_before_the_next_commit_changes_nothing():
     whole, state = train(make(), 6), train(make(), 4)
     for _ in range(2):
         move(state, seed=4)
-        state.memory.put_back()
+        state._runtime.memory.put_back()
     train(state, 2)
     assert torch.equal(state.model[0].weight, whole.model[0].weight)
     assert state.notes == whole.notes
@@ -117,7 +117,7 @@ def test_several_steps_after_one_commit_are_none_of_them_made_again():
         train(built, 4)
         for seed in range(3):
             move(built, seed)
-    state.memory.put_back()
+    state._runtime.memory.put_back()
     for seed in range(3):
         move(state, seed)
     assert torch.equal(state.model[0].weight, whole.model[0].weight)
@@ -144,7 +144,7 @@ def test_of_two_optimizers_only_the_one_that_moved_is_held_back():
     for _ in range(4):
         both(whole), both(state)
     both(state, upto=1)
-    state.memory.put_back()
+    state._runtime.memory.put_back()
     both(state), both(whole)
     assert torch.equal(state.critic.weight, whole.critic.weight)
     assert torch.equal(state.model[0].weight, whole.model[0].weight)
@@ -153,10 +153,10 @@ def test_of_two_optimizers_only_the_one_that_moved_is_held_back():
 def test_another_worker_takes_over_a_state_that_is_ahead():
     whole, state, newcomer = train(make(), 6), train(make(), 4), make()
     move(state, seed=4)
-    state.memory.put_back()
-    plain, tensors = state.memory.share()
+    state._runtime.memory.put_back()
+    plain, tensors = state._runtime.memory.share()
     newcomer.memory.receive(plain, {name: tensor.clone() for name, tensor in tensors.items()})
-    assert newcomer.memory.standing == state.memory.standing
+    assert newcomer.memory.standing == state._runtime.memory.standing
     train(newcomer, 2)
     assert torch.equal(newcomer.model[0].weight, whole.model[0].weight)
     assert newcomer.notes == whole.notes
@@ -165,8 +165,8 @@ def test_another_worker_takes_over_a_state_that_is_ahead():
 def test_a_state_that_is_ahead_survives_a_new_start_of_the_process():
     whole, state, again = train(make(), 6), train(make(), 4), make()
     move(state, seed=4)
-    state.memory.put_back()
-    next_life.take_back(again.memory, next_life.keep(state.memory))
+    state._runtime.memory.put_back()
+    next_life.take_back(again.memory, next_life.keep(state._runtime.memory))
     train(again, 2)
     assert torch.equal(again.model[0].weight, whole.model[0].weight)
 
@@ -176,8 +176,8 @@ def test_the_best_state_is_the_latest_commit_and_of_one_commit_the_one_that_stan
     for moved in (lambda state: state.model[0].weight.data.mul_(2), move, lambda state: None):
         state = train(make(), 4)
         moved(state)
-        state.memory.put_back()
-        standings.append(state.memory.standing)
+        state._runtime.memory.put_back()
+        standings.append(state._runtime.memory.standing)
     standings.append(train(make(), 5).memory.standing)
     assert standings == sorted(set(standings)), "each one is better than the one before"
     assert [is_disturbed(standing) for standing in standings] == [False, True, False, False, False]
@@ -216,11 +216,11 @@ def test_a_script_that_moves_parameters_itself_gets_copies_until_it_has_not_for_
 def test_who_came_back_from_a_script_that_moved_parameters_has_a_copy_before_it_does_so_again():
     state = train(make(), 4)
     in_place(state.model[0].weight)
-    state.memory.put_back()
-    state.memory.retake()
+    state._runtime.memory.put_back()
+    state._runtime.memory.retake()
     kept = state.model[0].weight.clone()
     in_place(state.model[0].weight)
-    state.memory.put_back()
+    state._runtime.memory.put_back()
     assert torch.equal(state.model[0].weight, kept)
 
 
@@ -263,8 +263,8 @@ def with_frozen(**more):
 def test_parameters_that_nothing_moves_are_not_copied_either():
     state = train(with_frozen(), 4)
     assert stands(state)
-    assert state.memory.share()[1]["teacher/weight"].data_ptr() == state.teacher.weight.data_ptr()
-    assert not any("weight" in name for name in state.memory._rest.tensors if name != "model/1.weight")
+    assert state._runtime.memory.share()[1]["teacher/weight"].data_ptr() == state.teacher.weight.data_ptr()
+    assert not any("weight" in name for name in state._runtime.memory._rest.tensors if name != "model/1.weight")
 
 
 @torch.no_grad()
@@ -286,19 +286,19 @@ def test_frozen_parameters_that_the_script_moves_are_copied_from_then_on(write):
     committed = everything(state)
     assert stands(state), "the others are not copied for that"
     write(state)
-    state.memory.put_back()
+    state._runtime.memory.put_back()
     assert_equal(everything(state), committed)
     train(state, 8)
-    assert state.memory.share()[1]["teacher/weight"].data_ptr() == state.teacher.weight.data_ptr(), "it rests again"
+    assert state._runtime.memory.share()[1]["teacher/weight"].data_ptr() == state.teacher.weight.data_ptr(), "it rests again"
 
 
 def test_frozen_parameters_moved_for_the_first_time_before_it_breaks_off_are_kept_and_another_worker_is_asked():
     state = train(with_frozen(), 4)
     write_in_place(state)
     moved = state.teacher.weight.clone()
-    state.memory.put_back()
+    state._runtime.memory.put_back()
     assert torch.equal(state.teacher.weight, moved)
-    assert is_disturbed(state.memory.standing)
+    assert is_disturbed(state._runtime.memory.standing)
 
 
 def test_a_worker_that_took_a_state_over_need_not_copy_frozen_parameters():

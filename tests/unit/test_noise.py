@@ -183,7 +183,7 @@ def trained(worker_batch: int, samples: int, epochs: int, rate: float = 0.02):
     policy = WorkerBatch("auto", min=8, max=worker_batch, learning_rate="adascale")
     batches = edl_hvd.ElasticBatchSampler(samples, policy=policy)
     state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
-    state.memory.learning.worker_batch = worker_batch
+    state._runtime.memory.learning.worker_batch = worker_batch
     loader = DataLoader(TensorDataset(inputs, target), batch_sampler=batches)
     seen: list[tuple[float, float]] = []
 
@@ -294,7 +294,7 @@ def test_without_a_request_nothing_is_measured(tmp_path):
 
 def test_a_checkpoint_from_before_noise_was_measured_is_read(tmp_path):
     state = job(tmp_path, 1, global_batch=16, micro_batch=4)
-    plain, tensors = state.memory.share()
+    plain, tensors = state._runtime.memory.share()
     del plain["counters"]["learning"]
-    state.memory.receive(plain, dict(tensors))
+    state._runtime.memory.receive(plain, dict(tensors))
     assert state.step == 4

@@ -73,8 +73,8 @@ def test_a_scheduler_moves_once_per_optimizer_step_under_accumulation():
 def test_putting_back_undoes_everything_since_the_commit():
     state, loader = make()
     state.notes.append({"deep": [1]})
-    state.memory.take(7)
-    state.commit_every = 100
+    state._runtime.memory.take(7)
+    state._runtime.commit_every = 100
     kept = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
     with alone():
         edl_hvd.worker.process.current().joined = edl_hvd.SoloRendezvous().join(-1, -1, dict)
@@ -87,7 +87,7 @@ def test_putting_back_undoes_everything_since_the_commit():
             state.best = 5.0
             if state.step == 1:
                 break
-    state.memory.put_back()
+    state._runtime.memory.put_back()
     assert all(torch.equal(tensor, kept[name]) for name, tensor in state.model.state_dict().items())
     assert state.notes == [{"deep": [1]}]
     assert (state.best, state.step, state.samples, state.scheduler.last_epoch) == (0.0, 0, 0, 0)
@@ -97,11 +97,11 @@ def test_putting_back_undoes_everything_since_the_commit():
 def test_putting_back_does_not_hand_out_the_snapshot_itself():
     state, _ = make()
     state.notes.append([1])
-    state.memory.take(0)
-    state.memory.put_back()
+    state._runtime.memory.take(0)
+    state._runtime.memory.put_back()
     state.notes[0].append(2)
     state.model[0].weight.data.zero_()
-    state.memory.put_back()
+    state._runtime.memory.put_back()
     assert state.notes == [[1]]
     assert state.model[0].weight.abs().sum() > 0
 
@@ -109,19 +109,19 @@ def test_putting_back_does_not_hand_out_the_snapshot_itself():
 def test_a_commit_that_cannot_encode_an_attribute_leaves_the_last_one_whole():
     state, _ = make()
     state.best = 1.0
-    state.memory.take(3)
+    state._runtime.memory.take(3)
     state.best = {1, 2}
     with pytest.raises(StateError, match=r"state\.best was set to something that cannot be kept.*builtins\.set"):
-        state.memory.take(4)
-    state.memory.put_back()
-    assert (state.best, state.memory.commit) == (1.0, 3)
+        state._runtime.memory.take(4)
+    state._runtime.memory.put_back()
+    assert (state.best, state._runtime.memory.commit) == (1.0, 3)
 
 
 def test_objects_stay_the_ones_the_script_made():
     state, _ = make()
     model, optimizer, scheduler = state.model, state.optimizer, state.scheduler
-    state.memory.take(0)
-    state.memory.put_back()
+    state._runtime.memory.take(0)
+    state._runtime.memory.put_back()
     assert (state.model, state.optimizer, state.scheduler) == (model, optimizer, scheduler)
     assert scheduler.optimizer is optimizer
 
@@ -271,13 +271,13 @@ def test_a_worker_brings_its_state_into_its_next_life(room, monkeypatch, tmp_pat
     state, loader = make()
     run(state, loader)
     state.notes.append((1, "x"))
-    state.memory.take(state.memory.commit + 1)
-    folder = next_life.keep(state.memory)
+    state._runtime.memory.take(state._runtime.memory.commit + 1)
+    folder = next_life.keep(state._runtime.memory)
     assert (room == "on disk") == folder.startswith(str(tmp_path))
     again, _ = make()
     next_life.take_back(again.memory, folder)
     shutil.rmtree(folder)
-    assert (again.step, again.notes, again.memory.held) == (state.step, [(1, "x")], state.memory.commit)
+    assert (again.step, again.notes, again.memory.held) == (state.step, [(1, "x")], state._runtime.memory.commit)
     for name, tensor in state.model.state_dict().items():
         assert torch.equal(tensor, again.model.state_dict()[name])
 

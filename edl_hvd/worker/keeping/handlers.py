@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Set
 from typing import Any, Protocol
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
 
 from edl_hvd.errors import StateError
 from edl_hvd.worker.keeping.codec import encode
 from edl_hvd.worker.keeping.parameter_watch import StillParameters
-from edl_hvd.worker.training.optimizer import is_distributed
+from edl_hvd.worker.training.optimizer import gate_average, gate_scaler, is_distributed
 from edl_hvd.worker.training.scheduler import gate
 
 
@@ -97,15 +98,19 @@ class ModuleHandler(ObjectHandler):
         stepped: Those of its parameters that distributed optimizers move, if all of it is tensors by name.
     """
 
-    def __init__(self, value: torch.nn.Module, stepped: frozenset[torch.nn.Parameter], still: StillParameters) -> None:
+    def __init__(self, value: torch.nn.Module, stepped: Set[torch.nn.Parameter], still: StillParameters) -> None:
         super().__init__(value)
-        own = frozenset(value.parameters())
         # Else it keeps more, or in a way of its own.
         self._by_name = {name for name, _ in self._named_values()} == value.state_dict().keys()
-        self.stepped = stepped & own if self._by_name else frozenset()
         self._still = still
+        self.move_by_steps(stepped)
         if self._by_name:
-            still.consider(own - stepped)
+            still.consider(frozenset(value.parameters()) - stepped)
+
+    def move_by_steps(self, stepped: Set[torch.nn.Parameter]) -> None:
+        """These are the parameters that distributed optimizers move from now on, of this model and others."""
+        own = frozenset(self.value.parameters())
+        self.stepped: frozenset[torch.nn.Parameter] = own & stepped if self._by_name else frozenset()
 
     @property
     def leaves_out(self) -> bool:
@@ -129,9 +134,12 @@ class ModuleHandler(ObjectHandler):
     def load_rest(self, state: Any) -> None:
         if not self._by_name:
             self.load(state)
-        elif state:
-            live = dict(self._named_values())
-            torch._foreach_copy_([live[name] for name in state], list(state.values()))
+        else:
+            # A parameter may have been given to an optimizer since: then it is as many steps ahead as the others.
+            live = {name: value for name, value in self._named_values() if value not in self.stepped}
+            names = [name for name in state if name in live]
+            if names:
+                torch._foreach_copy_([live[name] for name in names], [state[name] for name in names])
 
     def completed(self, live: Any, rest: Any) -> Any:
         return live
@@ -217,7 +225,7 @@ class GeneratorHandler(ObjectHandler):
 
 
 def handler_for(
-    name: str, value: Any, stepped: frozenset[torch.nn.Parameter], still: StillParameters
+    name: str, value: Any, stepped: Set[torch.nn.Parameter], still: StillParameters
 ) -> Handler | None:
     """The handler of an attribute, or ``None`` for a plain one (numbers, strings, lists, tensors, …).
 
@@ -235,7 +243,11 @@ def handler_for(
     if isinstance(value, torch.Generator):
         return GeneratorHandler(value)
     if isinstance(value, torch.nn.Module):
+        if isinstance(value, AveragedModel):
+            gate_average(value)
         return ModuleHandler(value, stepped, still)
+    if isinstance(value, torch.amp.GradScaler):
+        gate_scaler(value)
     if isinstance(value, LRScheduler):
         gate(value)
     if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):

@@ -9,7 +9,10 @@ from typing import Any
 import torch
 
 from edl_hvd.checkpoint import Snapshot
+from edl_hvd.data.evaluation import EvaluationSampler
+from edl_hvd.data.sampler import ElasticBatchSampler
 from edl_hvd.errors import StateError
+from edl_hvd.metrics.metric import Metric
 from edl_hvd.rescale.learning import Learning
 from edl_hvd.rescale.ramp import Ramp
 from edl_hvd.worker.keeping.codec import decode, encode, placed
@@ -20,12 +23,13 @@ from edl_hvd.worker.keeping.parameter_watch import ParameterWatch, StillParamete
 from edl_hvd.worker.keeping.sample import sample_of
 from edl_hvd.worker.keeping.snapshot import SnapshotBuffers
 from edl_hvd.worker.keeping.standing import Standing
-from edl_hvd.worker.training.exact import ExactReduction
-from edl_hvd.worker.training.optimizer import is_distributed
+from edl_hvd.worker.training.optimizer import is_distributed, join
 
 logger = logging.getLogger(__name__)
 
 _PLACES = 1 << 16
+_GRADIENT = "gradient/"  # in the names of tensors
+_OF_EACH_RANK = (Metric, ElasticBatchSampler, EvaluationSampler)
 
 
 class Memory:
@@ -41,6 +45,7 @@ class Memory:
         learning: What the run has found out about it.
         commit: Number of the last commit; -1 before this process has held any state.
         watch: Sees what else moves the parameters.
+        reduction: Sums the gradients of all distributed optimizers; ``None`` where there is none.
         exact: The result is not to depend on the world by a single bit.
         followed: The state was taken over from a world that trained on meanwhile, and nobody has compared it yet.
     """
@@ -48,20 +53,25 @@ class Memory:
     def __init__(self, attributes: dict[str, Any]) -> None:
         self.handlers: dict[str, Handler] = {}
         self.attributes: dict[str, Any] = {}
-        self._optimizers = [value for value in attributes.values() if is_distributed(value)]
+        distributed = {name: value for name, value in attributes.items() if is_distributed(value)}
+        self._optimizers = list(distributed.values())
+        models = {name: value for name, value in attributes.items() if isinstance(value, torch.nn.Module)}
+        self.reduction = join(self._optimizers, models, list(distributed))
         self._still = StillParameters()
-        stepped = frozenset(parameter for optimizer in self._optimizers for parameter in optimizer.reduction.names)
+        self._stepped = set(self.reduction.names) if self.reduction is not None else set()
+        # Whether each parameter requires a gradient; a script may freeze and unfreeze them later.
+        self._parameters = {f"{name}.{key}": p for name, model in models.items() for key, p in model.named_parameters()}
+        self._required = {name: parameter.requires_grad for name, parameter in self._parameters.items()}
         for name, value in attributes.items():
-            handler = handler_for(name, value, stepped, self._still)
+            handler = handler_for(name, value, self._stepped, self._still)
             if handler is None:
                 self.attributes[name] = value
             else:
                 self.handlers[name] = handler
         self._standing = {name: Standing(name, handler) for name, handler in self.handlers.items()}
-        models = [handler for handler in self.handlers.values() if isinstance(handler, ModuleHandler)]
         # What is computed again after a light commit, buffers for one, may be computed with weights ahead of it.
-        self.exact = any(isinstance(optimizer.reduction, ExactReduction) for optimizer in self._optimizers)
-        self._may_stand = not self.exact and stepped == frozenset().union(*(model.stepped for model in models))
+        self.exact = any(optimizer.stepping.exact for optimizer in self._optimizers)
+        self._may_stand = self._moves_by_steps()
         self._host = HostCopies()
         self.watch = ParameterWatch(self._optimizers, self._before_move)
         self.step = self.epoch = self.samples = 0
@@ -76,6 +86,24 @@ class Memory:
         self._disturbed = False  # the script has moved parameters since, too
         self.followed = False
         self._marks: dict[str, Mark] = {}  # of the live tensors at the last take
+
+    def _moves_by_steps(self) -> bool:
+        """What optimizers move is found again in the models, by name."""
+        models = [handler for handler in self.handlers.values() if isinstance(handler, ModuleHandler)]
+        return not self.exact and self._stepped == set().union(*(model.stepped for model in models))
+
+    def _notice_new_parameters(self) -> None:
+        """An optimizer may have been given more parameters since."""
+        if self.reduction is None or len(self.reduction.names) == len(self._stepped):
+            return
+        self._stepped.update(self.reduction.names)
+        self._still.drop(self._stepped)
+        for handler in self.handlers.values():
+            if isinstance(handler, ModuleHandler):
+                handler.move_by_steps(self._stepped)
+        self._may_stand = self._moves_by_steps()
+        self.watch.look()
+        self.watch.distrust()
 
     def of_kind(self, kind: type | Callable[[object], bool]) -> Iterable[Any]:
         """The handled objects of a class, or those for which a predicate holds, in the order given."""
@@ -124,6 +152,7 @@ class Memory:
                 next step. A worker that then loses its world goes on from there (see ``ahead``).
         """
         self._host.finish()
+        self._notice_new_parameters()
         self.watch.check()
         self._still.commit()
         if light and self._may_stand and self.watch.trusted:
@@ -155,7 +184,7 @@ class Memory:
 
     @property
     def _to_skip(self) -> list[int]:
-        return [optimizer.reduction.skip for optimizer in self._optimizers]
+        return [optimizer.stepping.skip for optimizer in self._optimizers]
 
     @property
     def repeated_samples(self) -> int:
@@ -163,8 +192,8 @@ class Memory:
         return self._samples_of(self._to_skip)
 
     def _samples_of(self, ahead: list[int]) -> int:
-        reductions = [optimizer.reduction for optimizer in self._optimizers]
-        return max((made.stepped_samples for made, steps in zip(reductions, ahead, strict=True) if steps), default=0)
+        stepping = [optimizer.stepping for optimizer in self._optimizers]
+        return max((made.samples for made, steps in zip(stepping, ahead, strict=True) if steps), default=0)
 
     def _is_marked(self, name: str, tensor: torch.Tensor) -> bool:
         return name in self._marks and self._marks[name].fits(tensor)
@@ -190,8 +219,18 @@ class Memory:
             tensors.update(parts)
         counters = {"step": self.step, "epoch": self.epoch, "samples": self.samples, "commit": number,
                     "ramp": self.ramp.as_dict(), "learning": self.learning.as_dict(),
-                    "ahead": self._to_skip, "ahead_samples": self._samples_of(self._to_skip)}  # fmt: skip
+                    "ahead": self._to_skip, "ahead_samples": self._samples_of(self._to_skip),
+                    "requires_grad": self._requires_grad()}  # fmt: skip
         return {"counters": counters, "attributes": plain}, tensors
+
+    def _requires_grad(self) -> dict[str, bool]:
+        """The parameters for which it is not what it was when the state was made."""
+        required = self._required
+        return {
+            name: parameter.requires_grad
+            for name, parameter in self._parameters.items()
+            if parameter.requires_grad is not required[name]
+        }
 
     def share(self) -> tuple[Any, dict[str, torch.Tensor]]:
         """The last commit's plain state and tensors, for the others; some may be live and stand until the next step."""
@@ -223,7 +262,7 @@ class Memory:
         """Make the last commit the present state again; does nothing where there is none.
 
         What a light commit left uncopied stays as it is: at the commit, or some steps ahead of it. The script goes
-        through those steps again, and they move nothing (``Reduction.skip``).
+        through those steps again, and they move nothing (``Stepping.skip``).
         """
         self._host.finish()
         if not self._last.whole:
@@ -235,6 +274,7 @@ class Memory:
             self._marks = marks_of(self.live(self.commit)[1])  # they are equal now
 
     def _put_back_rest(self) -> None:
+        self._notice_new_parameters()
         if self._is_disturbed():
             logger.warning(
                 "the script has moved parameters besides its optimizers since the last commit; they are kept"
@@ -269,12 +309,44 @@ class Memory:
 
     def receive(self, plain: Any, tensors: dict[str, torch.Tensor]) -> None:
         """Take over a snapshot from another member or from storage, as the present state and as the commit."""
-        saved, here = plain["attributes"], dict(tensors)
+        self._load(plain, self._placed(plain["attributes"], tensors))
+        self.take(self.commit)
+
+    def _placed(self, saved: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Tensors from elsewhere, on the devices of those that they take the place of."""
+        here = dict(tensors)
         for name, value in self._loose():
             if name in saved:
                 here.update(placed(saved[name], tensors, encode(value, name)[1]))
-        self._load(plain, here)
-        self.take(self.commit)
+        return here
+
+    def between(self) -> tuple[Any, dict[str, torch.Tensor]]:
+        """The present state, somewhere between two commits, for :meth:`take_over` of others; tensors are live."""
+        plain, tensors = self.live(self.commit)
+        gradients = {
+            f"{_GRADIENT}{name}": parameter.grad
+            for parameter, name in (self.reduction.names.items() if self.reduction is not None else ())
+            if parameter.grad is not None
+        }
+        return {**plain, "steps": self.watch.steps}, {**tensors, **gradients}
+
+    def take_over(self, plain: Any, tensors: dict[str, torch.Tensor]) -> None:
+        """Be where another member is between two commits, but for what each has of its own: its share and its counts."""
+        saved = plain["attributes"]
+        here = self._placed(saved, tensors)
+        for name, handler in self.handlers.items():
+            if not isinstance(handler.value, _OF_EACH_RANK):
+                handler.load(decode(saved[name], here))
+        for name in self.attributes:
+            self.attributes[name] = _copy(decode(saved[name], here))
+        for optimizer, steps in zip(self._optimizers, plain["counters"]["ahead"], strict=True):
+            optimizer.stepping.skip = steps
+        for parameter, name in self.reduction.names.items() if self.reduction is not None else ():
+            gradient = tensors.get(f"{_GRADIENT}{name}")
+            parameter.grad = None if gradient is None else torch.empty_like(parameter).copy_(gradient)
+        self.watch.steps = list(plain["steps"])
+        self.watch.look()
+        self._still.look()
 
     def _loose(self) -> Iterable[tuple[str, Any]]:
         """What does not itself bring its tensors to where it has them, as modules and optimizers do."""
@@ -341,9 +413,14 @@ class Memory:
             self.learning = Learning.from_dict(counters["learning"])
         self.commit = counters["commit"]
         for optimizer, steps in zip(self._optimizers, counters.get("ahead", self._to_skip), strict=True):
-            optimizer.reduction.skip = steps
+            optimizer.stepping.skip = steps
             if steps and counters.get("ahead_samples"):
-                optimizer.reduction.stepped_samples = counters["ahead_samples"]
+                optimizer.stepping.samples = counters["ahead_samples"]
+        if "requires_grad" in counters:
+            required = self._required | counters["requires_grad"]
+            for name, parameter in self._parameters.items():
+                if parameter.requires_grad != required[name]:
+                    parameter.requires_grad_(required[name])
 
     def for_checkpoint(self) -> Snapshot:
         """The last commit as a value whose tensors stay as they are until the next call."""

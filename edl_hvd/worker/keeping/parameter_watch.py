@@ -12,7 +12,7 @@ parameter, on the CPU only: on a GPU every look would wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
 
 import torch
@@ -44,8 +44,8 @@ class ParameterWatch:
         self._needed = _CLEAN_COMMITS
         self._trace = _Trace([])
         for number, optimizer in enumerate(optimizers):
-            optimizer.reduction.before_step.append(lambda _, closure, number=number: self._before_step(number, closure))
-            optimizer.reduction.after_step.append(self.look)
+            optimizer.stepping.before.append(lambda _, closure, number=number: self._before_step(number, closure))
+            optimizer.stepping.after.append(self.look)
 
     @property
     def trusted(self) -> bool:
@@ -62,7 +62,8 @@ class ParameterWatch:
 
     def look(self) -> None:
         """Whatever has moved the parameters up to here was meant to."""
-        self._trace = _Trace([p for optimizer in self._optimizers for p in optimizer.reduction.names], self._trace)
+        names = {parameter: None for optimizer in self._optimizers for parameter in optimizer.reduction.names}
+        self._trace = _Trace(list(names), self._trace)
 
     def is_disturbed(self) -> bool:
         """Something else has moved parameters since the last look."""
@@ -107,6 +108,16 @@ class StillParameters:
         self._candidates += [parameter for parameter in parameters if parameter not in known]
         self._clean, self._needed = [0] * len(self._candidates), [_CLEAN_COMMITS] * len(self._candidates)
         self.look()
+
+    def drop(self, parameters: Set[torch.nn.Parameter]) -> None:
+        """An optimizer moves these from now on."""
+        kept = [number for number, parameter in enumerate(self._candidates) if parameter not in parameters]
+        if len(kept) < len(self._candidates):
+            self._candidates = [self._candidates[number] for number in kept]
+            self._clean = [self._clean[number] for number in kept]
+            self._needed = [self._needed[number] for number in kept]
+            self.parameters -= parameters
+            self.look()
 
     def is_disturbed(self) -> bool:
         """Something has moved one of them since the last look."""

@@ -49,10 +49,10 @@ class Guide:
         self._streams: list[_Stream] = []
         self._versions: list[int] = []  # of the parameters, as the last step left them
         for number, optimizer in enumerate(self._optimizers):
-            optimizer.reduction.before_step.append(
+            optimizer.stepping.before.append(
                 lambda optimizer, closure, number=number: self._on_step(number, optimizer, closure)
             )
-            optimizer.reduction.after_step.append(self._note_versions)
+            optimizer.stepping.after.append(self._note_versions)
 
     def invite(self, address: str, secret: str) -> int:
         """Wait for the call of one newcomer, who has to know the secret; the port. Any thread; does not block."""

@@ -1,8 +1,15 @@
-"""The loop over batches: deals global batches out, counts them once the world has stepped, commits."""
+"""The loops over batches: deal global batches out, count them once the world has stepped, commit.
+
+``steps`` is the loop over optimizer steps: its body runs once per step on every worker, and a loop inside it goes over
+the worker's micro-batches. ``batches`` is the flat form, whose body runs once per micro-batch: what belongs to a step
+waits for the body that ends it (``position.py``), and what cannot be told apart is refused.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,84 +21,477 @@ from edl_hvd.rescale.policy import GlobalBatch
 from edl_hvd.worker import process
 from edl_hvd.worker.progress import progress
 from edl_hvd.worker.training.exact import ExactReduction
-from edl_hvd.worker.training.noise import observed
-from edl_hvd.worker.training.optimizer import is_distributed
-from edl_hvd.worker.training.reduction import MicroBatch
+from edl_hvd.worker.training.position import position
+from edl_hvd.worker.training.reduction import MicroBatch, Reduction
 from edl_hvd.worker.training.running_statistics import RunningStatistics
 from edl_hvd.worker.training.tuning import choose, is_auto, is_due
 
 if TYPE_CHECKING:
-    from edl_hvd.worker.state import State
+    from edl_hvd.worker.runtime import Runtime
+
+# What random numbers at step level are seeded with, behind the place of the step; a micro-batch has its own place.
+_STEP_LEVEL = -1
 
 
-def batches(state: State, loader: Any) -> Iterator[Any]:
-    """See :meth:`edl_hvd.State.batches`."""
-    sampler = _sampler_of(state, loader)
-    optimizers = list(state.memory.of_kind(is_distributed))
-    if not optimizers:
-        raise UsageError(
-            "state.batches() found no DistributedOptimizer in State; expected State(optimizer="
-            "edl_hvd.DistributedOptimizer(…), …), because the optimizer has to know how a batch is dealt out"
-        )
-    sampler.set_epoch(state.epoch)
-    if state.counting.is_evaluated(state.epoch, state.step) and not any(True for _ in sampler.steps()):
-        return  # all of it, and the commit after it, was before the evaluation
-    life = state.life
-    state.counting.enter_pass(f"batches/{state.epoch}")
-    models = _trained(state, optimizers)
-    statistics = _exact_statistics(state, sampler, optimizers)
-    progress.is_validating = lambda: not all(model.training for model in models)
-    for step, items in _steps(state, sampler, loader):
-        unit = sampler.policy.micro_batch or step.samples
-        statistics.begin_step()
-        optimizers[0].reduction.wishes = state.wishes(step.samples, apart=not step.share)
-        optimizers[0].reduction.answer = None
-        _measure_noise(state, sampler, optimizers)
-        for i, (first, last) in enumerate(step.share):
-            micro_batch = MicroBatch(
-                last - first, step.samples, first=i == 0, last=i == len(step.share) - 1, index=first // unit, unit=unit
+class Step:
+    """One optimizer step: iterate over it for this worker's micro-batches, as often as the step needs.
+
+    Every loop over it ends in a sum over the workers: after it each parameter's ``.grad`` is the gradient of the whole
+    global batch, the same on every worker, and ``None`` where no worker has used the parameter. A second loop goes over
+    the same micro-batches again (a GAN's generator, SAM, a closure of LBFGS).
+
+    Attributes:
+        number: Optimizer steps of the run before this one; 0 for the first. The same on every worker.
+        samples: In the global batch, over all workers.
+    """
+
+    def __init__(self, run: _Run, number: int, global_step: GlobalStep, items: Iterator[Any]) -> None:
+        self.number = number
+        self.samples = global_step.samples
+        self._run, self._step, self._items = run, global_step, items
+        self._kept: list[Any] = []
+        self._loops = 0
+
+    def __len__(self) -> int:
+        """Micro-batches of this worker, which may be none."""
+        return len(self._step.share)
+
+    def __iter__(self) -> Iterator[Any]:
+        """This worker's micro-batches. Every worker goes through them to the end: collective, blocks there."""
+        position.refuse_left_early()
+        if position.in_micro_batch:
+            raise UsageError(
+                "a loop over a step was begun inside another one; finish the first, and loop over the step again after it"
             )
-            progress.enter("input")
-            item = next_item(items)
-            progress.enter("compute")
-            progress.batches += 1
-            seed_everything(sampler.seed, sampler.epoch, step.offset + first)
-            for optimizer in optimizers:
-                optimizer.reduction.begin(micro_batch)
-                optimizer.reduction.learning_rate_factor = state.learning_rate_factor
+        return self._loop()
+
+    def weigh(self, weight: float | torch.Tensor) -> None:
+        """Say how much the present micro-batch weighs, instead of its number of samples.
+
+        For a loss that is a mean over something else, such as tokens or pixels: give the number that it is a mean of,
+        before ``backward()``. The gradient is that of the mean over all of them in the global batch. Not collective.
+
+        Args:
+            weight: At least 0, finite; 0 leaves the micro-batch out, whatever its gradient is.
+
+        Raises:
+            UsageError: No micro-batch is being computed, or its gradient has been already; or the weight is no number.
+        """
+        self._inside("step.weigh()")
+        value = float(weight)
+        if not 0 <= value < float("inf"):
+            raise UsageError(f"step.weigh() was given {value}; expected a finite number of at least 0, such as a count")
+        self._run.reduction.weigh(value)
+
+    def record(self, **values: float | torch.Tensor) -> None:
+        """Add numbers of the present micro-batch, such as its loss, to their mean over the global batch.
+
+        They travel with the gradients; :meth:`mean` tells the result after the loop. Call :meth:`weigh` before. Not
+        collective.
+
+        Args:
+            **values: By name; numbers or tensors of one element.
+
+        Raises:
+            UsageError: No micro-batch is being computed.
+        """
+        self._inside("step.record()")
+        for name, value in values.items():
+            self._run.reduction.record(name, float(value.detach() if isinstance(value, torch.Tensor) else value))
+
+    def mean(self, name: str) -> float:
+        """The mean of what all workers have recorded by a name, weighted as the gradients are. Not collective.
+
+        Raises:
+            UsageError: Nothing was recorded by that name in this step's last loop, or the loop is still under way.
+        """
+        means = self._run.reduction.means
+        if position.in_micro_batch or name not in means:
+            raise UsageError(
+                f"step.mean({name!r}) is not known; expected a name that step.record(…) was given in the loop over this "
+                f"step, after that loop; recorded were {', '.join(sorted(means)) or 'none'}"
+            )
+        return means[name]
+
+    def _inside(self, call: str) -> None:
+        if not position.in_micro_batch:
+            raise UsageError(
+                f"{call} was called outside the loop over a step's micro-batches; call it in `for batch in step:`"
+            )
+
+    def _loop(self) -> Iterator[Any]:
+        run, loop = self._run, self._loops
+        self._loops += 1
+        run.statistics.begin_step()
+        position.left_early = True
+        for number, part in enumerate(run.parts(self._step)):
+            if number == len(self._kept):
+                self._kept.append(run.next_item(self._items))
+            run.begin(part, self._step, loop)
+            try:
+                yield self._kept[number]
+            finally:
+                position.in_micro_batch = False
+            run.statistics.end_pass()
+        if not self._step.share:
+            run.begin_nothing(self._step)
+        run.reduction.complete()
+        run.statistics.end_step()
+        run.seed_step(self._step, loop + 1)
+        position.left_early = False
+
+    def skip_rest(self) -> None:
+        """Take from the loader what the script has not asked for. For the loop."""
+        while len(self._kept) < len(self._step.share):
+            self._kept.append(self._run.next_item(self._items))
+
+
+def steps(runtime: Runtime, loader: Any) -> Iterator[Step]:
+    """See :meth:`edl_hvd.State.steps`."""
+    run = _Run.of(runtime, loader, "state.steps()")
+    if run.is_over():
+        return
+    life = run.begin_pass()
+    run.reduction.deferred = True
+    for global_step, items in run.global_steps():
+        run.place(global_step)
+        position.in_step = True
+        run.begin_step(global_step)
+        run.seed_step(global_step, 0)
+        runtime.schedulers_may_move()
+        step = Step(run, runtime.memory.step, global_step, items)
+        try:
+            yield step
+        except GeneratorExit:
+            # The script left its loop early. One that ended because its world broke belongs to an earlier life.
+            if runtime.life == life:
+                run.leave()
+                if step._loops and not position.left_early:
+                    run.count(global_step)
+            raise
+        position.refuse_left_early()
+        position.in_step = False
+        step.skip_rest()
+        run.count(global_step)
+        run.commit()
+    run.end_pass()
+
+
+def batches(runtime: Runtime, loader: Any) -> Iterator[Any]:
+    """See :meth:`edl_hvd.State.batches`."""
+    run = _Run.of(runtime, loader, "state.batches()")
+    if run.is_over():
+        return
+    life = run.begin_pass()
+    watch = _BodyWatch(runtime)
+    for global_step, items in run.global_steps():
+        has_idle = run.place(global_step)
+        run.begin_step(global_step, announces=has_idle)
+        run.statistics.begin_step()
+        for part in run.parts(global_step):
+            item = run.next_item(items)
+            position.in_batches, position.ends_step = True, part.last
+            run.begin(part, global_step, 0)
+            watch.begin()
             try:
                 yield item
             except GeneratorExit:
-                # The script left its loop early. What the world has stepped through counts; a loop that
-                # ended because its world broke (a later life has begun) does not.
-                if state.life == life:
-                    progress.enter("script")
-                    state.counting.leave_pass()
-                    statistics.end_pass()
-                    if micro_batch.last and all(o.reduction.done for o in optimizers):
-                        statistics.end_step()
-                        _count(state, sampler, optimizers, step)
+                if runtime.life == life:
+                    run.leave()
+                    run.statistics.end_pass()
+                    if part.last and run.reduction.rounds:
+                        run.statistics.end_step()
+                        run.count(global_step)
                 raise
-            statistics.end_pass()
-        _complete(state, optimizers, step, unit)
-        statistics.end_step()
-        _count(state, sampler, optimizers, step)
-        if state.step % state.commit_every == 0:
+            watch.end(sys._getframe(1))
+            position.in_micro_batch = position.in_batches = False
+            run.statistics.end_pass()
+        position.in_batches = False
+        run.join_others(global_step, has_idle)
+        run.statistics.end_step()
+        run.count(global_step)
+        run.commit()
+    run.end_pass()
+
+
+@dataclass
+class _Run:
+    """One loop over the batches of an epoch."""
+
+    runtime: Runtime
+    loader: Any
+    call: str
+    sampler: ElasticBatchSampler
+    reduction: Reduction
+    statistics: RunningStatistics
+
+    @classmethod
+    def of(cls, runtime: Runtime, loader: Any, call: str) -> _Run:
+        sampler = _sampler_of(runtime, loader, call)
+        reduction = runtime.memory.reduction
+        if reduction is None:
+            raise UsageError(
+                f"{call} found no DistributedOptimizer in State; expected State(optimizer="
+                "edl_hvd.DistributedOptimizer(…), …), because the optimizer has to know how a batch is dealt out"
+            )
+        _check_schedulers(runtime)
+        sampler.set_epoch(runtime.memory.epoch)
+        return cls(runtime, loader, call, sampler, reduction, _exact_statistics(runtime, sampler))
+
+    def is_over(self) -> bool:
+        """Nothing is left of the epoch, and what comes after it has begun before the script was run again.
+
+        Raises:
+            UsageError: The script has gone through this epoch already.
+        """
+        runtime = self.runtime
+        if runtime.finished_pass == (runtime.life, runtime.memory.epoch):
+            raise UsageError(
+                f"{self.call} was called again in epoch {runtime.memory.epoch}, whose samples are all consumed; write "
+                "`for epoch in state.epochs(n):` around the loop, which counts the epochs"
+            )
+        is_left = any(True for _ in self.sampler.steps())
+        memory = runtime.memory
+        return runtime.counting.is_evaluated(memory.epoch, memory.step) and not is_left
+
+    def begin_pass(self) -> int:
+        """The loop begins; the life that it belongs to."""
+        runtime = self.runtime
+        runtime.counting.enter_pass(f"batches/{runtime.memory.epoch}")
+        trained = set(self.reduction.names)
+        models = [m for m in runtime.memory.of_kind(torch.nn.Module) if not trained.isdisjoint(m.parameters())]
+        # Others, such as a teacher, may be in evaluation mode all the time.
+        progress.is_validating = lambda: not all(model.training for model in models)
+        self.reduction.forget()
+        self.reduction.refresh()
+        for scaler in runtime.memory.of_kind(torch.amp.GradScaler):
+            if scaler.is_enabled() and scaler._scale is None:
+                # Else it exists on the workers alone that have computed a loss.
+                parameter = next(iter(self.reduction.names))
+                scaler.scale(torch.zeros(1, device=parameter.device))
+        return runtime.life
+
+    def global_steps(self) -> Iterator[tuple[GlobalStep, Iterator[Any]]]:
+        """The steps left in the epoch, with the loader's items; both begin anew where the batch has changed."""
+        dealt: Any = None
+        while self.sampler.policy is not dealt:
+            dealt = self.sampler.policy
+            with self.sampler.dealing():
+                items = iter(self.loader)
+            self.runtime.step_timer.pause()
+            for step in self.sampler.steps():
+                yield step, items
+                if self.sampler.policy is not dealt:
+                    break  # what the loader has prefetched is divided as before
+
+    def place(self, step: GlobalStep) -> bool:
+        """Note how the step is dealt; whether some worker gets nothing of it."""
+        policy, size = self.sampler.policy, process.size()
+        if policy.micro_batch is None:
+            position.per_step, here = 1, min(step.samples, size)
+        else:
+            position.per_step = -(-policy.global_batch(size) // policy.micro_batch)
+            here = -(-step.samples // policy.micro_batch)
+        position.is_even = here == size and position.per_step <= size
+        if here < size and position.per_step < size and policy.micro_batch is not None:
+            self.runtime.warn_once(
+                "idle",
+                f"{size} workers share {position.per_step} micro-batches per step, so {size - position.per_step} of "
+                "them compute nothing; give ElasticBatchSampler(…) a smaller micro_batch, or a larger global batch",
+            )
+        return here < size
+
+    def begin_step(self, step: GlobalStep, announces: bool = False) -> None:
+        """A global batch begins."""
+        self.reduction.begin_step(self.runtime.vote(step.samples), announces)
+        self.reduction.learning_rate_factor = self.runtime.learning_rate_factor
+        if self.sampler.policy.needs_noise:
+            self.reduction.measure_noise()
+        if self.reduction.noise is not None:
+            scaler = next(iter(self.runtime.memory.of_kind(torch.amp.GradScaler)), None)
+            self.reduction.noise.loss_scale = scaler.get_scale() if scaler is not None and scaler.is_enabled() else 1.0
+
+    def parts(self, step: GlobalStep) -> Iterator[MicroBatch]:
+        """This worker's micro-batches of a step."""
+        unit = self.sampler.policy.micro_batch or step.samples
+        count = len(step.share)
+        for number, (first, last) in enumerate(step.share):
+            yield MicroBatch(
+                last - first, step.samples, number == 0, number == count - 1, first // unit, unit, step.offset + first
+            )
+
+    def next_item(self, items: Iterator[Any]) -> Any:
+        """The loader's next item."""
+        progress.enter("input")
+        item = next_item(items)
+        progress.enter("compute")
+        return item
+
+    def begin(self, part: MicroBatch, step: GlobalStep, loop: int) -> None:
+        """The script is about to compute a micro-batch."""
+        progress.batches += 1
+        seed_everything(self.sampler.seed, self.sampler.epoch, part.offset, *([loop] if loop else []))
+        if part.last:
+            self.reduction.vote = self.runtime.vote(step.samples)
+        self.reduction.begin(part)
+        position.in_micro_batch = True
+
+    def begin_nothing(self, step: GlobalStep) -> None:
+        """This worker has nothing to compute in the step."""
+        unit = self.sampler.policy.micro_batch or step.samples
+        self.reduction.vote = self.runtime.vote(step.samples)
+        self.reduction.begin(MicroBatch(0, step.samples, first=True, last=True, unit=unit))
+
+    def seed_step(self, step: GlobalStep, loop: int) -> None:
+        """What the script draws at step level is the same on every worker."""
+        seed_everything(self.sampler.seed, self.sampler.epoch, step.offset, _STEP_LEVEL, loop)
+
+    def join_others(self, step: GlobalStep, has_idle: bool) -> None:
+        """Of ``batches``: take part in what the other workers do in this step, where the script did not."""
+        reduction = self.reduction
+        ran = bool(step.share)
+        if not ran:
+            self.begin_nothing(step)
+        elif not reduction.rounds:
+            reduction.complete(skipped=True)
+            ran = False
+        if has_idle:
+            reduction.follow()
+        if has_idle or reduction.skipped:
+            self.runtime.take_over(ran)
+
+    def count(self, step: GlobalStep) -> None:
+        """The world has stepped."""
+        runtime, memory = self.runtime, self.runtime.memory
+        noise = self.reduction.noise
+        scale = step.samples / self.sampler.policy.base_samples
+        memory.learning.count(runtime.learning_rate_factor, None if noise is None else noise.observation, scale)
+        self.sampler.advance(step)
+        progress.steps += 1
+        runtime.steps_here += 1
+        memory.step += 1
+        memory.samples += step.samples
+        runtime.move_schedulers()
+
+    def commit(self) -> None:
+        """Between two steps."""
+        runtime = self.runtime
+        if runtime.memory.step % runtime.commit_every == 0:
             with progress.during("commit"):
-                state.commit_step(optimizers[0].reduction.answer)
-        _choose_batch(state, sampler)
-    for optimizer in optimizers:
-        optimizer.reduction.forget()
-    progress.enter("commit")
-    state.level_buffers()
-    state.counting.end_training_pass()
-    state.commit_whole()
-    progress.enter("script")
+                runtime.commit_step(self.reduction.answer)
+        _choose_batch(runtime, self.sampler)
+
+    def leave(self) -> None:
+        """The script has left the loop early."""
+        progress.enter("script")
+        self.runtime.counting.leave_pass()
+        left_early = position.left_early
+        position.leave()
+        position.left_early = left_early
+
+    def end_pass(self) -> None:
+        """The loop is through, on every rank."""
+        runtime = self.runtime
+        position.leave()
+        self.reduction.forget()
+        progress.enter("commit")
+        runtime.level_buffers()
+        runtime.counting.end_training_pass()
+        runtime.finished_pass = (runtime.life, runtime.memory.epoch)
+        runtime.commit_whole()
+        progress.enter("script")
 
 
-def _exact_statistics(state: State, sampler: ElasticBatchSampler, optimizers: list[Any]) -> RunningStatistics:
+class _BodyWatch:
+    """Sees what the body of ``state.batches`` does once per micro-batch that ordinary code means once per step.
+
+    Where a global batch is several micro-batches, the body runs as often as this worker has some. What is given to
+    ``State`` must not change then but by what waits for the end of the step; and a counter of the script's own counts
+    something else than steps, which is said once.
+    """
+
+    _LOOKS = 4  # at the script's variables, in which a counter rises each time
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._attributes: dict[str, Any] = {}
+        self._versions: list[int] = []
+        self._counters: dict[str, int] | None = None
+        self._looks = self._LOOKS
+
+    def begin(self) -> None:
+        """A body is about to run."""
+        if position.per_step > 1:
+            self._attributes = self._plain()
+            self._versions = [parameter._version for parameter in self._others()]
+
+    def end(self, frame: Any) -> None:
+        """It has run.
+
+        Args:
+            frame: Of the script.
+
+        Raises:
+            UsageError: It has changed what it may change once per step only.
+        """
+        if position.per_step <= 1:
+            return
+        now = self._plain()
+        changed = [name for name, value in now.items() if value is not self._attributes.get(name, value)]
+        changed = [name for name in changed if _differs(now[name], self._attributes[name])]
+        if changed:
+            self._refuse(f"state.{changed[0]} was changed")
+        if self._versions != [parameter._version for parameter in self._others()]:
+            self._refuse("a model in State that no distributed optimizer moves was changed")
+        self._look_for_counters(frame)
+
+    def _plain(self) -> dict[str, Any]:
+        return {k: v for k, v in self._runtime.memory.attributes.items() if not k.startswith("_")}
+
+    def _others(self) -> list[torch.nn.Parameter]:
+        """Parameters in State that the optimizers do not move, and no average that moves with the steps."""
+        memory = self._runtime.memory
+        trained = memory.reduction.names if memory.reduction is not None else {}
+        models = [m for m in memory.of_kind(torch.nn.Module) if not isinstance(m, torch.optim.swa_utils.AveragedModel)]
+        return [parameter for model in models for parameter in model.parameters() if parameter not in trained]
+
+    def _refuse(self, what: str) -> None:
+        raise UsageError(
+            f"{what} in the body of state.batches(), which runs once per micro-batch, {position.per_step} times per step "
+            "over all workers, and so would depend on how many there are; write the loop with `for step in "
+            "state.steps(loader):`, or change it behind the loop"
+        )
+
+    def _look_for_counters(self, frame: Any) -> None:
+        if self._looks <= 0 or frame is None:
+            return
+        self._looks -= 1
+        now = {name: value for name, value in frame.f_locals.items() if type(value) is int}
+        before, self._counters = self._counters, now
+        rising = {name for name, value in now.items() if before is not None and before.get(name) == value - 1}
+        self._rising = rising if self._looks == self._LOOKS - 2 else getattr(self, "_rising", rising) & rising
+        if self._looks == 0 and self._rising:
+            self._runtime.warn_once(
+                "counter",
+                f"{', '.join(sorted(self._rising))} rises by one in each body of state.batches(), which runs once per "
+                f"micro-batch, {position.per_step} times per optimizer step over all workers; count steps with "
+                "state.step, or write the loop with `for step in state.steps(loader):`",
+            )
+
+
+def _differs(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return True
+    try:
+        return bool(one != other)
+    except (TypeError, ValueError, RuntimeError):
+        return True
+
+
+def _exact_statistics(runtime: Runtime, sampler: ElasticBatchSampler) -> RunningStatistics:
     """Of the models, where the optimizers are exact; of nothing elsewhere."""
-    exact = [optimizer.reduction for optimizer in optimizers if isinstance(optimizer.reduction, ExactReduction)]
+    memory, optimizers = runtime.memory, runtime.optimizers
+    exact = [optimizer for optimizer in optimizers if optimizer.stepping.exact]
     if not exact:
         return RunningStatistics(())
     if (
@@ -104,36 +504,23 @@ def _exact_statistics(state: State, sampler: ElasticBatchSampler, optimizers: li
             f"{sampler.policy}; expected all of them, and ElasticBatchSampler(…, global_batch=…, micro_batch=…): the "
             "same micro-batches in every world"
         )
-    scalers = state.memory.of_kind(torch.amp.GradScaler)
-    for reduction in exact:
-        reduction.passes_infinity = any(scaler.is_enabled() for scaler in scalers)
-    return RunningStatistics(state.memory.of_kind(torch.nn.Module))
+    assert isinstance(memory.reduction, ExactReduction)
+    memory.reduction.passes_infinity = any(s.is_enabled() for s in memory.of_kind(torch.amp.GradScaler))
+    return RunningStatistics(memory.of_kind(torch.nn.Module))
 
 
-def _steps(state: State, sampler: ElasticBatchSampler, loader: Any) -> Iterator[tuple[GlobalStep, Iterator[Any]]]:
-    """The steps left in the epoch, with the loader's items; both begin anew where the batch has changed."""
-    dealt: Any = None
-    while sampler.policy is not dealt:
-        dealt, items = sampler.policy, iter(loader)
-        state.step_timer.pause()
-        for step in sampler.steps():
-            yield step, items
-            if sampler.policy is not dealt:
-                break  # what the loader has prefetched is divided as before
-
-
-def _choose_batch(state: State, sampler: ElasticBatchSampler) -> None:
+def _choose_batch(runtime: Runtime, sampler: ElasticBatchSampler) -> None:
     """With ``WorkerBatch("auto")``, now and then: see ``tuning.py``. The change is part of the next commit."""
-    memory = state.memory
+    memory = runtime.memory
     if not is_auto(sampler.policy):
         return
-    state.step_timer.step()
+    runtime.step_timer.step()
     world = process.current().world
-    committed = state.step % state.commit_every == 0
-    if world is not None and committed and is_due(memory.learning, state.step):
+    committed = memory.step % runtime.commit_every == 0
+    if world is not None and committed and is_due(memory.learning, memory.step):
         collectives = process.current().collectives
         chosen = choose(
-            sampler.policy, memory.learning, state.step, state.step_timer, state.announce, collectives, world
+            sampler.policy, memory.learning, memory.step, runtime.step_timer, runtime.announce, collectives, world
         )
         if chosen is not None:
             sampler.policy = chosen
@@ -141,25 +528,37 @@ def _choose_batch(state: State, sampler: ElasticBatchSampler) -> None:
             memory.ramp = memory.ramp.toward(factor, memory.samples, chosen.warmup_samples)
 
 
-def _measure_noise(state: State, sampler: ElasticBatchSampler, optimizers: list[Any]) -> None:
-    """Have the noise of the coming step measured, if somebody wants to know."""
-    if sampler.policy.needs_noise:
-        for optimizer in optimizers:
-            optimizer.reduction.measure_noise()
-    meters = [optimizer.reduction.noise for optimizer in optimizers if optimizer.reduction.noise is not None]
-    scaler = next(iter(state.memory.of_kind(torch.amp.GradScaler)), None)
-    for meter in meters:
-        meter.loss_scale = scaler.get_scale() if scaler is not None and scaler.is_enabled() else 1.0
+def _check_schedulers(runtime: Runtime) -> None:
+    """A scheduler that State was not given would be forgotten with a worker, and move with every micro-batch."""
+    kept = {id(scheduler.optimizer) for scheduler in _schedulers(runtime)}
+    for name, handler in runtime.memory.handlers.items():
+        optimizer = handler.value
+        wrapped = vars(optimizer).get("step") if isinstance(optimizer, torch.optim.Optimizer) else None
+        if wrapped is not None and hasattr(wrapped, "_wrapped_by_lr_sched") and id(optimizer) not in kept:
+            raise UsageError(
+                f"a learning-rate scheduler was built on the optimizer state.{name}, and State(…) was not given it, so "
+                "its position would be lost with a worker; add it: State(scheduler=scheduler, …)"
+            )
 
 
-def _sampler_of(state: State, loader: Any) -> ElasticBatchSampler:
-    given = list(state.memory.of_kind(ElasticBatchSampler))
+def _schedulers(runtime: Runtime) -> Iterator[Any]:
+    """Those in State, and those that they are made of, such as SequentialLR's."""
+    found = [s for s in runtime.memory.of_kind(torch.optim.lr_scheduler.LRScheduler)]
+    while found:
+        scheduler = found.pop()
+        found += getattr(scheduler, "_schedulers", [])
+        if hasattr(scheduler, "optimizer"):
+            yield scheduler
+
+
+def _sampler_of(runtime: Runtime, loader: Any, call: str) -> ElasticBatchSampler:
+    given = list(runtime.memory.of_kind(ElasticBatchSampler))
     used = getattr(loader, "batch_sampler", None)
     # A loader of another make may use the sampler in a way that cannot be seen from here.
     unknown = used is None and not isinstance(loader, torch.utils.data.DataLoader)
     if len(given) != 1 or (used is not given[0] and not unknown):
         raise UsageError(
-            f"state.batches() cannot tell how batches are dealt: State holds {len(given)} ElasticBatchSampler(s) and "
+            f"{call} cannot tell how batches are dealt: State holds {len(given)} ElasticBatchSampler(s) and "
             f"the loader's batch_sampler is {type(used).__name__}; expected one sampler, given to both: "
             "DataLoader(dataset, batch_sampler=batches) and State(batches=batches, …)"
         )
@@ -179,12 +578,6 @@ def _check_length(sampler: ElasticBatchSampler, dataset: Any) -> None:
         )
 
 
-def _trained(state: State, optimizers: list[Any]) -> list[torch.nn.Module]:
-    """The models that learn; others, such as a teacher, may be in evaluation mode all the time."""
-    learning = {parameter for optimizer in optimizers for parameter in optimizer.reduction.names}
-    return [model for model in state.memory.of_kind(torch.nn.Module) if not learning.isdisjoint(model.parameters())]
-
-
 def next_item(items: Iterator[Any], of: str = "epoch") -> Any:
     """The loader's next item.
 
@@ -197,34 +590,3 @@ def next_item(items: Iterator[Any], of: str = "epoch") -> Any:
         raise UsageError(
             f"the loader ended before the {of} did; expected one item per micro-batch of its batch_sampler"
         ) from None
-
-
-def _complete(state: State, optimizers: list[Any], step: GlobalStep, unit: int) -> None:
-    """Take part in the step where the script did not: nothing was dealt here, or it skipped its last batch."""
-    scaler = next(iter(state.memory.of_kind(torch.amp.GradScaler)), None)
-    for optimizer in optimizers:
-        reduction = optimizer.reduction
-        if step.share and reduction.done:
-            continue
-        reduction.learning_rate_factor = state.learning_rate_factor
-        if step.share:
-            reduction.complete()
-        else:
-            reduction.take_part(MicroBatch(0, step.samples, first=True, last=True, unit=unit))
-        if scaler is not None and scaler.is_enabled():
-            parameter = optimizer.param_groups[0]["params"][0]
-            scaler.scale(torch.zeros(1, device=parameter.device))  # makes its scale exist, on every rank alike
-            scaler.step(optimizer)
-            scaler.update()
-        else:
-            optimizer.step()
-
-
-def _count(state: State, sampler: ElasticBatchSampler, optimizers: list[Any], step: GlobalStep) -> None:
-    scale = step.samples / sampler.policy.base_samples
-    state.memory.learning.count(state.learning_rate_factor, observed(optimizers), scale)
-    sampler.advance(step)
-    progress.steps += 1
-    state.memory.step += 1
-    state.memory.samples += step.samples
-    state.move_schedulers()

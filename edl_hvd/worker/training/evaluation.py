@@ -17,41 +17,41 @@ from edl_hvd.worker.progress import progress
 from edl_hvd.worker.training.batching import next_item
 
 if TYPE_CHECKING:
-    from edl_hvd.worker.state import State
+    from edl_hvd.worker.runtime import Runtime
 
 _COMMIT_S = 1.0
 # Between commits. As much is done twice after a death, and so long a change of the world waits; a commit takes
 # milliseconds.
 
 
-def evaluate(state: State, loader: Any, clock: Clock = SYSTEM_CLOCK) -> Iterator[Any]:
+def evaluate(runtime: Runtime, loader: Any, clock: Clock = SYSTEM_CLOCK) -> Iterator[Any]:
     """See :meth:`edl_hvd.State.evaluate`."""
-    name, sampler = _sampler_of(state, loader)
-    if state.counting.is_in_pass:
+    name, sampler = _sampler_of(runtime, loader)
+    if runtime.counting.is_in_pass:
         raise UsageError(
             "state.evaluate() was called inside a loop of state.batches() or state.evaluate(), where not every rank "
             "may come by; call it after the loop has ended"
         )
-    number = sampler.begin(state.epoch, state.step)
+    number = sampler.begin(runtime.memory.epoch, runtime.memory.step)
     if number is None:
         return
-    state.counting.enter_pass(f"{name}/{state.epoch}/{state.step}/{number}")
-    life, was_validating = state.life, progress.is_validating
+    runtime.counting.enter_pass(f"{name}/{runtime.memory.epoch}/{runtime.memory.step}/{number}")
+    life, was_validating = runtime.life, progress.is_validating
     progress.is_validating = lambda: True
     try:
-        yield from _rounds(state, sampler, loader, _Pace(clock))
+        yield from _rounds(runtime, sampler, loader, _Pace(clock))
         sampler.finish()
         with progress.during("commit"):
-            state.counting.end_pass()
-            state.commit_light()
+            runtime.counting.end_pass()
+            runtime.commit_light()
     finally:
-        if state.life == life:
-            state.counting.leave_pass()
+        if runtime.life == life:
+            runtime.counting.leave_pass()
             progress.is_validating = was_validating
             progress.enter("script")
 
 
-def _rounds(state: State, sampler: EvaluationSampler, loader: Any, pace: _Pace) -> Iterator[Any]:
+def _rounds(runtime: Runtime, sampler: EvaluationSampler, loader: Any, pace: _Pace) -> Iterator[Any]:
     items = iter(loader)
     for round_ in sampler.rounds():
         for first, _ in round_.share:
@@ -59,13 +59,13 @@ def _rounds(state: State, sampler: EvaluationSampler, loader: Any, pace: _Pace) 
             item = next_item(items, "evaluation")
             progress.enter("compute")
             progress.batches += 1
-            seed_everything(0, state.epoch, first)
+            seed_everything(0, runtime.memory.epoch, first)
             yield item
         sampler.offset = round_.end
         if pace.is_due() and round_.end < sampler.length:
             with progress.during("commit"):
-                pace.next(state.counting.pool(pace.proposal() if sampler.rank == 0 else 0))
-                state.commit_light()
+                pace.next(runtime.counting.pool(pace.proposal() if sampler.rank == 0 else 0))
+                runtime.commit_light()
 
 
 class _Pace:
@@ -92,14 +92,14 @@ class _Pace:
         self._since_s = self._clock.monotonic_s()
 
 
-def _sampler_of(state: State, loader: Any) -> tuple[str, EvaluationSampler]:
+def _sampler_of(runtime: Runtime, loader: Any) -> tuple[str, EvaluationSampler]:
     used = getattr(loader, "batch_sampler", None)
     if not isinstance(used, EvaluationSampler):
         raise UsageError(
             f"state.evaluate() got a loader whose batch_sampler is {type(used).__name__}; expected DataLoader(dataset, "
             "batch_sampler=EvaluationSampler(len(dataset), batch_size=…)), and that sampler given to State"
         )
-    names = [name for name, handler in state.memory.handlers.items() if handler.value is used]
+    names = [name for name, handler in runtime.memory.handlers.items() if handler.value is used]
     if not names:
         raise UsageError(
             "state.evaluate() got a loader whose EvaluationSampler is not part of the state, so its position would be "

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.autograd import Variable
 
 from edl_hvd.errors import UsageError
 from edl_hvd.rescale.deal import share
@@ -35,83 +34,89 @@ class ExactReduction(Reduction):
     """
 
     def __init__(self, named_parameters: list[tuple[str, torch.nn.Parameter]]) -> None:
+        self._buckets: list[_Bucket] = []
+        self._bucket_of: dict[torch.nn.Parameter, _Bucket] = {}
+        self._term = 0
         super().__init__(named_parameters)
         self.passes_infinity = False
         if any(parameter.device.type != "cpu" for parameter in self.names):
             torch.use_deterministic_algorithms(True)
             torch.backends.cudnn.benchmark = False  # it chooses kernels by their speed of the moment
-        self._buckets = list(_buckets_of([parameter for parameter in self.names if parameter.requires_grad]))
-        self._bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
-        self._sums: dict[_Bucket, Any] = {}  # those under way
-        self._term = self._terms = 0
 
     def begin(self, micro_batch: MicroBatch) -> None:
         if not micro_batch.first:
-            for bucket in self._buckets:
-                self._add(bucket)
+            self._end_term()
         super().begin(micro_batch)
-        if micro_batch.first:
-            self._expect(-(-micro_batch.global_samples // micro_batch.unit))
         self._term = micro_batch.index
-        self._unit = micro_batch.unit
 
-    def forget(self) -> None:
-        super().forget()
-        self._sums.clear()
+    def _begin_round(self) -> None:
+        super()._begin_round()
+        self._started: dict[_Bucket, Any] = {}
+        self._used: set[torch.nn.Parameter] = set()  # this rank has a gradient of them, of an earlier term
         self._terms = 0
 
-    def _expect(self, terms: int) -> None:
-        self._terms = terms
-        self._sums.clear()
-        for bucket in self._buckets:
-            bucket.begin(terms)
-
-    def _on_gradient(self, parameter: torch.nn.Parameter) -> None:
-        if self.noise is not None:
-            self.noise.small(parameter)
-        if self.paused or not self.at_boundary:
+    def _expect(self) -> None:
+        """Begin to take in the terms of this round, unless that is under way."""
+        if self._terms:
             return
+        trained = [parameter for parameter in self.names if parameter.requires_grad]
+        if self._bucket_of.keys() != set(trained):
+            self._buckets = list(_buckets_of(trained))
+            self._bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
+        part = self.micro_batch
+        if part is None:  # every worker computes one term, of equal weight
+            self._terms, self._term = process.size(), process.rank()
+        else:
+            self._terms = -(-part.global_samples // part.unit)
+        for bucket in self._buckets:
+            bucket.begin(self._terms)
+
+    def _accept(self, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> bool:
+        if not super()._accept(parameter, gradient):
+            return False
+        self._unit = self._least_unit
+        return True
+
+    @property
+    def _least_unit(self) -> float:
+        """The weight whose gradient counts as it is; the same in every world."""
+        part = self.micro_batch
+        return 1.0 if part is None else float(min(part.unit, part.global_samples))
+
+    def _is_started(self, parameter: torch.nn.Parameter) -> bool:
+        return bool(self._started) and self._bucket_of[parameter] in self._started
+
+    def _has(self, parameter: torch.nn.Parameter) -> bool:
+        return parameter in self._held or parameter in self._used
+
+    def _start_early(self, parameter: torch.nn.Parameter) -> None:
+        if self.deferred:
+            return  # gradients that came later would be added in another order
+        self._expect()
         bucket = self._bucket_of[parameter]
-        if self.micro_batch is None and not self._sums and not self._finish_queued:
-            self._begin_alone()
-        if self.done or bucket in self._sums or parameter in bucket.ready:
-            raise self._computed_twice(parameter)
         bucket.ready.add(parameter)
         if len(bucket.ready) == len(bucket.parameters):
             self._start_bucket(bucket)
-        if not self._finish_queued:
-            self._finish_queued = True
-            Variable._execution_engine.queue_callback(self.complete)
 
-    def _begin_alone(self) -> None:
-        """Outside of ``State.batches`` every worker computes one term, of equal weight."""
-        self._expect(process.size())
-        self._term = process.rank()
+    def _end_term(self) -> None:
+        """A micro-batch is through: what it has made of the gradients is the next term."""
+        self._expect()
+        for bucket in self._buckets:
+            self._add(bucket)
+        self._used.update(self._held)
+        self._held.clear()
 
     @torch.no_grad()
     def _add(self, bucket: _Bucket) -> None:
-        """What backward has left is the next term."""
-        part = self.micro_batch
-        gradients = [self._gradient_of(parameter) for parameter in bucket.parameters]
-        if part is not None and part.samples != self._least_unit:
-            torch._foreach_mul_(gradients, part.samples / self._least_unit)
-        bucket.add(self._term, gradients)
-        for parameter in bucket.parameters:
-            parameter.grad = None
-
-    @property
-    def _least_unit(self) -> int:
-        """Samples whose mean gradient counts as it is."""
-        assert self.micro_batch is not None
-        return min(self._unit, self.micro_batch.global_samples)
+        held = self._held
+        bucket.add(self._term, [held[p] if p in held else torch.zeros_like(p) for p in bucket.parameters])
 
     def _start_bucket(self, bucket: _Bucket) -> None:
-        self._start_wishes()
         if self.micro_batch is None or self.micro_batch.samples:
             self._add(bucket)
         size = process.size()
         if size == 1:
-            self._sums[bucket] = None
+            self._started[bucket] = None
             return
         sizes = [last - first for first, last in (share(bucket.elements, rank, size) for rank in range(size))]
         rows = bucket.rows
@@ -120,39 +125,34 @@ class ExactReduction(Reduction):
         else:
             parts_by_rank = zip(*(row.flat.split(sizes) for row in rows), strict=True)
             message = torch.cat([bucket.nothing, *itertools.chain.from_iterable(parts_by_rank)])
-        self._sums[bucket] = process.current().collectives.start_exchange(
+        self._started[bucket] = process.current().collectives.start_exchange(
             message, [len(rows) * part for part in sizes], f"edl_hvd.exact.{bucket.number}"
         )
 
-    @torch.no_grad()
-    def complete(self) -> None:
-        collectives = process.current().collectives
-        if self.micro_batch is None and not self._terms:
-            self._begin_alone()
-        for bucket in self._buckets:
-            if bucket not in self._sums:
+    def _sum_alone(self, used: list[torch.nn.Parameter]) -> None:
+        self._sum(used, self._total_weight, is_late=False)
+
+    def _sum(self, used: Sequence[torch.nn.Parameter], weight: float, is_late: bool) -> None:
+        collectives, size = process.current().collectives, process.size()
+        self._expect()
+        buckets = [bucket for bucket in self._buckets if not set(used).isdisjoint(bucket.parameters)]
+        for bucket in buckets:
+            if bucket not in self._started:
                 self._start_bucket(bucket)
         measured = self.noise.start() if self.noise is not None else []
-        scale = 1 / self._terms if self.micro_batch is None else self._least_unit / self.micro_batch.global_samples
-        world = process.size()
-        if world > 1:
-            for bucket in self._buckets:
-                total = _sum_of(collectives.result(self._sums[bucket]), self._terms, world).mul_(scale)
-                self._sums[bucket] = collectives.start_gather(total, f"edl_hvd.exact.sum.{bucket.number}")
-        for bucket in self._buckets:
-            total = collectives.result(self._sums[bucket]) if world > 1 else bucket.rows[0].flat.mul_(scale)
-            sums = bucket.row_of(total)
-            self._refuse_infinity(bucket, sums)
-            bucket.give(sums.views)
-        collectives.finish([*self._handles.values(), *measured])
-        if self.noise is not None:
-            self.noise.large(self.names)
-        self._sums.clear()
-        self._handles.clear()
-        self._terms = 0
-        self._finish_queued = False
-        self.wishes = None
-        self.done = True
+        scale = 1 / self._terms if self.micro_batch is None else self._least_unit / (weight or 1.0)
+        if size > 1:
+            for bucket in buckets:
+                total = _sum_of(collectives.result(self._started[bucket]), self._terms, size).mul_(scale)
+                self._started[bucket] = collectives.start_gather(total, f"edl_hvd.exact.sum.{bucket.number}")
+        sums: dict[torch.nn.Parameter, torch.Tensor] = {}
+        for bucket in buckets:
+            total = collectives.result(self._started[bucket]) if size > 1 else bucket.take().mul_(scale)
+            row = bucket.row_of(total)
+            self._refuse_infinity(bucket, row)
+            sums.update((p, view.to(p.dtype)) for p, view in zip(bucket.parameters, row.views, strict=True))
+        collectives.finish(measured)
+        self._publish({parameter: sums[parameter] for parameter in used})
 
     def _refuse_infinity(self, bucket: _Bucket, sums: _Row) -> None:
         # A sum costs one pass over memory. One that overflows by itself is looked at once more.
@@ -231,10 +231,9 @@ class _Bucket:
         parts = zip(flat.split(self._sizes), self._layouts, strict=True)
         return _Row(flat, [part.as_strided(*layout) for part, layout in parts])
 
-    def give(self, sums: list[torch.Tensor]) -> None:
-        """Make these the parameters' gradients."""
-        for parameter, gradient in zip(self.parameters, sums, strict=True):
-            parameter.grad = gradient.to(parameter.dtype)
+    def take(self) -> torch.Tensor:
+        """The value of the only node, which becomes the caller's: the next terms take other memory."""
+        return self.rows.pop().flat
 
 
 def _buckets_of(parameters: list[torch.nn.Parameter]) -> Iterator[_Bucket]:

@@ -19,18 +19,14 @@ if TYPE_CHECKING:
 
 
 class NoiseMeter:
-    """Of one optimizer's gradients.
-
-    Args:
-        name: Tells its numbers from those of other optimizers while they travel.
+    """Of the gradients of a step.
 
     Attributes:
         loss_scale: What the loss is multiplied with in this step, by a ``GradScaler``.
         observation: What the step has shown, once it is summed; ``None`` where it cannot tell.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = f"edl_hvd.noise.{name}"
+    def __init__(self) -> None:
         self.loss_scale = 1.0
         self.observation: Observation | None = None
         self._part: MicroBatch | None = None
@@ -51,10 +47,10 @@ class NoiseMeter:
         self._part = self._sums = self.observation = None
         self._squares.clear()
 
-    def small(self, parameter: torch.nn.Parameter) -> None:
-        """Backward has finished this parameter's gradient, and nobody has touched it."""
-        if self._part is not None and self._part.first and parameter.grad is not None:
-            self._squares[parameter] = _square_of(parameter.grad)
+    def small(self, parameter: torch.nn.Parameter, gradient: torch.Tensor, scale: float) -> None:
+        """What backward has made so far of a parameter's gradient, of this micro-batch, multiplied with ``scale``."""
+        if self._part is not None and self._part.first:
+            self._squares[parameter] = _square_of(gradient) / scale**2
 
     def start(self) -> list[Any]:
         """Begin to sum what the ranks have measured; handles to be finished with those of the gradients."""
@@ -62,31 +58,21 @@ class NoiseMeter:
             return []
         row = [_total(self._squares.values()), 1.0 / self._samples, 1.0] if self._squares else [0.0, 0.0, 0.0]
         self._sums = torch.tensor(row, dtype=torch.float64)
-        return [process.current().collectives.start_sum(self._sums, self._name, 1.0)]
+        return [process.current().collectives.start_sum(self._sums, "edl_hvd.noise", 1.0)]
 
-    def large(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """All gradients are summed, and nobody has touched them since."""
+    def large(self, gradients: Iterable[torch.Tensor]) -> None:
+        """These are the sums."""
         if self._part is None or self._sums is None:
             return
         small_square, inverse_samples, ranks = self._sums.tolist()
         self._sums = None
         if ranks == 0:
             return
-        large_square = _total(_square_of(parameter.grad) for parameter in parameters if parameter.grad is not None)
+        large_square = _total(map(_square_of, gradients))
         scale = self.loss_scale**2
         self.observation = Observation(
             small_square / ranks / scale, ranks / inverse_samples, large_square / scale, self._part.global_samples
         )
-
-
-def observed(optimizers: Iterable[Any]) -> Observation | None:
-    """What a step has shown of all parameters together; ``None`` where that was not measured of every optimizer."""
-    meters = [optimizer.reduction.noise for optimizer in optimizers]
-    found = [meter.observation for meter in meters if meter is not None and meter.observation is not None]
-    if not found or len(found) < len(meters):
-        return None
-    small, large = sum(part.small_square for part in found), sum(part.large_square for part in found)
-    return Observation(small, found[0].small_samples, large, found[0].large_samples)
 
 
 def _square_of(gradient: torch.Tensor) -> torch.Tensor:

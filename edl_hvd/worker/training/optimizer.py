@@ -2,31 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
+from torch.optim.swa_utils import AveragedModel
 
 from edl_hvd.errors import UsageError
 from edl_hvd.worker.training import momentum
 from edl_hvd.worker.training.exact import ExactReduction
+from edl_hvd.worker.training.position import position
 from edl_hvd.worker.training.reduction import Reduction
 
 _Optimizer = TypeVar("_Optimizer", bound=torch.optim.Optimizer)
+
+
+@dataclass
+class Stepping:
+    """What is known of one optimizer's steps.
+
+    Attributes:
+        before: Called before each, with the optimizer and whether it calls a closure.
+        after: Called after each.
+        skip: So many it has made already, before the state was put back; they are not made again.
+        samples: Of the last one it has made; 0 where nobody knows.
+        round_number: Of the round of gradients that the last one was made with.
+        own: Steps outside of the loops of ``State`` since the last commit.
+        exact: The optimizer was given ``exact=True``.
+    """
+
+    before: list[Callable[[Any, bool], None]] = field(default_factory=list)
+    after: list[Callable[[], None]] = field(default_factory=list)
+    skip: int = 0
+    samples: int = 0
+    round_number: int = 0
+    own: int = 0
+    exact: bool = False
 
 
 class _Distributed:
     """Mixed into the class of the optimizer that :func:`DistributedOptimizer` is given."""
 
     reduction: Reduction
+    stepping: Stepping
     velocity: str | None = None
     param_groups: list[dict[str, Any]]
 
     @property
     def at_boundary(self) -> bool:
-        """``step()`` will act now: this worker's last micro-batch of the global batch is being computed."""
-        return self.reduction.at_boundary
+        """``step()`` acts now: the step's micro-batches of this worker are all computed, or its last one is."""
+        return not position.waits
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -37,33 +64,41 @@ class _Distributed:
         finally:
             self.reduction.paused = False
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, at the start of a global batch only."""
-        if self.reduction.micro_batch is None:
-            self.reduction.forget()  # a batch the script gave up without a step
-        if self.reduction.micro_batch is None or self.reduction.micro_batch.first:
-            super().zero_grad(set_to_none)  # type: ignore[misc]
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As in ``torch.optim``; the new parameters' gradients are summed, too."""
+        super().add_param_group(param_group)  # type: ignore[misc]
+        self.reduction.adopt_unnamed(self.param_groups[-1]["params"])
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One optimizer step, at the end of a global batch only; elsewhere it does nothing.
+        """One optimizer step. In the body of ``state.batches`` it acts at the end of a global batch only.
 
         The learning-rate factor of the batch policy is applied here and undone before it returns, so
         schedulers see, and set, the script's own learning rate.
+
+        Raises:
+            UsageError: It was called in the loop over a step's micro-batches.
         """
-        reduction = self.reduction
-        if not reduction.at_boundary:
+        if position.waits:
             return None
-        if closure is None and not reduction.done:
+        position.refuse_left_early()
+        if position.in_step and position.in_micro_batch:
+            raise UsageError(
+                "optimizer.step() was called in the loop over a step's micro-batches, where the gradient is not "
+                "complete; move it behind that loop, into the body of `for step in state.steps(loader):`"
+            )
+        reduction, stepping = self.reduction, self.stepping
+        if closure is None and not reduction.deferred and reduction.round_number == stepping.round_number:
             reduction.complete()
         result = None
-        if reduction.skip:
-            reduction.skip -= 1
+        if stepping.skip:
+            stepping.skip -= 1
         else:
             result = self._step_at_scaled_rates(closure)
-            reduction.stepped_samples = reduction.micro_batch.global_samples if reduction.micro_batch else 0
-        if reduction.micro_batch is None:
-            reduction.done = False
-        for callback in reduction.after_step:
+            stepping.samples = reduction.micro_batch.global_samples if reduction.micro_batch else 0
+        stepping.round_number = reduction.round_number
+        stepping.own += not (position.in_batches or position.in_step)
+        reduction.attach()
+        for callback in stepping.after:
             callback()
         return result
 
@@ -76,7 +111,7 @@ class _Distributed:
             if self.velocity is not None:
                 group[momentum.FACTOR] = reduction.learning_rate_factor
         try:
-            for watcher in reduction.before_step:
+            for watcher in self.stepping.before:
                 watcher(self, closure is not None)
             return self._corrected_step(closure)
         finally:
@@ -147,6 +182,7 @@ def DistributedOptimizer(
     kind = type(optimizer)
     optimizer.__class__ = type(kind.__name__, (_Distributed, kind), {})
     optimizer.reduction = ExactReduction(named) if exact else Reduction(named)  # type: ignore[attr-defined]
+    optimizer.stepping = Stepping(exact=exact)  # type: ignore[attr-defined]
     optimizer.velocity = velocity  # type: ignore[attr-defined]
     if measure_noise:
         optimizer.reduction.measure_noise()  # type: ignore[attr-defined]
@@ -158,19 +194,78 @@ def is_distributed(value: object) -> bool:
     return isinstance(value, _Distributed)
 
 
-class GradScaler(torch.amp.GradScaler):
-    """``torch.amp.GradScaler`` for a distributed optimizer: acts at global-batch boundaries only."""
+def join(optimizers: Sequence[Any], names: Mapping[str, torch.nn.Module], attributes: Sequence[str]) -> Reduction | None:
+    """Have several optimizers' gradients summed together; called by ``State``.
 
-    _skipped = False
+    Args:
+        optimizers: Distributed ones.
+        names: The models of the state, by attribute: a parameter is named by attribute and its name in the model.
+        attributes: Those of the optimizers: a parameter of no model is named by that and its name, or place, there.
+
+    Returns:
+        What sums them from now on; ``None`` where there is no optimizer.
+    """
+    if not optimizers:
+        return None
+    catalogue: dict[torch.nn.Parameter, str] = {}
+    for attribute, model in names.items():
+        for name, parameter in model.named_parameters():
+            catalogue.setdefault(parameter, f"{attribute}.{name}")
+    named: dict[torch.nn.Parameter, str] = {}
+    noise = None
+    for attribute, optimizer in zip(attributes, optimizers, strict=True):
+        noise = noise or optimizer.reduction.noise
+        own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        for parameter, name in optimizer.reduction.names.items():
+            if parameter in own:
+                named.setdefault(parameter, catalogue.get(parameter) or f"{attribute}.{name}")
+        optimizer.reduction.detach()
+    exact = all(optimizer.stepping.exact for optimizer in optimizers)
+    listed = [(name, parameter) for parameter, name in named.items()]
+    reduction = ExactReduction(listed) if exact else Reduction(listed)
+    reduction.catalogue = catalogue
+    reduction.noise = noise
+    for optimizer in optimizers:
+        optimizer.reduction = reduction
+    return reduction
+
+
+class GradScaler(torch.amp.GradScaler):
+    """``torch.amp.GradScaler`` whose calls in the body of ``state.batches`` act at the end of a global batch only.
+
+    Any other ``GradScaler`` becomes one when it is given to ``State``.
+    """
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        if getattr(optimizer, "at_boundary", True):
+        if not position.waits:
             super().unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        self._skipped = not getattr(optimizer, "at_boundary", True)
-        return None if self._skipped else super().step(optimizer, *args, **kwargs)
+        return None if position.waits else super().step(optimizer, *args, **kwargs)
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
-        if not self._skipped:
+        if not position.waits:
             super().update(new_scale)
+
+
+def gate_scaler(scaler: torch.amp.GradScaler) -> None:
+    """Make a plain scaler one of :class:`GradScaler`, in place."""
+    if not isinstance(scaler, GradScaler):
+        kind = type(scaler)
+        scaler.__class__ = GradScaler if kind is torch.amp.GradScaler else type(kind.__name__, (GradScaler, kind), {})
+
+
+class _StepwiseAverage:
+    """Mixed into the class of an ``AveragedModel`` that is given to ``State``."""
+
+    def update_parameters(self, model: torch.nn.Module) -> None:
+        """As in torch; in the body of ``state.batches`` once per optimizer step."""
+        if not position.waits:
+            super().update_parameters(model)  # type: ignore[misc]
+
+
+def gate_average(average: AveragedModel) -> None:
+    """Have an average of weights move with the optimizer steps, in place."""
+    kind = type(average)
+    if not isinstance(average, _StepwiseAverage):
+        average.__class__ = type(kind.__name__, (_StepwiseAverage, kind), {})

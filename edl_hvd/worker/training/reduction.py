@@ -1,21 +1,29 @@
 """Summing gradients over the world.
 
-Gradient of a step, with G samples in the global batch dealt out as micro-batches j of n_j samples each:
+Gradient of a step, with micro-batches j of weight w_j, by default their number of samples n_j, and W = sum of w_j:
 
-    g = sum over j of (n_j / G) · g_j,      g_j the gradient of the user's mean loss over micro-batch j
+    g = sum over j of (w_j / W) · g_j,      g_j the gradient of the user's mean loss over micro-batch j
 
-so it equals the gradient of the mean loss over all G samples, for any dealing. A worker accumulates its
-own g_j in units of the n_j of its latest micro-batch (equal sizes, the usual case, cost nothing) and the
-factor n / G is applied inside the allreduce. Each parameter's allreduce starts as soon as backward has
-finished its gradient, and all have finished when ``backward()`` returns, as in
-``torch.nn.parallel.DistributedDataParallel``.
+so it equals the gradient of the mean loss over the global batch, for any dealing. A worker accumulates its own g_j in
+units of the weight of its first one (equal weights, the usual case, cost nothing).
+
+Until the world has summed it, a gradient is not in ``.grad``, where a script could cut, clear or read a part of it: a
+hook takes it from there as soon as backward has finished it. What was in ``.grad`` before is set aside, and the sum is
+added to it, as ``backward()`` alone would have done. So ``.grad`` is what PyTorch would have made of the global batch.
+
+A **round** sums what has been computed since the last one. All workers make the same rounds: in ``state.steps`` one
+after each loop over a step's micro-batches, elsewhere one at the end of each ``backward()`` that ends a step. A round
+has one small message, ``_Flags``: who has a gradient of which parameter, how much all micro-batches weigh, and what
+each rank votes for at the coming commit. A parameter that nobody has a gradient of is not summed, and its ``.grad``
+stays as it is, ``None`` mostly. The sums of the others start as soon as backward has finished them, if it is known
+which backward is the last to touch them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import Variable
@@ -23,6 +31,10 @@ from torch.autograd import Variable
 from edl_hvd.errors import UsageError
 from edl_hvd.worker import process
 from edl_hvd.worker.training.noise import NoiseMeter
+from edl_hvd.worker.training.position import position
+
+# Floats count exactly up to 2^24 only; weights are sent in two parts.
+_HALF_WEIGHT = 4096
 
 
 @dataclass(frozen=True)
@@ -30,12 +42,13 @@ class MicroBatch:
     """The part of a global batch that the next backward computes.
 
     Attributes:
-        samples: n_j, at least 1.
+        samples: n_j; 0 for a worker that was dealt nothing.
         global_samples: G.
-        first: It is this worker's first of the step.
-        last: It is this worker's last of the step.
+        first: It is this worker's first of the step, or of one loop over it.
+        last: It is this worker's last.
         index: j, in the global batch.
         unit: Samples of every micro-batch of the step but the last one, which may have fewer; at least 1.
+        offset: Of its first sample, in the epoch's order.
     """
 
     samples: int
@@ -44,143 +57,507 @@ class MicroBatch:
     last: bool
     index: int = 0
     unit: int = 1
+    offset: int = 0
+
+
+class Vote(NamedTuple):
+    """What a rank wants at the coming commit, as 0 or 1; summed over the ranks it says how many want it.
+
+    Attributes:
+        resize: A change of the world is pending.
+        checkpoint: A checkpoint is due.
+        writing: A checkpoint is being written.
+        stop: The job is to end.
+        metrics: Metrics have counted something that the other ranks do not know of.
+    """
+
+    resize: float = 0.0
+    checkpoint: float = 0.0
+    writing: float = 0.0
+    stop: float = 0.0
+    metrics: float = 0.0
+
+
+class _Flags(NamedTuple):
+    """The message of a round, in front of the flags of the parameters and the recorded values; sums over the ranks."""
+
+    skipped: float  # the script has left the body of state.batches without backward()
+    late: float  # gradients came after their sums had started
+    unnamed: float  # values were recorded by names that the other ranks do not know
+    weight_high: float
+    weight_low: float
+
+
+_WIDTH = len(Vote._fields) + len(_Flags._fields)
+
+
+class Recorded(NamedTuple):
+    """What a rank has recorded by one name: the sum of weight times value, and of the weights."""
+
+    total: float = 0.0
+    weight: float = 0.0
 
 
 class Reduction:
-    """Sums gradients over the world; belongs to one optimizer. Internal; see the module.
+    """Sums the gradients of all optimizers of a ``State``; an optimizer that is in none has one of its own.
 
     Attributes:
-        wishes: Gives numbers of this rank that are to be summed over the world on the way.
-        answer: Their sums, once ``complete`` has returned.
-        skip: So many steps the optimizer has made already, before the state was put back; they are not made again.
-        stepped_samples: Of the last step it has made; 0 where nobody knows.
+        names: Of the parameters, unique and the same on every rank.
+        catalogue: Names of parameters that may come later.
+        learning_rate_factor: What the batch policy multiplies the learning rate with in the present step.
+        micro_batch: Being computed; ``None`` in a script without ``state.batches`` and ``state.steps``.
+        deferred: Rounds are made by the loop over a step, not by ``backward()``.
+        vote: Of this rank, to travel with the next round.
+        answer: The sum of the votes of the last round; ``None`` before the first of a step.
+        recorded: What this rank has recorded since the last round, by name.
+        means: Of all that was recorded over the world, of the last round.
+        announces: Before each round the ranks tell each other that it comes, because some have no micro-batch.
+        rounds: Rounds since the step began.
+        round_number: Of the last round of all.
+        skipped: Ranks that have left the body of ``state.batches`` without ``backward()`` in this step.
+        on_round: Called after each round.
+        paused: Gradients accumulate (``no_sync``).
         noise: Measures how noisy the gradients are; ``None`` where nobody wants to know.
     """
 
-    def __init__(self, named_parameters: list[tuple[str, torch.nn.Parameter]]) -> None:
-        self.names = {parameter: name for name, parameter in named_parameters}
-        self.micro_batch: MicroBatch | None = None
+    def __init__(self, named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
+        self.names: dict[torch.nn.Parameter, str] = {}
+        self.catalogue: dict[torch.nn.Parameter, str] = {}
         self.learning_rate_factor = 1.0
-        self.before_step: list[Callable[[Any, bool], None]] = []  # optimizer; whether it calls a closure
-        self.after_step: list[Callable[[], None]] = []
-        self.paused = False
-        self.done = False  # the gradients of this step are summed
-        self.wishes: Callable[[], torch.Tensor] | None = None
-        self.answer: torch.Tensor | None = None
-        self.skip = self.stepped_samples = 0
+        self.micro_batch: MicroBatch | None = None
+        self.deferred = self.paused = self.announces = False
+        self.vote = Vote()
+        self.answer: Vote | None = None
+        self.recorded: dict[str, Recorded] = {}
+        self.means: dict[str, float] = {}
+        self.rounds = self.round_number = self.skipped = 0
+        self.on_round: list[Callable[[], None]] = []
         self.noise: NoiseMeter | None = None
-        self._unit = 1  # n of the micro-batch whose units the accumulated gradients are in
-        self._handles: dict[torch.nn.Parameter | None, Any] = {}
-        self._finish_queued = False
+        self._hooks: dict[torch.nn.Parameter, _Hooks] = {}
+        self._known_names: list[str] = []  # of recorded values, the same on every rank
+        self._weight = self._total_weight = 1.0  # of the present micro-batch, and of all of this rank's
+        self._normaliser = 0.0  # W of the last round, where it was not G
+        self._has_gradient = False  # of the present micro-batch
+        self._fired: dict[torch.nn.Parameter, int] = {}  # gradients of the present micro-batch
+        self._expected: dict[int, dict[torch.nn.Parameter, int]] = {}  # the same, last time, of each loop over a step
+        self._loop = 0  # over the micro-batches, in this step
+        self._step_has_gradient = False  # of any rank
+        self._begin_round()
+        self.adopt(named_parameters)
+
+    # --- parameters ---
+
+    def adopt(self, named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
+        """Sum the gradients of these as well."""
+        self.names.update((parameter, name) for name, parameter in named_parameters)
+        self.attach()
+
+    def adopt_unnamed(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """The same, by the names that the models of the state have for them, or by their place."""
+        new = [parameter for parameter in parameters if parameter not in self.names]
+        count = len(self.names)
+        self.adopt((self.catalogue.get(p, f"parameter.{count + i}"), p) for i, p in enumerate(new))
+
+    def attach(self) -> None:
+        """Take the gradients of all parameters that require one by now."""
+        if len(self._hooks) == len(self.names):
+            return
         for parameter in self.names:
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._on_gradient)
+            if parameter.requires_grad and parameter not in self._hooks:
+                self._hooks[parameter] = _Hooks(parameter, self._before_gradient, self._on_gradient)
+
+    def refresh(self) -> None:
+        """The same, where a parameter may have moved to another device since."""
+        for parameter, hooks in self._hooks.items():
+            if parameter.requires_grad and not hooks.fits(parameter):
+                hooks.remove()
+                self._hooks[parameter] = _Hooks(parameter, self._before_gradient, self._on_gradient)
+        self.attach()
+
+    def detach(self) -> None:
+        """Leave the gradients alone from now on: another reduction sums them."""
+        for hooks in self._hooks.values():
+            hooks.remove()
+        self._hooks.clear()
+
+    def measure_noise(self) -> None:
+        """From the next step on, tell how noisy its gradient was (``noise.observation``)."""
+        if self.noise is None:
+            self.noise = NoiseMeter()
+
+    # --- a step ---
 
     @property
     def at_boundary(self) -> bool:
         """Backward now completes a global batch."""
         return self.micro_batch is None or self.micro_batch.last
 
-    def measure_noise(self) -> None:
-        """From the next step on, tell how noisy its gradient was (``noise.observation``)."""
-        if self.noise is None:
-            self.noise = NoiseMeter(next(iter(self.names.values()), ""))
+    def begin_step(self, vote: Vote, announces: bool = False) -> None:
+        """A global batch begins. ``announces``: some rank has no micro-batch of it, and the loop is that of batches."""
+        self.vote, self.answer, self.announces = vote, None, announces
+        self.rounds = self.skipped = self._loop = 0
+        self.means = {}
+        self._step_has_gradient = False
+        self.attach()
+        self._begin_round()
 
-    @torch.no_grad()
     def begin(self, micro_batch: MicroBatch) -> None:
-        """The next backward computes this. Called by ``State.batches``."""
-        if not micro_batch.first and micro_batch.samples != self._unit:
-            grads = [parameter.grad for parameter in self.names if parameter.grad is not None]
-            if grads:
-                torch._foreach_mul_(grads, self._unit / micro_batch.samples)
-        self._unit = micro_batch.samples
+        """The next backward computes this."""
         self.micro_batch = micro_batch
+        self._weight = float(micro_batch.samples)
+        if micro_batch.first:
+            self._total_weight = 0.0
+        self._total_weight += self._weight
+        self._has_gradient = False
+        self._fired.clear()
         if self.noise is not None:
             self.noise.begin(micro_batch)
-        self._handles.clear()
-        self._finish_queued = self.done = False
+
+    def weigh(self, weight: float) -> None:
+        """The micro-batch weighs this much, instead of its number of samples.
+
+        Raises:
+            UsageError: Its gradient has been computed already.
+        """
+        if self._has_gradient:
+            raise UsageError(
+                "step.weigh() was called after backward() of the same micro-batch; call it before, because the "
+                "gradient is multiplied with the weight as soon as it is computed"
+            )
+        self._total_weight += weight - self._weight
+        self._weight = weight
 
     def forget(self) -> None:
-        """Drop what is under way: the world it was for is gone."""
+        """Drop what is under way: the world it was for is gone, or the loop has ended."""
         self.micro_batch = None
-        self.wishes = self.answer = None
+        self.answer = None
+        self.deferred = self.announces = False
+        self.vote = Vote()
+        self.recorded.clear()
+        self._weight = self._total_weight = 1.0
         if self.noise is not None:
             self.noise.forget()
-        self._handles.clear()
-        self._finish_queued = self.done = False
+        self._begin_round()
 
-    def _scale(self) -> float:
-        if self.micro_batch is None:
-            return 1.0 / process.size()
-        return self.micro_batch.samples / self.micro_batch.global_samples
+    def forget_world(self) -> None:
+        """The next world is another one: what its ranks have in common has to be found out anew."""
+        self.forget()
+        self._known_names.clear()
+        self._normaliser = 0.0
 
+    def _begin_round(self) -> None:
+        self._held: dict[torch.nn.Parameter, torch.Tensor] = {}  # this rank's part
+        self._late: dict[torch.nn.Parameter, torch.Tensor] = {}  # what came after its sum had started
+        self._before: dict[torch.nn.Parameter, torch.Tensor] = {}  # what .grad held
+        self._sums: dict[torch.nn.Parameter, Any] = {}  # under way
+        self._unit: float | None = None  # weight that the held gradients count as 1
+        self._finish_queued = False
+
+    # --- gradients ---
+
+    def _before_gradient(self, parameter: torch.nn.Parameter) -> None:
+        """Autograd is about to add to ``.grad``: set aside what the script has left there."""
+        gradient = parameter.grad
+        if gradient is not None and not self._is_apart:
+            self._before[parameter] = gradient
+            parameter.grad = None
+
+    @property
+    def _is_apart(self) -> bool:
+        """The script computes a gradient beside the loop over a step, as every rank does: it needs no sum."""
+        return self.deferred and not position.in_micro_batch
+
+    @torch.no_grad()
     def _on_gradient(self, parameter: torch.nn.Parameter) -> None:
+        if self._is_apart:
+            self._check_apart()
+            return
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is None or not self._accept(parameter, gradient):
+            return
+        count = self._fired[parameter] = self._fired.get(parameter, 0) + 1
+        if self._is_started(parameter):
+            self._accumulate(self._late, parameter, gradient)
+            return
+        self._accumulate(self._held, parameter, gradient)
         if self.noise is not None:
-            self.noise.small(parameter)
+            self.noise.small(parameter, self._held[parameter], self._weight / (self._unit or 1.0))
         if self.paused or not self.at_boundary:
             return
-        if self.done or parameter in self._handles:
-            raise self._computed_twice(parameter)
-        self._start(parameter)
+        if self.deferred:
+            if count == self._expected.get(self._loop, {}).get(parameter):
+                self._start_early(parameter)
+            return
+        self._start_early(parameter)
         if not self._finish_queued:
             self._finish_queued = True
             # Runs when this backward is through, on the thread that called it.
-            Variable._execution_engine.queue_callback(self.complete)
+            Variable._execution_engine.queue_callback(self._end_backward)
 
-    def _computed_twice(self, parameter: torch.nn.Parameter) -> UsageError:
-        return UsageError(
-            f"backward() computed the gradient of {self.names[parameter]!r} twice in one batch, after the world "
-            "had started to sum it; add the losses and call backward() once, or run all but the last backward() "
-            "under `with optimizer.no_sync():`"
-        )
+    def _check_apart(self) -> None:
+        if not self._step_has_gradient:
+            raise UsageError(
+                "backward() was called in `for step in state.steps(loader):` outside the loop over the step's "
+                "micro-batches, and none of them has given a gradient; write `for batch in step:` and call backward() "
+                "in its body"
+            )
 
-    def _start_wishes(self) -> None:
-        """With the first gradient: they travel in the same message."""
-        if self.wishes is not None and None not in self._handles:
-            self.answer = self.wishes()
-            self._handles[None] = process.current().collectives.start_sum(self.answer, "edl_hvd.wishes", 1.0)
+    def _is_started(self, parameter: torch.nn.Parameter) -> bool:
+        return parameter in self._sums
 
-    def _gradient_of(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """Zeros where backward has left none."""
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        if parameter.grad.is_sparse:
+    def _has(self, parameter: torch.nn.Parameter) -> bool:
+        """This rank has a gradient of it in this round."""
+        return parameter in self._held
+
+    def _accept(self, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> bool:
+        """Whether a gradient counts; one that cannot be summed is refused."""
+        if gradient.is_sparse:
             raise UsageError(
                 f"the gradient of {self.names[parameter]!r} is sparse, which cannot be summed over a changing world; "
                 "build the module with sparse=False"
             )
-        return parameter.grad
+        if position.in_batches and position.per_step > 1 and self.rounds:
+            raise UsageError(
+                f"backward() computed the gradient of {self.names[parameter]!r} a second time in one body of "
+                f"state.batches(), whose global batch is {position.per_step} micro-batches; write the loop with "
+                "`for step in state.steps(loader):`, which takes any number of backward passes, or add the losses"
+            )
+        self._has_gradient = True
+        if self._weight == 0:
+            return False
+        if self._unit is None:
+            self._unit = self._weight
+        return True
 
-    def _start(self, parameter: torch.nn.Parameter) -> None:
-        self._start_wishes()
-        gradient = self._gradient_of(parameter)
-        if gradient.stride() != parameter.stride():
-            # Every rank sums in memory order, so the order has to be that of the parameter on all of them.
-            gradient = parameter.grad = torch.empty_like(parameter).copy_(gradient)
-        name = f"edl_hvd.gradient.{self.names[parameter]}"
-        self._handles[parameter] = process.current().collectives.start_sum(gradient, name, self._scale())
+    def _accumulate(
+        self, into: dict[torch.nn.Parameter, torch.Tensor], parameter: torch.nn.Parameter, gradient: torch.Tensor
+    ) -> None:
+        assert self._unit is not None
+        share = self._weight / self._unit
+        held = into.get(parameter)
+        if held is not None:
+            held.add_(gradient, alpha=share)
+        else:
+            gradient = gradient.detach() if gradient.requires_grad else gradient
+            into[parameter] = gradient if share == 1.0 else gradient.mul_(share)
 
-    def complete(self) -> None:
-        """Sum whatever was not summed yet, and wait for all of it. A collective over the world.
-
-        A parameter that got no gradient here (not used by this loss, or no micro-batch was dealt to this
-        worker) takes part with zeros, because it may have one elsewhere.
-        """
-        for parameter in self.names:
-            if parameter.requires_grad and parameter not in self._handles:
-                self._start(parameter)
-        measured = self.noise.start() if self.noise is not None else []
-        process.current().collectives.finish([*self._handles.values(), *measured])
-        if self.noise is not None:
-            self.noise.large(self.names)
-        self._handles.clear()
+    def _end_backward(self) -> None:
         self._finish_queued = False
-        self.wishes = None
-        self.done = True
-
-    def take_part(self, nothing: MicroBatch) -> None:
-        """Sum with a share of nothing. Called by ``State.batches`` on a worker that was dealt nothing."""
-        for parameter in self.names:
-            parameter.grad = None
-        self.begin(nothing)
+        if _is_nested():
+            raise UsageError(
+                "activation checkpointing with use_reentrant=True runs a backward pass inside another, so in "
+                "state.batches() nobody can tell when a step's gradient is complete; give checkpoint(…) "
+                "use_reentrant=False, or write the loop with `for step in state.steps(loader):`"
+            )
         self.complete()
+
+    # --- rounds ---
+
+    def _scale(self) -> float:
+        """What this rank's part is multiplied with before it is summed."""
+        if self.micro_batch is None:
+            return 1.0 / process.size()
+        return (self._unit or 0.0) / (self._normaliser or self.micro_batch.global_samples)
+
+    def _start_early(self, parameter: torch.nn.Parameter) -> None:
+        """The rank's part of this gradient is complete, or almost certainly so."""
+        if process.size() > 1:
+            self._start(parameter, self._held[parameter], "gradient")
+
+    def _start(self, parameter: torch.nn.Parameter, gradient: torch.Tensor | None, kind: str) -> None:
+        if gradient is None:
+            gradient = torch.zeros_like(parameter)
+        elif gradient.stride() != parameter.stride():
+            # Every rank sums in memory order, so the order has to be that of the parameter on all of them.
+            gradient = torch.empty_like(parameter).copy_(gradient)
+        self._held[parameter] = gradient
+        name = f"edl_hvd.{kind}.{self.names[parameter]}"
+        self._sums[parameter] = process.current().collectives.start_sum(gradient, name, self._scale())
+
+    @torch.no_grad()
+    def complete(self, skipped: bool = False) -> None:
+        """Make a round. A collective over the world.
+
+        Args:
+            skipped: The script has left the body of ``state.batches`` without ``backward()``.
+        """
+        if self.announces:
+            self.announce(True)
+        if process.size() == 1:
+            self._complete_alone()
+        else:
+            self._complete_together(skipped)
+        if self.deferred:
+            self._expected[self._loop] = dict(self._fired)
+            self._loop += 1
+        self.rounds += 1
+        self.round_number += 1
+        self._begin_round()
+        for callback in self.on_round:
+            callback()
+
+    def announce(self, comes: bool) -> bool:
+        """Tell the other ranks whether this one makes another round in this step; whether any does. Collective."""
+        word = torch.tensor([float(comes)])
+        collectives = process.current().collectives
+        collectives.finish([collectives.start_sum(word, "edl_hvd.announce", 1.0)])
+        return bool(word.item() > 0)
+
+    def follow(self) -> None:
+        """Make the rounds that the others make in this step, with a share of nothing. Collective."""
+        while self.announce(False):
+            self.announces = False
+            self.complete()
+            self.announces = True
+
+    def _complete_alone(self) -> None:
+        self.answer = self.vote
+        self.means.update({name: total / weight for name, (total, weight) in self.recorded.items() if weight})
+        self.recorded.clear()
+        self._sum_alone([parameter for parameter in self.names if self._has(parameter)])
+
+    def _sum_alone(self, used: list[torch.nn.Parameter]) -> None:
+        factor = 1.0 if self.micro_batch is None else (self._unit or 0.0) / self._total_weight
+        if factor != 1.0 and used:
+            torch._foreach_mul_([self._held[parameter] for parameter in used], factor)
+        self._publish({parameter: self._held[parameter] for parameter in used})
+
+    def _complete_together(self, skipped: bool) -> None:
+        collectives = process.current().collectives
+        is_unnamed = not self.recorded.keys() <= set(self._known_names)
+        high, low = divmod(self._total_weight, _HALF_WEIGHT)
+        used = [float(self._has(parameter)) for parameter in self.names]
+        own = _Flags(float(skipped), float(bool(self._late)), float(is_unnamed), high, low)
+        message = torch.tensor([*self.vote, *own, *self._values(), *used], dtype=torch.float32)
+        collectives.finish([collectives.start_sum(message, "edl_hvd.flags", 1.0)])
+        numbers = message.tolist()
+        self.answer, flags = Vote(*numbers[: len(Vote._fields)]), _Flags(*numbers[len(Vote._fields) : _WIDTH])
+        values, counts = numbers[_WIDTH : -len(used)], numbers[-len(used) :]
+        if flags.unnamed:
+            values = self._values_by_new_names()
+        self._take_means(values)
+        self.skipped += round(flags.skipped)
+        weight = flags.weight_high * _HALF_WEIGHT + flags.weight_low
+        self._sum([p for p, ranks in zip(self.names, counts, strict=True) if ranks > 0], weight, flags.late > 0)
+
+    def _sum(self, used: Sequence[torch.nn.Parameter], weight: float, is_late: bool) -> None:
+        """Sum the gradients of the parameters that some rank has one of.
+
+        Args:
+            used: They; the same on every rank.
+            weight: W.
+            is_late: Some rank has gradients that came after their sums had started.
+        """
+        collectives = process.current().collectives
+        for parameter in used:
+            if parameter not in self._sums:
+                self._start(parameter, self._held.get(parameter), "gradient")
+        measured = self.noise.start() if self.noise is not None else []
+        collectives.finish([*(self._sums[parameter] for parameter in used), *measured])
+        if is_late:
+            self._sum_late(used)
+        if self.micro_batch is not None:
+            normaliser = self._normaliser or self.micro_batch.global_samples
+            if weight != normaliser and weight > 0 and used:
+                torch._foreach_mul_([self._held[parameter] for parameter in used], normaliser / weight)
+            self._normaliser = weight if weight != self.micro_batch.global_samples else 0.0
+        self._publish({parameter: self._held[parameter] for parameter in used})
+
+    def _sum_late(self, used: Sequence[torch.nn.Parameter]) -> None:
+        first = {parameter: self._held[parameter] for parameter in used}
+        self._sums.clear()
+        for parameter in used:
+            self._start(parameter, self._late.get(parameter), "late")
+        process.current().collectives.finish([self._sums[parameter] for parameter in used])
+        for parameter in used:
+            self._held[parameter].add_(first[parameter])
+
+    def _publish(self, sums: Mapping[torch.nn.Parameter, torch.Tensor]) -> None:
+        """Make the sums the parameters' gradients, added to what was there."""
+        self._step_has_gradient |= bool(sums)
+        if self.noise is not None:
+            self.noise.large(sums.values())
+        for parameter, gradient in self._before.items():
+            if parameter not in sums:
+                parameter.grad = gradient
+        for parameter, gradient in sums.items():
+            before = self._before.get(parameter, parameter.grad)
+            parameter.grad = gradient if before is None else before.add_(gradient)
+
+    # --- recorded values ---
+
+    def record(self, name: str, value: float) -> None:
+        """Add a value of the present micro-batch to what is averaged over the world by its weight."""
+        total, weight = self.recorded.get(name, Recorded())
+        self.recorded[name] = Recorded(total + self._weight * value if self._weight else total, weight + self._weight)
+
+    def _values(self) -> list[float]:
+        """The recorded values, by the names that all ranks know."""
+        return [number for name in self._known_names for number in self.recorded.get(name, Recorded())]
+
+    def _take_means(self, values: Sequence[float]) -> None:
+        for name, total, weight in zip(self._known_names, values[::2], values[1::2], strict=True):
+            if weight > 0:
+                self.means[name] = total / weight
+        self.recorded.clear()
+
+    def _values_by_new_names(self) -> list[float]:
+        """Have all ranks know all names, and sum the values by them. Collective, once for each new name."""
+        collectives = process.current().collectives
+        own = "".join(f"{name}\n" for name in self.recorded).encode()
+        text = collectives.result(
+            collectives.start_gather(torch.tensor(list(own), dtype=torch.uint8), "edl_hvd.recorded_names")
+        )
+        names = bytes(text.tolist()).decode().split("\n")[:-1]
+        self._known_names = sorted({*self._known_names, *names})
+        values = torch.tensor(self._values(), dtype=torch.float32)
+        collectives.finish([collectives.start_sum(values, "edl_hvd.recorded", 1.0)])
+        found: list[float] = values.tolist()
+        return found
+
+
+class _Hooks:
+    """On one parameter: before autograd adds to its ``.grad``, and after.
+
+    The first is on the node that adds, not on the parameter: ``torch.autograd.grad`` passes by the node.
+    """
+
+    def __init__(
+        self,
+        parameter: torch.nn.Parameter,
+        before: Callable[[torch.nn.Parameter], None],
+        after: Callable[[torch.nn.Parameter], None],
+    ) -> None:
+        self._node = _accumulator_of(parameter)
+        self._handles = [
+            self._node.register_prehook(lambda _: before(parameter)),
+            parameter.register_post_accumulate_grad_hook(after),
+        ]
+
+    def fits(self, parameter: torch.nn.Parameter) -> bool:
+        """Whether autograd still uses the node."""
+        return _accumulator_of(parameter) is self._node
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+def _accumulator_of(parameter: torch.nn.Parameter) -> Any:
+    with torch.enable_grad():
+        function: Any = parameter.view_as(parameter).grad_fn
+    return function.next_functions[0][0]
+
+
+def _is_nested() -> bool:
+    """Whether the backward pass that ends runs inside another, as re-entrant activation checkpointing has it."""
+    import sys
+
+    frame = sys._getframe(1)
+    nested = torch.autograd.function.BackwardCFunction.apply.__code__
+    current: Any = frame
+    while current is not None:
+        if current.f_code is nested:
+            return True
+        current = current.f_back
+    return False

@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from edl_hvd.errors import SettingsError, UsageError
 from edl_hvd.interval import Interval
+from edl_hvd.worker.training.position import position
 
 _Scheduler = TypeVar("_Scheduler", bound=LRScheduler)
 
@@ -24,36 +25,28 @@ class GatedScheduler:
     """Mixed into the class of a scheduler that is given to ``State``.
 
     Attributes:
-        edl_moves: How often it moved; the same on every rank at a commit.
-        edl_ready: The optimizer has stepped since it last moved.
+        edl_ready: A step's gradient has been summed since it last moved.
     """
 
-    edl_moves: int
     edl_ready: bool
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Move, if an optimizer step really happened since the last move; else do nothing."""
-        if self.edl_ready:
+        """Move, at most once per optimizer step; in the body of ``state.batches`` at the end of a global batch.
+
+        After an interruption a script may come by once more without having trained in between: then it stays.
+        """
+        if self.edl_ready and not position.waits:
             self.edl_ready = False
-            self.edl_moves += 1
             super().step(*args, **kwargs)  # type: ignore[misc]
 
 
 def gate(scheduler: LRScheduler) -> None:
-    """Extend the class of a scheduler in place; its state then includes the two attributes."""
+    """Extend the class of a scheduler in place; its state then includes the attribute."""
     if isinstance(scheduler, (GatedScheduler, PacedScheduler)):
         return
     kind = type(scheduler)
     scheduler.__class__ = type(kind.__name__, (GatedScheduler, kind), {})
-    scheduler.edl_moves = 0  # type: ignore[attr-defined]
     scheduler.edl_ready = False  # type: ignore[attr-defined]
-
-
-def catch_up(scheduler: Any, moves: int) -> None:
-    """Move a scheduler that its user did not step here, because this worker was dealt no batch."""
-    while scheduler.edl_moves < moves:
-        scheduler.edl_ready = True
-        scheduler.step()
 
 
 class PacedScheduler:

@@ -1,0 +1,287 @@
+"""What the loops of the package keep of a ``State``, and do with it; a script sees ``State`` alone."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from edl_hvd.data.evaluation import EvaluationSampler
+from edl_hvd.data.sampler import ElasticBatchSampler
+from edl_hvd.errors import EdlHvdWarning, UsageError
+from edl_hvd.events import Event
+from edl_hvd.metrics.metric import Metric
+from edl_hvd.worker import process
+from edl_hvd.worker.keeping.memory import Memory
+from edl_hvd.worker.keeping.sync import broadcast_state
+from edl_hvd.worker.training.optimizer import is_distributed
+from edl_hvd.worker.training.out_of_memory import explained
+from edl_hvd.worker.training.pooling import Counting
+from edl_hvd.worker.training.position import position
+from edl_hvd.worker.training.reduction import Vote
+from edl_hvd.worker.training.scheduler import SCALE_INVARIANT, GatedScheduler, PacedScheduler
+from edl_hvd.worker.training.tuning import StepTimer
+
+METRICS = "_metrics"
+# The attribute with the last value of each metric; it goes where the others go, into commits and to newcomers.
+
+
+class Session(Protocol):
+    """The run of an elastic function that a state is part of; see ``loop.py``."""
+
+    @property
+    def generation(self) -> int:
+        """Of the present world; 0 between worlds."""
+
+    def vote(self, samples: int) -> Vote:
+        """What this rank wants at the commit after the next step, which has so many samples over all ranks."""
+
+    def agree(self, answer: Vote | None = None) -> None:
+        """Act on the ranks' votes at a commit. Collective; blocks, unless their sum is there already."""
+
+    def pool(self, metrics: Sequence[Metric], pass_: str | None, word: int) -> int:
+        """Bring together what the ranks' metrics have counted, see ``training/pooling.py``. Collective; blocks."""
+
+    def level(self, tensors: list[torch.Tensor]) -> bool:
+        """Make tensors equal on all ranks, in place; whether any may have changed. Collective; blocks."""
+
+    def report(self, values: dict[str, float]) -> None:
+        """Write numbers to the event log, from rank 0."""
+
+    def announce(self, event: Event) -> None:
+        """Write an event, from rank 0."""
+
+
+class Runtime:
+    """Of one ``State``.
+
+    Attributes:
+        memory: What is kept, and the last commit of it.
+        life: Rises whenever the state is put back or a world is joined.
+        commit_every: Optimizer steps between commits.
+        step_timer: How long steps take.
+        counting: The metrics, and the loop that they count in.
+        session: The run of the elastic function; ``None`` outside.
+        callbacks: Called in each new world but the first.
+        steps_here: Optimizer steps counted in this run of the elastic function, whatever world they were made in.
+        finished_pass: The life and epoch whose batches the script has gone through to their end.
+    """
+
+    def __init__(self, attributes: dict[str, Any]) -> None:
+        self.memory = Memory({**attributes, METRICS: {}})
+        self.life = 0
+        self.commit_every = 1
+        self.step_timer = StepTimer()
+        self.counting = Counting(self.memory.of_kind(Metric), self.memory.of_kind(EvaluationSampler))
+        self.session: Session | None = None
+        self.callbacks: list[Callable[[], None]] = []
+        self.steps_here = 0
+        self.finished_pass: tuple[int, int] | None = None
+        self._committed_step = 0  # what a script may set ``state.step`` to by itself
+        self._has_committed = False
+        self._warned: set[str] = set()
+        if self.memory.reduction is not None:
+            self.memory.reduction.on_round.append(self.schedulers_may_move)
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """The distributed ones."""
+        return list(self.memory.of_kind(is_distributed))
+
+    def warn_once(self, about: str, message: str) -> None:
+        """Say something to the user, once."""
+        if about not in self._warned:
+            self._warned.add(about)
+            warnings.warn(message, EdlHvdWarning, stacklevel=3)
+
+    # --- the run of the elastic function ---
+
+    def attach(self, session: Session | None, commit_every: int = 1) -> None:
+        """Commits go through ``session`` from now on."""
+        self.session, self.commit_every = session, commit_every
+        self.counting.attach(None if session is None else session.pool)
+        for sampler in self.memory.of_kind(ElasticBatchSampler):
+            sampler.is_watched = session is not None
+        position.leave()
+
+    def begin_life(self) -> None:
+        """Forget what is under way in a world that is gone."""
+        self.life += 1
+        self.counting.begin_life()
+        self.step_timer.forget()
+        position.leave()
+        if self.memory.reduction is not None:
+            self.memory.reduction.forget_world()
+        for optimizer in self.optimizers:
+            optimizer.stepping.own = 0
+        self._committed_step = self.memory.step
+
+    def run_callbacks(self) -> None:
+        for callback in self.callbacks:
+            callback()
+
+    def check_finished(self) -> None:
+        """The script's function has returned: say what it has done without effect."""
+        own = max((optimizer.stepping.own for optimizer in self.optimizers), default=0)
+        if own and not self._has_committed:
+            self._warn_uncounted(own)
+
+    def _warn_uncounted(self, steps: int) -> None:
+        self.warn_once(
+            "uncounted",
+            f"optimizer.step() was called {steps} times outside of state.steps() and state.batches(), without "
+            "state.commit(): no sample is counted, no checkpoint written, and a lost worker costs all of it; write "
+            "`for step in state.steps(loader):` instead of a loop over the loader",
+        )
+
+    # --- commits ---
+
+    def vote(self, samples: int) -> Vote:
+        """See :class:`Session`."""
+        return self.session.vote(samples) if self.session is not None else Vote()
+
+    def announce(self, event: Event) -> None:
+        """Write an event, from rank 0."""
+        if self.session is not None:
+            self.session.announce(event)
+
+    def commit(self) -> None:
+        """The commit that a script asks for. Collective."""
+        position.refuse_left_early()
+        self._count_own_steps()
+        self.counting.pool()
+        self.commit_whole()
+
+    def _count_own_steps(self) -> None:
+        """In a loop of the script's own, each step of its optimizer is one of the run, unless it counts by itself."""
+        own = max((optimizer.stepping.own for optimizer in self.optimizers), default=0)
+        for optimizer in self.optimizers:
+            optimizer.stepping.own = 0
+        if own:
+            self._has_committed = True
+            if self.memory.step == self._committed_step:
+                self.memory.step += own
+                self.steps_here += own
+
+    def commit_step(self, answer: Vote | None) -> None:
+        """The commit after a step, whose gradients brought the ranks' votes along."""
+        if answer is None or self.counting.may_have_trained or answer.metrics > 0:
+            self.counting.pool()
+        self.commit_light(answer)
+
+    def commit_whole(self) -> None:
+        """A commit of a copy of everything, when the metrics are pooled."""
+        self._committed_step = self.memory.step
+        self.memory.take(self.memory.commit + 1)
+        if self.session is not None:
+            self.session.agree()
+
+    def commit_light(self, answer: Vote | None = None) -> None:
+        """A commit of what optimizer steps do not move, where that will do, and when the metrics are pooled."""
+        self._committed_step = self.memory.step
+        self.memory.take(self.memory.commit + 1, light=self.commit_every == 1)
+        if self.session is not None:
+            self.session.agree(answer)
+
+    # --- where the run is ---
+
+    def move_schedulers(self) -> None:
+        """Move those of ``edl_hvd.schedule`` to where the run is; on every rank alike."""
+        memory = self.memory
+        for scheduler in memory.of_kind(PacedScheduler):
+            scheduler.edl_move(
+                {
+                    "samples": memory.samples,
+                    "epochs": self.epoch_position(),
+                    "steps": memory.step,
+                    SCALE_INVARIANT: memory.learning.scale_invariant_steps,
+                }
+            )
+
+    def schedulers_may_move(self) -> None:
+        """A step's gradient is complete."""
+        for scheduler in self.memory.of_kind(GatedScheduler):
+            scheduler.edl_ready = True
+
+    @property
+    def learning_rate_factor(self) -> float:
+        """What ``optimizer.step()`` multiplies the learning rate with at the next step."""
+        factor, noise = self.memory.ramp.factor(self.memory.samples), self.memory.learning.noise
+        samplers = self.memory.of_kind(ElasticBatchSampler)
+        return next((sampler.policy.adapted(factor, noise) for sampler in samplers), factor)
+
+    def epoch_position(self, samples: int = 0) -> float:
+        """Epochs finished, with the fraction of the present one, after so many more samples."""
+        samplers = list(self.memory.of_kind(ElasticBatchSampler))
+        epoch = self.memory.epoch
+        return epoch + sum((s.offset + samples) / s.positions for s in samplers if s.epoch == epoch)
+
+    def ends_epoch(self, samples: int = 0) -> bool:
+        """After so many more samples the epoch's batches are all counted, and what the script does then is to come."""
+        samplers = self.memory.of_kind(ElasticBatchSampler)
+        return any(s.epoch == self.memory.epoch and s.offset + samples >= s.epoch_samples() for s in samplers)
+
+    def end_epoch(self) -> None:
+        """The script has gone through the present epoch. Collective."""
+        self.memory.epoch += 1
+        for sampler in self.memory.of_kind(ElasticBatchSampler):
+            sampler.set_epoch(self.memory.epoch)
+        self.move_schedulers()
+        self.commit()
+
+    def sampler(self, call: str) -> ElasticBatchSampler:
+        """The one that deals the batches.
+
+        Raises:
+            UsageError: There is none, or more than one.
+        """
+        found = list(self.memory.of_kind(ElasticBatchSampler))
+        if len(found) != 1:
+            raise UsageError(
+                f"{call} cannot tell how batches are dealt: State holds {len(found)} ElasticBatchSampler(s); expected "
+                "one, State(batches=batches, …)"
+            )
+        sampler: ElasticBatchSampler = found[0]
+        return sampler
+
+    # --- together with the other ranks ---
+
+    def level_buffers(self) -> bool:
+        """Make the models' buffers equal on all ranks; whether any may have changed. Collective; blocks.
+
+        BatchNorm's running statistics are those of the samples a worker saw: floating-point buffers are
+        averaged, counters (``num_batches_tracked``) become the largest. With ``exact=True`` they are equal already.
+        """
+        if self.session is None or self.memory.exact:
+            return False
+        models = self.memory.of_kind(torch.nn.Module)
+        return self.session.level([buffer for model in models for buffer in model.buffers()])
+
+    def take_over(self, ran: bool) -> None:
+        """Between two commits: a member whose script did not go through the step takes over from one whose did.
+
+        Collective; blocks.
+
+        Args:
+            ran: The script has gone through the step here.
+        """
+        world = process.current().world
+        if world is None or world.size == 1:
+            return
+        collectives = process.current().collectives
+        have_run = [bool(row[0]) for row in collectives.gather_integers([int(ran)])]
+        if all(have_run) or not any(have_run):
+            return
+        root = have_run.index(True)
+        plain, tensors = self.memory.between() if world.rank == root else (None, {})
+        plain, tensors = broadcast_state(collectives, plain, tensors, root, world.rank)
+        if not ran:
+            self.memory.take_over(plain, tensors)
+
+    def out_of_memory(self, error: Exception) -> UsageError | None:
+        """What to tell the user, where it happened to a micro-batch of :meth:`batches`."""
+        part = self.memory.reduction.micro_batch if self.memory.reduction is not None else None
+        samplers = list(self.memory.of_kind(ElasticBatchSampler))
+        return explained(samplers[0].policy, part, error) if samplers and part is not None else None

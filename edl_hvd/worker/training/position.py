@@ -1,0 +1,65 @@
+"""Where the script is in its loop over batches: what may act there, and what must wait for the end of the step."""
+
+from __future__ import annotations
+
+from edl_hvd.errors import UsageError
+
+
+class Position:
+    """Of this process: written by the loops of ``batching.py``, read by what a script calls in them.
+
+    Attributes:
+        in_batches: The body of ``state.batches`` is running.
+        in_step: The body of ``state.steps`` is running.
+        in_micro_batch: A micro-batch is being computed: in the body of ``state.batches``, or of the loop over a step.
+        ends_step: The micro-batch is this worker's last of the step.
+        per_step: Micro-batches of the global batch; more than 1 means that a body may run several times per step.
+        is_even: Every worker computes one micro-batch in this step.
+        left_early: The script has left the loop over a step before its end.
+    """
+
+    def __init__(self) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """No loop is under way."""
+        self.in_batches = self.in_step = self.in_micro_batch = False
+        self.ends_step = True
+        self.per_step = 1
+        self.is_even = True
+        self.left_early = False
+
+    @property
+    def waits(self) -> bool:
+        """What belongs to an optimizer step must not act here: the step's micro-batches are not all computed."""
+        return self.in_batches and self.in_micro_batch and not self.ends_step
+
+    def refuse_left_early(self) -> None:
+        """Refuse to go on after a loop that the other workers have gone through to its end.
+
+        Raises:
+            UsageError: The loop over a step's micro-batches was left early.
+        """
+        if self.left_early:
+            raise UsageError(
+                "the loop over the micro-batches of a step was left before its end, by break, return or next(iter(step)), "
+                "so the step's gradient is not complete; go through all of them (a micro-batch without backward() adds "
+                "nothing), or stop at step level, in the body of `for step in state.steps(loader):`"
+            )
+
+    def refuse_inside(self, call: str) -> None:
+        """Refuse a call that every worker has to make equally often.
+
+        Raises:
+            UsageError: A micro-batch is being computed, and workers have different numbers of them.
+        """
+        if self.in_micro_batch and not self.is_even:
+            raise UsageError(
+                f"{call} was called while a micro-batch is computed, which does not happen equally often on every worker "
+                f"(this step has {self.per_step} micro-batches); call it once per step, in `for step in "
+                "state.steps(loader):` after the loop over the step, or after the loop over batches"
+            )
+
+
+position = Position()
+"""Of this process."""

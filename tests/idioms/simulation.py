@@ -1,0 +1,362 @@
+"""Whole jobs in one process: each worker is a thread that runs a script, and one of them runs at a time.
+
+Every worker has the process's globals to itself while it runs: its place in the world, its position in the loop, the
+random generators. It runs up to where it has to wait for others. So a job of four workers takes no longer than four
+jobs of one, and a job whose workers wait for each other in different places fails at once instead of hanging.
+
+A **fault** happens at a worker's n-th collective: it is killed, and the others' collectives fail from then on; or hosts
+are changed, and all agree at a commit to form another world.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+import torch
+
+from edl_hvd.errors import WorldBrokenError
+from edl_hvd.settings import Launch
+from edl_hvd.worker import process
+from edl_hvd.worker.engine.collectives import SoloCollectives
+from edl_hvd.worker.joining.rendezvous import Dismissed, Joined
+from edl_hvd.worker.process import Process
+from edl_hvd.worker.progress import progress
+from edl_hvd.worker.training.position import position
+from edl_hvd.world import World
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to a job.
+
+    Attributes:
+        collective: When ``worker`` is about to make so many collectives of its first world.
+        worker: Number of the worker.
+        leaves: Workers that end: killed, or told to go where ``politely``.
+        joins: Workers that are started.
+        politely: The change is agreed on at a commit.
+    """
+
+    collective: int
+    worker: int = 0
+    leaves: tuple[int, ...] = ()
+    joins: int = 0
+    politely: bool = False
+
+
+class Killed(BaseException):
+    """A worker's process ends here."""
+
+
+class Deadlock(Exception):
+    """Every worker waits for another one."""
+
+
+@dataclass
+class _Worker:
+    number: int
+    process: Process
+    globals: dict[str, Any] = field(default_factory=dict)
+    waits_for: Callable[[], bool] | None = None
+    waits_in: str = ""
+    is_over: bool = False
+    is_killed: bool = False
+    result: Any = None
+    error: BaseException | None = None
+    collectives: int = 0
+
+
+class Simulation:
+    """One job.
+
+    Args:
+        size: Workers of its first world.
+        fault: What happens to it, if anything.
+    """
+
+    def __init__(self, size: int, fault: Fault | None = None) -> None:
+        self._fault = fault
+        self._has_struck = False
+        self._turn = threading.Condition()
+        self._running: int | None = None
+        self._workers: list[_Worker] = []
+        self._threads: list[threading.Thread] = []
+        self._script: Callable[[], Any] = lambda: None
+        self.generation = 1
+        self.members = list(range(size))
+        self._size = size
+        self._broken: set[int] = set()  # generations
+        self._pending = False
+        self._laid: dict[Any, dict[int, Any]] = {}
+        self.worlds: list[list[int]] = []
+
+    # --- running ---
+
+    def run(self, script: Callable[[], Any]) -> list[Any]:
+        """What ``script()`` returns on each worker that comes to its end; raises the first error of any."""
+        self._script = script
+        before = self._take_globals(), process._process
+        progress_before = dict(progress.__dict__)
+        try:
+            for _ in range(self._size):
+                self._start_worker(before[0])
+            self._pass_on(None)
+            for thread in self._threads:  # grows while workers are started
+                thread.join()
+        finally:
+            self._put_globals(before[0])
+            process._process = before[1]
+            progress.__dict__.update(progress_before)
+            position.leave()
+        errors = [worker.error for worker in self._workers if worker.error is not None]
+        first = [error for error in errors if not isinstance(error, (WorldBrokenError, Deadlock))] or errors
+        if first:
+            raise first[0]
+        return [worker.result for worker in self._workers if not worker.is_killed]
+
+    def _start_worker(self, globals_: dict[str, Any]) -> None:
+        number = len(self._workers)
+        worker = _Worker(number, Process(Launch.from_environment(), _Rendezvous(self, number)))
+        worker.globals = dict(globals_)
+        self._workers.append(worker)
+        thread = threading.Thread(target=self._work, args=(worker,), daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _work(self, worker: _Worker) -> None:
+        with self._turn:
+            self._turn.wait_for(lambda: self._running == worker.number)
+        self._enter(worker)
+        try:
+            worker.result = self._script()
+        except Killed:
+            worker.is_killed = True
+        except SystemExit:
+            worker.is_killed = True  # told to go
+        except BaseException as error:
+            worker.error = error
+            self._broken.add(self.generation)
+        finally:
+            worker.is_over = True
+            self._pass_on(worker)
+
+    def _take_globals(self) -> dict[str, Any]:
+        return {
+            "position": dict(position.__dict__),
+            "torch": torch.get_rng_state(),
+            "random": random.getstate(),
+            "numpy": numpy.random.get_state(),
+        }
+
+    def _put_globals(self, kept: dict[str, Any]) -> None:
+        position.__dict__.update(kept["position"])
+        torch.set_rng_state(kept["torch"])
+        random.setstate(kept["random"])
+        numpy.random.set_state(kept["numpy"])
+
+    def _enter(self, worker: _Worker) -> None:
+        process._process = worker.process
+        self._put_globals(worker.globals)
+
+    def wait(self, number: int, where: str, is_over: Callable[[], bool]) -> None:
+        """Let others run until ``is_over()``.
+
+        Raises:
+            Deadlock: Nobody can run.
+        """
+        if is_over():
+            return
+        worker = self._workers[number]
+        worker.waits_for, worker.waits_in = is_over, where
+        worker.globals = self._take_globals()
+        self._pass_on(worker)
+        with self._turn:
+            self._turn.wait_for(lambda: self._running == number)
+        self._enter(worker)
+        worker.waits_for = None
+        if not is_over():
+            waits = "; ".join(f"worker {w.number} in {w.waits_in}" for w in self._workers if not w.is_over)
+            raise Deadlock(f"all workers wait: {waits}")
+
+    def _pass_on(self, worker: _Worker | None) -> None:
+        """Give the turn to the next worker that can run; where none can, to any, who then finds the deadlock."""
+        count = len(self._workers)
+        first = 0 if worker is None else worker.number + 1
+        others = [self._workers[(first + i) % count] for i in range(count)]
+        alive = [other for other in others if not other.is_over]
+        able = [other for other in alive if other.waits_for is None or other.waits_for()]
+        with self._turn:
+            self._running = (able or alive)[0].number if alive else None
+            self._turn.notify_all()
+
+    # --- worlds ---
+
+    def join(self, number: int) -> Joined:
+        """The next world, once all its members are there."""
+        worker = self._workers[number]
+        if number not in self.members:
+            raise Dismissed("this worker has no place any more")
+        if worker.process.rendezvous.generation == self.generation:  # it has left this world
+            self.wait(number, "leaving", lambda: worker.process.rendezvous.generation < self.generation)
+        generation = self._gather_members(number)
+        worker.process.rendezvous.generation = generation
+        if not self.worlds or self.worlds[-1] != self.members:
+            self.worlds.append(list(self.members))
+        names = tuple(f"host{member}:0" for member in self.members)
+        world = World.of(generation, names, self.members.index(number))
+        return Joined(world, _Collectives(self, number, generation, list(self.members)), -1)
+
+    def _gather_members(self, number: int) -> int:
+        """Wait until all members of a generation are there; its number."""
+        while True:
+            generation = self.generation
+            here = self._laid.setdefault(("join", generation), {})
+            here[number] = True
+            self.wait(number, "joining", lambda: self.generation != generation or len(here) == len(self.members))  # noqa: B023
+            if self.generation == generation:
+                return generation
+
+    def change(self) -> None:
+        """The next generation begins."""
+        fault = self._fault
+        assert fault is not None
+        self.members = [member for member in self.members if member not in fault.leaves]
+        kept = self._take_globals()
+        for _ in range(fault.joins):
+            self.members.append(len(self._workers))
+            self._start_worker(kept)
+        self.generation += 1
+        self._pending = False
+
+    def change_pending(self) -> bool:
+        return self._pending
+
+    def left(self) -> None:
+        """A member has left its world."""
+        if self._pending:
+            self.change()
+
+    def strike(self, number: int) -> None:
+        """The fault happens here, if it is time."""
+        worker, fault = self._workers[number], self._fault
+        worker.collectives += 1
+        if fault is None or self._has_struck or (fault.worker, fault.collective) != (number, worker.collectives):
+            return
+        self._has_struck = True
+        if fault.politely:
+            self._pending = True
+            return
+        self._broken.add(self.generation)
+        self.change()
+        for leaver in fault.leaves:
+            self._workers[leaver].is_killed = True
+        if number in fault.leaves:
+            raise Killed
+
+    def is_broken(self, generation: int) -> bool:
+        return generation in self._broken
+
+    def is_killed(self, number: int) -> bool:
+        return self._workers[number].is_killed
+
+    def exchange(self, number: int, generation: int, members: Sequence[int], key: Any, value: Any) -> Any:
+        """Lay down a value for the other members; a handle."""
+        if self.is_killed(number):
+            raise Killed
+        self.strike(number)
+        if self.is_broken(generation):
+            raise WorldBrokenError("a member is gone")
+        self._laid.setdefault(key, {})[number] = value
+        return key
+
+    def gather(self, number: int, generation: int, members: Sequence[int], key: Any) -> list[Any]:
+        """What all members have laid down."""
+        self.wait(
+            number,
+            str(key[1]),
+            lambda: self.is_broken(generation) or self.is_killed(number) or len(self._laid[key]) == len(members),
+        )
+        if self.is_killed(number):
+            raise Killed
+        if len(self._laid[key]) < len(members):
+            raise WorldBrokenError("a member is gone")
+        return [self._laid[key][member] for member in members]
+
+
+class _Rendezvous:
+    """See ``edl_hvd.worker.joining.rendezvous.Rendezvous``."""
+
+    elastic = True
+
+    def __init__(self, simulation: Simulation, number: int) -> None:
+        self._simulation, self._number = simulation, number
+        self.generation = 0
+
+    def join(self, known_step: int, held_step: int, keep: Any, handover: Any = None) -> Joined:
+        return self._simulation.join(self._number)
+
+    def change_pending(self) -> bool:
+        return self._simulation.change_pending()
+
+    def leave(self, broken: bool) -> None:
+        self._simulation.left()
+
+    def host_going(self, left_s: float) -> None:
+        pass
+
+    def ended(self, step: int, error: BaseException | None) -> None:
+        pass
+
+
+class _Collectives(SoloCollectives):
+    """Of one worker in one world."""
+
+    def __init__(self, simulation: Simulation, number: int, generation: int, members: Sequence[int]) -> None:
+        self._simulation, self._number, self._generation, self._members = simulation, number, generation, members
+        self._counts: dict[str, int] = {}
+
+    def _lay(self, name: str, value: Any) -> Any:
+        count = self._counts[name] = self._counts.get(name, 0) + 1
+        key = (self._generation, name, count)
+        return self._simulation.exchange(self._number, self._generation, self._members, key, value)
+
+    def _all(self, key: Any) -> list[Any]:
+        return self._simulation.gather(self._number, self._generation, self._members, key)
+
+    def start_sum(self, tensor: torch.Tensor, name: str, scale: float) -> Any:
+        return self._lay(f"sum.{name}", tensor.detach() * scale), tensor
+
+    def finish(self, handles: Sequence[Any]) -> None:
+        for key, tensor in handles:
+            with torch.no_grad():
+                tensor.copy_(torch.stack(self._all(key)).sum(0))
+
+    def start_exchange(self, tensor: torch.Tensor, sizes: Sequence[int], name: str) -> Any:
+        return "exchange", self._lay(f"exchange.{name}", tensor.detach().clone().split(list(sizes)))
+
+    def start_gather(self, tensor: torch.Tensor, name: str) -> Any:
+        return "gather", self._lay(f"gather.{name}", tensor.detach().clone())
+
+    def result(self, handle: Any) -> torch.Tensor:
+        kind, key = handle
+        rank = list(self._members).index(self._number)
+        found = self._all(key)
+        return torch.cat([parts[rank] for parts in found] if kind == "exchange" else list(found))
+
+    def allreduce(self, tensor: torch.Tensor, op: str) -> torch.Tensor:
+        found = torch.stack(self._all(self._lay(f"{op}.{tuple(tensor.shape)}", tensor.detach().clone())))
+        return {"sum": found.sum, "max": found.amax, "min": found.amin}[op](0)
+
+    def broadcast_(self, tensor: torch.Tensor, root: int) -> None:
+        rank = list(self._members).index(self._number)
+        given = self._all(self._lay("broadcast", tensor.detach().clone() if rank == root else None))[root]
+        with torch.no_grad():
+            tensor.copy_(given)
+
+    def gather_integers(self, row: Sequence[int]) -> list[list[int]]:
+        return [list(found) for found in self._all(self._lay("integers", [int(number) for number in row]))]
