@@ -83,6 +83,16 @@ class ExactReduction(Reduction):
         part = self.micro_batch
         return 1.0 if part is None else float(min(part.unit, part.global_samples))
 
+    @property
+    def _row(self) -> int:
+        """A row for each micro-batch: they are added in one order."""
+        return 0 if self.micro_batch is None else self.micro_batch.index
+
+    @property
+    def _rows(self) -> int:
+        part = self.micro_batch
+        return 1 if part is None else -(-part.global_samples // part.unit)
+
     def _is_started(self, parameter: torch.nn.Parameter) -> bool:
         return bool(self._started) and self._bucket_of[parameter] in self._started
 

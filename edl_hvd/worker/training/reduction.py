@@ -21,6 +21,8 @@ which backward is the last to touch them.
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -109,7 +111,7 @@ class Reduction:
         deferred: Rounds are made by the loop over a step, not by ``backward()``.
         vote: Of this rank, to travel with the next round.
         answer: The sum of the votes of the last round; ``None`` before the first of a step.
-        recorded: What this rank has recorded since the last round, by name.
+        recorded: What this rank has recorded since the last round, by name and row.
         means: Of all that was recorded over the world, of the last round.
         announces: Before each round the ranks tell each other that it comes, because some have no micro-batch.
         rounds: Rounds since the step began.
@@ -128,7 +130,7 @@ class Reduction:
         self.deferred = self.paused = self.announces = False
         self.vote = Vote()
         self.answer: Vote | None = None
-        self.recorded: dict[str, Recorded] = {}
+        self.recorded: dict[str, dict[int, Recorded]] = {}
         self.means: dict[str, float] = {}
         self.rounds = self.round_number = self.skipped = 0
         self.on_round: list[Callable[[], None]] = []
@@ -412,8 +414,9 @@ class Reduction:
 
     def _complete_alone(self) -> None:
         self.answer = self.vote
-        self.means.update({name: total / weight for name, (total, weight) in self.recorded.items() if weight})
-        self.recorded.clear()
+        self._known_names = sorted({*self._known_names, *self.recorded})
+        # As a message would have them: the same numbers as in any other world.
+        self._take_means(torch.tensor(self._values(), dtype=torch.float32).tolist())
         self._sum_alone([parameter for parameter in self.names if self._has(parameter)])
 
     def _sum_alone(self, used: list[torch.nn.Parameter]) -> None:
@@ -488,17 +491,36 @@ class Reduction:
 
     def record(self, name: str, value: float) -> None:
         """Add a value of the present micro-batch to what is averaged over the world by its weight."""
-        total, weight = self.recorded.get(name, Recorded())
-        self.recorded[name] = Recorded(total + self._weight * value if self._weight else total, weight + self._weight)
+        rows = self.recorded.setdefault(name, {})
+        total, weight = rows.get(self._row, Recorded())
+        rows[self._row] = Recorded(total + self._weight * value if self._weight else total, weight + self._weight)
+
+    @property
+    def _row(self) -> int:
+        """What the present micro-batch has recorded is added to this row of a name."""
+        return 0
+
+    @property
+    def _rows(self) -> int:
+        return 1
 
     def _values(self) -> list[float]:
         """The recorded values, by the names that all ranks know."""
-        return [number for name in self._known_names for number in self.recorded.get(name, Recorded())]
+        nothing = Recorded()
+        return [
+            number
+            for name in self._known_names
+            for row in range(self._rows)
+            for number in self.recorded.get(name, {}).get(row, nothing)
+        ]
 
     def _take_means(self, values: Sequence[float]) -> None:
-        for name, total, weight in zip(self._known_names, values[::2], values[1::2], strict=True):
+        width = 2 * self._rows
+        for place, name in enumerate(self._known_names):
+            own = values[place * width : (place + 1) * width]
+            weight = math.fsum(own[1::2])
             if weight > 0:
-                self.means[name] = total / weight
+                self.means[name] = math.fsum(own[::2]) / weight
         self.recorded.clear()
 
     def _values_by_new_names(self) -> list[float]:
@@ -551,8 +573,6 @@ def _accumulator_of(parameter: torch.nn.Parameter) -> Any:
 
 def _is_nested() -> bool:
     """Whether the backward pass that ends runs inside another, as re-entrant activation checkpointing has it."""
-    import sys
-
     frame = sys._getframe(1)
     nested = torch.autograd.function.BackwardCFunction.apply.__code__
     current: Any = frame
