@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-from dataclasses import dataclass
 
 import torch
 
@@ -27,14 +26,33 @@ _OUTSIDE = (
 )
 
 
-@dataclass
 class Process:
-    """What :func:`init` sets up. ``joined`` is ``None`` between worlds, ``notices`` where nobody is asked for them."""
+    """What :func:`init` sets up.
 
-    launch: Launch
-    rendezvous: Rendezvous
-    joined: Joined | None = None
-    notices: NoticeWatch | None = None
+    Attributes:
+        launch: How this process was started.
+        rendezvous: How it joins worlds.
+        notices: Who asks whether this host is about to go, or ``None``.
+        last: The present world, or between two worlds the one before; ``None`` before the first.
+    """
+
+    def __init__(self, launch: Launch, rendezvous: Rendezvous) -> None:
+        self.launch = launch
+        self.rendezvous = rendezvous
+        self.notices: NoticeWatch | None = None
+        self.last: World | None = None
+        self._joined: Joined | None = None
+
+    @property
+    def joined(self) -> Joined | None:
+        """The present world and its collectives; ``None`` between worlds."""
+        return self._joined
+
+    @joined.setter
+    def joined(self, joined: Joined | None) -> None:
+        self._joined = joined
+        if joined is not None:
+            self.last = joined.world
 
     @property
     def world(self) -> World | None:
@@ -142,15 +160,29 @@ def shutdown() -> None:
 
 
 def rank() -> int:
-    """This worker's rank in the present world; before the first one, the rank the launcher assigned at start."""
+    """This worker's rank: in [0, size()), and another one on every worker.
+
+    Inside the elastic function it is the rank in the present world, between two worlds that in the last one. Before the
+    first world it is the launcher's assignment, which may change when the world is joined. Workers that start a job
+    are assigned 0, 1, 2, …; under ``edlrun`` a worker that starts later, as a newcomer or in the place of one that
+    died, is assigned the number that it will probably have, and never 0 while another worker lives. So what
+    ``if rank() == 0`` guards before training is done on one worker when the job starts, and not again for newcomers.
+    """
     process = current()
-    return process.world.rank if process.world else process.launch.rank
+    if process.last is not None:
+        return process.last.rank
+    past = process.launch.past
+    return past.rank if past is not None and past.rank >= 0 else process.launch.rank
 
 
 def size() -> int:
-    """Workers in the present world; before the first one, as the launcher assigned at start."""
+    """Workers in the present world; between two worlds, in the last one.
+
+    Before the first world it is the launcher's assignment, which may change when the world is joined: the number of
+    workers that the job starts with, for one that ``edlrun`` starts later that of the job with it.
+    """
     process = current()
-    return process.world.size if process.world else process.launch.size
+    return process.last.size if process.last is not None else max(process.launch.size, rank() + 1)
 
 
 def local_rank() -> int:
@@ -159,9 +191,9 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """Workers on this host."""
+    """Workers on this host: members of the world, as :func:`size`; before the first one as the launcher assigned."""
     process = current()
-    return process.world.local_size if process.world else process.launch.local_size
+    return process.last.local_size if process.last is not None else process.launch.local_size
 
 
 def device() -> torch.device:
