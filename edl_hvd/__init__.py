@@ -52,7 +52,9 @@ __all__ = ["__version__", *sorted(_HOMES)]
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module 'edl_hvd' has no attribute {name!r}")
+        if name.startswith("_"):  # asked for by Python's own machinery, again and again
+            raise AttributeError(f"module 'edl_hvd' has no attribute {name!r}")
+        raise AttributeError(importlib.import_module("edl_hvd.horovod_names").explain(name))
     home = importlib.import_module(_HOMES[name])
     value = home if _HOMES[name] == f"edl_hvd.{name}" else getattr(home, name)
     globals()[name] = value
