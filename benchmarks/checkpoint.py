@@ -141,7 +141,7 @@ def measure(state_name: str, rows: list[str], rounds: int, folder: Path) -> None
         times = take_turns(actions, rounds)
         if edl_hvd.rank() == 0:
             (folder / "times.json").write_text(json.dumps(times))
-        edl_hvd.allreduce(torch.zeros(1))  # the launcher ends all when one ends
+        edl_hvd.barrier()  # the launcher ends all when one ends
         os._exit(0)  # without a last checkpoint
 
     compare(state)
@@ -230,7 +230,7 @@ def agreement(state: Any, folder: Path) -> Action:
         optimizer.zero_grad()
         optimizer.reduction.wishes = wishes
         loss = layers(inputs).square().mean()
-        edl_hvd.allreduce(torch.zeros(1))
+        edl_hvd.barrier()
         started = time.perf_counter()
         loss.backward()
         return time.perf_counter() - started
@@ -273,7 +273,7 @@ def checkpoint(state: Any, folder: Path, then: str = "") -> Action:
             watcher(state.optimizer, False)
 
     def written() -> None:
-        while edl_hvd.allreduce(torch.tensor([float(session._checkpoints.busy)])).item():
+        while edl_hvd.allreduce(torch.tensor([float(session._checkpoints.busy)]), op="sum").item():
             time.sleep(0.01)
         session._checkpoints.report()
         assert session._checkpoints.written_step in (-1, state._runtime.memory.step), "the checkpoint failed"
@@ -339,7 +339,6 @@ PREPARED: dict[str, Callable[[Any, Path], Action]] = {
 
 
 def take_turns(actions: dict[str, Action], rounds: int) -> dict[str, list[float]]:
-    import torch
 
     import edl_hvd
 
@@ -351,7 +350,7 @@ def take_turns(actions: dict[str, Action], rounds: int) -> dict[str, list[float]
         for name in random.Random(number).sample(list(actions), len(actions)):
             before, action, after = actions[name]
             before()
-            edl_hvd.allreduce(torch.zeros(1))  # start together
+            edl_hvd.barrier()  # start together
             started = time.perf_counter()
             own = action()
             times[name].append(own if isinstance(own, float) else time.perf_counter() - started)

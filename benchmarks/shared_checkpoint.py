@@ -55,10 +55,10 @@ QUIET_S = 3.0
 class TorchCollectives(SoloCollectives):
     """Those of ``torch.distributed``, so that both use the same."""
 
-    def broadcast_(self, tensor: torch.Tensor, root: int) -> None:
+    def broadcast_(self, tensor: torch.Tensor, root: int, name: str | None = None) -> None:
         torch.distributed.broadcast(tensor, root)
 
-    def gather_integers(self, row: Sequence[int]) -> list[list[int]]:
+    def gather_integers(self, row: Sequence[int], name: str | None = None) -> list[list[int]]:
         rows: list[Any] = [None] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(rows, [int(number) for number in row])
         return rows

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
@@ -21,6 +21,9 @@ _HOMES = {
     "local_rank": "edl_hvd.worker.process",
     "local_size": "edl_hvd.worker.process",
     "allreduce": "edl_hvd.worker.process",
+    "allgather": "edl_hvd.worker.process",
+    "broadcast": "edl_hvd.worker.process",
+    "barrier": "edl_hvd.worker.process",
     "State": "edl_hvd.worker.state",
     "Step": "edl_hvd.worker.training.batching",
     "elastic": "edl_hvd.worker.elastic",
@@ -45,16 +48,57 @@ _HOMES = {
     "metrics": "edl_hvd.metrics",
 }
 
+# What the table does at run time, for type checkers and editors; a test compares the two.
+if TYPE_CHECKING:
+    from edl_hvd import errors as errors
+    from edl_hvd import metrics as metrics
+    from edl_hvd.data.evaluation import EvaluationSampler as EvaluationSampler
+    from edl_hvd.data.order import GroupedOrder as GroupedOrder
+    from edl_hvd.data.order import Order as Order
+    from edl_hvd.data.order import WeightedOrder as WeightedOrder
+    from edl_hvd.data.sampler import ElasticBatchSampler as ElasticBatchSampler
+    from edl_hvd.data.seeded import SeededDataset as SeededDataset
+    from edl_hvd.data.shard_index import count_samples as count_samples
+    from edl_hvd.data.shards import ElasticShards as ElasticShards
+    from edl_hvd.data.tar import TarSamples as TarSamples
+    from edl_hvd.rescale.policy import GlobalBatch as GlobalBatch
+    from edl_hvd.rescale.policy import WorkerBatch as WorkerBatch
+    from edl_hvd.worker.elastic import elastic as elastic
+    from edl_hvd.worker.joining.horovod_rendezvous import HorovodRendezvous as HorovodRendezvous
+    from edl_hvd.worker.joining.mpi_rendezvous import MpiRendezvous as MpiRendezvous
+    from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous as SoloRendezvous
+    from edl_hvd.worker.process import allgather as allgather
+    from edl_hvd.worker.process import allreduce as allreduce
+    from edl_hvd.worker.process import barrier as barrier
+    from edl_hvd.worker.process import broadcast as broadcast
+    from edl_hvd.worker.process import device as device
+    from edl_hvd.worker.process import init as init
+    from edl_hvd.worker.process import is_initialized as is_initialized
+    from edl_hvd.worker.process import local_rank as local_rank
+    from edl_hvd.worker.process import local_size as local_size
+    from edl_hvd.worker.process import rank as rank
+    from edl_hvd.worker.process import shutdown as shutdown
+    from edl_hvd.worker.process import size as size
+    from edl_hvd.worker.state import State as State
+    from edl_hvd.worker.training.batching import Step as Step
+    from edl_hvd.worker.training.optimizer import DistributedOptimizer as DistributedOptimizer
+    from edl_hvd.worker.training.optimizer import GradScaler as GradScaler
+    from edl_hvd.worker.training.scheduler import schedule as schedule
+
 __all__ = ["__version__", *sorted(_HOMES)]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'edl_hvd' has no attribute {name!r}")
-    home = importlib.import_module(_HOMES[name])
-    value = home if _HOMES[name] == f"edl_hvd.{name}" else getattr(home, name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # to a type checker it would mean that every name exists
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            if name.startswith("_"):  # asked for by Python's own machinery, again and again
+                raise AttributeError(f"module 'edl_hvd' has no attribute {name!r}")
+            raise AttributeError(importlib.import_module("edl_hvd.horovod_names").explain(name))
+        home = importlib.import_module(_HOMES[name])
+        value = home if _HOMES[name] == f"edl_hvd.{name}" else getattr(home, name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -165,6 +165,7 @@ class Driver:
         token: The job's secret.
         worker: This worker as ``host:slot``.
         life: Which process of its slot this is.
+        rank, size, local_size: Its place in the job as far as the driver knows when it starts the worker.
     """
 
     address: str
@@ -172,6 +173,9 @@ class Driver:
     token: str
     worker: str
     life: int
+    rank: int = 0
+    size: int = 1
+    local_size: int = 1
 
     def as_environment(self) -> dict[str, str]:
         """The variables that :meth:`from_environment` reads."""
@@ -184,7 +188,8 @@ class Driver:
             return None
         try:
             words = {field.name: environ[f"EDL_HVD_DRIVER_{field.name.upper()}"] for field in fields(cls)}
-            return cls(words["address"], int(words["port"]), words["token"], words["worker"], int(words["life"]))
+            texts = {name: words.pop(name) for name in ("address", "token", "worker")}
+            return cls(**texts, **{name: int(word) for name, word in words.items()})  # type: ignore[arg-type]
         except (KeyError, ValueError) as error:
             raise SettingsError(f"EDL_HVD_DRIVER_* are set by edlrun, do not set them; found {error}") from error
 
@@ -200,7 +205,8 @@ class Launch:
         elastic: The launcher may change the world.
         host: This worker's host as the launcher names it.
         interface: Network interface to use, or ``None`` for any.
-        rank, size, local_rank, local_size, cross_rank, cross_size: The assignment at start.
+        rank, size, local_rank, local_size, cross_rank, cross_size: The assignment at start. Under ``edlrun`` it is what
+            the driver expects; only the local rank is certain.
         run: Names this run of the job: the same on all its workers, and on no other's.
         driver: Our own driver, when ``edlrun`` started us; else ``None``.
         past: What this worker brings from its previous life, see ``worker/engine/rebirth.py``; else ``None``.
@@ -232,6 +238,22 @@ class Launch:
 
         # srun tells a PMIx process its rank, and the number of its step's tasks in a variable of Slurm's own.
         pmix_size = number("SLURM_STEP_NUM_TASKS", 1) if "PMIX_RANK" in environ else 1
+        past = PastLife(**json.loads(environ["EDL_HVD_PAST_LIFE"])) if "EDL_HVD_PAST_LIFE" in environ else None
+        driver = Driver.from_environment(environ)
+        if driver is not None:
+            host, _, slot = driver.worker.rpartition(":")
+            return cls(
+                elastic=True,
+                host=host,
+                interface=environ.get("HOROVOD_GLOO_IFACE") or None,
+                rank=driver.rank,
+                size=driver.size,
+                local_rank=int(slot),
+                local_size=driver.local_size,
+                run=_name_of_run(environ),
+                driver=driver,
+                past=past,
+            )
         return cls(
             address=environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR") or None,
             port=number("HOROVOD_GLOO_RENDEZVOUS_PORT", 0),
@@ -246,8 +268,7 @@ class Launch:
             cross_rank=number("HOROVOD_CROSS_RANK", 0),
             cross_size=number("HOROVOD_CROSS_SIZE", 1),
             run=_name_of_run(environ),
-            driver=Driver.from_environment(environ),
-            past=PastLife(**json.loads(environ["EDL_HVD_PAST_LIFE"])) if "EDL_HVD_PAST_LIFE" in environ else None,
+            past=past,
         )
 
 
@@ -260,9 +281,13 @@ def _name_of_run(environ: Mapping[str, str]) -> str:
     return hashlib.sha256((shared or secrets.token_hex()).encode()).hexdigest()[:16]
 
 
+_OF_ONE_WORKER = ("EDL_HVD_DRIVER_", "EDL_HVD_PAST_LIFE", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_",
+                  "HOROVOD_CROSS_", "HOROVOD_GLOO_RENDEZVOUS_")  # fmt: skip
+
+
 def own_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """What workers inherit from their driver: everything but the variables that say who a worker is."""
-    return {name: value for name, value in environ.items() if not name.startswith(("EDL_HVD_DRIVER_", "HOROVOD_RANK"))}
+    return {name: value for name, value in environ.items() if not name.startswith(_OF_ONE_WORKER)}
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:

@@ -127,7 +127,7 @@ def _say_happening(happening: Happening) -> str:
             return f"{_name(worker, life)} has caught up with world {generation}"
         case happenings.Formed(worker, life, generation):
             return f"{_name(worker, life)} has formed world {generation}"
-        case happenings.Raised(worker, life, step, error):
+        case happenings.Raised(worker, life, step, error, _):
             return f"{_name(worker, life)} raised at step {step}: {error}"
         case happenings.Done(worker, life):
             return f"{_name(worker, life)} has completed the training"

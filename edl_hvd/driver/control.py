@@ -6,7 +6,7 @@ anybody acts on it; a line that says nothing known ends the connection.
 
     worker → driver  hello {token, worker, life, pid}, ready {step}, warm {generation},
                      guiding {generation, follower, address, port}, formed {generation}, beat {…},
-                     raised {step, error}, done, drain, notice {left_s}
+                     raised {step, error, hopeless}, done, drain, notice {left_s}
     driver → worker  world {generation, members, store, interface, address, known_step}, change {generation},
                      gone {generation, worker}, straggler {…}, dismiss {save, left_s},
                      guide {generation, follower, address}, follow {generation, address, port}
@@ -52,7 +52,7 @@ WORKER: Grammar = {
         "phase": str, "phase_s": float, "compute_s": float,
         "waits": int, "steps": int, "batches": int, "slowest_s": float,
     },
-    "raised": {"step": int, "error": str},
+    "raised": {"step": int, "error": str, "hopeless": bool},
     "done": {},
     "drain": {},
     "notice": {"left_s": float},

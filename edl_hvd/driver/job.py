@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Protocol, TextIO
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.driver.assignment import Place, assign
 from edl_hvd.driver.control import Beat, Control, Message
 from edl_hvd.driver.membership import happenings
 from edl_hvd.driver.membership.history import Recorder
@@ -87,6 +88,7 @@ class Job:
         self._port = 0
         self._processes: dict[str, tuple[int, WorkerProcess]] = {}
         self._lives: set[asyncio.Task[None]] = set()
+        self._places: dict[str, Place] = {}
         self._store: KeyValueStore | None = None
         self.known_step = known_step
         self._health = Health(clock, self.happen, listener.noticed, self._note_straggler)
@@ -138,6 +140,9 @@ class Job:
         now_s = self.now_s
         self._listener.happened(happening)
         self.membership, actions = self._recorder.advance(self.membership, happening, now_s)
+        started = [action.worker for action in actions if isinstance(action, happenings.Spawn)]
+        told = {worker: place.rank for worker, place in self._places.items()}
+        self._places.update(assign(self.membership, told, started))
         for action in actions:
             self._do(action)
             self._listener.done(action)
@@ -163,7 +168,7 @@ class Job:
         elif message.what == "formed":
             self.happen(happenings.Formed(worker, life, fields["generation"]))
         elif message.what == "raised":
-            self.happen(happenings.Raised(worker, life, fields["step"], fields["error"]))
+            self.happen(happenings.Raised(worker, life, **fields))
         elif message.what == "done":
             self.happen(happenings.Done(worker, life))
         elif message.what == "drain":
@@ -234,15 +239,17 @@ class Job:
         self.happen(happenings.Exited(worker, life, clean=exit_.code == 0, how=exit_.text, began=began))
 
     def _variables(self, worker: str, life: int, address: str) -> dict[str, str]:
-        host, _, number = worker.rpartition(":")
-        driver = Driver(address, self._port, self._control.token, worker, life)
+        place = self._places[worker]
+        driver = Driver(
+            address, self._port, self._control.token, worker, life, place.rank, place.size, place.local_size
+        )
+        # No variable tells Horovod a place in a world before there is one: its init() would wait for others, or abort.
         return {
             **driver.as_environment(),
             "HOROVOD_ELASTIC": "1",
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
-            "HOROVOD_HOSTNAME": host,
-            "HOROVOD_LOCAL_RANK": number,
+            "HOROVOD_HOSTNAME": host_of(worker),
         }
 
     def _publish(self, publish: happenings.Publish) -> None:

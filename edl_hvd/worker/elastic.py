@@ -5,11 +5,36 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, overload
 
+from edl_hvd.horovod_names import explain_elastic
 from edl_hvd.settings import Settings
 from edl_hvd.worker.loop import Session
 from edl_hvd.worker.state import State
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+@overload
+def elastic(function: Callable[Arguments, Result], /) -> Callable[Arguments, Result]: ...
+
+
+@overload
+def elastic(
+    *,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: str | float | None = None,
+    keep: int | None = None,
+    keep_every: str | None = None,
+    keep_best: str | None = None,
+    checkpoint_memory_mb: int | None = None,
+    checkpoint_share: float | None = None,
+    on_checkpoint_failure: str | None = None,
+    take_over: bool | None = None,
+    commit_every: int | None = None,
+    events: str | os.PathLike[str] | None = None,
+) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]: ...
 
 
 def elastic(
@@ -81,3 +106,23 @@ def elastic(
         return run
 
     return decorate if function is None else decorate(function)
+
+
+class _Decorator:
+    """A function that explains the names which ``horovod.torch.elastic``, a module, has in its place."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(explain_elastic(name))
+
+
+if not TYPE_CHECKING:
+    elastic = _Decorator(elastic)

@@ -365,7 +365,7 @@ class Session:
         if self._checkpoints.wanted:
             begin = functools.partial(self._begin_checkpoint, world)
             together.write_last(self._checkpoints, self._memory, begin, self._process.collectives, world, self._clock)
-        process.allreduce(torch.zeros(1, dtype=torch.int64), "max")
+        self._process.collectives.allreduce(torch.zeros(1, dtype=torch.int64), "max")
         self._process.rendezvous.ended(self._memory.step, None)
         if world.rank == 0:
             self._checkpoints.release()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-from dataclasses import dataclass
 
 import torch
 
@@ -13,21 +12,48 @@ from edl_hvd.errors import PlatformError, UsageError
 from edl_hvd.late_compiler import import_compiler_late
 from edl_hvd.notices.watch import NoticeWatch
 from edl_hvd.settings import Launch, Settings, platform_addresses
-from edl_hvd.worker.engine.collectives import OPERATIONS, Collectives
+from edl_hvd.worker.engine import calls
+from edl_hvd.worker.engine.calls import Operation
+from edl_hvd.worker.engine.collectives import Collectives
 from edl_hvd.worker.joining.notices import watch_for_notices
 from edl_hvd.worker.joining.rendezvous import Joined, Rendezvous
 from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
+from edl_hvd.worker.position import position
 from edl_hvd.world import World
 
+_OUTSIDE = (
+    "{} was called outside a world; collectives work inside the function decorated with @edl_hvd.elastic, because the "
+    "world is joined when that function is entered"
+)
 
-@dataclass
+
 class Process:
-    """What :func:`init` sets up. ``joined`` is ``None`` between worlds, ``notices`` where nobody is asked for them."""
+    """What :func:`init` sets up.
 
-    launch: Launch
-    rendezvous: Rendezvous
-    joined: Joined | None = None
-    notices: NoticeWatch | None = None
+    Attributes:
+        launch: How this process was started.
+        rendezvous: How it joins worlds.
+        notices: Who asks whether this host is about to go, or ``None``.
+        last: The present world, or between two worlds the one before; ``None`` before the first.
+    """
+
+    def __init__(self, launch: Launch, rendezvous: Rendezvous) -> None:
+        self.launch = launch
+        self.rendezvous = rendezvous
+        self.notices: NoticeWatch | None = None
+        self.last: World | None = None
+        self._joined: Joined | None = None
+
+    @property
+    def joined(self) -> Joined | None:
+        """The present world and its collectives; ``None`` between worlds."""
+        return self._joined
+
+    @joined.setter
+    def joined(self, joined: Joined | None) -> None:
+        self._joined = joined
+        if joined is not None:
+            self.last = joined.world
 
     @property
     def world(self) -> World | None:
@@ -36,10 +62,7 @@ class Process:
     @property
     def collectives(self) -> Collectives:
         if self.joined is None:
-            raise UsageError(
-                "a collective was called outside a world; collectives work inside the function decorated with "
-                "@edl_hvd.elastic, because the world is joined when that function is entered"
-            )
+            raise UsageError(_OUTSIDE.format("a collective"))
         return self.joined.collectives
 
 
@@ -138,15 +161,29 @@ def shutdown() -> None:
 
 
 def rank() -> int:
-    """This worker's rank in the present world; before the first one, the rank the launcher assigned at start."""
+    """This worker's rank: in [0, size()), and another one on every worker.
+
+    Inside the elastic function it is the rank in the present world, between two worlds that in the last one. Before the
+    first world it is the launcher's assignment, which may change when the world is joined. Workers that start a job
+    are assigned 0, 1, 2, …; under ``edlrun`` a worker that starts later, as a newcomer or in the place of one that
+    died, is assigned the number that it will probably have, and never 0 while another worker lives. So what
+    ``if rank() == 0`` guards before training is done on one worker when the job starts, and not again for newcomers.
+    """
     process = current()
-    return process.world.rank if process.world else process.launch.rank
+    if process.last is not None:
+        return process.last.rank
+    past = process.launch.past
+    return past.rank if past is not None and past.rank >= 0 else process.launch.rank
 
 
 def size() -> int:
-    """Workers in the present world; before the first one, as the launcher assigned at start."""
+    """Workers in the present world; between two worlds, in the last one.
+
+    Before the first world it is the launcher's assignment, which may change when the world is joined: the number of
+    workers that the job starts with, for one that ``edlrun`` starts later that of the job with it.
+    """
     process = current()
-    return process.world.size if process.world else process.launch.size
+    return process.last.size if process.last is not None else max(process.launch.size, rank() + 1)
 
 
 def local_rank() -> int:
@@ -155,9 +192,9 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """Workers on this host."""
+    """Workers on this host: members of the world, as :func:`size`; before the first one as the launcher assigned."""
     process = current()
-    return process.world.local_size if process.world else process.launch.local_size
+    return process.last.local_size if process.last is not None else process.launch.local_size
 
 
 def device() -> torch.device:
@@ -167,20 +204,87 @@ def device() -> torch.device:
     return torch.device("cpu")
 
 
-def allreduce(tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
+def _collectives_for(name: str) -> tuple[Collectives, int, int]:
+    """Collectives, rank and size of the present world, for the public collective ``name``. All of them ask here.
+
+    Raises:
+        UsageError: There is no world, or a micro-batch is being computed, of which workers may have different numbers.
+    """
+    process = current()
+    position.refuse_inside(f"edl_hvd.{name}()")
+    if process.joined is None:
+        raise UsageError(_OUTSIDE.format(name))
+    world = process.joined.world
+    return process.joined.collectives, world.rank, world.size
+
+
+def allreduce(tensor: torch.Tensor, op: Operation | None = None) -> torch.Tensor:
     """Combine a tensor over the present world. Collective: every rank calls it; blocks.
 
+    No gradient flows through the result.
+
     Args:
-        tensor: Any shape, equal on all ranks; any numeric dtype; left as it is.
-        op: "sum", "max" or "min".
+        tensor: Any shape, equal on all ranks; any numeric type, or bool for "max" and "min"; left as it is.
+        op: "sum", "mean" (or "average"), "max" or "min". It has no default, because Horovod's is the average.
 
     Returns:
-        A new tensor of the same shape and dtype.
+        A new tensor of the same shape, type and device. Types of less than 32 bits are computed in 32.
 
     Raises:
         WorldBrokenError: A member is gone; inside the elastic function the loop recovers from it.
-        UsageError: ``op`` is none of the three, or there is no world.
+        UsageError: ``op`` is left out or not one of these, or does not fit the tensor's type (a mean of whole
+            numbers), the ranks passed different shapes or called different collectives, or there is no world.
     """
-    if op not in OPERATIONS:
-        raise UsageError(f"allreduce op={op!r} is not known; expected one of {', '.join(OPERATIONS)}")
-    return current().collectives.allreduce(tensor, op)
+    collectives, _, of = _collectives_for("allreduce")
+    return calls.allreduce(collectives, of, tensor, op)
+
+
+def allgather(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensors of all ranks, one after the other. Collective: every rank calls it; blocks.
+
+    No gradient flows through the result.
+
+    Args:
+        tensor: Any numeric type or bool, equal on all ranks. Its first dimension may differ between ranks, and be 0;
+            the others are equal. One without dimensions counts as one of a single element. Left as it is.
+
+    Returns:
+        A new tensor on the same device, in rank order along dimension 0.
+
+    Raises:
+        WorldBrokenError: A member is gone; inside the elastic function the loop recovers from it.
+        UsageError: The ranks passed tensors that do not fit together or called different collectives, or there is no
+            world.
+    """
+    collectives, own, of = _collectives_for("allgather")
+    return calls.allgather(collectives, own, of, tensor)
+
+
+def broadcast(tensor: torch.Tensor, root_rank: int = 0) -> torch.Tensor:
+    """The tensor of one rank, on every rank. Collective: every rank calls it; blocks.
+
+    Args:
+        tensor: Any numeric type or bool; of one type and shape on all ranks. Left as it is.
+        root_rank: Whose tensor it is, in [0, size), equal on all ranks.
+
+    Returns:
+        A new tensor of the same shape, type and device. No gradient flows through it.
+
+    Raises:
+        WorldBrokenError: A member is gone; inside the elastic function the loop recovers from it.
+        UsageError: There is no such rank, the ranks passed tensors of different sizes or called different collectives,
+            or there is no world.
+    """
+    collectives, own, of = _collectives_for("broadcast")
+    return calls.broadcast(collectives, own, of, tensor, root_rank)
+
+
+def barrier() -> None:
+    """Wait until every rank of the present world has called it. Collective; blocks.
+
+    Raises:
+        WorldBrokenError: A member is gone; inside the elastic function the loop recovers from it.
+        UsageError: The ranks called different collectives, or there is no world.
+    """
+    collectives, own, of = _collectives_for("barrier")
+    calls.barrier(collectives, own, of)

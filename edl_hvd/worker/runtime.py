@@ -16,10 +16,10 @@ from edl_hvd.metrics.metric import Metric
 from edl_hvd.worker import process
 from edl_hvd.worker.keeping.memory import Memory
 from edl_hvd.worker.keeping.sync import broadcast_state
+from edl_hvd.worker.position import position
 from edl_hvd.worker.training.optimizer import is_distributed
 from edl_hvd.worker.training.out_of_memory import explained
 from edl_hvd.worker.training.pooling import Counting
-from edl_hvd.worker.training.position import position
 from edl_hvd.worker.training.reduction import Vote
 from edl_hvd.worker.training.scheduler import SCALE_INVARIANT, GatedScheduler, PacedScheduler
 from edl_hvd.worker.training.tuning import StepTimer

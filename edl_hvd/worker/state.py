@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from edl_hvd.errors import StateError
+from edl_hvd.worker.position import position
 from edl_hvd.worker.runtime import METRICS, Runtime
 from edl_hvd.worker.training.batching import Step, batches, steps
 from edl_hvd.worker.training.evaluation import evaluate
-from edl_hvd.worker.training.position import position
 
 if TYPE_CHECKING:
     from edl_hvd.worker.keeping.weights import Fit

@@ -211,7 +211,7 @@ class Points:
     def __init__(self, folder: Path, broken: Callable[[], type[Exception]]) -> None:
         host, local_rank = os.environ.get("HOROVOD_HOSTNAME", "localhost"), os.environ.get("HOROVOD_LOCAL_RANK", "0")
         self.launched = "HOROVOD_HOSTNAME" in os.environ
-        self.worker = f"{host}:{local_rank}"
+        self.worker = os.environ.get("EDL_HVD_DRIVER_WORKER", f"{host}:{local_rank}")
         self.rank: int | None = None
         self.size: int | None = None
         self.step = 0

@@ -114,7 +114,7 @@ def main(folder: Path) -> None:
                         parameter.data.clamp_(-0.2, 0.2)
                 points.reach("update")
                 if "metric" in training.extra and optimizer.at_boundary:
-                    edl_hvd.allreduce(loss.detach())
+                    edl_hvd.allreduce(loss.detach(), op="mean")
                 if optimizer.at_boundary:
                     if "long" not in training.extra:
                         state.seen.append(state.step + 1)

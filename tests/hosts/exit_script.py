@@ -25,7 +25,7 @@ def run(folder: Path) -> None:
         raise
     finally:
         nccl = os.environ.get("NCCL_SOCKET_IFNAME")
-        name = f"{os.environ['HOROVOD_HOSTNAME']}.{os.environ['HOROVOD_LOCAL_RANK']}.{os.getpid()}"
+        name = f"{os.environ['EDL_HVD_DRIVER_WORKER'].replace(':', '.')}.{os.getpid()}"
         (folder / "exits").mkdir(exist_ok=True)
         (folder / "exits" / name).write_text(json.dumps({"code": code, "t": time.monotonic(), "nccl": nccl}))
 

@@ -24,9 +24,9 @@ from edl_hvd.settings import Launch
 from edl_hvd.worker import process
 from edl_hvd.worker.engine.collectives import SoloCollectives
 from edl_hvd.worker.joining.rendezvous import Dismissed, Joined
+from edl_hvd.worker.position import position
 from edl_hvd.worker.process import Process
 from edl_hvd.worker.progress import progress
-from edl_hvd.worker.training.position import position
 from edl_hvd.world import World
 
 

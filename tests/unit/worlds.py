@@ -59,18 +59,21 @@ class ThreadCollectives(SoloCollectives):
     def __init__(self, table: Table, rank: int) -> None:
         self._table, self._rank = table, rank
 
-    def broadcast_(self, tensor: torch.Tensor, root: int) -> None:
+    def broadcast_(self, tensor: torch.Tensor, root: int, name: str | None = None) -> None:
         given = self._table.exchange(self._rank, tensor.clone() if self._rank == root else None)[root]
         assert given is not None
         assert given.shape == tensor.shape
         tensor.copy_(given)
 
-    def allreduce(self, tensor: torch.Tensor, op: str) -> torch.Tensor:
+    def allreduce(self, tensor: torch.Tensor, op: str, name: str | None = None) -> torch.Tensor:
         found = torch.stack(self._table.exchange(self._rank, tensor.clone()))
         return {"sum": found.sum, "max": found.amax, "min": found.amin}[op](0)
 
-    def gather_integers(self, row: Sequence[int]) -> list[list[int]]:
+    def gather_integers(self, row: Sequence[int], name: str | None = None) -> list[list[int]]:
         return self._table.exchange(self._rank, [int(number) for number in row])
+
+    def start_gather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        return torch.cat(self._table.exchange(self._rank, tensor.clone()))
 
 
 class Table:
@@ -134,9 +137,18 @@ class TurnCollectives(SoloCollectives):
         found = self._turns.all_of(self._rank, key)
         return torch.cat([parts[self._rank] for parts in found] if kind == "exchange" else found)
 
-    def allreduce(self, tensor: torch.Tensor, op: str) -> torch.Tensor:
-        found = torch.stack(self._turns.all_of(self._rank, self._turns.lay_down(self._rank, op, tensor.clone())))
+    def allreduce(self, tensor: torch.Tensor, op: str, name: str | None = None) -> torch.Tensor:
+        found = torch.stack(self._all(op, tensor.clone()))
         return {"sum": found.sum, "max": found.amax, "min": found.amin}[op](0)
+
+    def broadcast_(self, tensor: torch.Tensor, root: int, name: str | None = None) -> None:
+        tensor.copy_(self._all("broadcast", tensor.clone())[root])
+
+    def gather_integers(self, row: Sequence[int], name: str | None = None) -> list[list[int]]:
+        return self._all("integers", [int(number) for number in row])
+
+    def _all(self, name: str, value: Any) -> list[Any]:
+        return self._turns.all_of(self._rank, self._turns.lay_down(self._rank, name, value))
 
 
 class Turns:

@@ -54,12 +54,16 @@ class Formed:
 
 @dataclass(frozen=True)
 class Raised:
-    """The training function of a worker ended in an error of its own; its process is about to end."""
+    """A worker's script ended in an error of its own; its process is about to end.
+
+    ``hopeless`` if the worker says that the script is wrong, and this was found before its first step.
+    """
 
     worker: str
     life: int
     step: int
     error: str
+    hopeless: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,10 @@ from edl_hvd.driver.membership.state import Slot, host_of
 
 UNUSABLE = 2  # what was asked for cannot be started, as for a wrong flag
 _LONGEST_BACKOFF_S = 60.0
+_HOW = (
+    "under edlrun a script calls edl_hvd.init() and then a function decorated with @edl_hvd.elastic (one that calls "
+    "Horovod's own hvd.init() has trained in a world of its own); docs/from_static_horovod.md shows what to change"
+)
 
 
 def take(draft: Draft, happening: happenings.Happening) -> None:
@@ -64,6 +68,10 @@ def _hear(draft: Draft, happening: happenings.News, slot: Slot) -> None:
         _note_formed(draft, worker, happening.generation)
     elif isinstance(happening, happenings.Raised):
         draft.set(worker, raised=(happening.step, happening.error))
+        # Nobody has ever made a step. Later the others may be well, and this one's host another.
+        if happening.hopeless and draft.membership.world.generation <= (slot.state == "member"):
+            draft.end(1, f"the script of {worker} cannot be trained: {happening.error}")
+            return
         if slot.state == "member":  # its process may take seconds to end; the others need not wait for that
             draft.set(worker, "failing")
             draft.leave_world(worker)
@@ -125,6 +133,9 @@ def _note_false_start(draft: Draft, exited: happenings.Exited) -> None:
     rules, worker, how = draft.membership.rules, exited.worker, exited.how
     if not exited.began and not rules.hosts_are_fixed:
         return  # it is set aside; one that has just been switched on lets nobody in yet
+    if exited.clean and not draft.membership.having("ready"):
+        draft.end(1, f"{worker} ended with exit code 0 without a call of its training function; {_HOW}")
+        return
     starts = draft.membership.false_starts + 1
     draft.change(false_starts=starts)
     if starts < rules.same_error_limit or draft.membership.having("ready"):

@@ -7,8 +7,6 @@ from typing import Any, Protocol
 
 import torch
 
-OPERATIONS = ("sum", "max", "min")
-
 
 class Collectives(Protocol):
     """Collectives of one world. Every rank makes the same calls in the same order, names aside.
@@ -43,14 +41,14 @@ class Collectives(Protocol):
     def result(self, handle: Any) -> torch.Tensor:
         """What has come of an exchange or a gathering, in memory of its own. Blocks."""
 
-    def allreduce(self, tensor: torch.Tensor, op: str) -> torch.Tensor:
-        """A new tensor with the "sum", "max" or "min" over the ranks. Blocks."""
+    def allreduce(self, tensor: torch.Tensor, op: str, name: str | None = None) -> torch.Tensor:
+        """A new tensor with the "sum", "max" or "min" over the ranks, matched by ``name``, if given. Blocks."""
 
-    def broadcast_(self, tensor: torch.Tensor, root: int) -> None:
-        """Fill ``tensor`` in place with that of rank ``root``. Blocks."""
+    def broadcast_(self, tensor: torch.Tensor, root: int, name: str | None = None) -> None:
+        """Fill ``tensor`` in place with that of rank ``root``. As above."""
 
-    def gather_integers(self, row: Sequence[int]) -> list[list[int]]:
-        """Every rank's row of 64-bit integers, in rank order; rows have one length. Blocks."""
+    def gather_integers(self, row: Sequence[int], name: str | None = None) -> list[list[int]]:
+        """Every rank's row of 64-bit integers, in rank order; rows have one length. As above."""
 
 
 class SoloCollectives:
@@ -72,11 +70,11 @@ class SoloCollectives:
     def result(self, handle: torch.Tensor) -> torch.Tensor:
         return handle
 
-    def allreduce(self, tensor: torch.Tensor, op: str) -> torch.Tensor:
+    def allreduce(self, tensor: torch.Tensor, op: str, name: str | None = None) -> torch.Tensor:
         return tensor.clone()
 
-    def broadcast_(self, tensor: torch.Tensor, root: int) -> None:
+    def broadcast_(self, tensor: torch.Tensor, root: int, name: str | None = None) -> None:
         pass
 
-    def gather_integers(self, row: Sequence[int]) -> list[list[int]]:
+    def gather_integers(self, row: Sequence[int], name: str | None = None) -> list[list[int]]:
         return [list(row)]

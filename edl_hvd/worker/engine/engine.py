@@ -12,7 +12,7 @@ import horovod.torch as hvd
 import torch
 
 from edl_hvd import key_value_store
-from edl_hvd.errors import RendezvousError
+from edl_hvd.errors import RendezvousError, UsageError
 from edl_hvd.key_value_store import KeyValueStore
 from edl_hvd.settings import PastLife
 from edl_hvd.worker.engine.abort_guard import AbortGuard
@@ -166,6 +166,20 @@ class Engine:
             # An ordinary end would wait for Horovod's thread, which is stuck.
             logger.exception("this process cannot be run anew, so it ends")
             os._exit(os.EX_SOFTWARE)
+
+
+def refuse_own_horovod() -> None:
+    """Called while this process is in no world.
+
+    Raises:
+        UsageError: The script has started Horovod itself.
+    """
+    if hvd.is_initialized():
+        raise UsageError(
+            "this script has started Horovod by itself, with horovod's own hvd.init(), before its world was there; "
+            "remove that call and the import of horovod, and write `import edl_hvd as hvd`: edl_hvd starts Horovod "
+            "when the function decorated with @edl_hvd.elastic is entered (docs/from_static_horovod.md)"
+        )
 
 
 def _pass_through_a_world_of_one() -> None:

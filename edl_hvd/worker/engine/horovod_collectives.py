@@ -78,19 +78,20 @@ class HorovodCollectives:
         tensor: torch.Tensor = result[0] if isinstance(result, tuple) else result
         return tensor
 
-    def allreduce(self, tensor: torch.Tensor, op: str) -> torch.Tensor:
+    def allreduce(self, tensor: torch.Tensor, op: str, name: str | None = None) -> torch.Tensor:
         with torch.inference_mode(False):  # of such tensors there are no views
             result = tensor.detach().clone(memory_format=torch.contiguous_format)
-        self.finish([self._start_reduction(result, f"edl_hvd.{op}.{tuple(tensor.shape)}", op)])
+        self.finish([self._start_reduction(result, name or f"edl_hvd.{op}.{tuple(tensor.shape)}", op)])
         return result
 
-    def broadcast_(self, tensor: torch.Tensor, root: int) -> None:
+    def broadcast_(self, tensor: torch.Tensor, root: int, name: str | None = None) -> None:
         with _translated():
-            handle = hvd.broadcast_async_(self._loans.lend(tensor), root, name="edl_hvd.broadcast")
+            handle = hvd.broadcast_async_(self._loans.lend(tensor), root, name=name or "edl_hvd.broadcast")
         self.finish([handle])
 
-    def gather_integers(self, row: Sequence[int]) -> list[list[int]]:
-        table = self.result(self.start_gather(torch.tensor([list(row)], dtype=torch.int64), "edl_hvd.gather"))
+    def gather_integers(self, row: Sequence[int], name: str | None = None) -> list[list[int]]:
+        given = torch.tensor([list(row)], dtype=torch.int64)
+        table = self.result(self.start_gather(given, name or "edl_hvd.gather"))
         return [[int(value) for value in line] for line in table]
 
     def _start_reduction(self, tensor: torch.Tensor, name: str, op: str) -> int:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
+from edl_hvd.errors import UsageError
 from edl_hvd.network_interface import interface_of
 from edl_hvd.settings import Launch
 from edl_hvd.worker.engine.departures import Departures
-from edl_hvd.worker.engine.engine import Engine
+from edl_hvd.worker.engine.engine import Engine, refuse_own_horovod
 from edl_hvd.worker.joining.driver_line import DriverLine
 from edl_hvd.worker.joining.rendezvous import RUN_AGAIN, Dismissed, Following, Handover, Joined
 from edl_hvd.worker.progress import progress
@@ -56,8 +58,17 @@ class DriverRendezvous:
         self._line.at_once("gone", self._on_gone)
         self._line.at_once("guide", self._on_guide)
         self._line.at_once("lost", lambda: self._departures.note_orphaned())
+        self._has_raised = False
+        self._excepthook, sys.excepthook = sys.excepthook, self._on_uncaught
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._on_sigterm)
+        refuse_own_horovod()
+
+    def _on_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """The script is wrong, outside of its training function: the driver need not try it again to know."""
+        if isinstance(error, UsageError) and not self._has_raised:
+            self._say_raised(-1, error)
+        self._excepthook(kind, error, trace)
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         # Whoever sends it wants this host back: leave at the next commit, and lose nothing.
@@ -85,6 +96,8 @@ class DriverRendezvous:
         engine = self._engine
         engine.known_step, engine.keep = max(engine.known_step, known_step), keep
         self._handover = handover
+        if engine.generation == 0:
+            refuse_own_horovod()
         while True:
             self._line.say("ready", step=held_step)
             joined = self._enter(self._next_world(handover))
@@ -158,4 +171,10 @@ class DriverRendezvous:
         if error is None:
             self._line.say("done")
         else:
-            self._line.say("raised", step=step, error=f"{type(error).__name__}: {error}"[:_LONGEST_ERROR])
+            self._say_raised(step, error)
+
+    def _say_raised(self, step: int, error: BaseException) -> None:
+        self._has_raised = True
+        hopeless = isinstance(error, UsageError) and progress.steps == 0
+        text = f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]
+        self._line.say("raised", step=step, error=text, hopeless=hopeless)

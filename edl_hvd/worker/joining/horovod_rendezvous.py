@@ -32,7 +32,7 @@ from edl_hvd.key_value_store import KeyValueStore
 from edl_hvd.settings import Launch, Settings
 from edl_hvd.worker.engine.children import keep_from_children
 from edl_hvd.worker.engine.departures import Departures
-from edl_hvd.worker.engine.engine import Engine
+from edl_hvd.worker.engine.engine import Engine, refuse_own_horovod
 from edl_hvd.worker.engine.sockets import open_sockets
 from edl_hvd.worker.joining.meeting import Go, Guest, Hello, Host
 from edl_hvd.worker.joining.rendezvous import RUN_AGAIN, Dismissed, Handover, Joined
@@ -82,6 +82,7 @@ class HorovodRendezvous:
     """
 
     def __init__(self, launch: Launch, settings: Settings, environment: dict[str, str]) -> None:
+        refuse_own_horovod()
         self.elastic = launch.elastic
         self._launch = launch
         self._settings = settings
@@ -124,6 +125,8 @@ class HorovodRendezvous:
             # An error to the launcher, which then leaves the host alone.
             left_s = self._going_s - time.monotonic()
             raise Dismissed("the host is about to go", code=RUN_AGAIN, save=True, left_s=left_s)
+        if self._engine.generation == 0:
+            refuse_own_horovod()
         deadline = time.monotonic() + self._settings.elastic_timeout_s
         self._engine.known_step, self._engine.keep = max(self._engine.known_step, known_step), keep
         before = open_sockets()

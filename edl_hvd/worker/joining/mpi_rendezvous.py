@@ -17,6 +17,7 @@ from mpi4py import MPI
 
 from edl_hvd.errors import PlatformError
 from edl_hvd.key_value_store import KeyValueStore
+from edl_hvd.worker.engine.engine import refuse_own_horovod
 from edl_hvd.worker.engine.horovod_collectives import HorovodCollectives
 from edl_hvd.worker.engine.interface import bind_to
 from edl_hvd.worker.joining.rendezvous import Handover, Joined
@@ -33,6 +34,7 @@ class MpiRendezvous:
     elastic = False
 
     def __init__(self, interface: str | None) -> None:
+        refuse_own_horovod()
         self._communicator = MPI.COMM_WORLD
         self._interface = interface
         self._store: KeyValueStore | None = None
@@ -40,6 +42,7 @@ class MpiRendezvous:
     def join(
         self, known_step: int, held_step: int, keep: Callable[[], dict[str, Any]], handover: Handover | None = None
     ) -> Joined:
+        refuse_own_horovod()
         communicator = self._communicator
         rank, size = communicator.Get_rank(), communicator.Get_size()
         hosts: list[str] = communicator.allgather(socket.gethostname())

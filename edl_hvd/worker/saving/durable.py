@@ -20,8 +20,8 @@ from edl_hvd.worker.engine.collectives import Collectives
 from edl_hvd.worker.keeping.codec import decode
 from edl_hvd.worker.keeping.memory import Memory
 from edl_hvd.worker.progress import progress
-from edl_hvd.worker.saving.shared_restore import SharedRestore
 from edl_hvd.worker.runtime import METRICS
+from edl_hvd.worker.saving.shared_restore import SharedRestore
 from edl_hvd.world import World
 
 logger = logging.getLogger(__name__)

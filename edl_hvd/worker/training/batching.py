@@ -19,9 +19,9 @@ from edl_hvd.data.sampler import ElasticBatchSampler, GlobalStep
 from edl_hvd.errors import UsageError
 from edl_hvd.rescale.policy import GlobalBatch
 from edl_hvd.worker import process
+from edl_hvd.worker.position import position
 from edl_hvd.worker.progress import progress
 from edl_hvd.worker.training.exact import ExactReduction
-from edl_hvd.worker.training.position import position
 from edl_hvd.worker.training.reduction import MicroBatch, Reduction
 from edl_hvd.worker.training.running_statistics import RunningStatistics
 from edl_hvd.worker.training.tuning import choose, is_auto, is_due

@@ -11,9 +11,9 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 from edl_hvd.errors import UsageError
+from edl_hvd.worker.position import position
 from edl_hvd.worker.training import momentum
 from edl_hvd.worker.training.exact import ExactReduction
-from edl_hvd.worker.training.position import position
 from edl_hvd.worker.training.reduction import Reduction
 
 _Optimizer = TypeVar("_Optimizer", bound=torch.optim.Optimizer)

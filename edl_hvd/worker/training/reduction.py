@@ -32,8 +32,8 @@ from torch.autograd import Variable
 
 from edl_hvd.errors import UsageError
 from edl_hvd.worker import process
+from edl_hvd.worker.position import position
 from edl_hvd.worker.training.noise import NoiseMeter
-from edl_hvd.worker.training.position import position
 
 # Floats count exactly up to 2^24 only; weights are sent in two parts.
 _HALF_WEIGHT = 4096

@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from edl_hvd.errors import SettingsError, UsageError
 from edl_hvd.interval import Interval
-from edl_hvd.worker.training.position import position
+from edl_hvd.worker.position import position
 
 _Scheduler = TypeVar("_Scheduler", bound=LRScheduler)
 

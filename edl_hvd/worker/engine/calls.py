@@ -1,0 +1,188 @@
+"""The collectives that a script calls, for tensors of every type, made of the few that a world offers.
+
+Each begins with an allreduce, of one name for Horovod. So ranks that call different ones, or pass different shapes,
+hear of it in one error; under names of their own each would wait for the others for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import torch
+
+from edl_hvd.errors import UsageError
+from edl_hvd.worker.engine.collectives import Collectives
+
+Operation: TypeAlias = Literal["sum", "mean", "average", "max", "min"]
+OPERATIONS: tuple[Operation, ...] = ("sum", "mean", "average", "max", "min")
+
+_NAME = "edl_hvd.call"
+_DATA = "edl_hvd.call.data"  # once all ranks are known to do the same
+_CALLS = ("barrier", "allgather", "broadcast")
+_MOST_DIMENSIONS = 12
+_KINDS = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
+# What Horovod reduces, and in which of these types the others are computed without loss.
+_REDUCED = (torch.float32, torch.float64, torch.int32, torch.int64)
+_REDUCED_AS = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.uint8: torch.int32,
+    torch.int8: torch.int32,
+    torch.int16: torch.int32,
+    torch.bool: torch.int32,
+}
+_PARTS_OF = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+
+
+def allreduce(collectives: Collectives, size: int, tensor: torch.Tensor, op: Operation | None) -> torch.Tensor:
+    """See :func:`edl_hvd.allreduce`."""
+    if op is None:
+        raise UsageError(
+            'allreduce was called without op; Horovod averages by default and other libraries sum, so write op="mean" '
+            '(Horovod\'s default), op="sum", op="max" or op="min"'
+        )
+    if op not in OPERATIONS:
+        raise UsageError(
+            f"allreduce with op={op!r} is not known; expected one of {', '.join(OPERATIONS)} "
+            '(instead of Horovod\'s constants: "mean" for Average, "sum" for Sum, "max" for Max, "min" for Min)'
+        )
+    _check_is_dense("allreduce", tensor)
+    kind = tensor.dtype
+    is_mean = op in ("mean", "average")
+    if is_mean and not (kind.is_floating_point or kind.is_complex):
+        raise UsageError(
+            f'allreduce with op="{op}" got a tensor of {kind}, and the mean of whole numbers is not one; convert it '
+            'to float first, e.g. allreduce(tensor.float(), op="mean")'
+        )
+    if kind is torch.bool and op == "sum":
+        raise UsageError(
+            'allreduce with op="sum" got a tensor of torch.bool; write op="max" for "on any rank", op="min" for "on '
+            'every rank", or allreduce(tensor.int(), op="sum") to count'
+        )
+    if kind.is_complex and op in ("max", "min"):
+        raise UsageError(f'allreduce with op="{op}" got a tensor of {kind}, and complex numbers have no order')
+    carried = _PARTS_OF.get(kind) or _REDUCED_AS.get(kind) or (kind if kind in _REDUCED else None)
+    if carried is None:
+        known = ", ".join(str(one).removeprefix("torch.") for one in (*_REDUCED, *_REDUCED_AS, *_PARTS_OF))
+        raise UsageError(f"allreduce got a tensor of {kind}; expected one of {known}; convert it first")
+    with torch.no_grad(), torch.inference_mode(False):
+        given = torch.view_as_real(tensor.detach().clone().resolve_conj()) if kind.is_complex else tensor.detach()
+        result = collectives.allreduce(given.to(carried), "sum" if is_mean else op, _NAME)
+        if is_mean:
+            result.div_(size)
+        return torch.view_as_complex(result) if kind.is_complex else result.to(kind)
+
+
+def allgather(collectives: Collectives, rank: int, size: int, tensor: torch.Tensor) -> torch.Tensor:
+    """See :func:`edl_hvd.allgather`."""
+    _check_is_dense("allgather", tensor)
+    with torch.no_grad(), torch.inference_mode(False):
+        given = tensor.detach().clone(memory_format=torch.contiguous_format).resolve_conj()
+        given = given.reshape(1) if given.dim() == 0 else given
+        table = _announce(collectives, rank, size, _Announcement.of("allgather", given))
+        if len({(one.kind, one.shape[1:]) for one in table}) > 1:
+            raise UsageError(
+                f"allgather got tensors that cannot lie one after the other: {_each_by_rank(table)}; expected one type "
+                "and equal sizes in all dimensions but the first"
+            )
+        total, row = sum(one.shape[0] for one in table), given.shape[1:]
+        if total * row.numel() == 0:
+            return given.new_empty((total, *row))
+        collected = collectives.result(collectives.start_gather(_bytes_of(given), _DATA))
+        return collected.view(given.dtype).view(total, *row)
+
+
+def broadcast(collectives: Collectives, rank: int, size: int, tensor: torch.Tensor, root_rank: int) -> torch.Tensor:
+    """See :func:`edl_hvd.broadcast`."""
+    _check_is_dense("broadcast", tensor)
+    if not 0 <= root_rank < size:
+        raise UsageError(
+            f"broadcast got root_rank={root_rank!r} in a world of {size}; expected 0 to {size - 1}; only rank 0 exists "
+            "in every world"
+        )
+    with torch.no_grad(), torch.inference_mode(False):
+        result = tensor.detach().clone(memory_format=torch.contiguous_format).resolve_conj()
+        table = _announce(collectives, rank, size, _Announcement.of("broadcast", result, root_rank))
+        if len(set(table)) > 1:
+            raise UsageError(
+                f"broadcast got different tensors or roots: {_each_by_rank(table)}; expected the same type, shape and "
+                "root_rank on all ranks"
+            )
+        if result.numel():
+            collectives.broadcast_(_bytes_of(result), root_rank, _DATA)
+        return result
+
+
+def barrier(collectives: Collectives, rank: int, size: int) -> None:
+    """See :func:`edl_hvd.barrier`."""
+    _announce(collectives, rank, size, _Announcement("barrier"))
+
+
+class _Announcement(NamedTuple):
+    """What a rank is about to do."""
+
+    call: str
+    kind: torch.dtype = torch.float32
+    shape: tuple[int, ...] = ()
+    root: int = 0
+
+    @classmethod
+    def of(cls, call: str, tensor: torch.Tensor, root: int = 0) -> _Announcement:
+        if tensor.dim() > _MOST_DIMENSIONS:
+            raise UsageError(
+                f"{call} got a tensor of {tensor.dim()} dimensions; expected at most {_MOST_DIMENSIONS}; flatten it"
+            )
+        return cls(call, tensor.dtype, tuple(tensor.shape), root)
+
+    def as_row(self) -> list[int]:
+        sizes = [*self.shape, *[-1] * (_MOST_DIMENSIONS - len(self.shape))]
+        return [_CALLS.index(self.call), _KINDS.index(self.kind), self.root, *sizes]
+
+    @classmethod
+    def from_row(cls, row: Sequence[int]) -> _Announcement:
+        call, kind, root, *sizes = row
+        return cls(_CALLS[call], _KINDS[kind], tuple(size for size in sizes if size >= 0), root)
+
+    def __str__(self) -> str:
+        shape = f"{str(self.kind).removeprefix('torch.')} {list(self.shape)}"
+        return {"barrier": "barrier", "broadcast": f"{shape} from {self.root}"}.get(self.call, shape)
+
+
+def _announce(collectives: Collectives, rank: int, size: int, own: _Announcement) -> list[_Announcement]:
+    """Tell all what this rank is about to do; what they are, in rank order.
+
+    By an allreduce, because Horovod does not tell a cached allreduce from an allgather of another rank, and waits.
+    """
+    table = torch.zeros((size, 1, len(own.as_row())), dtype=torch.int64)
+    table[rank, 0] = torch.tensor(own.as_row())
+    rows = collectives.allreduce(table, "sum", _NAME)[:, 0].tolist()
+    announced = [_Announcement.from_row(row) for row in rows]
+    if len({one.call for one in announced}) > 1:
+        called = ", ".join(f"rank {place} {one.call}" for place, one in enumerate(announced))
+        raise UsageError(
+            f"the workers called different collectives: {called}; every worker must make the same calls in the same "
+            "order, so none of them may stand under a condition that holds on some ranks only"
+        )
+    return announced
+
+
+def _each_by_rank(table: Sequence[_Announcement]) -> str:
+    return ", ".join(f"rank {rank}: {one}" for rank, one in enumerate(table))
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A flat view of a contiguous tensor that Horovod carries, whatever its type."""
+    return tensor.view(-1).view(torch.uint8)
+
+
+def _check_is_dense(call: str, tensor: Any) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise UsageError(
+            f"{call} got {type(tensor).__name__} instead of a tensor; write {call}(torch.tensor(value), …)"
+        )
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise UsageError(
+            f"{call} got a sparse or quantized tensor; expected a dense one, as tensor.to_dense() or "
+            "tensor.dequantize() makes it"
+        )
