@@ -105,6 +105,7 @@ def dcgan_ours(job: Job):
                     step.record(errG=errG)
                 optimizerG.step()
                 state.losses.append((step.mean("errD"), step.mean("errG")))
+
     # end
 
     train(state)
@@ -142,7 +143,7 @@ def dcgan_fakes_kept_ours(job: Job):
                 optimizerD.step()
 
                 netG.zero_grad()
-                for (real, _), fake in zip(step, fakes):
+                for (real, _), fake in zip(step, fakes, strict=True):
                     errG = criterion(netD(fake), torch.ones(len(real), 1))
                     errG.backward()
                     step.record(errG=errG)
@@ -244,6 +245,7 @@ def noise_at_step_level_ours(job: Job):
                 errG.backward()
                 optimizerG.step()
                 state.losses.append(errG.item())
+
     # end
 
     train(state)
@@ -296,7 +298,7 @@ def frozen_discriminator_ours(job: Job):
 
                 netD.requires_grad_(True)
                 optimizerD.zero_grad()
-                for (real, _), fake in zip(step, fakes):
+                for (real, _), fake in zip(step, fakes, strict=True):
                     errD_real = criterion(netD(real), torch.ones(len(real), 1))
                     errD_fake = criterion(netD(fake), torch.zeros(len(real), 1))
                     (0.5 * (errD_real + errD_fake)).backward()
@@ -458,9 +460,7 @@ def alternating_ours(job: Job):
     batches = job.batches()
     loader = DataLoader(real_and_noise(job), batch_sampler=batches)
     ema = AveragedModel(netG, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-    state = edl_hvd.State(
-        netG=netG, netD=netD, optimizerG=optimizerG, optimizerD=optimizerD, batches=batches, ema=ema
-    )
+    state = edl_hvd.State(netG=netG, netD=netD, optimizerG=optimizerG, optimizerD=optimizerD, batches=batches, ema=ema)
 
     @edl_hvd.elastic
     def train(state):
@@ -555,11 +555,12 @@ def cyclegan_ours(job: Job):
 
                 optimizerA.zero_grad()
                 optimizerB.zero_grad()
-                for (a, b), (fake_a, fake_b) in zip(step, fakes):
+                for (a, b), (fake_a, fake_b) in zip(step, fakes, strict=True):
                     (mse(critic_a(a), 1.0) + mse(critic_a(fake_a), 0.0)).backward()
                     (mse(critic_b(b), 1.0) + mse(critic_b(fake_b), 0.0)).backward()
                 optimizerA.step()
                 optimizerB.step()
+
     # end
 
     train(state)
@@ -584,7 +585,7 @@ def fakes_before_step_ours(job: Job):
                     fakes.append(netG(noise))
                     criterion(netD(fakes[-1].detach()), torch.zeros(len(real), 1)).backward()
                 optimizerD.step()
-                for fake, _ in zip(fakes, step):
+                for fake, _ in zip(fakes, step, strict=False):
                     criterion(netD(fake), torch.ones(len(fake), 1)).backward()
                 optimizerG.step()
                 # end
@@ -604,23 +605,23 @@ IDIOMS = [
     ),
     Idiom(
         "A GAN whose fakes are computed once",
-        "What the first loop over the step computes can be kept for the second: write `zip(step, fakes)`, with the step "
-        "first. The order of optimizers in `State` does not matter, nor do equal parameter names.",
+        "What the first loop over the step computes can be kept for the second: write `zip(step, fakes)`, with the "
+        "step first. The order of optimizers in `State` does not matter, nor do equal parameter names.",
         dcgan_plain,
         dcgan_fakes_kept_ours,
     ),
     Idiom(
         "`zip` with the step second",
-        "`zip(fakes, step)` stops at the end of `fakes`, before the step's loop has ended, so its gradient is never summed; "
-        "it is refused. Write `zip(step, fakes)`.",
+        "`zip(fakes, step)` stops at the end of `fakes`, before the step's loop has ended, so its gradient is "
+        "never summed; it is refused. Write `zip(step, fakes)`.",
         None,
         fakes_before_step_ours,
         refused="left before its end",
     ),
     Idiom(
         "A GAN in the flat loop",
-        "Where a global batch is one micro-batch per worker, the loop may stay as in the tutorial: every `backward()` is "
-        "summed when it returns.",
+        "Where a global batch is one micro-batch per worker, the loop may stay as in the tutorial: every "
+        "`backward()` is summed when it returns.",
         dcgan_flat_plain,
         dcgan_flat_ours,
         exact=False,  # which takes a micro_batch, and so several per step
@@ -628,8 +629,8 @@ IDIOMS = [
     ),
     Idiom(
         "A GAN in the flat loop with several micro-batches",
-        "With `micro_batch` smaller than the global batch the generator's pass would come before the discriminator's step; "
-        "it is refused. Use `state.steps`.",
+        "With `micro_batch` smaller than the global batch the generator's pass would come before the "
+        "discriminator's step; it is refused. Use `state.steps`.",
         None,
         dcgan_flat_micro_batches_ours,
         refused=r"a second time in one body of state\.batches\(\)",
@@ -637,9 +638,9 @@ IDIOMS = [
     ),
     Idiom(
         "A GAN whose noise is drawn once per step",
-        "At step level all workers compute the same: noise drawn there, and a loss computed from it, needs no loop over the "
-        "step. Its gradient is added to that of the loop. Give a `torch.Generator` to `State`, or use the default one, "
-        "which is seeded for each step.",
+        "At step level all workers compute the same: noise drawn there, and a loss computed from it, needs no loop "
+        "over the step. Its gradient is added to that of the loop. Give a `torch.Generator` to `State`, or use the "
+        "default one, which is seeded for each step.",
         noise_at_step_level_plain,
         noise_at_step_level_ours,
     ),
@@ -651,8 +652,9 @@ IDIOMS = [
     ),
     Idiom(
         "WGAN with gradient penalty",
-        "`torch.autograd.grad(…, create_graph=True)` works as ever. `step.number` counts optimizer steps of the whole run "
-        "and says when it is the generator's turn; a counter of your own would start anew after a failure.",
+        "`torch.autograd.grad(…, create_graph=True)` works as ever. `step.number` counts optimizer steps of the "
+        "whole run and says when it is the generator's turn; a counter of your own would start anew after a "
+        "failure.",
         wgan_gp_plain,
         wgan_gp_ours,
     ),
