@@ -13,6 +13,7 @@ from edl_hvd.worker import process
 from edl_hvd.worker.engine.collectives import SoloCollectives
 from edl_hvd.worker.joining.rendezvous import Joined
 from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
+from edl_hvd.worker.position import position
 from edl_hvd.world import World
 
 
@@ -172,6 +173,7 @@ class Turns:
                 self._turn.wait_for(lambda: self._whose == rank)
             try:
                 if not errors:
+                    position.leave()
                     world = World(1, rank, self._size, members=tuple(f"host:{i}" for i in range(self._size)))
                     process.shutdown()
                     process.init(SoloRendezvous())
@@ -202,11 +204,12 @@ class Turns:
         while len(self._laid[key]) < self._size:
             if self._over:
                 raise RuntimeError(f"rank {rank} waits for {key}, but ranks {self._over} have ended")
-            own = process._process
+            own, where = process._process, dict(position.__dict__)
             self._pass_on(rank)
             with self._turn:
                 self._turn.wait_for(lambda: self._whose == rank)
             process._process = own
+            position.__dict__.update(where)
         return [self._laid[key][other] for other in range(self._size)]
 
     def _pass_on(self, rank: int) -> None:
