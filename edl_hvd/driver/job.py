@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Protocol, TextIO
 
@@ -60,6 +60,7 @@ class Job:
         clock: For everything but the event loop's own waits.
         known_step: The furthest step that an earlier run of the job is known to have reached; -1 for none.
         grace_s: What is left to whoever is told to end by SIGTERM: a worker, or the whole job.
+        collective_timeout_s: How long all workers may wait for each other in different collectives.
 
     Attributes:
         known_step: The furthest step that was ever heard of.
@@ -75,6 +76,7 @@ class Job:
         clock: Clock = SYSTEM_CLOCK,
         known_step: int = -1,
         grace_s: float = 30.0,
+        collective_timeout_s: float = 60.0,
     ) -> None:
         self._grace_s = grace_s
         self._clock = clock
@@ -90,7 +92,15 @@ class Job:
         self._lives: set[asyncio.Task[None]] = set()
         self._store: KeyValueStore | None = None
         self.known_step = known_step
-        self._health = Health(clock, self.happen, listener.noticed, self._note_straggler)
+        self._health = Health(
+            clock,
+            self.happen,
+            listener.noticed,
+            self._note_straggler,
+            self._note_deadlock,
+            self._ask,
+            collective_timeout_s,
+        )
         self._ended = asyncio.Event()
         self._drained: set[str] = set()  # hosts, because the whole job is to end
         self._kills = False  # whoever is still there at the end is killed, without being asked to go
@@ -198,8 +208,17 @@ class Job:
             beat = Beat(**fields)
             self._health.beat(worker, life, beat, self.membership)
             self._listener.beat(worker, beat)
+        elif message.what == "waits":
+            self._health.answered(worker, life, fields)
         elif message.what == "unreachable":
             self.happen(happenings.Lost(worker, life, "its host does not answer"))
+
+    def _ask(self, worker: str, generation: int, collectives: Sequence[str]) -> None:
+        self._control.send(worker, "explain", generation=generation, collectives=collectives)
+
+    def _note_deadlock(self, deadlocked: happenings.Deadlocked) -> None:
+        self.happen(deadlocked)
+        self._kills = self._ended.is_set()  # they come to no commit at which they would leave
 
     def _note_straggler(self, slow: Slow) -> None:
         """Let rank 0 write it down, with everything else that happens to the job."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import signal
 
 import pytest
 from faults import Interrupt
-from harness import Job
+from harness import Job, Outcome
 
 SCRIPT = "deadlocked_script.py"
 STEP = 3
@@ -19,6 +20,26 @@ LONG_GLOO_TIMEOUT = ("--gloo-timeout-seconds", "600")
 def deadlocked(how: str, *faults, launcher: str = "edlrun", **environment: str) -> Job:
     environment = {"STANDSTILL": how, "EDL_HVD_COLLECTIVE_TIMEOUT": f"{TIMEOUT_S:g}s", **environment}
     return Job(script=SCRIPT, faults=faults, flags=LONG_GLOO_TIMEOUT, launcher=launcher, environment=environment)
+
+
+def check_error(outcome: Outcome) -> None:
+    """The job failed, once, and one line says why: who waits for what, at which line of the script."""
+    assert outcome.exit_code == 1
+    assert outcome.left == []
+    [error] = [line for line in outcome.output.splitlines() if "in different collectives" in line]
+    for rank in range(2):
+        assert re.search(rf"rank {rank} \(\S+:0\) in [^;]+ at deadlocked_script\.py:\d+ in \w+;", error), error
+    assert error.endswith("; correct the script, then start the job again")
+    assert len(outcome.lines("start")) == 2, "nobody was started again"
+
+
+@pytest.mark.parametrize("how", ["a rank alone", "another shape", "another order", "in the micro-batches"])
+def test_workers_in_different_collectives_end_in_one_error_that_names_them(run_job, how):
+    """Without the bound: for ever."""
+    outcome = run_job(deadlocked(how))
+    check_error(outcome)
+    assert "where each worker waits:\nrank 0 (localhost:0), innermost frame first:\n" in outcome.output
+    assert "edlrun: the job failed: the workers wait for each other" in outcome.output
 
 
 @pytest.mark.parametrize("how", ["a rank alone", "hang", "freeze", "stop", "deaf"])

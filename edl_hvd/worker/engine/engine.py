@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from http.client import HTTPException
 from typing import Any, NoReturn
 
@@ -93,6 +93,11 @@ class Engine:
         self._collectives = HorovodCollectives(departures, self.break_connections)
         logger.info("generation %d: rank %d of %d", world.generation, world.rank, world.size)
         return self._collectives
+
+    def times_started(self, names: Iterable[str]) -> list[int]:
+        """How often each of these collectives was started in the present world. Any thread."""
+        started = self._collectives.started if self._collectives is not None else {}
+        return [started.get(name, 0) for name in names]
 
     def break_connections(self) -> None:
         """Make every collective of this world fail, here and at the neighbours. Any thread."""

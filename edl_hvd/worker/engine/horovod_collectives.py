@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,7 @@ from horovod.common.exceptions import HorovodInternalError
 from edl_hvd.errors import UsageError, WorldBrokenError
 from edl_hvd.worker.engine.departures import Departures
 from edl_hvd.worker.engine.lending import Loans
-from edl_hvd.worker.progress import progress
+from edl_hvd.worker.progress import LONGEST_NAME, progress
 
 _OPERATIONS = {"sum": hvd.Sum, "max": hvd.Max, "min": hvd.Min}
 # Horovod's own wait spins, on a core that computes elsewhere. Its thread answers once per millisecond. A wait is looked
@@ -33,6 +34,7 @@ class HorovodCollectives:
 
     Attributes:
         abandoned: A wait was given up. Horovod may still know the tensor by its name, or even touch it.
+        started: How often each collective was started, by name.
     """
 
     def __init__(
@@ -43,6 +45,8 @@ class HorovodCollectives:
         self._departures = departures or Departures()
         self._break_connections = break_connections
         self.abandoned = False
+        self.started: Counter[str] = Counter()
+        self._names: dict[int, str] = {}  # of those that are under way
         progress.waits = 0
         self._loans = Loans()
 
@@ -62,14 +66,12 @@ class HorovodCollectives:
         splits = torch.tensor(sizes, dtype=torch.int32)
         lent = [self._loans.lend(given) for given in (tensor, splits, tensor.new_empty(0), splits.new_empty(0))]
         with _translated():
-            handle: int = hvd.mpi_ops._alltoall_async(*lent, name, hvd.global_process_set)
-            return handle
+            return self._note(hvd.mpi_ops._alltoall_async(*lent, name, hvd.global_process_set), name)
 
     def start_gather(self, tensor: torch.Tensor, name: str) -> int:
         lent = [self._loans.lend(given) for given in (tensor, tensor.new_empty(0))]
         with _translated():
-            handle: int = hvd.mpi_ops._allgather_async(*lent, name, hvd.global_process_set)
-            return handle
+            return self._note(hvd.mpi_ops._allgather_async(*lent, name, hvd.global_process_set), name)
 
     def result(self, handle: int) -> torch.Tensor:
         with _translated(), progress.waiting():
@@ -86,7 +88,8 @@ class HorovodCollectives:
 
     def broadcast_(self, tensor: torch.Tensor, root: int) -> None:
         with _translated():
-            handle = hvd.broadcast_async_(self._loans.lend(tensor), root, name="edl_hvd.broadcast")
+            lent = self._loans.lend(tensor)
+            handle = self._note(hvd.broadcast_async_(lent, root, name="edl_hvd.broadcast"), "edl_hvd.broadcast")
         self.finish([handle])
 
     def gather_integers(self, row: Sequence[int]) -> list[list[int]]:
@@ -96,11 +99,16 @@ class HorovodCollectives:
     def _start_reduction(self, tensor: torch.Tensor, name: str, op: str) -> int:
         lent = self._loans.lend(tensor)
         with _translated():
-            handle: int = hvd.allreduce_async_(lent, name=name, op=_OPERATIONS[op])
-            return handle
+            return self._note(hvd.allreduce_async_(lent, name=name, op=_OPERATIONS[op]), name)
+
+    def _note(self, handle: int, name: str) -> int:
+        name = self._names[handle] = name[:LONGEST_NAME]
+        self.started[name] += 1
+        return handle
 
     def _finish(self, handle: int) -> Any:
         wait = self._departures.wait()
+        progress.collective = self._names.pop(handle, "")
         started_s = time.monotonic()
         broken = False
         while not hvd.poll(handle):
