@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
+import sys
+import threading
+from dataclasses import replace
 
 import pytest
 from faults import Interrupt
-from harness import Job, Outcome
+from harness import HERE, Job, Outcome
 
 SCRIPT = "deadlocked_script.py"
 STEP = 3
@@ -40,6 +44,50 @@ def test_workers_in_different_collectives_end_in_one_error_that_names_them(run_j
     check_error(outcome)
     assert "where each worker waits:\nrank 0 (localhost:0), innermost frame first:\n" in outcome.output
     assert "edlrun: the job failed: the workers wait for each other" in outcome.output
+
+
+@pytest.mark.parametrize("how", ["a rank alone", "in the micro-batches"])
+def test_without_a_driver_every_worker_ends_in_that_error(run_job, how):
+    """Horovod's own stall check does nothing here: without the bound this is for ever, too."""
+    outcome = run_job(deadlocked(how, launcher="horovodrun"))
+    errors = re.findall(r"UsageError: the workers wait for each other in different collectives, .*", outcome.output)
+    assert len(set(errors)) == 1
+    assert len(errors) == 2
+    outcome = replace(outcome, output=errors[0])
+    check_error(outcome)
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no MPI on this machine (apt-get install openmpi-bin)")
+def test_under_mpirun_the_job_ends_in_that_error(run_job):
+    mpirun = ("mpirun", "-np", "2", "--oversubscribe", "--allow-run-as-root", sys.executable, str(HERE / SCRIPT))
+    outcome = run_job(replace(deadlocked("a rank alone"), own_command=mpirun))
+    assert outcome.exit_code != 0
+    assert "UsageError: the workers wait for each other in different collectives, " in outcome.output
+    assert outcome.left == []
+
+
+@pytest.mark.parametrize("launcher", ["edlrun", "horovodrun"])
+def test_a_collective_that_takes_long_ends_nobody_and_is_told_once(run_job, tmp_path, launcher):
+    """Rank 1 still waits for what rank 0 has, which waits for the next one: the names differ, and it is no deadlock."""
+    output, over = tmp_path / "job" / "output.txt", threading.Event()
+
+    def let_go_when_told() -> None:
+        while not (output.exists() and "check the network" in output.read_text(errors="replace")):
+            if over.wait(0.1):
+                return
+        (tmp_path / "job" / "go").touch()
+
+    watching = threading.Thread(target=let_go_when_told)
+    watching.start()
+    try:
+        outcome = run_job(deadlocked("a slow network", launcher=launcher))
+    finally:
+        over.set()
+        watching.join()
+    assert outcome.exit_code == 0, outcome.output
+    assert outcome.output.count("check the network") == 1
+    assert "different collectives" not in outcome.output
+    assert len(outcome.lines("start")) == 2
 
 
 @pytest.mark.parametrize("how", ["a rank alone", "hang", "freeze", "stop", "deaf"])

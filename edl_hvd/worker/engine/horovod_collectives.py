@@ -15,6 +15,7 @@ from horovod.common.exceptions import HorovodInternalError
 from edl_hvd.errors import UsageError, WorldBrokenError
 from edl_hvd.worker.engine.departures import Departures
 from edl_hvd.worker.engine.lending import Loans
+from edl_hvd.worker.engine.standstill import LongWait, Standstills
 from edl_hvd.worker.progress import LONGEST_NAME, progress
 
 _OPERATIONS = {"sum": hvd.Sum, "max": hvd.Max, "min": hvd.Min}
@@ -31,6 +32,7 @@ class HorovodCollectives:
     Args:
         departures: Tells who has left this world; a wait that has become hopeless is given up.
         break_connections: Called once a wait seems hopeless; makes Horovod's own connections fail.
+        standstills: Tells when all members wait for each other; ``None`` where a driver does.
 
     Attributes:
         abandoned: A wait was given up. Horovod may still know the tensor by its name, or even touch it.
@@ -41,9 +43,11 @@ class HorovodCollectives:
         self,
         departures: Departures | None = None,
         break_connections: Callable[[], None] = lambda: None,
+        standstills: Standstills | None = None,
     ) -> None:
         self._departures = departures or Departures()
         self._break_connections = break_connections
+        self._standstills = standstills
         self.abandoned = False
         self.started: Counter[str] = Counter()
         self._names: dict[int, str] = {}  # of those that are under way
@@ -107,8 +111,21 @@ class HorovodCollectives:
         return handle
 
     def _finish(self, handle: int) -> Any:
+        progress.collective = name = self._names.pop(handle, "")
+        long: LongWait | None = None
+        try:
+            for waited_s in self._polls(handle):
+                if self._standstills is not None and waited_s > self._standstills.timeout_s:
+                    long = long or LongWait(self._standstills, name, self.started)
+                    long.look()
+        finally:
+            if long is not None:
+                long.end()
+        return hvd.synchronize(handle)
+
+    def _polls(self, handle: int) -> Iterator[float]:
+        """For how long it has waited, now and then until the collective has ended."""
         wait = self._departures.wait()
-        progress.collective = self._names.pop(handle, "")
         started_s = time.monotonic()
         broken = False
         while not hvd.poll(handle):
@@ -118,9 +135,9 @@ class HorovodCollectives:
             if wait.is_lost:
                 self.abandoned = True
                 raise WorldBrokenError(f"a collective waits in vain: {self._departures.reason} has left")
-            pause_s = (time.monotonic() - started_s) / _POLLS_OF_A_WAIT
-            time.sleep(min(max(_POLL_S, pause_s), _LONGEST_POLL_S))
-        return hvd.synchronize(handle)
+            waited_s = time.monotonic() - started_s
+            yield waited_s
+            time.sleep(min(max(_POLL_S, waited_s / _POLLS_OF_A_WAIT), _LONGEST_POLL_S))
 
 
 def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
