@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
@@ -12,6 +13,7 @@ from dataclasses import replace
 import pytest
 from faults import Interrupt
 from harness import HERE, Job, Outcome
+from ssh_hosts import HOSTS, SSH, SSHD, serve
 
 SCRIPT = "deadlocked_script.py"
 STEP = 3
@@ -98,3 +100,17 @@ def test_sigterm_ends_a_job_within_its_grace_whatever_its_workers_do(run_job, ho
     assert outcome.exit_code == 75
     assert outcome.left == []
     assert outcome.seconds < 45.0, "the grace, and a start: what else ends such workers takes a minute, or for ever"
+
+
+@pytest.mark.skipif(SSHD is None or SSH is None, reason="no ssh server here (apt-get install openssh-server)")
+def test_sigterm_ends_a_job_behind_ssh_within_its_grace(run_job, tmp_path):
+    (tmp_path / "ssh").mkdir()
+    with serve(tmp_path / "ssh") as server:
+        path = f"{server.tools}{os.pathsep}{os.environ['PATH']}"
+        term = Interrupt(step=STEP, signal_number=signal.SIGTERM)
+        job = deadlocked("deaf", term, EDL_HVD_GRACE=f"{GRACE_S:g}s", PATH=path)
+        outcome = run_job(replace(job, hosts=("localhost:1", f"{HOSTS[0]}:1")))
+    assert outcome.exit_code == 75
+    assert f"(EDL_HVD_GRACE), but {HOSTS[0]}:0, localhost:0 did not and were killed" in outcome.output
+    assert outcome.left == []
+    assert outcome.seconds < 45.0
