@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 from clocks import FakeClock
 
@@ -278,6 +279,17 @@ def test_answers_that_are_late_or_of_another_place_do_not_count_and_all_are_aske
         answer(ward, "b:0", [0, 1])
         answer(ward, "a:0", [1, 0])
         assert len(ward.deadlocked) == 1
+
+    run(test)
+
+
+def test_a_world_that_a_member_has_left_is_not_asked():
+    async def test() -> None:
+        ward = standing_still()
+        ward.membership = replace(ward.membership, world=World(1, (*MEMBERS, "c:0"), "changing"),
+                                  slots={**ward.membership.slots, "c:0": Slot("ready", 1)})  # fmt: skip
+        await ward.play(120)
+        assert ward.asked == []
 
     run(test)
 

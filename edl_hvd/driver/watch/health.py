@@ -151,7 +151,8 @@ class Health:
         findings = self._watch.look(world.generation, members, self._pulse.silent(), self._clock.monotonic_s())
         for warning in findings.warnings:
             self._notice(warning)
-        self._inquire(findings.standstill)
+        # Once one has left, the membership sees to it that the others follow.
+        self._inquire(findings.standstill if len(members) == len(world.members) else None)
         return findings.hung
 
     def _inquire(self, standstill: Standstill | None) -> None:

@@ -142,7 +142,7 @@ class LongWait:
     def _report(self) -> bytes:
         place, _ = progress.where()
         # Names of a large model's parameters would be too long for the store.
-        started = {_digest(name): count for name, count in self._started.items()}
+        started = {_digest(name): count for name, count in dict(self._started).items()}
         report = {"number": self._of.number(), "collective": self._collective, "started": started, "place": place}
         return json.dumps(report).encode()
 
