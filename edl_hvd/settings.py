@@ -22,7 +22,7 @@ from edl_hvd.interval import Interval
 NOTICES = ("off", "auto", "ec2", "google", "azure", "kubernetes")
 _TEN_MINUTES = Interval(600, "seconds")
 _LEAST = {"keep": 1, "checkpoint_memory_mb": 1, "commit_every": 1, "meet_timeout_s": 0.1, "elastic_timeout_s": 1,
-          "grace_s": 0}  # fmt: skip
+          "grace_s": 0, "collective_timeout_s": 1}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class Settings:
         on_checkpoint_failure: What a checkpoint that cannot be written does to the job, "warn" or "stop"
             (``EDL_HVD_ON_CHECKPOINT_FAILURE``).
         grace_s: Between SIGTERM and SIGKILL, where nothing else is known (``EDL_HVD_GRACE``).
+        collective_timeout_s: How long all workers may wait for each other, none of them in a collective that all have
+            started (``EDL_HVD_COLLECTIVE_TIMEOUT``).
         notices: Whom to ask whether this host is about to go: "auto", "off", "ec2", "google", "azure" or "kubernetes"
             (``EDL_HVD_NOTICES``).
         restart_lost_progress: Start over when all progress is lost, instead of ending in an error
@@ -82,6 +84,9 @@ class Settings:
     # Horovod's own default.
     grace_s: float = 30.0
     # That of Kubernetes; Slurm gives as much.
+    collective_timeout_s: float = 60.0
+    # Such a wait never ends, so this only has to outlast what looks like one for a moment: a worker that is about to
+    # start its part. Four beats tell that; a minute is what Horovod takes before it speaks of a stalled collective.
     notices: str = "auto"
     # What the machine's firmware says costs nothing to read, and a platform is asked every few seconds.
     restart_lost_progress: bool = False
@@ -363,6 +368,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "EDL_HVD_MEET_TIMEOUT": ("meet_timeout_s", _seconds),
     "HOROVOD_ELASTIC_TIMEOUT": ("elastic_timeout_s", _seconds),
     "EDL_HVD_GRACE": ("grace_s", _seconds),
+    "EDL_HVD_COLLECTIVE_TIMEOUT": ("collective_timeout_s", _seconds),
     "EDL_HVD_NOTICES": ("notices", str),
     "EDL_HVD_RESTART_LOST_PROGRESS": ("restart_lost_progress", _flag),
 }

@@ -137,6 +137,8 @@ def _say_happening(happening: Happening) -> str:
             return f"{_name(worker, life)} is lost: {reason}"
         case happenings.DrainAsked(target, notice_s, stays):
             return f"{target} is to {'go in' if stays else 'be left within'} {notice_s:g} s"
+        case happenings.Deadlocked(generation, reason):
+            return f"world {generation} is deadlocked: {reason}"
         case happenings.Tick():
             return "time has passed"
 

@@ -6,10 +6,12 @@ anybody acts on it; a line that says nothing known ends the connection.
 
     worker → driver  hello {token, worker, life, pid}, ready {step}, warm {generation},
                      guiding {generation, follower, address, port}, formed {generation}, beat {…},
-                     raised {step, error, hopeless}, done, drain, notice {left_s}
+                     raised {step, error, hopeless}, done, drain, notice {left_s},
+                     waits {generation, waits, collective, started, place, stack}
     driver → worker  world {generation, members, store, interface, address, known_step}, change {generation},
                      gone {generation, worker}, straggler {…}, dismiss {save, left_s},
-                     guide {generation, follower, address}, follow {generation, address, port}
+                     guide {generation, follower, address}, follow {generation, address, port},
+                     explain {generation, collectives}
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ _OWN_PAUSE_S = 1.0
 # A driver that slept so long first looks at what has come meanwhile.
 
 Grammar: TypeAlias = Mapping[str, Mapping[str, type]]
-"""What may be said: by the word that a line has for ``what``, its other fields and their types."""
+"""What may be said: by the word that a line has for ``what``, its other fields and their types; a list is of ints."""
 
 WORKER: Grammar = {
     "ready": {"step": int},
@@ -50,12 +52,13 @@ WORKER: Grammar = {
     "beat": {
         "generation": int, "pid": int, "step": int, "samples": int, "saved_step": int,
         "phase": str, "phase_s": float, "compute_s": float,
-        "waits": int, "steps": int, "batches": int, "slowest_s": float,
+        "waits": int, "steps": int, "batches": int, "slowest_s": float, "collective": str,
     },
     "raised": {"step": int, "error": str, "hopeless": bool},
     "done": {},
     "drain": {},
     "notice": {"left_s": float},
+    "waits": {"generation": int, "waits": int, "collective": str, "started": list, "place": str, "stack": str},
 }  # fmt: skip
 
 
@@ -86,6 +89,7 @@ class Beat:
         steps: Optimizer steps that its process took part in.
         batches: Micro-batches that it has begun to compute since it was started.
         slowest_s: Its longest recent phase "compute", "input" or "commit".
+        collective: Name of the collective that it waits for; empty if it waits for none, or nobody knows.
     """
 
     generation: int
@@ -100,6 +104,7 @@ class Beat:
     steps: int
     batches: int
     slowest_s: float
+    collective: str = ""
 
 
 class Control:
@@ -249,6 +254,8 @@ def _understand(worker: str, life: int, line: dict[str, Any], grammar: Grammar) 
     if fields is None or line.keys() != fields.keys():
         return None
     if any(type(line[name]) is not kind for name, kind in fields.items()):
+        return None
+    if any(type(item) is not int for value in line.values() if isinstance(value, list) for item in value):
         return None
     assert isinstance(what, str)
     return Message(worker, life, what, line)

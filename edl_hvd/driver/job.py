@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Protocol, TextIO
 
@@ -11,6 +11,7 @@ from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.driver.assignment import Place, assign
 from edl_hvd.driver.control import Beat, Control, Message
 from edl_hvd.driver.membership import happenings
+from edl_hvd.driver.membership.decision import SAVED
 from edl_hvd.driver.membership.history import Recorder
 from edl_hvd.driver.membership.state import Rules, begin, host_of
 from edl_hvd.driver.network import MeetingPlace, Network
@@ -60,6 +61,7 @@ class Job:
         clock: For everything but the event loop's own waits.
         known_step: The furthest step that an earlier run of the job is known to have reached; -1 for none.
         grace_s: What is left to whoever is told to end by SIGTERM: a worker, or the whole job.
+        collective_timeout_s: How long all workers may wait for each other in different collectives.
 
     Attributes:
         known_step: The furthest step that was ever heard of.
@@ -75,6 +77,7 @@ class Job:
         clock: Clock = SYSTEM_CLOCK,
         known_step: int = -1,
         grace_s: float = 30.0,
+        collective_timeout_s: float = 60.0,
     ) -> None:
         self._grace_s = grace_s
         self._clock = clock
@@ -91,8 +94,18 @@ class Job:
         self._places: dict[str, Place] = {}
         self._store: KeyValueStore | None = None
         self.known_step = known_step
-        self._health = Health(clock, self.happen, listener.noticed, self._note_straggler)
+        self._health = Health(
+            clock,
+            self.happen,
+            listener.noticed,
+            self._note_straggler,
+            self._note_deadlock,
+            self._ask,
+            collective_timeout_s,
+        )
         self._ended = asyncio.Event()
+        self._drained: set[str] = set()  # hosts, because the whole job is to end
+        self._kills = False  # whoever is still there at the end is killed, without being asked to go
 
     @property
     def now_s(self) -> float:
@@ -115,18 +128,23 @@ class Job:
         """From the first process to the last; leaves none behind, whatever happens.
 
         Args:
-            end_all: Asked now and then; a true answer drains the whole job.
-            end_now: The same; a true answer ends it without another commit.
+            end_all: Asked now and then; a true answer drains the whole job. Whoever is still there when the grace is
+                over, because it does not move or saves for too long, is killed.
+            end_now: The same; a true answer kills all workers at once.
         """
-        draining = False
+        ends_s: float | None = None
         try:
             while not self._ended.is_set():
                 if end_now():
+                    self._kills = True
                     return happenings.End(INTERRUPTED, "interrupted")
-                if end_all() and not draining:
-                    draining = True
-                    for entry in self.membership.hosts:
-                        self.happen(happenings.DrainAsked(entry.host, self._grace_s))
+                if ends_s is None and end_all():
+                    ends_s = self.now_s + self._grace_s
+                if ends_s is not None:
+                    if self.now_s > ends_s:
+                        self._kills = True
+                        return happenings.End(SAVED, self._too_late())
+                    self._drain_all(ends_s)
                 self._health.look(self.membership)
                 self.happen(happenings.Tick())
                 await asyncio.sleep(_TICK_S)
@@ -134,6 +152,22 @@ class Job:
             await self._clean_up()
         assert self.membership.end is not None
         return self.membership.end
+
+    def _drain_all(self, ends_s: float) -> None:
+        """Leave every host, those too that discovery has found since."""
+        for entry in self.membership.hosts:
+            if entry.host not in self._drained:
+                self._drained.add(entry.host)
+                self.happen(happenings.DrainAsked(entry.host, max(0.0, ends_s - self.now_s)))
+
+    def _too_late(self) -> str:
+        """Why workers are killed that were to save and leave, for people."""
+        there = sorted(self._processes)
+        killed = f"{', '.join(there)} did not and {'were' if len(there) > 1 else 'was'} killed" if there else "did not"
+        return (
+            f"workers were asked to save and leave within {self._grace_s:g} s (EDL_HVD_GRACE), but {killed}; run it "
+            "again to go on at the newest checkpoint"
+        )
 
     def happen(self, happening: happenings.Happening) -> None:
         """Take in what has happened and do what follows. In the event loop's thread."""
@@ -179,8 +213,17 @@ class Job:
             beat = Beat(**fields)
             self._health.beat(worker, life, beat, self.membership)
             self._listener.beat(worker, beat)
+        elif message.what == "waits":
+            self._health.answered(worker, life, fields)
         elif message.what == "unreachable":
             self.happen(happenings.Lost(worker, life, "its host does not answer"))
+
+    def _ask(self, worker: str, generation: int, collectives: Sequence[str]) -> None:
+        self._control.send(worker, "explain", generation=generation, collectives=collectives)
+
+    def _note_deadlock(self, deadlocked: happenings.Deadlocked) -> None:
+        self.happen(deadlocked)
+        self._kills = self._ended.is_set()  # they come to no commit at which they would leave
 
     def _note_straggler(self, slow: Slow) -> None:
         """Let rank 0 write it down, with everything else that happens to the job."""
@@ -226,7 +269,7 @@ class Job:
             self.happen(happenings.Exited(worker, life, clean=False, how=f"could not be started: {error}", began=False))
             return
         self._processes[worker] = (life, process)
-        if self.membership.slots[worker].state in ("dying", "dismissed"):
+        if self._kills or self.membership.slots[worker].state in ("dying", "dismissed"):
             process.kill()  # decided while it was being started
         self._health.begins(worker, life, process)
         exit_: Exit = await process.wait()
@@ -276,14 +319,11 @@ class Job:
             how(known[1])
 
     async def _clean_up(self) -> None:
-        for _, process in list(self._processes.values()):
-            process.terminate()
-        if self._lives:
-            await asyncio.wait(self._lives, timeout=_LAST_WAIT_S)
-        for _, process in list(self._processes.values()):
-            process.kill()
-        if self._lives:
-            await asyncio.wait(self._lives, timeout=_LAST_WAIT_S)
+        for end in (WorkerProcess.kill if self._kills else WorkerProcess.terminate, WorkerProcess.kill):
+            for _, process in list(self._processes.values()):
+                end(process)
+            if self._lives:
+                await asyncio.wait(self._lives, timeout=_LAST_WAIT_S)
         self._control.close()
         if self._store is not None:
             self._store.close()

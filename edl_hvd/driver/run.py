@@ -87,8 +87,17 @@ async def _train(options: Options, screen: Screen, folder: JobFolder, reporter: 
                 program = Program(options.command, _environment(options, folder), str(Path.cwd()))
                 launcher = _launcher(options, program, lambda *line: _pass_on(screen, files, *line))
                 known_step = folder.begun.figures.known_step
-                grace_s = Settings.from_environment().grace_s
-                job = Job(options.rules, launcher, network, reporter, record, known_step=known_step, grace_s=grace_s)
+                settings = Settings.from_environment()
+                job = Job(
+                    options.rules,
+                    launcher,
+                    network,
+                    reporter,
+                    record,
+                    known_step=known_step,
+                    grace_s=settings.grace_s,
+                    collective_timeout_s=settings.collective_timeout_s,
+                )
                 return await _follow_through(job, reporter, folder, screen, hosts, found, wishes)
         finally:
             await asyncio.to_thread(watch.close)

@@ -42,8 +42,8 @@ class Position:
         """
         if self.left_early:
             raise UsageError(
-                "the loop over the micro-batches of a step was left before its end, by break, return or next(iter(step)), "
-                "so the step's gradient is not complete; go through all of them (a micro-batch without backward() adds "
+                "the loop over the micro-batches of a step was left before its end, by break, return or "
+                "next(iter(step)), so the step's gradient is not complete; go through all of them (a micro-batch without backward() adds "
                 "nothing), or stop at step level, in the body of `for step in state.steps(loader):`"
             )
 
@@ -55,8 +55,8 @@ class Position:
         """
         if self.in_micro_batch and not self.is_even:
             raise UsageError(
-                f"{call} was called while a micro-batch is computed, which does not happen equally often on every worker "
-                f"(this step has {self.per_step} micro-batches); call it once per step, in `for step in "
+                f"{call} was called while a micro-batch is computed, which does not happen equally often on every "
+                f"worker (this step has {self.per_step} micro-batches); call it once per step, in `for step in "
                 "state.steps(loader):` after the loop over the step, or after the loop over batches"
             )
 

@@ -10,12 +10,15 @@ same order, so their numbers say who waits for whom.
 
 from __future__ import annotations
 
+import re
 import sys
+import sysconfig
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from os import getpid
+from pathlib import PurePath
 from types import FrameType
 from typing import Any
 
@@ -38,6 +41,15 @@ _COMPILERS = frozenset(
     )
 )
 # Modules that run while something is compiled, and not while the result is used.
+_LIBRARIES = re.compile(
+    "|".join(re.escape(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib", "platlib")) + "|<frozen"
+)
+_OWN = __name__.partition(".")[0]
+_MOST_FRAMES = 40
+_LONGEST_FRAME = 200
+# Characters. Together with the above well below the longest line that the driver reads, with room for its quotes.
+LONGEST_NAME = 200
+# Of a collective.
 _WRITERS = frozenset(("torch.serialization", "safetensors.torch", "torch.distributed.checkpoint.state_dict_saver"))
 
 
@@ -51,6 +63,7 @@ class Progress:
         phase: "start", "join", "script" (the elastic function, outside ``state.batches``), "input", "compute",
             "collective" (it waits for the others), "commit", "checkpoint", or "end".
         waits: Waits that it has come through in the present world.
+        collective: Name of the collective that it waits for; empty while it waits for none, or nobody knows.
         steps: Optimizer steps that this process took part in.
         batches: Micro-batches that it has begun to compute.
         is_validating: Tells whether a model is in evaluation mode; any thread.
@@ -62,6 +75,8 @@ class Progress:
         self.saved_step = -1
         self.phase = "start"
         self.waits = self.steps = self.batches = 0
+        self.collective = ""
+        self._waiter = 0  # the thread that waits
         self.is_validating: Callable[[], bool] = lambda: False
         self.stragglers: deque[Straggler] = deque()
         self._clock = clock
@@ -96,11 +111,22 @@ class Progress:
     def waiting(self) -> Iterator[None]:
         """Of a block that ends only when every member of the world has come to it."""
         before = self.enter("collective")
+        self._waiter = threading.get_ident()
         try:
             yield
             self.waits += 1
         finally:
+            self.collective = ""
             self.enter(before)
+
+    def where(self) -> tuple[str, str]:
+        """Where the thread that waits, or else the main one, stands: line and function of the script, and its stack."""
+        frames = sys._current_frames()
+        innermost = frames.get(self._waiter) if self.phase == "collective" else None
+        innermost = innermost or frames.get(_main_thread())
+        place = place_of(innermost)
+        # On a GPU backward() runs in a thread of torch's own, in which the script does not show.
+        return place or place_of(frames.get(_main_thread())), stack_of(innermost)
 
     def beat(self, generation: int) -> dict[str, Any]:
         """The fields of a beat, see ``driver/control.py``. One thread."""
@@ -115,6 +141,7 @@ class Progress:
             "generation": generation, "pid": getpid(), "step": self.step, "samples": self.samples,
             "saved_step": self.saved_step, "phase": phase, "phase_s": now_s - since_s, "compute_s": self._compute_s,
             "waits": self.waits, "steps": self.steps, "batches": self.batches, "slowest_s": self._slowest_s,
+            "collective": self.collective if phase == "collective" else "",
         }  # fmt: skip
 
     def _recognise(self, now_s: float) -> str | None:
@@ -141,6 +168,31 @@ def recognise(frames: Mapping[int, FrameType], main_thread: int) -> str | None:
                 return "checkpoint"
             frame = frame.f_back
     return None
+
+
+def place_of(innermost: FrameType | None) -> str:
+    """The innermost line of the script's own on a stack, such as ``train.py:71 in augment``; empty if there is none."""
+    for frame in _frames(innermost):
+        name = str(frame.f_globals.get("__name__", ""))
+        if name.partition(".")[0] != _OWN and not _LIBRARIES.match(frame.f_code.co_filename):
+            return f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
+    return ""
+
+
+def stack_of(innermost: FrameType | None) -> str:
+    """A stack as Python's fault handler writes it, the innermost frame first. Reads no source: its disk may hang."""
+    lines = [
+        f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}'[:_LONGEST_FRAME]
+        for frame in _frames(innermost)
+    ]
+    left_out = [f"  … {len(lines) - _MOST_FRAMES} more"] if len(lines) > _MOST_FRAMES else []
+    return "\n".join(lines[:_MOST_FRAMES] + left_out)
+
+
+def _frames(innermost: FrameType | None) -> Iterator[FrameType]:
+    while innermost is not None:
+        yield innermost
+        innermost = innermost.f_back
 
 
 def _main_thread() -> int:

@@ -61,6 +61,7 @@ def test_the_table_of_settings_is_that_of_the_code():
     fields = {field.name: field for field in dataclasses.fields(Settings)}
     of_variable = {"EDL_HVD_MEET_TIMEOUT": "meet_timeout_s", "HOROVOD_ELASTIC_TIMEOUT": "elastic_timeout_s",
                    "EDL_HVD_GRACE": "grace_s", "EDL_HVD_NOTICES": "notices",
+                   "EDL_HVD_COLLECTIVE_TIMEOUT": "collective_timeout_s",
                    "EDL_HVD_RESTART_LOST_PROGRESS": "restart_lost_progress"}  # fmt: skip
     documented = set()
     for argument, variable, default, _ in table((REPOSITORY / "README.md").read_text(), "argument"):

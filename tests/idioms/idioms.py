@@ -51,7 +51,9 @@ class Job:
 
     def batches(self) -> edl_hvd.ElasticBatchSampler:
         """The sampler of the elastic script."""
-        return edl_hvd.ElasticBatchSampler(self.samples, global_batch=GLOBAL_BATCH, micro_batch=self.micro_batch, seed=3)
+        return edl_hvd.ElasticBatchSampler(
+            self.samples, global_batch=GLOBAL_BATCH, micro_batch=self.micro_batch, seed=3
+        )
 
     def plain_loader(self, dataset: Any = None, epoch: int = 0) -> DataLoader:
         """The loader of the plain script: whole global batches, of the same samples in the same order."""

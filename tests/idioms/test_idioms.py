@@ -21,9 +21,10 @@ from edl_hvd.errors import EdlHvdWarning, UsageError
 SIZES = (1, 2, 3, 4)
 WRITTEN_TWICE = [idiom for idiom in IDIOMS if not idiom.refused]
 # At the n-th collective of worker 1: in its first steps, between them, in a commit, at the end of an epoch.
-FAULTS = [
-    Fault(collective, worker=1, leaves=(1,), joins=1) for collective in (3, 8, 17)
-] + [Fault(11, worker=0, leaves=(0,)), Fault(6, worker=1, leaves=(2,), joins=2, politely=True)]
+FAULTS = [Fault(collective, worker=1, leaves=(1,), joins=1) for collective in (3, 8, 17)] + [
+    Fault(11, worker=0, leaves=(0,)),
+    Fault(6, worker=1, leaves=(2,), joins=2, politely=True),
+]
 
 
 @functools.lru_cache(None)

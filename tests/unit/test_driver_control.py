@@ -12,6 +12,9 @@ import pytest
 
 from edl_hvd.driver.control import Control, Message
 
+WAITS = {"what": "waits", "generation": 1, "waits": 7, "collective": "a", "started": [1, 2], "place": "t.py:1 in f",
+         "stack": "f"}  # fmt: skip
+
 
 class Port:
     """A control port in a thread of its own, for callers that block."""
@@ -82,6 +85,15 @@ def test_a_worker_is_heard_and_answered(port):
         assert json.loads(worker.makefile().readline()) == {"what": "dismiss", "save": True}
 
 
+def test_what_a_worker_waits_for_is_understood(port):
+    with port.connect() as worker:
+        worker.sendall(port.hello() + line(WAITS))
+        while len(port.heard) < 2:
+            threading.Event().wait(0.01)
+    fields = {name: value for name, value in WAITS.items() if name != "what"}
+    assert port.heard[1] == Message("a:0", 1, "waits", fields)
+
+
 def test_who_is_not_connected_cannot_be_told_anything(port):
     async def tell() -> bool:
         return port.control.send("a:0", "dismiss", save=True)
@@ -109,6 +121,9 @@ def test_strangers_are_turned_away_without_an_answer(port, changes):
         {"what": "ready"},
         {"what": "ready", "step": "7"},
         {"what": "done", "more": 1},
+        {**WAITS, "started": [1, "2"]},
+        {**WAITS, "started": 3},
+        {**WAITS, "stack": ["f"]},
         [],
         7,
         None,

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from edl_hvd.driver.control import WORKER
 from edl_hvd.settings import Driver
 from edl_hvd.worker.joining.driver_rendezvous import DriverRendezvous
 from edl_hvd.worker.joining.rendezvous import Dismissed, Handover
@@ -53,3 +54,22 @@ def test_a_newcomer_that_leaves_stops_following(news: list[dict[str, Any]]):
             with pytest.raises(Dismissed):
                 rendezvous.join(-1, -1, dict, handover)
     assert following.abandoned
+
+
+def test_a_worker_explains_what_it_waits_for_in_the_present_world_and_no_other():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        launch: Any = SimpleNamespace(
+            driver=Driver("127.0.0.1", listener.getsockname()[1], "token", "b:0", 1), past=None
+        )
+        rendezvous = DriverRendezvous(launch, {})
+        rendezvous._engine._collectives = SimpleNamespace(started={"A": 3, "B": 1})
+        driver, _ = listener.accept()
+        with driver, driver.makefile("rb") as words:
+            for generation in (7, 0):
+                question = {"what": "explain", "generation": generation, "collectives": ["B", "C", "A"]}
+                driver.sendall(json.dumps(question).encode() + b"\n")
+            answers = (json.loads(line) for line in words)
+            answer = next(answer for answer in answers if answer.get("what") == "waits")
+    assert answer.keys() == {"what", *WORKER["waits"]}
+    assert (answer["generation"], answer["started"]) == (0, [1, 0, 3])
+    assert answer["place"].startswith("test_driver_rendezvous.py:")

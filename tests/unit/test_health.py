@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 from clocks import FakeClock
 
 from edl_hvd.driver.control import Beat
-from edl_hvd.driver.membership.happenings import Lost
+from edl_hvd.driver.membership.happenings import Deadlocked, Lost
 from edl_hvd.driver.membership.state import Membership, Rules, Slot, World
 from edl_hvd.driver.watch.health import Health
 from edl_hvd.driver.watch.stragglers import Slow
@@ -46,7 +47,13 @@ class Ward:
         self.lost: list[Lost] = []
         self.notices: list[str] = []
         self.slow: list[Slow] = []
-        self.health = Health(self.clock, self.lost.append, self.notices.append, self.slow.append)
+        self.deadlocked: list[Deadlocked] = []
+        self.asked: list[tuple[str, int, list[str]]] = []
+        self.phases = {"a:0": "collective", "b:0": "compute"}
+        self.health = Health(
+            self.clock, self.lost.append, self.notices.append, self.slow.append, self.deadlocked.append,
+            lambda *question: self.asked.append(question),
+        )  # fmt: skip
         self.processes = {worker: Process() for worker in MEMBERS}
         self.membership = Membership(
             Rules(2, 1, 2),
@@ -71,9 +78,10 @@ class Ward:
 
     def say(self, worker: str) -> None:
         lasted_s = 0.1 if self.moving else self.clock.now_s - self.began_s
-        phase = "collective" if worker == "a:0" else "compute"
+        phase = self.phases[worker]
         self.health.heard(worker, 3)
-        beat = Beat(1, 77, 41, 0, -1, phase, lasted_s, 1.0, 9, 41, 41, 0.1)
+        name = f"of {worker}" if phase == "collective" else ""
+        beat = Beat(1, 77, 41, 0, -1, phase, lasted_s, 1.0, 9, 41, 41, 0.1, name)
         self.health.beat(worker, 3, beat, self.membership)
 
 
@@ -188,5 +196,112 @@ def test_a_straggler_is_told_to_people_and_to_the_job():
                 ward.health.beat(worker, 3, beat, ward.membership)
         assert ward.slow == [Slow("b:0", 1, 50, 0.4, 0.1)]
         assert ward.notices == ["b:0 is slow: 0.4 s for a micro-batch at step 50, 4.0 times as long as the others"]
+
+    run(test)
+
+
+# --- all at once ---
+
+
+def standing_still() -> Ward:
+    ward = Ward()
+    ward.phases = dict.fromkeys(MEMBERS, "collective")
+    return ward
+
+
+def answer(ward: Ward, worker: str, started: list[int], **other: object) -> None:
+    said = {"generation": 1, "waits": 9, "collective": f"of {worker}", "started": started, "place": f"t.py:{worker[0]}",
+            "stack": f"  File {worker}"}  # fmt: skip
+    ward.health.answered(worker, 3, {**said, **other})
+
+
+def test_workers_that_wait_for_what_others_have_not_started_are_deadlocked():
+    async def test() -> None:
+        ward = standing_still()
+        await ward.play(63)
+        question = (1, ["of a:0", "of b:0"])
+        assert ward.asked == [("a:0", *question), ("b:0", *question)]
+        answer(ward, "a:0", [1, 0])
+        assert ward.deadlocked == [], "one answer tells nothing"
+        answer(ward, "b:0", [0, 1])
+        [deadlock] = ward.deadlocked
+        assert deadlock.generation == 1
+        assert deadlock.reason.startswith(
+            "the workers wait for each other in different collectives, for 60 s by now (EDL_HVD_COLLECTIVE_TIMEOUT): "
+            "rank 0 (a:0) in 'of a:0' at t.py:a; rank 1 (b:0) in 'of b:0' at t.py:b; every worker has to make the same "
+        )
+        [notice] = ward.notices
+        assert notice.splitlines() == [
+            "where each worker waits:",
+            "rank 0 (a:0), innermost frame first:", "  File a:0",
+            "rank 1 (b:0), innermost frame first:", "  File b:0",
+        ]  # fmt: skip
+        await ward.play(600)
+        assert len(ward.asked) == 2
+        assert ward.lost == []
+
+    run(test)
+
+
+def test_workers_that_wait_for_what_all_have_started_are_told_once_and_left_alone():
+    """One has what the other still waits for; a broadcast may take minutes."""
+
+    async def test() -> None:
+        ward = standing_still()
+        await ward.play(63)
+        answer(ward, "a:0", [7, 7])
+        answer(ward, "b:0", [6, 7])
+        await ward.play(600)
+        assert ward.deadlocked == []
+        assert ward.notices == [
+            "all 2 workers have waited 60 s at step 41 for a collective that all of them have started: rank 0 (a:0) in "
+            "'of a:0' at t.py:a; rank 1 (b:0) in 'of b:0' at t.py:b; check the network between their hosts, and "
+            "whether a host stalls"
+        ]
+        assert len(ward.asked) == 2
+
+    run(test)
+
+
+def test_answers_that_are_late_or_of_another_place_do_not_count_and_all_are_asked_again():
+    async def test() -> None:
+        ward = standing_still()
+        answer(ward, "a:0", [1, 0])
+        await ward.play(63)
+        answer(ward, "a:0", [1, 0])
+        for other in ({"generation": 2}, {"waits": 10}, {"collective": "of a:0"}):
+            answer(ward, "b:0", [0, 1], **other)
+        answer(ward, "b:0", [0])
+        ward.health.answered("b:0", 2, {"generation": 1, "waits": 9, "collective": "of b:0", "started": [0, 1]})
+        assert ward.deadlocked == []
+        await ward.play(5)
+        assert len(ward.asked) == 4
+        answer(ward, "b:0", [0, 1])
+        answer(ward, "a:0", [1, 0])
+        assert len(ward.deadlocked) == 1
+
+    run(test)
+
+
+def test_a_world_that_a_member_has_left_is_not_asked():
+    async def test() -> None:
+        ward = standing_still()
+        ward.membership = replace(ward.membership, world=World(1, (*MEMBERS, "c:0"), "changing"),
+                                  slots={**ward.membership.slots, "c:0": Slot("ready", 1)})  # fmt: skip
+        await ward.play(120)
+        assert ward.asked == []
+
+    run(test)
+
+
+def test_whoever_moves_before_all_have_answered_ends_the_inquiry():
+    async def test() -> None:
+        ward = standing_still()
+        await ward.play(63)
+        answer(ward, "a:0", [1, 0])
+        ward.phases["b:0"], ward.moving = "compute", True
+        await ward.play(1)
+        answer(ward, "b:0", [0, 1])
+        assert ward.deadlocked == []
 
     run(test)

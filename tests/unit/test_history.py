@@ -314,6 +314,7 @@ def test_every_happening_and_every_action_has_its_words(tmp_path):
         {"what": "Exited", "worker": "a:0", "life": 1, "clean": True, "how": "exit code 0"},
         {"what": "Lost", "worker": "a:0", "life": 1, "reason": "it said nothing"},
         {"what": "DrainAsked", "target": "a", "notice_s": 120.0},
+        {"what": "Deadlocked", "generation": 3, "reason": "they wait"},
     ]  # fmt: skip
     actions = [
         {"what": "Spawn", "worker": "a:0", "life": 1},
@@ -331,7 +332,7 @@ def test_every_happening_and_every_action_has_its_words(tmp_path):
     assert {line["what"] for line in actions} == {kind.__name__ for kind in get_args(happenings.Action)}
     path = written(tmp_path / "history", *({"at_s": 0, **line} for line in (*lines, last)))
     words = [line[14:] for line in shown(path, exit_code=1).splitlines()]
-    assert words[:20] == [
+    assert words[:21] == [
         "there are no hosts",
         "a:0 (life 2) is ready and holds step 7",
         "a:0 has caught up with world 2",
@@ -341,6 +342,7 @@ def test_every_happening_and_every_action_has_its_words(tmp_path):
         "a:0 has ended well: exit code 0",
         "a:0 is lost: it said nothing",
         "a is to be left within 120 s",
+        "world 3 is deadlocked: they wait",
         "time has passed",
         "recorded:",
         "  → start a:0",

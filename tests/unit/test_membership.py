@@ -288,6 +288,24 @@ def test_the_reset_limit_ends_the_job():
     assert "--reset-limit" in stage.end.reason
 
 
+@pytest.mark.parametrize("asked", [False, True], ids=["running", "changing"])
+def test_a_deadlock_ends_the_job_whose_next_world_would_come_to_the_same_place(asked):
+    stage = training("a:2")
+    stage.happen(happenings.Deadlocked(stage.generation - 1, "it is of a world before"))
+    assert stage.end is None
+    if asked:
+        stage.happen(happenings.DrainAsked("a:0", 30.0))
+    stage.happen(happenings.Deadlocked(stage.generation, "they wait for each other"))
+    assert stage.end == happenings.End(1, "they wait for each other")
+
+
+def test_a_world_that_is_broken_already_is_not_deadlocked():
+    stage = training("a:2")
+    stage.exit("a:1")
+    stage.happen(happenings.Deadlocked(stage.generation, "they waited for each other"))
+    assert stage.end is None
+
+
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory) -> Path:
     """Where a history that fails is kept."""
@@ -332,6 +350,7 @@ anything = st.one_of(
     st.builds(happenings.Done, workers, lives),
     st.builds(happenings.Exited, workers, lives, st.booleans(), st.just("?")),
     st.builds(happenings.Lost, workers, lives, st.just("?")),
+    st.builds(happenings.Deadlocked, st.integers(0, 4), st.just("?")),
     st.builds(happenings.DrainAsked, st.sampled_from(["a", "b", "a:0", "nowhere"]), st.floats(0, 100)),
     st.builds(lambda a, b: hosts(f"a:{a}", f"b:{b}"), st.integers(1, 2), st.integers(1, 2)),
     st.just(happenings.HostsFound(())),

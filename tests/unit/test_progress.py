@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 
@@ -45,6 +46,46 @@ def test_computing_is_counted_and_nothing_else(clock):
     progress.enter("script")
     assert progress.beat(1)["compute_s"] == pytest.approx(6.0)
     assert progress.beat(1)["waits"] == 2
+
+
+def test_a_wait_tells_its_collective_and_where_the_script_stands(clock):
+    progress = Progress(clock)
+    assert progress.beat(1)["collective"] == ""
+    with progress.waiting():
+        progress.collective = "edl_hvd.gather"
+        assert progress.beat(1)["collective"] == "edl_hvd.gather"
+        place, stack = progress.where()
+    line = stack.splitlines()[1]
+    number = int(re.search(r"line (\d+) in test_a_wait_tells", line)[1])
+    assert f'File "{__file__}"' in line
+    assert place == f"test_progress.py:{number} in test_a_wait_tells_its_collective_and_where_the_script_stands"
+    progress.enter("compute")
+    assert progress.beat(1)["collective"] == ""
+
+
+def test_of_a_wait_in_another_thread_the_main_one_tells_the_place(clock):
+    """On a GPU backward() runs in a thread of torch's own, in which there is no line of the script."""
+    progress, waits, looked = Progress(clock), threading.Event(), threading.Event()
+    library = {"__name__": "torch.autograd", "progress": progress, "waits": waits, "looked": looked}
+    code = "def run():\n    with progress.waiting():\n        waits.set()\n        looked.wait()\n"
+    exec(compile(code, threading.__file__, "exec"), library)
+    thread = threading.Thread(target=library["run"])
+    thread.start()
+    waits.wait()
+    place, stack = progress.where()
+    looked.set()
+    thread.join()
+    assert place.startswith("test_progress.py:")
+    assert f'File "{threading.__file__}", line 4 in run' in stack
+
+
+def test_a_deep_stack_is_cut(clock):
+    def deep(count: int) -> tuple[str, str]:
+        return deep(count - 1) if count else Progress(clock).where()
+
+    _, stack = deep(500)
+    assert len(stack.splitlines()) < 50
+    assert re.search(r"… \d{3} more$", stack)
 
 
 def test_a_phase_within_another_ends_with_its_block_whatever_happens(clock):

@@ -238,20 +238,65 @@ def test_after_a_pause_of_its_own_the_driver_blames_nobody(seconds):
     assert stage.play(600) is None
 
 
-# --- nobody to blame ---
+# --- all at once ---
 
 
-def test_when_all_wait_for_each_other_that_is_said_once():
-    stage = Stage(steps(0.25), steps(0.25), steps(0.25))
+def all_waiting(*collectives: str) -> Stage:
+    """Each worker waits for its collective, and nothing arrives any more."""
+    stage = Stage(*(steps(0.25) for _ in collectives))
     assert stage.play(10) is None
-    stage._go_on = lambda: None  # nothing arrives any more
-    for puppet in stage.puppets.values():
+    stage._go_on = lambda: None
+    for puppet, name in zip(stage.puppets.values(), collectives, strict=True):
         puppet.progress.enter("collective")
-    stage.puppets["b:0"].progress.waits -= 1
+        puppet.progress.collective = name
+    return stage
+
+
+def test_when_all_wait_for_each_other_for_a_minute_they_stand_still_and_nobody_is_hung():
+    stage = all_waiting("a", "b", "b")
+    assert stage.play(59) is None
+    assert stage.look().standstill is None
+    assert stage.play(3) is None
+    still = stage.look().standstill
+    assert still is not None
+    waits = stage.puppets["a:0"].progress.waits
+    assert (still.generation, still.step, still.collectives) == (1, stage.puppets["a:0"].progress.step, ["a", "b"])
+    assert still.places == {"a:0": (waits, "a"), "b:0": (waits, "b"), "c:0": (waits, "b")}
+    assert 60 < still.seconds < 63
     assert stage.play(600) is None
-    [warning] = stage.warnings
-    assert warning.startswith("all 3 workers have waited 60 s for each other at step ")
-    assert warning.endswith("; b:0 lack what the others have received; check the network between their hosts")
+    assert stage.warnings == []
+    later = stage.look().standstill
+    assert later is not None
+    assert later.is_still(still)
+
+
+def test_who_gets_one_of_several_collectives_of_a_wait_does_not_stand_still():
+    """The gradients of a large model over a slow network: each takes half a minute, their sum is one wait."""
+    stage = all_waiting("gradient 0", "gradient 0")
+    for number in range(1, 20):
+        assert stage.play(30) is None
+        assert stage.look().standstill is None
+        for puppet in stage.puppets.values():
+            puppet.progress.collective = f"gradient {number}"
+
+
+@pytest.mark.parametrize("seconds", [5.0, 600.0])
+def test_a_pause_of_the_driver_does_not_count_as_a_standstill(seconds):
+    stage = all_waiting("a", "b")
+    assert stage.play(30) is None
+    stage.pause_driver(seconds)
+    assert stage.look().standstill is None
+    assert stage.play(25) is None
+    assert stage.look().standstill is None
+    assert stage.play(10) is None
+    assert stage.look().standstill is not None
+
+
+def test_members_that_say_nothing_do_not_stand_still_but_are_silent():
+    stage = all_waiting("a", "b")
+    stage.puppets["b:0"].silent = True
+    assert stage.play(50) is None
+    assert stage.look().standstill is None
 
 
 # --- whatever happens ---

@@ -110,13 +110,21 @@ class DrainAsked:
 
 
 @dataclass(frozen=True)
+class Deadlocked:
+    """The members of the world of this generation wait for each other in different collectives, as the script asks."""
+
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class Tick:
     """Time has passed."""
 
 
 # What one worker says, or what is seen of it.
 News: TypeAlias = Ready | Warm | Formed | Raised | Done | Exited | Lost
-Happening: TypeAlias = HostsFound | News | DrainAsked | Tick
+Happening: TypeAlias = HostsFound | News | DrainAsked | Deadlocked | Tick
 
 # --- what the driver does ---
 

@@ -21,6 +21,10 @@ def take(draft: Draft, happening: happenings.Happening) -> None:
         _list_hosts(draft, happening)
     elif isinstance(happening, happenings.DrainAsked):
         _drain(draft, happening)
+    elif isinstance(happening, happenings.Deadlocked):
+        world = draft.membership.world
+        if happening.generation == world.generation and world.phase in ("running", "changing"):
+            draft.end(1, happening.reason)  # another world would come to the same place
     elif isinstance(happening, happenings.News):
         slot = draft.membership.slots.get(happening.worker)
         # Late news of an earlier life of this slot concerns nobody.

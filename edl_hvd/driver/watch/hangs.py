@@ -18,6 +18,9 @@ A worker is *hung* when its lag exceeds a bound, which depends on what it is doi
 - When more than half of a world is late at the same time, it is rather something that they share, such as a disk: they
   have that hour, too.
 
+When all of a world wait at once, nobody is hung: that is a **standstill**, and what it is depends on what they wait
+for, see ``standstill.py``. Its bound is a setting.
+
 The time of a phase is counted in beats heard, so that nobody is blamed for a time in which its host, or the driver,
 was paused. A worker without beats whose process runs all the same holds Python's lock in native code, as large reads
 and hung drivers do; it is judged by its silence, and by the longest one that has ended.
@@ -30,6 +33,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from edl_hvd.driver.control import Beat
+from edl_hvd.driver.watch.standstill import Standstill
 
 _FLOORS_S = {"compute": 30.0, "silence": 60.0, "input": 120.0, "commit": 120.0}
 # Compute: what a script does now and then on one worker, such as drawing or uploading a picture, takes seconds.
@@ -71,10 +75,11 @@ class Hung:
 
 @dataclass(frozen=True)
 class Findings:
-    """What is to be done now, and to be said; a warning is said once, a hung worker as long as it hangs."""
+    """What is to be done now, and to be said; a warning is said once, anything else as long as it lasts."""
 
     hung: tuple[Hung, ...] = ()
     warnings: tuple[str, ...] = ()
+    standstill: Standstill | None = None
 
 
 @dataclass
@@ -84,6 +89,7 @@ class _Seen:
     Attributes:
         heard_s: When it came.
         stuck_s: For how long the worker is known to have been in its phase.
+        still_s: The same, of the collective that it waits for: several may make up one wait.
         lag_s: Of the look before.
         measured: Whether that was in a phase that has been measured.
     """
@@ -92,6 +98,7 @@ class _Seen:
     beat: Beat
     heard_s: float
     stuck_s: float
+    still_s: float = 0.0
     lag_s: float = 0.0
     measured: bool = False
 
@@ -124,9 +131,11 @@ class ProgressWatch:
 
     Args:
         now_s: Now.
+        collective_timeout_s: How long all may wait for each other.
     """
 
-    def __init__(self, now_s: float) -> None:
+    def __init__(self, now_s: float, collective_timeout_s: float = 60.0) -> None:
+        self._collective_timeout_s = collective_timeout_s
         self._seen: dict[str, _Seen] = {}
         self._looked_s = now_s
         self._woke_s = now_s
@@ -146,9 +155,12 @@ class ProgressWatch:
         gap_s = now_s - before.heard_s
         if before.heard_s >= self._woke_s:
             self._longest_silence_s = max(self._longest_silence_s, gap_s)
-        known_s = before.stuck_s if _place(beat) == _place(before.beat) else 0.0
+        stays = _place(beat) == _place(before.beat)
+        known_s = before.stuck_s if stays else 0.0
+        still_s = before.still_s if stays and beat.collective == before.beat.collective else 0.0
         stuck_s = min(beat.phase_s, known_s + min(gap_s, _FRESH_S))
-        self._seen[worker] = _Seen(life, beat, now_s, stuck_s, before.lag_s, before.measured)
+        still_s = min(stuck_s, still_s + min(gap_s, _FRESH_S))
+        self._seen[worker] = _Seen(life, beat, now_s, stuck_s, still_s, before.lag_s, before.measured)
 
     def ends(self, worker: str) -> None:
         """Its process has ended."""
@@ -196,10 +208,9 @@ class ProgressWatch:
                     doing = "it says nothing, although its process runs" if mute else _doing(beat)
                     text = f"the others have waited {lag_s:.0f} s for {worker}: {doing}"
                     warnings += self._once(text, (worker, seen.life, *_place(seen.beat)))
-        if waiting == set(names) and len(names) > 1:
-            warnings += self._warn_of_all(present)
+        standstill = self._standstill(generation, present) if waiting == set(names) and len(names) > 1 else None
         least_s = _UNMEASURED_S if 2 * len(late) > len(names) else 0.0
-        return Findings(tuple(hung for lag_s, hung in late if lag_s > least_s), tuple(warnings))
+        return Findings(tuple(hung for lag_s, hung in late if lag_s > least_s), tuple(warnings), standstill)
 
     def _note_pause(self, now_s: float) -> None:
         """Looks come every moment, unless the driver itself did not run."""
@@ -227,16 +238,14 @@ class ProgressWatch:
             self._longest_unmeasured_s = max(self._longest_unmeasured_s, seen.lag_s)
         seen.lag_s, seen.measured = lag_s, measured
 
-    def _warn_of_all(self, present: Mapping[str, _Seen]) -> list[str]:
-        together_s = min(seen.stuck_s for seen in present.values())
-        if together_s <= _WARN_S:
-            return []
-        furthest = max(seen.beat.waits for seen in present.values())
-        behind = sorted(worker for worker, seen in present.items() if seen.beat.waits < furthest)
-        beat = next(iter(present.values())).beat
-        text = f"all {len(present)} workers have waited {together_s:.0f} s for each other at step {beat.step}"
-        text += f"; {', '.join(behind)} lack what the others have received" if behind else ""
-        return self._once(f"{text}; check the network between their hosts", ("all", beat.generation, furthest))
+    def _standstill(self, generation: int, present: Mapping[str, _Seen]) -> Standstill | None:
+        together_s = min(seen.still_s for seen in present.values())
+        if together_s <= self._collective_timeout_s:
+            return None
+        step = max(seen.beat.step for seen in present.values())
+        places = {worker: (seen.beat.waits, seen.beat.collective) for worker, seen in present.items()}
+        lives = {worker: seen.life for worker, seen in present.items()}
+        return Standstill(generation, step, places, lives, together_s)
 
     def _once(self, text: str, about: tuple[object, ...]) -> list[str]:
         if about in self._warned:

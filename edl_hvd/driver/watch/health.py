@@ -7,22 +7,26 @@ worker that is to be given up shows its stack first, which puts its end off by a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from edl_hvd.clock import Clock
+from edl_hvd.deadlock import describe_deadlock, describe_standstill, is_deadlock
 from edl_hvd.driver.control import Beat
-from edl_hvd.driver.membership.happenings import Lost
+from edl_hvd.driver.membership.happenings import Deadlocked, Lost
 from edl_hvd.driver.membership.state import Membership
 from edl_hvd.driver.watch.hangs import Hung, ProgressWatch
 from edl_hvd.driver.watch.pulse import Pulse
+from edl_hvd.driver.watch.standstill import Inquiry, Standstill
 from edl_hvd.driver.watch.stragglers import Slow, Stragglers
 from edl_hvd.driver.workers.stacks import place_in
 
 _JUDGE_EVERY_S = 0.25
 # As often as a worker says something new.
+_ASK_AGAIN_S = 5.0
+# Whoever beats also answers, in milliseconds; some have moved meanwhile, or their connection was replaced.
 
 
 class Process(Protocol):
@@ -57,6 +61,10 @@ class Health:
         lost: Called when a worker is given up.
         notice: Gets a sentence for people.
         slow: Gets what is known of a straggler.
+        deadlocked: Called when the members wait for each other in different collectives.
+        ask: Asks a worker of the world of this generation how often it has started each of these collectives; the
+            answer goes to :meth:`answered`.
+        collective_timeout_s: How long all members may wait for each other.
     """
 
     def __init__(
@@ -65,13 +73,20 @@ class Health:
         lost: Callable[[Lost], None],
         notice: Callable[[str], None],
         slow: Callable[[Slow], None],
+        deadlocked: Callable[[Deadlocked], None],
+        ask: Callable[[str, int, Sequence[str]], None],
+        collective_timeout_s: float = 60.0,
     ) -> None:
         self._clock = clock
         self._lost = lost
         self._notice = notice
         self._slow = slow
         self._pulse = Pulse(clock)
-        self._watch = ProgressWatch(clock.monotonic_s())
+        self._deadlocked = deadlocked
+        self._ask = ask
+        self._inquiry: Inquiry | None = None
+        self._explained: Standstill | None = None  # people have been told
+        self._watch = ProgressWatch(clock.monotonic_s(), collective_timeout_s)
         self._stragglers = Stragglers()
         self._patients: dict[str, _Patient] = {}
         self._hung: tuple[Hung, ...] = ()
@@ -136,7 +151,38 @@ class Health:
         findings = self._watch.look(world.generation, members, self._pulse.silent(), self._clock.monotonic_s())
         for warning in findings.warnings:
             self._notice(warning)
+        # Once one has left, the membership sees to it that the others follow.
+        self._inquire(findings.standstill if len(members) == len(world.members) else None)
         return findings.hung
+
+    def _inquire(self, standstill: Standstill | None) -> None:
+        """Ask all who stand still what they wait for, once, or again where not all have answered."""
+        if standstill is None:
+            self._inquiry = None
+            return
+        if self._explained is not None and standstill.is_still(self._explained):
+            return
+        now_s, inquiry = self._clock.monotonic_s(), self._inquiry
+        if inquiry is not None and standstill.is_still(inquiry.standstill) and now_s - inquiry.asked_s < _ASK_AGAIN_S:
+            return
+        self._inquiry = Inquiry(standstill, now_s)
+        for worker in standstill.places:
+            self._ask(worker, standstill.generation, standstill.collectives)
+
+    def answered(self, worker: str, life: int, answer: Mapping[str, Any]) -> None:
+        """A worker has said what it waits for, and where."""
+        inquiry = self._inquiry
+        if inquiry is None:
+            return  # too late: somebody has moved
+        inquiry.take(worker, life, answer)
+        if not inquiry.is_complete:
+            return
+        still, self._inquiry, self._explained = inquiry.standstill, None, inquiry.standstill
+        if is_deadlock(inquiry.waiting):
+            self._notice(inquiry.stacks)
+            self._deadlocked(Deadlocked(still.generation, describe_deadlock(inquiry.waiting, still.seconds)))
+        else:
+            self._notice(describe_standstill(inquiry.waiting, still.seconds, still.step))
 
     async def _examine(self, worker: str, patient: _Patient) -> None:
         """Give a worker up, unless it moves again while its stack is looked at."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from http.client import HTTPException
 from typing import Any, NoReturn
 
@@ -23,6 +23,7 @@ from edl_hvd.worker.engine.interface import bind_to
 from edl_hvd.worker.engine.native_call import NativeCall
 from edl_hvd.worker.engine.rebirth import be_reborn
 from edl_hvd.worker.engine.sockets import break_sockets, open_sockets
+from edl_hvd.worker.engine.standstill import Standstills
 from edl_hvd.world import World
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class Engine:
         name: This worker, as ``host:slot``.
         environment: The whole environment at the process's start, for a rebirth.
         elastic: A world may be left for another; else the job ends when one breaks.
+        collective_timeout_s: How long the members may wait for each other; ``None`` where a driver sees to it.
 
     Attributes:
         generation: Of the last world started.
@@ -47,7 +49,9 @@ class Engine:
         keep: Puts the state of this worker in a safe place, see ``Rendezvous.join``.
     """
 
-    def __init__(self, name: str, environment: dict[str, str], elastic: bool) -> None:
+    def __init__(
+        self, name: str, environment: dict[str, str], elastic: bool, collective_timeout_s: float | None = None
+    ) -> None:
         self.generation = 0
         self.rank = -1
         self.known_step = -1
@@ -55,6 +59,7 @@ class Engine:
         self._name = name
         self._environment = environment
         self._elastic = elastic
+        self._collective_timeout_s = collective_timeout_s
         self._collectives: HorovodCollectives | None = None
         self._guard: AbortGuard | None = None
         self._sockets: frozenset[tuple[int, str]] = frozenset()
@@ -73,11 +78,11 @@ class Engine:
         if not self._prepare(world, store):
             return None
         before = open_sockets()
-        timeout_s = float(self._environment.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "30"))
+        gloo_s = float(self._environment.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "30"))
         guard = AbortGuard(departures)
         try:
             start = NativeCall(hvd.init)
-            if not start.returns_within(0.9 * timeout_s, lambda: departures.reason or guard.held.is_set()):
+            if not start.returns_within(0.9 * gloo_s, lambda: departures.reason or guard.held.is_set()):
                 self._be_reborn(world.generation, f"{departures.reason or 'a member'} is missing at its start")
         except BaseException:
             guard.end()
@@ -90,9 +95,16 @@ class Engine:
         self._sockets = open_sockets() - before
         keep_from_children(self._sockets)
         self.generation, self.rank = world.generation, world.rank
-        self._collectives = HorovodCollectives(departures, self.break_connections)
+        timeout_s = self._collective_timeout_s
+        standstills = None if timeout_s is None else Standstills(world, store, timeout_s)
+        self._collectives = HorovodCollectives(departures, self.break_connections, standstills)
         logger.info("generation %d: rank %d of %d", world.generation, world.rank, world.size)
         return self._collectives
+
+    def times_started(self, names: Iterable[str]) -> list[int]:
+        """How often each of these collectives was started in the present world. Any thread."""
+        started = self._collectives.started if self._collectives is not None else {}
+        return [started.get(name, 0) for name in names]
 
     def break_connections(self) -> None:
         """Make every collective of this world fail, here and at the neighbours. Any thread."""

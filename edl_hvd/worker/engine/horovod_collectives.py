@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,8 @@ from horovod.common.exceptions import HorovodInternalError
 from edl_hvd.errors import UsageError, WorldBrokenError
 from edl_hvd.worker.engine.departures import Departures
 from edl_hvd.worker.engine.lending import Loans
-from edl_hvd.worker.progress import progress
+from edl_hvd.worker.engine.standstill import LongWait, Standstills
+from edl_hvd.worker.progress import LONGEST_NAME, progress
 
 _OPERATIONS = {"sum": hvd.Sum, "max": hvd.Max, "min": hvd.Min}
 # Horovod's own wait spins, on a core that computes elsewhere. Its thread answers once per millisecond. A wait is looked
@@ -30,19 +32,25 @@ class HorovodCollectives:
     Args:
         departures: Tells who has left this world; a wait that has become hopeless is given up.
         break_connections: Called once a wait seems hopeless; makes Horovod's own connections fail.
+        standstills: Tells when all members wait for each other; ``None`` where a driver does.
 
     Attributes:
         abandoned: A wait was given up. Horovod may still know the tensor by its name, or even touch it.
+        started: How often each collective was started, by name.
     """
 
     def __init__(
         self,
         departures: Departures | None = None,
         break_connections: Callable[[], None] = lambda: None,
+        standstills: Standstills | None = None,
     ) -> None:
         self._departures = departures or Departures()
         self._break_connections = break_connections
+        self._standstills = standstills
         self.abandoned = False
+        self.started: Counter[str] = Counter()
+        self._names: dict[int, str] = {}  # of those that are under way
         progress.waits = 0
         self._loans = Loans()
 
@@ -62,14 +70,12 @@ class HorovodCollectives:
         splits = torch.tensor(sizes, dtype=torch.int32)
         lent = [self._loans.lend(given) for given in (tensor, splits, tensor.new_empty(0), splits.new_empty(0))]
         with _translated():
-            handle: int = hvd.mpi_ops._alltoall_async(*lent, name, hvd.global_process_set)
-            return handle
+            return self._note(hvd.mpi_ops._alltoall_async(*lent, name, hvd.global_process_set), name)
 
     def start_gather(self, tensor: torch.Tensor, name: str) -> int:
         lent = [self._loans.lend(given) for given in (tensor, tensor.new_empty(0))]
         with _translated():
-            handle: int = hvd.mpi_ops._allgather_async(*lent, name, hvd.global_process_set)
-            return handle
+            return self._note(hvd.mpi_ops._allgather_async(*lent, name, hvd.global_process_set), name)
 
     def result(self, handle: int) -> torch.Tensor:
         with _translated(), progress.waiting():
@@ -86,7 +92,8 @@ class HorovodCollectives:
 
     def broadcast_(self, tensor: torch.Tensor, root: int, name: str | None = None) -> None:
         with _translated():
-            handle = hvd.broadcast_async_(self._loans.lend(tensor), root, name=name or "edl_hvd.broadcast")
+            lent, known = self._loans.lend(tensor), name or "edl_hvd.broadcast"
+            handle = self._note(hvd.broadcast_async_(lent, root, name=known), known)
         self.finish([handle])
 
     def gather_integers(self, row: Sequence[int], name: str | None = None) -> list[list[int]]:
@@ -97,10 +104,28 @@ class HorovodCollectives:
     def _start_reduction(self, tensor: torch.Tensor, name: str, op: str) -> int:
         lent = self._loans.lend(tensor)
         with _translated():
-            handle: int = hvd.allreduce_async_(lent, name=name, op=_OPERATIONS[op])
-            return handle
+            return self._note(hvd.allreduce_async_(lent, name=name, op=_OPERATIONS[op]), name)
+
+    def _note(self, handle: int, name: str) -> int:
+        name = self._names[handle] = name[:LONGEST_NAME]
+        self.started[name] += 1
+        return handle
 
     def _finish(self, handle: int) -> Any:
+        progress.collective = name = self._names.pop(handle, "")
+        long: LongWait | None = None
+        try:
+            for waited_s in self._polls(handle):
+                if self._standstills is not None and waited_s > self._standstills.timeout_s:
+                    long = long or LongWait(self._standstills, name, self.started)
+                    long.look()
+        finally:
+            if long is not None:
+                long.end()
+        return hvd.synchronize(handle)
+
+    def _polls(self, handle: int) -> Iterator[float]:
+        """For how long it has waited, now and then until the collective has ended."""
         wait = self._departures.wait()
         started_s = time.monotonic()
         broken = False
@@ -111,9 +136,9 @@ class HorovodCollectives:
             if wait.is_lost:
                 self.abandoned = True
                 raise WorldBrokenError(f"a collective waits in vain: {self._departures.reason} has left")
-            pause_s = (time.monotonic() - started_s) / _POLLS_OF_A_WAIT
-            time.sleep(min(max(_POLL_S, pause_s), _LONGEST_POLL_S))
-        return hvd.synchronize(handle)
+            waited_s = time.monotonic() - started_s
+            yield waited_s
+            time.sleep(min(max(_POLL_S, waited_s / _POLLS_OF_A_WAIT), _LONGEST_POLL_S))
 
 
 def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor:

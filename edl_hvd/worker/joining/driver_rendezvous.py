@@ -57,6 +57,7 @@ class DriverRendezvous:
         self._handover: Handover | None = None
         self._line.at_once("gone", self._on_gone)
         self._line.at_once("guide", self._on_guide)
+        self._line.at_once("explain", self._on_explain)
         self._line.at_once("lost", lambda: self._departures.note_orphaned())
         self._has_raised = False
         self._excepthook, sys.excepthook = sys.excepthook, self._on_uncaught
@@ -86,6 +87,15 @@ class DriverRendezvous:
         if self._handover is not None and generation == self._engine.generation:
             port = self._handover.invite(own, self._token)
         self._line.say("guiding", generation=generation, follower=follower, address=own, port=port)
+
+    def _on_explain(self, generation: int, collectives: list[str]) -> None:
+        """All members wait: for what, how often has this one started what the others wait for, and where is it?"""
+        if generation == self._engine.generation:
+            place, stack = progress.where()
+            self._line.say(
+                "waits", generation=generation, waits=progress.waits, collective=progress.collective,
+                started=self._engine.times_started(collectives), place=place, stack=stack,
+            )  # fmt: skip
 
     def change_pending(self) -> bool:
         return self._line.lost or self._line.change == self._engine.generation > 0

@@ -87,7 +87,7 @@ class HorovodRendezvous:
         self._launch = launch
         self._settings = settings
         self._name = f"{launch.host}:{launch.local_rank}"
-        self._engine = Engine(self._name, environment, launch.elastic)
+        self._engine = Engine(self._name, environment, launch.elastic, settings.collective_timeout_s)
         self._address = _local_address_toward(launch.address or "", launch.port)
         self._given: Assignment | None = None
         if launch.past is None:

@@ -17,9 +17,11 @@ from mpi4py import MPI
 
 from edl_hvd.errors import PlatformError
 from edl_hvd.key_value_store import KeyValueStore
+from edl_hvd.settings import Settings
 from edl_hvd.worker.engine.engine import refuse_own_horovod
 from edl_hvd.worker.engine.horovod_collectives import HorovodCollectives
 from edl_hvd.worker.engine.interface import bind_to
+from edl_hvd.worker.engine.standstill import Standstills
 from edl_hvd.worker.joining.rendezvous import Handover, Joined
 from edl_hvd.world import World
 
@@ -70,7 +72,8 @@ class MpiRendezvous:
         bind_to(interface)
         communicator.Barrier()
         hvd.init()
-        return Joined(world, HorovodCollectives(), known_step)
+        standstills = Standstills(world, store, Settings.from_environment().collective_timeout_s)
+        return Joined(world, HorovodCollectives(standstills=standstills), known_step)
 
     def _reachable_at(self, alone: bool) -> tuple[str, str]:
         """This host's address and interface for the others; loopback when there are no other hosts."""

@@ -224,9 +224,7 @@ class GeneratorHandler(ObjectHandler):
         self.value.set_state(state.cpu().clone())
 
 
-def handler_for(
-    name: str, value: Any, stepped: Set[torch.nn.Parameter], still: StillParameters
-) -> Handler | None:
+def handler_for(name: str, value: Any, stepped: Set[torch.nn.Parameter], still: StillParameters) -> Handler | None:
     """The handler of an attribute, or ``None`` for a plain one (numbers, strings, lists, tensors, …).
 
     Args:

@@ -331,7 +331,7 @@ class Memory:
         return {**plain, "steps": self.watch.steps}, {**tensors, **gradients}
 
     def take_over(self, plain: Any, tensors: dict[str, torch.Tensor]) -> None:
-        """Be where another member is between two commits, but for what each has of its own: its share and its counts."""
+        """Be where another member is between two commits, but for what each has of its own: share and counts."""
         saved = plain["attributes"]
         here = self._placed(saved, tensors)
         for name, handler in self.handlers.items():

@@ -61,7 +61,8 @@ class Step:
         position.refuse_left_early()
         if position.in_micro_batch:
             raise UsageError(
-                "a loop over a step was begun inside another one; finish the first, and loop over the step again after it"
+                "a loop over a step was begun inside another one; finish the first, and loop over the step again after "
+                "it"
             )
         return self._loop()
 
@@ -163,7 +164,7 @@ def steps(runtime: Runtime, loader: Any) -> Iterator[Step]:
         try:
             yield step
         except GeneratorExit:
-            # The script left its loop early. One that ended because its world broke belongs to an earlier life.
+            # The script left its loop early. One that ended as its world broke belongs to an earlier life.
             if runtime.life == life:
                 run.leave()
                 if step._loops and not position.left_early:
@@ -195,21 +196,26 @@ def batches(runtime: Runtime, loader: Any) -> Iterator[Any]:
             watch.begin()
             try:
                 yield item
-            except GeneratorExit:
+            except GeneratorExit as left:
                 if runtime.life == life:
-                    run.leave()
                     run.statistics.end_pass()
                     if part.last and run.reduction.rounds:
+                        if left.__context__ is None:  # not an error of the script, which the others do not share
+                            run.join_others(global_step, has_idle, leaves=True)
                         run.statistics.end_step()
                         run.count(global_step)
+                    run.leave()
                 raise
             watch.end(sys._getframe(1))
             position.in_micro_batch = position.in_batches = False
             run.statistics.end_pass()
         position.in_batches = False
-        run.join_others(global_step, has_idle)
+        others_leave = run.join_others(global_step, has_idle)
         run.statistics.end_step()
         run.count(global_step)
+        if others_leave:
+            run.leave()
+            return
         run.commit()
     run.end_pass()
 
@@ -346,19 +352,29 @@ class _Run:
         """What the script draws at step level is the same on every worker."""
         seed_everything(self.sampler.seed, self.sampler.epoch, step.offset, _STEP_LEVEL, loop)
 
-    def join_others(self, step: GlobalStep, has_idle: bool) -> None:
-        """Of ``batches``: take part in what the other workers do in this step, where the script did not."""
+    def join_others(self, step: GlobalStep, has_idle: bool, leaves: bool = False) -> bool:
+        """Of ``batches``: take part in what the other workers do in this step, where the script did not.
+
+        Args:
+            step: Whose body has run, on workers that have a part of it.
+            has_idle: Some have none.
+            leaves: The script has left the loop here.
+
+        Returns:
+            Whether the scripts that ran the body have left the loop, so that this one has to as well.
+        """
         reduction = self.reduction
-        ran = bool(step.share)
+        ran, others_leave = bool(step.share), False
         if not ran:
             self.begin_nothing(step)
         elif not reduction.rounds:
             reduction.complete(skipped=True)
             ran = False
         if has_idle:
-            reduction.follow()
+            others_leave = reduction.follow(leaves)
         if has_idle or reduction.skipped:
             self.runtime.take_over(ran)
+        return others_leave
 
     def count(self, step: GlobalStep) -> None:
         """The world has stepped."""
@@ -457,9 +473,9 @@ class _BodyWatch:
 
     def _refuse(self, what: str) -> None:
         raise UsageError(
-            f"{what} in the body of state.batches(), which runs once per micro-batch, {position.per_step} times per step "
-            "over all workers, and so would depend on how many there are; write the loop with `for step in "
-            "state.steps(loader):`, or change it behind the loop"
+            f"{what} in the body of state.batches(), which runs once per micro-batch ({position.per_step} per step, over "
+            "all workers), so the result would depend on how many workers there are; write the loop with `for step in "
+            "state.steps(loader):`, or change it after the loop"
         )
 
     def _look_for_counters(self, frame: Any) -> None:
@@ -543,7 +559,7 @@ def _check_schedulers(runtime: Runtime) -> None:
 
 def _schedulers(runtime: Runtime) -> Iterator[Any]:
     """Those in State, and those that they are made of, such as SequentialLR's."""
-    found = [s for s in runtime.memory.of_kind(torch.optim.lr_scheduler.LRScheduler)]
+    found = list(runtime.memory.of_kind(torch.optim.lr_scheduler.LRScheduler))
     while found:
         scheduler = found.pop()
         found += getattr(scheduler, "_schedulers", [])

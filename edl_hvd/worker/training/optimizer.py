@@ -194,7 +194,9 @@ def is_distributed(value: object) -> bool:
     return isinstance(value, _Distributed)
 
 
-def join(optimizers: Sequence[Any], names: Mapping[str, torch.nn.Module], attributes: Sequence[str]) -> Reduction | None:
+def join(
+    optimizers: Sequence[Any], names: Mapping[str, torch.nn.Module], attributes: Sequence[str]
+) -> Reduction | None:
     """Have several optimizers' gradients summed together; called by ``State``.
 
     Args:

@@ -398,16 +398,24 @@ class Reduction:
         for callback in self.on_round:
             callback()
 
-    def announce(self, comes: bool) -> bool:
-        """Tell the other ranks whether this one makes another round in this step; whether any does. Collective."""
-        word = torch.tensor([float(comes)])
+    def announce(self, comes: bool, leaves: bool = False) -> tuple[bool, bool]:
+        """Tell the other ranks whether this one makes another round in this step, or leaves the loop. Collective.
+
+        Returns:
+            Whether any makes another round, and whether any leaves.
+        """
+        word = torch.tensor([float(comes), float(leaves)])
         collectives = process.current().collectives
         collectives.finish([collectives.start_sum(word, "edl_hvd.announce", 1.0)])
-        return bool(word.item() > 0)
+        coming, leaving = word.tolist()
+        return coming > 0, leaving > 0
 
-    def follow(self) -> None:
-        """Make the rounds that the others make in this step, with a share of nothing. Collective."""
-        while self.announce(False):
+    def follow(self, leaves: bool = False) -> bool:
+        """Make the rounds that the others make in this step, with a share of nothing; whether any leaves. Collective."""
+        while True:
+            comes, anybody_leaves = self.announce(False, leaves)
+            if not comes:
+                return anybody_leaves
             self.announces = False
             self.complete()
             self.announces = True
