@@ -297,8 +297,8 @@ def warm_up_lambda_ours(job: Job):
 
 def plateau_plain(job: Job):
     model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=2.0, momentum=0.9)
-    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5)
+    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.2)
     inputs_seen, target_seen = validation_set()
     losses = []
     for epoch in range(job.epochs + 2):
@@ -317,13 +317,13 @@ def plateau_ours(job: Job):
     edl_hvd.init()
     model = make_model()
     optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=2.0, momentum=0.9), exact=job.exact
+        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5), exact=job.exact
     )
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     inputs_seen, target_seen = validation_set()
     # recipe
-    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.2)
     state = edl_hvd.State(model=model, optimizer=optimizer, scheduler=scheduler, batches=batches, losses=[])
 
     @edl_hvd.elastic
@@ -346,8 +346,8 @@ def plateau_ours(job: Job):
 
 def plateau_evaluated_plain(job: Job):
     model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=2.0, momentum=0.9)
-    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5)
+    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.2)
     losses = []
     for epoch in range(job.epochs + 1):
         for inputs, target in job.plain_loader(epoch=epoch):
@@ -366,12 +366,12 @@ def plateau_evaluated_ours(job: Job):
     edl_hvd.init()
     model = make_model()
     optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=2.0, momentum=0.9), exact=job.exact
+        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5), exact=job.exact
     )
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     val_set = job.dataset(*validation_set())
-    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.2)
     # recipe
     val_batches = edl_hvd.EvaluationSampler(len(val_set), batch_size=4)
     val_loader = DataLoader(val_set, batch_sampler=val_batches)
@@ -592,7 +592,7 @@ def two_schedulers_ours(job: Job):
 
 def multi_step_per_epoch_plain(job: Job):
     model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5)
     scheduler = lr_scheduler.MultiStepLR(optimizer, milestones=[1, 3], gamma=0.1)
     rates = []
     for epoch in range(job.epochs + 2):
@@ -609,7 +609,7 @@ def multi_step_per_epoch_ours(job: Job):
     edl_hvd.init()
     model = make_model()
     optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact
+        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5), exact=job.exact
     )
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
