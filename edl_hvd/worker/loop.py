@@ -100,6 +100,7 @@ class Session:
                 self._enter()
                 progress.enter("script")
                 result = self._call(function)
+                self._runtime.check_finished()
                 self._finish()
                 return result
             except ResizeAgreed:
@@ -137,6 +138,11 @@ class Session:
             if explained is None:
                 raise
             raise explained from error
+        except NameError as error:
+            said = self._runtime.never_assigned(error)
+            if said is None:
+                raise
+            raise said from error
 
     def _keep(self) -> dict[str, Any]:
         """Called before this process is run anew: what its next life needs to go on."""

@@ -43,8 +43,9 @@ class Position:
         if self.left_early:
             raise UsageError(
                 "the loop over the micro-batches of a step was left before its end, by break, return or "
-                "next(iter(step)), so the step's gradient is not complete; go through all of them (a micro-batch without backward() adds "
-                "nothing), or stop at step level, in the body of `for step in state.steps(loader):`"
+                "next(iter(step)), so the step's gradient is not complete; go through all of them (a micro-batch "
+                "without backward() adds nothing), or stop at step level, in the body of `for step in "
+                "state.steps(loader):`"
             )
 
     def refuse_inside(self, call: str) -> None:

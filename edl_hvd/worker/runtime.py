@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from edl_hvd.data.evaluation import EvaluationSampler
 from edl_hvd.data.sampler import ElasticBatchSampler
@@ -66,6 +67,7 @@ class Runtime:
         session: The run of the elastic function; ``None`` outside.
         callbacks: Called in each new world but the first.
         steps_here: Optimizer steps counted in this run of the elastic function, whatever world they were made in.
+        has_computed: This worker has been dealt a micro-batch in this run of the script.
         finished_pass: The life and epoch whose batches the script has gone through to their end.
     """
 
@@ -78,7 +80,9 @@ class Runtime:
         self.session: Session | None = None
         self.callbacks: list[Callable[[], None]] = []
         self.steps_here = 0
+        self.has_computed = True
         self.finished_pass: tuple[int, int] | None = None
+        self._step_hook: Any = None
         self._committed_step = 0  # what a script may set ``state.step`` to by itself
         self._has_committed = False
         self._warned: set[str] = set()
@@ -105,10 +109,33 @@ class Runtime:
         for sampler in self.memory.of_kind(ElasticBatchSampler):
             sampler.is_watched = session is not None
         position.leave()
+        if self._step_hook is not None:
+            self._step_hook.remove()
+        self._step_hook = None if session is None else register_optimizer_step_pre_hook(self._check_optimizer)
+
+    def _check_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """An optimizer of any kind is about to step.
+
+        Raises:
+            UsageError: It moves a model of the state with the gradient of this worker alone.
+        """
+        if is_distributed(optimizer) or not (position.in_step or position.in_batches):
+            return
+        memory = self.memory
+        summed = memory.reduction.names if memory.reduction is not None else {}
+        kept = {parameter for model in memory.of_kind(torch.nn.Module) for parameter in model.parameters()}
+        own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        if any(parameter in kept and parameter not in summed for parameter in own):
+            raise UsageError(
+                f"{type(optimizer).__name__}.step() moves parameters of a model in State by the gradient of this worker "
+                "alone, because the optimizer is not a DistributedOptimizer; write optimizer = "
+                "edl_hvd.DistributedOptimizer(optimizer) and give it to State(…)"
+            )
 
     def begin_life(self) -> None:
         """Forget what is under way in a world that is gone."""
         self.life += 1
+        self.has_computed = not any(True for _ in self.memory.of_kind(ElasticBatchSampler))
         self.counting.begin_life()
         self.step_timer.forget()
         position.leave()
@@ -123,7 +150,12 @@ class Runtime:
             callback()
 
     def check_finished(self) -> None:
-        """The script's function has returned: say what it has done without effect."""
+        """The script's function has returned: say what it has done without effect.
+
+        Raises:
+            UsageError: It has left the loop over a step.
+        """
+        position.refuse_left_early()
         own = max((optimizer.stepping.own for optimizer in self.optimizers), default=0)
         if own and not self._has_committed:
             self._warn_uncounted(own)
@@ -279,6 +311,16 @@ class Runtime:
         plain, tensors = broadcast_state(collectives, plain, tensors, root, world.rank)
         if not ran:
             self.memory.take_over(plain, tensors)
+
+    def never_assigned(self, error: NameError) -> UsageError | None:
+        """What to tell the user, where a variable is missing that only the loop over micro-batches assigns."""
+        if self.has_computed:
+            return None
+        return UsageError(
+            f"{error}: this worker was dealt no micro-batch so far, so what the loop over them assigns is not there; give "
+            "the variable a value before the loop, or log with step.record(loss=loss) in the loop and step.mean('loss') "
+            "after it"
+        )
 
     def out_of_memory(self, error: Exception) -> UsageError | None:
         """What to tell the user, where it happened to a micro-batch of :meth:`batches`."""

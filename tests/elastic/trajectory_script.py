@@ -30,7 +30,7 @@ def main(folder: Path) -> None:
     from torch import nn
 
     import edl_hvd
-    from edl_hvd.worker.keeping.codec import encode
+    from edl_hvd.worker.codec import encode
 
     torch.set_num_threads(1)
     training = Training.load(folder)

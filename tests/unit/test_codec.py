@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from edl_hvd.errors import StateError
-from edl_hvd.worker.keeping.codec import decode, encode
+from edl_hvd.worker.codec import decode, encode
 
 
 def round_trip(value):

@@ -17,7 +17,7 @@ from worlds import Turns
 
 import edl_hvd
 from edl_hvd.errors import UsageError
-from edl_hvd.worker.keeping.codec import encode
+from edl_hvd.worker.codec import encode
 from edl_hvd.worker.training.arithmetic import arithmetic, refuse_other_arithmetic
 
 SAMPLES, GLOBAL_BATCH, MICRO_BATCH = 53, 24, 3  # three steps an epoch: eight micro-batches twice, then two, one short

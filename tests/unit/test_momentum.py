@@ -8,7 +8,7 @@ from torch import nn
 from worlds import alone
 
 import edl_hvd
-from edl_hvd.worker.keeping.codec import encode
+from edl_hvd.worker.codec import encode
 from edl_hvd.worker.newcomers.follower import Following
 from edl_hvd.worker.newcomers.guide import _step_frame
 

@@ -9,7 +9,7 @@ from torch import nn
 from worlds import alone
 
 import edl_hvd
-from edl_hvd.worker.keeping.codec import decode, encode
+from edl_hvd.worker.codec import decode, encode
 from edl_hvd.worker.keeping.handlers import ModuleHandler, OptimizerHandler
 from edl_hvd.worker.keeping.parameter_watch import StillParameters
 from edl_hvd.worker.keeping.standing import Standing

@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from edl_hvd.errors import StateError
-from edl_hvd.worker.keeping.codec import encode
+from edl_hvd.worker.codec import encode
 from edl_hvd.worker.keeping.parameter_watch import StillParameters
 from edl_hvd.worker.training.optimizer import gate_average, gate_scaler, is_distributed
 from edl_hvd.worker.training.scheduler import gate

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from edl_hvd.errors import StateError
 from edl_hvd.metrics.metric import Metric
 from edl_hvd.rescale.learning import Learning
 from edl_hvd.rescale.ramp import Ramp
-from edl_hvd.worker.keeping.codec import decode, encode, placed
+from edl_hvd.worker.codec import decode, encode, placed
 from edl_hvd.worker.keeping.handlers import Handler, ModuleHandler, handler_for
 from edl_hvd.worker.keeping.host_copy import HostCopies
 from edl_hvd.worker.keeping.marks import Mark, marks_of
@@ -62,6 +62,7 @@ class Memory:
         # Whether each parameter requires a gradient; a script may freeze and unfreeze them later.
         self._parameters = {f"{name}.{key}": p for name, model in models.items() for key, p in model.named_parameters()}
         self._required = {name: parameter.requires_grad for name, parameter in self._parameters.items()}
+        self._groups = {name: len(optimizer.param_groups) for name, optimizer in distributed.items()}
         for name, value in attributes.items():
             handler = handler_for(name, value, self._stepped, self._still)
             if handler is None:
@@ -220,7 +221,8 @@ class Memory:
         counters = {"step": self.step, "epoch": self.epoch, "samples": self.samples, "commit": number,
                     "ramp": self.ramp.as_dict(), "learning": self.learning.as_dict(),
                     "ahead": self._to_skip, "ahead_samples": self._samples_of(self._to_skip),
-                    "requires_grad": self._requires_grad()}  # fmt: skip
+                    "requires_grad": self._requires_grad(), "added_groups": self._added_groups()}  # fmt: skip
+        tensors.update(self._carried())
         return {"counters": counters, "attributes": plain}, tensors
 
     def _requires_grad(self) -> dict[str, bool]:
@@ -231,6 +233,53 @@ class Memory:
             for name, parameter in self._parameters.items()
             if parameter.requires_grad is not required[name]
         }
+
+    def _added_groups(self) -> dict[str, list[list[str]]]:
+        """Names of the parameters of the groups that optimizers have got since the state was made."""
+        names = self.reduction.names if self.reduction is not None else {}
+        return {
+            attribute: [
+                [names[parameter] for parameter in group["params"]] for group in groups[self._groups[attribute] :]
+            ]
+            for attribute, groups in self._param_groups().items()
+            if len(groups) > self._groups[attribute]
+        }
+
+    def _param_groups(self) -> dict[str, list[dict[str, Any]]]:
+        return {
+            name: handler.value.param_groups for name, handler in self.handlers.items() if is_distributed(handler.value)
+        }
+
+    def _add_groups(self, added: dict[str, list[list[str]]]) -> None:
+        """Have the optimizers of this worker the groups that those of another had."""
+        if self.reduction is None or not added:
+            return
+        parameters = {name: parameter for parameter, name in (self.reduction.catalogue | self.reduction.names).items()}
+        for attribute, groups in self._param_groups().items():
+            for group in added.get(attribute, [])[len(groups) - self._groups[attribute] :]:
+                self.handlers[attribute].value.add_param_group({"params": [parameters[name] for name in group]})
+
+    def _carried(self) -> dict[str, torch.Tensor]:
+        """Gradients that no step has been made with yet: a script accumulates them over several steps."""
+        return {
+            f"{_GRADIENT}{optimizer.reduction.names[parameter]}": parameter.grad
+            for optimizer in self._optimizers
+            if optimizer.reduction.round_number > optimizer.stepping.round_number
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        }
+
+    @torch.no_grad()
+    def _put_gradients(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Have the gradients that were carried, and no others."""
+        for optimizer in self._optimizers:
+            optimizer.stepping.round_number = optimizer.reduction.round_number
+            for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+                gradient = tensors.get(f"{_GRADIENT}{optimizer.reduction.names[parameter]}")
+                parameter.grad = None if gradient is None else torch.empty_like(parameter).copy_(gradient)
+                if gradient is not None:
+                    optimizer.stepping.round_number = optimizer.reduction.round_number - 1
 
     def share(self) -> tuple[Any, dict[str, torch.Tensor]]:
         """The last commit's plain state and tensors, for the others; some may be live and stand until the next step."""
@@ -288,6 +337,7 @@ class Memory:
         for name in self.attributes:
             self.attributes[name] = _copy(decode(plain["attributes"][name], tensors))
         self._count({**plain["counters"], "ahead": ahead})
+        self._put_gradients(tensors)
         self._ahead, self.watch.steps = ahead, [0] * len(ahead)
         self._marks = marks_of(self._rest_of(self.commit)[1])  # they are equal now
         self.watch.look()
@@ -328,7 +378,8 @@ class Memory:
             for parameter, name in (self.reduction.names.items() if self.reduction is not None else ())
             if parameter.grad is not None
         }
-        return {**plain, "steps": self.watch.steps}, {**tensors, **gradients}
+        carried = [o.reduction.round_number > o.stepping.round_number for o in self._optimizers]
+        return {**plain, "steps": self.watch.steps, "carried": carried}, {**tensors, **gradients}
 
     def take_over(self, plain: Any, tensors: dict[str, torch.Tensor]) -> None:
         """Be where another member is between two commits, but for what each has of its own: share and counts."""
@@ -341,9 +392,9 @@ class Memory:
             self.attributes[name] = _copy(decode(saved[name], here))
         for optimizer, steps in zip(self._optimizers, plain["counters"]["ahead"], strict=True):
             optimizer.stepping.skip = steps
-        for parameter, name in self.reduction.names.items() if self.reduction is not None else ():
-            gradient = tensors.get(f"{_GRADIENT}{name}")
-            parameter.grad = None if gradient is None else torch.empty_like(parameter).copy_(gradient)
+        self._put_gradients(tensors)
+        for optimizer, is_carried in zip(self._optimizers, plain["carried"], strict=True):
+            optimizer.stepping.round_number = optimizer.reduction.round_number - is_carried
         self.watch.steps = list(plain["steps"])
         self.watch.look()
         self._still.look()
@@ -360,6 +411,7 @@ class Memory:
         self._host.finish()
         saved = plain["attributes"]
         self._check_names(saved)
+        self._add_groups(plain["counters"].get("added_groups", {}))
         for name, handler in self.handlers.items():
             live, tensors = encode(handler.capture(), name)
             arrived = moved.keys() & tensors.keys()
@@ -376,6 +428,7 @@ class Memory:
             if live != saved[name] or moved.keys() & tensors.keys():
                 self.attributes[name] = _copy(decode(saved[name], {**tensors, **placed(saved[name], moved, tensors)}))
         self._count(plain["counters"])
+        self._put_gradients(moved)
         self.watch.look()
         self._still.look()
         self.retake()
@@ -385,6 +438,7 @@ class Memory:
         self._host.finish()
         saved = plain["attributes"]
         self._check_names(saved)
+        self._add_groups(plain["counters"].get("added_groups", {}))
         for name, handler in self.handlers.items():
             try:
                 handler.load(decode(saved[name], tensors))
@@ -394,6 +448,7 @@ class Memory:
             # Through the codec once more: what the script does to its lists must not reach the snapshot.
             self.attributes[name] = _copy(decode(saved[name], tensors))
         self._count(plain["counters"])
+        self._put_gradients(tensors)
         self.watch.look()
         self._still.look()
 

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from edl_hvd.worker.trace import Trace
+
 _CLEAN_COMMITS = 2
 # What a script does in every step shows in the first two; whatever it does later makes them twice as many.
 _MOST_CLEAN_COMMITS = 1024
@@ -42,7 +44,7 @@ class ParameterWatch:
         self.steps = [0] * len(optimizers)
         self._clean = 0
         self._needed = _CLEAN_COMMITS
-        self._trace = _Trace([])
+        self._trace = Trace([])
         for number, optimizer in enumerate(optimizers):
             optimizer.stepping.before.append(lambda _, closure, number=number: self._before_step(number, closure))
             optimizer.stepping.after.append(self.look)
@@ -63,7 +65,7 @@ class ParameterWatch:
     def look(self) -> None:
         """Whatever has moved the parameters up to here was meant to."""
         names = {parameter: None for optimizer in self._optimizers for parameter in optimizer.reduction.names}
-        self._trace = _Trace(list(names), self._trace)
+        self._trace = Trace(list(names), self._trace)
 
     def is_disturbed(self) -> bool:
         """Something else has moved parameters since the last look."""
@@ -100,7 +102,7 @@ class StillParameters:
         self._candidates: list[torch.nn.Parameter] = []
         self._clean: list[int] = []
         self._needed: list[int] = []
-        self._trace = _Trace([])
+        self._trace = Trace([])
 
     def consider(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Watch these as well."""
@@ -138,63 +140,4 @@ class StillParameters:
 
     def look(self) -> None:
         """Whatever has moved them up to here was meant to."""
-        self._trace = _Trace(self._candidates, self._trace)
-
-
-class _Trace:
-    """What some tensors were at one moment, as far as it can be told without reading them."""
-
-    def __init__(self, parameters: list[torch.nn.Parameter], before: _Trace | None = None) -> None:
-        self._parameters = parameters
-        self._addresses = [parameter.data_ptr() for parameter in parameters]
-        self._versions = [parameter._version for parameter in parameters]
-        self._elements: list[dict[int, torch.Tensor]] = (
-            before._elements if before and before._addresses == self._addresses else _elements_of(parameters)
-        )
-        self._values = self._read()
-
-    def fits(self) -> bool:
-        return (
-            self._versions == [parameter._version for parameter in self._parameters]
-            and self._addresses == [parameter.data_ptr() for parameter in self._parameters]
-            and all(map(_same_bits, self._values, self._read()))
-        )
-
-    def moved(self) -> set[int]:
-        """Numbers of the tensors that are not what they were."""
-        if self.fits():
-            return set()
-        found = {
-            number
-            for number, parameter in enumerate(self._parameters)
-            if (parameter._version, parameter.data_ptr()) != (self._versions[number], self._addresses[number])
-        }
-        for elements, was, now in zip(self._elements, self._values, self._read(), strict=True):
-            differs = (_bytes_of(was) != _bytes_of(now)).any(dim=1).tolist()
-            found.update(number for number, different in zip(elements, differs, strict=True) if different)
-        return found
-
-    def _read(self) -> list[torch.Tensor]:
-        return [torch.cat(list(elements.values())) for elements in self._elements]
-
-
-def _elements_of(parameters: Sequence[torch.Tensor]) -> list[dict[int, torch.Tensor]]:
-    """A view of the middle element in memory of each parameter on the CPU, by its number, for each type."""
-    found: dict[torch.dtype, dict[int, torch.Tensor]] = {}
-    for number, parameter in enumerate(parameters):
-        if parameter.device.type == "cpu" and parameter.numel():
-            detached = parameter.detach()
-            middle = detached.storage_offset() + sum(
-                (n // 2) * s for n, s in zip(detached.shape, detached.stride(), strict=True)
-            )
-            found.setdefault(parameter.dtype, {})[number] = detached.as_strided((1,), (1,), middle)
-    return list(found.values())
-
-
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(_bytes_of(one), _bytes_of(other))
-
-
-def _bytes_of(values: torch.Tensor) -> torch.Tensor:
-    """A row for each of them: as bytes, NaN equals itself."""
-    return values.view(torch.uint8).view(len(values), -1)
+        self._trace = Trace(self._candidates, self._trace)

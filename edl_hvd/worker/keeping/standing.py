@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from edl_hvd.worker.keeping.codec import encode
+from edl_hvd.worker.codec import encode
 from edl_hvd.worker.keeping.handlers import Handler
 
 _PLAIN_TENSORS = {torch.Tensor, torch.nn.Parameter}

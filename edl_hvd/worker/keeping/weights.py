@@ -14,7 +14,7 @@ from edl_hvd.checkpoint.reading import empty_tensors, read_spans, spans_of
 from edl_hvd.checkpoint.restoring import usable_manifest
 from edl_hvd.errors import StateError
 from edl_hvd.storage import open_storage
-from edl_hvd.worker.keeping.codec import decode
+from edl_hvd.worker.codec import decode
 from edl_hvd.worker.keeping.handlers import ModuleHandler
 from edl_hvd.worker.keeping.memory import Memory
 

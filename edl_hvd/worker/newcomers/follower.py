@@ -12,7 +12,7 @@ import torch
 
 from edl_hvd.errors import RendezvousError
 from edl_hvd.tensor_threads import TensorThread
-from edl_hvd.worker.keeping.codec import decode
+from edl_hvd.worker.codec import decode
 from edl_hvd.worker.keeping.memory import Memory
 from edl_hvd.worker.newcomers.frames import Frame, receive
 from edl_hvd.worker.training.optimizer import is_distributed
@@ -90,6 +90,9 @@ class Following:
     def _repeat(self, frame: Frame) -> None:
         number, options, places = frame.plain
         optimizer = self._optimizers[number]
+        if len(options) != len(optimizer.param_groups):
+            self.abandon()  # it has been given more parameters; the state comes with a wait
+            return
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         for parameter in parameters:
             parameter.grad = None

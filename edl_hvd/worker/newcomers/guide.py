@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from edl_hvd.tensor_threads import TensorThread
-from edl_hvd.worker.keeping.codec import encode
+from edl_hvd.worker.codec import encode
 from edl_hvd.worker.keeping.marks import Mark, marks_of
 from edl_hvd.worker.keeping.memory import Memory
 from edl_hvd.worker.newcomers.frames import Frame, send

@@ -16,8 +16,8 @@ from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, EmergencyCheckpoint, EventLog, Restored
 from edl_hvd.settings import Settings
 from edl_hvd.storage import open_storage
+from edl_hvd.worker.codec import decode
 from edl_hvd.worker.engine.collectives import Collectives
-from edl_hvd.worker.keeping.codec import decode
 from edl_hvd.worker.keeping.memory import Memory
 from edl_hvd.worker.progress import progress
 from edl_hvd.worker.runtime import METRICS

@@ -19,8 +19,10 @@ from edl_hvd.data.sampler import ElasticBatchSampler, GlobalStep
 from edl_hvd.errors import UsageError
 from edl_hvd.rescale.policy import GlobalBatch
 from edl_hvd.worker import process
+from edl_hvd.worker.codec import encode
 from edl_hvd.worker.position import position
 from edl_hvd.worker.progress import progress
+from edl_hvd.worker.trace import Trace
 from edl_hvd.worker.training.exact import ExactReduction
 from edl_hvd.worker.training.reduction import MicroBatch, Reduction
 from edl_hvd.worker.training.running_statistics import RunningStatistics
@@ -109,8 +111,8 @@ class Step:
         means = self._run.reduction.means
         if position.in_micro_batch or name not in means:
             raise UsageError(
-                f"step.mean({name!r}) is not known; expected a name that step.record(…) was given in the loop over this "
-                f"step, after that loop; recorded were {', '.join(sorted(means)) or 'none'}"
+                f"step.mean({name!r}) is not known; expected a name that step.record(…) was given in the loop over "
+                f"this step, after that loop; recorded were {', '.join(sorted(means)) or 'none'}"
             )
         return means[name]
 
@@ -241,6 +243,7 @@ class _Run:
                 "edl_hvd.DistributedOptimizer(…), …), because the optimizer has to know how a batch is dealt out"
             )
         _check_schedulers(runtime)
+        _check_models(runtime, reduction)
         sampler.set_epoch(runtime.memory.epoch)
         return cls(runtime, loader, call, sampler, reduction, _exact_statistics(runtime, sampler))
 
@@ -340,6 +343,7 @@ class _Run:
         if part.last:
             self.reduction.vote = self.runtime.vote(step.samples)
         self.reduction.begin(part)
+        self.runtime.has_computed = True
         position.in_micro_batch = True
 
     def begin_nothing(self, step: GlobalStep) -> None:
@@ -431,15 +435,18 @@ class _BodyWatch:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._attributes: dict[str, Any] = {}
-        self._versions: list[int] = []
+        self._others = Trace([])
+        self._was_disturbed = False
+        self._rising: set[str] = set()
         self._counters: dict[str, int] | None = None
         self._looks = self._LOOKS
 
     def begin(self) -> None:
         """A body is about to run."""
         if position.per_step > 1:
-            self._attributes = self._plain()
-            self._versions = [parameter._version for parameter in self._others()]
+            self._attributes = self._encoded()
+            self._others = self._look()
+            self._was_disturbed = self._runtime.memory.watch.is_disturbed()
 
     def end(self, frame: Any) -> None:
         """It has run.
@@ -452,29 +459,36 @@ class _BodyWatch:
         """
         if position.per_step <= 1:
             return
-        now = self._plain()
-        changed = [name for name, value in now.items() if value is not self._attributes.get(name, value)]
-        changed = [name for name in changed if _differs(now[name], self._attributes[name])]
+        now = self._encoded()
+        changed = [name for name in now if now[name] != self._attributes.get(name)]
         if changed:
             self._refuse(f"state.{changed[0]} was changed")
-        if self._versions != [parameter._version for parameter in self._others()]:
+        if not self._others.fits():
             self._refuse("a model in State that no distributed optimizer moves was changed")
+        if position.waits and not self._was_disturbed and self._runtime.memory.watch.is_disturbed():
+            self._refuse("a parameter was changed, in the middle of a step,")
         self._look_for_counters(frame)
 
-    def _plain(self) -> dict[str, Any]:
-        return {k: v for k, v in self._runtime.memory.attributes.items() if not k.startswith("_")}
+    def _encoded(self) -> dict[str, Any]:
+        """The plain attributes, such that a change in place shows."""
+        found = {}
+        for name, value in self._runtime.memory.attributes.items():
+            if not name.startswith("_"):
+                plain, tensors = encode(value, name)
+                found[name] = plain, [(tensor.data_ptr(), tensor._version) for tensor in tensors.values()]
+        return found
 
-    def _others(self) -> list[torch.nn.Parameter]:
-        """Parameters in State that the optimizers do not move, and no average that moves with the steps."""
+    def _look(self) -> Trace:
+        """At parameters in State that the optimizers do not move, but for averages that move with the steps."""
         memory = self._runtime.memory
         trained = memory.reduction.names if memory.reduction is not None else {}
         models = [m for m in memory.of_kind(torch.nn.Module) if not isinstance(m, torch.optim.swa_utils.AveragedModel)]
-        return [parameter for model in models for parameter in model.parameters() if parameter not in trained]
+        return Trace([parameter for model in models for parameter in model.parameters() if parameter not in trained])
 
     def _refuse(self, what: str) -> None:
         raise UsageError(
-            f"{what} in the body of state.batches(), which runs once per micro-batch ({position.per_step} per step, over "
-            "all workers), so the result would depend on how many workers there are; write the loop with `for step in "
+            f"{what} in the body of state.batches(), which runs once per micro-batch ({position.per_step} per step, "
+            "over all workers), so the result would depend on how many workers there are; write the loop with `for step in "
             "state.steps(loader):`, or change it after the loop"
         )
 
@@ -485,7 +499,7 @@ class _BodyWatch:
         now = {name: value for name, value in frame.f_locals.items() if type(value) is int}
         before, self._counters = self._counters, now
         rising = {name for name, value in now.items() if before is not None and before.get(name) == value - 1}
-        self._rising = rising if self._looks == self._LOOKS - 2 else getattr(self, "_rising", rising) & rising
+        self._rising = rising if self._looks == self._LOOKS - 2 else self._rising & rising
         if self._looks == 0 and self._rising:
             self._runtime.warn_once(
                 "counter",
@@ -493,15 +507,6 @@ class _BodyWatch:
                 f"micro-batch, {position.per_step} times per optimizer step over all workers; count steps with "
                 "state.step, or write the loop with `for step in state.steps(loader):`",
             )
-
-
-def _differs(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
-        return True
-    try:
-        return bool(one != other)
-    except (TypeError, ValueError, RuntimeError):
-        return True
 
 
 def _exact_statistics(runtime: Runtime, sampler: ElasticBatchSampler) -> RunningStatistics:
@@ -542,6 +547,19 @@ def _choose_batch(runtime: Runtime, sampler: ElasticBatchSampler) -> None:
             sampler.policy = chosen
             factor = chosen.learning_rate_factor(world.size)
             memory.ramp = memory.ramp.toward(factor, memory.samples, chosen.warmup_samples)
+
+
+def _check_models(runtime: Runtime, reduction: Reduction) -> None:
+    """What an optimizer moves has to be part of the state, or a worker that joins begins with other weights."""
+    memory = runtime.memory
+    kept = {id(parameter) for model in memory.of_kind(torch.nn.Module) for parameter in model.parameters()}
+    kept.update(id(value) for value in memory.attributes.values())
+    lost = [name for parameter, name in reduction.names.items() if id(parameter) not in kept]
+    if lost:
+        raise UsageError(
+            f"State(…) was given an optimizer, and not the model whose parameters it moves ({lost[0]!r} and "
+            f"{len(lost) - 1} more), so a worker that joins would begin with other weights; add it: State(model=model, …)"
+        )
 
 
 def _check_schedulers(runtime: Runtime) -> None:

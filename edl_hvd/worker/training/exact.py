@@ -110,6 +110,8 @@ class ExactReduction(Reduction):
 
     def _end_term(self) -> None:
         """A micro-batch is through: what it has made of the gradients is the next term."""
+        for parameter in list(self._shown):
+            self._hide(parameter)
         self._expect()
         for bucket in self._buckets:
             self._add(bucket)

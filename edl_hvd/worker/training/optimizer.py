@@ -80,12 +80,12 @@ class _Distributed:
         """
         if position.waits:
             return None
-        position.refuse_left_early()
         if position.in_step and position.in_micro_batch:
             raise UsageError(
                 "optimizer.step() was called in the loop over a step's micro-batches, where the gradient is not "
-                "complete; move it behind that loop, into the body of `for step in state.steps(loader):`"
+                "complete; move it after that loop, into the body of `for step in state.steps(loader):`"
             )
+        position.refuse_left_early()
         reduction, stepping = self.reduction, self.stepping
         if closure is None and not reduction.deferred and reduction.round_number == stepping.round_number:
             reduction.complete()
@@ -226,6 +226,7 @@ def join(
     listed = [(name, parameter) for parameter, name in named.items()]
     reduction = ExactReduction(listed) if exact else Reduction(listed)
     reduction.catalogue = catalogue
+    reduction.is_joined = True
     reduction.noise = noise
     for optimizer in optimizers:
         optimizer.reduction = reduction

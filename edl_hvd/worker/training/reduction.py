@@ -106,6 +106,7 @@ class Reduction:
     Attributes:
         names: Of the parameters, unique and the same on every rank.
         catalogue: Names of parameters that may come later.
+        is_joined: The optimizers are part of a ``State``.
         learning_rate_factor: What the batch policy multiplies the learning rate with in the present step.
         micro_batch: Being computed; ``None`` in a script without ``state.batches`` and ``state.steps``.
         deferred: Rounds are made by the loop over a step, not by ``backward()``.
@@ -125,6 +126,7 @@ class Reduction:
     def __init__(self, named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
         self.names: dict[torch.nn.Parameter, str] = {}
         self.catalogue: dict[torch.nn.Parameter, str] = {}
+        self.is_joined = False
         self.learning_rate_factor = 1.0
         self.micro_batch: MicroBatch | None = None
         self.deferred = self.paused = self.announces = False
@@ -236,6 +238,8 @@ class Reduction:
         self.deferred = self.announces = False
         self.vote = Vote()
         self.recorded.clear()
+        for parameter in self._shown:
+            parameter.grad = None
         self._weight = self._total_weight = 1.0
         if self.noise is not None:
             self.noise.forget()
@@ -251,6 +255,7 @@ class Reduction:
         self._held: dict[torch.nn.Parameter, torch.Tensor] = {}  # this rank's part
         self._late: dict[torch.nn.Parameter, torch.Tensor] = {}  # what came after its sum had started
         self._before: dict[torch.nn.Parameter, torch.Tensor] = {}  # what .grad held
+        self._shown: dict[torch.nn.Parameter, int] = {}  # in .grad as well: the version of what is held
         self._sums: dict[torch.nn.Parameter, Any] = {}  # under way
         self._unit: float | None = None  # weight that the held gradients count as 1
         self._finish_queued = False
@@ -260,9 +265,13 @@ class Reduction:
     def _before_gradient(self, parameter: torch.nn.Parameter) -> None:
         """Autograd is about to add to ``.grad``: set aside what the script has left there."""
         gradient = parameter.grad
-        if gradient is not None and not self._is_apart:
+        if gradient is None or self._is_apart:
+            return
+        parameter.grad = None
+        if parameter in self._shown:
+            self._check_shown(parameter, gradient)
+        else:
             self._before[parameter] = gradient
-            parameter.grad = None
 
     @property
     def _is_apart(self) -> bool:
@@ -282,12 +291,15 @@ class Reduction:
             self._accumulate(self._late, parameter, gradient)
             return
         self._accumulate(self._held, parameter, gradient)
+        if self.deferred:
+            self._show(parameter)
         if self.noise is not None:
             self.noise.small(parameter, self._held[parameter], self._weight / (self._unit or 1.0))
         if self.paused or not self.at_boundary:
             return
         if self.deferred:
             if count == self._expected.get(self._loop, {}).get(parameter):
+                self._hide(parameter)
                 self._start_early(parameter)
             return
         self._start_early(parameter)
@@ -324,12 +336,39 @@ class Reduction:
                 f"state.batches(), whose global batch is {position.per_step} micro-batches; write the loop with "
                 "`for step in state.steps(loader):`, which takes any number of backward passes, or add the losses"
             )
+        if not self.is_joined and (position.in_step or position.in_batches):
+            raise UsageError(
+                f"backward() computed a gradient for {self.names[parameter]!r}, whose DistributedOptimizer State(…) was not "
+                "given, so its steps would be lost with a worker; add it: State(optimizer=optimizer, …)"
+            )
         self._has_gradient = True
         if self._weight == 0:
             return False
         if self._unit is None:
             self._unit = self._weight
         return True
+
+    def _show(self, parameter: torch.nn.Parameter) -> None:
+        """In the loop over a step ``.grad`` is what this worker has so far, as PyTorch has it; it must not be changed."""
+        held = self._held[parameter]
+        self._shown[parameter] = held._version
+        parameter.grad = held
+
+    def _hide(self, parameter: torch.nn.Parameter) -> None:
+        """The end of that."""
+        if parameter in self._shown:
+            gradient, parameter.grad = parameter.grad, None
+            self._check_shown(parameter, gradient)
+
+    def _check_shown(self, parameter: torch.nn.Parameter, gradient: torch.Tensor | None) -> None:
+        """A script may have let go of it (``zero_grad``), which does nothing, or changed it, which is refused."""
+        held, version = self._held.get(parameter), self._shown.pop(parameter)
+        if held is None or held._version != version or (gradient is not None and gradient is not held):
+            raise UsageError(
+                f"the gradient of {self.names[parameter]!r} was changed in the loop over a step's micro-batches, where it "
+                "is not complete; move what changes it, such as clip_grad_norm_, after that loop, into the body of "
+                "`for step in state.steps(loader):`"
+            )
 
     def _accumulate(
         self, into: dict[torch.nn.Parameter, torch.Tensor], parameter: torch.nn.Parameter, gradient: torch.Tensor
@@ -383,6 +422,8 @@ class Reduction:
         Args:
             skipped: The script has left the body of ``state.batches`` without ``backward()``.
         """
+        for parameter in list(self._shown):
+            self._hide(parameter)
         if self.announces:
             self.announce(True)
         if process.size() == 1:
@@ -411,7 +452,7 @@ class Reduction:
         return coming > 0, leaving > 0
 
     def follow(self, leaves: bool = False) -> bool:
-        """Make the rounds that the others make in this step, with a share of nothing; whether any leaves. Collective."""
+        """Make the rounds that the others make in this step, with a share of nothing; whether any leaves the loop."""
         while True:
             comes, anybody_leaves = self.announce(False, leaves)
             if not comes:
