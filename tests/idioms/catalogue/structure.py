@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,11 @@ from torch.utils.data import DataLoader
 
 import edl_hvd
 from edl_hvd.data.randomness import seed_everything
+
+with warnings.catch_warnings():
+    # torch says once per process that backward(create_graph=True) makes a cycle.
+    warnings.simplefilter("ignore")
+    torch.ones((), requires_grad=True).square().backward(create_graph=True)
 
 
 def make_model() -> nn.Module:
@@ -313,6 +319,13 @@ class SAM(torch.optim.Optimizer):
         if zero_grad:
             self.zero_grad()
 
+    @torch.no_grad()
+    def step(self, closure):
+        closure = torch.enable_grad()(closure)
+        self.first_step(zero_grad=True)
+        closure()
+        self.second_step()
+
     def _grad_norm(self):
         norms = [p.grad.norm(p=2) for group in self.param_groups for p in group["params"] if p.grad is not None]
         return torch.norm(torch.stack(norms), p=2)
@@ -325,7 +338,6 @@ class SAM(torch.optim.Optimizer):
 def sam_plain(job: Job):
     model = make_model()
     optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     losses = []
     for epoch in range(job.epochs):
         for inputs, target in job.plain_loader(epoch=epoch):
@@ -335,9 +347,7 @@ def sam_plain(job: Job):
             F.cross_entropy(model(inputs), target).backward()
             optimizer.second_step(zero_grad=True)
             losses.append(loss.item())
-        scheduler.step()
-    momentum = [optimizer.base_optimizer.state[p]["momentum_buffer"] for p in model.parameters()]
-    return {"model": model, "momentum": momentum, "losses": losses, "lr": optimizer.param_groups[0]["lr"]}
+    return {"model": model, "base": optimizer.base_optimizer, "losses": losses}
 
 
 def sam_ours(job: Job):
@@ -349,14 +359,8 @@ def sam_ours(job: Job):
     optimizer = edl_hvd.DistributedOptimizer(
         SAM(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9), exact=job.exact
     )
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     state = edl_hvd.State(
-        model=model,
-        optimizer=optimizer,
-        base_optimizer=optimizer.base_optimizer,
-        scheduler=scheduler,
-        batches=batches,
-        losses=[],
+        model=model, optimizer=optimizer, base_optimizer=optimizer.base_optimizer, batches=batches, losses=[]
     )
 
     @edl_hvd.elastic
@@ -368,16 +372,68 @@ def sam_ours(job: Job):
                     loss.backward()
                     step.record(loss=loss)
                 optimizer.first_step(zero_grad=True)
+                state.losses.append(step.mean("loss"))
                 for inputs, target in step:
                     F.cross_entropy(model(inputs), target).backward()
                 optimizer.second_step(zero_grad=True)
-                state.losses.append(step.mean("loss"))
-            scheduler.step()
 
     # end
     train(state)
-    momentum = [optimizer.base_optimizer.state[p]["momentum_buffer"] for p in model.parameters()]
-    return {"model": model, "momentum": momentum, "losses": state.losses, "lr": optimizer.param_groups[0]["lr"]}
+    return {"model": model, "base": optimizer.base_optimizer, "losses": state.losses}
+
+
+def sam_closure_plain(job: Job):
+    model = make_model()
+    optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for epoch in range(job.epochs):
+        for inputs, target in job.plain_loader(epoch=epoch):
+
+            def closure(inputs=inputs, target=target):
+                F.cross_entropy(model(inputs), target).backward()
+
+            closure()
+            optimizer.step(closure)
+            optimizer.zero_grad()
+        scheduler.step()
+    return {"model": model, "base": optimizer.base_optimizer, "lr": optimizer.param_groups[0]["lr"]}
+
+
+def sam_closure_ours(job: Job):
+    edl_hvd.init()
+    model = make_model()
+    batches = job.batches()
+    loader = DataLoader(job.dataset(), batch_sampler=batches)
+    optimizer = edl_hvd.DistributedOptimizer(
+        SAM(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9), exact=job.exact
+    )
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    state = edl_hvd.State(
+        model=model,
+        optimizer=optimizer,
+        base_optimizer=optimizer.base_optimizer,
+        scheduler=scheduler,
+        batches=batches,
+    )
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            for step in state.steps(loader):
+
+                def closure(step=step):
+                    for inputs, target in step:
+                        F.cross_entropy(model(inputs), target).backward()
+
+                closure()
+                optimizer.step(closure)
+                optimizer.zero_grad()
+            # end
+            scheduler.step()
+
+    train(state)
+    return {"model": model, "base": optimizer.base_optimizer, "lr": optimizer.param_groups[0]["lr"]}
 
 
 def make_double() -> nn.Module:
@@ -397,7 +453,7 @@ def lbfgs_plain(job: Job):
                 loss.backward()
                 return loss
 
-            losses.append(float(optimizer.step(closure)))
+            losses.append(optimizer.step(closure).item())
     return {"model": model, "losses": losses}
 
 
@@ -443,7 +499,7 @@ def lbfgs_line_search_plain(job: Job):
                 loss.backward()
                 return loss
 
-            losses.append(float(optimizer.step(closure)))
+            losses.append(optimizer.step(closure).item())
     return {"model": model, "losses": losses}
 
 
@@ -697,9 +753,9 @@ def input_gradient_plain(job: Job):
         for inputs, target in job.plain_loader(epoch=epoch):
             optimizer.zero_grad()
             inputs.requires_grad_(True)
-            F.cross_entropy(model(inputs), target, reduction="sum").backward(create_graph=True)
-            model.zero_grad()
-            penalty = inputs.grad.pow(2).sum(1).mean()
+            loss = F.cross_entropy(model(inputs), target, reduction="sum")
+            (gradient,) = torch.autograd.grad(loss, inputs, create_graph=True)
+            penalty = gradient.pow(2).sum(1).mean()
             (F.cross_entropy(model(inputs), target) + 0.1 * penalty).backward()
             optimizer.step()
     return {"model": model, "optimizer": optimizer}
@@ -1028,14 +1084,15 @@ def own_loop_ours(job: Job):
 
     @edl_hvd.elastic
     def train(state):
-        for state.epoch in range(state.epoch, job.epochs):
-            for state.batch in range(state.batch, 3):
+        while state.epoch < job.epochs:
+            while state.batch < 3:
                 mine = slice(12 * state.batch + edl_hvd.rank(), 12 * state.batch + 12, edl_hvd.size())
                 optimizer.zero_grad()
                 F.cross_entropy(model(inputs[mine]), target[mine]).backward()
                 optimizer.step()
+                state.batch += 1
                 state.commit()
-            state.batch = 0
+            state.epoch, state.batch = state.epoch + 1, 0
 
     # end
     train(state)
@@ -1108,6 +1165,13 @@ IDIOMS = [
         "`State`.",
         sam_plain,
         sam_ours,
+    ),
+    Idiom(
+        "SAM with a closure",
+        "A closure that `optimizer.step` calls loops over the step as well. A scheduler is built on the outer "
+        "optimizer.",
+        sam_closure_plain,
+        sam_closure_ours,
     ),
     Idiom(
         "LBFGS",
@@ -1226,6 +1290,7 @@ IDIOMS = [
         "shares, and call `state.commit()`, which counts the steps.",
         own_loop_plain,
         own_loop_ours,
+        exact=False,  # the shares, and so the terms of the sum, are those of the world
         micro_batches=(None,),
     ),
     Idiom(
