@@ -393,6 +393,8 @@ class Memory:
         for optimizer, steps in zip(self._optimizers, plain["counters"]["ahead"], strict=True):
             optimizer.stepping.skip = steps
         self._put_gradients(tensors)
+        for optimizer in self._optimizers:
+            optimizer._opt_called = True
         for optimizer, is_carried in zip(self._optimizers, plain["carried"], strict=True):
             optimizer.stepping.round_number = optimizer.reduction.round_number - is_carried
         self.watch.steps = list(plain["steps"])
@@ -471,6 +473,9 @@ class Memory:
             optimizer.stepping.skip = steps
             if steps and counters.get("ahead_samples"):
                 optimizer.stepping.samples = counters["ahead_samples"]
+        if self.step > 0:
+            for optimizer in self._optimizers:
+                optimizer._opt_called = True  # else torch warns that a scheduler moves first
         if "requires_grad" in counters:
             required = self._required | counters["requires_grad"]
             for name, parameter in self._parameters.items():

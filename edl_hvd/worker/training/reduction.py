@@ -37,6 +37,8 @@ from edl_hvd.worker.training.noise import NoiseMeter
 
 # Floats count exactly up to 2^24 only; weights are sent in two parts.
 _HALF_WEIGHT = 4096
+# A rank that has a gradient of a parameter counts 1, and this more where the script had left one in ``.grad``.
+_HAD_GRADIENT = 1024.0
 
 
 @dataclass(frozen=True)
@@ -211,6 +213,7 @@ class Reduction:
         self._weight = float(micro_batch.samples)
         if micro_batch.first:
             self._total_weight = 0.0
+            self.attach()
         self._total_weight += self._weight
         self._has_gradient = False
         self._fired.clear()
@@ -424,6 +427,7 @@ class Reduction:
         """
         for parameter in list(self._shown):
             self._hide(parameter)
+        self._refuse_unseen()
         if self.announces:
             self.announce(True)
         if process.size() == 1:
@@ -438,6 +442,17 @@ class Reduction:
         self._begin_round()
         for callback in self.on_round:
             callback()
+
+    def _refuse_unseen(self) -> None:
+        """A parameter that a script unfreezes in the middle of a micro-batch has a gradient that nobody has taken."""
+        if len(self._hooks) == len(self.names):
+            return
+        for parameter, name in self.names.items():
+            if parameter not in self._hooks and parameter.grad is not None:
+                raise UsageError(
+                    f"{name!r} was made to require a gradient while a micro-batch was computed; call requires_grad_() "
+                    "before the loop, or at step level in `for step in state.steps(loader):`"
+                )
 
     def announce(self, comes: bool, leaves: bool = False) -> tuple[bool, bool]:
         """Tell the other ranks whether this one makes another round in this step, or leaves the loop. Collective.
@@ -478,7 +493,7 @@ class Reduction:
         collectives = process.current().collectives
         is_unnamed = not self.recorded.keys() <= set(self._known_names)
         high, low = divmod(self._total_weight, _HALF_WEIGHT)
-        used = [float(self._has(parameter)) for parameter in self.names]
+        used = [self._has(p) * (1.0 + _HAD_GRADIENT * (p in self._before)) for p in self.names]
         own = _Flags(float(skipped), float(bool(self._late)), float(is_unnamed), high, low)
         message = torch.tensor([*self.vote, *own, *self._values(), *used], dtype=torch.float32)
         collectives.finish([collectives.start_sum(message, "edl_hvd.flags", 1.0)])
@@ -490,7 +505,12 @@ class Reduction:
         self._take_means(values)
         self.skipped += round(flags.skipped)
         weight = flags.weight_high * _HALF_WEIGHT + flags.weight_low
-        self._sum([p for p, ranks in zip(self.names, counts, strict=True) if ranks > 0], weight, flags.late > 0)
+        for parameter, count in zip(self.names, counts, strict=True):
+            # Where the script has cleared it before it computed one, it is so on the ranks that computed none, too.
+            if 0 < count < _HAD_GRADIENT:
+                self._before.pop(parameter, None)
+                parameter.grad = None
+        self._sum([p for p, count in zip(self.names, counts, strict=True) if count > 0], weight, flags.late > 0)
 
     def _sum(self, used: Sequence[torch.nn.Parameter], weight: float, is_late: bool) -> None:
         """Sum the gradients of the parameters that some rank has one of.
