@@ -56,43 +56,6 @@ def autocast_ours(job: Job):
     return {"model": model, "losses": state.losses}
 
 
-def autocast_around_plain(job: Job):
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for epoch in range(job.epochs):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            for inputs, target in job.plain_loader(epoch=epoch):
-                optimizer.zero_grad()
-                F.cross_entropy(model(inputs), target).backward()
-                optimizer.step()
-    return {"model": model}
-
-
-def autocast_around_ours(job: Job):
-    edl_hvd.init()
-    model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), exact=job.exact
-    )
-    batches = job.batches()
-    loader = DataLoader(job.dataset(), batch_sampler=batches)
-    state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
-
-    @edl_hvd.elastic
-    def train(state):
-        for epoch in state.epochs(job.epochs):
-            # recipe
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                for inputs, target in state.batches(loader):
-                    optimizer.zero_grad()
-                    F.cross_entropy(model(inputs), target).backward()
-                    optimizer.step()
-            # end
-
-    train(state)
-    return {"model": model}
-
-
 def bfloat16_model_plain(job: Job):
     model = make_model().bfloat16()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -383,13 +346,6 @@ IDIOMS = [
         "difference is that of bfloat16, about 1 %; with `exact=True` all worlds have the same bits.",
         autocast_plain,
         autocast_ours,
-        tolerance=3e-2,  # bfloat16
-    ),
-    Idiom(
-        "autocast around the loop",
-        "It may stand around the whole loop.",
-        autocast_around_plain,
-        autocast_around_ours,
         tolerance=3e-2,  # bfloat16
     ),
     Idiom(
