@@ -289,7 +289,8 @@ def test_frozen_parameters_that_the_script_moves_are_copied_from_then_on(write):
     state._runtime.memory.put_back()
     assert_equal(everything(state), committed)
     train(state, 8)
-    assert state._runtime.memory.share()[1]["teacher/weight"].data_ptr() == state.teacher.weight.data_ptr(), "it rests again"
+    shared = state._runtime.memory.share()[1]["teacher/weight"]
+    assert shared.data_ptr() == state.teacher.weight.data_ptr(), "it rests again"
 
 
 def test_frozen_parameters_moved_for_the_first_time_before_it_breaks_off_are_kept_and_another_worker_is_asked():

@@ -1,4 +1,4 @@
-"""How noisy the gradient is: the arithmetic, and its measurement in worlds simulated one rank after the other."""
+"""How noisy the gradient is: the arithmetic, and its measurement in simulated worlds."""
 
 from __future__ import annotations
 
@@ -7,31 +7,19 @@ import math
 
 import pytest
 import torch
+from simulation import Simulation
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from worlds import RecordingCollectives, alone, rank_of
+from worlds import alone
 
 import edl_hvd
 from edl_hvd.events import read_events
 from edl_hvd.rescale.deal import deal
 from edl_hvd.rescale.noise import Noise, Observation
 from edl_hvd.rescale.policy import WorkerBatch
-from edl_hvd.worker import process
-from edl_hvd.worker.training.noise import _square_of, observed
-from edl_hvd.worker.training.reduction import MicroBatch
+from edl_hvd.worker.training.noise import _square_of
 
 FEATURES = 5
-
-
-class GivenCollectives(RecordingCollectives):
-    """Answers every sum with what the ranks together have put into it."""
-
-    def __init__(self, totals: dict[str, torch.Tensor]) -> None:
-        super().__init__()
-        self._totals = totals
-
-    def start_sum(self, tensor: torch.Tensor, name: str, scale: float) -> None:
-        tensor.copy_(self._totals[name])
 
 
 def data(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -44,33 +32,32 @@ def loss_of(model: nn.Module, first: int, last: int, samples: int) -> torch.Tens
     return ((model(inputs[first:last]) - target[first:last]) ** 2).mean()
 
 
-def one_rank(rank: int, size: int, samples: int, micro_batch: int | None, totals=None, loss_scale: float = 1.0):
-    """What a rank puts into the sums; with their totals, what it observes."""
-    torch.manual_seed(0)
-    model = nn.Linear(FEATURES, 1).double()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), measure_noise=True
-    )
-    parts = deal(samples, rank, size, micro_batch)
-    with rank_of(rank, size) as collectives:
-        if totals is not None:
-            process.current().joined = type(process.current().joined)(
-                process.current().world, GivenCollectives(totals), -1
-            )
-        for i, (first, last) in enumerate(parts):
-            optimizer.reduction.begin(MicroBatch(last - first, samples, i == 0, i == len(parts) - 1))
-            optimizer.reduction.noise.loss_scale = loss_scale
-            optimizer.zero_grad()
-            (loss_scale * loss_of(model, first, last, samples)).backward()
-        if not parts:
-            optimizer.reduction.take_part(MicroBatch(0, samples, first=True, last=True))
-    return collectives.parts if totals is None else observed([optimizer])
+def observe(size: int, samples: int, micro_batch: int | None, loss_scale: float = 1.0):
+    """What a step over all samples shows, the same on every rank."""
 
+    def script():
+        torch.manual_seed(0)
+        model = nn.Linear(FEATURES, 1).double()
+        optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), measure_noise=True)
+        full = samples if micro_batch is None else -(-samples // micro_batch) * micro_batch
+        batches = edl_hvd.ElasticBatchSampler(samples, global_batch=full, micro_batch=micro_batch, shuffle=False)
+        state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
+        loader = DataLoader(range(samples), batch_sampler=batches)
+        seen = []
 
-def observe(size: int, samples: int, micro_batch: int | None, **more):
-    parts = [one_rank(rank, size, samples, micro_batch, **more) for rank in range(size)]
-    totals = {name: sum(part[name] for part in parts) for name in parts[0]}
-    found = [one_rank(rank, size, samples, micro_batch, totals, **more) for rank in range(size)]
+        @edl_hvd.elastic
+        def train(state):
+            for _ in state.epochs(1):
+                for step in state.steps(loader):
+                    optimizer.reduction.noise.loss_scale = loss_scale
+                    for part in step:
+                        (loss_scale * loss_of(model, int(part[0]), int(part[-1]) + 1, samples)).backward()
+                    seen.append(optimizer.reduction.noise.observation)
+
+        train(state)
+        return seen[0]
+
+    found = Simulation(size).run(script)
     assert len(set(found)) == 1, "the ranks observe different things"
     return found[0]
 

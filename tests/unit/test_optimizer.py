@@ -2,12 +2,13 @@ import copy
 
 import pytest
 import torch
+from simulation import Simulation
 from torch import nn
-from worlds import RecordingCollectives, alone, rank_of
+from torch.utils.data import DataLoader, TensorDataset
+from worlds import alone, body_of, rank_of
 
 import edl_hvd
 from edl_hvd.errors import UsageError
-from edl_hvd.rescale.deal import deal
 from edl_hvd.worker.training.reduction import MicroBatch
 
 FEATURES, CLASSES = 6, 3
@@ -24,35 +25,44 @@ def make_data(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs, torch.randint(0, CLASSES, (samples,), generator=generator)
 
 
-def one_rank(model: nn.Module, rank: int, size: int, samples: int, micro_batch: int | None) -> RecordingCollectives:
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, samples: int, micro_batch: int | None) -> None:
+    """One step of the present world over all samples."""
     inputs, target = make_data(samples)
-    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
-    parts = deal(samples, rank, size, micro_batch)
-    with rank_of(rank, size) as collectives:
-        for i, (first, last) in enumerate(parts):
-            optimizer.reduction.begin(MicroBatch(last - first, samples, i == 0, i == len(parts) - 1))
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(inputs[first:last]), target[first:last]).backward()
-            optimizer.step()
-        if not parts:
-            optimizer.reduction.take_part(MicroBatch(0, samples, first=True, last=True))
-    return collectives
+    full = samples if micro_batch is None else -(-samples // micro_batch) * micro_batch
+    batches = edl_hvd.ElasticBatchSampler(samples, global_batch=full, micro_batch=micro_batch, shuffle=False)
+    loader = DataLoader(TensorDataset(inputs, target), batch_sampler=batches)
+    state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
+
+    @edl_hvd.elastic
+    def run(state):
+        for _ in state.epochs(1):
+            for part, wanted in state.batches(loader):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(part), wanted).backward()
+                optimizer.step()
+
+    run(state)
 
 
 @pytest.mark.parametrize("size", range(1, 9))
 @pytest.mark.parametrize(("samples", "micro_batch"), [(24, None), (24, 4), (23, 4), (23, None), (5, 2), (3, None)])
+@pytest.mark.filterwarnings("ignore::edl_hvd.errors.EdlHvdWarning")
 def test_the_worlds_gradient_is_that_of_the_whole_batch(size, samples, micro_batch):
-    model = make_model()
     inputs, target = make_data(samples)
-    whole = copy.deepcopy(model)
+    whole = make_model()
     nn.functional.cross_entropy(whole(inputs), target).backward()
-    ranks = [one_rank(copy.deepcopy(model), rank, size, samples, micro_batch).parts for rank in range(size)]
-    for name, parameter in whole.named_parameters():
-        total = sum(parts[f"edl_hvd.gradient.{name}"] for parts in ranks)
-        torch.testing.assert_close(total, parameter.grad, rtol=1e-6, atol=1e-12)
+
+    def script():
+        model = make_model()
+        train(model, edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0)), samples, micro_batch)
+        return [parameter.grad for parameter in model.parameters()]
+
+    for gradients in Simulation(size).run(script):
+        for gradient, parameter in zip(gradients, whole.parameters(), strict=True):
+            torch.testing.assert_close(gradient, parameter.grad, rtol=1e-6, atol=1e-12)
 
 
-def test_zero_grad_and_step_act_at_the_bounds_of_a_global_batch_only():
+def test_step_acts_at_the_end_of_a_global_batch_only():
     model = make_model()
     optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     inputs, target = make_data(8)
@@ -60,11 +70,13 @@ def test_zero_grad_and_step_act_at_the_bounds_of_a_global_batch_only():
     moved = []
     with rank_of(0, 1):
         for i in range(4):
-            optimizer.reduction.begin(MicroBatch(2, 8, first=i == 0, last=i == 3))
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(inputs[2 * i : 2 * i + 2]), target[2 * i : 2 * i + 2]).backward()
-            optimizer.step()
-            moved.append(not torch.equal(model.state_dict()["0.weight"], before["0.weight"]))
+            part = MicroBatch(2, 8, first=i == 0, last=i == 3)
+            with body_of(optimizer, part):
+                nn.functional.cross_entropy(model(inputs[2 * i : 2 * i + 2]), target[2 * i : 2 * i + 2]).backward()
+                assert (model[0].weight.grad is None) == (i < 3)
+                optimizer.step()
+                moved.append(not torch.equal(model.state_dict()["0.weight"], before["0.weight"]))
+                optimizer.zero_grad()
     assert moved == [False, False, False, True]
 
 
@@ -72,8 +84,7 @@ def test_the_learning_rate_factor_acts_inside_step_only():
     parameter = nn.Parameter(torch.ones(3))
     optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.1))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-    with alone(), rank_of(0, 1):
-        optimizer.reduction.begin(MicroBatch(1, 1, first=True, last=True))
+    with alone(), rank_of(0, 1), body_of(optimizer, MicroBatch(1, 1, first=True, last=True)):
         optimizer.reduction.learning_rate_factor = 4.0
         parameter.sum().backward()
         optimizer.step()
@@ -82,13 +93,13 @@ def test_the_learning_rate_factor_acts_inside_step_only():
     assert optimizer.param_groups[0]["lr"] == 0.05
 
 
-def test_a_parameter_that_this_loss_does_not_use_takes_part_with_zeros():
+def test_a_parameter_that_this_loss_does_not_use_keeps_no_gradient_and_is_not_sent():
     used, unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD([used, unused], lr=1.0))
-    with rank_of(0, 2) as collectives:
-        optimizer.reduction.begin(MicroBatch(1, 2, first=True, last=True))
+    with rank_of(0, 2) as collectives, body_of(optimizer, MicroBatch(1, 2, first=True, last=True)):
         used.sum().backward()
-    assert collectives.parts["edl_hvd.gradient.parameter.1"].tolist() == [0.0, 0.0]
+    assert "edl_hvd.gradient.parameter.1" not in collectives.parts
+    assert unused.grad is None
 
 
 def test_a_script_without_batches_averages_over_the_workers():
@@ -100,21 +111,20 @@ def test_a_script_without_batches_averages_over_the_workers():
         assert collectives.parts["edl_hvd.gradient.parameter.0"].tolist() == [0.25, 0.25]
 
 
-def test_a_second_backward_in_one_batch_says_what_to_do():
+def test_a_second_backward_in_one_body_says_what_to_do():
     parameter = nn.Parameter(torch.ones(2))
     optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("weight", parameter)])
-    with rank_of(0, 1):
-        optimizer.reduction.begin(MicroBatch(1, 1, first=True, last=True))
+    part = MicroBatch(1, 2, first=True, last=True)
+    with rank_of(0, 1), body_of(optimizer, part, per_step=2):
         parameter.sum().backward()
-        with pytest.raises(UsageError, match=r"gradient of 'weight' twice in one batch.*no_sync"):
+        with pytest.raises(UsageError, match=r"gradient of 'weight' a second time in one body.*state\.steps"):
             parameter.sum().backward()
 
 
 def test_no_sync_accumulates_until_the_backward_after_it():
     parameter = nn.Parameter(torch.ones(2))
     optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0))
-    with rank_of(0, 1) as collectives:
-        optimizer.reduction.begin(MicroBatch(1, 1, first=True, last=True))
+    with rank_of(0, 2) as collectives, body_of(optimizer, MicroBatch(1, 1, first=True, last=True)):
         with optimizer.no_sync():
             parameter.sum().backward()
         assert not collectives.parts

@@ -156,7 +156,11 @@ def test_a_change_in_mid_epoch_leaves_no_sample_out_and_takes_none_twice(monkeyp
     seen: list[list[int]] = []
     factors = set()
     timed: list[int] = []
-    monkeypatch.setattr(state._runtime.step_timer, "step", lambda step=state._runtime.step_timer.step: (timed.append(state.step), step()))
+    monkeypatch.setattr(
+        state._runtime.step_timer,
+        "step",
+        lambda step=state._runtime.step_timer.step: (timed.append(state.step), step()),
+    )
 
     @edl_hvd.elastic(commit_every=commit_every)
     def train(state):

@@ -44,6 +44,22 @@ def rank_of(rank: int, size: int) -> Iterator[RecordingCollectives]:
 
 
 @contextmanager
+def body_of(optimizer: Any, part: Any, per_step: int = 1) -> Iterator[None]:
+    """In the block the body of ``state.batches`` computes a micro-batch; ``optimizer`` is part of the state."""
+    reduction = optimizer.reduction
+    reduction.is_joined = True
+    if part.first:
+        reduction.begin_step(reduction.vote)
+    position.in_batches = position.in_micro_batch = True
+    position.ends_step, position.per_step = part.last, per_step
+    reduction.begin(part)
+    try:
+        yield
+    finally:
+        position.leave()
+
+
+@contextmanager
 def alone() -> Iterator[None]:
     """A process initialised as a world of one."""
     process.shutdown()

@@ -243,9 +243,10 @@ class _Run:
                 "edl_hvd.DistributedOptimizer(…), …), because the optimizer has to know how a batch is dealt out"
             )
         _check_schedulers(runtime)
+        statistics = _exact_statistics(runtime, sampler)
         _check_models(runtime, reduction)
         sampler.set_epoch(runtime.memory.epoch)
-        return cls(runtime, loader, call, sampler, reduction, _exact_statistics(runtime, sampler))
+        return cls(runtime, loader, call, sampler, reduction, statistics)
 
     def is_over(self) -> bool:
         """Nothing is left of the epoch, and what comes after it has begun before the script was run again.

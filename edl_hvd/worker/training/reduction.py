@@ -487,6 +487,7 @@ class Reduction:
         factor = 1.0 if self.micro_batch is None else (self._unit or 0.0) / self._total_weight
         if factor != 1.0 and used:
             torch._foreach_mul_([self._held[parameter] for parameter in used], factor)
+        process.current().collectives.finish(self.noise.start() if self.noise is not None else [])
         self._publish({parameter: self._held[parameter] for parameter in used})
 
     def _complete_together(self, skipped: bool) -> None:
