@@ -567,6 +567,55 @@ def cyclegan_ours(job: Job):
     return {"networks": [to_b, to_a, critic_a, critic_b], "optimizers": [optimizerG, optimizerA, optimizerB]}
 
 
+def backward_inputs_plain(job: Job):
+    netG, netD = make_networks()
+    optimizerG, optimizerD = make_optimizers(netG, netD)
+    for epoch in range(job.epochs):
+        for real, noise in job.plain_loader(real_and_noise(job), epoch):
+            fake = netG(noise)
+            errD = criterion(netD(real), torch.ones(len(real), 1)) + criterion(netD(fake), torch.zeros(len(real), 1))
+            errD.backward(inputs=list(netD.parameters()), retain_graph=True)
+            errG = criterion(netD(fake), torch.ones(len(real), 1))
+            errG.backward(inputs=list(netG.parameters()))
+            optimizerD.step()
+            optimizerG.step()
+            optimizerD.zero_grad()
+            optimizerG.zero_grad()
+    return {"netG": netG, "netD": netD, "G": optimizerG, "D": optimizerD}
+
+
+def backward_inputs_ours(job: Job):
+    edl_hvd.init()
+    netG, netD = make_networks()
+    optimizerG, optimizerD = make_optimizers(netG, netD)
+    optimizerG = edl_hvd.DistributedOptimizer(optimizerG, exact=job.exact)
+    optimizerD = edl_hvd.DistributedOptimizer(optimizerD, exact=job.exact)
+    batches = job.batches()
+    loader = DataLoader(real_and_noise(job), batch_sampler=batches)
+    state = edl_hvd.State(netG=netG, netD=netD, optimizerG=optimizerG, optimizerD=optimizerD, batches=batches)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            for step in state.steps(loader):
+                for real, noise in step:
+                    fake = netG(noise)
+                    errD = criterion(netD(real), torch.ones(len(real), 1))
+                    errD = errD + criterion(netD(fake), torch.zeros(len(real), 1))
+                    errD.backward(inputs=list(netD.parameters()), retain_graph=True)
+                    errG = criterion(netD(fake), torch.ones(len(real), 1))
+                    errG.backward(inputs=list(netG.parameters()))
+                optimizerD.step()
+                optimizerG.step()
+                optimizerD.zero_grad()
+                optimizerG.zero_grad()
+            # end
+
+    train(state)
+    return {"netG": netG, "netD": netD, "G": optimizerG, "D": optimizerD}
+
+
 def fakes_before_step_ours(job: Job):
     edl_hvd.init()
     netG, netD = make_networks()
@@ -675,5 +724,11 @@ IDIOMS = [
         "One loop over the step may serve several optimizers, and one optimizer several networks.",
         cyclegan_plain,
         cyclegan_ours,
+    ),
+    Idiom(
+        "`backward(inputs=…)`",
+        "One loop over the step serves both networks if each `backward()` names the parameters that it is for.",
+        backward_inputs_plain,
+        backward_inputs_ours,
     ),
 ]

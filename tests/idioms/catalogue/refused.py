@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import torch
 import torch.nn.functional as F
@@ -529,6 +530,104 @@ def sam_without_inner_ours(job: Job):
     return state
 
 
+def part_of_step_ours(job: Job):
+    model, optimizer, loader, state = prepare(job)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in itertools.islice(step, 1):
+                    F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+            # end
+
+    train(state)
+
+
+def kept_batches_ours(job: Job):
+    model, optimizer, loader, state = prepare(job)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            for step in state.steps(loader):
+                kept = []
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs), target).backward()
+                    kept.append(inputs)
+                for inputs in kept:
+                    (0.1 * model(inputs).square().mean()).backward()
+                optimizer.step()
+            # end
+
+    train(state)
+
+
+def gradient_by_hand_ours(job: Job):
+    model, optimizer, loader, state = prepare(job)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            for step in state.steps(loader):
+                for inputs, target in step:
+                    loss = F.cross_entropy(model(inputs), target)
+                    for p, gradient in zip(
+                        model.parameters(), torch.autograd.grad(loss, model.parameters()), strict=True
+                    ):
+                        p.grad = gradient
+                optimizer.step()
+            # end
+
+    train(state)
+
+
+def gradient_by_hand_flat_ours(job: Job):
+    model, optimizer, loader, state = prepare(job)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            for inputs, target in state.batches(loader):
+                loss = F.cross_entropy(model(inputs), target)
+                for p, gradient in zip(model.parameters(), torch.autograd.grad(loss, model.parameters()), strict=True):
+                    p.grad = gradient
+                optimizer.step()
+            # end
+
+    train(state)
+
+
+def optimizer_in_backward_ours(job: Job):
+    edl_hvd.init()
+    model = make_model()
+    # recipe
+    optimizers = {p: edl_hvd.DistributedOptimizer(torch.optim.SGD([p], lr=0.5)) for p in model.parameters()}
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
+    # end
+    batches = job.batches()
+    loader = DataLoader(job.dataset(), batch_sampler=batches)
+    named = {f"optimizer{number}": optimizer for number, optimizer in enumerate(optimizers.values())}
+    state = edl_hvd.State(model=model, batches=batches, **named)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            for step in state.steps(loader):
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs), target).backward()
+
+    train(state)
+
+
 WHY_FLAT = (
     "The body of `state.batches` runs once per micro-batch, so what it does to the state would depend on the number of "
     "workers: it is refused where a step has several micro-batches. Write the loop with `state.steps`."
@@ -581,6 +680,44 @@ IDIOMS = [
         None,
         next_of_step_ours,
         refused=r"outside the loop over the step's micro-batches, .* write `for batch in step:`",
+    ),
+    Idiom(
+        "`itertools.islice(step, …)`",
+        "The same: go through all micro-batches of the step.",
+        None,
+        part_of_step_ours,
+        refused="left before its end",
+    ),
+    Idiom(
+        "A second pass over batches that were kept",
+        "At step level `backward()` is for what is the same on every worker. For a second pass over the samples "
+        "loop over the step again.",
+        None,
+        kept_batches_ours,
+        refused="step level|every worker|loop over the step",
+        micro_batches=(3, 6),
+    ),
+    Idiom(
+        "Gradients that are put into `.grad` in the loop over micro-batches",
+        "They are not summed over the workers. Let `backward()` compute them, or put them there at step level.",
+        None,
+        gradient_by_hand_ours,
+        refused=r"\.grad",
+    ),
+    Idiom(
+        "Gradients that are put into `.grad` in the flat loop",
+        "They are not summed over the workers. Let `backward()` compute them.",
+        None,
+        gradient_by_hand_flat_ours,
+        refused=r"\.grad|backward\(\)",
+    ),
+    Idiom(
+        "Optimizers that step within `backward()`",
+        "A hook that steps an optimizer as soon as its parameter has a gradient would do so before the others have "
+        "theirs.",
+        None,
+        optimizer_in_backward_ours,
+        refused=r"optimizer\.step\(\) was called in the loop over a step's micro-batches",
     ),
     Idiom(
         "A scheduler that `State` was not given",

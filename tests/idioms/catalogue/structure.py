@@ -950,6 +950,95 @@ def masked_by_hook_ours(job: Job):
     return {"model": model, "optimizer": optimizer}
 
 
+def surgery(one: list[torch.Tensor], other: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Take from one gradient what is against the other (PCGrad)."""
+    dot = sum((a * b).sum() for a, b in zip(one, other, strict=True))
+    norm = sum(b.square().sum() for b in other)
+    return [a - (dot / norm) * b if dot < 0 else a for a, b in zip(one, other, strict=True)]
+
+
+def gradient_surgery_plain(job: Job):
+    model = make_model()
+    optimizer = momentum_sgd(model)
+    for epoch in range(job.epochs):
+        for inputs, target in job.plain_loader(epoch=epoch):
+            output = model(inputs)
+            losses = F.cross_entropy(output, target), F.mse_loss(output, -inputs[:, :CLASSES])
+            one, other = ([*torch.autograd.grad(loss, model.parameters(), retain_graph=True)] for loss in losses)
+            for p, a, b in zip(model.parameters(), surgery(one, other), surgery(other, one), strict=True):
+                p.grad = a + b
+            optimizer.step()
+    return {"model": model, "optimizer": optimizer}
+
+
+def gradient_surgery_ours(job: Job):
+    model, optimizer, loader, state = prepare(job, momentum_sgd)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs), target).backward()
+                one = [p.grad for p in model.parameters()]
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.mse_loss(model(inputs), -inputs[:, :CLASSES]).backward()
+                other = [p.grad for p in model.parameters()]
+                for p, a, b in zip(model.parameters(), surgery(one, other), surgery(other, one), strict=True):
+                    p.grad = a + b
+                optimizer.step()
+            # end
+
+    train(state)
+    return {"model": model, "optimizer": optimizer}
+
+
+def batch_statistics_plain(job: Job):
+    model = make_model()
+    optimizer = momentum_sgd(model)
+    for epoch in range(job.epochs):
+        for states, actions, returns in job.plain_loader(experience(job), epoch):
+            advantage = (returns - returns.mean()) / returns.std(correction=0)
+            optimizer.zero_grad()
+            log_prob = torch.distributions.Categorical(logits=model(states)).log_prob(actions)
+            (-(log_prob * advantage).mean()).backward()
+            optimizer.step()
+    return {"model": model, "optimizer": optimizer}
+
+
+def batch_statistics_ours(job: Job):
+    edl_hvd.init()
+    model = make_model()
+    optimizer = edl_hvd.DistributedOptimizer(momentum_sgd(model), exact=job.exact)
+    batches = job.batches()
+    loader = DataLoader(experience(job), batch_sampler=batches)
+    state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            for step in state.steps(loader):
+                for _, _, returns in step:
+                    step.record(mean=returns.mean(), square=returns.square().mean())
+                mean = step.mean("mean")
+                std = (step.mean("square") - mean**2) ** 0.5
+
+                optimizer.zero_grad()
+                for states, actions, returns in step:
+                    advantage = (returns - mean) / std
+                    log_prob = torch.distributions.Categorical(logits=model(states)).log_prob(actions)
+                    (-(log_prob * advantage).mean()).backward()
+                optimizer.step()
+            # end
+
+    train(state)
+    return {"model": model, "optimizer": optimizer}
+
+
 # --- randomness, and loops of other shapes ---
 
 
@@ -1263,6 +1352,20 @@ IDIOMS = [
         "mask or a factor; clip at step level.",
         masked_by_hook_plain,
         masked_by_hook_ours,
+    ),
+    Idiom(
+        "Gradient surgery (PCGrad)",
+        "What is not linear in the gradient needs that of the whole batch: loop over the step once per loss, and "
+        "combine behind it.",
+        gradient_surgery_plain,
+        gradient_surgery_ours,
+    ),
+    Idiom(
+        "Statistics of the whole batch",
+        "A first loop over the step without `backward()` may collect what the second needs, such as mean and "
+        "variance of the advantages in PPO.",
+        batch_statistics_plain,
+        batch_statistics_ours,
     ),
     Idiom(
         "Random numbers at step level",
