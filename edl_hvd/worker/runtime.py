@@ -127,8 +127,8 @@ class Runtime:
         own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
         if any(parameter in kept and parameter not in summed for parameter in own):
             raise UsageError(
-                f"{type(optimizer).__name__}.step() moves parameters of a model in State by the gradient of this worker "
-                "alone, because the optimizer is not a DistributedOptimizer; write optimizer = "
+                f"{type(optimizer).__name__}.step() moves parameters of a model in State by the gradient of this "
+                "worker alone, because the optimizer is not a DistributedOptimizer; write optimizer = "
                 "edl_hvd.DistributedOptimizer(optimizer) and give it to State(…)"
             )
 
@@ -317,9 +317,9 @@ class Runtime:
         if self.has_computed:
             return None
         return UsageError(
-            f"{error}: this worker was dealt no micro-batch so far, so what the loop over them assigns is not there; give "
-            "the variable a value before the loop, or log with step.record(loss=loss) in the loop and step.mean('loss') "
-            "after it"
+            f"{error}: this worker was dealt no micro-batch so far, so what the loop over them assigns is not there; "
+            "give the variable a value before the loop, or log with step.record(loss=loss) in the loop and "
+            "step.mean('loss') after it"
         )
 
     def out_of_memory(self, error: Exception) -> UsageError | None:

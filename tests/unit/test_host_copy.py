@@ -59,7 +59,7 @@ def test_what_the_writer_has_copied_is_not_copied_again():
 def test_whatever_moves_the_state_waits_for_the_copy(moment):
     state = train(make(), 4)
     before = everything(state)
-    other = train(make(), 7).memory.live(7)
+    other = train(make(), 7)._runtime.memory.live(7)
     snapshot, copy = state._runtime.memory.for_late_checkpoint()
     state.model(torch.randn(8, 4))  # BatchNorm moves what the commit has copied
     if moment == "commit":

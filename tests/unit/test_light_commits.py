@@ -155,8 +155,8 @@ def test_another_worker_takes_over_a_state_that_is_ahead():
     move(state, seed=4)
     state._runtime.memory.put_back()
     plain, tensors = state._runtime.memory.share()
-    newcomer.memory.receive(plain, {name: tensor.clone() for name, tensor in tensors.items()})
-    assert newcomer.memory.standing == state._runtime.memory.standing
+    newcomer._runtime.memory.receive(plain, {name: tensor.clone() for name, tensor in tensors.items()})
+    assert newcomer._runtime.memory.standing == state._runtime.memory.standing
     train(newcomer, 2)
     assert torch.equal(newcomer.model[0].weight, whole.model[0].weight)
     assert newcomer.notes == whole.notes
@@ -172,13 +172,13 @@ def test_a_state_that_is_ahead_survives_a_new_start_of_the_process():
 
 
 def test_the_best_state_is_the_latest_commit_and_of_one_commit_the_one_that_stands_at_it():
-    standings = [train(make(), 3).memory.standing]
+    standings = [train(make(), 3)._runtime.memory.standing]
     for moved in (lambda state: state.model[0].weight.data.mul_(2), move, lambda state: None):
         state = train(make(), 4)
         moved(state)
         state._runtime.memory.put_back()
         standings.append(state._runtime.memory.standing)
-    standings.append(train(make(), 5).memory.standing)
+    standings.append(train(make(), 5)._runtime.memory.standing)
     assert standings == sorted(set(standings)), "each one is better than the one before"
     assert [is_disturbed(standing) for standing in standings] == [False, True, False, False, False]
 
@@ -304,10 +304,10 @@ def test_frozen_parameters_moved_for_the_first_time_before_it_breaks_off_are_kep
 
 def test_a_worker_that_took_a_state_over_need_not_copy_frozen_parameters():
     giver, taker = train(with_frozen(), 4), train(with_frozen(), 2)
-    taker.memory.receive(*giver.memory.share())
+    taker._runtime.memory.receive(*giver._runtime.memory.share())
     assert_equal(everything(taker), everything(giver))
     train(taker, 3)
-    assert taker.memory.share()[1]["teacher/weight"].data_ptr() == taker.teacher.weight.data_ptr()
+    assert taker._runtime.memory.share()[1]["teacher/weight"].data_ptr() == taker.teacher.weight.data_ptr()
 
 
 def test_a_commit_between_batches_needs_no_collective_of_its_own(monkeypatch):

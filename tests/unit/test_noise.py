@@ -245,7 +245,7 @@ def test_the_noise_is_measured_on_request_and_survives_in_checkpoints(tmp_path):
     job(tmp_path / "parts", 2, global_batch=16, micro_batch=4)
     resumed = job(tmp_path / "parts", 4, global_batch=16, micro_batch=4)
     assert whole.gradient_noise_scale > 0
-    assert resumed.memory.learning == whole.memory.learning
+    assert resumed._runtime.memory.learning == whole._runtime.memory.learning
     assert resumed.scale_invariant_steps == 16
     metrics = [event["values"] for event in read_events(tmp_path / "whole" / "events") if event["event"] == "metrics"]
     assert [list(values) for values in metrics] == [["noise"]] * 4

@@ -68,7 +68,7 @@ def look(*waits: LongWait, clock: FakeClock, times: int = 1) -> None:
 
 def test_every_member_comes_to_the_same_verdict(store, clock):
     first = LongWait(member(0, store, clock), "A", {"A": 1})
-    second = LongWait(member(1, store, clock), "edl_hvd.wishes", {"edl_hvd.wishes": 5, "A": 0})
+    second = LongWait(member(1, store, clock), "edl_hvd.flags", {"edl_hvd.flags": 5, "A": 0})
     look(first, second, clock=clock)
     errors: list[UsageError] = []
 

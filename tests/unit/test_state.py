@@ -145,7 +145,7 @@ def test_checkpoints_are_written_as_often_as_asked(tmp_path, every, least):
     state, loader = make()
 
     def wait_for_writer(indices):
-        while state._session._checkpoints.busy:
+        while state._runtime.session._checkpoints.busy:
             pass
 
     run(state, loader, body=wait_for_writer, checkpoint=tmp_path / "c", checkpoint_every=every, events=tmp_path / "e")
@@ -275,12 +275,12 @@ def test_a_worker_brings_its_state_into_its_next_life(room, monkeypatch, tmp_pat
     folder = next_life.keep(state._runtime.memory)
     assert (room == "on disk") == folder.startswith(str(tmp_path))
     again, _ = make()
-    next_life.take_back(again.memory, folder)
+    next_life.take_back(again._runtime.memory, folder)
     shutil.rmtree(folder)
-    assert (again.step, again.notes, again.memory.held) == (state.step, [(1, "x")], state._runtime.memory.commit)
+    assert (again.step, again.notes, again._runtime.memory.held) == (state.step, [(1, "x")], state._runtime.memory.commit)
     for name, tensor in state.model.state_dict().items():
         assert torch.equal(tensor, again.model.state_dict()[name])
 
 
 def test_a_worker_without_state_takes_none_along():
-    assert next_life.keep(make()[0].memory) is None
+    assert next_life.keep(make()[0]._runtime.memory) is None

@@ -150,7 +150,21 @@ class ModuleHandler(ObjectHandler):
 
 
 class OptimizerHandler(ObjectHandler):
-    """An optimizer. Its state appears with its first step, and ``load_state_dict`` would share tensors."""
+    """An optimizer. Its state appears with its first step, and ``load_state_dict`` would share tensors.
+
+    Its groups stay the objects they are: another optimizer may have them, too, as SAM and the one inside it.
+    """
+
+    def __init__(self, value: torch.optim.Optimizer) -> None:
+        super().__init__(value)
+        self._groups = value.param_groups
+
+    def _load_state(self, state: Any) -> None:
+        self.value.load_state_dict(state)
+        if self.value.param_groups is not self._groups:
+            for group, loaded in zip(self._groups, self.value.param_groups, strict=True):
+                group.update(loaded)
+            self.value.param_groups = self._groups
 
     @property
     def leaves_out(self) -> bool:
@@ -165,7 +179,7 @@ class OptimizerHandler(ObjectHandler):
                 torch._foreach_copy_(list(live_tensors.values()), list(saved_tensors.values()))
             self._load_options(state)
         else:
-            self.value.load_state_dict(_own(state))
+            self._load_state(_own(state))
 
     def load_plain(self, state: Any) -> None:
         live, _ = encode(self.value.state_dict(), "")

@@ -35,6 +35,7 @@ class ParameterWatch:
 
     Attributes:
         steps: How often each optimizer has moved since the last commit.
+        disturbances: How often something else has.
         trusted: Nothing else has moved parameters lately.
     """
 
@@ -42,6 +43,7 @@ class ParameterWatch:
         self._optimizers = optimizers
         self._before_move = before_move
         self.steps = [0] * len(optimizers)
+        self.disturbances = 0
         self._clean = 0
         self._needed = _CLEAN_COMMITS
         self._trace = Trace([])
@@ -73,6 +75,7 @@ class ParameterWatch:
 
     def distrust(self) -> None:
         """Something else moves parameters: do without copies only after more commits in which nothing does."""
+        self.disturbances += 1
         self._clean, self._needed = 0, min(2 * self._needed, _MOST_CLEAN_COMMITS)
 
     def _judge(self, is_disturbed: bool) -> None:

@@ -24,8 +24,10 @@ from edl_hvd.worker.position import position
 from edl_hvd.worker.progress import progress
 from edl_hvd.worker.trace import Trace
 from edl_hvd.worker.training.exact import ExactReduction
+from edl_hvd.worker.training.optimizer import is_distributed
 from edl_hvd.worker.training.reduction import MicroBatch, Reduction
 from edl_hvd.worker.training.running_statistics import RunningStatistics
+from edl_hvd.worker.training.scheduler import built_on
 from edl_hvd.worker.training.tuning import choose, is_auto, is_due
 
 if TYPE_CHECKING:
@@ -208,7 +210,7 @@ def batches(runtime: Runtime, loader: Any) -> Iterator[Any]:
                         run.count(global_step)
                     run.leave()
                 raise
-            watch.end(sys._getframe(1))
+            watch.end(sys._getframe(1), part.first)
             position.in_micro_batch = position.in_batches = False
             run.statistics.end_pass()
         position.in_batches = False
@@ -437,7 +439,8 @@ class _BodyWatch:
         self._runtime = runtime
         self._attributes: dict[str, Any] = {}
         self._others = Trace([])
-        self._was_disturbed = False
+        self._disturbances = -1
+        self._rates: list[Any] = []
         self._rising: set[str] = set()
         self._counters: dict[str, int] | None = None
         self._looks = self._LOOKS
@@ -447,13 +450,15 @@ class _BodyWatch:
         if position.per_step > 1:
             self._attributes = self._encoded()
             self._others = self._look()
-            self._was_disturbed = self._runtime.memory.watch.is_disturbed()
+            watch = self._runtime.memory.watch
+            self._disturbances = -1 if watch.is_disturbed() else watch.disturbances
 
-    def end(self, frame: Any) -> None:
+    def end(self, frame: Any, is_first: bool) -> None:
         """It has run.
 
         Args:
             frame: Of the script.
+            is_first: Of this worker's bodies in the step.
 
         Raises:
             UsageError: It has changed what it may change once per step only.
@@ -466,9 +471,20 @@ class _BodyWatch:
             self._refuse(f"state.{changed[0]} was changed")
         if not self._others.fits():
             self._refuse("a model in State that no distributed optimizer moves was changed")
-        if position.waits and not self._was_disturbed and self._runtime.memory.watch.is_disturbed():
-            self._refuse("a parameter was changed, in the middle of a step,")
+        watch = self._runtime.memory.watch
+        if self._disturbances >= 0 and (watch.is_disturbed() or watch.disturbances > self._disturbances):
+            self._refuse("a parameter was changed by something else than its optimizer")
+        self._check_rates(is_first)
         self._look_for_counters(frame)
+
+    def _check_rates(self, is_first: bool) -> None:
+        """A script that sets a rate by ``state.step`` sets the same one in all bodies of a step."""
+        memory = self._runtime.memory
+        rates = [group.get("lr") for optimizer in memory.of_kind(is_distributed) for group in optimizer.param_groups]
+        has_schedulers = any(True for _ in memory.of_kind(torch.optim.lr_scheduler.LRScheduler))
+        if not is_first and rates != self._rates and not (position.ends_step and has_schedulers):
+            self._refuse("a learning rate was changed")
+        self._rates = rates
 
     def _encoded(self) -> dict[str, Any]:
         """The plain attributes, such that a change in place shows."""
@@ -489,8 +505,8 @@ class _BodyWatch:
     def _refuse(self, what: str) -> None:
         raise UsageError(
             f"{what} in the body of state.batches(), which runs once per micro-batch ({position.per_step} per step, "
-            "over all workers), so the result would depend on how many workers there are; write the loop with `for step in "
-            "state.steps(loader):`, or change it after the loop"
+            "over all workers), so the result would depend on how many workers there are; write the loop with `for "
+            "step in state.steps(loader):`, or change it after the loop"
         )
 
     def _look_for_counters(self, frame: Any) -> None:
@@ -559,31 +575,34 @@ def _check_models(runtime: Runtime, reduction: Reduction) -> None:
     if lost:
         raise UsageError(
             f"State(…) was given an optimizer, and not the model whose parameters it moves ({lost[0]!r} and "
-            f"{len(lost) - 1} more), so a worker that joins would begin with other weights; add it: State(model=model, …)"
+            f"{len(lost) - 1} more), so a worker that joins would begin with other weights; add it: State(model=model, "
+            "…)"
         )
 
 
 def _check_schedulers(runtime: Runtime) -> None:
     """A scheduler that State was not given would be forgotten with a worker, and move with every micro-batch."""
-    kept = {id(scheduler.optimizer) for scheduler in _schedulers(runtime)}
+    kept = {id(scheduler) for scheduler in _schedulers(runtime)}
     for name, handler in runtime.memory.handlers.items():
-        optimizer = handler.value
-        wrapped = vars(optimizer).get("step") if isinstance(optimizer, torch.optim.Optimizer) else None
-        if wrapped is not None and hasattr(wrapped, "_wrapped_by_lr_sched") and id(optimizer) not in kept:
-            raise UsageError(
-                f"a learning-rate scheduler was built on the optimizer state.{name}, and State(…) was not given it, so "
-                "its position would be lost with a worker; add it: State(scheduler=scheduler, …)"
-            )
+        for scheduler in built_on(handler.value) if isinstance(handler.value, torch.optim.Optimizer) else ():
+            if id(scheduler) not in kept:
+                raise UsageError(
+                    f"a {type(scheduler).__name__} was built on the optimizer state.{name}, and State(…) was not given it, "
+                    "so its position would be lost with a worker; add it: State(scheduler=scheduler, …)"
+                )
 
 
 def _schedulers(runtime: Runtime) -> Iterator[Any]:
     """Those in State, and those that they are made of, such as SequentialLR's."""
     found = list(runtime.memory.of_kind(torch.optim.lr_scheduler.LRScheduler))
+    seen = set()
     while found:
         scheduler = found.pop()
-        found += getattr(scheduler, "_schedulers", [])
-        if hasattr(scheduler, "optimizer"):
+        if id(scheduler) not in seen:
+            seen.add(id(scheduler))
             yield scheduler
+            parts = [part for value in vars(scheduler).values() for part in (value if type(value) is list else [value])]
+            found += [part for part in parts if isinstance(part, torch.optim.lr_scheduler.LRScheduler)]
 
 
 def _sampler_of(runtime: Runtime, loader: Any, call: str) -> ElasticBatchSampler:

@@ -71,11 +71,8 @@ class ExactReduction(Reduction):
         for bucket in self._buckets:
             bucket.begin(self._terms)
 
-    def _accept(self, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> bool:
-        if not super()._accept(parameter, gradient):
-            return False
-        self._unit = self._least_unit
-        return True
+    def _first_unit(self) -> float:
+        return self._least_unit
 
     @property
     def _least_unit(self) -> float:
@@ -110,8 +107,7 @@ class ExactReduction(Reduction):
 
     def _end_term(self) -> None:
         """A micro-batch is through: what it has made of the gradients is the next term."""
-        for parameter in list(self._shown):
-            self._hide(parameter)
+        self._end_micro_batch()
         self._expect()
         for bucket in self._buckets:
             self._add(bucket)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -64,6 +65,19 @@ class _Distributed:
         finally:
             self.reduction.paused = False
 
+    def synchronize(self) -> None:
+        """Horovod's name for what is not needed here.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise UsageError(
+            "optimizer.synchronize() is not needed: after the loop over a step's micro-batches, or when backward() "
+            "returns, the gradients are those of the global batch; remove the call, cut them, and call optimizer.step()"
+        )
+
+    skip_synchronize = synchronize
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in ``torch.optim``; the new parameters' gradients are summed, too."""
         super().add_param_group(param_group)  # type: ignore[misc]
@@ -102,6 +116,8 @@ class _Distributed:
             callback()
         return result
 
+    step.hooked = True  # type: ignore[attr-defined]  # hooks of the script run around the step itself, not around this
+
     def _step_at_scaled_rates(self, closure: Callable[[], Any] | None) -> Any:
         reduction = self.reduction
         own_rates = [group["lr"] for group in self.param_groups if "lr" in group]
@@ -138,6 +154,7 @@ def DistributedOptimizer(
     exact: bool = False,
     measure_noise: bool = False,
     velocity: str | None = None,
+    **horovods: Any,
 ) -> _Optimizer:
     """Make an optimizer's steps those of the whole world.
 
@@ -156,10 +173,13 @@ def DistributedOptimizer(
             (v = m v + η g); it is corrected when the policy's factor changes (Goyal et al. 2017, section 3). No
             optimizer of torch has one: their momentum is made of gradients alone and needs no correction.
 
+        **horovods: Arguments that Horovod's own has and this has not; refused with what to write instead.
+
     Raises:
         UsageError: Names are missing or doubled, the optimizer is wrapped already, or a scheduler was
             built on it before.
     """
+    _refuse_horovods(horovods)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if isinstance(optimizer, _Distributed):
         raise UsageError("this optimizer is a DistributedOptimizer already; wrap it once")
@@ -233,6 +253,27 @@ def join(
     return reduction
 
 
+_HOROVODS = {
+    "compression": "leave it out: gradients travel as they are",
+    "op": "leave it out: the gradient is the mean over the global batch",
+    "backward_passes_per_step": "leave it out, and give ElasticBatchSampler(…) a micro_batch",
+    "gradient_predivide_factor": "leave it out",
+    "num_groups": "leave it out",
+    "groups": "leave it out",
+    "sparse_as_dense": "leave it out, and build the module with sparse=False",
+    "process_set": "leave it out: the optimizer is that of the whole world",
+}
+
+
+def _refuse_horovods(given: Mapping[str, Any]) -> None:
+    for name in given:
+        if name not in _HOROVODS:
+            raise TypeError(f"DistributedOptimizer() got an unexpected keyword argument {name!r}")
+        raise UsageError(
+            f"DistributedOptimizer was given {name}={given[name]!r}, an argument of Horovod's own; {_HOROVODS[name]}"
+        )
+
+
 class GradScaler(torch.amp.GradScaler):
     """``torch.amp.GradScaler`` whose calls in the body of ``state.batches`` act at the end of a global batch only.
 
@@ -256,6 +297,23 @@ def gate_scaler(scaler: torch.amp.GradScaler) -> None:
     if not isinstance(scaler, GradScaler):
         kind = type(scaler)
         scaler.__class__ = GradScaler if kind is torch.amp.GradScaler else type(kind.__name__, (GradScaler, kind), {})
+
+
+def _refusing(update: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(update)
+    def update_parameters(average: AveragedModel, model: torch.nn.Module) -> None:
+        if not isinstance(average, _StepwiseAverage) and (position.in_step or position.in_batches):
+            raise UsageError(
+                "update_parameters() was called in the loop of an AveragedModel that State(…) was not given, so the "
+                "average would be lost with a worker; add it: State(ema=ema, …)"
+            )
+        update(average, model)
+
+    return update_parameters
+
+
+# For the whole process: else nobody would see an average that is not part of the state.
+AveragedModel.update_parameters = _refusing(AveragedModel.update_parameters)  # type: ignore[method-assign]
 
 
 class _StepwiseAverage:

@@ -209,6 +209,7 @@ class Reduction:
 
     def begin(self, micro_batch: MicroBatch) -> None:
         """The next backward computes this."""
+        self._end_micro_batch()
         self.micro_batch = micro_batch
         self._weight = float(micro_batch.samples)
         if micro_batch.first:
@@ -241,7 +242,7 @@ class Reduction:
         self.deferred = self.announces = False
         self.vote = Vote()
         self.recorded.clear()
-        for parameter in self._shown:
+        for parameter in self._present:
             parameter.grad = None
         self._weight = self._total_weight = 1.0
         if self.noise is not None:
@@ -258,7 +259,7 @@ class Reduction:
         self._held: dict[torch.nn.Parameter, torch.Tensor] = {}  # this rank's part
         self._late: dict[torch.nn.Parameter, torch.Tensor] = {}  # what came after its sum had started
         self._before: dict[torch.nn.Parameter, torch.Tensor] = {}  # what .grad held
-        self._shown: dict[torch.nn.Parameter, int] = {}  # in .grad as well: the version of what is held
+        self._present: dict[torch.nn.Parameter, int] = {}  # in .grad, of the present micro-batch: its version
         self._sums: dict[torch.nn.Parameter, Any] = {}  # under way
         self._unit: float | None = None  # weight that the held gradients count as 1
         self._finish_queued = False
@@ -270,11 +271,11 @@ class Reduction:
         gradient = parameter.grad
         if gradient is None or self._is_apart:
             return
-        parameter.grad = None
-        if parameter in self._shown:
-            self._check_shown(parameter, gradient)
+        if parameter in self._present:
+            self._check_unchanged(parameter, gradient)
         else:
             self._before[parameter] = gradient
+            parameter.grad = None
 
     @property
     def _is_apart(self) -> bool:
@@ -286,24 +287,20 @@ class Reduction:
         if self._is_apart:
             self._check_apart()
             return
-        gradient, parameter.grad = parameter.grad, None
-        if gradient is None or not self._accept(parameter, gradient):
+        gradient = parameter.grad
+        if gradient is None:
             return
+        self._accept(parameter, gradient)
         count = self._fired[parameter] = self._fired.get(parameter, 0) + 1
-        if self._is_started(parameter):
-            self._accumulate(self._late, parameter, gradient)
-            return
-        self._accumulate(self._held, parameter, gradient)
         if self.deferred:
-            self._show(parameter)
-        if self.noise is not None:
-            self.noise.small(parameter, self._held[parameter], self._weight / (self._unit or 1.0))
-        if self.paused or not self.at_boundary:
-            return
-        if self.deferred:
-            if count == self._expected.get(self._loop, {}).get(parameter):
-                self._hide(parameter)
+            self._present[parameter] = gradient._version
+            if self.at_boundary and count == self._expected.get(self._loop, {}).get(parameter) and not self.paused:
+                self._take(parameter)
                 self._start_early(parameter)
+            return
+        parameter.grad = None
+        self._keep(parameter, gradient)
+        if self.paused or not self.at_boundary:
             return
         self._start_early(parameter)
         if not self._finish_queued:
@@ -326,8 +323,8 @@ class Reduction:
         """This rank has a gradient of it in this round."""
         return parameter in self._held
 
-    def _accept(self, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> bool:
-        """Whether a gradient counts; one that cannot be summed is refused."""
+    def _accept(self, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
+        """Refuse a gradient that cannot be summed, or comes where it must not."""
         if gradient.is_sparse:
             raise UsageError(
                 f"the gradient of {self.names[parameter]!r} is sparse, which cannot be summed over a changing world; "
@@ -341,37 +338,53 @@ class Reduction:
             )
         if not self.is_joined and (position.in_step or position.in_batches):
             raise UsageError(
-                f"backward() computed a gradient for {self.names[parameter]!r}, whose DistributedOptimizer State(…) was not "
-                "given, so its steps would be lost with a worker; add it: State(optimizer=optimizer, …)"
+                f"backward() computed a gradient for {self.names[parameter]!r}, whose DistributedOptimizer State(…) was "
+                "not given, so its steps would be lost with a worker; add it: State(optimizer=optimizer, …)"
             )
         self._has_gradient = True
-        if self._weight == 0:
-            return False
-        if self._unit is None:
-            self._unit = self._weight
-        return True
 
-    def _show(self, parameter: torch.nn.Parameter) -> None:
-        """In the loop over a step ``.grad`` is what this worker has so far, as PyTorch has it; it must not be changed."""
-        held = self._held[parameter]
-        self._shown[parameter] = held._version
-        parameter.grad = held
+    def _take(self, parameter: torch.nn.Parameter) -> None:
+        """Take from ``.grad`` what the micro-batch has left there, unless the script has let go of it."""
+        if parameter not in self._present:
+            return
+        gradient = parameter.grad
+        if gradient is not None:
+            self._check_unchanged(parameter, gradient)
+            parameter.grad = None
+            self._keep(parameter, gradient)
+        self._present.pop(parameter, None)
 
-    def _hide(self, parameter: torch.nn.Parameter) -> None:
-        """The end of that."""
-        if parameter in self._shown:
-            gradient, parameter.grad = parameter.grad, None
-            self._check_shown(parameter, gradient)
+    @torch.no_grad()
+    def _end_micro_batch(self) -> None:
+        """In the loop over a step ``.grad`` is the gradient of the micro-batch, up to its end."""
+        for parameter in list(self._present):
+            self._take(parameter)
 
-    def _check_shown(self, parameter: torch.nn.Parameter, gradient: torch.Tensor | None) -> None:
-        """A script may have let go of it (``zero_grad``), which does nothing, or changed it, which is refused."""
-        held, version = self._held.get(parameter), self._shown.pop(parameter)
-        if held is None or held._version != version or (gradient is not None and gradient is not held):
+    def _check_unchanged(self, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
+        """A script may clear the gradient of a micro-batch; cutting it there would do something else than it looks."""
+        if gradient._version != self._present[parameter] and gradient.count_nonzero():
             raise UsageError(
-                f"the gradient of {self.names[parameter]!r} was changed in the loop over a step's micro-batches, where it "
-                "is not complete; move what changes it, such as clip_grad_norm_, after that loop, into the body of "
+                f"the gradient of {self.names[parameter]!r} was changed in the loop over a step's micro-batches, where "
+                "it is not complete; move what changes it, such as clip_grad_norm_, after that loop, into the body of "
                 "`for step in state.steps(loader):`"
             )
+
+    def _keep(self, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
+        """Add a gradient to this rank's part of the round."""
+        if self._weight == 0:
+            return
+        if self._unit is None:
+            self._unit = self._first_unit()
+        if self._is_started(parameter):
+            self._accumulate(self._late, parameter, gradient)
+            return
+        self._accumulate(self._held, parameter, gradient)
+        if self.noise is not None:
+            self.noise.small(parameter, self._held[parameter], self._weight / self._unit)
+
+    def _first_unit(self) -> float:
+        """The weight whose gradient counts as it is."""
+        return self._weight
 
     def _accumulate(
         self, into: dict[torch.nn.Parameter, torch.Tensor], parameter: torch.nn.Parameter, gradient: torch.Tensor
@@ -425,8 +438,7 @@ class Reduction:
         Args:
             skipped: The script has left the body of ``state.batches`` without ``backward()``.
         """
-        for parameter in list(self._shown):
-            self._hide(parameter)
+        self._end_micro_batch()
         self._refuse_unseen()
         if self.announces:
             self.announce(True)

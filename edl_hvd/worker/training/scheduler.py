@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from edl_hvd.errors import SettingsError, UsageError
@@ -19,6 +22,29 @@ _UNITS = ("samples", "epochs", "steps")
 _SCALE_INVARIANT = re.compile(r"(\S+)\s*scale-invariant steps?")
 # What is a sum of fractions may be short of a whole number by its rounding.
 _ROUNDING = 1e-9
+
+
+# By the optimizers that they were built on, as long as both live.
+_built: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.WeakSet[LRScheduler]] = weakref.WeakKeyDictionary()
+
+
+def built_on(optimizer: torch.optim.Optimizer) -> list[LRScheduler]:
+    """The schedulers that a script has built on an optimizer since this module was imported."""
+    return list(_built.get(optimizer, ()))
+
+
+def _noting(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)
+    def noting_init(scheduler: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        init(scheduler, optimizer, *args, **kwargs)
+        _built.setdefault(optimizer, weakref.WeakSet()).add(scheduler)
+
+    return noting_init
+
+
+# For the whole process: else nobody would see a scheduler that is not part of the state.
+LRScheduler.__init__ = _noting(LRScheduler.__init__)  # type: ignore[method-assign]
+ReduceLROnPlateau.__init__ = _noting(ReduceLROnPlateau.__init__)  # type: ignore[method-assign]
 
 
 class GatedScheduler:
