@@ -65,7 +65,7 @@ def with_optimizer(name: str, title: str, text: str, build: Build, wrapping: dic
                 optimizer.zero_grad()
                 F.cross_entropy(model(inputs), target).backward()
                 optimizer.step()
-        return {"model": model, "optimizer": optimizer}
+        return {"model": model} if wrapping else {"model": model, "optimizer": optimizer}
 
     def ours(job: Job):
         edl_hvd.init()
@@ -85,7 +85,7 @@ def with_optimizer(name: str, title: str, text: str, build: Build, wrapping: dic
                     optimizer.step()
 
         train(state)
-        return {"model": model, "optimizer": optimizer}
+        return {"model": model} if wrapping else {"model": model, "optimizer": optimizer}
 
     ours.__name__ = f"{name}_ours"
     return Idiom(title, text, plain, ours)
