@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import edl_hvd
+from edl_hvd.worker.training.momentum import FACTOR
 
 SAMPLES = 40
 GLOBAL_BATCH = 12  # so the last step of an epoch has 4 samples
@@ -110,7 +111,10 @@ def flattened(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
         yield from flattened(dict(value.state_dict()), path)
     elif isinstance(value, torch.optim.Optimizer):
         saved = value.state_dict()
-        yield from flattened(saved["state"], f"{path}/state")
+        state = {
+            number: {key: value for key, value in kept.items() if key != FACTOR} for number, kept in saved["state"].items()
+        }
+        yield from flattened(state, f"{path}/state")
         rates = [group.get("lr", 0.0) for group in saved["param_groups"]]
         yield from flattened(rates, f"{path}/lr")
     elif value is not None:

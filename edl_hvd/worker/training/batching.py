@@ -587,8 +587,8 @@ def _check_schedulers(runtime: Runtime) -> None:
         for scheduler in built_on(handler.value) if isinstance(handler.value, torch.optim.Optimizer) else ():
             if id(scheduler) not in kept:
                 raise UsageError(
-                    f"a {type(scheduler).__name__} was built on the optimizer state.{name}, and State(…) was not given it, "
-                    "so its position would be lost with a worker; add it: State(scheduler=scheduler, …)"
+                    f"a {type(scheduler).__name__} was built on the optimizer state.{name}, and State(…) was not given "
+                    "it, so its position would be lost with a worker; add it: State(scheduler=scheduler, …)"
                 )
 
 

@@ -338,8 +338,8 @@ class Reduction:
             )
         if not self.is_joined and (position.in_step or position.in_batches):
             raise UsageError(
-                f"backward() computed a gradient for {self.names[parameter]!r}, whose DistributedOptimizer State(…) was "
-                "not given, so its steps would be lost with a worker; add it: State(optimizer=optimizer, …)"
+                f"backward() computed a gradient for {self.names[parameter]!r}, whose DistributedOptimizer State(…) "
+                "was not given, so its steps would be lost with a worker; add it: State(optimizer=optimizer, …)"
             )
         self._has_gradient = True
 
@@ -418,7 +418,7 @@ class Reduction:
 
     def _start_early(self, parameter: torch.nn.Parameter) -> None:
         """The rank's part of this gradient is complete, or almost certainly so."""
-        if process.size() > 1:
+        if process.size() > 1 and parameter in self._held:
             self._start(parameter, self._held[parameter], "gradient")
 
     def _start(self, parameter: torch.nn.Parameter, gradient: torch.Tensor | None, kind: str) -> None:
