@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from all_idioms import IDIOMS
-from idiom_script import EPOCHS
+from idiom_script import EPOCHS, EXACT, MICRO_BATCHES
 from idioms import Job, differences, flattened
 from simulation import Simulation
 from torch.utils.data import DataLoader
@@ -62,7 +62,12 @@ def test_a_real_job_learns_what_plain_pytorch_learns(name, tmp_path):
     found = [torch.load(path) for path in sorted(folder.glob("outcome.*.pt"))]
     assert len(found) == 3
     for each in found:
-        assert not differences(each, expected, 1e-5)
+        # Of 32 steps with BatchNorm the rounding alone makes 2e-5, in a world of one, too.
+        assert not differences(each, expected, 1e-4 if name == "batch_norm_statistics" else 1e-5)
+    if name in EXACT:
+        job = Job(MICRO_BATCHES[name], exact=True, epochs=EPOCHS)
+        alone = dict(flattened(Simulation(1).run(lambda: idiom_of(name).ours(job))[0]))
+        assert all(torch.equal(each[path], alone[path]) for each in found for path in alone)
 
 
 def uses_the_last_loss():
@@ -89,19 +94,19 @@ def uses_the_last_loss():
 
 @pytest.mark.parametrize("size", [3, 4])
 def test_a_variable_that_an_idle_worker_lacks_is_explained(size):
-    with warnings.catch_warnings(), pytest.raises(UsageError, match=r"step\.record"):
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", EdlHvdWarning)  # workers without a micro-batch are meant here
-        Simulation(size).run(uses_the_last_loss)
+        with pytest.raises(UsageError, match=r"step\.record"):
+            Simulation(size).run(uses_the_last_loss)
 
 
 @pytest.mark.learning
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch's compiler needs a C++ compiler")
-@pytest.mark.parametrize("size", [1, 3])
-def test_a_model_that_is_compiled_to_machine_code_learns_the_same(size, monkeypatch):
+def test_a_model_that_is_compiled_to_machine_code_learns_the_same(monkeypatch):
     original = torch.compile
     monkeypatch.setattr(torch, "compile", lambda model, backend, **options: original(model, **options))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch's own
         expected = idiom_of("compiled").plain(Job())
-        for found in Simulation(size).run(lambda: idiom_of("compiled").ours(Job(6))):
+        for found in Simulation(3).run(lambda: idiom_of("compiled").ours(Job(6))):
             assert not differences(found, expected, 1e-5)
