@@ -15,6 +15,8 @@ class Position:
         ends_step: The micro-batch is this worker's last of the step.
         per_step: Micro-batches of the global batch; more than 1 means that a body may run several times per step.
         is_even: Every worker computes one micro-batch in this step.
+        has_idle: Some worker computes none.
+        is_asked: The script has asked in this body whether it ends the step, and so may do what belongs to a step.
         left_early: The script has left the loop over a step before its end.
     """
 
@@ -27,6 +29,7 @@ class Position:
         self.ends_step = True
         self.per_step = 1
         self.is_even = True
+        self.has_idle = self.is_asked = False
         self.left_early = False
 
     @property
@@ -54,6 +57,8 @@ class Position:
         Raises:
             UsageError: A micro-batch is being computed, and workers have different numbers of them.
         """
+        if self.in_batches and self.ends_step and self.is_asked and not self.has_idle:
+            return
         if self.in_micro_batch and not self.is_even:
             raise UsageError(
                 f"{call} was called while a micro-batch is computed, which does not happen equally often on every "

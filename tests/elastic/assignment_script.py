@@ -19,21 +19,21 @@ sys.stdout.write(f"assigned {edl_hvd.rank()} of {edl_hvd.size()}, {edl_hvd.local
 died = Path(sys.argv[1])
 model = torch.nn.Linear(2, 1)
 optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
-state = edl_hvd.State(model=model, optimizer=optimizer, steps=0)
+state = edl_hvd.State(model=model, optimizer=optimizer, count=0)
 
 
 @edl_hvd.elastic
 def train(state: edl_hvd.State) -> None:
     started_s = time.monotonic()
     # Until the one that comes back is a member.
-    while not died.exists() or edl_hvd.size() < 3 or state.steps < 4:
+    while not died.exists() or edl_hvd.size() < 3 or state.count < 4:
         assert time.monotonic() - started_s < 120
         optimizer.zero_grad()
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
-        state.steps += 1
+        state.count += 1
         state.commit()
-        if state.steps == 2 and edl_hvd.rank() == 0 and not died.exists():
+        if state.count == 2 and edl_hvd.rank() == 0 and not died.exists():
             died.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         # The others must come to the same decision.

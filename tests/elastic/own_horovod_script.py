@@ -24,4 +24,4 @@ def train(state: edl_hvd.State) -> None:
     """Is never entered."""
 
 
-train(edl_hvd.State(steps=0))
+train(edl_hvd.State(count=0))

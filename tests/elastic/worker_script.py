@@ -109,7 +109,7 @@ def main(folder: Path) -> None:
                     for parameter in model.parameters():
                         parameter.grad = torch.full_like(parameter, 1e-44)  # a message of Horovod's, read as numbers
                 optimizer.step()
-                if "clip" in training.extra:
+                if "clip" in training.extra and optimizer.at_boundary:
                     for parameter in model.network.parameters():
                         parameter.data.clamp_(-0.2, 0.2)
                 points.reach("update")

@@ -311,6 +311,7 @@ class _Run:
                 f"{size} workers share {position.per_step} micro-batches per step, so {size - position.per_step} of "
                 "them compute nothing; give ElasticBatchSampler(…) a smaller micro_batch, or a larger global batch",
             )
+        position.has_idle = here < size
         return here < size
 
     def begin_step(self, step: GlobalStep, announces: bool = False) -> None:
@@ -447,6 +448,7 @@ class _BodyWatch:
 
     def begin(self) -> None:
         """A body is about to run."""
+        position.is_asked = False
         if position.per_step > 1:
             self._attributes = self._encoded()
             self._others = self._look()
@@ -463,7 +465,7 @@ class _BodyWatch:
         Raises:
             UsageError: It has changed what it may change once per step only.
         """
-        if position.per_step <= 1:
+        if position.per_step <= 1 or (position.is_asked and position.ends_step):
             return
         now = self._encoded()
         changed = [name for name in now if now[name] != self._attributes.get(name)]
@@ -506,7 +508,7 @@ class _BodyWatch:
         raise UsageError(
             f"{what} in the body of state.batches(), which runs once per micro-batch ({position.per_step} per step, "
             "over all workers), so the result would depend on how many workers there are; write the loop with `for "
-            "step in state.steps(loader):`, or change it after the loop"
+            "step in state.steps(loader):`, or change it after the loop, or under `if optimizer.at_boundary:`"
         )
 
     def _look_for_counters(self, frame: Any) -> None:

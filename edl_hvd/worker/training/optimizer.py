@@ -53,7 +53,11 @@ class _Distributed:
 
     @property
     def at_boundary(self) -> bool:
-        """``step()`` acts now: the step's micro-batches of this worker are all computed, or its last one is."""
+        """``step()`` acts now: the step's micro-batches of this worker are all computed, or its last one is.
+
+        In the body of ``state.batches`` what belongs to a step may stand under ``if optimizer.at_boundary:``.
+        """
+        position.is_asked = True
         return not position.waits
 
     @contextmanager

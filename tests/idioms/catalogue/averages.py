@@ -6,14 +6,14 @@ import copy
 
 import torch
 import torch.nn.functional as F
-from catalogue.schedules import validation_set
-from catalogue.steps import make_model
 from idioms import CLASSES, FEATURES, Idiom, Job
 from torch import nn
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, update_bn
 from torch.utils.data import DataLoader
 
 import edl_hvd
+from catalogue.schedules import validation_set
+from catalogue.steps import make_model
 
 
 def ema_by_hand_plain(job: Job):
@@ -34,9 +34,7 @@ def ema_by_hand_plain(job: Job):
 def ema_by_hand_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     # recipe
@@ -54,36 +52,11 @@ def ema_by_hand_ours(job: Job):
                 with torch.no_grad():
                     for average, parameter in zip(ema.parameters(), model.parameters(), strict=True):
                         average.lerp_(parameter, 0.1)
+
     # end
 
     train(state)
     return {"model": model, "ema": ema}
-
-
-def ema_by_hand_flat_ours(job: Job):
-    edl_hvd.init()
-    model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3))
-    batches = job.batches()
-    loader = DataLoader(job.dataset(), batch_sampler=batches)
-    ema = copy.deepcopy(model).requires_grad_(False)
-    state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches, ema=ema)
-
-    @edl_hvd.elastic
-    def train(state):
-        for epoch in state.epochs(job.epochs):
-            # recipe
-            for inputs, target in state.batches(loader):
-                optimizer.zero_grad()
-                F.cross_entropy(model(inputs), target).backward()
-                optimizer.step()
-                with torch.no_grad():
-                    for average, parameter in zip(ema.parameters(), model.parameters(), strict=True):
-                        average.lerp_(parameter, 0.1)
-            # end
-
-    train(state)
-    return {"model": model}
 
 
 def ema_of_data_plain(job: Job):
@@ -103,9 +76,7 @@ def ema_of_data_plain(job: Job):
 def ema_of_data_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     ema = copy.deepcopy(model)
@@ -145,9 +116,7 @@ def shadow_plain(job: Job):
 def shadow_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     # recipe
@@ -164,6 +133,7 @@ def shadow_ours(job: Job):
                 optimizer.step()
                 for name, parameter in model.named_parameters():
                     state.shadow[name].lerp_(parameter.detach(), 0.1)
+
     # end
 
     train(state)
@@ -186,9 +156,7 @@ def averaged_flat_plain(job: Job):
 def averaged_flat_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     # recipe
@@ -203,6 +171,7 @@ def averaged_flat_ours(job: Job):
                 F.cross_entropy(model(inputs), target).backward()
                 optimizer.step()
                 ema.update_parameters(model)
+
     # end
 
     train(state)
@@ -225,9 +194,7 @@ def step_hook_plain(job: Job):
 def step_hook_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     # recipe
@@ -242,6 +209,7 @@ def step_hook_ours(job: Job):
                 optimizer.zero_grad()
                 F.cross_entropy(model(inputs), target).backward()
                 optimizer.step()
+
     # end
 
     train(state)
@@ -270,9 +238,7 @@ def swa_plain(job: Job):
 def swa_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     # recipe
@@ -301,6 +267,7 @@ def swa_ours(job: Job):
                 averaged_rate.step()
             else:
                 scheduler.step()
+
     # end
 
     train(state)
@@ -329,9 +296,7 @@ def swa_batch_norm_plain(job: Job):
 def swa_batch_norm_ours(job: Job):
     edl_hvd.init()
     model = make_normalised_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5), exact=job.exact)
     batches = job.batches()
     dataset = job.dataset()
     loader = DataLoader(dataset, batch_sampler=batches)
@@ -377,9 +342,7 @@ def evaluated_ema_plain(job: Job):
 def evaluated_ema_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     val_inputs, val_target = validation_set()
@@ -402,6 +365,7 @@ def evaluated_ema_ours(job: Job):
                 loss = F.cross_entropy(ema(val_inputs), val_target).item()
             if loss < state.best:
                 state.best, state.best_weights = loss, copy.deepcopy(ema.module.state_dict())
+
     # end
 
     train(state)
@@ -429,9 +393,7 @@ def lookahead_plain(job: Job):
 def lookahead_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     # recipe
@@ -451,6 +413,7 @@ def lookahead_ours(job: Job):
                         for kept, parameter in zip(slow.parameters(), model.parameters(), strict=True):
                             kept.lerp_(parameter, 0.5)
                             parameter.copy_(kept)
+
     # end
 
     train(state)
@@ -473,9 +436,7 @@ def clamped_weights_plain(job: Job):
 def clamped_weights_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
@@ -515,6 +476,7 @@ def average_not_in_state_ours(job: Job):
                 F.cross_entropy(model(inputs), target).backward()
                 optimizer.step()
                 ema.update_parameters(model)
+
     # end
 
     train(state)
@@ -528,14 +490,6 @@ IDIOMS = [
         "Move it at step level, behind `optimizer.step()`, where it moves once per step on every worker.",
         ema_by_hand_plain,
         ema_by_hand_ours,
-    ),
-    Idiom(
-        "An average of weights by hand, in the flat loop",
-        "There it would move with each micro-batch.",
-        None,
-        ema_by_hand_flat_ours,
-        refused=r"a model in State that no distributed optimizer moves was changed in the body of state\.batches\(\)",
-        micro_batches=(3, 6),
     ),
     Idiom(
         "An average of weights through .data",

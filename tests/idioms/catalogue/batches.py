@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
-from catalogue.schedules import validation_set
-from catalogue.steps import make_model
 from idioms import CLASSES, FEATURES, GLOBAL_BATCH, Idiom, Job
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import edl_hvd
+from catalogue.schedules import validation_set
+from catalogue.steps import make_model
 
 
 def accumulation_plain(job: Job):
@@ -35,9 +35,7 @@ def accumulation_plain(job: Job):
 def accumulation_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
@@ -104,9 +102,7 @@ def early_break_plain(job: Job):
 def early_break_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches, losses=[])
@@ -147,9 +143,7 @@ def first_steps_plain(job: Job):
 def first_steps_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     # recipe
     batches = edl_hvd.ElasticBatchSampler(
         len(job.dataset()), global_batch=GLOBAL_BATCH, micro_batch=job.micro_batch, seed=3, limit_batches=3
@@ -170,32 +164,6 @@ def first_steps_ours(job: Job):
     return {"model": model, "optimizer": optimizer}
 
 
-def break_in_step_ours(job: Job):
-    edl_hvd.init()
-    model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3))
-    batches = job.batches()
-    loader = DataLoader(job.dataset(), batch_sampler=batches)
-    state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
-
-    @edl_hvd.elastic
-    def train(state):
-        for epoch in state.epochs(job.epochs):
-            # recipe
-            for step in state.steps(loader):
-                optimizer.zero_grad()
-                for inputs, target in step:
-                    loss = F.cross_entropy(model(inputs), target)
-                    if loss > 0.1:
-                        break
-                    loss.backward()
-                optimizer.step()
-            # end
-
-    train(state)
-    return {"model": model}
-
-
 def last_step_plain(job: Job):
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
@@ -214,9 +182,7 @@ def last_step_plain(job: Job):
 def last_step_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
@@ -232,6 +198,7 @@ def last_step_ours(job: Job):
                 optimizer.step()
                 if step.number + 1 == 6:
                     return
+
     # end
 
     train(state)
@@ -260,16 +227,12 @@ def early_stopping_plain(job: Job):
 def early_stopping_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     val_inputs, val_target = validation_set()
     # recipe
-    state = edl_hvd.State(
-        model=model, optimizer=optimizer, batches=batches, best=float("inf"), bad=0, losses=[]
-    )
+    state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches, best=float("inf"), bad=0, losses=[])
 
     @edl_hvd.elastic
     def train(state):
@@ -285,6 +248,7 @@ def early_stopping_ours(job: Job):
                 loss = F.cross_entropy(model(val_inputs), val_target).item()
             state.losses.append(loss)
             state.best, state.bad = (loss, 0) if loss < state.best - 0.01 else (state.best, state.bad + 1)
+
     # end
 
     train(state)
@@ -298,15 +262,11 @@ def early_stopping_behind_plain(job: Job):
 def early_stopping_behind_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     val_inputs, val_target = validation_set()
-    state = edl_hvd.State(
-        model=model, optimizer=optimizer, batches=batches, best=float("inf"), bad=0, losses=[]
-    )
+    state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches, best=float("inf"), bad=0, losses=[])
 
     # recipe
     @edl_hvd.elastic
@@ -322,6 +282,7 @@ def early_stopping_behind_ours(job: Job):
             state.best, state.bad = (loss, 0) if loss < state.best - 0.01 else (state.best, state.bad + 1)
             if state.bad == 2:
                 break
+
     # end
 
     train(state)
@@ -350,9 +311,7 @@ def validation_in_epoch_plain(job: Job):
 def validation_in_epoch_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     val_inputs, val_target = validation_set()
@@ -404,9 +363,7 @@ def mix_up_plain(job: Job):
 def mix_up_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(partners(job), batch_sampler=batches)
     generator = torch.Generator().manual_seed(5)
@@ -449,9 +406,7 @@ def cut_mix_plain(job: Job):
 def cut_mix_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(partners(job), batch_sampler=batches)
     generator = torch.Generator().manual_seed(5)
@@ -515,9 +470,7 @@ def dictionaries_plain(job: Job):
 def dictionaries_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(Records(job), batch_sampler=batches)
     state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
@@ -614,6 +567,7 @@ def iterable_data_set_ours(job: Job):
                 optimizer.zero_grad()
                 F.cross_entropy(model(inputs), target).backward()
                 optimizer.step()
+
     # end
 
     train(state)
@@ -647,11 +601,9 @@ def make_shards(job: Job):
 def shards_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
+    shards = make_shards(job)
     # recipe
-    shards = make_shards(job)  # edl_hvd.ElasticShards(paths, counts, read=…)
     batches = shards.sampler(global_batch=12, micro_batch=3, seed=3)
     loader = DataLoader(shards, batch_sampler=batches)
     state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
@@ -691,9 +643,7 @@ def changed_attributes_plain(job: Job):
 def changed_attributes_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     # recipe
@@ -722,6 +672,7 @@ def changed_attributes_ours(job: Job):
                     state.history.append(state.best)
                 state.seen[epoch] = state.seen.get(epoch, 0) + step.samples
                 state.counts += 1
+
     # end
 
     train(state)
@@ -732,30 +683,6 @@ def changed_attributes_ours(job: Job):
         "seen": state.seen,
         "counts": state.counts,
     }
-
-
-def list_in_flat_loop_ours(job: Job):
-    edl_hvd.init()
-    model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3))
-    batches = job.batches()
-    loader = DataLoader(job.dataset(), batch_sampler=batches)
-    state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches, losses=[])
-
-    @edl_hvd.elastic
-    def train(state):
-        for epoch in state.epochs(job.epochs):
-            # recipe
-            for inputs, target in state.batches(loader):
-                optimizer.zero_grad()
-                loss = F.cross_entropy(model(inputs), target)
-                loss.backward()
-                optimizer.step()
-                state.losses.append(loss.item())
-            # end
-
-    train(state)
-    return {"model": model}
 
 
 def changed_in_micro_batch_ours(job: Job):
@@ -806,9 +733,7 @@ def running_loss_plain(job: Job):
 def running_loss_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     # recipe
@@ -833,6 +758,7 @@ def running_loss_ours(job: Job):
                 state.loss.update(loss, weight=len(inputs))
                 state.accuracy.update(scores, target)
             state.log.append((state.loss.compute(), state.accuracy.compute()))
+
     # end
 
     train(state)
@@ -858,9 +784,7 @@ def running_loss_of_steps_plain(job: Job):
 def running_loss_of_steps_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches, running_loss=0.0, log=[])
@@ -903,9 +827,7 @@ def no_backward_plain(job: Job):
 def no_backward_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
@@ -992,15 +914,8 @@ IDIOMS = [
         last_step_ours,
     ),
     Idiom(
-        "Leaving a step early",
-        "The micro-batches of a step cannot be left out by one worker.",
-        None,
-        break_in_step_ours,
-        refused=r"the loop over the micro-batches of a step was left before its end",
-    ),
-    Idiom(
         "Early stopping",
-        "Keep what decides in `State`, and look at it at the top of the loop, so that a job that is continued stops, too.",
+        "Keep what decides in `State`, and look at it at the top of the loop: a job that is continued then stops, too.",
         early_stopping_plain,
         early_stopping_ours,
     ),
@@ -1061,14 +976,6 @@ IDIOMS = [
         "Change them at step level, through `state`.",
         changed_attributes_plain,
         changed_attributes_ours,
-    ),
-    Idiom(
-        "A list that grows in the flat loop",
-        "It would have an entry per micro-batch, another number of them on each worker.",
-        None,
-        list_in_flat_loop_ours,
-        refused=r"state\.losses was changed in the body of state\.batches\(\)",
-        micro_batches=(3, 6),
     ),
     Idiom(
         "A list that grows with the micro-batches of a step",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from catalogue.steps import make_model
 from idioms import Idiom, Job
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.data import DataLoader
 
 import edl_hvd
+from catalogue.steps import make_model
 
 
 def clip_norm_flat_plain(job: Job):
@@ -29,9 +29,7 @@ def clip_norm_flat_plain(job: Job):
 def clip_norm_flat_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
@@ -66,9 +64,7 @@ def clip_value_plain(job: Job):
 def clip_value_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
@@ -103,9 +99,7 @@ def zero_grad_after_step_flat_plain(job: Job):
 def zero_grad_after_step_flat_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
@@ -138,9 +132,7 @@ def model_zero_grad_flat_plain(job: Job):
 def model_zero_grad_flat_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
@@ -174,9 +166,7 @@ def grad_is_none_flat_plain(job: Job):
 def grad_is_none_flat_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
@@ -300,9 +290,7 @@ def logged_norms_plain(job: Job):
 def logged_norms_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches, norms=[])
@@ -340,9 +328,7 @@ def gradient_noise_plain(job: Job):
 def gradient_noise_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     # recipe
@@ -359,6 +345,7 @@ def gradient_noise_ours(job: Job):
                 for parameter in model.parameters():
                     parameter.grad += 0.01 * torch.randn(parameter.shape, generator=generator)
                 optimizer.step()
+
     # end
 
     train(state)
@@ -384,34 +371,6 @@ def clip_in_micro_batch_ours(job: Job):
                     clip_grad_norm_(model.parameters(), 0.3)
                 optimizer.step()
             # end
-
-    train(state)
-    return {"model": model}
-
-
-def step_in_backward_ours(job: Job):
-    edl_hvd.init()
-    model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5))
-    batches = job.batches()
-    loader = DataLoader(job.dataset(), batch_sampler=batches)
-    state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
-    # recipe
-    last = list(model.parameters())[0]  # whose gradient comes last
-
-    def step_and_clear(parameter):
-        optimizer.step()
-        optimizer.zero_grad()
-
-    last.register_post_accumulate_grad_hook(step_and_clear)
-
-    @edl_hvd.elastic
-    def train(state):
-        for epoch in state.epochs(job.epochs):
-            for step in state.steps(loader):
-                for inputs, target in step:
-                    F.cross_entropy(model(inputs), target).backward()
-    # end
 
     train(state)
     return {"model": model}
@@ -487,12 +446,5 @@ IDIOMS = [
         None,
         clip_in_micro_batch_ours,
         refused=r"clip",
-    ),
-    Idiom(
-        "The optimizer's step inside backward",
-        "Stepping from a hook, to save the memory of gradients, cannot wait for the other workers.",
-        None,
-        step_in_backward_ours,
-        refused=r"optimizer\.step\(\) was called in the loop over a step's micro-batches",
     ),
 ]

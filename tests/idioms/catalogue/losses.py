@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from catalogue.steps import make_model
-from idioms import CLASSES, FEATURES, SAMPLES, Idiom, Job
+from idioms import CLASSES, SAMPLES, Idiom, Job
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 import edl_hvd
+from catalogue.steps import make_model
 
 WORDS = 9
 PADDING = 0
@@ -103,9 +103,7 @@ def ignored_labels_plain(job: Job):
 def ignored_labels_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(job.inputs, partly_labelled()), batch_sampler=batches)
     state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches, losses=[])
@@ -144,9 +142,7 @@ def class_weights_plain(job: Job):
 def class_weights_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
@@ -248,9 +244,7 @@ def two_means_plain(job: Job):
 def two_means_ours(job: Job):
     edl_hvd.init()
     model = Tagger()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     samples = list(zip(sequences(), job.target, strict=True))
     loader = DataLoader(samples, batch_sampler=batches, collate_fn=pad_labelled)
@@ -281,7 +275,7 @@ def two_means_ours(job: Job):
     return {"model": model, "losses": state.losses}
 
 
-def two_losses_plain(job: Job):
+def two_terms_plain(job: Job):
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
     log = []
@@ -297,12 +291,10 @@ def two_losses_plain(job: Job):
     return {"model": model, "log": log}
 
 
-def two_losses_ours(job: Job):
+def two_terms_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches, log=[])
@@ -343,9 +335,7 @@ def weight_penalty_plain(job: Job):
 def weight_penalty_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
@@ -380,9 +370,7 @@ def penalty_at_step_level_plain(job: Job):
 def penalty_at_step_level_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
@@ -419,9 +407,7 @@ def hard_samples_plain(job: Job):
 def hard_samples_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
@@ -453,7 +439,7 @@ IDIOMS = [
     Idiom(
         "A mean over tokens",
         "A gradient counts as much as its micro-batch has samples; where the loss is a mean over something else, "
-        "`step.weigh` says how many of that there are. Texts are padded per micro-batch, so less than in a whole batch.",
+        "`step.weigh` says how many of that there are. Texts are padded per micro-batch, less than in a whole batch.",
         tokens_plain,
         tokens_ours,
     ),
@@ -481,16 +467,16 @@ IDIOMS = [
     ),
     Idiom(
         "Two means over different things",
-        "A micro-batch has one weight. A loop over the step without `backward()` finds out, for the global batch, what the "
-        "second loss has to be divided by; the second loop goes over the same micro-batches.",
+        "A micro-batch has one weight. A loop over the step without `backward()` finds out, for the global batch, what "
+        "the second loss has to be divided by; the second loop goes over the same micro-batches.",
         two_means_plain,
         two_means_ours,
     ),
     Idiom(
         "Two losses, two backward passes, several logged numbers",
         "The loop over a step takes any number of `backward()`.",
-        two_losses_plain,
-        two_losses_ours,
+        two_terms_plain,
+        two_terms_ours,
     ),
     Idiom(
         "A penalty on weights in the flat loop",

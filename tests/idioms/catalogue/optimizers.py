@@ -8,15 +8,15 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from catalogue.steps import make_model
 from idioms import Idiom, Job
 from torch import nn
 from torch.utils.data import DataLoader
 
 import edl_hvd
+from catalogue.steps import make_model
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "unit"))
-from lamb import LAMB  # noqa: E402
+from lamb import LAMB
 
 
 class LARS(torch.optim.Optimizer):
@@ -155,9 +155,7 @@ def changed_options_plain(job: Job):
 def changed_options_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches, seen=[])
@@ -221,39 +219,39 @@ def later_group_ours(job: Job):
 
 
 IDIOMS = [
-    with_optimizer("adamw", "AdamW", "Nothing changes.", lambda m: torch.optim.AdamW(m.parameters(), lr=0.01)),
+    with_optimizer("adamw", "AdamW", "", lambda m: torch.optim.AdamW(m.parameters(), lr=0.01)),
     with_optimizer(
         "fused_adamw",
         "AdamW, fused, AMSGrad",
         "Fused kernels need nothing else either.",
         lambda m: torch.optim.AdamW(m.parameters(), lr=0.01, fused=True, amsgrad=True),
     ),
-    with_optimizer("radam", "RAdam", "Nothing changes.", lambda m: torch.optim.RAdam(m.parameters(), lr=0.01)),
-    with_optimizer("nadam", "NAdam", "Nothing changes.", lambda m: torch.optim.NAdam(m.parameters(), lr=0.01)),
-    with_optimizer("adagrad", "Adagrad", "Nothing changes.", lambda m: torch.optim.Adagrad(m.parameters(), lr=0.05)),
-    with_optimizer("adadelta", "Adadelta", "Nothing changes.", lambda m: torch.optim.Adadelta(m.parameters())),
-    with_optimizer("adamax", "Adamax", "Nothing changes.", lambda m: torch.optim.Adamax(m.parameters(), lr=0.01)),
+    with_optimizer("radam", "RAdam", "", lambda m: torch.optim.RAdam(m.parameters(), lr=0.01)),
+    with_optimizer("nadam", "NAdam", "", lambda m: torch.optim.NAdam(m.parameters(), lr=0.01)),
+    with_optimizer("adagrad", "Adagrad", "", lambda m: torch.optim.Adagrad(m.parameters(), lr=0.05)),
+    with_optimizer("adadelta", "Adadelta", "", lambda m: torch.optim.Adadelta(m.parameters())),
+    with_optimizer("adamax", "Adamax", "", lambda m: torch.optim.Adamax(m.parameters(), lr=0.01)),
     with_optimizer(
         "rmsprop",
         "RMSprop",
-        "Nothing changes.",
+        "",
         lambda m: torch.optim.RMSprop(m.parameters(), lr=0.01, momentum=0.9, centered=True),
     ),
-    with_optimizer("asgd", "ASGD", "Nothing changes.", lambda m: torch.optim.ASGD(m.parameters(), lr=0.1, t0=3)),
-    with_optimizer("rprop", "Rprop", "Nothing changes.", lambda m: torch.optim.Rprop(m.parameters(), lr=0.01)),
+    with_optimizer("asgd", "ASGD", "", lambda m: torch.optim.ASGD(m.parameters(), lr=0.1, t0=3)),
+    with_optimizer("rprop", "Rprop", "", lambda m: torch.optim.Rprop(m.parameters(), lr=0.01)),
     with_optimizer(
         "nesterov",
         "SGD with Nesterov momentum",
-        "Nothing changes.",
+        "",
         lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
     ),
     with_optimizer(
         "tensor_rate",
         "A rate that is a tensor",
-        "Nothing changes.",
+        "",
         lambda m: torch.optim.Adam(m.parameters(), lr=torch.tensor(0.01), capturable=False, foreach=False),
     ),
-    with_optimizer("adafactor", "Adafactor", "Nothing changes.", lambda m: torch.optim.Adafactor(m.parameters(), lr=0.05)),
+    with_optimizer("adafactor", "Adafactor", "", lambda m: torch.optim.Adafactor(m.parameters(), lr=0.05)),
     with_optimizer(
         "lamb",
         "LAMB",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from catalogue.steps import make_model
 from idioms import SAMPLES, Idiom, Job
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
 
 import edl_hvd
+from catalogue.steps import make_model
 
 
 def autocast_plain(job: Job):
@@ -30,9 +30,7 @@ def autocast_plain(job: Job):
 def autocast_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches, losses=[])
@@ -113,9 +111,7 @@ def scaler_plain(job: Job):
 def scaler_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     # recipe
@@ -135,6 +131,7 @@ def scaler_ours(job: Job):
                 scaler.step(optimizer)
                 scaler.update()
                 state.scales.append(scaler.get_scale())
+
     # end
 
     train(state)
@@ -162,9 +159,7 @@ def scaler_flat_plain(job: Job):
 def scaler_flat_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
@@ -184,6 +179,7 @@ def scaler_flat_ours(job: Job):
                 scaler.step(optimizer)
                 scaler.update()
                 scheduler.step()
+
     # end
 
     train(state)
@@ -219,9 +215,7 @@ def overflow_plain(job: Job):
 def overflow_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(job.inputs, job.target, sample_weights()), batch_sampler=batches)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
@@ -265,9 +259,7 @@ def overflow_flat_plain(job: Job):
 def overflow_flat_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(job.inputs, job.target, sample_weights()), batch_sampler=batches)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
@@ -310,9 +302,7 @@ def skip_not_finite_plain(job: Job):
 def skip_not_finite_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
     batches = job.batches()
     inputs_seen = job.inputs
     inputs_seen[17] = float("nan")
@@ -357,8 +347,8 @@ IDIOMS = [
     ),
     Idiom(
         "GradScaler, with clipping",
-        "Scale the loss of each micro-batch; `unscale_`, clipping, `step` and `update` stand behind the loop over them. "
-        "Give the scaler to `State`.",
+        "Scale the loss of each micro-batch; `unscale_`, clipping, `step` and `update` stand behind the loop over "
+        "them. Give the scaler to `State`.",
         scaler_plain,
         scaler_ours,
     ),
@@ -370,8 +360,8 @@ IDIOMS = [
     ),
     Idiom(
         "A step that the scaler skips",
-        "If the gradient of one micro-batch overflows, that of the global batch does, on every worker: all of them skip "
-        "the step, and lower the scale alike.",
+        "If the gradient of one micro-batch overflows, that of the global batch does, on every worker: all of them "
+        "skip the step, and lower the scale alike.",
         overflow_plain,
         overflow_ours,
     ),

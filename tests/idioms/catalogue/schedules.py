@@ -6,12 +6,12 @@ import math
 
 import torch
 import torch.nn.functional as F
-from catalogue.steps import make_model
 from idioms import CLASSES, FEATURES, Idiom, Job
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 
 import edl_hvd
+from catalogue.steps import make_model
 
 
 def validation_set():
@@ -52,6 +52,7 @@ def one_cycle_flat_ours(job: Job):
                 F.cross_entropy(model(inputs), target).backward()
                 optimizer.step()
                 scheduler.step()
+
     # end
 
     train(state)
@@ -79,9 +80,7 @@ def total_steps_plain(job: Job):
 def total_steps_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches, rates=[])
@@ -99,6 +98,7 @@ def total_steps_ours(job: Job):
                     F.cross_entropy(model(inputs), target).backward()
                 optimizer.step()
                 state.rates.append(group["lr"])
+
     # end
 
     train(state)
@@ -123,9 +123,7 @@ def one_cycle_total_steps_ours(job: Job):
     edl_hvd.init()
     model = make_model()
     # recipe
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     total = edl_hvd.State(batches=batches).total_steps(job.epochs)
@@ -165,9 +163,7 @@ def rate_by_hand_flat_plain(job: Job):
 def rate_by_hand_flat_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
@@ -228,9 +224,7 @@ def rate_multiplied_plain(job: Job):
 def rate_multiplied_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
@@ -270,9 +264,7 @@ def warm_up_lambda_plain(job: Job):
 def warm_up_lambda_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     # recipe
@@ -289,6 +281,7 @@ def warm_up_lambda_ours(job: Job):
                 optimizer.step()
                 scheduler.step()
                 state.rates.append(scheduler.get_last_lr())
+
     # end
 
     train(state)
@@ -316,9 +309,7 @@ def plateau_plain(job: Job):
 def plateau_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     inputs_seen, target_seen = validation_set()
@@ -338,6 +329,7 @@ def plateau_ours(job: Job):
                 loss = F.cross_entropy(model(inputs_seen), target_seen).item()
             scheduler.step(loss)
             state.losses.append((loss, optimizer.param_groups[0]["lr"]))
+
     # end
 
     train(state)
@@ -365,9 +357,7 @@ def plateau_evaluated_plain(job: Job):
 def plateau_evaluated_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     val_set = job.dataset(*validation_set())
@@ -399,6 +389,7 @@ def plateau_evaluated_ours(job: Job):
                     state.val_loss.update(F.cross_entropy(model(inputs), target), weight=len(inputs))
             scheduler.step(state.val_loss.compute())
             state.losses.append((state.val_loss.compute(), optimizer.param_groups[0]["lr"]))
+
     # end
 
     train(state)
@@ -426,9 +417,7 @@ def warm_restarts_plain(job: Job):
 def warm_restarts_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     scheduler = lr_scheduler.CosineAnnealingWarmRestarts(optimizer, T_0=1)
@@ -471,9 +460,7 @@ def sequential_plain(job: Job):
 def sequential_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     # recipe
@@ -516,9 +503,7 @@ def chained_flat_plain(job: Job):
 def chained_flat_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     # recipe
@@ -535,6 +520,7 @@ def chained_flat_ours(job: Job):
                 F.cross_entropy(model(inputs), target).backward()
                 optimizer.step()
                 scheduler.step()
+
     # end
 
     train(state)
@@ -561,17 +547,13 @@ def two_schedulers_plain(job: Job):
 def two_schedulers_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     # recipe
     warm_up = lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=3)
     decay = lr_scheduler.MultiStepLR(optimizer, milestones=[1, 2], gamma=0.1)
-    state = edl_hvd.State(
-        model=model, optimizer=optimizer, batches=batches, warm_up=warm_up, decay=decay, rates=[]
-    )
+    state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches, warm_up=warm_up, decay=decay, rates=[])
 
     @edl_hvd.elastic
     def train(state):
@@ -584,6 +566,7 @@ def two_schedulers_ours(job: Job):
                 warm_up.step()
                 state.rates.append(optimizer.param_groups[0]["lr"])
             decay.step()
+
     # end
 
     train(state)
@@ -608,9 +591,7 @@ def multi_step_per_epoch_plain(job: Job):
 def multi_step_per_epoch_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     # recipe
@@ -626,6 +607,7 @@ def multi_step_per_epoch_ours(job: Job):
                 optimizer.step()
             scheduler.step()
             state.rates.append(scheduler.get_last_lr())
+
     # end
 
     train(state)
@@ -648,9 +630,7 @@ def cyclic_flat_plain(job: Job):
 def cyclic_flat_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     # recipe
@@ -665,6 +645,7 @@ def cyclic_flat_ours(job: Job):
                 F.cross_entropy(model(inputs), target).backward()
                 optimizer.step()
                 scheduler.step()
+
     # end
 
     train(state)
@@ -692,9 +673,7 @@ def scheduled_by_state_plain(job: Job):
 def scheduled_by_state_ours(job: Job):
     edl_hvd.init()
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact)
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     # recipe
@@ -710,34 +689,11 @@ def scheduled_by_state_ours(job: Job):
                     F.cross_entropy(model(inputs), target).backward()
                 optimizer.step()
                 state.rates.append(optimizer.param_groups[0]["lr"])
+
     # end
 
     train(state)
     return {"model": model, "optimizer": optimizer, "rates": state.rates}
-
-
-def scheduler_not_in_state_ours(job: Job):
-    edl_hvd.init()
-    model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5))
-    batches = job.batches()
-    loader = DataLoader(job.dataset(), batch_sampler=batches)
-    # recipe
-    scheduler = lr_scheduler.ExponentialLR(optimizer, gamma=0.9)
-    state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
-    # end
-
-    @edl_hvd.elastic
-    def train(state):
-        for epoch in state.epochs(job.epochs):
-            for inputs, target in state.batches(loader):
-                optimizer.zero_grad()
-                F.cross_entropy(model(inputs), target).backward()
-                optimizer.step()
-            scheduler.step()
-
-    train(state)
-    return {"model": model}
 
 
 def plateau_not_in_state_ours(job: Job):
@@ -871,13 +827,6 @@ IDIOMS = [
         "`scheduler.step()`. It moves when a step is complete, at the end of the loop's body.",
         scheduled_by_state_plain,
         scheduled_by_state_ours,
-    ),
-    Idiom(
-        "A scheduler that is not in State",
-        "Its position would be lost with a worker.",
-        None,
-        scheduler_not_in_state_ours,
-        refused=r"a learning-rate scheduler was built on the optimizer state\.optimizer",
     ),
     Idiom(
         "ReduceLROnPlateau that is not in State",

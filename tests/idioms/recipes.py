@@ -1,0 +1,187 @@
+"""Makes ``docs/recipes.md`` from the idioms: ``python tests/idioms/recipes.py`` writes it.
+
+What stands between ``# recipe`` and ``# end`` of an idiom is shown, as a user would write it: what the tests put in,
+such as the number of epochs, goes by the name that it has in a script. What edl_hvd refuses is run, for its exact
+sentence.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+import sys
+import textwrap
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import catalogue
+import torch
+from idioms import Idiom, Job
+from simulation import Simulation
+
+from edl_hvd.errors import EdlHvdError, EdlHvdWarning
+
+PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
+
+HEAD = """\
+# Recipes
+
+Training code as it stands in tutorials, and what becomes of it with edl_hvd.
+
+There are two forms of the loop.
+In `for step in state.steps(loader):` the body runs once per optimizer step, on every worker, and `for batch in step:` \
+goes over this worker's micro-batches in it: none, one or several.
+Behind that inner loop `.grad` is the gradient of the whole global batch, so clipping, schedulers, averages and \
+logging stand there as in plain PyTorch.
+`for batch in state.batches(loader):` is the flat form, the smallest change of a script: its body runs once per \
+micro-batch, and what belongs to a step, such as `optimizer.step()`, acts in the last one.
+Take the flat form for one `backward()` and one `step()`, and the form over steps for everything beyond; the flat form \
+refuses what it can tell that it would get wrong.
+
+Each of these is [tested](testing.md) against plain PyTorch with the whole batch in one process.
+The tests have worlds of one to four workers, with one and several micro-batches and with none, and workers that die \
+and join; most run with `exact=True`, too, where every world has to end with the same bits.
+This page is made from the tests by `python tests/idioms/recipes.py`; do not edit it.
+"""
+
+# What the tests need, and what a script has in its place.
+_AS_IN_A_SCRIPT = [
+    (r"\(\n\s+(torch\.optim[^\n]*), exact=job\.exact\n\s*\)", r"(\1)"),
+    (r", exact=job\.exact", ""),
+    (r"job\.epochs( \+ \d)?", "epochs"),
+    (r"job\.batches\(\)", "edl_hvd.ElasticBatchSampler(len(dataset), global_batch=1024, micro_batch=64)"),
+    (r"job\.dataset\(\)", "dataset"),
+    (r"job\.plain_loader\((?:[^()]|\([^()]*\))*\)", "loader"),
+    (r"job\.micro_batch", "64"),
+    (r"GLOBAL_BATCH", "1024"),
+    (r"(\w)\(job\)", r"\1()"),
+]
+
+
+def modules() -> Iterator[tuple[str, list[Idiom]]]:
+    """Of the catalogue: what each is about, and its idioms."""
+    for name in sorted(info.name for info in pkgutil.iter_modules(catalogue.__path__)):
+        module = importlib.import_module(f"catalogue.{name}")
+        yield (module.__doc__ or "").strip(), module.IDIOMS
+
+
+def recipe(script: Callable[..., Any] | None) -> str:
+    """What is shown of a script; empty if it has no marks."""
+    if script is None:
+        return ""
+    shown: list[str] = []
+    is_shown = False
+    for line in inspect.getsource(script).splitlines():
+        if line.strip() == "# recipe":
+            is_shown = True
+        elif line.strip() == "# end":
+            is_shown = False
+        elif is_shown:
+            shown.append(line)
+    code = textwrap.dedent("\n".join(shown)).strip()
+    for pattern, text in _AS_IN_A_SCRIPT:
+        code = re.sub(pattern, text, code)
+    return code
+
+
+def sentences(text: str) -> str:
+    """One per line."""
+    return re.sub(r"(?<=[.!?]) (?=[A-Z`])", "\n", text)
+
+
+def sentence_of_refusal(idiom: Idiom) -> str:
+    """What the error says, in a world of two workers."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EdlHvdWarning)
+            Simulation(2).run(lambda: idiom.ours(Job(idiom.micro_batches[0])))
+    except EdlHvdError as error:
+        return " ".join(str(error).split())
+    finally:
+        torch.set_num_threads(threads)
+    return ""
+
+
+def anchors(titles: list[str]) -> list[str]:
+    """Of the headings of a page, as GitHub makes them."""
+    known: Counter[str] = Counter()
+    found = []
+    for title in titles:
+        name = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        found.append(f"{name}-{known[name]}" if known[name] else name)
+        known[name] += 1
+    return found
+
+
+def code_block(code: str) -> str:
+    return f"```python\n{code}\n```\n"
+
+
+def entry(idiom: Idiom) -> str:
+    """An idiom that works."""
+    parts = [f"### {idiom.title}\n", f"{sentences(idiom.text)}\n"]
+    plain = recipe(idiom.plain)
+    if plain:
+        parts += ["In plain PyTorch:\n", code_block(plain), "With edl_hvd:\n"]
+    return "\n".join([*parts, code_block(recipe(idiom.ours))])
+
+
+def refused_entry(idiom: Idiom) -> str:
+    parts = [f"### {idiom.title}\n", f"{sentences(idiom.text)}\n"]
+    code = recipe(idiom.ours)
+    if code:
+        parts.append(code_block(code))
+    return "\n".join([*parts, f"> {sentence_of_refusal(idiom) or 'It is not refused yet.'}\n"])
+
+
+def section(about: str, idioms: list[Idiom]) -> str:
+    """The idioms of a module that work; those without code to show in a list at its end."""
+    shown = [idiom for idiom in idioms if recipe(idiom.ours)]
+    others = [idiom for idiom in idioms if not recipe(idiom.ours)]
+    parts = [f"## {heading(about)}\n", *map(entry, shown)]
+    if others:
+        lines = [f"- {idiom.title}{': ' * bool(idiom.text)}{idiom.text}" for idiom in others]
+        parts.append("Tested as well, with nothing to change:\n\n" + "\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def heading(about: str) -> str:
+    return about.splitlines()[0].rstrip(".")
+
+
+def contents(parts: list[tuple[str, list[str]]]) -> str:
+    """A table of the headings and those below each."""
+    names = iter(anchors(["Recipes", *(title for heading, below in parts for title in (heading, *below))]))
+    next(names)
+    lines = []
+    for heading, below in parts:
+        lines.append(f"- [{heading}](#{next(names)})")
+        lines += [f"  - [{title}](#{next(names)})" for title in below]
+    return "\n".join(lines) + "\n"
+
+
+def page() -> str:
+    """All of it."""
+    found = [(about, [idiom for idiom in idioms if not idiom.refused]) for about, idioms in modules()]
+    found = [(about, idioms) for about, idioms in found if idioms]
+    refused = [idiom for _, idioms in modules() for idiom in idioms if idiom.refused]
+    parts = [(heading(about), [i.title for i in idioms if recipe(i.ours)]) for about, idioms in found]
+    last = [
+        "## What is refused\n",
+        "What cannot learn the same in every world ends in one error, which says what to write instead.\n",
+        *map(refused_entry, refused),
+    ]
+    table = contents([*parts, ("What is refused", [idiom.title for idiom in refused])])
+    return "\n".join([HEAD, table, *(section(about, idioms) for about, idioms in found), *last])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    sys.stdout.write(f"wrote {PAGE}\n")
