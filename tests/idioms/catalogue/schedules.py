@@ -758,11 +758,11 @@ IDIOMS = [
     ),
     Idiom(
         "A rate multiplied in the flat loop",
-        "In the flat loop it would be multiplied for every micro-batch.",
+        "In the flat loop it would be multiplied for every micro-batch; it is refused as soon as a worker has two in a step.",
         None,
         rate_multiplied_flat_ours,
-        refused=r"in the body of state\.batches\(\)",
-        micro_batches=(3, 6),
+        refused=r"a learning rate was changed in the body of state\.batches\(\)",
+        micro_batches=(2,),
     ),
     Idiom(
         "Warm-up with LambdaLR",
@@ -833,6 +833,6 @@ IDIOMS = [
         "Likewise its best value, and how long that was ago.",
         None,
         plateau_not_in_state_ours,
-        refused=r"a learning-rate scheduler was built on the optimizer state\.optimizer",
+        refused=r"a ReduceLROnPlateau was built on the optimizer state\.optimizer",
     ),
 ]
