@@ -91,7 +91,7 @@ def recipe(script: Callable[..., Any] | None) -> str:
 
 def sentences(text: str) -> str:
     """One per line."""
-    return re.sub(r"(?<=[.!?]) (?=[A-Z`])", "\n", text)
+    return re.sub(r"(?<=[.!?])(?<!al\.) (?=\S)", "\n", text)
 
 
 def sentence_of_refusal(idiom: Idiom) -> str:
@@ -147,8 +147,9 @@ def section(about: str, idioms: list[Idiom]) -> str:
     others = [idiom for idiom in idioms if not recipe(idiom.ours)]
     parts = [f"## {heading(about)}\n", *map(entry, shown)]
     if others:
-        lines = [f"- {idiom.title}{': ' * bool(idiom.text)}{idiom.text}" for idiom in others]
-        parts.append("Tested as well, with nothing to change:\n\n" + "\n".join(lines) + "\n")
+        items = [f"- {idiom.title}" + (f": {sentences(idiom.text)}" if idiom.text else "") for idiom in others]
+        lines = "\n".join(item.replace("\n", "\n  ") for item in items)
+        parts.append(f"Tested as well:\n\n{lines}\n")
     return "\n".join(parts)
 
 

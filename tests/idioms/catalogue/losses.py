@@ -37,8 +37,10 @@ def tokens_plain(job: Job):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     losses = []
     for epoch in range(job.epochs):
+        order = job.plain_loader(epoch=epoch).batch_sampler
+        loader = DataLoader(sequences(), batch_sampler=order, collate_fn=pad)
         # recipe
-        for texts in DataLoader(sequences(), batch_sampler=job.plain_loader(epoch=epoch).batch_sampler, collate_fn=pad):
+        for texts in loader:
             optimizer.zero_grad()
             scores, target = model(texts[:, :-1]), texts[:, 1:]
             loss = F.cross_entropy(scores.flatten(0, 1), target.flatten(), ignore_index=PADDING)
@@ -228,8 +230,9 @@ def two_means_plain(job: Job):
     losses = []
     for epoch in range(job.epochs):
         order = job.plain_loader(epoch=epoch).batch_sampler
+        loader = DataLoader(samples, batch_sampler=order, collate_fn=pad_labelled)
         # recipe
-        for texts, labels in DataLoader(samples, batch_sampler=order, collate_fn=pad_labelled):
+        for texts, labels in loader:
             optimizer.zero_grad()
             token_scores, text_scores = model(texts)
             token_loss = F.cross_entropy(token_scores.flatten(0, 1), texts.flatten(), ignore_index=PADDING)

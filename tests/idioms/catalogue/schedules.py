@@ -758,7 +758,8 @@ IDIOMS = [
     ),
     Idiom(
         "A rate multiplied in the flat loop",
-        "In the flat loop it would be multiplied for every micro-batch; it is refused as soon as a worker has two in a step.",
+        "In the flat loop it would be multiplied for every micro-batch; "
+        "it is refused where a worker has two of them in a step.",
         None,
         rate_multiplied_flat_ours,
         refused=r"a learning rate was changed in the body of state\.batches\(\)",
