@@ -16,7 +16,7 @@ Each by itself is noisy and may be negative; what is used is the quotient of the
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 # AdaScale averages over 1000 / S steps (Johnson et al. 2020, arXiv:2007.05105, section 4): a large step tells more.
 _WINDOW_STEPS = 1000
@@ -133,4 +133,4 @@ class Noise:
         return min(max((variance + square) / below, least), most)
 
     def as_dict(self) -> dict[str, float]:
-        return asdict(self)
+        return {"variance": self.variance, "square": self.square, "weight": self.weight}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -36,4 +36,4 @@ class Ramp:
         return Ramp(self.factor(samples), target, samples, length)
 
     def as_dict(self) -> dict[str, float]:
-        return asdict(self)
+        return {"start": self.start, "target": self.target, "begin": self.begin, "length": self.length}

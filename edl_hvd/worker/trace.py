@@ -22,12 +22,13 @@ class Trace:
             before._elements if before and before._addresses == self._addresses else _elements_of(parameters)
         )
         self._values = self._read()
+        self._bytes = [values.view(torch.uint8) for values in self._values]  # so that NaN equals itself
 
     def fits(self) -> bool:
         return (
             self._versions == [parameter._version for parameter in self._parameters]
             and self._addresses == [parameter.data_ptr() for parameter in self._parameters]
-            and all(map(_same_bits, self._values, self._read()))
+            and all(map(torch.equal, self._bytes, [values.view(torch.uint8) for values in self._read()]))
         )
 
     def moved(self) -> set[int]:
@@ -59,10 +60,6 @@ def _elements_of(parameters: Sequence[torch.Tensor]) -> list[dict[int, torch.Ten
             )
             found.setdefault(parameter.dtype, {})[number] = detached.as_strided((1,), (1,), middle)
     return list(found.values())
-
-
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(_bytes_of(one), _bytes_of(other))
 
 
 def _bytes_of(values: torch.Tensor) -> torch.Tensor:

@@ -49,7 +49,7 @@ def body_of(optimizer: Any, part: Any, per_step: int = 1) -> Iterator[None]:
     reduction = optimizer.reduction
     reduction.is_joined = True
     if part.first:
-        reduction.begin_step(reduction.vote)
+        reduction.begin_step()
     position.in_batches = position.in_micro_batch = True
     position.ends_step, position.per_step = part.last, per_step
     reduction.begin(part)

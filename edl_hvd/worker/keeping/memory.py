@@ -52,6 +52,7 @@ class Memory:
 
     def __init__(self, attributes: dict[str, Any]) -> None:
         self.handlers: dict[str, Handler] = {}
+        self._kinds: dict[Any, tuple[Any, ...]] = {}  # what of_kind has found: the objects stay the same
         self.attributes: dict[str, Any] = {}
         distributed = {name: value for name, value in attributes.items() if is_distributed(value)}
         self._optimizers = list(distributed.values())
@@ -108,8 +109,11 @@ class Memory:
 
     def of_kind(self, kind: type | Callable[[object], bool]) -> Iterable[Any]:
         """The handled objects of a class, or those for which a predicate holds, in the order given."""
-        matches = (lambda value: isinstance(value, kind)) if isinstance(kind, type) else kind
-        return [handler.value for handler in self.handlers.values() if matches(handler.value)]
+        found = self._kinds.get(kind)
+        if found is None:
+            matches = (lambda value: isinstance(value, kind)) if isinstance(kind, type) else kind
+            found = self._kinds[kind] = tuple(h.value for h in self.handlers.values() if matches(h.value))
+        return found
 
     @property
     def held(self) -> int:

@@ -316,7 +316,7 @@ class _Run:
 
     def begin_step(self, step: GlobalStep, announces: bool = False) -> None:
         """A global batch begins."""
-        self.reduction.begin_step(self.runtime.vote(step.samples), announces)
+        self.reduction.begin_step(announces)
         self.reduction.learning_rate_factor = self.runtime.learning_rate_factor
         if self.sampler.policy.needs_noise:
             self.reduction.measure_noise()

@@ -198,9 +198,9 @@ class Reduction:
         """Backward now completes a global batch."""
         return self.micro_batch is None or self.micro_batch.last
 
-    def begin_step(self, vote: Vote, announces: bool = False) -> None:
+    def begin_step(self, announces: bool = False) -> None:
         """A global batch begins. ``announces``: some rank has no micro-batch of it, and the loop is that of batches."""
-        self.vote, self.answer, self.announces = vote, None, announces
+        self.vote, self.answer, self.announces = Vote(), None, announces
         self.rounds = self.skipped = self._loop = 0
         self.means = {}
         self._step_has_gradient = False
