@@ -856,6 +856,10 @@ def adversarial_ours(job: Job):
     return {"model": model, "optimizer": optimizer}
 
 
+def adversarial_zero_grad_plain(job: Job):
+    return adversarial_plain(job)
+
+
 def adversarial_zero_grad_ours(job: Job):
     model, optimizer, loader, state = prepare(job, momentum_sgd)
 
@@ -868,7 +872,7 @@ def adversarial_zero_grad_ours(job: Job):
                     inputs.requires_grad_(True)
                     F.cross_entropy(model(inputs), target, reduction="sum").backward()
                     attacked = (inputs + 0.1 * inputs.grad).detach()
-                    optimizer.zero_grad()
+                    model.zero_grad()
                     F.cross_entropy(model(attacked), target).backward()
                 optimizer.step()
                 optimizer.zero_grad()
@@ -1314,8 +1318,7 @@ IDIOMS = [
     ),
     Idiom(
         "A penalty on the gradient of the inputs",
-        "Take the gradient with `torch.autograd.grad`, which leaves the parameters' alone. `model.zero_grad()` in "
-        "the loop would not undo a `backward()` there.",
+        "Take the gradient with `torch.autograd.grad`, which leaves the parameters' alone.",
         input_gradient_plain,
         input_gradient_ours,
     ),
@@ -1328,17 +1331,16 @@ IDIOMS = [
     ),
     Idiom(
         "Adversarial training",
-        "Make the attack with `torch.autograd.grad`: a `backward()` for it in the loop over micro-batches counts.",
+        "The attack needs no gradient of the parameters: `torch.autograd.grad` makes none.",
         adversarial_plain,
         adversarial_ours,
     ),
     Idiom(
-        "`zero_grad()` between two `backward()` calls of a micro-batch",
-        "What `backward()` computes in the loop over a step is set aside at once, so `zero_grad()` cannot throw it "
-        "away; it is refused. Use `torch.autograd.grad` for the gradient that is not to count.",
-        None,
+        "Adversarial training with `zero_grad()`",
+        "In the loop over micro-batches `.grad` is the gradient of the present micro-batch alone, so that of the "
+        "attack can be thrown away by `model.zero_grad()`.",
+        adversarial_zero_grad_plain,
         adversarial_zero_grad_ours,
-        refused=r"zero_grad\(\)",
     ),
     Idiom(
         "Gradients that are masked or thrown away",
