@@ -44,7 +44,7 @@ test-docs: setup ## Run every command that the documents show
 	@$(RUN) python -m pytest --numprocesses $(PYTEST_PROCESSES) --dist worksteal tests/docs
 
 test-learning: setup ## Run the long jobs whose losses, weights, samples and gradients are compared with one process's
-	@$(RUN) python -m pytest --numprocesses $(PYTEST_PROCESSES) --dist worksteal tests/elastic -m learning --launcher $(or $(LAUNCHER),edlrun)
+	@$(RUN) python -m pytest --numprocesses $(PYTEST_PROCESSES) --dist worksteal tests/elastic tests/idioms -m learning --launcher $(or $(LAUNCHER),edlrun)
 
 test-chaos: setup ## Run jobs with faults that a seed chooses; CHAOS_ARGS='--storms 100' for more
 	@$(RUN) python -m pytest --numprocesses $(PYTEST_PROCESSES) --dist worksteal tests/chaos $(CHAOS_ARGS)

@@ -75,6 +75,7 @@ class Session:
         self._interruption = Interruption(self._events, clock)
         self._certainty = Certainty()
         self._runtime.attach(self, settings.commit_every)
+        self._runtime.checkpoint = settings.checkpoint
 
     def close(self) -> None:
         self._guide.abandon()
@@ -243,6 +244,8 @@ class Session:
         snapshot = self._checkpoints.newest(self._process.collectives, world)
         if snapshot is not None:
             self._memory.receive(snapshot.plain, dict(snapshot.tensors))
+            if world.rank == 0:
+                self._runtime.began_at = self._memory.step
             return True
         if self._known_step > 0 and not self._settings.restart_lost_progress:
             raise ProgressLostError(

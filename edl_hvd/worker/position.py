@@ -16,6 +16,7 @@ class Position:
         per_step: Micro-batches of the global batch; more than 1 means that a body may run several times per step.
         is_even: Every worker computes one micro-batch in this step.
         has_idle: Some worker computes none.
+        steps_in_body: Calls of ``optimizer.step()`` in this body.
         is_asked: The script has asked in this body whether it ends the step, and so may do what belongs to a step.
         left_early: The script has left the loop over a step before its end.
     """
@@ -30,6 +31,7 @@ class Position:
         self.per_step = 1
         self.is_even = True
         self.has_idle = self.is_asked = False
+        self.steps_in_body = 0
         self.left_early = False
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -24,6 +25,8 @@ from edl_hvd.worker.training.pooling import Counting
 from edl_hvd.worker.training.reduction import Vote
 from edl_hvd.worker.training.scheduler import SCALE_INVARIANT, GatedScheduler, PacedScheduler
 from edl_hvd.worker.training.tuning import StepTimer
+
+logger = logging.getLogger(__name__)
 
 METRICS = "_metrics"
 # The attribute with the last value of each metric; it goes where the others go, into commits and to newcomers.
@@ -66,6 +69,8 @@ class Runtime:
         counting: The metrics, and the loop that they count in.
         session: The run of the elastic function; ``None`` outside.
         callbacks: Called in each new world but the first.
+        checkpoint: Where the job's checkpoints are, if anywhere.
+        began_at: The step that a checkpoint had brought this job to when it began; 0 where it began anew.
         steps_here: Optimizer steps counted in this run of the elastic function, whatever world they were made in.
         has_computed: This worker has been dealt a micro-batch in this run of the script.
         finished_pass: The life and epoch whose batches the script has gone through to their end.
@@ -79,6 +84,8 @@ class Runtime:
         self.counting = Counting(self.memory.of_kind(Metric), self.memory.of_kind(EvaluationSampler))
         self.session: Session | None = None
         self.callbacks: list[Callable[[], None]] = []
+        self.checkpoint: str | None = None
+        self.began_at = 0
         self.steps_here = 0
         self.has_computed = True
         self.finished_pass: tuple[int, int] | None = None
@@ -88,6 +95,8 @@ class Runtime:
         self._warned: set[str] = set()
         if self.memory.reduction is not None:
             self.memory.reduction.on_round.append(self.schedulers_may_move)
+        for optimizer in self.optimizers:
+            optimizer.stepping.after.append(self._after_step)
 
     @property
     def optimizers(self) -> list[Any]:
@@ -158,6 +167,21 @@ class Runtime:
         position.refuse_left_early()
         own = max((optimizer.stepping.own for optimizer in self.optimizers), default=0)
         if own and not self._has_committed:
+            self._warn_uncounted(own)
+        elif not self.steps_here and self.memory.step and self.began_at == self.memory.step:
+            logger.warning(
+                "step %s of %s%s; nothing left to train",
+                f"{self.memory.step:,}",
+                f"{self.memory.step:,}",
+                f" in {self.checkpoint}" if self.checkpoint else "",
+            )
+
+    def _after_step(self) -> None:
+        """An optimizer has stepped: in a loop over the loader itself nobody counts it."""
+        if self.session is None or position.in_step or position.in_batches or self._has_committed:
+            return
+        own = max(optimizer.stepping.own for optimizer in self.optimizers)
+        if own > 1 and any(sampler.is_bypassed for sampler in self.memory.of_kind(ElasticBatchSampler)):
             self._warn_uncounted(own)
 
     def _warn_uncounted(self, steps: int) -> None:

@@ -97,17 +97,28 @@ def test_drop_last_that_leaves_nothing_is_refused():
 
 @given(
     length=st.integers(1, 100),
-    policy=st.builds(GlobalBatch, st.integers(1, 40)) | st.builds(WorkerBatch, st.integers(1, 20)),
+    policy=st.builds(GlobalBatch, st.integers(1, 40)),
     size=st.integers(1, 6),
-    options=st.fixed_dictionaries({"limit_batches": st.none() | st.integers(1, 5)}),
+    drop_last=st.booleans(),
+    limit=st.none() | st.integers(1, 5),
 )
-def test_the_length_is_the_number_of_micro_batches_left(length, policy, size, options):
-    sampler = ElasticBatchSampler(length, policy=policy, **options)
+def test_the_length_is_the_number_of_steps_of_an_epoch_in_every_world(length, policy, size, drop_last, limit):
+    drop_last = drop_last and length >= policy.size
+    sampler = ElasticBatchSampler(length, policy=policy, drop_last=drop_last, limit_batches=limit)
     sampler.set_world(size - 1, size)
-    for step in [None, *list(sampler.steps())]:
-        if step is not None:
-            sampler.advance(step)
-        assert len(sampler) == len(list(sampler))
+    steps = list(sampler.steps())
+    assert len(sampler) == sampler.steps_per_epoch == len(steps)
+    for step in steps:
+        sampler.advance(step)
+        assert len(sampler) == len(steps)
+    assert len(DataLoader(range(length), batch_sampler=sampler)) == len(steps)
+
+
+def test_how_many_steps_an_epoch_has_is_not_known_where_it_depends_on_the_world():
+    sampler = ElasticBatchSampler(100, policy=WorkerBatch(4))
+    with pytest.raises(UsageError, match=r"depends on the number of workers with WorkerBatch.*edl_hvd\.schedule"):
+        len(sampler)
+    assert list(sampler), "a length that is not known is none to Python"
 
 
 def test_a_billion_samples_take_no_memory_and_no_way_to_their_middle():
@@ -116,12 +127,12 @@ def test_a_billion_samples_take_no_memory_and_no_way_to_their_middle():
     sampler.load_state_dict({**sampler.state_dict(), "epoch": 3, "offset": 650_000_384})
     sampler.set_world(1, 3)
     batch = next(iter(sampler))
-    left = len(sampler)
+    length = len(sampler)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(set(batch)) == 64
     assert max(batch) > 650_000_000
-    assert left == 634_765 * 5 + 1  # 634,765 whole batches of 16 micro-batches, and one of 4
+    assert length == 1_269_532
     assert peak_bytes < 1_000_000
 
 
@@ -183,6 +194,5 @@ def test_a_step_that_was_made_in_another_world_is_dealt_again_as_large_as_it_was
         sampler.repeat(repeated)
         steps = list(sampler.steps())
         assert [step.samples for step in steps] == expected[: -1 if drop_last else None]
-        assert len(list(sampler)) == len(sampler)
         sampler.advance(steps[0])
         assert list(sampler.steps()) == steps[1:]

@@ -241,10 +241,10 @@ def test_a_grad_scaler_acts_at_the_bounds_of_a_global_batch(tmp_path):
         torch.testing.assert_close(ends[1][name], tensor)
 
 
-def test_an_overflow_skips_the_step_and_the_scheduler():
+def test_an_overflow_skips_the_step_and_not_the_scheduler_as_in_pytorch():
     state, loader = make(samples=16, global_batch=8, micro_batch=8)
     scaler = edl_hvd.GradScaler("cpu", init_scale=1024.0)
-    losses = iter([float("inf"), 1.0])
+    losses = iter([1.0, float("inf")])
 
     @edl_hvd.elastic
     def train(state):
@@ -258,7 +258,7 @@ def test_an_overflow_skips_the_step_and_the_scheduler():
 
     with alone():
         train(state)
-    assert (state.step, state.scheduler.last_epoch, scaler.get_scale()) == (2, 1, 512.0)
+    assert (state.step, state.scheduler.last_epoch, scaler.get_scale()) == (2, 2, 512.0)
 
 
 @pytest.mark.parametrize("room", ["in memory", "on disk"])
@@ -277,7 +277,11 @@ def test_a_worker_brings_its_state_into_its_next_life(room, monkeypatch, tmp_pat
     again, _ = make()
     next_life.take_back(again._runtime.memory, folder)
     shutil.rmtree(folder)
-    assert (again.step, again.notes, again._runtime.memory.held) == (state.step, [(1, "x")], state._runtime.memory.commit)
+    assert (again.step, again.notes, again._runtime.memory.held) == (
+        state.step,
+        [(1, "x")],
+        state._runtime.memory.commit,
+    )
     for name, tensor in state.model.state_dict().items():
         assert torch.equal(tensor, again.model.state_dict()[name])
 

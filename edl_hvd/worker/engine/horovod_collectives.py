@@ -92,7 +92,8 @@ class HorovodCollectives:
 
     def broadcast_(self, tensor: torch.Tensor, root: int, name: str | None = None) -> None:
         with _translated():
-            lent, known = self._loans.lend(tensor), name or "edl_hvd.broadcast"
+            real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+            lent, known = self._loans.lend(real), name or "edl_hvd.broadcast"
             handle = self._note(hvd.broadcast_async_(lent, root, name=known), known)
         self.finish([handle])
 
@@ -142,9 +143,13 @@ class HorovodCollectives:
 
 
 def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """A flat view: Horovod insists on contiguous tensors, and a channels-last gradient is not one."""
+    """A flat view: Horovod insists on contiguous tensors, and a channels-last gradient is not one.
+
+    A complex one as pairs of real numbers: Horovod knows no complex ones.
+    """
     strides = tensor.stride()
-    return tensor.permute(sorted(range(tensor.dim()), key=lambda dimension: -strides[dimension])).view(-1)
+    flat = tensor.permute(sorted(range(tensor.dim()), key=lambda dimension: -strides[dimension])).view(-1)
+    return torch.view_as_real(flat) if flat.is_complex() else flat
 
 
 @contextmanager

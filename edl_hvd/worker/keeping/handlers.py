@@ -164,6 +164,10 @@ class OptimizerHandler(ObjectHandler):
         if self.value.param_groups is not self._groups:
             for group, loaded in zip(self._groups, self.value.param_groups, strict=True):
                 group.update(loaded)
+        self._keep_groups()
+
+    def _keep_groups(self) -> None:
+        if self.value.param_groups is not self._groups:
             self.value.param_groups = self._groups
 
     @property
@@ -224,6 +228,7 @@ class OptimizerHandler(ObjectHandler):
         return places, values
 
     def _load_options(self, state: Any) -> None:
+        self._keep_groups()
         for group, options in zip(self.value.param_groups, state["param_groups"], strict=True):
             group.update({key: _own(option) for key, option in options.items() if key != "params"})
 

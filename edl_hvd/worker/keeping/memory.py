@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -158,6 +158,9 @@ class Memory:
         """
         self._host.finish()
         self._notice_new_parameters()
+        if self.reduction is not None and self.reduction.is_interleaved:
+            # A round after a step may be made of what was computed before it: it cannot be made again after it alone.
+            self.watch.never_trust()
         self.watch.check()
         self._still.commit()
         if light and self._may_stand and self.watch.trusted:
@@ -225,7 +228,8 @@ class Memory:
         counters = {"step": self.step, "epoch": self.epoch, "samples": self.samples, "commit": number,
                     "ramp": self.ramp.as_dict(), "learning": self.learning.as_dict(),
                     "ahead": self._to_skip, "ahead_samples": self._samples_of(self._to_skip),
-                    "requires_grad": self._requires_grad(), "added_groups": self._added_groups()}  # fmt: skip
+                    "requires_grad": self._requires_grad(), "added_groups": self._added_groups(),
+                    "present": self._present()}  # fmt: skip
         tensors.update(self._carried())
         return {"counters": counters, "attributes": plain}, tensors
 
@@ -256,12 +260,37 @@ class Memory:
 
     def _add_groups(self, added: dict[str, list[list[str]]]) -> None:
         """Have the optimizers of this worker the groups that those of another had."""
-        if self.reduction is None or not added:
+        if self.reduction is None:
+            return
+        self._drop_groups(added)
+        if not added:
             return
         parameters = {name: parameter for parameter, name in (self.reduction.catalogue | self.reduction.names).items()}
         for attribute, groups in self._param_groups().items():
             for group in added.get(attribute, [])[len(groups) - self._groups[attribute] :]:
                 self.handlers[attribute].value.add_param_group({"params": [parameters[name] for name in group]})
+
+    def _drop_groups(self, added: dict[str, list[list[str]]]) -> None:
+        """An optimizer may have got groups since the commit that is put back."""
+        for attribute, groups in self._param_groups().items():
+            kept = self._groups[attribute] + len(added.get(attribute, []))
+            dropped = [parameter for group in groups[kept:] for parameter in group["params"]]
+            if dropped and self.reduction is not None:
+                del groups[kept:]
+                for parameter in dropped:
+                    self.handlers[attribute].value.state.pop(parameter, None)
+                self.reduction.release(dropped)
+                self._stepped.difference_update(dropped)
+                for handler in self.handlers.values():
+                    if isinstance(handler, ModuleHandler):
+                        handler.move_by_steps(self._stepped)
+                self._may_stand = self._moves_by_steps()
+                self.watch.look()
+
+    def _present(self) -> list[str]:
+        """Parameters that have a gradient, whatever it is: a script may clear gradients to zeros, which is not ``None``."""
+        names = self.reduction.names if self.reduction is not None else {}
+        return [name for parameter, name in names.items() if parameter.grad is not None]
 
     def _carried(self) -> dict[str, torch.Tensor]:
         """Gradients that no step has been made with yet: a script accumulates them over several steps."""
@@ -275,14 +304,18 @@ class Memory:
         }
 
     @torch.no_grad()
-    def _put_gradients(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Have the gradients that were carried, and no others."""
+    def _put_gradients(self, tensors: Mapping[str, torch.Tensor], present: Sequence[str] = ()) -> None:
+        """Have the gradients that were carried, zeros where another was there, and no others."""
+        others = set(present)
         for optimizer in self._optimizers:
             optimizer.stepping.round_number = optimizer.reduction.round_number
             for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-                gradient = tensors.get(f"{_GRADIENT}{optimizer.reduction.names[parameter]}")
-                parameter.grad = None if gradient is None else torch.empty_like(parameter).copy_(gradient)
-                if gradient is not None:
+                name = optimizer.reduction.names[parameter]
+                gradient = tensors.get(f"{_GRADIENT}{name}")
+                if gradient is None:
+                    parameter.grad = torch.zeros_like(parameter) if name in others else None
+                else:
+                    parameter.grad = torch.empty_like(parameter).copy_(gradient)
                     optimizer.stepping.round_number = optimizer.reduction.round_number - 1
 
     def share(self) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -336,12 +369,13 @@ class Memory:
             self.watch.distrust()
             self._still.commit()
         ahead, plain, tensors = self.ahead, self._rest.plain, self._rest.tensors
+        self._add_groups(plain["counters"].get("added_groups", {}))
         for name, handler in self.handlers.items():
             handler.load_rest(decode(plain["attributes"][name], tensors))
         for name in self.attributes:
             self.attributes[name] = _copy(decode(plain["attributes"][name], tensors))
         self._count({**plain["counters"], "ahead": ahead})
-        self._put_gradients(tensors)
+        self._put_gradients(tensors, plain["counters"].get("present", ()))
         self._ahead, self.watch.steps = ahead, [0] * len(ahead)
         self._marks = marks_of(self._rest_of(self.commit)[1])  # they are equal now
         self.watch.look()
@@ -434,7 +468,7 @@ class Memory:
             if live != saved[name] or moved.keys() & tensors.keys():
                 self.attributes[name] = _copy(decode(saved[name], {**tensors, **placed(saved[name], moved, tensors)}))
         self._count(plain["counters"])
-        self._put_gradients(moved)
+        self._put_gradients(moved, plain["counters"].get("present", ()))
         self.watch.look()
         self._still.look()
         self.retake()
@@ -454,7 +488,7 @@ class Memory:
             # Through the codec once more: what the script does to its lists must not reach the snapshot.
             self.attributes[name] = _copy(decode(saved[name], tensors))
         self._count(plain["counters"])
-        self._put_gradients(tensors)
+        self._put_gradients(tensors, plain["counters"].get("present", ()))
         self.watch.look()
         self._still.look()
 

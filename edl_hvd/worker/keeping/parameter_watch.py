@@ -50,6 +50,7 @@ class ParameterWatch:
         for number, optimizer in enumerate(optimizers):
             optimizer.stepping.before.append(lambda _, closure, number=number: self._before_step(number, closure))
             optimizer.stepping.after.append(self.look)
+        self.look()
 
     @property
     def trusted(self) -> bool:
@@ -73,6 +74,10 @@ class ParameterWatch:
         """Something else has moved parameters since the last look."""
         return not self._trace.fits()
 
+    def never_trust(self) -> None:
+        """Steps of this script cannot be made again in part: all commits copy everything."""
+        self._clean, self._needed = 0, _NEVER
+
     def distrust(self) -> None:
         """Something else moves parameters: do without copies only after more commits in which nothing does."""
         self.disturbances += 1
@@ -87,7 +92,7 @@ class ParameterWatch:
         is_disturbed = self.is_disturbed()
         self._before_move(is_disturbed)
         if closure:  # it sums gradients while it moves parameters
-            self._clean, self._needed = 0, _NEVER
+            self.never_trust()
         else:
             self._judge(is_disturbed)
         self.steps[number] += 1

@@ -133,10 +133,12 @@ class Step:
             if number == len(self._kept):
                 self._kept.append(run.next_item(self._items))
             run.begin(part, self._step, loop)
+            before = encoded(run.runtime)
             try:
                 yield self._kept[number]
             finally:
                 position.in_micro_batch = False
+            _refuse_changes(before, encoded(run.runtime))
             run.statistics.end_pass()
         if not self._step.share:
             run.begin_nothing(self._step)
@@ -426,6 +428,27 @@ class _Run:
         progress.enter("script")
 
 
+def encoded(runtime: Runtime) -> dict[str, Any]:
+    """The plain attributes of a state, such that a change in place shows."""
+    found = {}
+    for name, value in runtime.memory.attributes.items():
+        if not name.startswith("_"):
+            plain, tensors = encode(value, name)
+            found[name] = plain, [(tensor.data_ptr(), tensor._version) for tensor in tensors.values()]
+    return found
+
+
+def _refuse_changes(before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Workers compute different micro-batches, so what they change there differs."""
+    changed = [name for name in after if after[name] != before.get(name)]
+    if changed:
+        raise UsageError(
+            f"state.{changed[0]} was changed in the loop over a step's micro-batches, of which every worker has others; "
+            "change it after that loop, in the body of `for step in state.steps(loader):`, and use step.record(…) and "
+            "step.mean(…) for numbers of micro-batches"
+        )
+
+
 class _BodyWatch:
     """Sees what the body of ``state.batches`` does once per micro-batch that ordinary code means once per step.
 
@@ -441,6 +464,7 @@ class _BodyWatch:
         self._attributes: dict[str, Any] = {}
         self._others = Trace([])
         self._disturbances = -1
+        self._has_stepped: bool | None = None
         self._rates: list[Any] = []
         self._rising: set[str] = set()
         self._counters: dict[str, int] | None = None
@@ -448,9 +472,9 @@ class _BodyWatch:
 
     def begin(self) -> None:
         """A body is about to run."""
-        position.is_asked = False
+        position.is_asked, position.steps_in_body = False, 0
         if position.per_step > 1:
-            self._attributes = self._encoded()
+            self._attributes = encoded(self._runtime)
             self._others = self._look()
             watch = self._runtime.memory.watch
             self._disturbances = -1 if watch.is_disturbed() else watch.disturbances
@@ -465,9 +489,10 @@ class _BodyWatch:
         Raises:
             UsageError: It has changed what it may change once per step only.
         """
+        self._check_steps()
         if position.per_step <= 1 or (position.is_asked and position.ends_step):
             return
-        now = self._encoded()
+        now = encoded(self._runtime)
         changed = [name for name in now if now[name] != self._attributes.get(name)]
         if changed:
             self._refuse(f"state.{changed[0]} was changed")
@@ -479,6 +504,16 @@ class _BodyWatch:
         self._check_rates(is_first)
         self._look_for_counters(frame)
 
+    def _check_steps(self) -> None:
+        """Where the body steps in some batches only, it counts batches, of which there are as many as workers make."""
+        reduction = self._runtime.memory.reduction
+        if position.per_step <= 1 or position.is_asked or reduction is None or not reduction.has_computed:
+            return
+        has_stepped = position.steps_in_body > 0
+        if self._has_stepped not in (None, has_stepped):
+            self._refuse("optimizer.step() was called for some batches and not for others")
+        self._has_stepped = has_stepped
+
     def _check_rates(self, is_first: bool) -> None:
         """A script that sets a rate by ``state.step`` sets the same one in all bodies of a step."""
         memory = self._runtime.memory
@@ -487,15 +522,6 @@ class _BodyWatch:
         if not is_first and rates != self._rates and not (position.ends_step and has_schedulers):
             self._refuse("a learning rate was changed")
         self._rates = rates
-
-    def _encoded(self) -> dict[str, Any]:
-        """The plain attributes, such that a change in place shows."""
-        found = {}
-        for name, value in self._runtime.memory.attributes.items():
-            if not name.startswith("_"):
-                plain, tensors = encode(value, name)
-                found[name] = plain, [(tensor.data_ptr(), tensor._version) for tensor in tensors.values()]
-        return found
 
     def _look(self) -> Trace:
         """At parameters in State that the optimizers do not move, but for averages that move with the steps."""

@@ -33,6 +33,8 @@ class ExactReduction(Reduction):
         passes_infinity: Gradients may overflow, because a ``GradScaler`` looks after that; else it is an error.
     """
 
+    is_exact = True
+
     def __init__(self, named_parameters: list[tuple[str, torch.nn.Parameter]]) -> None:
         self._buckets: list[_Bucket] = []
         self._bucket_of: dict[torch.nn.Parameter, _Bucket] = {}

@@ -97,6 +97,7 @@ class _Distributed:
             UsageError: It was called in the loop over a step's micro-batches.
         """
         if position.waits:
+            position.steps_in_body += 1
             return None
         if position.in_step and position.in_micro_batch:
             raise UsageError(
@@ -114,6 +115,8 @@ class _Distributed:
             result = self._step_at_scaled_rates(closure)
             stepping.samples = reduction.micro_batch.global_samples if reduction.micro_batch else 0
         stepping.round_number = reduction.round_number
+        reduction.has_stepped = True
+        position.steps_in_body += 1
         stepping.own += not (position.in_batches or position.in_step)
         reduction.attach()
         for callback in stepping.after:

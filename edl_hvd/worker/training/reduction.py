@@ -109,6 +109,8 @@ class Reduction:
         names: Of the parameters, unique and the same on every rank.
         catalogue: Names of parameters that may come later.
         is_joined: The optimizers are part of a ``State``.
+        has_stepped: An optimizer has stepped in the present step.
+        is_interleaved: In some step there was another round after an optimizer had stepped.
         learning_rate_factor: What the batch policy multiplies the learning rate with in the present step.
         micro_batch: Being computed; ``None`` in a script without ``state.batches`` and ``state.steps``.
         deferred: Rounds are made by the loop over a step, not by ``backward()``.
@@ -125,10 +127,12 @@ class Reduction:
         noise: Measures how noisy the gradients are; ``None`` where nobody wants to know.
     """
 
+    is_exact = False
+
     def __init__(self, named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
         self.names: dict[torch.nn.Parameter, str] = {}
         self.catalogue: dict[torch.nn.Parameter, str] = {}
-        self.is_joined = False
+        self.is_joined = self.is_interleaved = self.has_stepped = False
         self.learning_rate_factor = 1.0
         self.micro_batch: MicroBatch | None = None
         self.deferred = self.paused = self.announces = False
@@ -146,6 +150,8 @@ class Reduction:
         self._has_gradient = False  # of the present micro-batch
         self._fired: dict[torch.nn.Parameter, int] = {}  # gradients of the present micro-batch
         self._expected: dict[int, dict[torch.nn.Parameter, int]] = {}  # the same, last time, of each loop over a step
+        self.rounds_of_body = 0  # since the present micro-batch began
+        self._found: dict[torch.nn.Parameter, torch.Tensor] = {}  # in .grad, when it began
         self._loop = 0  # over the micro-batches, in this step
         self._step_has_gradient = False  # of any rank
         self._begin_round()
@@ -180,6 +186,14 @@ class Reduction:
                 self._hooks[parameter] = _Hooks(parameter, self._before_gradient, self._on_gradient)
         self.attach()
 
+    def release(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Leave those of these parameters alone."""
+        for parameter in parameters:
+            self.names.pop(parameter, None)
+            hooks = self._hooks.pop(parameter, None)
+            if hooks is not None:
+                hooks.remove()
+
     def detach(self) -> None:
         """Leave the gradients alone from now on: another reduction sums them."""
         for hooks in self._hooks.values():
@@ -198,12 +212,17 @@ class Reduction:
         """Backward now completes a global batch."""
         return self.micro_batch is None or self.micro_batch.last
 
+    @property
+    def has_computed(self) -> bool:
+        """The present micro-batch has given a gradient."""
+        return self._has_gradient
+
     def begin_step(self, announces: bool = False) -> None:
         """A global batch begins. ``announces``: some rank has no micro-batch of it, and the loop is that of batches."""
         self.vote, self.answer, self.announces = Vote(), None, announces
         self.rounds = self.skipped = self._loop = 0
         self.means = {}
-        self._step_has_gradient = False
+        self._step_has_gradient = self.has_stepped = False
         self.attach()
         self._begin_round()
 
@@ -211,6 +230,8 @@ class Reduction:
         """The next backward computes this."""
         self._end_micro_batch()
         self.micro_batch = micro_batch
+        self.rounds_of_body = 0
+        self._found = {parameter: parameter.grad for parameter in self.names if parameter.grad is not None}
         self._weight = float(micro_batch.samples)
         if micro_batch.first:
             self._total_weight = 0.0
@@ -232,6 +253,11 @@ class Reduction:
                 "step.weigh() was called after backward() of the same micro-batch; call it before, because the "
                 "gradient is multiplied with the weight as soon as it is computed"
             )
+        if self.is_exact and not float(weight).is_integer():
+            raise UsageError(
+                f"step.weigh() was given {weight}; with exact=True expected a whole number, because sums of others depend "
+                "on their order"
+            )
         self._total_weight += weight - self._weight
         self._weight = weight
 
@@ -244,6 +270,7 @@ class Reduction:
         self.recorded.clear()
         for parameter in self._present:
             parameter.grad = None
+        self._found.clear()
         self._weight = self._total_weight = 1.0
         if self.noise is not None:
             self.noise.forget()
@@ -359,6 +386,17 @@ class Reduction:
         """In the loop over a step ``.grad`` is the gradient of the micro-batch, up to its end."""
         for parameter in list(self._present):
             self._take(parameter)
+        if self.micro_batch is not None and not self.rounds_of_body:
+            self._take_assigned()
+
+    def _take_assigned(self) -> None:
+        """A script may have put a gradient into ``.grad`` by itself, for instance from ``torch.autograd.grad``."""
+        for parameter in self.names:
+            gradient = parameter.grad
+            if gradient is None or gradient is self._found.get(parameter) or parameter in self._before:
+                continue
+            parameter.grad = None
+            self._keep(parameter, gradient.detach())
 
     def _check_unchanged(self, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
         """A script may clear the gradient of a micro-batch; cutting it there would do something else than it looks."""
@@ -449,7 +487,9 @@ class Reduction:
         if self.deferred:
             self._expected[self._loop] = dict(self._fired)
             self._loop += 1
+        self.is_interleaved |= self.has_stepped
         self.rounds += 1
+        self.rounds_of_body += 1
         self.round_number += 1
         self._begin_round()
         for callback in self.on_round:
