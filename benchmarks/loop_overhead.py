@@ -1,4 +1,4 @@
-"""What a step of the loop costs beside a bare PyTorch loop, a loop of plain Horovod, and an earlier version of this package.
+"""What a step of the loop costs beside a bare PyTorch loop, plain Horovod, and an earlier version of this package.
 
     python benchmarks/loop_overhead.py                     # a world of one, a tiny model: microseconds per step
     python benchmarks/loop_overhead.py --workers 2         # beside hvd.DistributedOptimizer, one micro-batch per worker

@@ -74,7 +74,6 @@ class Idiom:
         ours: The script with edl_hvd.
         refused: What the message says if edl_hvd refuses it (a regular expression); else empty.
         exact: It is tried with ``exact=True``, too.
-        flat: ``ours`` is the loop over ``state.batches``; several micro-batches per step are refused if ``refused`` says.
         faults: It is tried with workers that are killed and join.
         micro_batches: The layouts that it is tried with.
         tolerance: Relative to the largest element.

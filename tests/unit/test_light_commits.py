@@ -166,7 +166,7 @@ def test_a_state_that_is_ahead_survives_a_new_start_of_the_process():
     whole, state, again = train(make(), 6), train(make(), 4), make()
     move(state, seed=4)
     state._runtime.memory.put_back()
-    next_life.take_back(again.memory, next_life.keep(state._runtime.memory))
+    next_life.take_back(again._runtime.memory, next_life.keep(state._runtime.memory))
     train(again, 2)
     assert torch.equal(again.model[0].weight, whole.model[0].weight)
 

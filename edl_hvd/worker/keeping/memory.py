@@ -161,6 +161,8 @@ class Memory:
         if self.reduction is not None and self.reduction.is_interleaved:
             # A round after a step may be made of what was computed before it: it cannot be made again after it alone.
             self.watch.never_trust()
+        if self.reduction is not None:
+            self.reduction.has_stepped = False
         self.watch.check()
         self._still.commit()
         if light and self._may_stand and self.watch.trusted:
@@ -288,7 +290,7 @@ class Memory:
                 self.watch.look()
 
     def _present(self) -> list[str]:
-        """Parameters that have a gradient, whatever it is: a script may clear gradients to zeros, which is not ``None``."""
+        """Parameters that have a gradient, whatever it is: a script may clear them to zeros, which is not ``None``."""
         names = self.reduction.names if self.reduction is not None else {}
         return [name for parameter, name in names.items() if parameter.grad is not None]
 

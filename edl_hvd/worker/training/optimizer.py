@@ -292,6 +292,7 @@ class GradScaler(torch.amp.GradScaler):
             super().unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
+        position.steps_in_body += 1
         return None if position.waits else super().step(optimizer, *args, **kwargs)
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:

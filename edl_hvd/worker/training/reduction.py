@@ -109,7 +109,7 @@ class Reduction:
         names: Of the parameters, unique and the same on every rank.
         catalogue: Names of parameters that may come later.
         is_joined: The optimizers are part of a ``State``.
-        has_stepped: An optimizer has stepped in the present step.
+        has_stepped: An optimizer has stepped since the last commit.
         is_interleaved: In some step there was another round after an optimizer had stepped.
         learning_rate_factor: What the batch policy multiplies the learning rate with in the present step.
         micro_batch: Being computed; ``None`` in a script without ``state.batches`` and ``state.steps``.
@@ -255,8 +255,8 @@ class Reduction:
             )
         if self.is_exact and not float(weight).is_integer():
             raise UsageError(
-                f"step.weigh() was given {weight}; with exact=True expected a whole number, because sums of others depend "
-                "on their order"
+                f"step.weigh() was given {weight}; with exact=True expected a whole number, because sums of others "
+                "depend on their order"
             )
         self._total_weight += weight - self._weight
         self._weight = weight

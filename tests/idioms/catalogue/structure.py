@@ -442,7 +442,7 @@ def make_double() -> nn.Module:
 
 def lbfgs_plain(job: Job):
     model = make_double()
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4, history_size=5)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3, history_size=5)
     losses = []
     for epoch in range(job.epochs):
         for inputs, target in job.plain_loader(epoch=epoch):
@@ -460,7 +460,7 @@ def lbfgs_plain(job: Job):
 def lbfgs_ours(job: Job):
     model, optimizer, loader, state = prepare(
         job,
-        lambda model: torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4, history_size=5),
+        lambda model: torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3, history_size=5),
         make_double,
         losses=[],
     )
