@@ -111,7 +111,8 @@ def flattened(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     elif isinstance(value, torch.optim.Optimizer):
         saved = value.state_dict()
         state = {
-            number: {key: value for key, value in kept.items() if key != FACTOR} for number, kept in saved["state"].items()
+            number: {key: item for key, item in kept.items() if key != FACTOR}
+            for number, kept in saved["state"].items()
         }
         yield from flattened(state, f"{path}/state")
         rates = [group.get("lr", 0.0) for group in saved["param_groups"]]

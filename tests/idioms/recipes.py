@@ -46,7 +46,7 @@ refuses what it can tell that it would get wrong.
 Each of these is [tested](testing.md) against plain PyTorch with the whole batch in one process.
 The tests have worlds of one to four workers, with one and several micro-batches and with none, and workers that die \
 and join; most run with `exact=True`, too, where every world has to end with the same bits.
-This page is made from the tests by `python tests/idioms/recipes.py`; do not edit it.
+This page is made from the tests by `tests/idioms/recipes.py`; do not edit it.
 """
 
 # What the tests need, and what a script has in its place.

@@ -444,8 +444,8 @@ def _refuse_changes(before: dict[str, Any], after: dict[str, Any]) -> None:
     if changed:
         raise UsageError(
             f"state.{changed[0]} was changed in the loop over a step's micro-batches, of which every worker has "
-            "others; change it after that loop, in the body of `for step in state.steps(loader):`, and use step.record(…) "
-            "and step.mean(…) for numbers of micro-batches"
+            "others; change it after that loop, in the body of `for step in state.steps(loader):`, and use "
+            "step.record(…) and step.mean(…) for numbers of micro-batches"
         )
 
 

@@ -161,7 +161,7 @@ def DistributedOptimizer(
     exact: bool = False,
     measure_noise: bool = False,
     velocity: str | None = None,
-    **horovods: Any,
+    **horovods: object,
 ) -> _Optimizer:
     """Make an optimizer's steps those of the whole world.
 

@@ -41,16 +41,12 @@ def classifier_ours(job: Job):
     edl_hvd.init()
     # recipe
     model = make_model()
-    optimizer = edl_hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact
-    )
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact)
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     batches = job.batches()
     loader = DataLoader(job.dataset(), batch_sampler=batches)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=job.epochs * len(loader))
-    state = edl_hvd.State(
-        model=model, optimizer=optimizer, batches=batches, scheduler=scheduler, ema=ema, losses=[]
-    )
+    state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches, scheduler=scheduler, ema=ema, losses=[])
 
     @edl_hvd.elastic
     def train(state):
@@ -66,6 +62,7 @@ def classifier_ours(job: Job):
                 ema.update_parameters(model)
                 optimizer.zero_grad()
                 state.losses.append(step.mean("loss"))
+
     # end
 
     train(state)
