@@ -568,43 +568,6 @@ def kept_batches_ours(job: Job):
     train(state)
 
 
-def gradient_by_hand_ours(job: Job):
-    model, optimizer, loader, state = prepare(job)
-
-    @edl_hvd.elastic
-    def train(state):
-        for epoch in state.epochs(job.epochs):
-            # recipe
-            for step in state.steps(loader):
-                for inputs, target in step:
-                    loss = F.cross_entropy(model(inputs), target)
-                    for p, gradient in zip(
-                        model.parameters(), torch.autograd.grad(loss, model.parameters()), strict=True
-                    ):
-                        p.grad = gradient
-                optimizer.step()
-            # end
-
-    train(state)
-
-
-def gradient_by_hand_flat_ours(job: Job):
-    model, optimizer, loader, state = prepare(job)
-
-    @edl_hvd.elastic
-    def train(state):
-        for epoch in state.epochs(job.epochs):
-            # recipe
-            for inputs, target in state.batches(loader):
-                loss = F.cross_entropy(model(inputs), target)
-                for p, gradient in zip(model.parameters(), torch.autograd.grad(loss, model.parameters()), strict=True):
-                    p.grad = gradient
-                optimizer.step()
-            # end
-
-    train(state)
-
-
 def optimizer_in_backward_ours(job: Job):
     edl_hvd.init()
     model = make_model()
@@ -696,20 +659,6 @@ IDIOMS = [
         kept_batches_ours,
         refused="step level|every worker|loop over the step",
         micro_batches=(3, 6),
-    ),
-    Idiom(
-        "Gradients that are put into `.grad` in the loop over micro-batches",
-        "They are not summed over the workers. Let `backward()` compute them, or put them there at step level.",
-        None,
-        gradient_by_hand_ours,
-        refused=r"\.grad",
-    ),
-    Idiom(
-        "Gradients that are put into `.grad` in the flat loop",
-        "They are not summed over the workers. Let `backward()` compute them.",
-        None,
-        gradient_by_hand_flat_ours,
-        refused=r"\.grad|backward\(\)",
     ),
     Idiom(
         "Optimizers that step within `backward()`",

@@ -1000,6 +1000,62 @@ def gradient_surgery_ours(job: Job):
     return {"model": model, "optimizer": optimizer}
 
 
+def gradient_by_hand_plain(job: Job):
+    model = make_model()
+    optimizer = momentum_sgd(model)
+    for epoch in range(job.epochs):
+        for inputs, target in job.plain_loader(epoch=epoch):
+            loss = F.cross_entropy(model(inputs), target)
+            gradients = torch.autograd.grad(loss, model.parameters())
+            for p, gradient in zip(model.parameters(), gradients, strict=True):
+                p.grad = gradient
+            optimizer.step()
+    return {"model": model, "optimizer": optimizer}
+
+
+def gradient_by_hand_ours(job: Job):
+    model, optimizer, loader, state = prepare(job, momentum_sgd)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    loss = F.cross_entropy(model(inputs), target)
+                    gradients = torch.autograd.grad(loss, model.parameters())
+                    for p, gradient in zip(model.parameters(), gradients, strict=True):
+                        p.grad = gradient
+                optimizer.step()
+            # end
+
+    train(state)
+    return {"model": model, "optimizer": optimizer}
+
+
+def gradient_by_hand_flat_plain(job: Job):
+    return gradient_by_hand_plain(job)
+
+
+def gradient_by_hand_flat_ours(job: Job):
+    model, optimizer, loader, state = prepare(job, momentum_sgd)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            for inputs, target in state.batches(loader):
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(inputs), target)
+                gradients = torch.autograd.grad(loss, model.parameters())
+                for p, gradient in zip(model.parameters(), gradients, strict=True):
+                    p.grad = gradient
+                optimizer.step()
+
+    train(state)
+    return {"model": model, "optimizer": optimizer}
+
+
 def batch_statistics_plain(job: Job):
     model = make_model()
     optimizer = momentum_sgd(model)
@@ -1361,6 +1417,19 @@ IDIOMS = [
         "combine behind it.",
         gradient_surgery_plain,
         gradient_surgery_ours,
+    ),
+    Idiom(
+        "Gradients that are put into `.grad` by hand",
+        "In the loop over micro-batches that is the gradient of the micro-batch; it is summed as that of `backward()`. "
+        "Clear `.grad` before the loop, since the sum is added to what is there.",
+        gradient_by_hand_plain,
+        gradient_by_hand_ours,
+    ),
+    Idiom(
+        "Gradients that are put into `.grad` by hand, in the flat loop",
+        "The same in the flat loop.",
+        gradient_by_hand_flat_plain,
+        gradient_by_hand_flat_ours,
     ),
     Idiom(
         "Statistics of the whole batch",
