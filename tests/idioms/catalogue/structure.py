@@ -1021,7 +1021,6 @@ def gradient_by_hand_ours(job: Job):
         for epoch in state.epochs(job.epochs):
             # recipe
             for step in state.steps(loader):
-                optimizer.zero_grad()
                 for inputs, target in step:
                     loss = F.cross_entropy(model(inputs), target)
                     gradients = torch.autograd.grad(loss, model.parameters())
@@ -1045,7 +1044,6 @@ def gradient_by_hand_flat_ours(job: Job):
     def train(state):
         for epoch in state.epochs(job.epochs):
             for inputs, target in state.batches(loader):
-                optimizer.zero_grad()
                 loss = F.cross_entropy(model(inputs), target)
                 gradients = torch.autograd.grad(loss, model.parameters())
                 for p, gradient in zip(model.parameters(), gradients, strict=True):
@@ -1420,8 +1418,7 @@ IDIOMS = [
     ),
     Idiom(
         "Gradients that are put into `.grad` by hand",
-        "In the loop over micro-batches that is the gradient of the micro-batch; it is summed as that of `backward()`. "
-        "Clear `.grad` before the loop, since the sum is added to what is there.",
+        "In the loop over micro-batches that is the gradient of the micro-batch; it is summed as that of `backward()`.",
         gradient_by_hand_plain,
         gradient_by_hand_ours,
     ),
