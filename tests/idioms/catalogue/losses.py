@@ -457,9 +457,10 @@ IDIOMS = [
     Idiom(
         "Weights of classes",
         "`cross_entropy(weight=…)` divides by the sum of the weights of the labels in the batch, so that is what a "
-        "micro-batch weighs.",
+        "micro-batch weighs. With `exact=True` weights have to be whole numbers.",
         class_weights_plain,
         class_weights_ours,
+        exact=False,  # sums of fractions depend on their order, so exact=True takes whole numbers only
     ),
     Idiom(
         "A sum instead of a mean",

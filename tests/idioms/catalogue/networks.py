@@ -741,25 +741,6 @@ def lazy_ours(job: Job):
     return trained_ours(job, model, sgd(model))
 
 
-def spectral_norm_plain(job: Job):
-    model = make_spectral()
-    outcome = accumulated_plain(job, model, size=12)
-    return {"weights": list(model.parameters()), "optimizer": outcome["optimizer"]}
-
-
-def spectral_norm_ours(job: Job):
-    edl_hvd.init()
-    model = make_spectral()
-    outcome = trained_ours(job, model, sgd(model))
-    return {"weights": list(model.parameters()), "optimizer": outcome["optimizer"]}
-
-
-def make_spectral() -> nn.Module:
-    torch.manual_seed(0)
-    first = torch.nn.utils.parametrizations.spectral_norm(nn.Linear(FEATURES, 8))
-    return nn.Sequential(first, nn.Tanh(), nn.Linear(8, CLASSES))
-
-
 def weight_norm_plain(job: Job):
     model = make_weight_normed()
     return trained_plain(job, model, sgd(model))
@@ -1003,14 +984,5 @@ IDIOMS = [
         "Parametrisations are parameters.",
         weight_norm_plain,
         weight_norm_ours,
-    ),
-    Idiom(
-        "Spectral norm",
-        "Its power iteration moves buffers with every forward pass, so what is learned depends on how many there are; "
-        "set `micro_batch` to the global batch.",
-        spectral_norm_plain,
-        spectral_norm_ours,
-        micro_batches=(12,),
-        exact=False,  # buffers that a forward pass moves, other than running statistics, are outside of it
     ),
 ]

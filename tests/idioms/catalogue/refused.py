@@ -547,27 +547,6 @@ def part_of_step_ours(job: Job):
     train(state)
 
 
-def kept_batches_ours(job: Job):
-    model, optimizer, loader, state = prepare(job)
-
-    @edl_hvd.elastic
-    def train(state):
-        for epoch in state.epochs(job.epochs):
-            # recipe
-            for step in state.steps(loader):
-                kept = []
-                optimizer.zero_grad()
-                for inputs, target in step:
-                    F.cross_entropy(model(inputs), target).backward()
-                    kept.append(inputs)
-                for inputs in kept:
-                    (0.1 * model(inputs).square().mean()).backward()
-                optimizer.step()
-            # end
-
-    train(state)
-
-
 def optimizer_in_backward_ours(job: Job):
     edl_hvd.init()
     model = make_model()
@@ -650,15 +629,6 @@ IDIOMS = [
         None,
         part_of_step_ours,
         refused="left before its end",
-    ),
-    Idiom(
-        "A second pass over batches that were kept",
-        "At step level `backward()` is for what is the same on every worker. For a second pass over the samples "
-        "loop over the step again.",
-        None,
-        kept_batches_ours,
-        refused="step level|every worker|loop over the step",
-        micro_batches=(3, 6),
     ),
     Idiom(
         "Optimizers that step within `backward()`",
