@@ -7,6 +7,7 @@ waits for the body that ends it (``position.py``), and what cannot be told apart
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -347,7 +348,7 @@ class _Run:
         progress.batches += 1
         seed_everything(self.sampler.seed, self.sampler.epoch, part.offset, *([loop] if loop else []))
         if part.last:
-            self.reduction.vote = self.runtime.vote(step.samples)
+            self.reduction.vote = functools.partial(self.runtime.vote, step.samples)
         self.reduction.begin(part)
         self.runtime.has_computed = True
         position.in_micro_batch = True
@@ -355,7 +356,7 @@ class _Run:
     def begin_nothing(self, step: GlobalStep) -> None:
         """This worker has nothing to compute in the step."""
         unit = self.sampler.policy.micro_batch or step.samples
-        self.reduction.vote = self.runtime.vote(step.samples)
+        self.reduction.vote = functools.partial(self.runtime.vote, step.samples)
         self.reduction.begin(MicroBatch(0, step.samples, first=True, last=True, unit=unit))
 
     def seed_step(self, step: GlobalStep, loop: int) -> None:

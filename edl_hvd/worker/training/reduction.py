@@ -114,7 +114,7 @@ class Reduction:
         learning_rate_factor: What the batch policy multiplies the learning rate with in the present step.
         micro_batch: Being computed; ``None`` in a script without ``state.batches`` and ``state.steps``.
         deferred: Rounds are made by the loop over a step, not by ``backward()``.
-        vote: Of this rank, to travel with the next round.
+        vote: Asked for that of this rank, when a round is made: it travels with it.
         answer: The sum of the votes of the last round; ``None`` before the first of a step.
         recorded: What this rank has recorded since the last round, by name and row.
         means: Of all that was recorded over the world, of the last round.
@@ -136,7 +136,7 @@ class Reduction:
         self.learning_rate_factor = 1.0
         self.micro_batch: MicroBatch | None = None
         self.deferred = self.paused = self.announces = False
-        self.vote = Vote()
+        self.vote: Callable[[], Vote] = Vote
         self.answer: Vote | None = None
         self.recorded: dict[str, dict[int, Recorded]] = {}
         self.means: dict[str, float] = {}
@@ -219,7 +219,7 @@ class Reduction:
 
     def begin_step(self, announces: bool = False) -> None:
         """A global batch begins. ``announces``: some rank has no micro-batch of it, and the loop is that of batches."""
-        self.vote, self.answer, self.announces = Vote(), None, announces
+        self.vote, self.answer, self.announces = Vote, None, announces
         self.rounds = self.skipped = self._loop = 0
         self.means = {}
         self._step_has_gradient = self.has_stepped = False
@@ -266,7 +266,7 @@ class Reduction:
         self.micro_batch = None
         self.answer = None
         self.deferred = self.announces = False
-        self.vote = Vote()
+        self.vote = Vote
         self.recorded.clear()
         for parameter in self._present:
             parameter.grad = None
@@ -529,7 +529,7 @@ class Reduction:
             self.announces = True
 
     def _complete_alone(self) -> None:
-        self.answer = self.vote
+        self.answer = self.vote()
         self._known_names = sorted({*self._known_names, *self.recorded})
         # As a message would have them: the same numbers as in any other world.
         self._take_means(torch.tensor(self._values(), dtype=torch.float32).tolist())
@@ -548,7 +548,7 @@ class Reduction:
         high, low = divmod(self._total_weight, _HALF_WEIGHT)
         used = [self._has(p) * (1.0 + _HAD_GRADIENT * (p in self._before)) for p in self.names]
         own = _Flags(float(skipped), float(bool(self._late)), float(is_unnamed), high, low)
-        message = torch.tensor([*self.vote, *own, *self._values(), *used], dtype=torch.float32)
+        message = torch.tensor([*self.vote(), *own, *self._values(), *used], dtype=torch.float32)
         collectives.finish([collectives.start_sum(message, "edl_hvd.flags", 1.0)])
         numbers = message.tolist()
         self.answer, flags = Vote(*numbers[: len(Vote._fields)]), _Flags(*numbers[len(Vote._fields) : _WIDTH])
