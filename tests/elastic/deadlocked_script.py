@@ -17,6 +17,8 @@ import horovod.torch
 import torch
 
 import edl_hvd
+from edl_hvd.worker import process
+from edl_hvd.worker.position import position
 
 STEP = 3
 
@@ -54,16 +56,18 @@ def main(folder: Path) -> None:
 
 
 def stand_still(points: Points, how: str, rank: int, loss: torch.Tensor) -> None:
+    # What a script cannot do by edl_hvd.allreduce any more, it may do by a library of its own.
+    collectives = process.current().collectives
     if how == "a rank alone":
-        if rank == 0:
-            edl_hvd.allreduce(loss.view(1))
+        if rank == 0 and position.ends_step:
+            edl_hvd.allreduce(loss.view(1), op="sum")
     elif how == "another shape":
-        edl_hvd.allreduce(torch.zeros(1 + rank))
+        collectives.allreduce(torch.zeros(1 + rank), "sum")
     elif how == "another order":
         for op in ("sum", "max") if rank == 0 else ("max", "sum"):
-            edl_hvd.allreduce(loss.view(1), op)
+            collectives.allreduce(loss.view(1), op)
     elif how == "in the micro-batches":
-        edl_hvd.allreduce(loss.view(1))
+        collectives.allreduce(loss.view(1), "sum")
     elif how == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         while True:
