@@ -1,4 +1,4 @@
-"""What does nothing is said: a loop that counts nothing, a job that is complete; and what a loop of one's own counts."""
+"""Warnings for what has no effect: a loop that counts nothing, a job that is complete; and what own loops count."""
 
 from __future__ import annotations
 
@@ -94,5 +94,6 @@ def test_an_epoch_that_is_not_counted_is_refused_when_it_comes_again():
             for (inputs,) in state.batches(loader):
                 step(state, inputs)
 
-    with alone(), pytest.raises(edl_hvd.errors.UsageError, match=r"called again in epoch 0.*for epoch in state\.epochs"):
+    said = r"called again in epoch 0.*for epoch in state\.epochs"
+    with alone(), pytest.raises(edl_hvd.errors.UsageError, match=said):
         train(state)
