@@ -71,7 +71,7 @@ class Holder:
         return {name: tensor.device.type for name, tensor in self.memory.live(0)[1].items()}
 
     def holds_that_of(self, other: Holder) -> bool:
-        (plain, tensors), (others_plain, others) = self.memory.live(0), other._runtime.memory.live(0)
+        (plain, tensors), (others_plain, others) = self.memory.live(0), other.memory.live(0)
         return plain == others_plain and all(torch.equal(tensors[name].cpu(), others[name].cpu()) for name in others)
 
 
