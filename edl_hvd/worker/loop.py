@@ -286,6 +286,7 @@ class Session:
         due = (
             world is not None
             and world.rank == 0
+            and self._checkpoints.wanted
             and not self._writers_busy
             # The next commit is at the same step, and has what the script measures after the epoch.
             and not self._runtime.ends_epoch(samples)
@@ -295,6 +296,14 @@ class Session:
         )
         checkpoints = self._checkpoints
         return [self._process.rendezvous.change_pending(), due, checkpoints.busy, bool(checkpoints.stop_reason)]
+
+    def may_come_back(self, answer: Vote | None) -> bool:
+        """See :class:`edl_hvd.worker.runtime.Session`. A fixed world ends with its first worker."""
+        return (
+            self._process.rendezvous.elastic
+            or answer is None
+            or bool(answer.resize or answer.checkpoint or answer.stop)
+        )
 
     @progress.during("commit")
     def agree(self, answer: Vote | None = None) -> None:

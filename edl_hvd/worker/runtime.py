@@ -42,6 +42,9 @@ class Session(Protocol):
     def vote(self, samples: int) -> Vote:
         """What this rank wants at the commit after the next step, which has so many samples over all ranks."""
 
+    def may_come_back(self, answer: Vote | None) -> bool:
+        """Somebody may need the state of the commit that the ranks have voted on."""
+
     def agree(self, answer: Vote | None = None) -> None:
         """Act on the ranks' votes at a commit. Collective; blocks, unless their sum is there already."""
 
@@ -237,7 +240,11 @@ class Runtime:
     def commit_light(self, answer: Vote | None = None) -> None:
         """A commit of what optimizer steps do not move, where that will do, and when the metrics are pooled."""
         self._committed_step = self.memory.step
-        self.memory.take(self.memory.commit + 1, light=self.commit_every == 1)
+        number = self.memory.commit + 1
+        if self.session is None or self.session.may_come_back(answer):
+            self.memory.take(number, light=self.commit_every == 1)
+        else:
+            self.memory.pass_by(number)
         if self.session is not None:
             self.session.agree(answer)
 

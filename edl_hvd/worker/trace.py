@@ -6,7 +6,9 @@ parameter, on the CPU only: on a GPU every look would wait for it.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -16,19 +18,18 @@ class Trace:
 
     def __init__(self, parameters: list[torch.nn.Parameter], before: Trace | None = None) -> None:
         self._parameters = parameters
-        self._addresses = [parameter.data_ptr() for parameter in parameters]
+        self._places = [_place(parameter) for parameter in parameters]
         self._versions = [parameter._version for parameter in parameters]
-        self._elements: list[dict[int, torch.Tensor]] = (
-            before._elements if before and before._addresses == self._addresses else _elements_of(parameters)
+        self._elements: dict[int, Any] = (
+            before._elements if before and before._places == self._places else _elements_of(parameters)
         )
-        self._values = self._read()
-        self._bytes = [values.view(torch.uint8) for values in self._values]  # so that NaN equals itself
+        self._bytes = self._read()  # as bytes, NaN equals itself
 
     def fits(self) -> bool:
         return (
             self._versions == [parameter._version for parameter in self._parameters]
-            and self._addresses == [parameter.data_ptr() for parameter in self._parameters]
-            and all(map(torch.equal, self._bytes, [values.view(torch.uint8) for values in self._read()]))
+            and self._places == [_place(parameter) for parameter in self._parameters]
+            and self._bytes == self._read()
         )
 
     def moved(self) -> set[int]:
@@ -38,30 +39,30 @@ class Trace:
         found = {
             number
             for number, parameter in enumerate(self._parameters)
-            if (parameter._version, parameter.data_ptr()) != (self._versions[number], self._addresses[number])
+            if (parameter._version, _place(parameter)) != (self._versions[number], self._places[number])
         }
-        for elements, was, now in zip(self._elements, self._values, self._read(), strict=True):
-            differs = (_bytes_of(was) != _bytes_of(now)).any(dim=1).tolist()
-            found.update(number for number, different in zip(elements, differs, strict=True) if different)
+        still = [number for number in self._elements if number not in found]
+        found.update(number for number in still if self._elements[number].raw != self._bytes[number])
         return found
 
-    def _read(self) -> list[torch.Tensor]:
-        return [torch.cat(list(elements.values())) for elements in self._elements]
+    def _read(self) -> dict[int, bytes]:
+        """Only where no place has changed: the memory of another one may be gone."""
+        return {number: element.raw for number, element in self._elements.items()}
 
 
-def _elements_of(parameters: Sequence[torch.Tensor]) -> list[dict[int, torch.Tensor]]:
-    """A view of the middle element in memory of each parameter on the CPU, by its number, for each type."""
-    found: dict[torch.dtype, dict[int, torch.Tensor]] = {}
+def _place(parameter: torch.Tensor) -> tuple[int, int]:
+    return parameter.data_ptr(), parameter.nbytes
+
+
+def _elements_of(parameters: Sequence[torch.Tensor]) -> dict[int, Any]:
+    """The memory of the middle element of each parameter on the CPU, by the parameter's number.
+
+    It is read as bytes, without torch: this is done some times per step, of which a small model's takes 0.2 ms.
+    """
+    found = {}
     for number, parameter in enumerate(parameters):
         if parameter.device.type == "cpu" and parameter.numel():
-            detached = parameter.detach()
-            middle = detached.storage_offset() + sum(
-                (n // 2) * s for n, s in zip(detached.shape, detached.stride(), strict=True)
-            )
-            found.setdefault(parameter.dtype, {})[number] = detached.as_strided((1,), (1,), middle)
-    return list(found.values())
-
-
-def _bytes_of(values: torch.Tensor) -> torch.Tensor:
-    """A row for each of them: as bytes, NaN equals itself."""
-    return values.view(torch.uint8).view(len(values), -1)
+            middle = sum((n // 2) * s for n, s in zip(parameter.shape, parameter.stride(), strict=True))
+            size = parameter.element_size()
+            found[number] = (ctypes.c_char * size).from_address(parameter.data_ptr() + middle * size)
+    return found

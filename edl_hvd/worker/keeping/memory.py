@@ -156,15 +156,7 @@ class Memory:
             light: Copy only what optimizer steps do not move, where that will do: the rest stands as it is until the
                 next step. A worker that then loses its world goes on from there (see ``ahead``).
         """
-        self._host.finish()
-        self._notice_new_parameters()
-        if self.reduction is not None and self.reduction.is_interleaved:
-            # A round after a step may be made of what was computed before it: it cannot be made again after it alone.
-            self.watch.never_trust()
-        if self.reduction is not None:
-            self.reduction.has_stepped = False
-        self.watch.check()
-        self._still.commit()
+        self._look()
         if light and self._may_stand and self.watch.trusted:
             plain, tensors = self._rest_of(number)
             self._rest.fill(tensors, plain)
@@ -176,6 +168,29 @@ class Memory:
             snapshot.fill(tensors, plain)
             self._snapshot, self._frozen, self._light = snapshot, False, False
         self._marks = marks_of(tensors)
+        self._begin_commit(number)
+
+    def pass_by(self, number: int) -> None:
+        """Commit ``number`` is one that nobody can come back to: keep nothing, until the next :meth:`take`."""
+        self._look()
+        for buffers in (self._snapshot, self._rest):
+            buffers.invalidate()
+        self._begin_commit(number)
+
+    def _look(self) -> None:
+        """What has the script done since the last commit?"""
+        self._host.finish()
+        self._notice_new_parameters()
+        if self.reduction is not None:
+            if self.reduction.is_interleaved:
+                # A round after a step may be made of what was computed before it: it cannot be made again after it
+                # alone.
+                self.watch.never_trust()
+            self.reduction.has_stepped = False
+        self.watch.check()
+        self._still.commit()
+
+    def _begin_commit(self, number: int) -> None:
         self.commit, self._ahead, self._disturbed = number, self._to_skip, False
         self.watch.commit()
 

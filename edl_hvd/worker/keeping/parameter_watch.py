@@ -67,8 +67,8 @@ class ParameterWatch:
 
     def look(self) -> None:
         """Whatever has moved the parameters up to here was meant to."""
-        names = {parameter: None for optimizer in self._optimizers for parameter in optimizer.reduction.names}
-        self._trace = Trace(list(names), self._trace)
+        # One reduction is that of all.
+        self._trace = Trace(list(self._optimizers[0].reduction.names) if self._optimizers else [], self._trace)
 
     def is_disturbed(self) -> bool:
         """Something else has moved parameters since the last look."""
@@ -131,11 +131,13 @@ class StillParameters:
 
     def is_disturbed(self) -> bool:
         """Something has moved one of them since the last look."""
-        moved = self._trace.moved()
+        moved = self._trace.moved() if self.parameters else ()
         return any(self._candidates[number] in self.parameters for number in moved)
 
     def commit(self) -> None:
         """The present is a point to come back to: what has moved since the last look has to be copied for a while."""
+        if not self._candidates:
+            return
         for number in self._trace.moved():
             self._clean[number], self._needed[number] = -1, min(2 * self._needed[number], _MOST_CLEAN_COMMITS)
         self._clean = [clean + 1 for clean in self._clean]

@@ -27,6 +27,10 @@ class SnapshotBuffers:
         """It holds a complete point: not before the first fill, nor after one that was interrupted."""
         return self._whole
 
+    def invalidate(self) -> None:
+        """It holds no point any more; its memory stays for the next."""
+        self._whole = False
+
     @property
     def plain(self) -> Any:
         """The JSON part of the point; do not change it."""

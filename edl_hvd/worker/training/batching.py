@@ -404,8 +404,9 @@ class _Run:
         """Between two steps."""
         runtime = self.runtime
         if runtime.memory.step % runtime.commit_every == 0:
-            with progress.during("commit"):
-                runtime.commit_step(self.reduction.answer)
+            before = progress.enter("commit")
+            runtime.commit_step(self.reduction.answer)
+            progress.enter(before)
         _choose_batch(runtime, self.sampler)
 
     def leave(self) -> None:

@@ -309,8 +309,15 @@ class Reduction:
         """The script computes a gradient beside the loop over a step, as every rank does: it needs no sum."""
         return self.deferred and not position.in_micro_batch
 
-    @torch.no_grad()
     def _on_gradient(self, parameter: torch.nn.Parameter) -> None:
+        """Autograd has added to ``.grad``."""
+        if not torch.is_grad_enabled():
+            self._receive(parameter)
+            return
+        with torch.no_grad():  # backward(create_graph=True)
+            self._receive(parameter)
+
+    def _receive(self, parameter: torch.nn.Parameter) -> None:
         if self._is_apart:
             self._check_apart()
             return
@@ -381,11 +388,12 @@ class Reduction:
             self._keep(parameter, gradient)
         self._present.pop(parameter, None)
 
-    @torch.no_grad()
     def _end_micro_batch(self) -> None:
         """In the loop over a step ``.grad`` is the gradient of the micro-batch, up to its end."""
-        for parameter in list(self._present):
-            self._take(parameter)
+        if self._present:
+            with torch.no_grad():
+                for parameter in list(self._present):
+                    self._take(parameter)
         if self.micro_batch is not None and not self.rounds_of_body:
             self._take_assigned()
 
@@ -530,9 +538,10 @@ class Reduction:
 
     def _complete_alone(self) -> None:
         self.answer = self.vote()
-        self._known_names = sorted({*self._known_names, *self.recorded})
-        # As a message would have them: the same numbers as in any other world.
-        self._take_means(torch.tensor(self._values(), dtype=torch.float32).tolist())
+        if self.recorded:
+            self._known_names = sorted({*self._known_names, *self.recorded})
+            # As a message would have them: the same numbers as in any other world.
+            self._take_means(torch.tensor(self._values(), dtype=torch.float32).tolist())
         self._sum_alone([parameter for parameter in self.names if self._has(parameter)])
 
     def _sum_alone(self, used: list[torch.nn.Parameter]) -> None:
