@@ -153,6 +153,26 @@ def test_checkpoints_are_written_as_often_as_asked(tmp_path, every, least):
     assert [event["event"] for event in read_events(tmp_path / "e")].count("checkpoint") >= least
 
 
+def test_a_fixed_world_keeps_commits_for_checkpoints_only_and_those_are_of_their_step(tmp_path):
+    state, loader = make(samples=48)
+    held, weights = [], {}
+
+    def look(indices):
+        session = state._runtime.session
+        while session._checkpoints.busy:
+            pass
+        held.append(state._runtime.memory.held_step)
+        if state.optimizer.at_boundary:
+            weights[state.step + 1] = state.model[0].weight.detach().clone()
+
+    run(state, loader, epochs=1, body=look, checkpoint=tmp_path / "c", checkpoint_every="2 steps", keep=9)
+    assert held == [0, 0, -1, -1, 2, 2, -1, -1, 4, 4, -1, -1]
+    for step in (2, 4, 6):
+        other, _ = make(samples=48)
+        other.load_weights(tmp_path / "c", step)
+        assert torch.equal(other.model[0].weight, weights[step])
+
+
 def test_randomness_in_a_micro_batch_depends_on_its_place_alone():
     def drawn(epochs_before):
         state, loader = make()
