@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 
 import edl_hvd
-from edl_hvd import ElasticBatchSampler, State
+from edl_hvd import ElasticBatchSampler, State, Step
 
 PLAIN_LINE_EVERY_S = 5.0
 
@@ -44,7 +44,6 @@ class Progress:
         self._optimizer = optimizer
         self._epochs = epochs
         self._every_steps = every_steps
-        self._losses: list[torch.Tensor] = []
         self._measured: tuple[float, int] | None = None  # time and samples of the last update
         self._next_line_s = 0.0
         self._bar = _bar() if sys.stdout.isatty() else None
@@ -58,21 +57,17 @@ class Progress:
     ) -> None:
         self._hide()
 
-    def update(self, loss: torch.Tensor) -> None:
-        """Take in the loss of a micro-batch. The device is waited for only when something is to be shown."""
-        if edl_hvd.rank() != 0:
+    def update(self, step: Step) -> None:
+        """Show and log what the workers have recorded in a step. Every rank calls it after its loop over the step."""
+        if step.number % self._every_steps:
             return
-        self._losses.append(loss.detach())
-        if not self._optimizer.at_boundary or self._state.step % self._every_steps:
-            return
-        loss = torch.stack(self._losses).mean().item()
+        loss = step.mean("loss")
         learning_rate = self._optimizer.param_groups[0]["lr"] * self._state.learning_rate_factor
-        self._losses.clear()
         noise = self._state.gradient_noise_scale
         known = {} if noise is None or math.isinf(noise) else {"gradient_noise_scale": noise}
         self._state.report(loss=loss, learning_rate=learning_rate, **known)
         images_per_s = self._images_per_s()
-        if images_per_s is not None:
+        if images_per_s is not None and edl_hvd.rank() == 0:
             self._show(
                 f"{images_per_s:,.0f} images/s · loss {loss:.3f} · learning rate {learning_rate:.4f} · {_workers()}"
             )
@@ -81,7 +76,6 @@ class Progress:
         """Print a line on rank 0, once the bar is out of the way. Speed is measured anew from here."""
         self._hide()
         self._measured = None
-        self._losses.clear()
         if edl_hvd.rank() == 0:
             print(text, flush=True)
 

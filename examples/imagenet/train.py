@@ -67,16 +67,18 @@ def main(arguments: Namespace) -> None:
     def train(state: edl_hvd.State) -> None:
         for epoch in state.epochs(arguments.epochs):
             model.train()
-            for images, target in state.batches(loader):
-                images = images.to(device, non_blocking=True, memory_format=torch.channels_last)
-                target = target.to(device, non_blocking=True)
+            for step in state.steps(loader):  # once per optimizer step, on every worker
                 optimizer.zero_grad()
-                with autocast:
-                    loss = criterion(model(images), target)
-                scaler.scale(loss).backward()
+                for images, target in step:  # this worker's micro-batches: none, one or several
+                    images = images.to(device, non_blocking=True, memory_format=torch.channels_last)
+                    target = target.to(device, non_blocking=True)
+                    with autocast:
+                        loss = criterion(model(images), target)
+                    scaler.scale(loss).backward()
+                    step.record(loss=loss)
                 scaler.step(optimizer)
                 scaler.update()
-                progress.update(loss)
+                progress.update(step)
             scheduler.step()
 
             validation.run(state, autocast)
