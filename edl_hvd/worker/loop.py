@@ -355,11 +355,11 @@ class Session:
             return word  # metrics see to themselves
         return pool(metrics, self._process.collectives, world.rank, world.size, pass_, word)
 
-    def level(self, tensors: list[torch.Tensor]) -> bool:
+    def level(self, tensors: list[torch.Tensor], weight: int) -> bool:
         world = self._process.world
         if world is None or world.size == 1 or not tensors:
             return False
-        level_(self._process.collectives, tensors, world.size)
+        level_(self._process.collectives, tensors, weight, world.rank)
         return True
 
     def report(self, values: dict[str, float]) -> None:

@@ -53,6 +53,18 @@ class Position:
                 "state.steps(loader):`"
             )
 
+    def refuse_in_step(self, call: str) -> None:
+        """Refuse what belongs to an optimizer step in the loop over its micro-batches.
+
+        Raises:
+            UsageError: A micro-batch is being computed in ``state.steps``.
+        """
+        if self.in_step and self.in_micro_batch:
+            raise UsageError(
+                f"{call} was called in the loop over a step's micro-batches, where the gradient is not complete; move "
+                "it after that loop, into the body of `for step in state.steps(loader):`"
+            )
+
     def refuse_inside(self, call: str) -> None:
         """Refuse a call that every worker has to make equally often.
 

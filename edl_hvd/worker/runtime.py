@@ -51,8 +51,11 @@ class Session(Protocol):
     def pool(self, metrics: Sequence[Metric], pass_: str | None, word: int) -> int:
         """Bring together what the ranks' metrics have counted, see ``training/pooling.py``. Collective; blocks."""
 
-    def level(self, tensors: list[torch.Tensor]) -> bool:
-        """Make tensors equal on all ranks, in place; whether any may have changed. Collective; blocks."""
+    def level(self, tensors: list[torch.Tensor], weight: int) -> bool:
+        """Make tensors equal on all ranks, in place; whether any may have changed. Collective; blocks.
+
+        ``weight``: Of those of this rank, in the mean.
+        """
 
     def report(self, values: dict[str, float]) -> None:
         """Write numbers to the event log, from rank 0."""
@@ -76,7 +79,8 @@ class Runtime:
         began_at: The step that a checkpoint had brought this job to when it began; 0 where it began anew.
         steps_here: Optimizer steps counted in this run of the elastic function, whatever world they were made in.
         has_computed: This worker has been dealt a micro-batch in this run of the script.
-        finished_pass: The life and epoch whose batches the script has gone through to their end.
+        finished_pass: The session, life and epoch whose batches the script has gone through to their end, last of all.
+        passes: Micro-batches that this worker has computed since the buffers were made equal.
     """
 
     def __init__(self, attributes: dict[str, Any]) -> None:
@@ -91,7 +95,8 @@ class Runtime:
         self.began_at = 0
         self.steps_here = 0
         self.has_computed = True
-        self.finished_pass: tuple[int, int] | None = None
+        self.finished_pass: tuple[Session | None, int, int] = (None, -1, -1)
+        self.passes = 0
         self._step_hook: Any = None
         self._committed_step = 0  # what a script may set ``state.step`` to by itself
         self._has_committed = False
@@ -314,13 +319,15 @@ class Runtime:
     def level_buffers(self) -> bool:
         """Make the models' buffers equal on all ranks; whether any may have changed. Collective; blocks.
 
-        BatchNorm's running statistics are those of the samples a worker saw: floating-point buffers are
-        averaged, counters (``num_batches_tracked``) become the largest. With ``exact=True`` they are equal already.
+        BatchNorm's running statistics are those of the samples a worker saw: floating-point buffers are averaged,
+        weighted by the micro-batches that each worker has computed; counters (``num_batches_tracked``) become the
+        largest. With ``exact=True`` they are equal already.
         """
         if self.session is None or self.memory.exact:
             return False
         models = self.memory.of_kind(torch.nn.Module)
-        return self.session.level([buffer for model in models for buffer in model.buffers()])
+        passes, self.passes = self.passes, 0
+        return self.session.level([buffer for model in models for buffer in model.buffers()], passes)
 
     def take_over(self, ran: bool) -> None:
         """Between two commits: a member whose script did not go through the step takes over from one whose did.

@@ -11,7 +11,7 @@ import torch
 from edl_hvd.errors import StateError
 from edl_hvd.worker.position import position
 from edl_hvd.worker.runtime import METRICS, Runtime
-from edl_hvd.worker.training.batching import Step, batches, steps
+from edl_hvd.worker.training.batching import Step, batches, steps, weigh
 from edl_hvd.worker.training.evaluation import evaluate
 
 if TYPE_CHECKING:
@@ -188,6 +188,20 @@ class State:
                 the body does what depends on how a batch is dealt.
         """
         return batches(self._runtime, loader)
+
+    def weigh(self, weight: float | torch.Tensor) -> None:
+        """In the body of :meth:`batches`: how much the present micro-batch weighs, instead of its number of samples.
+
+        As :meth:`edl_hvd.Step.weigh`, for a loss that is a mean over something else, such as tokens or pixels. Call it
+        before ``backward()``. Not collective.
+
+        Args:
+            weight: At least 0, finite; 0 leaves the micro-batch out, whatever its gradient is.
+
+        Raises:
+            UsageError: No micro-batch is being computed, or its gradient has been already; or the weight is no number.
+        """
+        weigh(self._runtime, weight, "state.weigh()")
 
     def evaluate(self, loader: Any) -> Iterator[Any]:
         """This worker's batches left of an evaluation; commits about once a second.

@@ -43,6 +43,19 @@ micro-batch, and what belongs to a step, such as `optimizer.step()`, acts in the
 Take the flat form for one `backward()` and one `step()`, and the form over steps for everything beyond; the flat form \
 refuses what it can tell that it would get wrong.
 
+Four rules, for both forms:
+
+- **Every worker runs the same script.** What trains (`step()`, schedulers, averages, what is kept in `state`) must \
+not stand under `if edl_hvd.rank() == 0:`; printing and writing files belong there, and behind the loop over a step.
+- **A loss that is a mean over samples needs nothing**, and must not be divided by the number of micro-batches or \
+workers: gradients are weighted by samples.
+  For a mean over anything else, such as tokens, labels or pixels, say the number with `step.weigh(n)`, or \
+`state.weigh(n)` in the flat form, before `backward()`; nobody else can know it.
+- **A number of one micro-batch, such as `loss.item()`, is of one worker.** For that of the global batch use \
+`step.record(loss=loss)` and `step.mean("loss")`, and keep only that in `state`.
+- **Random numbers are seeded by place.** What a script draws in the loop does not depend on the number of workers, \
+and is not what plain PyTorch draws; what has to be the same there belongs into the data set.
+
 Each of these is [tested](testing.md) against plain PyTorch with the whole batch in one process.
 The tests have worlds of one to four workers, with one and several micro-batches and with none, and workers that die \
 and join; most run with `exact=True`, too, where every world has to end with the same bits.

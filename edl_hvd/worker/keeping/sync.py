@@ -76,15 +76,24 @@ def without_strays(
     return [-1 if rank in strays else number for rank, number in enumerate(held)]
 
 
-def level_(collectives: Collectives, tensors: list[torch.Tensor], size: int) -> None:
+def level_(collectives: Collectives, tensors: list[torch.Tensor], weight: int, rank: int) -> None:
     """Make tensors equal on all ranks, in place: floating-point ones their mean, others their maximum.
 
     Collective; blocks.
+
+    Args:
+        collectives: Of the world.
+        tensors: Of this rank.
+        weight: Of this rank's in the mean; where all have 0 they weigh the same.
+        rank: Of this worker.
     """
+    weights = [row[0] for row in collectives.gather_integers([weight])]
+    share = weights[rank] / sum(weights) if any(weights) else 1 / len(weights)
     for bucket in _buckets(dict(enumerate(tensors))):
         flat = torch.cat([t.detach().reshape(-1) for t in bucket])
         if flat.is_floating_point():
-            flat = collectives.allreduce(flat, "sum").div_(size)
+            # One that weighs nothing may hold anything.
+            flat = collectives.allreduce(flat.mul_(share) if share else torch.zeros_like(flat), "sum")
         else:
             flat = collectives.allreduce(flat.to(torch.int64), "max").to(flat.dtype)
         for tensor, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):

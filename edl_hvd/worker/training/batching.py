@@ -83,11 +83,7 @@ class Step:
         Raises:
             UsageError: No micro-batch is being computed, or its gradient has been already; or the weight is no number.
         """
-        self._inside("step.weigh()")
-        value = float(weight)
-        if not 0 <= value < float("inf"):
-            raise UsageError(f"step.weigh() was given {value}; expected a finite number of at least 0, such as a count")
-        self._run.reduction.weigh(value)
+        weigh(self._run.runtime, weight, "step.weigh()")
 
     def record(self, **values: float | torch.Tensor) -> None:
         """Add numbers of the present micro-batch, such as its loss, to their mean over the global batch.
@@ -101,7 +97,7 @@ class Step:
         Raises:
             UsageError: No micro-batch is being computed.
         """
-        self._inside("step.record()")
+        _refuse_outside("step.record()")
         for name, value in values.items():
             self._run.reduction.record(name, float(value.detach() if isinstance(value, torch.Tensor) else value))
 
@@ -118,12 +114,6 @@ class Step:
                 f"this step, after that loop; recorded were {', '.join(sorted(means)) or 'none'}"
             )
         return means[name]
-
-    def _inside(self, call: str) -> None:
-        if not position.in_micro_batch:
-            raise UsageError(
-                f"{call} was called outside the loop over a step's micro-batches; call it in `for batch in step:`"
-            )
 
     def _loop(self) -> Iterator[Any]:
         run, loop = self._run, self._loops
@@ -152,6 +142,24 @@ class Step:
         """Take from the loader what the script has not asked for. For the loop."""
         while len(self._kept) < len(self._step.share):
             self._kept.append(self._run.next_item(self._items))
+
+
+def weigh(runtime: Runtime, weight: float | torch.Tensor, call: str) -> None:
+    """See :meth:`Step.weigh` and :meth:`edl_hvd.State.weigh`."""
+    _refuse_outside(call)
+    value = float(weight)
+    if not 0 <= value < float("inf"):
+        raise UsageError(f"{call} was given {value}; expected a finite number of at least 0, such as a count")
+    assert runtime.memory.reduction is not None
+    runtime.memory.reduction.weigh(value)
+
+
+def _refuse_outside(call: str) -> None:
+    if not position.in_micro_batch:
+        raise UsageError(
+            f"{call} was called where no micro-batch is computed; call it in the body of `for batch in step:`, before "
+            "backward()"
+        )
 
 
 def steps(runtime: Runtime, loader: Any) -> Iterator[Step]:
@@ -260,13 +268,15 @@ class _Run:
             UsageError: The script has gone through this epoch already.
         """
         runtime = self.runtime
-        if runtime.finished_pass == (runtime.life, runtime.memory.epoch):
+        memory = runtime.memory
+        # By an earlier call of the elastic function, or by this one, whose world has stayed since.
+        session, life, epoch = runtime.finished_pass
+        if epoch == memory.epoch and (life == runtime.life or session is not runtime.session):
             raise UsageError(
                 f"{self.call} was called again in epoch {runtime.memory.epoch}, whose samples are all consumed; write "
                 "`for epoch in state.epochs(n):` around the loop, which counts the epochs"
             )
         is_left = any(True for _ in self.sampler.steps())
-        memory = runtime.memory
         return runtime.counting.is_evaluated(memory.epoch, memory.step) and not is_left
 
     def begin_pass(self) -> int:
@@ -346,6 +356,7 @@ class _Run:
     def begin(self, part: MicroBatch, step: GlobalStep, loop: int) -> None:
         """The script is about to compute a micro-batch."""
         progress.batches += 1
+        self.runtime.passes += 1
         seed_everything(self.sampler.seed, self.sampler.epoch, part.offset, *([loop] if loop else []))
         if part.last:
             self.reduction.vote = functools.partial(self.runtime.vote, step.samples)
@@ -425,7 +436,7 @@ class _Run:
         progress.enter("commit")
         runtime.level_buffers()
         runtime.counting.end_training_pass()
-        runtime.finished_pass = (runtime.life, runtime.memory.epoch)
+        runtime.finished_pass = (runtime.session, runtime.life, runtime.memory.epoch)
         runtime.commit_whole()
         progress.enter("script")
 

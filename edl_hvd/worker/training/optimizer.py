@@ -99,11 +99,7 @@ class _Distributed:
         if position.waits:
             position.steps_in_body += 1
             return None
-        if position.in_step and position.in_micro_batch:
-            raise UsageError(
-                "optimizer.step() was called in the loop over a step's micro-batches, where the gradient is not "
-                "complete; move it after that loop, into the body of `for step in state.steps(loader):`"
-            )
+        position.refuse_in_step("optimizer.step()")
         position.refuse_left_early()
         reduction, stepping = self.reduction, self.stepping
         if closure is None and not reduction.deferred and reduction.round_number == stepping.round_number:
@@ -328,7 +324,12 @@ class _StepwiseAverage:
     """Mixed into the class of an ``AveragedModel`` that is given to ``State``."""
 
     def update_parameters(self, model: torch.nn.Module) -> None:
-        """As in torch; in the body of ``state.batches`` once per optimizer step."""
+        """As in torch; in the body of ``state.batches`` once per optimizer step.
+
+        Raises:
+            UsageError: It was called in the loop over a step's micro-batches.
+        """
+        position.refuse_in_step("update_parameters()")
         if not position.waits:
             super().update_parameters(model)  # type: ignore[misc]
 

@@ -60,7 +60,11 @@ class GatedScheduler:
         """Move, at most once per optimizer step; in the body of ``state.batches`` at the end of a global batch.
 
         After an interruption a script may come by once more without having trained in between: then it stays.
+
+        Raises:
+            UsageError: It was called in the loop over a step's micro-batches.
         """
+        position.refuse_in_step(f"{type(self).__name__}.step()")
         if self.edl_ready and not position.waits:
             self.edl_ready = False
             super().step(*args, **kwargs)  # type: ignore[misc]

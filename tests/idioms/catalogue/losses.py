@@ -79,6 +79,36 @@ def tokens_ours(job: Job):
     return {"model": model, "losses": state.losses}
 
 
+def tokens_flat_plain(job: Job):
+    outcome = tokens_plain(job)
+    return {"model": outcome["model"]}
+
+
+def tokens_flat_ours(job: Job):
+    edl_hvd.init()
+    model = make_language_model()
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.01), exact=job.exact)
+    batches = job.batches()
+    loader = DataLoader(sequences(), batch_sampler=batches, collate_fn=pad)
+    state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            for texts in state.batches(loader):
+                optimizer.zero_grad()
+                scores, target = model(texts[:, :-1]), texts[:, 1:]
+                loss = F.cross_entropy(scores.flatten(0, 1), target.flatten(), ignore_index=PADDING)
+                state.weigh((target != PADDING).sum())
+                loss.backward()
+                optimizer.step()
+            # end
+
+    train(state)
+    return {"model": model}
+
+
 def partly_labelled() -> torch.Tensor:
     """Most samples have no label; of some micro-batches none has."""
     generator = torch.Generator().manual_seed(6)
@@ -445,6 +475,12 @@ IDIOMS = [
         "`step.weigh` says how many of that there are. Texts are padded per micro-batch, less than in a whole batch.",
         tokens_plain,
         tokens_ours,
+    ),
+    Idiom(
+        "A mean over tokens in the flat loop",
+        "There it is `state.weigh`. Without it the mean of a global batch is a mean of means, which nobody can see.",
+        tokens_flat_plain,
+        tokens_flat_ours,
     ),
     Idiom(
         "Ignored labels, label smoothing",

@@ -635,6 +635,16 @@ def batch_norm_ours(job: Job):
     return {"weights": list(model.parameters()), "optimizer": outcome["optimizer"]}
 
 
+def batch_norm_idle_plain(job: Job):
+    return accumulated_plain(job, make_normalised(), size=GLOBAL_BATCH)
+
+
+def batch_norm_idle_ours(job: Job):
+    edl_hvd.init()
+    model = make_normalised()
+    return trained_ours(job, model, sgd(model))
+
+
 def batch_norm_statistics_plain(job: Job):
     return accumulated_plain(job, make_normalised())
 
@@ -941,6 +951,16 @@ IDIOMS = [
         batch_norm_ours,
         micro_batches=(4,),
         exact=False,  # the test's micro-batches of 3 leave one of a single sample, which BatchNorm refuses
+    ),
+    Idiom(
+        "BatchNorm, and workers without a micro-batch",
+        "In the mean of the running statistics a worker counts as much as it has computed micro-batches; here one "
+        "worker computes all of them, and the statistics are those of plain PyTorch.",
+        batch_norm_idle_plain,
+        batch_norm_idle_ours,
+        micro_batches=(GLOBAL_BATCH,),
+        exact=False,  # as above
+        faults=False,  # what a lost worker's statistics have seen since the epoch began is lost with it
     ),
     Idiom(
         "BatchNorm's running statistics with `exact=True`",

@@ -48,6 +48,63 @@ def step_inside_ours(job: Job):
     train(state)
 
 
+def scheduler_inside_ours(job: Job):
+    model, optimizer, loader, _ = prepare(job)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    state = edl_hvd.State(model=model, optimizer=optimizer, scheduler=scheduler, batches=loader.batch_sampler)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs), target).backward()
+                    scheduler.step()
+                optimizer.step()
+            # end
+
+    train(state)
+
+
+def average_inside_ours(job: Job):
+    model, optimizer, loader, _ = prepare(job)
+    ema = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    state = edl_hvd.State(model=model, optimizer=optimizer, ema=ema, batches=loader.batch_sampler)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs), target).backward()
+                    ema.update_parameters(model)
+                optimizer.step()
+            # end
+
+    train(state)
+
+
+def epochs_around_ours(job: Job):
+    model, optimizer, loader, state = prepare(job)
+
+    # recipe
+    @edl_hvd.elastic
+    def train(state):
+        for step in state.steps(loader):
+            optimizer.zero_grad()
+            for inputs, target in step:
+                F.cross_entropy(model(inputs), target).backward()
+            optimizer.step()
+
+    for _ in range(job.epochs):
+        train(state)
+    # end
+
+
 def loop_forgotten_ours(job: Job):
     model, optimizer, loader, state = prepare(job)
     whole_inputs, whole_target = job.inputs, job.target
@@ -583,6 +640,27 @@ IDIOMS = [
         None,
         step_inside_ours,
         refused=r"optimizer\.step\(\) was called in the loop over a step's micro-batches",
+    ),
+    Idiom(
+        "`scheduler.step()` in the loop over micro-batches",
+        "It belongs to the optimizer step, as that does.",
+        None,
+        scheduler_inside_ours,
+        refused=r"StepLR\.step\(\) was called in the loop over a step's micro-batches",
+    ),
+    Idiom(
+        "`ema.update_parameters()` in the loop over micro-batches",
+        "The same.",
+        None,
+        average_inside_ours,
+        refused=r"update_parameters\(\) was called in the loop over a step's micro-batches",
+    ),
+    Idiom(
+        "The elastic function called once per epoch",
+        "The epochs belong into it: `for epoch in state.epochs(n):` counts them.",
+        None,
+        epochs_around_ours,
+        refused="was called again in epoch 0, whose samples are all consumed",
     ),
     Idiom(
         "No loop over the step",
