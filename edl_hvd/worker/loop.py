@@ -339,12 +339,13 @@ class Session:
         return Vote(*map(float, self._process.collectives.allreduce(own, "max").tolist()))
 
     @progress.during("checkpoint")
-    def _begin_checkpoint(self, world: World) -> None:
+    def _begin_checkpoint(self, world: World, is_last: bool = False) -> None:
         memory, schedule = self._memory, self._checkpoints.schedule
         start_s = self._clock.monotonic_s()
-        if self._runtime.level_buffers():
+        if self._runtime.level_buffers() and not is_last:
             memory.take(memory.commit, light=True)
-        self._checkpoints.begin(memory, world, f"{world.generation}-{memory.step}-{self._nonce:016x}")
+        copied = memory.for_last_checkpoint if is_last else memory.for_late_checkpoint
+        self._checkpoints.begin(copied, world, f"{world.generation}-{memory.step}-{self._nonce:016x}")
         schedule.mark(memory.step, memory.samples, self._runtime.epoch_position())
         schedule.note_stall(self._clock.monotonic_s() - start_s)
         self._writers_busy = True
@@ -374,16 +375,20 @@ class Session:
             self._events.emit(event)
 
     def _finish(self) -> None:
-        """The function returned on this worker: make its result durable and wait for the others."""
+        """The function returned on this worker: make its result durable and wait for the others.
+
+        There is a commit of it only when no world can break any more: from one, the function would be run again though
+        it has come to its end, and make another step where it ends by ``return`` after some.
+        """
         progress.enter("end")
         world = self._process.world
         assert world is not None
         self._runtime.counting.pool()
-        self._memory.take(self._memory.commit + 1)
         if self._checkpoints.wanted:
-            begin = functools.partial(self._begin_checkpoint, world)
+            begin = functools.partial(self._begin_checkpoint, world, is_last=True)
             together.write_last(self._checkpoints, self._memory, begin, self._process.collectives, world, self._clock)
         self._process.collectives.allreduce(torch.zeros(1, dtype=torch.int64), "max")
+        self._memory.take(self._memory.commit + 1)
         self._process.rendezvous.ended(self._memory.step, None)
         if world.rank == 0:
             self._checkpoints.release()

@@ -79,6 +79,7 @@ class Runtime:
         began_at: The step that a checkpoint had brought this job to when it began; 0 where it began anew.
         steps_here: Optimizer steps counted in this run of the elastic function, whatever world they were made in.
         has_computed: This worker has been dealt a micro-batch in this run of the script.
+        failure: What has failed as the script left a loop, where nothing can be raised; the next commit raises it.
         finished_pass: The session, life and epoch whose batches the script has gone through to their end, last of all.
         passes: Micro-batches that this worker has computed since the buffers were made equal.
     """
@@ -95,6 +96,7 @@ class Runtime:
         self.began_at = 0
         self.steps_here = 0
         self.has_computed = True
+        self.failure: Exception | None = None
         self.finished_pass: tuple[Session | None, int, int] = (None, -1, -1)
         self.passes = 0
         self._step_hook: Any = None
@@ -152,6 +154,7 @@ class Runtime:
     def begin_life(self) -> None:
         """Forget what is under way in a world that is gone."""
         self.life += 1
+        self.failure = None
         self.has_computed = not any(True for _ in self.memory.of_kind(ElasticBatchSampler))
         self.counting.begin_life()
         self.step_timer.forget()
@@ -173,6 +176,7 @@ class Runtime:
             UsageError: It has left the loop over a step.
         """
         position.refuse_left_early()
+        self._raise_failure()
         own = max((optimizer.stepping.own for optimizer in self.optimizers), default=0)
         if own and not self._has_committed:
             self._warn_uncounted(own)
@@ -199,6 +203,10 @@ class Runtime:
             "state.commit(): no sample is counted, no checkpoint written, and a lost worker costs all of it; write "
             "`for step in state.steps(loader):` instead of a loop over the loader",
         )
+
+    def _raise_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure
 
     # --- commits ---
 
@@ -237,6 +245,7 @@ class Runtime:
 
     def commit_whole(self) -> None:
         """A commit of a copy of everything, when the metrics are pooled."""
+        self._raise_failure()
         self._committed_step = self.memory.step
         self.memory.take(self.memory.commit + 1)
         if self.session is not None:
@@ -244,6 +253,7 @@ class Runtime:
 
     def commit_light(self, answer: Vote | None = None) -> None:
         """A commit of what optimizer steps do not move, where that will do, and when the metrics are pooled."""
+        self._raise_failure()
         self._committed_step = self.memory.step
         number = self.memory.commit + 1
         if self.session is None or self.session.may_come_back(answer):

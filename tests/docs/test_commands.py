@@ -196,6 +196,8 @@ HOW: dict[str, Here | By | Ci] = {
         Here(more=INSTALLED, prints="tests collected", variables=ONLY_COLLECT),
     "make test PYTEST_ARGS='tests/contract --crash-seeds 1000'":
         Here(more=INSTALLED, prints="tests collected", variables=ONLY_COLLECT),
+    "make test PYTEST_ARGS='tests/idioms/test_idioms.py -k wherever --fault-seeds 100'":
+        Here(more=INSTALLED, prints="tests collected", variables=ONLY_COLLECT),
     "make test PYTEST_ARGS='tests/elastic --stock -rx'":
         Here(more=INSTALLED, prints="tests collected", variables=ONLY_COLLECT),
 }  # fmt: skip

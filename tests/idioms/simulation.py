@@ -40,6 +40,8 @@ class Fault:
         leaves: Workers that end: killed, or told to go where ``politely``.
         joins: Workers that are started.
         politely: The change is agreed on at a commit.
+        torn: Workers that do not get the result of this collective, which the others get: ``worker`` dies after it has
+            given its part. So they come apart.
     """
 
     collective: int
@@ -47,10 +49,11 @@ class Fault:
     leaves: tuple[int, ...] = ()
     joins: int = 0
     politely: bool = False
+    torn: tuple[int, ...] = ()
 
 
 class Killed(BaseException):
-    """A worker's process ends here."""
+    """A process ends here: since it was killed none of its collectives has succeeded, and it joins no world."""
 
 
 class Deadlock(Exception):
@@ -93,7 +96,14 @@ class Simulation:
         self._broken: set[int] = set()  # generations
         self._pending = False
         self._laid: dict[Any, dict[int, Any]] = {}
+        self._torn: Any = None  # a collective
+        self._left: set[tuple[int, int]] = set()  # generation and worker
         self.worlds: list[list[int]] = []
+
+    @property
+    def collectives(self) -> list[int]:
+        """So many each worker has made."""
+        return [worker.collectives for worker in self._workers]
 
     # --- running ---
 
@@ -134,6 +144,8 @@ class Simulation:
         self._enter(worker)
         try:
             worker.result = self._script()
+            if worker.process.rendezvous.generation < self.generation:  # the others have to end without it
+                self.members.remove(worker.number)
         except Killed:
             worker.is_killed = True
         except SystemExit:
@@ -167,18 +179,21 @@ class Simulation:
         """Let others run until ``is_over()``.
 
         Raises:
+            WorldBrokenError: The worker was killed meanwhile.
             Deadlock: Nobody can run.
         """
         if is_over():
             return
         worker = self._workers[number]
-        worker.waits_for, worker.waits_in = is_over, where
+        worker.waits_for, worker.waits_in = lambda: worker.is_killed or is_over(), where
         worker.globals = self._take_globals()
         self._pass_on(worker)
         with self._turn:
             self._turn.wait_for(lambda: self._running == number)
         self._enter(worker)
         worker.waits_for = None
+        if worker.is_killed:
+            raise WorldBrokenError("this worker is killed")
         if not is_over():
             waits = "; ".join(f"worker {w.number} in {w.waits_in}" for w in self._workers if not w.is_over)
             raise Deadlock(f"all workers wait: {waits}")
@@ -199,8 +214,8 @@ class Simulation:
     def join(self, number: int) -> Joined:
         """The next world, once all its members are there."""
         worker = self._workers[number]
-        if number not in self.members:
-            raise Dismissed("this worker has no place any more")
+        if worker.is_killed:
+            raise Killed
         if worker.process.rendezvous.generation == self.generation:  # it has left this world
             self.wait(number, "leaving", lambda: worker.process.rendezvous.generation < self.generation)
         generation = self._gather_members(number)
@@ -214,6 +229,8 @@ class Simulation:
     def _gather_members(self, number: int) -> int:
         """Wait until all members of a generation are there; its number."""
         while True:
+            if number not in self.members:
+                raise Dismissed("this worker has no place any more")
             generation = self.generation
             here = self._laid.setdefault(("join", generation), {})
             here[number] = True
@@ -236,18 +253,39 @@ class Simulation:
     def change_pending(self) -> bool:
         return self._pending
 
-    def left(self) -> None:
+    def left(self, number: int, generation: int) -> None:
         """A member has left its world."""
+        self._left.add((generation, number))
         if self._pending:
             self.change()
 
-    def strike(self, number: int) -> None:
-        """The fault happens here, if it is time."""
+    def exchange(self, number: int, generation: int, members: Sequence[int], key: Any, value: Any) -> Any:
+        """Lay down a value for the other members, unless the fault happens here; a handle."""
+        if self._workers[number].is_killed:
+            raise WorldBrokenError("this worker is killed")
+        laid = self._laid.setdefault(key, {})
+        is_hit = self._is_hit(number)
+        fault = self._fault
+        if is_hit and fault is not None:
+            if fault.torn:
+                self._torn, laid[number] = key, value
+            self._strike(fault)
+            if self._workers[number].is_killed:
+                raise WorldBrokenError("this worker is killed")
+        if generation in self._broken and not self._may_succeed(key, generation):
+            raise WorldBrokenError("a member is gone")
+        laid[number] = value
+        return key
+
+    def _is_hit(self, number: int) -> bool:
         worker, fault = self._workers[number], self._fault
         worker.collectives += 1
         if fault is None or self._has_struck or (fault.worker, fault.collective) != (number, worker.collectives):
-            return
+            return False
         self._has_struck = True
+        return True
+
+    def _strike(self, fault: Fault) -> None:
         if fault.politely:
             self._pending = True
             return
@@ -255,37 +293,40 @@ class Simulation:
         self.change()
         for leaver in fault.leaves:
             self._workers[leaver].is_killed = True
-        if number in fault.leaves:
-            raise Killed
 
-    def is_broken(self, generation: int) -> bool:
-        return generation in self._broken
+    def _may_succeed(self, key: Any, generation: int) -> bool:
+        """In a broken world, where those that died last have given their parts of this collective before."""
+        fault = self._fault
+        return (
+            fault is not None
+            and self._torn is not None
+            and self._torn[0] == generation
+            and all(leaver in self._laid[key] for leaver in fault.leaves)
+        )
 
-    def is_killed(self, number: int) -> bool:
-        return self._workers[number].is_killed
-
-    def exchange(self, number: int, generation: int, members: Sequence[int], key: Any, value: Any) -> Any:
-        """Lay down a value for the other members; a handle."""
-        if self.is_killed(number):
-            raise Killed
-        self.strike(number)
-        if self.is_broken(generation):
-            raise WorldBrokenError("a member is gone")
-        self._laid.setdefault(key, {})[number] = value
-        return key
+    def _is_gone(self, number: int, generation: int) -> bool:
+        """The worker makes no collective in this world any more."""
+        worker = self._workers[number]
+        is_there = worker.process.rendezvous.generation == generation and (generation, number) not in self._left
+        return worker.is_over or not is_there
 
     def gather(self, number: int, generation: int, members: Sequence[int], key: Any) -> list[Any]:
         """What all members have laid down."""
-        self.wait(
-            number,
-            str(key[1]),
-            lambda: self.is_broken(generation) or self.is_killed(number) or len(self._laid[key]) == len(members),
-        )
-        if self.is_killed(number):
-            raise Killed
-        if len(self._laid[key]) < len(members):
+        laid = self._laid[key]
+
+        def is_over() -> bool:
+            if len(laid) == len(members):
+                return True
+            if generation not in self._broken:
+                return False
+            missing = [member for member in members if member not in laid]
+            return not self._may_succeed(key, generation) or any(self._is_gone(m, generation) for m in missing)
+
+        self.wait(number, str(key[1]), is_over)
+        fault = self._fault
+        if len(laid) < len(members) or (fault is not None and key == self._torn and number in fault.torn):
             raise WorldBrokenError("a member is gone")
-        return [self._laid[key][member] for member in members]
+        return [laid[member] for member in members]
 
 
 class _Rendezvous:
@@ -304,7 +345,7 @@ class _Rendezvous:
         return self._simulation.change_pending()
 
     def leave(self, broken: bool) -> None:
-        self._simulation.left()
+        self._simulation.left(self._number, self.generation)
 
     def host_going(self, left_s: float) -> None:
         pass

@@ -551,6 +551,10 @@ class Memory:
             return self._host.make(plain, tensors), _nothing
         return self._host.make_late(plain, tensors, self._is_disturbed)
 
+    def for_last_checkpoint(self) -> tuple[Snapshot, None]:
+        """The present state, which is no commit: nobody goes on from the end of the training."""
+        return self._host.make(*self.live(self.commit + 1)), None
+
     def drop_copy(self) -> None:
         """The checkpoint that was begun last is given up."""
         self._host.drop()

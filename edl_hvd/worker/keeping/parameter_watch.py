@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
 
 import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from edl_hvd.worker.trace import Trace
 
@@ -48,7 +49,9 @@ class ParameterWatch:
         self._needed = _CLEAN_COMMITS
         self._trace = Trace([])
         for number, optimizer in enumerate(optimizers):
-            optimizer.stepping.before.append(lambda _, closure, number=number: self._before_step(number, closure))
+            optimizer.stepping.before.append(
+                lambda optimizer, closure, number=number: self._before_step(number, closure or _has_hooks(optimizer))
+            )
             optimizer.stepping.after.append(self.look)
         self.look()
 
@@ -88,14 +91,20 @@ class ParameterWatch:
             self.distrust()
             self.look()
 
-    def _before_step(self, number: int, closure: bool) -> None:
+    def _before_step(self, number: int, is_more: bool) -> None:
         is_disturbed = self.is_disturbed()
         self._before_move(is_disturbed)
-        if closure:  # it sums gradients while it moves parameters
+        if is_more:  # a closure sums gradients meanwhile, and a step that is not made again runs no hooks
             self.never_trust()
         else:
             self._judge(is_disturbed)
         self.steps[number] += 1
+
+
+def _has_hooks(optimizer: Any) -> bool:
+    """The script has something of its own done with each step of an optimizer, such as to average the weights."""
+    own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return bool(own or _global_optimizer_post_hooks)
 
 
 class StillParameters:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from collections.abc import Callable
 from dataclasses import replace
 
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot, ownership
@@ -123,14 +124,19 @@ class Checkpoints:
         """The interval since the last one will have passed at this point of the run. Asked on rank 0."""
         return self._writer is not None and self.schedule.is_due(step, samples, epoch_position)
 
-    def begin(self, memory: Memory, world: World, attempt: str, late: bool = True) -> None:
-        """Start writing this rank's share of the last commit in the background. Every rank; does not block.
+    def begin(
+        self, copied: Callable[[], tuple[Snapshot, Callable[[], None] | None]], world: World, attempt: str
+    ) -> None:
+        """Start writing this rank's share of a checkpoint in the background. Every rank; does not block.
 
-        The commit is copied now; or beside the next batch, if ``late`` and nothing is to move it before the next step.
+        Args:
+            copied: Gives what to write, and what has to be called before it is read, if anything.
+            world: Which one.
+            attempt: See ``CheckpointWriter.begin``.
         """
         rank, size = world.rank, world.size
         if self._writer is not None:
-            snapshot, copy = memory.for_late_checkpoint() if late else (memory.for_checkpoint(), None)
+            snapshot, copy = copied()
             metrics = decode(snapshot.plain["attributes"].get(METRICS, {}), {})
             pace = self._pace(world.local_size)
             self._writer.begin(replace(snapshot, metrics=metrics), rank, size, attempt, self.owner, copy, pace)
@@ -161,7 +167,7 @@ class Checkpoints:
             reason = f"it would take {needed_s:.1f} s at the speed of the last one, and {left_s:.1f} s are left"
         else:
             attempt = f"last-{memory.step}-{secrets.randbits(64):016x}"
-            self.begin(memory, World(0, 0, 1, members=("",)), attempt, late=False)
+            self.begin(lambda: (memory.for_checkpoint(), None), World(0, 0, 1, members=("",)), attempt)
             self.hurry()
             while self.busy:
                 self._clock.sleep(_POLL_S)

@@ -66,11 +66,11 @@ def write_last(
     checkpoints: Checkpoints, memory: Memory, begin: Callable[[], None], collectives: Collectives, world: World,
     clock: Clock,
 ) -> None:  # fmt: skip
-    """Have the last commit of a finished training in storage. Blocks.
+    """Have the state of a finished training in storage. Blocks.
 
     Args:
         checkpoints: Of this rank.
-        memory: Holds the commit.
+        memory: Holds it.
         begin: Begins a checkpoint of it.
         collectives: Of the world.
         world: Which one.

@@ -215,10 +215,13 @@ def batches(runtime: Runtime, loader: Any) -> Iterator[Any]:
                 if runtime.life == life:
                     run.statistics.end_pass()
                     if part.last and run.reduction.rounds:
-                        if left.__context__ is None:  # not an error of the script, which the others do not share
-                            run.join_others(global_step, has_idle, leaves=True)
-                        run.statistics.end_step()
-                        run.count(global_step)
+                        try:
+                            if left.__context__ is None:  # not an error of the script, which the others do not share
+                                run.join_others(global_step, has_idle, leaves=True)
+                            run.statistics.end_step()
+                            run.count(global_step)
+                        except Exception as error:  # a loop that is left cannot raise it
+                            runtime.failure = error
                     run.leave()
                 raise
             watch.end(sys._getframe(1), part.first)

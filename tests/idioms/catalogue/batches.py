@@ -164,6 +164,44 @@ def first_steps_ours(job: Job):
     return {"model": model, "optimizer": optimizer}
 
 
+def break_flat_plain(job: Job):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+    left = []
+    for epoch in range(job.epochs):
+        for number, (inputs, target) in enumerate(job.plain_loader(epoch=epoch)):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), target).backward()
+            optimizer.step()
+            if number == 2:
+                break
+        left.append(3 * (epoch + 1))
+    return {"model": model, "optimizer": optimizer, "left": left}
+
+
+def break_flat_ours(job: Job):
+    edl_hvd.init()
+    model = make_model()
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
+    batches = job.batches()
+    loader = DataLoader(job.dataset(), batch_sampler=batches)
+    state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches, left=[])
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            for inputs, target in state.batches(loader):
+                optimizer.zero_grad()
+                F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+                if optimizer.at_boundary and state.step == 3 * epoch + 2:
+                    break
+            state.left.append(state.step)
+
+    train(state)
+    return {"model": model, "optimizer": optimizer, "left": state.left}
+
+
 def last_step_plain(job: Job):
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
@@ -908,6 +946,12 @@ IDIOMS = [
         first_steps_ours,
     ),
     Idiom(
+        "Leaving the flat loop",
+        "",
+        break_flat_plain,
+        break_flat_ours,
+    ),
+    Idiom(
         "A run of so many steps",
         "`return` ends the run on every worker after the same step.",
         last_step_plain,
@@ -991,6 +1035,7 @@ IDIOMS = [
         "It may be updated in the flat loop, too.",
         running_loss_plain,
         running_loss_ours,
+        seen=("log",),
     ),
     Idiom(
         "A sum over the steps of an epoch",
