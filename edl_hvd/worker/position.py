@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from edl_hvd.errors import UsageError
+
+_LOOPS = 32  # over steps, that are remembered
 
 
 class Position:
@@ -19,6 +23,7 @@ class Position:
         steps_in_body: Calls of ``optimizer.step()`` in this body.
         is_asked: The script has asked in this body whether it ends the step, and so may do what belongs to a step.
         left_early: The script has left the loop over a step before its end.
+        loops: The last loops over a step: the number that autograd gave to the first operation in each, and behind it.
     """
 
     def __init__(self) -> None:
@@ -33,6 +38,7 @@ class Position:
         self.has_idle = self.is_asked = False
         self.steps_in_body = 0
         self.left_early = False
+        self.loops: deque[tuple[int, int]] = deque(maxlen=_LOOPS)
 
     @property
     def waits(self) -> bool:

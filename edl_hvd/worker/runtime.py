@@ -19,6 +19,7 @@ from edl_hvd.worker import process
 from edl_hvd.worker.keeping.memory import Memory
 from edl_hvd.worker.keeping.sync import broadcast_state
 from edl_hvd.worker.position import position
+from edl_hvd.worker.training.alike import check_alike
 from edl_hvd.worker.training.optimizer import is_distributed
 from edl_hvd.worker.training.out_of_memory import explained
 from edl_hvd.worker.training.pooling import Counting
@@ -314,6 +315,16 @@ class Runtime:
             return False
         models = self.memory.of_kind(torch.nn.Module)
         return self.session.level([buffer for model in models for buffer in model.buffers()])
+
+    def check_alike(self) -> None:
+        """Refuse to go on where the workers' weights have come apart. Collective; blocks.
+
+        Raises:
+            UsageError: They have; on all ranks.
+        """
+        world, reduction = process.current().world, self.memory.reduction
+        if self.session is not None and world is not None and world.size > 1 and reduction is not None:
+            check_alike(reduction.names, process.current().collectives, self.memory.step)
 
     def take_over(self, ran: bool) -> None:
         """Between two commits: a member whose script did not go through the step takes over from one whose did.

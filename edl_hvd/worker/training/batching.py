@@ -24,8 +24,12 @@ from edl_hvd.worker.codec import encode
 from edl_hvd.worker.position import position
 from edl_hvd.worker.progress import progress
 from edl_hvd.worker.trace import Trace
+from edl_hvd.worker.training.alike import is_due as is_compared
 from edl_hvd.worker.training.exact import ExactReduction
+from edl_hvd.worker.training.kept_graphs import next_number
 from edl_hvd.worker.training.optimizer import is_distributed
+from edl_hvd.worker.training.other_buffers import OtherBuffers
+from edl_hvd.worker.training.power_iterations import Buffers, PowerIterations
 from edl_hvd.worker.training.reduction import MicroBatch, Reduction
 from edl_hvd.worker.training.running_statistics import RunningStatistics
 from edl_hvd.worker.training.scheduler import built_on
@@ -130,6 +134,7 @@ class Step:
         self._loops += 1
         run.statistics.begin_step()
         position.left_early = True
+        begin = next_number()
         for number, part in enumerate(run.parts(self._step)):
             if number == len(self._kept):
                 self._kept.append(run.next_item(self._items))
@@ -143,6 +148,7 @@ class Step:
             run.statistics.end_pass()
         if not self._step.share:
             run.begin_nothing(self._step)
+        position.loops.append((begin, next_number()))
         run.reduction.complete()
         run.statistics.end_step()
         run.seed_step(self._step, loop + 1)
@@ -236,7 +242,7 @@ class _Run:
     call: str
     sampler: ElasticBatchSampler
     reduction: Reduction
-    statistics: RunningStatistics
+    statistics: Buffers
 
     @classmethod
     def of(cls, runtime: Runtime, loader: Any, call: str) -> _Run:
@@ -248,7 +254,13 @@ class _Run:
                 "edl_hvd.DistributedOptimizer(…), …), because the optimizer has to know how a batch is dealt out"
             )
         _check_schedulers(runtime)
-        statistics = _exact_statistics(runtime, sampler)
+        handlers = runtime.memory.handlers
+        models = {name: kept.value for name, kept in handlers.items() if isinstance(kept.value, torch.nn.Module)}
+        statistics = Buffers(
+            _exact_statistics(runtime, sampler),
+            PowerIterations(models.values()),
+            OtherBuffers(models, runtime.warn_once),
+        )
         _check_models(runtime, reduction)
         sampler.set_epoch(runtime.memory.epoch)
         return cls(runtime, loader, call, sampler, reduction, statistics)
@@ -405,6 +417,8 @@ class _Run:
         runtime = self.runtime
         if runtime.memory.step % runtime.commit_every == 0:
             with progress.during("commit"):
+                if is_compared(runtime.memory.step):
+                    runtime.check_alike()
                 runtime.commit_step(self.reduction.answer)
         _choose_batch(runtime, self.sampler)
 
@@ -422,6 +436,7 @@ class _Run:
         position.leave()
         self.reduction.forget()
         progress.enter("commit")
+        runtime.check_alike()
         runtime.level_buffers()
         runtime.counting.end_training_pass()
         runtime.finished_pass = (runtime.life, runtime.memory.epoch)

@@ -340,7 +340,7 @@ class Reduction:
             raise UsageError(
                 "backward() was called in `for step in state.steps(loader):` outside the loop over the step's "
                 "micro-batches, and none of them has given a gradient; write `for batch in step:` and call backward() "
-                "in its body"
+                "in its body, and move what every worker computes alike, such as a penalty on weights, behind that loop"
             )
 
     def _is_started(self, parameter: torch.nn.Parameter) -> bool:

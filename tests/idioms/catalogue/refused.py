@@ -84,6 +84,45 @@ def backward_after_loop_ours(job: Job):
     train(state)
 
 
+def kept_losses_ours(job: Job):
+    model, optimizer, loader, state = prepare(job)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                activities = [torch.zeros(())]
+                for inputs, target in step:
+                    output = model(inputs)
+                    F.cross_entropy(output, target).backward(retain_graph=True)
+                    activities.append(output.square().mean())
+                torch.stack(activities).mean().backward()
+                optimizer.step()
+            # end
+
+    train(state)
+
+
+def penalty_first_ours(job: Job):
+    model, optimizer, loader, state = prepare(job)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                (0.01 * sum(p.square().sum() for p in model.parameters())).backward()
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+            # end
+
+    train(state)
+
+
 def break_in_step_ours(job: Job):
     model, optimizer, loader, state = prepare(job)
 
@@ -598,8 +637,21 @@ IDIOMS = [
         "summed.",
         None,
         backward_after_loop_ours,
-        refused="outside the loop over the step's micro-batches",
-        micro_batches=(3, None),  # a worker without a micro-batch has a loss without a graph, of which torch complains
+        refused="outside the loop over the step's micro-batches for a loss that was computed in it",
+    ),
+    Idiom(
+        "A second `backward()` behind the loop, through what the loop has computed",
+        "Every worker has kept other losses, or none. Call both in the loop over the step, or loop over it again.",
+        None,
+        kept_losses_ours,
+        refused="outside the loop over the step's micro-batches for a loss that was computed in it",
+    ),
+    Idiom(
+        "A penalty in front of the loop over the step",
+        "What every worker computes alike stands behind that loop, or in the micro-batches' loss.",
+        None,
+        penalty_first_ours,
+        refused="move what every worker computes alike, such as a penalty on weights, behind that loop",
     ),
     Idiom(
         "`break` in the loop over micro-batches",
