@@ -154,10 +154,11 @@ class Step:
         run.seed_step(self._step, loop + 1)
         position.left_early = False
 
-    def skip_rest(self) -> None:
-        """Take from the loader what the script has not asked for. For the loop."""
-        while len(self._kept) < len(self._step.share):
-            self._kept.append(self._run.next_item(self._items))
+    def end(self) -> None:
+        """Take from the loader what the script has not asked for, and let go of the micro-batches. For the loop."""
+        for _ in range(len(self._kept), len(self._step.share)):
+            self._run.next_item(self._items)
+        self._kept.clear()
 
 
 def steps(runtime: Runtime, loader: Any) -> Iterator[Step]:
@@ -185,7 +186,7 @@ def steps(runtime: Runtime, loader: Any) -> Iterator[Step]:
             raise
         position.refuse_left_early()
         position.in_step = False
-        step.skip_rest()
+        step.end()
         run.count(global_step)
         run.commit()
     run.end_pass()
@@ -652,6 +653,13 @@ def _schedulers(runtime: Runtime) -> Iterator[Any]:
 def _sampler_of(runtime: Runtime, loader: Any, call: str) -> ElasticBatchSampler:
     given = list(runtime.memory.of_kind(ElasticBatchSampler))
     used = getattr(loader, "batch_sampler", None)
+    if isinstance(getattr(loader, "dataset", None), torch.utils.data.IterableDataset) and used not in given:
+        raise UsageError(
+            f"{call} got a loader of {type(loader.dataset).__name__}, an IterableDataset, of which nobody can tell what "
+            "it has dealt to whom, so samples would be lost or come twice; give its files to edl_hvd.ElasticShards: "
+            "shards = ElasticShards(paths, counts, read=…), batches = shards.sampler(global_batch=…), and "
+            "DataLoader(shards, batch_sampler=batches)"
+        )
     # A loader of another make may use the sampler in a way that cannot be seen from here.
     unknown = used is None and not isinstance(loader, torch.utils.data.DataLoader)
     if len(given) != 1 or (used is not given[0] and not unknown):

@@ -37,6 +37,10 @@ from edl_hvd.worker.training.noise import NoiseMeter
 
 # Floats count exactly up to 2^24 only; weights are sent in two parts.
 _HALF_WEIGHT = 4096
+# Recorded numbers in four: multiples of these two, of 1, and the fraction. Up to 2^48 only the fraction has an error.
+_HIGH, _MIDDLE, _LARGEST = 2.0**24, 2.0**12, 2.0**48
+_PARTS = 4
+_NOTHING = (0.0,) * (2 * _PARTS)  # of one name and row: the total and the weight
 # A rank that has a gradient of a parameter counts 1, and this more where the script had left one in ``.grad``.
 _HAD_GRADIENT = 1024.0
 
@@ -531,8 +535,9 @@ class Reduction:
     def _complete_alone(self) -> None:
         self.answer = self.vote()
         self._known_names = sorted({*self._known_names, *self.recorded})
-        # As a message would have them: the same numbers as in any other world.
-        self._take_means(torch.tensor(self._values(), dtype=torch.float32).tolist())
+        if self.recorded:
+            # As a message would have them: the same numbers as in any other world.
+            self._take_means(torch.tensor(self._values(), dtype=torch.float32).tolist())
         self._sum_alone([parameter for parameter in self.names if self._has(parameter)])
 
     def _sum_alone(self, used: list[torch.nn.Parameter]) -> None:
@@ -628,21 +633,24 @@ class Reduction:
 
     def _values(self) -> list[float]:
         """The recorded values, by the names that all ranks know."""
-        nothing = Recorded()
-        return [
-            number
-            for name in self._known_names
-            for row in range(self._rows)
-            for number in self.recorded.get(name, {}).get(row, nothing)
-        ]
+        found: list[float] = []
+        for name in self._known_names:
+            rows = self.recorded.get(name, {})
+            for row in range(self._rows):
+                if row in rows:
+                    found += (*_parts(rows[row].total), *_parts(rows[row].weight))
+                else:
+                    found += _NOTHING
+        return found
 
     def _take_means(self, values: Sequence[float]) -> None:
-        width = 2 * self._rows
+        width = len(_NOTHING) * self._rows
         for place, name in enumerate(self._known_names):
             own = values[place * width : (place + 1) * width]
-            weight = math.fsum(own[1::2])
+            numbers = [_number(own[i : i + _PARTS]) for i in range(0, width, _PARTS)]
+            weight = math.fsum(numbers[1::2])
             if weight > 0:
-                self.means[name] = math.fsum(own[::2]) / weight
+                self.means[name] = math.fsum(numbers[::2]) / weight
         self.recorded.clear()
 
     def _values_by_new_names(self) -> list[float]:
@@ -658,6 +666,22 @@ class Reduction:
         collectives.finish([collectives.start_sum(values, "edl_hvd.recorded", 1.0)])
         found: list[float] = values.tolist()
         return found
+
+
+def _parts(number: float) -> tuple[float, ...]:
+    """A number such that float32 holds it, and sums of its like, to the last digit before the point."""
+    if not abs(number) < _LARGEST:  # also of NaN
+        return (0.0, 0.0, 0.0, number)
+    fraction, whole = math.modf(number)
+    high, rest = divmod(abs(whole), _HIGH)
+    middle, low = divmod(rest, _MIDDLE)
+    sign = math.copysign(1.0, number)
+    return (sign * high, sign * middle, sign * low, fraction)
+
+
+def _number(parts: Sequence[float]) -> float:
+    high, middle, low, fraction = parts
+    return high * _HIGH + middle * _MIDDLE + low + fraction
 
 
 class _Hooks:

@@ -609,6 +609,28 @@ def optimizer_in_backward_ours(job: Job):
     train(state)
 
 
+def evaluation_inside_ours(job: Job):
+    val_batches = edl_hvd.EvaluationSampler(job.samples, batch_size=8)
+    model, optimizer, loader, state = prepare(job, val_batches=val_batches)
+    val_loader = DataLoader(job.dataset(), batch_sampler=val_batches)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+                if step.number == 2:
+                    for inputs, target in state.evaluate(val_loader):
+                        model(inputs)
+            # end
+
+    train(state)
+
+
 WHY_FLAT = (
     "The body of `state.batches` runs once per micro-batch, so what it does to the state would depend on the number of "
     "workers: it is refused where a step has several micro-batches. Write the loop with `state.steps`."
@@ -824,5 +846,13 @@ IDIOMS = [
         None,
         sam_without_inner_ours,
         refused=r"whose attribute 'base_optimizer' is another optimizer",
+    ),
+    Idiom(
+        "`state.evaluate` in the loop over steps",
+        "It has a position of its own in the epoch, which comes after the batches. Make epochs shorter, or have every "
+        "worker go through a small validation set at step level.",
+        None,
+        evaluation_inside_ours,
+        refused=r"state\.evaluate\(\) was called inside a loop of state\.steps\(\)",
     ),
 ]
