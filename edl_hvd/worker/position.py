@@ -23,6 +23,8 @@ class Position:
         steps_in_body: Calls of ``optimizer.step()`` in this body.
         is_asked: The script has asked in this body whether it ends the step, and so may do what belongs to a step.
         left_early: The script has left the loop over a step before its end.
+        left_unused: It has left the loop of ``state.batches`` where a step began, without a gradient of it.
+        left_inside: It has left the loop of ``state.batches`` between the micro-batches of a step.
         loops: The last loops over a step: the number that autograd gave to the first operation in each, and behind it.
     """
 
@@ -37,7 +39,7 @@ class Position:
         self.is_even = True
         self.has_idle = self.is_asked = False
         self.steps_in_body = 0
-        self.left_early = False
+        self.left_early = self.left_inside = self.left_unused = False
         self.loops: deque[tuple[int, int]] = deque(maxlen=_LOOPS)
 
     @property
@@ -51,6 +53,12 @@ class Position:
         Raises:
             UsageError: The loop over a step's micro-batches was left early.
         """
+        if self.left_inside:
+            raise UsageError(
+                "the loop of state.batches() was left, by break, return or itertools.islice, between the micro-batches "
+                "of a step, whose gradient is not complete; leave it where `optimizer.at_boundary` is true, or decide "
+                "by state.step, or write the loop with `for step in state.steps(loader):`"
+            )
         if self.left_early:
             raise UsageError(
                 "the loop over the micro-batches of a step was left before its end, by break, return or "

@@ -1,4 +1,4 @@
-"""Workers whose weights come apart, because a script computed something at step level from what only one of them has."""
+"""Workers whose weights come apart, because a script computes something from what only one of them has."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def run(job: Job, behind) -> int:
             for step in state.steps(loader):
                 optimizer.zero_grad()
                 batch = ()
-                for batch in step:  # noqa: B007
+                for batch in step:
                     F.cross_entropy(model(batch[0]), batch[1]).backward()
                 behind(model, batch)
                 optimizer.step()

@@ -328,9 +328,7 @@ def test_where_a_worker_waits_for_others_or_a_world_was_nobody_is_told():
     async def test() -> None:
         for slot, world in ((Slot("ready", 3), World()), (Slot("starting", 3), World(1, MEMBERS, "broken"))):
             ward = Ward()
-            ward.membership = replace(
-                ward.membership, slots={"a:0": slot, "b:0": Slot("starting", 3)}, world=world
-            )
+            ward.membership = replace(ward.membership, slots={"a:0": slot, "b:0": Slot("starting", 3)}, world=world)
             ward.silent = set(MEMBERS)
             await ward.play(120)
             assert ward.notices == []

@@ -60,6 +60,7 @@ class Step:
         self._run, self._step, self._items = run, global_step, items
         self._kept: list[Any] = []
         self._loops = 0
+        self._is_over = False
 
     def __len__(self) -> int:
         """Micro-batches of this worker, which may be none."""
@@ -68,6 +69,11 @@ class Step:
     def __iter__(self) -> Iterator[Any]:
         """This worker's micro-batches. Every worker goes through them to the end: collective, blocks there."""
         position.refuse_left_early()
+        if self._is_over:
+            raise UsageError(
+                "a loop over a step was begun after the step was over, whose samples are counted; loop over it in the "
+                "body of `for step in state.steps(loader):` (list(…) and itertools.cycle(…) take the steps out of it)"
+            )
         if position.in_micro_batch:
             raise UsageError(
                 "a loop over a step was begun inside another one; finish the first, and loop over the step again after "
@@ -159,6 +165,7 @@ class Step:
         for _ in range(len(self._kept), len(self._step.share)):
             self._run.next_item(self._items)
         self._kept.clear()
+        self._is_over = True
 
 
 def steps(runtime: Runtime, loader: Any) -> Iterator[Step]:
@@ -199,6 +206,7 @@ def batches(runtime: Runtime, loader: Any) -> Iterator[Any]:
         return
     life = run.begin_pass()
     watch = _BodyWatch(runtime)
+    trains = None
     for global_step, items in run.global_steps():
         has_idle = run.place(global_step)
         run.begin_step(global_step, announces=has_idle)
@@ -218,19 +226,29 @@ def batches(runtime: Runtime, loader: Any) -> Iterator[Any]:
                             run.join_others(global_step, has_idle, leaves=True)
                         run.statistics.end_step()
                         run.count(global_step)
+                    is_unused = part.first and not run.reduction.has_computed
                     run.leave()
+                    if left.__context__ is None:
+                        position.left_unused, position.left_inside = is_unused, not (is_unused or part.last)
                 raise
             watch.end(sys._getframe(1), part.first)
             position.in_micro_batch = position.in_batches = False
             run.statistics.end_pass()
         position.in_batches = False
         others_leave = run.join_others(global_step, has_idle)
+        trains = trains or run.reduction.step_has_gradient
         run.statistics.end_step()
         run.count(global_step)
         if others_leave:
             run.leave()
             return
         run.commit()
+    if trains is False:
+        runtime.warn_once(
+            "untrained",
+            "state.batches() has come to the end of the epoch, and no backward() was called in its body, so nothing "
+            "was learned from these samples; train in the body itself (list(…) goes through all batches before)",
+        )
     run.end_pass()
 
 
@@ -291,6 +309,7 @@ class _Run:
         # Others, such as a teacher, may be in evaluation mode all the time.
         progress.is_validating = lambda: not all(model.training for model in models)
         self.reduction.forget()
+        self._tell_of_hooks()
         self.reduction.refresh()
         for scaler in runtime.memory.of_kind(torch.amp.GradScaler):
             if scaler.is_enabled() and scaler._scale is None:
@@ -298,6 +317,19 @@ class _Run:
                 parameter = next(iter(self.reduction.names))
                 scaler.scale(torch.zeros(1, device=parameter.device))
         return runtime.life
+
+    def _tell_of_hooks(self) -> None:
+        policy, size = self.sampler.policy, process.size()
+        if size == 1 and (policy.micro_batch is None or policy.global_batch(1) <= policy.micro_batch):
+            return
+        hooked = self.reduction.hooked_by_script()
+        if hooked:
+            self.runtime.warn_once(
+                "hook",
+                f"the hook of the script on the gradient of {hooked[0]!r} is called with that of each micro-batch; a "
+                "factor or a mask comes to the same, but what is not linear, such as clipping, belongs behind the loop "
+                "over a step, in `for step in state.steps(loader):`",
+            )
 
     def global_steps(self) -> Iterator[tuple[GlobalStep, Iterator[Any]]]:
         """The steps left in the epoch, with the loader's items; both begin anew where the batch has changed."""
@@ -655,10 +687,10 @@ def _sampler_of(runtime: Runtime, loader: Any, call: str) -> ElasticBatchSampler
     used = getattr(loader, "batch_sampler", None)
     if isinstance(getattr(loader, "dataset", None), torch.utils.data.IterableDataset) and used not in given:
         raise UsageError(
-            f"{call} got a loader of {type(loader.dataset).__name__}, an IterableDataset, of which nobody can tell what "
-            "it has dealt to whom, so samples would be lost or come twice; give its files to edl_hvd.ElasticShards: "
-            "shards = ElasticShards(paths, counts, read=…), batches = shards.sampler(global_batch=…), and "
-            "DataLoader(shards, batch_sampler=batches)"
+            f"{call} got a loader of {type(loader.dataset).__name__}, an IterableDataset, of which nobody can tell "
+            "what it has dealt to whom, so samples would be lost or come twice; give its files to "
+            "edl_hvd.ElasticShards: shards = ElasticShards(paths, counts, read=…), batches = "
+            "shards.sampler(global_batch=…), and DataLoader(shards, batch_sampler=batches)"
         )
     # A loader of another make may use the sampler in a way that cannot be seen from here.
     unknown = used is None and not isinstance(loader, torch.utils.data.DataLoader)

@@ -96,6 +96,12 @@ class _Distributed:
         Raises:
             UsageError: It was called in the loop over a step's micro-batches.
         """
+        if closure is not None and position.in_batches and position.per_step > 1:
+            raise UsageError(
+                "optimizer.step(closure) was called in the body of state.batches(), where the closure sees one "
+                f"micro-batch, and the global batch is {position.per_step}; write the loop with `for step in "
+                "state.steps(loader):`, and loop over the step in the closure"
+            )
         if position.waits:
             position.steps_in_body += 1
             return None
@@ -105,6 +111,12 @@ class _Distributed:
                 "complete; move it after that loop, into the body of `for step in state.steps(loader):`"
             )
         position.refuse_left_early()
+        if position.left_unused:
+            raise UsageError(
+                "optimizer.step() was called behind the loop of state.batches(), which was left before its first "
+                "backward(), as next(iter(state.batches(loader))) does; write `for batch in state.batches(loader):`, "
+                "and train in its body"
+            )
         reduction, stepping = self.reduction, self.stepping
         if closure is None and not reduction.deferred and reduction.round_number == stepping.round_number:
             reduction.complete()

@@ -7,6 +7,7 @@ cannot be told from what they became of its micro-batches, and unlike running st
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
@@ -74,9 +75,5 @@ class OtherBuffers:
 
 def _of_hooks(module: torch.nn.Module) -> set[str]:
     """Buffers of the older form of spectral norm, a hook."""
-    return {
-        f"{hook.name}_{vector}"
-        for hook in module._forward_pre_hooks.values()
-        if type(hook).__name__ == "SpectralNorm"
-        for vector in ("u", "v")
-    }
+    hooks: list[Any] = [hook for hook in module._forward_pre_hooks.values() if type(hook).__name__ == "SpectralNorm"]
+    return {f"{hook.name}_{vector}" for hook in hooks for vector in ("u", "v")}

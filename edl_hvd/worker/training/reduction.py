@@ -125,6 +125,7 @@ class Reduction:
         announces: Before each round the ranks tell each other that it comes, because some have no micro-batch.
         rounds: Rounds since the step began.
         round_number: Of the last round of all.
+        step_has_gradient: Some rank has given one in this step.
         skipped: Ranks that have left the body of ``state.batches`` without ``backward()`` in this step.
         on_round: Called after each round.
         paused: Gradients accumulate (``no_sync``).
@@ -157,7 +158,7 @@ class Reduction:
         self.rounds_of_body = 0  # since the present micro-batch began
         self._found: dict[torch.nn.Parameter, torch.Tensor] = {}  # in .grad, when it began
         self._loop = 0  # over the micro-batches, in this step
-        self._step_has_gradient = False  # of any rank
+        self.step_has_gradient = False  # of any rank
         self._begin_round()
         self.adopt(named_parameters)
 
@@ -181,6 +182,15 @@ class Reduction:
         for parameter in self.names:
             if parameter.requires_grad and parameter not in self._hooks:
                 self._hooks[parameter] = _Hooks(parameter, self._before_gradient, self._on_gradient)
+
+    def hooked_by_script(self) -> list[str]:
+        """Names of the parameters whose gradient goes through a hook that is not of this reduction."""
+        return [
+            name
+            for parameter, name in self.names.items()
+            if parameter._backward_hooks
+            or len(getattr(parameter, "_post_accumulate_grad_hooks", None) or ()) > (parameter in self._hooks)
+        ]
 
     def refresh(self) -> None:
         """The same, where a parameter may have moved to another device since."""
@@ -226,7 +236,7 @@ class Reduction:
         self.vote, self.answer, self.announces = Vote, None, announces
         self.rounds = self.skipped = self._loop = 0
         self.means = {}
-        self._step_has_gradient = self.has_stepped = False
+        self.step_has_gradient = self.has_stepped = False
         self.attach()
         self._begin_round()
 
@@ -340,7 +350,7 @@ class Reduction:
             Variable._execution_engine.queue_callback(self._end_backward)
 
     def _check_apart(self) -> None:
-        if not self._step_has_gradient:
+        if not self.step_has_gradient:
             raise UsageError(
                 "backward() was called in `for step in state.steps(loader):` outside the loop over the step's "
                 "micro-batches, and none of them has given a gradient; write `for batch in step:` and call backward() "
@@ -604,7 +614,7 @@ class Reduction:
 
     def _publish(self, sums: Mapping[torch.nn.Parameter, torch.Tensor]) -> None:
         """Make the sums the parameters' gradients, added to what was there."""
-        self._step_has_gradient |= bool(sums)
+        self.step_has_gradient |= bool(sums)
         if self.noise is not None:
             self.noise.large(sums.values())
         for parameter, gradient in self._before.items():

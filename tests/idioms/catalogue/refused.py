@@ -631,6 +631,78 @@ def evaluation_inside_ours(job: Job):
     train(state)
 
 
+def closure_flat_ours(job: Job):
+    model, optimizer, loader, state = prepare(job)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            for inputs, target in state.batches(loader):
+
+                def closure(inputs=inputs, target=target):
+                    optimizer.zero_grad()
+                    loss = F.cross_entropy(model(inputs), target)
+                    loss.backward()
+                    return loss
+
+                optimizer.step(closure)
+            # end
+
+    train(state)
+
+
+def next_of_batches_ours(job: Job):
+    model, optimizer, loader, state = prepare(job)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            inputs, target = next(iter(state.batches(loader)))
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), target).backward()
+            optimizer.step()
+            # end
+
+    train(state)
+
+
+def list_of_steps_ours(job: Job):
+    model, optimizer, loader, state = prepare(job)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            for step in list(state.steps(loader)):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+            # end
+
+    train(state)
+
+
+def gradient_in_loop_ours(job: Job):
+    model, optimizer, loader, state = prepare(job)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs), target).backward()
+                    step.record(norm=sum(p.grad.norm() for p in model.parameters()))
+                optimizer.step()
+            # end
+
+    train(state)
+
+
 WHY_FLAT = (
     "The body of `state.batches` runs once per micro-batch, so what it does to the state would depend on the number of "
     "workers: it is refused where a step has several micro-batches. Write the loop with `state.steps`."
@@ -854,5 +926,35 @@ IDIOMS = [
         None,
         evaluation_inside_ours,
         refused=r"state\.evaluate\(\) was called inside a loop of state\.steps\(\)",
+    ),
+    Idiom(
+        "`optimizer.step(closure)` in the flat loop",
+        "The closure sees one micro-batch. Loop over the step in it, in `state.steps`.",
+        None,
+        closure_flat_ours,
+        refused=r"optimizer\.step\(closure\) was called in the body of state\.batches\(\)",
+        micro_batches=(3, 6),
+    ),
+    Idiom(
+        "`next(iter(state.batches(loader)))`",
+        "It leaves the loop before its body has run. Train in the body.",
+        None,
+        next_of_batches_ours,
+        refused=r"left before its first backward\(\), as next\(iter\(state\.batches\(loader\)\)\) does",
+    ),
+    Idiom(
+        "`list(state.steps(loader))`",
+        "A step is over when the next one comes; so it is with `itertools.cycle`.",
+        None,
+        list_of_steps_ours,
+        refused="begun after the step was over",
+    ),
+    Idiom(
+        "`.grad` in the loop over micro-batches",
+        "The gradient of the global batch is complete behind that loop; in it, `.grad` is `None` once a worker's last "
+        "micro-batch is computed.",
+        None,
+        gradient_in_loop_ours,
+        refused=r"in the loop over micro-batches \.grad is None",
     ),
 ]
