@@ -22,6 +22,7 @@ class Position:
         has_idle: Some worker computes none.
         steps_in_body: Calls of ``optimizer.step()`` in this body.
         is_asked: The script has asked in this body whether it ends the step, and so may do what belongs to a step.
+        knows_step: The script has looked, in this loop, at how far the training is.
         left_early: The script has left the loop over a step before its end.
         left_unused: It has left the loop of ``state.batches`` where a step began, without a gradient of it.
         left_inside: It has left the loop of ``state.batches`` between the micro-batches of a step.
@@ -37,7 +38,7 @@ class Position:
         self.ends_step = True
         self.per_step = 1
         self.is_even = True
-        self.has_idle = self.is_asked = False
+        self.has_idle = self.is_asked = self.knows_step = False
         self.steps_in_body = 0
         self.left_early = self.left_inside = self.left_unused = False
         self.loops: deque[tuple[int, int]] = deque(maxlen=_LOOPS)

@@ -154,6 +154,42 @@ def test_an_epoch_of_bodies_without_backward_is_said():
     assert not said("no backward() was called", 3, Job(6), flat=True)
 
 
+def test_a_flat_loop_that_is_left_by_a_count_of_its_own_is_said():
+    def first_bodies(loop):
+        return (batch for _, batch in zip(range(4), loop, strict=False))
+
+    found = said("was left before the end of the epoch", 1, Job(3), flat=True, wrap=first_bodies)
+    assert len(found) == 1
+    assert "4 times per optimizer step" in found[0]
+    assert not said("was left before the end of the epoch", 1, Job(None), flat=True, wrap=first_bodies)
+
+
+def test_a_flat_loop_that_is_left_by_the_number_of_the_step_is_in_order():
+    def script():
+        edl_hvd.init()
+        model = make_model()
+        optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+        batches = Job(3).batches()
+        loader = DataLoader(Job(3).dataset(), batch_sampler=batches)
+        state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
+
+        @edl_hvd.elastic
+        def train(state):
+            for _ in state.epochs(2):
+                for inputs, target in state.batches(loader):
+                    if state.step % 2 == 1:
+                        break
+                    optimizer.zero_grad()
+                    F.cross_entropy(model(inputs), target).backward()
+                    optimizer.step()
+
+        train(state)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", EdlHvdWarning)
+        Simulation(2).run(script)
+
+
 def test_a_break_between_the_micro_batches_of_a_step_is_refused():
     with pytest.raises(UsageError, match=r"left, by break, .* between the micro-batches of a step"):
         Simulation(2).run(lambda: trained(Job(3), flat=True, wrap=lambda loop: itertools.islice(loop, 1)))

@@ -227,9 +227,12 @@ def batches(runtime: Runtime, loader: Any) -> Iterator[Any]:
                         run.statistics.end_step()
                         run.count(global_step)
                     is_unused = part.first and not run.reduction.has_computed
+                    is_inside = not (is_unused or part.last)
+                    is_meant = left.__context__ is None  # and no error
+                    if is_meant and not is_inside:
+                        run.tell_of_leaving()
                     run.leave()
-                    if left.__context__ is None:
-                        position.left_unused, position.left_inside = is_unused, not (is_unused or part.last)
+                    position.left_unused, position.left_inside = is_meant and is_unused, is_meant and is_inside
                 raise
             watch.end(sys._getframe(1), part.first)
             position.in_micro_batch = position.in_batches = False
@@ -462,6 +465,17 @@ class _Run:
         left_early = position.left_early
         position.leave()
         position.left_early = left_early
+
+    def tell_of_leaving(self) -> None:
+        """Of ``batches``: the script leaves the loop, by a count of its own perhaps."""
+        if position.per_step > 1 and not position.knows_step:
+            self.runtime.warn_once(
+                "left",
+                "the loop of state.batches() was left before the end of the epoch, and its body runs once per "
+                f"micro-batch, {position.per_step} times per optimizer step over all workers, so where it ends depends "
+                "on how many workers there are; decide by state.step, or write the loop with `for step in "
+                "state.steps(loader):`",
+            )
 
     def end_pass(self) -> None:
         """The loop is through, on every rank."""

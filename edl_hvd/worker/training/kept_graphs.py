@@ -21,14 +21,19 @@ next_number: Callable[[], int] = getattr(torch._C._autograd, "_get_sequence_nr",
 """What autograd gives to the next operation of this thread. Private to torch: where it is gone, nothing is refused."""
 
 
-def _refuse_kept(roots: Sequence[torch.Tensor]) -> None:
-    is_missing = position.has_idle and not any(root.requires_grad for root in roots)
-    if is_missing or _is_made_in(position.loops, [root.grad_fn for root in roots]):
+def _refuse_kept(roots: Sequence[Any]) -> None:
+    # A root is a tensor or an edge of a graph, which has a node.
+    is_missing = position.has_idle and not any(getattr(root, "requires_grad", True) for root in roots)
+    if is_missing or _is_made_in(position.loops, [getattr(root, "grad_fn", None) or _node_of(root) for root in roots]):
         raise UsageError(
             "backward() was called outside the loop over the step's micro-batches for a loss that was computed in it, "
             "of which every worker has others; call backward() in the body of `for batch in step:`, where each "
             "micro-batch's gradient is weighed and summed over the workers"
         )
+
+
+def _node_of(root: Any) -> Any:
+    return getattr(root, "node", None)
 
 
 def _is_made_in(loops: Sequence[tuple[int, int]], nodes: list[Any]) -> bool:
@@ -52,7 +57,9 @@ def _watched(backward: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(backward)
     def watched(tensors: Any, *args: Any, **kwargs: Any) -> None:
         if position.in_step and not position.in_micro_batch:
-            _refuse_kept([tensors] if isinstance(tensors, torch.Tensor) else list(tensors))
+            is_one = isinstance(tensors, torch.Tensor) or _node_of(tensors) is not None
+            tensors = tensors if is_one else list(tensors)
+            _refuse_kept([tensors] if is_one else tensors)
         backward(tensors, *args, **kwargs)
 
     return watched

@@ -57,7 +57,7 @@ class _Distributed:
 
         In the body of ``state.batches`` what belongs to a step may stand under ``if optimizer.at_boundary:``.
         """
-        position.is_asked = True
+        position.is_asked = position.knows_step = True
         return not position.waits
 
     @contextmanager
