@@ -144,6 +144,11 @@ class Session:
             if said is None:
                 raise
             raise said from error
+        except (AttributeError, TypeError) as error:
+            missing = self._runtime.gradient_missing(error)
+            if missing is None:
+                raise
+            raise missing from error
 
     def _keep(self) -> dict[str, Any]:
         """Called before this process is run anew: what its next life needs to go on."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from edl_hvd.errors import UsageError
+
+_LOOPS = 32  # over steps, that are remembered
 
 
 class Position:
@@ -18,7 +22,11 @@ class Position:
         has_idle: Some worker computes none.
         steps_in_body: Calls of ``optimizer.step()`` in this body.
         is_asked: The script has asked in this body whether it ends the step, and so may do what belongs to a step.
+        knows_step: The script has looked, in this loop, at how far the training is.
         left_early: The script has left the loop over a step before its end.
+        left_unused: It has left the loop of ``state.batches`` where a step began, without a gradient of it.
+        left_inside: It has left the loop of ``state.batches`` between the micro-batches of a step.
+        loops: The last loops over a step: the number that autograd gave to the first operation in each, and behind it.
     """
 
     def __init__(self) -> None:
@@ -30,9 +38,10 @@ class Position:
         self.ends_step = True
         self.per_step = 1
         self.is_even = True
-        self.has_idle = self.is_asked = False
+        self.has_idle = self.is_asked = self.knows_step = False
         self.steps_in_body = 0
-        self.left_early = False
+        self.left_early = self.left_inside = self.left_unused = False
+        self.loops: deque[tuple[int, int]] = deque(maxlen=_LOOPS)
 
     @property
     def waits(self) -> bool:
@@ -45,6 +54,12 @@ class Position:
         Raises:
             UsageError: The loop over a step's micro-batches was left early.
         """
+        if self.left_inside:
+            raise UsageError(
+                "the loop of state.batches() was left, by break, return or itertools.islice, between the micro-batches "
+                "of a step, whose gradient is not complete; leave it where `optimizer.at_boundary` is true, or decide "
+                "by state.step, or write the loop with `for step in state.steps(loader):`"
+            )
         if self.left_early:
             raise UsageError(
                 "the loop over the micro-batches of a step was left before its end, by break, return or "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from edl_hvd.worker import process
 from edl_hvd.worker.keeping.memory import Memory
 from edl_hvd.worker.keeping.sync import broadcast_state
 from edl_hvd.worker.position import position
+from edl_hvd.worker.training.alike import check_alike, differing
 from edl_hvd.worker.training.optimizer import is_distributed
 from edl_hvd.worker.training.out_of_memory import explained
 from edl_hvd.worker.training.pooling import Counting
@@ -222,6 +224,7 @@ class Runtime:
     def commit(self) -> None:
         """The commit that a script asks for. Collective."""
         position.refuse_left_early()
+        position.left_unused = False
         self._count_own_steps()
         self.counting.pool()
         self.commit_whole()
@@ -339,6 +342,24 @@ class Runtime:
         passes, self.passes = self.passes, 0
         return self.session.level([buffer for model in models for buffer in model.buffers()], passes)
 
+    def check_alike(self) -> None:
+        """Refuse to go on where the workers' weights have come apart, and tell of attributes. Collective; blocks.
+
+        Raises:
+            UsageError: They have; on all ranks.
+        """
+        world, reduction = process.current().world, self.memory.reduction
+        if self.session is not None and world is not None and world.size > 1 and reduction is not None:
+            collectives = process.current().collectives
+            check_alike(reduction.names, collectives, self.memory.step)
+            for name in differing(self.memory.attributes, collectives):
+                self.warn_once(
+                    f"attribute.{name}",
+                    f"state.{name} is not the same on all workers after step {self.memory.step}, so what the job goes "
+                    "on with, when the world changes, is that of any one of them; set it from what all have, such as "
+                    "step.mean(…), what edl_hvd.allreduce returns, or a metric of edl_hvd.metrics",
+                )
+
     def take_over(self, ran: bool) -> None:
         """Between two commits: a member whose script did not go through the step takes over from one whose did.
 
@@ -368,6 +389,20 @@ class Runtime:
             f"{error}: this worker was dealt no micro-batch so far, so what the loop over them assigns is not there; "
             "give the variable a value before the loop, or log with step.record(loss=loss) in the loop and "
             "step.mean('loss') after it"
+        )
+
+    def gradient_missing(self, error: Exception) -> UsageError | None:
+        """What to tell the user, where ``.grad`` is None in the loop over micro-batches, because it is not complete."""
+        reduction = self.memory.reduction
+        frames = traceback.extract_tb(error.__traceback__)
+        if reduction is None or reduction.micro_batch is None or "NoneType" not in str(error):
+            return None
+        if not any(".grad" in (frame.line or "") for frame in frames[-1:]):
+            return None
+        return UsageError(
+            f"{error}: in the loop over micro-batches .grad is None while the gradient of the global batch is not "
+            "complete; move what uses it behind the loop over a step, into the body of `for step in "
+            "state.steps(loader):`, or, in that of state.batches(), under `if optimizer.at_boundary:`"
         )
 
     def out_of_memory(self, error: Exception) -> UsageError | None:

@@ -82,6 +82,7 @@ class State:
     @property
     def step(self) -> int:
         """Optimizer steps of the whole run."""
+        position.knows_step = True
         return self._runtime.memory.step
 
     @property

@@ -389,15 +389,15 @@ class _Collectives(SoloCollectives):
         found = self._all(key)
         return torch.cat([parts[rank] for parts in found] if kind == "exchange" else list(found))
 
-    def allreduce(self, tensor: torch.Tensor, op: str) -> torch.Tensor:
-        found = torch.stack(self._all(self._lay(f"{op}.{tuple(tensor.shape)}", tensor.detach().clone())))
+    def allreduce(self, tensor: torch.Tensor, op: str, name: str | None = None) -> torch.Tensor:
+        found = torch.stack(self._all(self._lay(f"{name or op}.{tuple(tensor.shape)}", tensor.detach().clone())))
         return {"sum": found.sum, "max": found.amax, "min": found.amin}[op](0)
 
-    def broadcast_(self, tensor: torch.Tensor, root: int) -> None:
+    def broadcast_(self, tensor: torch.Tensor, root: int, name: str | None = None) -> None:
         rank = list(self._members).index(self._number)
         given = self._all(self._lay("broadcast", tensor.detach().clone() if rank == root else None))[root]
         with torch.no_grad():
             tensor.copy_(given)
 
-    def gather_integers(self, row: Sequence[int]) -> list[list[int]]:
+    def gather_integers(self, row: Sequence[int], name: str | None = None) -> list[list[int]]:
         return [list(found) for found in self._all(self._lay("integers", [int(number) for number in row]))]

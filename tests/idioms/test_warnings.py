@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 
 import pytest
@@ -13,7 +14,7 @@ from simulation import Simulation
 from torch.utils.data import DataLoader
 
 import edl_hvd
-from edl_hvd.errors import EdlHvdWarning
+from edl_hvd.errors import EdlHvdWarning, UsageError
 
 
 def counted_by_hand(job: Job):
@@ -77,3 +78,118 @@ def test_a_counter_of_bodies_is_said_once_on_each_worker(script, name, size):
 
 def test_where_a_step_is_one_micro_batch_a_counter_counts_steps():
     assert not said_about_counters(counted_by_hand, Job(12), 1)
+
+
+def trained(job: Job, *, flat=False, prepare=lambda model: None, wrap=iter, behind=lambda state, loss: None):
+    edl_hvd.init()
+    model = make_model()
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+    batches = job.batches()
+    loader = DataLoader(job.dataset(), batch_sampler=batches)
+    state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches, best=100.0, losses=[])
+    prepare(model)
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            if flat:
+                for inputs, target in wrap(state.batches(loader)):
+                    optimizer.zero_grad()
+                    F.cross_entropy(model(inputs), target).backward()
+                    optimizer.step()
+                continue
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    loss = F.cross_entropy(model(inputs), target)
+                    loss.backward()
+                    step.record(loss=loss)
+                optimizer.step()
+                state.losses.append(step.mean("loss"))
+                behind(state, loss.item())
+
+    train(state)
+
+
+def said(about: str, size: int, job: Job, **script) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", EdlHvdWarning)
+        Simulation(size).run(lambda: trained(job, **script))
+    return [str(warning.message) for warning in caught if about in str(warning.message)]
+
+
+def hook_on_gradient(model):
+    model[0].weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+
+
+def hook_behind_gradient(model):
+    model[0].weight.register_post_accumulate_grad_hook(lambda parameter: None)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("hook", [hook_on_gradient, hook_behind_gradient])
+def test_a_hook_on_a_gradient_is_said_once_where_there_are_micro_batches(hook, flat):
+    for size, micro_batch in ((1, 3), (2, 6), (2, None)):
+        found = said("the hook of the script", size, Job(micro_batch), prepare=hook, flat=flat)
+        assert len(found) == size
+        assert all("'model.0.weight'" in message and "behind the loop" in message for message in found)
+    assert not said("the hook of the script", 1, Job(None), prepare=hook, flat=flat)
+    assert not said("the hook of the script", 2, Job(3), flat=flat)
+
+
+def keep_best(state, loss):
+    state.best = min(state.best, loss)
+
+
+def test_an_attribute_that_differs_between_workers_is_said_once():
+    found = said("is not the same on all workers", 2, Job(3), behind=keep_best)
+    assert [message.split(" ")[0] for message in found] == ["state.best"] * 2
+    assert not said("is not the same on all workers", 1, Job(3), behind=keep_best)
+    assert not said("is not the same on all workers", 3, Job(3))
+
+
+def test_an_epoch_of_bodies_without_backward_is_said():
+    [message] = said("no backward() was called", 1, Job(3), flat=True, wrap=list)
+    assert "list(…) goes through all batches before" in message
+    assert not said("no backward() was called", 3, Job(6), flat=True)
+
+
+def test_a_flat_loop_that_is_left_by_a_count_of_its_own_is_said():
+    def first_bodies(loop):
+        return (batch for _, batch in zip(range(4), loop, strict=False))
+
+    found = said("was left before the end of the epoch", 1, Job(3), flat=True, wrap=first_bodies)
+    assert len(found) == 1
+    assert "4 times per optimizer step" in found[0]
+    assert not said("was left before the end of the epoch", 1, Job(None), flat=True, wrap=first_bodies)
+
+
+def test_a_flat_loop_that_is_left_by_the_number_of_the_step_is_in_order():
+    def script():
+        edl_hvd.init()
+        model = make_model()
+        optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+        batches = Job(3).batches()
+        loader = DataLoader(Job(3).dataset(), batch_sampler=batches)
+        state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
+
+        @edl_hvd.elastic
+        def train(state):
+            for _ in state.epochs(2):
+                for inputs, target in state.batches(loader):
+                    if state.step % 2 == 1:
+                        break
+                    optimizer.zero_grad()
+                    F.cross_entropy(model(inputs), target).backward()
+                    optimizer.step()
+
+        train(state)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", EdlHvdWarning)
+        Simulation(2).run(script)
+
+
+def test_a_break_between_the_micro_batches_of_a_step_is_refused():
+    with pytest.raises(UsageError, match=r"left, by break, .* between the micro-batches of a step"):
+        Simulation(2).run(lambda: trained(Job(3), flat=True, wrap=lambda loop: itertools.islice(loop, 1)))

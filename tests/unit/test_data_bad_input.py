@@ -29,8 +29,6 @@ class Stream(IterableDataset):
     [
         lambda dataset: DataLoader(dataset, batch_size=4),
         lambda dataset: DataLoader(dataset, batch_size=None),
-        lambda dataset: DataLoader(Stream(), batch_size=4),
-        lambda dataset: DataLoader(Stream(), batch_size=None),
         lambda dataset: DataLoader(dataset, batch_sampler=edl_hvd.ElasticBatchSampler(20, global_batch=8)),
     ],
 )
@@ -38,6 +36,13 @@ def test_a_loader_that_does_not_use_the_sampler(make_loader):
     state, loader = make()
     with alone(), pytest.raises(UsageError, match=r"expected one sampler, given to both: DataLoader\(dataset, batch_"):
         next(state.batches(make_loader(loader.dataset)))
+
+
+@pytest.mark.parametrize("batch_size", [4, None])
+def test_an_iterable_data_set(batch_size):
+    state, _ = make()
+    with alone(), pytest.raises(UsageError, match=r"of Stream, an IterableDataset, .* edl_hvd\.ElasticShards"):
+        next(state.batches(DataLoader(Stream(), batch_size=batch_size)))
 
 
 @pytest.mark.parametrize("samples", [19, 21])

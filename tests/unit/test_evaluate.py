@@ -255,7 +255,7 @@ def test_an_evaluation_inside_a_training_batch_is_refused():
             for _ in state.evaluate(val_loader):
                 pass
 
-    with alone(), pytest.raises(UsageError, match="after the loop has ended"):
+    with alone(), pytest.raises(UsageError, match="call it after that loop"):
         run(state)
 
 

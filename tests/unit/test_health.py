@@ -305,3 +305,32 @@ def test_whoever_moves_before_all_have_answered_ends_the_inquiry():
         assert ward.deadlocked == []
 
     run(test)
+
+
+def test_where_nobody_trains_after_a_minute_people_are_told_once_what_a_script_calls():
+    async def test() -> None:
+        ward = Ward()
+        starting = {worker: Slot("starting", 3) for worker in MEMBERS}
+        ward.membership = replace(ward.membership, slots=starting, world=World())
+        ward.silent = set(MEMBERS)
+        await ward.play(59)
+        assert ward.notices == []
+        await ward.play(120)
+        [notice] = ward.notices
+        assert notice.startswith("no worker has called its training function in the first 60 s; ")
+        assert "a function decorated with @edl_hvd.elastic" in notice
+        assert "own hvd.init()" in notice
+
+    run(test)
+
+
+def test_where_a_worker_waits_for_others_or_a_world_was_nobody_is_told():
+    async def test() -> None:
+        for slot, world in ((Slot("ready", 3), World()), (Slot("starting", 3), World(1, MEMBERS, "broken"))):
+            ward = Ward()
+            ward.membership = replace(ward.membership, slots={"a:0": slot, "b:0": Slot("starting", 3)}, world=world)
+            ward.silent = set(MEMBERS)
+            await ward.play(120)
+            assert ward.notices == []
+
+    run(test)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edl_hvd.driver.membership import happenings
 from edl_hvd.driver.membership.draft import Draft
+from edl_hvd.driver.membership.intake import HOW_TO_TRAIN
 from edl_hvd.driver.membership.state import LIVE, Slot, World, host_of
 
 SAVED = 75  # EX_TEMPFAIL: "run me again"
@@ -27,7 +28,8 @@ def _enforce_bounds(draft: Draft) -> None:
     rules, world = draft.membership.rules, draft.membership.world
     for worker in draft.membership.having("starting"):
         if draft.age(worker) > rules.start_s:
-            draft.kill(worker, f"it was not ready {rules.start_s:.0f} s after its start")
+            how = f"; {HOW_TO_TRAIN}" if world.generation == 0 else ""
+            draft.kill(worker, f"it was not ready {rules.start_s:.0f} s after its start{how}")
     for state, event in (("dismissed", "being sent home"), ("failing", "its error")):
         for worker in draft.membership.having(state):
             if draft.age(worker) > rules.farewell_s:

@@ -10,7 +10,7 @@ from edl_hvd.driver.membership.state import Slot, host_of
 
 UNUSABLE = 2  # what was asked for cannot be started, as for a wrong flag
 _LONGEST_BACKOFF_S = 60.0
-_HOW = (
+HOW_TO_TRAIN = (
     "under edlrun a script calls edl_hvd.init() and then a function decorated with @edl_hvd.elastic (one that calls "
     "Horovod's own hvd.init() has trained in a world of its own); docs/from_static_horovod.md shows what to change"
 )
@@ -138,7 +138,7 @@ def _note_false_start(draft: Draft, exited: happenings.Exited) -> None:
     if not exited.began and not rules.hosts_are_fixed:
         return  # it is set aside; one that has just been switched on lets nobody in yet
     if exited.clean and not draft.membership.having("ready"):
-        draft.end(1, f"{worker} ended with exit code 0 without a call of its training function; {_HOW}")
+        draft.end(1, f"{worker} ended with exit code 0 without a call of its training function; {HOW_TO_TRAIN}")
         return
     starts = draft.membership.false_starts + 1
     draft.change(false_starts=starts)

@@ -16,6 +16,7 @@ from edl_hvd.clock import Clock
 from edl_hvd.deadlock import describe_deadlock, describe_standstill, is_deadlock
 from edl_hvd.driver.control import Beat
 from edl_hvd.driver.membership.happenings import Deadlocked, Lost
+from edl_hvd.driver.membership.intake import HOW_TO_TRAIN
 from edl_hvd.driver.membership.state import Membership
 from edl_hvd.driver.watch.hangs import Hung, ProgressWatch
 from edl_hvd.driver.watch.pulse import Pulse
@@ -25,6 +26,8 @@ from edl_hvd.driver.workers.stacks import place_in
 
 _JUDGE_EVERY_S = 0.25
 # As often as a worker says something new.
+_LATE_START_S = 60.0
+# Most scripts are at their training function within seconds; one that never calls it would go on in silence.
 _ASK_AGAIN_S = 5.0
 # Whoever beats also answers, in milliseconds; some have moved meanwhile, or their connection was replaced.
 
@@ -92,9 +95,13 @@ class Health:
         self._hung: tuple[Hung, ...] = ()
         self._judged_s = clock.monotonic_s()
         self._found: dict[str, _Finding] = {}  # at the last look
+        self._began_s: float | None = None  # the first process
+        self._has_trained = False  # or people have been told that nobody does
 
     def begins(self, worker: str, life: int, process: Process) -> None:
         """A process was started."""
+        if self._began_s is None:
+            self._began_s = self._clock.monotonic_s()
         patient = self._patients[worker] = _Patient(life, process)
         self._pulse.begins(worker, life, lambda answer: process.ask_state(patient.pid, answer))
 
@@ -126,9 +133,20 @@ class Health:
         self._watch.ends(worker)
         self._patients.pop(worker, None)
 
+    def _note_late_start(self, membership: Membership, now_s: float) -> None:
+        if self._has_trained or self._began_s is None or now_s - self._began_s < _LATE_START_S:
+            return
+        self._has_trained = True
+        if membership.world.generation == 0 and not membership.having("ready"):
+            self._notice(
+                f"no worker has called its training function in the first {_LATE_START_S:.0f} s; if none is to come, "
+                f"end the job: {HOW_TO_TRAIN}"
+            )
+
     def look(self, membership: Membership) -> None:
         """Judge everybody; called every moment."""
         now_s = self._clock.monotonic_s()
+        self._note_late_start(membership, now_s)
         if now_s - self._judged_s >= _JUDGE_EVERY_S:
             self._judged_s, self._hung = now_s, self._judge(membership)
         found: dict[str, _Finding] = {}

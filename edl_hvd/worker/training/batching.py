@@ -24,8 +24,12 @@ from edl_hvd.worker.codec import encode
 from edl_hvd.worker.position import position
 from edl_hvd.worker.progress import progress
 from edl_hvd.worker.trace import Trace
+from edl_hvd.worker.training.alike import is_due as is_compared
 from edl_hvd.worker.training.exact import ExactReduction
+from edl_hvd.worker.training.kept_graphs import next_number
 from edl_hvd.worker.training.optimizer import is_distributed
+from edl_hvd.worker.training.other_buffers import OtherBuffers
+from edl_hvd.worker.training.power_iterations import Buffers, PowerIterations
 from edl_hvd.worker.training.reduction import MicroBatch, Reduction
 from edl_hvd.worker.training.running_statistics import RunningStatistics
 from edl_hvd.worker.training.scheduler import built_on
@@ -56,6 +60,7 @@ class Step:
         self._run, self._step, self._items = run, global_step, items
         self._kept: list[Any] = []
         self._loops = 0
+        self._is_over = False
 
     def __len__(self) -> int:
         """Micro-batches of this worker, which may be none."""
@@ -64,6 +69,11 @@ class Step:
     def __iter__(self) -> Iterator[Any]:
         """This worker's micro-batches. Every worker goes through them to the end: collective, blocks there."""
         position.refuse_left_early()
+        if self._is_over:
+            raise UsageError(
+                "a loop over a step was begun after the step was over, whose samples are counted; loop over it in the "
+                "body of `for step in state.steps(loader):` (list(…) and itertools.cycle(…) take the steps out of it)"
+            )
         if position.in_micro_batch:
             raise UsageError(
                 "a loop over a step was begun inside another one; finish the first, and loop over the step again after "
@@ -120,6 +130,7 @@ class Step:
         self._loops += 1
         run.statistics.begin_step()
         position.left_early = True
+        begin = next_number()
         for number, part in enumerate(run.parts(self._step)):
             if number == len(self._kept):
                 self._kept.append(run.next_item(self._items))
@@ -133,15 +144,18 @@ class Step:
             run.statistics.end_pass()
         if not self._step.share:
             run.begin_nothing(self._step)
+        position.loops.append((begin, next_number()))
         run.reduction.complete()
         run.statistics.end_step()
         run.seed_step(self._step, loop + 1)
         position.left_early = False
 
-    def skip_rest(self) -> None:
-        """Take from the loader what the script has not asked for. For the loop."""
-        while len(self._kept) < len(self._step.share):
-            self._kept.append(self._run.next_item(self._items))
+    def end(self) -> None:
+        """Take from the loader what the script has not asked for, and let go of the micro-batches. For the loop."""
+        for _ in range(len(self._kept), len(self._step.share)):
+            self._run.next_item(self._items)
+        self._kept.clear()
+        self._is_over = True
 
 
 def weigh(runtime: Runtime, weight: float | torch.Tensor, call: str) -> None:
@@ -187,7 +201,7 @@ def steps(runtime: Runtime, loader: Any) -> Iterator[Step]:
             raise
         position.refuse_left_early()
         position.in_step = False
-        step.skip_rest()
+        step.end()
         run.count(global_step)
         run.commit()
     run.end_pass()
@@ -200,6 +214,7 @@ def batches(runtime: Runtime, loader: Any) -> Iterator[Any]:
         return
     life = run.begin_pass()
     watch = _BodyWatch(runtime)
+    trains = None
     for global_step, items in run.global_steps():
         has_idle = run.place(global_step)
         run.begin_step(global_step, announces=has_idle)
@@ -222,19 +237,32 @@ def batches(runtime: Runtime, loader: Any) -> Iterator[Any]:
                             run.count(global_step)
                         except Exception as error:  # a loop that is left cannot raise it
                             runtime.failure = error
+                    is_unused = part.first and not run.reduction.has_computed
+                    is_inside = not (is_unused or part.last)
+                    is_meant = left.__context__ is None  # and no error
+                    if is_meant and not is_inside:
+                        run.tell_of_leaving()
                     run.leave()
+                    position.left_unused, position.left_inside = is_meant and is_unused, is_meant and is_inside
                 raise
             watch.end(sys._getframe(1), part.first)
             position.in_micro_batch = position.in_batches = False
             run.statistics.end_pass()
         position.in_batches = False
         others_leave = run.join_others(global_step, has_idle)
+        trains = trains or run.reduction.step_has_gradient
         run.statistics.end_step()
         run.count(global_step)
         if others_leave:
             run.leave()
             return
         run.commit()
+    if trains is False:
+        runtime.warn_once(
+            "untrained",
+            "state.batches() has come to the end of the epoch, and no backward() was called in its body, so nothing "
+            "was learned from these samples; train in the body itself (list(…) goes through all batches before)",
+        )
     run.end_pass()
 
 
@@ -247,7 +275,7 @@ class _Run:
     call: str
     sampler: ElasticBatchSampler
     reduction: Reduction
-    statistics: RunningStatistics
+    statistics: Buffers
 
     @classmethod
     def of(cls, runtime: Runtime, loader: Any, call: str) -> _Run:
@@ -259,7 +287,13 @@ class _Run:
                 "edl_hvd.DistributedOptimizer(…), …), because the optimizer has to know how a batch is dealt out"
             )
         _check_schedulers(runtime)
-        statistics = _exact_statistics(runtime, sampler)
+        handlers = runtime.memory.handlers
+        models = {name: kept.value for name, kept in handlers.items() if isinstance(kept.value, torch.nn.Module)}
+        statistics = Buffers(
+            _exact_statistics(runtime, sampler),
+            PowerIterations(models.values()),
+            OtherBuffers(models, runtime.warn_once),
+        )
         _check_models(runtime, reduction)
         sampler.set_epoch(runtime.memory.epoch)
         return cls(runtime, loader, call, sampler, reduction, statistics)
@@ -291,6 +325,7 @@ class _Run:
         # Others, such as a teacher, may be in evaluation mode all the time.
         progress.is_validating = lambda: not all(model.training for model in models)
         self.reduction.forget()
+        self._tell_of_hooks()
         self.reduction.refresh()
         for scaler in runtime.memory.of_kind(torch.amp.GradScaler):
             if scaler.is_enabled() and scaler._scale is None:
@@ -298,6 +333,19 @@ class _Run:
                 parameter = next(iter(self.reduction.names))
                 scaler.scale(torch.zeros(1, device=parameter.device))
         return runtime.life
+
+    def _tell_of_hooks(self) -> None:
+        policy, size = self.sampler.policy, process.size()
+        if size == 1 and (policy.micro_batch is None or policy.global_batch(1) <= policy.micro_batch):
+            return
+        hooked = self.reduction.hooked_by_script()
+        if hooked:
+            self.runtime.warn_once(
+                "hook",
+                f"the hook of the script on the gradient of {hooked[0]!r} is called with that of each micro-batch; a "
+                "factor or a mask comes to the same, but what is not linear, such as clipping, belongs behind the loop "
+                "over a step, in `for step in state.steps(loader):`",
+            )
 
     def global_steps(self) -> Iterator[tuple[GlobalStep, Iterator[Any]]]:
         """The steps left in the epoch, with the loader's items; both begin anew where the batch has changed."""
@@ -419,6 +467,8 @@ class _Run:
         runtime = self.runtime
         if runtime.memory.step % runtime.commit_every == 0:
             before = progress.enter("commit")
+            if is_compared(runtime.memory.step):
+                runtime.check_alike()
             runtime.commit_step(self.reduction.answer)
             progress.enter(before)
         _choose_batch(runtime, self.sampler)
@@ -431,12 +481,24 @@ class _Run:
         position.leave()
         position.left_early = left_early
 
+    def tell_of_leaving(self) -> None:
+        """Of ``batches``: the script leaves the loop, by a count of its own perhaps."""
+        if position.per_step > 1 and not position.knows_step:
+            self.runtime.warn_once(
+                "left",
+                "the loop of state.batches() was left before the end of the epoch, and its body runs once per "
+                f"micro-batch, {position.per_step} times per optimizer step over all workers, so where it ends depends "
+                "on how many workers there are; decide by state.step, or write the loop with `for step in "
+                "state.steps(loader):`",
+            )
+
     def end_pass(self) -> None:
         """The loop is through, on every rank."""
         runtime = self.runtime
         position.leave()
         self.reduction.forget()
         progress.enter("commit")
+        runtime.check_alike()
         runtime.level_buffers()
         runtime.counting.end_training_pass()
         runtime.finished_pass = (runtime.session, runtime.life, runtime.memory.epoch)
@@ -652,6 +714,13 @@ def _schedulers(runtime: Runtime) -> Iterator[Any]:
 def _sampler_of(runtime: Runtime, loader: Any, call: str) -> ElasticBatchSampler:
     given = list(runtime.memory.of_kind(ElasticBatchSampler))
     used = getattr(loader, "batch_sampler", None)
+    if isinstance(getattr(loader, "dataset", None), torch.utils.data.IterableDataset) and used not in given:
+        raise UsageError(
+            f"{call} got a loader of {type(loader.dataset).__name__}, an IterableDataset, of which nobody can tell "
+            "what it has dealt to whom, so samples would be lost or come twice; give its files to "
+            "edl_hvd.ElasticShards: shards = ElasticShards(paths, counts, read=…), batches = "
+            "shards.sampler(global_batch=…), and DataLoader(shards, batch_sampler=batches)"
+        )
     # A loader of another make may use the sampler in a way that cannot be seen from here.
     unknown = used is None and not isinstance(loader, torch.utils.data.DataLoader)
     if len(given) != 1 or (used is not given[0] and not unknown):

@@ -29,8 +29,10 @@ def evaluate(runtime: Runtime, loader: Any, clock: Clock = SYSTEM_CLOCK) -> Iter
     name, sampler = _sampler_of(runtime, loader)
     if runtime.counting.is_in_pass:
         raise UsageError(
-            "state.evaluate() was called inside a loop of state.batches() or state.evaluate(), where not every rank "
-            "may come by; call it after the loop has ended"
+            "state.evaluate() was called inside a loop of state.steps(), state.batches() or state.evaluate(), whose "
+            "position it would share; call it after that loop, in `for epoch in state.epochs(n):` (epochs get shorter "
+            "with ElasticBatchSampler(…, limit_batches=…)), or, at step level of state.steps(), have every worker go "
+            "through a small validation set with its own DataLoader"
         )
     number = sampler.begin(runtime.memory.epoch, runtime.memory.step)
     if number is None:

@@ -57,7 +57,7 @@ class _Distributed:
 
         In the body of ``state.batches`` what belongs to a step may stand under ``if optimizer.at_boundary:``.
         """
-        position.is_asked = True
+        position.is_asked = position.knows_step = True
         return not position.waits
 
     @contextmanager
@@ -96,11 +96,23 @@ class _Distributed:
         Raises:
             UsageError: It was called in the loop over a step's micro-batches.
         """
+        if closure is not None and position.in_batches and position.per_step > 1:
+            raise UsageError(
+                "optimizer.step(closure) was called in the body of state.batches(), where the closure sees one "
+                f"micro-batch, and the global batch is {position.per_step}; write the loop with `for step in "
+                "state.steps(loader):`, and loop over the step in the closure"
+            )
         if position.waits:
             position.steps_in_body += 1
             return None
         position.refuse_in_step("optimizer.step()")
         position.refuse_left_early()
+        if position.left_unused:
+            raise UsageError(
+                "optimizer.step() was called behind the loop of state.batches(), which was left before its first "
+                "backward(), as next(iter(state.batches(loader))) does; write `for batch in state.batches(loader):`, "
+                "and train in its body"
+            )
         reduction, stepping = self.reduction, self.stepping
         if closure is None and not reduction.deferred and reduction.round_number == stepping.round_number:
             reduction.complete()

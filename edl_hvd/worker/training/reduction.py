@@ -37,6 +37,10 @@ from edl_hvd.worker.training.noise import NoiseMeter
 
 # Floats count exactly up to 2^24 only; weights are sent in two parts.
 _HALF_WEIGHT = 4096
+# Recorded numbers in four: multiples of these two, of 1, and the fraction. Up to 2^48 only the fraction has an error.
+_HIGH, _MIDDLE, _LARGEST = 2.0**24, 2.0**12, 2.0**48
+_PARTS = 4
+_NOTHING = (0.0,) * (2 * _PARTS)  # of one name and row: the total and the weight
 # A rank that has a gradient of a parameter counts 1, and this more where the script had left one in ``.grad``.
 _HAD_GRADIENT = 1024.0
 
@@ -121,6 +125,7 @@ class Reduction:
         announces: Before each round the ranks tell each other that it comes, because some have no micro-batch.
         rounds: Rounds since the step began.
         round_number: Of the last round of all.
+        step_has_gradient: Some rank has given one in this step.
         skipped: Ranks that have left the body of ``state.batches`` without ``backward()`` in this step.
         on_round: Called after each round.
         paused: Gradients accumulate (``no_sync``).
@@ -153,7 +158,7 @@ class Reduction:
         self.rounds_of_body = 0  # since the present micro-batch began
         self._found: dict[torch.nn.Parameter, torch.Tensor] = {}  # in .grad, when it began
         self._loop = 0  # over the micro-batches, in this step
-        self._step_has_gradient = False  # of any rank
+        self.step_has_gradient = False  # of any rank
         self._begin_round()
         self.adopt(named_parameters)
 
@@ -177,6 +182,15 @@ class Reduction:
         for parameter in self.names:
             if parameter.requires_grad and parameter not in self._hooks:
                 self._hooks[parameter] = _Hooks(parameter, self._before_gradient, self._on_gradient)
+
+    def hooked_by_script(self) -> list[str]:
+        """Names of the parameters whose gradient goes through a hook that is not of this reduction."""
+        return [
+            name
+            for parameter, name in self.names.items()
+            if parameter._backward_hooks
+            or len(getattr(parameter, "_post_accumulate_grad_hooks", None) or ()) > (parameter in self._hooks)
+        ]
 
     def refresh(self) -> None:
         """The same, where a parameter may have moved to another device since."""
@@ -222,7 +236,7 @@ class Reduction:
         self.vote, self.answer, self.announces = Vote, None, announces
         self.rounds = self.skipped = self._loop = 0
         self.means = {}
-        self._step_has_gradient = self.has_stepped = False
+        self.step_has_gradient = self.has_stepped = False
         self.attach()
         self._begin_round()
 
@@ -343,11 +357,11 @@ class Reduction:
             Variable._execution_engine.queue_callback(self._end_backward)
 
     def _check_apart(self) -> None:
-        if not self._step_has_gradient:
+        if not self.step_has_gradient:
             raise UsageError(
                 "backward() was called in `for step in state.steps(loader):` outside the loop over the step's "
                 "micro-batches, and none of them has given a gradient; write `for batch in step:` and call backward() "
-                "in its body"
+                "in its body, and move what every worker computes alike, such as a penalty on weights, behind that loop"
             )
 
     def _is_started(self, parameter: torch.nn.Parameter) -> bool:
@@ -608,7 +622,7 @@ class Reduction:
 
     def _publish(self, sums: Mapping[torch.nn.Parameter, torch.Tensor]) -> None:
         """Make the sums the parameters' gradients, added to what was there."""
-        self._step_has_gradient |= bool(sums)
+        self.step_has_gradient |= bool(sums)
         if self.noise is not None:
             self.noise.large(sums.values())
         for parameter, gradient in self._before.items():
@@ -637,21 +651,24 @@ class Reduction:
 
     def _values(self) -> list[float]:
         """The recorded values, by the names that all ranks know."""
-        nothing = Recorded()
-        return [
-            number
-            for name in self._known_names
-            for row in range(self._rows)
-            for number in self.recorded.get(name, {}).get(row, nothing)
-        ]
+        found: list[float] = []
+        for name in self._known_names:
+            rows = self.recorded.get(name, {})
+            for row in range(self._rows):
+                if row in rows:
+                    found += (*_parts(rows[row].total), *_parts(rows[row].weight))
+                else:
+                    found += _NOTHING
+        return found
 
     def _take_means(self, values: Sequence[float]) -> None:
-        width = 2 * self._rows
+        width = len(_NOTHING) * self._rows
         for place, name in enumerate(self._known_names):
             own = values[place * width : (place + 1) * width]
-            weight = math.fsum(own[1::2])
+            numbers = [_number(own[i : i + _PARTS]) for i in range(0, width, _PARTS)]
+            weight = math.fsum(numbers[1::2])
             if weight > 0:
-                self.means[name] = math.fsum(own[::2]) / weight
+                self.means[name] = math.fsum(numbers[::2]) / weight
         self.recorded.clear()
 
     def _values_by_new_names(self) -> list[float]:
@@ -667,6 +684,22 @@ class Reduction:
         collectives.finish([collectives.start_sum(values, "edl_hvd.recorded", 1.0)])
         found: list[float] = values.tolist()
         return found
+
+
+def _parts(number: float) -> tuple[float, ...]:
+    """A number such that float32 holds it, and sums of its like, to the last digit before the point."""
+    if not abs(number) < _LARGEST:  # also of NaN
+        return (0.0, 0.0, 0.0, number)
+    fraction, whole = math.modf(number)
+    high, rest = divmod(abs(whole), _HIGH)
+    middle, low = divmod(rest, _MIDDLE)
+    sign = math.copysign(1.0, number)
+    return (sign * high, sign * middle, sign * low, fraction)
+
+
+def _number(parts: Sequence[float]) -> float:
+    high, middle, low, fraction = parts
+    return high * _HIGH + middle * _MIDDLE + low + fraction
 
 
 class _Hooks:

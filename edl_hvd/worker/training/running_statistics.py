@@ -44,6 +44,9 @@ class RunningStatistics:
         self._passes: list[int] = []  # of each layer, before the step
         self._rows: list[torch.Tensor] = []
 
+    def __bool__(self) -> bool:
+        return bool(self._layers)
+
     def begin_step(self) -> None:
         """A global batch begins."""
         self._rows = []

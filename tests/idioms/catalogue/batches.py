@@ -915,6 +915,47 @@ def loss_after_loop_ours(job: Job):
     return {"model": model}
 
 
+def large_numbers_plain(job: Job):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    times = []
+    for epoch in range(job.epochs):
+        for inputs, target, when in job.plain_loader(job.dataset(job.inputs, job.target, times_of(job)), epoch):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), target).backward()
+            optimizer.step()
+            times.append(when.mean().item())
+    return {"times": times}
+
+
+def large_numbers_ours(job: Job):
+    edl_hvd.init()
+    model = make_model()
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), exact=job.exact)
+    batches = job.batches()
+    loader = DataLoader(job.dataset(job.inputs, job.target, times_of(job)), batch_sampler=batches)
+    state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches, times=[])
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target, when in step:
+                    F.cross_entropy(model(inputs), target).backward()
+                    step.record(time=when.mean())
+                optimizer.step()
+                state.times.append(step.mean("time"))
+
+    train(state)
+    return {"times": state.times}
+
+
+def times_of(job: Job) -> torch.Tensor:
+    """Seconds since 1970; float64."""
+    return 1.7e9 + torch.arange(job.samples, dtype=torch.float64) * 7.25
+
+
 IDIOMS = [
     Idiom(
         "Accumulation over several steps",
@@ -1006,7 +1047,7 @@ IDIOMS = [
         "Nobody can tell what a stream has dealt to whom; `ElasticShards` reads one whose samples are counted.",
         None,
         iterable_data_set_ours,
-        refused=r"cannot tell how batches are dealt",
+        refused=r"an IterableDataset, of which nobody can tell what it has dealt .* edl_hvd\.ElasticShards",
     ),
     Idiom(
         "Shards that are read from front to back",
@@ -1056,5 +1097,13 @@ IDIOMS = [
         None,
         loss_after_loop_ours,
         refused=r"step\.mean\('loss'\) is not known",
+    ),
+    Idiom(
+        "Means of large numbers, such as times or numbers of tokens",
+        "`step.mean` has the digits of a float in Python before the point, up to 2^48 summed over a step, and seven "
+        "digits behind it.",
+        large_numbers_plain,
+        large_numbers_ours,
+        tolerance=1e-13,
     ),
 ]

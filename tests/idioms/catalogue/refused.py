@@ -141,6 +141,45 @@ def backward_after_loop_ours(job: Job):
     train(state)
 
 
+def kept_losses_ours(job: Job):
+    model, optimizer, loader, state = prepare(job)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                activities = [torch.zeros(())]
+                for inputs, target in step:
+                    output = model(inputs)
+                    F.cross_entropy(output, target).backward(retain_graph=True)
+                    activities.append(output.square().mean())
+                torch.stack(activities).mean().backward()
+                optimizer.step()
+            # end
+
+    train(state)
+
+
+def penalty_first_ours(job: Job):
+    model, optimizer, loader, state = prepare(job)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                (0.01 * sum(p.square().sum() for p in model.parameters())).backward()
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+            # end
+
+    train(state)
+
+
 def break_in_step_ours(job: Job):
     model, optimizer, loader, state = prepare(job)
 
@@ -627,6 +666,100 @@ def optimizer_in_backward_ours(job: Job):
     train(state)
 
 
+def evaluation_inside_ours(job: Job):
+    val_batches = edl_hvd.EvaluationSampler(job.samples, batch_size=8)
+    model, optimizer, loader, state = prepare(job, val_batches=val_batches)
+    val_loader = DataLoader(job.dataset(), batch_sampler=val_batches)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+                if step.number == 2:
+                    for inputs, target in state.evaluate(val_loader):
+                        model(inputs)
+            # end
+
+    train(state)
+
+
+def closure_flat_ours(job: Job):
+    model, optimizer, loader, state = prepare(job)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            for inputs, target in state.batches(loader):
+
+                def closure(inputs=inputs, target=target):
+                    optimizer.zero_grad()
+                    loss = F.cross_entropy(model(inputs), target)
+                    loss.backward()
+                    return loss
+
+                optimizer.step(closure)
+            # end
+
+    train(state)
+
+
+def next_of_batches_ours(job: Job):
+    model, optimizer, loader, state = prepare(job)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            inputs, target = next(iter(state.batches(loader)))
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), target).backward()
+            optimizer.step()
+            # end
+
+    train(state)
+
+
+def list_of_steps_ours(job: Job):
+    model, optimizer, loader, state = prepare(job)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            for step in list(state.steps(loader)):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+            # end
+
+    train(state)
+
+
+def gradient_in_loop_ours(job: Job):
+    model, optimizer, loader, state = prepare(job)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs), target).backward()
+                    step.record(norm=sum(p.grad.norm() for p in model.parameters()))
+                optimizer.step()
+            # end
+
+    train(state)
+
+
 WHY_FLAT = (
     "The body of `state.batches` runs once per micro-batch, so what it does to the state would depend on the number of "
     "workers: it is refused where a step has several micro-batches. Write the loop with `state.steps`."
@@ -676,8 +809,21 @@ IDIOMS = [
         "summed.",
         None,
         backward_after_loop_ours,
-        refused="outside the loop over the step's micro-batches",
-        micro_batches=(3, None),  # a worker without a micro-batch has a loss without a graph, of which torch complains
+        refused="outside the loop over the step's micro-batches for a loss that was computed in it",
+    ),
+    Idiom(
+        "A second `backward()` behind the loop, through what the loop has computed",
+        "Every worker has kept other losses, or none. Call both in the loop over the step, or loop over it again.",
+        None,
+        kept_losses_ours,
+        refused="outside the loop over the step's micro-batches for a loss that was computed in it",
+    ),
+    Idiom(
+        "A penalty in front of the loop over the step",
+        "What every worker computes alike stands behind that loop, or in the micro-batches' loss.",
+        None,
+        penalty_first_ours,
+        refused="move what every worker computes alike, such as a penalty on weights, behind that loop",
     ),
     Idiom(
         "`break` in the loop over micro-batches",
@@ -850,5 +996,43 @@ IDIOMS = [
         None,
         sam_without_inner_ours,
         refused=r"whose attribute 'base_optimizer' is another optimizer",
+    ),
+    Idiom(
+        "`state.evaluate` in the loop over steps",
+        "It has a position of its own in the epoch, which comes after the batches. Make epochs shorter, or have every "
+        "worker go through a small validation set at step level.",
+        None,
+        evaluation_inside_ours,
+        refused=r"state\.evaluate\(\) was called inside a loop of state\.steps\(\)",
+    ),
+    Idiom(
+        "`optimizer.step(closure)` in the flat loop",
+        "The closure sees one micro-batch. Loop over the step in it, in `state.steps`.",
+        None,
+        closure_flat_ours,
+        refused=r"optimizer\.step\(closure\) was called in the body of state\.batches\(\)",
+        micro_batches=(3, 6),
+    ),
+    Idiom(
+        "`next(iter(state.batches(loader)))`",
+        "It leaves the loop before its body has run. Train in the body.",
+        None,
+        next_of_batches_ours,
+        refused=r"left before its first backward\(\), as next\(iter\(state\.batches\(loader\)\)\) does",
+    ),
+    Idiom(
+        "`list(state.steps(loader))`",
+        "A step is over when the next one comes; so it is with `itertools.cycle`.",
+        None,
+        list_of_steps_ours,
+        refused="begun after the step was over",
+    ),
+    Idiom(
+        "`.grad` in the loop over micro-batches",
+        "The gradient of the global batch is complete behind that loop; in it, `.grad` is `None` once a worker's last "
+        "micro-batch is computed.",
+        None,
+        gradient_in_loop_ours,
+        refused=r"in the loop over micro-batches \.grad is None",
     ),
 ]

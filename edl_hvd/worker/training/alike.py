@@ -1,0 +1,94 @@
+"""Whether all workers have the same weights, as they must: any of them may hand its own on to the others.
+
+They begin with the same ones, and move them by the same gradients. What a script computes at step level from what only
+one worker has, such as the last micro-batch, or by a generator of its own, drives them apart, without any error. So the
+weights are compared after the first steps, then more and more rarely, and at the end of each epoch. So are the numbers,
+lists and tensors in ``State``; these may be meant to differ, which is said once.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.nn.parameter import UninitializedParameter
+
+from edl_hvd.errors import UsageError
+from edl_hvd.worker.codec import encode
+from edl_hvd.worker.engine.collectives import Collectives
+
+_TOLERANCE = 1e-4
+# Relative to the norm. Hosts that round differently are further apart than nothing, and not that far.
+
+
+def is_due(step: int) -> bool:
+    """Whether weights are compared after so many steps: after 1, 2, 4, 8 and so on."""
+    return step & (step - 1) == 0
+
+
+@torch.no_grad()
+def check_alike(names: Mapping[torch.nn.Parameter, str], collectives: Collectives, step: int) -> None:
+    """Compare the weights of all workers, by two numbers of each parameter. Collective; blocks.
+
+    Args:
+        names: The parameters that the optimizers move, the same on every rank.
+        collectives: Of the world.
+        step: Optimizer steps of the run.
+
+    Raises:
+        UsageError: They differ; on all ranks.
+    """
+    names = {p: name for p, name in names.items() if p.is_floating_point() or p.is_complex()}
+    if not names:
+        return
+    numbers = torch.stack([_numbers_of(parameter) for parameter in names]).nan_to_num_()
+    high, low = collectives.allreduce(torch.stack([numbers, -numbers]), "max")
+    norms = high[:, 1]
+    apart = (high + low).amax(1) > norms.new_tensor([_tolerance(parameter) for parameter in names]) * norms
+    if apart.any():
+        name = list(names.values())[int(apart.nonzero()[0, 0])]
+        raise UsageError(
+            f"the workers have different weights {name!r} (and {int(apart.sum()) - 1} more) after step {step}, because "
+            "something behind the loop over a step, or between steps, was computed from what only this worker has, "
+            "such as its last micro-batch, its loss, its rank or a generator of its own; compute gradients in the body "
+            "of `for batch in step:`, and use step.mean(…), or edl_hvd.allreduce, for numbers of the whole batch"
+        )
+
+
+def differing(attributes: Mapping[str, Any], collectives: Collectives) -> list[str]:
+    """Names of the attributes that are not the same on all ranks, but for rounding. Collective; blocks."""
+    names = [name for name in attributes if not name.startswith("_")]
+    if not names:
+        return []
+    digests = torch.tensor([_digest_of(attributes[name], name) for name in names])
+    high, low = collectives.allreduce(torch.stack([digests, -digests]), "max")
+    return [name for name, apart in zip(names, (high + low).tolist(), strict=True) if apart]
+
+
+def _digest_of(value: Any, name: str) -> int:
+    plain, tensors = encode(value, name)
+    sums = [float(tensor.detach().double().sum()) for tensor in tensors.values() if not tensor.is_complex()]
+    return zlib.crc32(repr(_rounded([plain, sums])).encode())
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list) else value
+
+
+def _tolerance(parameter: torch.nn.Parameter) -> float:
+    return max(_TOLERANCE, torch.finfo(parameter.dtype).eps)
+
+
+def _numbers_of(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """The sum of its elements, and their norm; float64, on the CPU."""
+    if isinstance(parameter, UninitializedParameter):
+        return torch.zeros(2, dtype=torch.float64)
+    values = torch.view_as_real(parameter) if parameter.is_complex() else parameter
+    norm = torch.linalg.vector_norm(values, dtype=torch.float64)
+    return torch.stack([values.sum(dtype=torch.float64), norm]).cpu()

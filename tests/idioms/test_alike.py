@@ -1,0 +1,150 @@
+"""Workers whose weights come apart, because a script computes something from what only one of them has."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from catalogue.buffers import Centred
+from catalogue.steps import make_model
+from idioms import Job
+from simulation import Simulation
+from torch import nn
+from torch.utils.data import DataLoader
+
+import edl_hvd
+from edl_hvd.errors import EdlHvdWarning, UsageError
+
+
+def prepare(job: Job, model: nn.Module):
+    edl_hvd.init()
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), exact=job.exact)
+    batches = job.batches()
+    loader = DataLoader(job.dataset(), batch_sampler=batches)
+    return optimizer, loader, edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
+
+
+def noise_of_each(model: nn.Module, batch: tuple) -> None:
+    generator = torch.Generator().manual_seed(100 + edl_hvd.rank())
+    for parameter in model.parameters():
+        parameter.grad += 0.01 * torch.randn(parameter.shape, generator=generator)
+
+
+def loss_of_the_last_micro_batch(model: nn.Module, batch: tuple) -> None:
+    if batch:
+        F.cross_entropy(model(batch[0]), batch[1]).backward()
+
+
+def gradient_of_the_last_micro_batch(model: nn.Module, batch: tuple) -> None:
+    if batch:
+        parameters = list(model.parameters())
+        gradients = torch.autograd.grad(F.cross_entropy(model(batch[0]), batch[1]), parameters)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+
+def weights_by_rank(model: nn.Module, batch: tuple) -> None:
+    with torch.no_grad():
+        model[0].bias += 0.01 * edl_hvd.rank()
+
+
+def nothing(model: nn.Module, batch: tuple) -> None:
+    pass
+
+
+def run(job: Job, behind) -> int:
+    model = make_model()
+    optimizer, loader, state = prepare(job, model)
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                batch = ()
+                for batch in step:
+                    F.cross_entropy(model(batch[0]), batch[1]).backward()
+                behind(model, batch)
+                optimizer.step()
+
+    train(state)
+    return state.step
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize(
+    "behind", [noise_of_each, loss_of_the_last_micro_batch, gradient_of_the_last_micro_batch, weights_by_rank]
+)
+def test_workers_whose_weights_come_apart_end_in_one_sentence(behind, size, exact):
+    with pytest.raises(UsageError, match=r"different weights 'model\.0\.\w+' \(and \d more\) after step 1, because"):
+        Simulation(size).run(lambda: run(Job(3, exact), behind))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_those_that_move_alike_go_on(size):
+    assert Simulation(size).run(lambda: run(Job(3), nothing)) == [8] * size
+
+
+def said_about_buffers(job: Job, make, size: int) -> list[str]:
+    def script():
+        optimizer, loader, state = prepare(job, make())
+
+        @edl_hvd.elastic
+        def train(state):
+            for _ in state.epochs(job.epochs):
+                for step in state.steps(loader):
+                    optimizer.zero_grad()
+                    for inputs, target in step:
+                        F.cross_entropy(state.model(inputs), target).backward()
+                    optimizer.step()
+
+        train(state)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", EdlHvdWarning)
+        Simulation(size).run(script)
+    return [str(warning.message) for warning in caught if "a buffer" in str(warning.message)]
+
+
+class CentredByForward(Centred):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        output = super().forward(inputs)
+        self.center = 0.9 * self.center + 0.1 * output.detach().mean(0)
+        return output
+
+
+class Codebook(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(6, 3), Filled())
+
+
+class Filled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("queue", torch.zeros(3))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.queue.mul_(0.9).add_(inputs.detach().mean(0))
+        return inputs
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), [(CentredByForward, "state.model.center"), (Codebook, "state.model.1.queue")]
+)
+def test_a_buffer_that_a_forward_pass_changes_is_said_once_on_each_worker(make, name):
+    for size, micro_batch in ((1, 3), (2, None), (2, 6)):
+        said = said_about_buffers(Job(micro_batch), make, size)
+        assert len(said) == size
+        assert all(message.startswith(f"{name}, a buffer, is changed by the forward pass") for message in said)
+    assert not said_about_buffers(Job(None), make, 1)
+
+
+@pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
+def test_statistics_and_spectral_norms_are_looked_after(norm):
+    def make():
+        return nn.Sequential(norm(nn.Linear(6, 8)), nn.BatchNorm1d(8), nn.Tanh(), norm(nn.Linear(8, 3)))
+
+    assert not said_about_buffers(Job(3, samples=36), make, 2)
