@@ -121,7 +121,8 @@ def run(variant: str, arguments: argparse.Namespace, path: Path | None) -> float
         flags = ["-np", str(arguments.workers), "-H", f"localhost:{arguments.workers}", *hosts]
         if launch == "edlrun":
             module = "import sys; from edl_hvd.cli.edlrun import main; sys.argv[0] = 'edlrun'; main()"
-            script = [sys.executable, "-c", module, *flags, *script]
+            # -P: else a checkout that this is run in comes before that of --before.
+            script = [sys.executable, "-P", "-c", module, *flags, *script]
         else:
             script = [launch, *flags, *script]
     done = subprocess.run(script, env=environment, capture_output=True, text=True, check=False)

@@ -351,7 +351,13 @@ class Runtime:
         world, reduction = process.current().world, self.memory.reduction
         if self.session is not None and world is not None and world.size > 1 and reduction is not None:
             collectives = process.current().collectives
-            check_alike(reduction.names, collectives, self.memory.step)
+            averages = {
+                parameter: f"{name}.{key}"
+                for name, handler in self.memory.handlers.items()
+                if isinstance(handler.value, torch.optim.swa_utils.AveragedModel)
+                for key, parameter in handler.value.named_parameters()
+            }
+            check_alike({**reduction.names, **averages}, collectives, self.memory.step)
             for name in differing(self.memory.attributes, collectives):
                 self.warn_once(
                     f"attribute.{name}",

@@ -83,6 +83,30 @@ def test_workers_whose_weights_come_apart_end_in_one_sentence(behind, size, exac
         Simulation(size).run(lambda: run(Job(3, exact), behind))
 
 
+def test_an_average_that_one_worker_moves_is_seen():
+    def script():
+        model = make_model()
+        optimizer, loader, _ = prepare(Job(3), model)
+        ema = torch.optim.swa_utils.AveragedModel(model, avg_fn=lambda average, now, _: 0.9 * average + 0.1 * now)
+        state = edl_hvd.State(model=model, optimizer=optimizer, ema=ema, batches=loader.batch_sampler)
+
+        @edl_hvd.elastic
+        def train(state):
+            for _ in state.epochs(2):
+                for step in state.steps(loader):
+                    optimizer.zero_grad()
+                    for inputs, target in step:
+                        F.cross_entropy(model(inputs), target).backward()
+                    optimizer.step()
+                    if edl_hvd.rank() == 0:
+                        ema.update_parameters(model)
+
+        train(state)
+
+    with pytest.raises(UsageError, match=r"different weights 'ema\.module\.0\.\w+'"):
+        Simulation(2).run(script)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_those_that_move_alike_go_on(size):
     assert Simulation(size).run(lambda: run(Job(3), nothing)) == [8] * size

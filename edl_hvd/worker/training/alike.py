@@ -33,7 +33,7 @@ def check_alike(names: Mapping[torch.nn.Parameter, str], collectives: Collective
     """Compare the weights of all workers, by two numbers of each parameter. Collective; blocks.
 
     Args:
-        names: The parameters that the optimizers move, the same on every rank.
+        names: The parameters that the optimizers move, and those of averages; the same on every rank.
         collectives: Of the world.
         step: Optimizer steps of the run.
 

@@ -105,11 +105,16 @@ class Step:
             **values: By name; numbers or tensors of one element.
 
         Raises:
-            UsageError: No micro-batch is being computed.
+            UsageError: No micro-batch is being computed, or a tensor has more elements.
         """
         _refuse_outside("step.record()")
         for name, value in values.items():
-            self._run.reduction.record(name, float(value.detach() if isinstance(value, torch.Tensor) else value))
+            if isinstance(value, torch.Tensor) and value.numel() != 1:
+                raise UsageError(
+                    f"step.record({name}=…) was given a tensor of shape {tuple(value.shape)}; expected a number, or a "
+                    "tensor of one element, such as a loss"
+                )
+            self._run.reduction.record(name, value.detach() if isinstance(value, torch.Tensor) else value)
 
     def mean(self, name: str) -> float:
         """The mean of what all workers have recorded by a name, weighted as the gradients are. Not collective.
@@ -467,9 +472,11 @@ class _Run:
         runtime = self.runtime
         if runtime.memory.step % runtime.commit_every == 0:
             before = progress.enter("commit")
-            if is_compared(runtime.memory.step):
-                runtime.check_alike()
             runtime.commit_step(self.reduction.answer)
+            if is_compared(runtime.memory.step):
+                # After the commit: a world that broke before it would go through a step that is made already, and what
+                # the script logs of it would be computed with the weights behind it.
+                runtime.check_alike()
             progress.enter(before)
         _choose_batch(runtime, self.sampler)
 

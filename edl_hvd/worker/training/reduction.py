@@ -144,6 +144,7 @@ class Reduction:
         self.vote: Callable[[], Vote] = Vote
         self.answer: Vote | None = None
         self.recorded: dict[str, dict[int, Recorded]] = {}
+        self._unread: list[tuple[torch.Tensor, dict[int, Recorded], int, float]] = []  # as well, still on the device
         self.means: dict[str, float] = {}
         self.rounds = self.round_number = self.skipped = 0
         self.on_round: list[Callable[[], None]] = []
@@ -282,6 +283,7 @@ class Reduction:
         self.deferred = self.announces = False
         self.vote = Vote
         self.recorded.clear()
+        self._unread.clear()
         for parameter in self._present:
             parameter.grad = None
         self._found.clear()
@@ -499,6 +501,7 @@ class Reduction:
             skipped: The script has left the body of ``state.batches`` without ``backward()``.
         """
         self._end_micro_batch()
+        self._read_recorded()
         self._refuse_unseen()
         if self.announces:
             self.announce(True)
@@ -634,11 +637,25 @@ class Reduction:
 
     # --- recorded values ---
 
-    def record(self, name: str, value: float) -> None:
+    def record(self, name: str, value: float | torch.Tensor) -> None:
         """Add a value of the present micro-batch to what is averaged over the world by its weight."""
         rows = self.recorded.setdefault(name, {})
-        total, weight = rows.get(self._row, Recorded())
-        rows[self._row] = Recorded(total + self._weight * value if self._weight else total, weight + self._weight)
+        if isinstance(value, torch.Tensor) and not value.is_cpu:
+            # Read when the round is made: every read waits for the device.
+            self._unread.append((value.detach().reshape(()).double(), rows, self._row, self._weight))
+        else:
+            self._add_recorded(rows, self._row, float(value), self._weight)
+
+    def _read_recorded(self) -> None:
+        values = torch.stack([value for value, *_ in self._unread]).tolist() if self._unread else []
+        for value, (_, rows, row, weight) in zip(values, self._unread, strict=True):
+            self._add_recorded(rows, row, value, weight)
+        self._unread.clear()
+
+    @staticmethod
+    def _add_recorded(rows: dict[int, Recorded], row: int, value: float, weight: float) -> None:
+        before = rows.get(row, Recorded())
+        rows[row] = Recorded(before.total + weight * value if weight else before.total, before.weight + weight)
 
     @property
     def _row(self) -> int:
