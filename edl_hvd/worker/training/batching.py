@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 # What random numbers at step level are seeded with, behind the place of the step; a micro-batch has its own place.
 _STEP_LEVEL = -1
+_FLAT = "state.batches()"
 
 
 class Step:
@@ -214,7 +215,7 @@ def steps(runtime: Runtime, loader: Any) -> Iterator[Step]:
 
 def batches(runtime: Runtime, loader: Any) -> Iterator[Any]:
     """See :meth:`edl_hvd.State.batches`."""
-    run = _Run.of(runtime, loader, "state.batches()")
+    run = _Run.of(runtime, loader, _FLAT)
     if run.is_over():
         return
     life = run.begin_pass()
@@ -294,9 +295,14 @@ class _Run:
         _check_schedulers(runtime)
         handlers = runtime.memory.handlers
         models = {name: kept.value for name, kept in handlers.items() if isinstance(kept.value, torch.nn.Module)}
+        iterations = PowerIterations(models.values())
+        if iterations and call == _FLAT:
+            # With an idle worker there are collectives behind the optimizer's step. A world that breaks there goes
+            # through the step again, and these would be made again from the weights behind it.
+            runtime.memory.watch.never_trust()
         statistics = Buffers(
             _exact_statistics(runtime, sampler),
-            PowerIterations(models.values()),
+            iterations,
             OtherBuffers(models, runtime.warn_once),
         )
         _check_models(runtime, reduction)
