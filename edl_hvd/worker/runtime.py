@@ -82,6 +82,7 @@ class Runtime:
         steps_here: Optimizer steps counted in this run of the elastic function, whatever world they were made in.
         has_computed: This worker has been dealt a micro-batch in this run of the script.
         failure: What has failed as the script left a loop, where nothing can be raised; the next commit raises it.
+        left: What to say, unless an error follows, of a loop that the script has left early; empty for nothing.
         finished_pass: The session, life and epoch whose batches the script has gone through to their end, last of all.
         passes: Micro-batches that this worker has computed since the buffers were made equal.
     """
@@ -99,6 +100,7 @@ class Runtime:
         self.steps_here = 0
         self.has_computed = True
         self.failure: Exception | None = None
+        self.left = ""
         self.finished_pass: tuple[Session | None, int, int] = (None, -1, -1)
         self.passes = 0
         self._step_hook: Any = None
@@ -157,6 +159,7 @@ class Runtime:
         """Forget what is under way in a world that is gone."""
         self.life += 1
         self.failure = None
+        self.left = ""
         self.has_computed = not any(True for _ in self.memory.of_kind(ElasticBatchSampler))
         self.counting.begin_life()
         self.step_timer.forget()
@@ -178,7 +181,7 @@ class Runtime:
             UsageError: It has left the loop over a step.
         """
         position.refuse_left_early()
-        self._raise_failure()
+        self._settle()
         own = max((optimizer.stepping.own for optimizer in self.optimizers), default=0)
         if own and not self._has_committed:
             self._warn_uncounted(own)
@@ -206,9 +209,13 @@ class Runtime:
             "`for step in state.steps(loader):` instead of a loop over the loader",
         )
 
-    def _raise_failure(self) -> None:
+    def _settle(self) -> None:
+        """Say what could not be said as the script left a loop: nothing can be raised there, nor told from an error."""
         if self.failure is not None:
             raise self.failure
+        if self.left:
+            said, self.left = self.left, ""
+            self.warn_once("left", said)
 
     # --- commits ---
 
@@ -248,7 +255,7 @@ class Runtime:
 
     def commit_whole(self) -> None:
         """A commit of a copy of everything, when the metrics are pooled."""
-        self._raise_failure()
+        self._settle()
         self._committed_step = self.memory.step
         self.memory.take(self.memory.commit + 1)
         if self.session is not None:
@@ -256,7 +263,7 @@ class Runtime:
 
     def commit_light(self, answer: Vote | None = None) -> None:
         """A commit of what optimizer steps do not move, where that will do, and when the metrics are pooled."""
-        self._raise_failure()
+        self._settle()
         self._committed_step = self.memory.step
         number = self.memory.commit + 1
         if self.session is None or self.session.may_come_back(answer):

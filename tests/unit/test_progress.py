@@ -233,6 +233,7 @@ class Watched(torch.utils.data.Dataset):
         return torch.ones(1)
 
 
+@pytest.mark.filterwarnings("ignore:the loop of state.batches")
 def test_the_loop_tells_its_phases(tmp_path):
     seen: list[tuple[str, str]] = []
     model = torch.nn.Linear(1, 1)

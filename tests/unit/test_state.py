@@ -194,6 +194,7 @@ def test_the_learning_rate_follows_a_worker_batch_policy():
     assert factors == [1.0, 0.75, 0.5, 0.5, 0.5]
 
 
+@pytest.mark.filterwarnings("ignore:the loop of state.batches")
 def test_leaving_the_loop_early_counts_what_was_stepped_through():
     state, loader = make(samples=40)
 

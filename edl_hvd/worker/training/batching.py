@@ -497,12 +497,11 @@ class _Run:
     def tell_of_leaving(self) -> None:
         """Of ``batches``: the script leaves the loop, by a count of its own perhaps."""
         if position.per_step > 1 and not position.knows_step:
-            self.runtime.warn_once(
-                "left",
+            self.runtime.left = (
                 "the loop of state.batches() was left before the end of the epoch, and its body runs once per "
                 f"micro-batch, {position.per_step} times per optimizer step over all workers, so where it ends depends "
                 "on how many workers there are; decide by state.step, or write the loop with `for step in "
-                "state.steps(loader):`",
+                "state.steps(loader):`"
             )
 
     def end_pass(self) -> None:
