@@ -21,9 +21,12 @@ def test_each_sample_of_a_stream_counts_once_through_a_growth_and_deaths(run_eit
 
 
 def test_a_stream_goes_on_inside_an_epoch_from_a_checkpoint(edlrun, tmp_path):
-    """The only worker dies, and what it had saved, after 4 or 8 steps of 6 an epoch, is inside of one."""
+    """The only worker dies, and what it had saved, after 4 steps of 6 an epoch or the next time, is inside of one.
+
+    The second checkpoint waits for the first, which may take longer than 4 steps.
+    """
     checkpoints = str(tmp_path / "checkpoints")
     training = Training(extra=("shards",), loader_workers=1, checkpoint=checkpoints, checkpoint_every="4 steps")
     outcome = edlrun(("localhost:1",), kill(rank=0, step=11), training=training)
     restored = [event["step"] for event in outcome.events if event["event"] == "restore"]
-    assert restored in ([4], [8])
+    assert restored in ([4], [8], [9], [10])
