@@ -193,3 +193,36 @@ def test_a_flat_loop_that_is_left_by_the_number_of_the_step_is_in_order():
 def test_a_break_between_the_micro_batches_of_a_step_is_refused():
     with pytest.raises(UsageError, match=r"left, by break, .* between the micro-batches of a step"):
         Simulation(2).run(lambda: trained(Job(3), flat=True, wrap=lambda loop: itertools.islice(loop, 1)))
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_variable_that_only_the_loop_assigns_is_explained_where_a_worker_is_idle(flat):
+    def script():
+        edl_hvd.init()
+        model = make_model()
+        optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+        batches = Job(6).batches()
+        loader = DataLoader(Job(6).dataset(), batch_sampler=batches)
+        state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
+
+        @edl_hvd.elastic
+        def train(state):
+            for _ in state.epochs(1):
+                for step in [state.batches(loader)] if flat else state.steps(loader):
+                    for inputs, target in step:
+                        optimizer.zero_grad()
+                        loss = F.cross_entropy(model(inputs), target)
+                        loss.backward()
+                        if flat:
+                            optimizer.step()
+                    if not flat:
+                        optimizer.step()
+                loss.item()
+
+        train(state)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EdlHvdWarning)
+        Simulation(2).run(script)
+        with pytest.raises(UsageError, match=r"'loss'.*: this worker was dealt no micro-batch so far.*step\.record"):
+            Simulation(3).run(script)
