@@ -10,7 +10,9 @@ import sysconfig
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from edl_hvd.build.wheels import CMAKE_FOLDER, HOROVOD_VERSION
+from edl_hvd.build.edits import RELEASE, mend, unpack
+from edl_hvd.build.engine_edits import MENDS
+from edl_hvd.build.wheels import CMAKE_FOLDER
 from edl_hvd.errors import BuildError
 
 _PERCENT = re.compile(r"\[\s*(\d+)%\] (\S.*)")
@@ -32,7 +34,7 @@ _ADVICE = (
 
 
 def compile_wheel(environment: Mapping[str, str], scratch: Path, log: Path, on_progress: Callable[[int], None]) -> Path:
-    """Compile Horovod; blocks for minutes.
+    """Fetch, mend and compile Horovod; blocks for minutes.
 
     Args:
         environment: Complete environment of the build, the plan's variables included.
@@ -44,14 +46,10 @@ def compile_wheel(environment: Mapping[str, str], scratch: Path, log: Path, on_p
         The wheel, inside ``scratch``.
 
     Raises:
-        BuildError: With the first errors, the last lines, and the path of ``log``.
+        BuildError: With the first errors, the last lines, and the path of ``log``; or the release is another one.
     """
-    command = [
-        *(sys.executable, "-m", "pip", "wheel", f"horovod=={HOROVOD_VERSION}", "--wheel-dir", str(scratch / "wheel")),
-        # Built here, against this torch, or not at all: pip's cache and foreign wheels know only the version.
-        *("--no-cache-dir", "--no-binary", "horovod", "--no-deps", "--no-build-isolation"),
-        *("--verbose", "--disable-pip-version-check"),
-    ]
+    # Built here, against this torch, or not at all: pip's cache and foreign wheels know only the version.
+    options = ("--no-deps", "--no-build-isolation", "--verbose", "--disable-pip-version-check")
     inherited = environment.get("CPLUS_INCLUDE_PATH")
     scratch_environment = {
         "CMAKE_TOOLCHAIN_FILE": str(CMAKE_FOLDER / "toolchain.cmake"),
@@ -63,7 +61,25 @@ def compile_wheel(environment: Mapping[str, str], scratch: Path, log: Path, on_p
         "CCACHE_NOHASHDIR": "1",
     }
     log.parent.mkdir(parents=True, exist_ok=True)
-    returncode = _run_logged(command, {**environment, **scratch_environment}, log, on_progress)
+    complete = {**environment, **scratch_environment}
+    pip = (sys.executable, "-m", "pip")
+    fetch = [
+        *pip,
+        "download",
+        f"horovod=={RELEASE}",
+        "--no-binary",
+        "horovod",
+        "--dest",
+        str(scratch / "release"),
+        *options,
+    ]
+    if _run_logged(fetch, complete, log, lambda percent: None) != 0:
+        raise BuildError(explain_failure(log.read_text(errors="replace").splitlines(), log))
+    (archive,) = (scratch / "release").iterdir()
+    source = unpack(archive, scratch / "source")
+    mend(source, MENDS)
+    command = [*pip, "wheel", str(source), "--wheel-dir", str(scratch / "wheel"), "--no-cache-dir", *options]
+    returncode = _run_logged(command, complete, log, on_progress)
     wheels = sorted((scratch / "wheel").glob("horovod-*.whl"))
     if returncode != 0 or not wheels:
         raise BuildError(explain_failure(log.read_text(errors="replace").splitlines(), log))
@@ -103,7 +119,7 @@ def explain_failure(lines: Iterable[str], log: Path) -> str:
     cause = told[:end] or told
     errors = list(dict.fromkeys(line.strip() for line in cause if _ERROR.search(line)))
     advice = next((advice for pattern, advice in _ADVICE if re.search(pattern, "\n".join(cause))), None)
-    parts = [f"Horovod {HOROVOD_VERSION} could not be built"]
+    parts = [f"Horovod {RELEASE} could not be built"]
     if advice:
         parts[0] += f": {advice}"
     if errors:

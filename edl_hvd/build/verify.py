@@ -29,21 +29,28 @@ _WORLD = (
     ),
 )
 _ASK = """
-import json, horovod, horovod.torch as hvd
+import ctypes, json, horovod, horovod.torch as hvd
+from horovod.torch import mpi_lib_v2
+library = ctypes.CDLL(mpi_lib_v2.__file__)
 print(json.dumps({"version": horovod.__version__, "gloo": bool(hvd.gloo_built()), "mpi": bool(hvd.mpi_built()),
-                  "nccl": bool(hvd.nccl_built()), "cuda": bool(hvd.cuda_built())}))
+                  "nccl": bool(hvd.nccl_built()), "cuda": bool(hvd.cuda_built()),
+                  "revision": library.horovod_mended_revision() if hasattr(library, "horovod_mended_revision") else 0}))
 """
 
 
 @dataclass(frozen=True)
 class HorovodFacts:
-    """An installed Horovod: its version, and what was compiled into it."""
+    """An installed Horovod: its version, and what was compiled into it.
+
+    ``revision``: Of the changes to the release, see ``engine_edits.py``; 0 for a build without.
+    """
 
     version: str
     gloo: bool
     mpi: bool
     nccl: bool
     cuda: bool
+    revision: int = 0
 
 
 def ask_horovod(environ: Mapping[str, str], python: str = sys.executable) -> HorovodFacts:

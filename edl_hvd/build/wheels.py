@@ -16,11 +16,12 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from edl_hvd.build.edits import RELEASE
+from edl_hvd.build.engine_edits import MENDS
 from edl_hvd.build.plan import Plan
 from edl_hvd.build.tools import Tool
 from edl_hvd.build.torch_facts import TorchFacts
 
-HOROVOD_VERSION = "0.28.1"
 CMAKE_FOLDER = Path(__file__).parent / "cmake"
 
 _COMPILER_VARIABLES = ("CXX", "CC", "CXXFLAGS", "CFLAGS", "CPPFLAGS", "LDFLAGS", "CUDAFLAGS", "CUDAHOSTCXX")
@@ -35,7 +36,8 @@ def wheel_facts(
     """
     gpu = plan.gpu
     return {
-        "horovod": HOROVOD_VERSION,
+        "horovod": RELEASE,
+        "mends": _digest(repr(MENDS).encode()),
         "torch": asdict(torch) | {"gpus": []},
         "python": sysconfig.get_config_var("SOABI") or sys.version,
         "platform": [sysconfig.get_platform(), *platform.libc_ver()],

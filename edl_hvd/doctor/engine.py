@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
+from edl_hvd.build.engine_edits import REVISION
 from edl_hvd.build.plan import cxx_standard
 from edl_hvd.build.torch_facts import TorchFacts, ask_torch
 from edl_hvd.build.verify import HorovodFacts, ask_horovod
@@ -88,7 +89,16 @@ def judge_horovod(horovod: HorovodFacts, torch: TorchFacts) -> list[Finding]:
         nccl = Finding(_GROUP, "NCCL", ADVICE, "not built: gradients travel through host memory", fix)
     else:
         nccl = Finding(_GROUP, "NCCL", OK, "not built; there is no GPU to use it")
-    return [Finding(_GROUP, "Horovod", OK, f"{horovod.version}, loads with this torch"), gloo, mpi, nccl]
+    if horovod.revision == REVISION:
+        whole = Finding(
+            _GROUP, "Horovod", OK, f"{horovod.version}, mended (revision {REVISION}), loads with this torch"
+        )
+    else:
+        has = f"mended to revision {horovod.revision}" if horovod.revision else "not mended"
+        whole = Finding(
+            _GROUP, "Horovod", MISSING, f"{horovod.version}, {has}; revision {REVISION} is needed", _REBUILD
+        )
+    return [whole, gloo, mpi, nccl]
 
 
 def _reason(error: BuildError) -> str:

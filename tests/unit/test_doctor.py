@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from edl_hvd.build.engine_edits import REVISION
 from edl_hvd.build.torch_facts import TorchFacts
 from edl_hvd.build.verify import HorovodFacts
 from edl_hvd.cli import doctor as doctor_cli
 from edl_hvd.doctor import engine, machine, outside
 from edl_hvd.doctor.findings import ADVICE, MISSING, OK, Finding
 
-HOROVOD = HorovodFacts("0.28.1", gloo=True, mpi=False, nccl=False, cuda=False)
+HOROVOD = HorovodFacts("0.28.1", gloo=True, mpi=False, nccl=False, cuda=False, revision=REVISION)
 
 
 def verdicts(findings: list[Finding]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable
 from http.client import HTTPException
 from typing import Any, NoReturn
@@ -15,6 +16,7 @@ from edl_hvd import key_value_store
 from edl_hvd.errors import RendezvousError, UsageError
 from edl_hvd.key_value_store import KeyValueStore
 from edl_hvd.settings import PastLife
+from edl_hvd.worker.engine import mended
 from edl_hvd.worker.engine.abort_guard import AbortGuard
 from edl_hvd.worker.engine.children import keep_from_children
 from edl_hvd.worker.engine.departures import Departures
@@ -29,6 +31,7 @@ from edl_hvd.world import World
 logger = logging.getLogger(__name__)
 
 _LEAVE_S = 5.0  # far more than leaving takes on a busy machine, far less than the Gloo timeout
+_BREAK_AGAIN_S = 0.05
 _LOOPBACK = "127.0.0.1"
 _STORE_TIMEOUT_S = 10.0
 
@@ -52,6 +55,7 @@ class Engine:
     def __init__(
         self, name: str, environment: dict[str, str], elastic: bool, collective_timeout_s: float | None = None
     ) -> None:
+        mended.require()
         self.generation = 0
         self.rank = -1
         self.known_step = -1
@@ -78,12 +82,19 @@ class Engine:
         if not self._prepare(world, store):
             return None
         before = open_sockets()
-        gloo_s = float(self._environment.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "30"))
         guard = AbortGuard(departures)
         try:
-            start = NativeCall(hvd.init)
-            if not start.returns_within(0.9 * gloo_s, lambda: departures.reason or guard.held.is_set()):
-                self._be_reborn(world.generation, f"{departures.reason or 'a member'} is missing at its start")
+            formed = self._init(world.generation, before, departures, guard)
+            if not formed:
+                hvd.shutdown()
+                guard.end()
+                logger.warning("generation %d did not form: %s", world.generation, departures.reason or "a member left")
+                if self._elastic:
+                    return None
+                raise RendezvousError(
+                    f"Horovod cannot start: {departures.reason or 'a member'} is missing; the output of the other "
+                    "workers may say more"
+                )
         except BaseException:
             guard.end()
             raise
@@ -100,6 +111,25 @@ class Engine:
         self._collectives = HorovodCollectives(departures, self.break_connections, standstills)
         logger.info("generation %d: rank %d of %d", world.generation, world.rank, world.size)
         return self._collectives
+
+    def _init(
+        self, generation: int, before: frozenset[tuple[int, str]], departures: Departures, guard: AbortGuard
+    ) -> bool:
+        """Let Horovod start; false if the world cannot form."""
+        gloo_s = float(self._environment.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "30"))
+        start = NativeCall(hvd.init)
+        try:
+            if start.returns_within(0.9 * gloo_s, lambda: departures.reason or guard.held.is_set()):
+                return True
+            with mended.abort():
+                deadline_s = time.monotonic() + _LEAVE_S
+                while not guard.held.is_set() and time.monotonic() < deadline_s:
+                    break_sockets(open_sockets() - before)
+                    if start.returns_within(_BREAK_AGAIN_S, guard.held.is_set):
+                        return False  # it has formed all the same, and somebody is gone
+        except ValueError:  # what hvd.init() makes of an error
+            return False
+        self._be_reborn(generation, f"{departures.reason or 'a member'} is missing at its start")
 
     def times_started(self, names: Iterable[str]) -> list[int]:
         """How often each of these collectives was started in the present world. Any thread."""

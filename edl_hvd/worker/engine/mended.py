@@ -1,0 +1,39 @@
+"""What the mended Horovod offers beyond the release; see ``build/engine_edits.py``."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from horovod.torch import mpi_lib_v2
+
+from edl_hvd.build.engine_edits import REVISION
+from edl_hvd.errors import PlatformError
+
+_library = ctypes.CDLL(mpi_lib_v2.__file__)
+
+
+def require() -> None:
+    """Called before a world is joined.
+
+    Raises:
+        PlatformError: The installed Horovod is not mended, or by another version of edl_hvd.
+    """
+    found = _library.horovod_mended_revision() if hasattr(_library, "horovod_mended_revision") else 0
+    if found != REVISION:
+        has = f"mended to revision {found}" if found else "not mended"
+        raise PlatformError(
+            f"the installed Horovod is {has}, and revision {REVISION} is needed, because workers that come and go "
+            "meet defects of the release; run: edl-hvd build-horovod"
+        )
+
+
+@contextmanager
+def abort() -> Iterator[None]:
+    """Meanwhile a start of Horovod that waits for the key-value store of its world ends with an error. Any thread."""
+    _library.horovod_abort(True)
+    try:
+        yield
+    finally:
+        _library.horovod_abort(False)
