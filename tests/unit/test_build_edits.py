@@ -53,5 +53,6 @@ def test_another_archive_than_the_release_is_refused_before_it_is_unpacked(tmp_p
 def test_every_mend_says_what_it_mends_and_what_shows_it() -> None:
     assert REVISION >= 1
     for one in MENDS:
-        assert one.defect and one.edits
+        assert one.defect
+        assert one.edits
         assert Path(__file__).parents[2].joinpath(one.shown_by).is_file(), one.shown_by
