@@ -122,6 +122,15 @@ _FAILED_INIT = Mend(
     (
         Edit(
             _OPERATIONS,
+            """#if HAVE_MPI
+  if (global_mpi_context.IsEnabled()) {
+    // Initialize gloo context if mpi context is available
+""",
+            "  try {\n",
+            "before",
+        ),
+        Edit(
+            _OPERATIONS,
             """    global_gloo_context.Initialize(ParseGlooIface());
   }
   if (state.control_operation == LibType::GLOO) {
@@ -129,22 +138,17 @@ _FAILED_INIT = Mend(
     state.process_set_table.Initialize(global_gloo_context);
   }
 """,
-            """    try {
-      global_gloo_context.Initialize(ParseGlooIface());
-      if (state.control_operation == LibType::GLOO) {
-        // Initializes global controller
-        state.process_set_table.Initialize(global_gloo_context);
-      }
-    } catch (const std::exception& ex) {
-      LOG(WARNING) << "Horovod could not be initialized: " << ex.what();
-      state.process_set_table.Get(0).Finalize(SHUT_DOWN_ERROR);
-      global_gloo_context.Finalize();
-      state.initialization_failed = true;
-      return;
-    }
+            """  } catch (const std::exception& ex) {
+    LOG(WARNING) << "Horovod could not be initialized: " << ex.what();
+    state.process_set_table.Get(0).Finalize(SHUT_DOWN_ERROR);
+    global_gloo_context.Finalize();
+#if HAVE_MPI
+    global_mpi_context.Finalize(mpi_ctx_manager);
+#endif
+    state.initialization_failed = true;
+    return;
   }
 """,
-            "instead",
         ),
         Edit(
             _OPERATIONS,

@@ -16,6 +16,8 @@ MEMBERS = ("localhost:0", "localhost:1")
 
 rank, address, port = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 engine = Engine(MEMBERS[rank], dict(os.environ), elastic=True)
-engine.start(World.of(1, MEMBERS, rank), (address, port), Departures())
+if engine.start(World.of(1, MEMBERS, rank), (address, port), Departures()) is None:
+    print("did not form", flush=True)
+    sys.exit()
 print("started", flush=True)
 time.sleep(1000)
