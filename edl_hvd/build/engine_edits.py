@@ -193,7 +193,7 @@ _CLOSED_QUEUE = Mend(
         Edit(
             f"{_QUEUE}.cc",
             "// Execute callback for each tensor and clear tensor queue\n",
-            """// Take tensors again; what was left of an earlier world is forgotten.
+            """// Take tensors again, for a new world.
 void TensorQueue::Open() {
   std::lock_guard<std::mutex> guard(mutex_);
   closed_ = false;
@@ -358,39 +358,11 @@ _NO_EXCEPTION_ESCAPES = Mend(
     "",
     "benchmarks/broken_sums.py",
     (
+        Edit(f"{_TCP}/pair.cc", "  if (state_ == CONNECTED) {\n    handleReadWrite(events);\n", "  try {\n", "before"),
         Edit(
             f"{_TCP}/pair.cc",
-            """  if (state_ == CONNECTED) {
-    handleReadWrite(events);
-    return;
-  }
-
-  if (state_ == LISTENING) {
-    handleListening();
-    return;
-  }
-
-  if (state_ == CONNECTING) {
-    handleConnecting();
-    return;
-  }
-""",
-            """  try {
-    if (state_ == CONNECTED) {
-      handleReadWrite(events);
-      return;
-    }
-
-    if (state_ == LISTENING) {
-      handleListening();
-      return;
-    }
-
-    if (state_ == CONNECTING) {
-      handleConnecting();
-      return;
-    }
-  } catch (const std::exception& ex) {
+            "    handleConnecting();\n    return;\n  }\n",
+            """  } catch (const std::exception& ex) {
     signalException(ex.what());
     return;
   }
@@ -398,7 +370,6 @@ _NO_EXCEPTION_ESCAPES = Mend(
     return;
   }
 """,
-            "instead",
         ),
         Edit(
             f"{_TCP}/pair.cc",

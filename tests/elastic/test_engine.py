@@ -6,8 +6,12 @@ import textwrap
 
 import pytest
 
+from edl_hvd.build.engine_edits import REVISION
+from edl_hvd.errors import PlatformError
+from edl_hvd.worker.engine import mended
+
 _SCRIPT = textwrap.dedent("""
-    import os, sys, threading, time
+    import os, sys, threading
     import torch
     torch.set_num_threads(1)
     from edl_hvd.key_value_store import KeyValueStore
@@ -26,7 +30,6 @@ _SCRIPT = textwrap.dedent("""
         return store, engine.start(world, (store.address, store.port), departures)
 
     engine = Engine("localhost:0", dict(os.environ), elastic=True)
-    begin_s = time.monotonic()
     for generation in range(1, 1 + int(sys.argv[1])):
         departures = Departures()
         threading.Timer(0.05 * generation, departures.note, ("localhost:1",), {"regular": False}).start()
@@ -38,17 +41,21 @@ _SCRIPT = textwrap.dedent("""
         assert total.tolist() == [2.0, 2.0, 2.0], total
         engine.stop(broken=False)
         store.close()
-    print("pid", os.getpid(), "took", round(time.monotonic() - begin_s, 2))
+    print("done")
 """)
 
 
 @pytest.mark.parametrize("worlds", [1, 5])
 def test_a_member_that_never_comes_costs_a_world_and_not_the_process(worlds: int) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", _SCRIPT, str(worlds)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT, str(worlds)], capture_output=True, text=True, check=False, timeout=120
     )
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    assert f"pid {process.pid} " in out  # the process was not run anew: it would have begun with a past life
-    assert err.count("did not form") == worlds, err
-    assert "running this process anew" not in err
+    assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
+    assert done.stderr.count("did not form") == worlds, done.stderr
+    assert "running this process anew" not in done.stderr
+
+
+def test_a_horovod_of_another_revision_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mended, "REVISION", REVISION + 1)
+    with pytest.raises(PlatformError, match=f"mended to revision {REVISION}, and revision {REVISION + 1} is needed"):
+        mended.require()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -157,3 +158,10 @@ def test_the_command_line_loads_neither_torch_nor_horovod() -> None:
 
     program = "import sys, edl_hvd, edl_hvd.cli.main; sys.exit(bool({'torch', 'horovod', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+@pytest.mark.parametrize(("revision", "has"), [(0, "not mended"), (REVISION + 1, f"mended to revision {REVISION + 1}")])
+def test_a_horovod_that_is_not_mended_or_otherwise_is_missing(revision: int, has: str) -> None:
+    found = engine.judge_horovod(replace(HOROVOD, revision=revision), TorchFacts("2.13.0"))
+    assert found[0].verdict == MISSING
+    assert has in found[0].found

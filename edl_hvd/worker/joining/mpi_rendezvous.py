@@ -18,6 +18,7 @@ from mpi4py import MPI
 from edl_hvd.errors import PlatformError
 from edl_hvd.key_value_store import KeyValueStore
 from edl_hvd.settings import Settings
+from edl_hvd.worker.engine import mended
 from edl_hvd.worker.engine.engine import refuse_own_horovod
 from edl_hvd.worker.engine.horovod_collectives import HorovodCollectives
 from edl_hvd.worker.engine.interface import bind_to
@@ -71,6 +72,7 @@ class MpiRendezvous:
         )
         bind_to(interface)
         communicator.Barrier()
+        mended.require()
         hvd.init()
         standstills = Standstills(world, store, Settings.from_environment().collective_timeout_s)
         return Joined(world, HorovodCollectives(standstills=standstills), known_step)
