@@ -1,13 +1,13 @@
 """Seconds for which training stops when hosts join: ``edlrun``, and the same worker under stock ``horovodrun``.
 
-    python benchmarks/join.py [--runs 3] [--launchers edlrun horovodrun] [--worlds 1-2 2-4] [--sizes 10 1000]
+    python benchmarks/join.py [--runs 3] [--launchers edlrun horovodrun] [--worlds 1-2 2-4 3-4] [--sizes 10 1000]
                               [--kinds still trained] [--start-up 20]
 
 Real runs of the fault tests' training on this machine; newcomers wait for so many seconds more before they import
 anything. Counted is from the last step before the new world to the first in it, on a worker that was there before;
 beside it the usual time between two steps. Two hosts that come at once may join one after the other; then both
 pauses count. The state holds a table of so many MB that no step moves ("still"), or a network with momentum, half of it
-weights ("trained").
+weights ("trained"); beside either stand BatchNorm's running statistics, which each worker has of its own.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from training import Training
 WORLDS = {
     "1-2": (("localhost:1",), ("127.0.0.1:1",)),
     "2-4": (("localhost:1", "127.0.0.1:1"), ("127.1:1", "127.0.1:1")),
+    "3-4": (("localhost:1", "127.0.0.1:1", "127.1:1"), ("127.0.1:1",)),
 }
 
 
@@ -64,7 +65,7 @@ def pause_of(outcome: Outcome) -> float:
 
 
 def training_of(kind: str, size_mb: int) -> Training:
-    training = Training(samples=240, epochs=1, pause_s=0.1, micro_batch=4)
+    training = Training(samples=240, epochs=1, pause_s=0.1, micro_batch=4, extra=("statistics",))
     if kind == "still":
         return replace(training, ballast_mb=size_mb)
     # Weights and momentum of one square layer: 2 x 4 bytes x width^2.

@@ -9,7 +9,6 @@ import secrets
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any, NoReturn
 
 import torch
@@ -32,7 +31,6 @@ from edl_hvd.worker import process
 from edl_hvd.worker.interruption import Interruption
 from edl_hvd.worker.joining.rendezvous import Dismissed, Handover
 from edl_hvd.worker.keeping import next_life
-from edl_hvd.worker.keeping.certainty import Certainty, without_doubtful
 from edl_hvd.worker.keeping.memory import is_disturbed
 from edl_hvd.worker.keeping.sync import broadcast_json, broadcast_state, level_, without_strays
 from edl_hvd.worker.newcomers.follower import Following
@@ -73,7 +71,6 @@ class Session:
         self._nonce = 0
         self._writers_busy = False
         self._interruption = Interruption(self._events, clock)
-        self._certainty = Certainty()
         self._runtime.attach(self, settings.commit_every)
         self._runtime.checkpoint = settings.checkpoint
 
@@ -156,7 +153,6 @@ class Session:
             "folder": next_life.keep(self._memory),
             "interruption": self._interruption.kept(),
             "owner": self._checkpoints.owner,
-            "certainty": asdict(self._certainty),
         }
 
     def _remember(self, kept: dict[str, Any]) -> None:
@@ -164,7 +160,6 @@ class Session:
             next_life.take_back(self._memory, kept["folder"])
             shutil.rmtree(kept["folder"], ignore_errors=True)
         self._interruption.remember(kept["interruption"])
-        self._certainty = Certainty(**kept["certainty"])
         self._checkpoints.own(kept["owner"], speaks=False)
 
     @progress.during("end")
@@ -210,17 +205,12 @@ class Session:
                 secrets.randbits(62),
                 self._memory.followed,
                 self._checkpoints.owner,
-                self._certainty.commit,
-                self._certainty.generation,
             ]
         )
         self._known_step = max(row[2] for row in rows)
         self._nonce = rows[0][3]
         together.own(self._checkpoints, joined.collectives, world, [row[5] for row in rows])
-        held = without_doubtful([row[0] for row in rows], [Certainty(*row[6:]) for row in rows])
-        if held[world.rank] != rows[world.rank][0]:
-            logger.warning("commit %d is made again: another member failed on its way to it", self._memory.commit)
-        followed = [bool(row[4]) for row in rows]
+        held, followed = [row[0] for row in rows], [bool(row[4]) for row in rows]
         if self._memory.exact:
             refuse_other_arithmetic(broadcast_json(joined.collectives, arithmetic(), 0, world.rank))
         self._synchronise(world, without_strays(joined.collectives, self._memory.sample, held, followed))
@@ -274,7 +264,6 @@ class Session:
             memory.ramp = memory.ramp.toward(factor, memory.samples, sampler.policy.warmup_samples)
         memory.retake()
         memory.followed = False
-        self._certainty = Certainty(memory.commit, world.generation)
         self._known_step = max(self._known_step, memory.step)
         self._writers_busy = False
         self._checkpoints.schedule.mark(memory.step, memory.samples, self._runtime.epoch_position())
@@ -321,8 +310,6 @@ class Session:
         self._checkpoints.report()
         self._checkpoints.schedule.note_commit(self._writers_busy)
         agreed = self._agree_at_once() if answer is None else answer
-        # What has travelled with the gradients came before this commit, and after the last one.
-        self._certainty.commit = memory.commit if answer is None else memory.commit - 1
         self._writers_busy = bool(agreed.writing)
         self._guide.commit()
         self._known_step = max(self._known_step, memory.step)

@@ -34,8 +34,7 @@ class Fault:
         action: "kill" (SIGKILL), "stop" (SIGSTOP), "terminate" (SIGTERM), "raise" (``RuntimeError``), "break" (the
             error of a failed collective), "hang" (wait for ever), "freeze" (wait for ever in native code that holds
             Python's lock), "abort" (``abort()`` in a thread of which Python knows nothing; the others go on), "pause"
-            (go on after ``seconds``), "stall" (the collective that is waited for never ends), "spoil" (what was reduced
-            is garbage).
+            (go on after ``seconds``), "stall" (the collective that is waited for never ends).
         at: Name of the point, see ``Points.reach``.
         worker: Only this worker, as ``host:local_rank``.
         rank: Only the worker of this rank.
@@ -160,10 +159,6 @@ def stall(**where: Any) -> Fault:
     return Fault("stall", at="waiting", **where)
 
 
-def spoil(**where: Any) -> Fault:
-    return Fault("spoil", at="reduced", **where)
-
-
 def pass_by(**where: Any) -> Fault:
     """Nothing happens but that other faults may wait for it."""
     return Fault("stall", **where)
@@ -269,7 +264,7 @@ class Points:
         if fault.action == "pause":
             time.sleep(fault.seconds)
             return
-        if fault.action in ("stall", "spoil"):
+        if fault.action == "stall":
             return
         raise self._broken()(CRASH) if fault.action == "break" else RuntimeError(CRASH)
 

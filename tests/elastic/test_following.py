@@ -31,6 +31,13 @@ def test_newcomers_follow_the_training_and_join_with_its_very_state(edlrun, trai
     assert "another state than expected" not in outcome.output
 
 
+def test_a_newcomer_among_members_with_batchnorm_statistics_of_their_own_is_believed(edlrun):
+    training = Training(until_size=3, extra=("statistics",))
+    outcome = edlrun(TWO_HOSTS, add_host(f"{NEWCOMER[:-2]}:1", step=5), training=training)
+    assert [line["worker"] for line in outcome.lines("followed")] == [NEWCOMER]
+    assert "another state than expected" not in outcome.output
+
+
 def test_weights_that_the_script_moves_besides_reach_the_newcomer_all_the_same(edlrun):
     training = Training(until_size=2, extra=("clip",))
     outcome = edlrun(ONE_HOST, add_host("127.0.0.1:1", step=5), training=training)

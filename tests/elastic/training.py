@@ -43,7 +43,8 @@ class Training:
             rate each epoch), "clip" (the script moves weights besides the optimizer), "metric" (a collective
             of the script's own after each optimizer step), "pinned" (batches come through the
             loader's pinning thread), "long" (torch is imported whole, see ``quick_start.py``, and no
-            list of all steps grows in the state), "check" (stock Horovod: look for host updates in every step).
+            list of all steps grows in the state), "statistics" (BatchNorm's running ones), "check" (stock
+            Horovod: look for host updates in every step).
     """
 
     samples: int = 48
@@ -95,6 +96,8 @@ def build(training: Training, ledger_rate: float) -> tuple[Any, Any, Any]:
             between = [layer for _ in range(training.layers - 1) for layer in (nn.Linear(width, width), nn.Tanh())]
             self.network = nn.Sequential(nn.Linear(8, width), nn.Tanh(), *between, nn.Linear(width, 1))
             self.ledger = nn.Parameter(torch.zeros(training.samples), requires_grad=training.optimizer != "adamw")
+            if "statistics" in training.extra:
+                self.statistics = nn.BatchNorm1d(8, affine=False)
 
     class Numbered(torch.utils.data.Dataset):  # type: ignore[type-arg]
         features = torch.randn(training.samples, 8)
@@ -121,6 +124,8 @@ def build(training: Training, ledger_rate: float) -> tuple[Any, Any, Any]:
 def loss_of(model: Any, batch: tuple[Any, Any, Any], ledger_scale: float = 1.0) -> Any:
     """Mean squared error, plus the mean of the batch's ledger entries."""
     index, features, target = batch
+    if hasattr(model, "statistics"):
+        model.statistics(features)  # what comes out is not needed: its statistics move, other ones on each rank
     return ((model.network(features) - target) ** 2).mean() + ledger_scale * model.ledger[index].mean()
 
 
@@ -132,7 +137,9 @@ def weights_of(model: Any) -> dict[str, list[float]]:
 def write_report(folder: Path, worker: str, model: Any, **fields: Any) -> None:
     """What one worker holds at the end of the job."""
     digest = hashlib.sha256()
-    for _, value in sorted(model.state_dict().items()):
+    for name, value in sorted(model.state_dict().items()):
+        if name.startswith("statistics."):
+            continue  # each rank has its own
         digest.update(value.detach().contiguous().numpy().tobytes())
     report = {
         "worker": worker,

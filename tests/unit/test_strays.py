@@ -22,6 +22,8 @@ class Gathered:
         ([7, 7], [False, True], [1, 2], [7, -1]),
         ([7, 7], [True, False], [1, 2], [-1, 7]),  # the first rank is a stray, and no measure for the others
         ([7, 7, 7], [True, False, True], [2, 1, 1], [-1, 7, 7]),
+        ([7, 7, 7], [False, False, True], [1, 2, 2], [7, 7, 7]),  # the second one was followed: BatchNorm statistics
+        ([7, 7, 7], [False, False, True], [1, 2, 3], [7, 7, -1]),
         ([6, 7], [True, False], [2, 1], [6, 7]),  # it is behind anyway
         ([7, 7], [True, True], [1, 1], [7, 7]),
         ([-1, -1], [False, False], [1, 2], [-1, -1]),

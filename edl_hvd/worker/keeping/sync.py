@@ -54,7 +54,7 @@ def broadcast_state(
 def without_strays(
     collectives: Collectives, sample: Callable[[], int], held: list[int], followed: list[bool]
 ) -> list[int]:
-    """What each member holds, -1 for a newcomer that has followed and yet holds another state than the others.
+    """What each member holds, -1 for a newcomer that has followed and yet holds the state of none of the others.
 
     Collective, where anybody has followed; blocks.
 
@@ -69,8 +69,9 @@ def without_strays(
         return held
     digests = [row[0] for row in collectives.gather_integers([sample()])]
     holders = [rank for rank, number in enumerate(held) if number == freshest]
-    expected = digests[next((rank for rank in holders if not followed[rank]), holders[0])]
-    strays = {rank for rank in holders if followed[rank] and digests[rank] != expected}
+    # Each member has running statistics of its own, and a newcomer those of the one that it followed.
+    expected = {digests[rank] for rank in holders if not followed[rank]} or {digests[holders[0]]}
+    strays = {rank for rank in holders if followed[rank] and digests[rank] not in expected}
     if strays:
         logger.warning("ranks %s took over another state than expected, so they get it anew", sorted(strays))
     return [-1 if rank in strays else number for rank, number in enumerate(held)]
