@@ -4,8 +4,8 @@
 
 Ranks sum numbers that everybody can tell beforehand, again and again, until one of them ends at one of its writes to a
 socket, a different one in each trial. A survivor may fail, as it should; it may find garbage in a sum that has
-succeeded; its Gloo may abort, which would end the process (``abort_guard.py`` holds it). Where one had garbage, the
-last lines tell how many of the others had failed in that same sum, and how often a later sum succeeded.
+succeeded; its Gloo may abort, which ends the process; it may not come back from Horovod within a minute. Where one had
+garbage, the last lines tell how many of the others had failed in that same sum, and how often a later sum succeeded.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from typing import Any, NoReturn
 import torch
 
 from edl_hvd.errors import WorldBrokenError
-from edl_hvd.key_value_store import KeyValueStore
-from edl_hvd.worker.engine.departures import Departures
+from edl_hvd.key_value_store import KeyValueStore, StoreAddress
 from edl_hvd.worker.engine.engine import Engine
 from edl_hvd.world import World
 
@@ -81,13 +80,13 @@ def run_with_deadly_writes() -> NoReturn:
 
 def trial(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """What each survivor came to."""
-    store = KeyValueStore("127.0.0.1")
+    store = KeyValueStore("127.0.0.1", token="secret")
     results, pids = [], []
     for rank in range(arguments.ranks):
         ours, theirs = os.pipe()
         pid = os.fork()
         if pid == 0:
-            be_rank(rank, arguments, (store.address, store.port), theirs)
+            be_rank(rank, arguments, store.place, theirs)
         os.close(theirs)
         pids.append(pid)
         results.append(ours)
@@ -101,7 +100,7 @@ def trial(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return survivors
 
 
-def be_rank(rank: int, arguments: argparse.Namespace, store: tuple[str, int], output: int) -> NoReturn:
+def be_rank(rank: int, arguments: argparse.Namespace, store: StoreAddress, output: int) -> NoReturn:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what Gloo says as it fails
     members = tuple(f"localhost:{slot}" for slot in range(arguments.ranks))
     came_to: dict[str, Any] = {"how": "failed", "sums": 0, "garbage": None}
@@ -110,13 +109,8 @@ def be_rank(rank: int, arguments: argparse.Namespace, store: tuple[str, int], ou
         os.write(output, json.dumps({**came_to, "how": how}).encode() + b"\n")
         os._exit(0)
 
-    class Mortal(Engine):
-        def _be_reborn(self, generation: int, reason: str) -> NoReturn:
-            end("aborted" if "message" in reason else "stuck")
-
-    departures = Departures()
-    engine = Mortal(members[rank], dict(os.environ), elastic=True)
-    collectives = engine.start(World.of(1, members, rank), store, departures)
+    engine = Engine(members[rank], elastic=True)
+    collectives = engine.start(World.of(1, members, rank), store)
     assert collectives is not None
     if rank == arguments.dies:
         library = ctypes.CDLL(os.environ[LIBRARY])
@@ -131,7 +125,6 @@ def be_rank(rank: int, arguments: argparse.Namespace, store: tuple[str, int], ou
                 came_to["garbage"] = came_to["sums"]
             came_to["sums"] += 1
     except WorldBrokenError:
-        departures.note("a rank", regular=False)
         engine.stop(broken=True)
     end("failed")
 

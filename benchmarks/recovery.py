@@ -1,28 +1,38 @@
 """Seconds from SIGKILL of a worker to the next step of all others: stock elastic Horovod, ``edl_hvd``, ``edlrun``.
 
-    python benchmarks/recovery.py [--runs 3] [--kills 20] [--engines stock edl_hvd edlrun]
+    python benchmarks/recovery.py [--runs 3] [--kills 400] [--numbers 0 20] [--load 0] [--engines stock edl_hvd edlrun]
 
-Real runs of the fault tests' training on this machine. "stock" and "edl_hvd" run under ``horovodrun``: rank 1 is killed
-once in each run, and Horovod's Gloo timeout stays at its default of 30 s. Under ``edlrun`` each rank of four workers is
-killed in turn, whenever all four train, so many times in all; counted is the time until *every* survivor has completed
-its next optimizer step, and the last line says how many steps were lost besides the one in flight.
+Real runs of the fault tests' training on this machine. Under ``edlrun`` up to four workers on two hosts train, commit
+after every step, and write a checkpoint every second; a member of the present world is killed at a random moment, up to
+three seconds after the one before, that many times, while newcomers take the places of those that were killed. So kills
+fall into steps, sums, commits, checkpoints and joins. Counted is the time until *every* survivor has completed its next
+optimizer step; "a step" is the usual time between two, which is part of it. ``--numbers`` are MB of gradients; with 0
+the network is tiny. ``--load`` lets that many processes compute beside them. Each job is checked: replicas alike, every
+sample counted once, no committed step lost.
+
+"stock" and "edl_hvd" run under ``horovodrun``: rank 1 is killed once in each run, at its seventh step. Horovod's Gloo
+timeout stays at its default of 30 s.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import random
 import statistics
 import sys
 import tempfile
+from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "elastic"))
 
 from faults import kill
 from harness import Job, Outcome, run
 from judgement import judge
-from timing import next_step, next_world
+from loads import loaded
+from storm import Blow
 from training import Training
 
 WORLDS = {
@@ -31,52 +41,129 @@ WORLDS = {
     "2 hosts x 2": ("localhost:2", "127.0.0.1:2"),
 }
 ENGINES = ("stock", "edl_hvd", "edlrun")
+KILLS_OF_A_JOB = 20
+WORST = 8
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """From a death on.
+
+    Attributes:
+        size: Of the world that broke.
+        seconds: Until the last survivor has completed its next step.
+        step_s: What a step of that job usually takes.
+    """
+
+    size: int
+    seconds: float
+    step_s: float
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3, help="runs of each kind under horovodrun (default 3)")
-    parser.add_argument("--kills", type=int, default=20, help="kills under edlrun, four in each run (default 20)")
+    parser.add_argument("--kills", type=int, default=400, help="kills under edlrun, 20 in each job (default 400)")
+    parser.add_argument("--numbers", type=int, nargs="+", default=[0, 20], help="MB of gradients (default 0 20)")
+    parser.add_argument("--load", type=int, default=0, help="busy processes beside the workers (default 0)")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
     arguments = parser.parse_args()
-    print("SIGKILL to next step, seconds: median, worst (all)\n")
     for name, hosts in WORLDS.items():
         for engine in arguments.engines:
             if engine != "edlrun":
-                show(name, engine, [kill_one(engine, hosts) for _ in range(arguments.runs)])
+                seconds = sorted(kill_one(engine, hosts) for _ in range(arguments.runs))
+                every = ", ".join(f"{value:.2f}" for value in seconds)
+                print(f"{name:<14}{engine:<10}median {statistics.median(seconds):.2f} s ({every})", flush=True)
     if "edlrun" in arguments.engines:
-        pairs = [pair for _ in range(0, arguments.kills, 4) for pair in kill_each()][: arguments.kills]
-        show("2 hosts x 2", "edlrun", [seconds for seconds, _ in pairs])
-        print(f"steps lost beyond the one in flight: {max(lost for _, lost in pairs)}")
+        with loaded(arguments.load):
+            found: list[Recovery] = []
+            for number, megabytes in zip(
+                range(0, arguments.kills, KILLS_OF_A_JOB), itertools.cycle(arguments.numbers), strict=False
+            ):
+                found += kill_many(min(KILLS_OF_A_JOB, arguments.kills - number), megabytes)
+                worst = max(one.seconds - one.step_s for one in found)
+                print(f"{len(found)} kills, worst {worst:.2f} s beyond a step", file=sys.stderr, flush=True)
+        show(found)
 
 
-def show(name: str, engine: str, seconds: list[float]) -> None:
-    every = ", ".join(f"{value:.2f}" for value in sorted(seconds))
-    print(f"{name:<14}{engine:<10}{statistics.median(seconds):>8.2f}{max(seconds):>8.2f}   ({every})", flush=True)
+def show(found: list[Recovery]) -> None:
+    print(f"{len(found)} kills under edlrun; seconds until every survivor has completed its next step\n")
+    print(f"{'workers':<10}{'kills':>6}{'a step':>9}{'median':>9}{'95 %':>8}{'99 %':>8}{'worst':>8}   beyond a step")
+    for size in sorted({one.size for one in found}):
+        row(str(size), [one for one in found if one.size == size])
+    row("all", found)
+    slowest = sorted((one.seconds - one.step_s for one in found), reverse=True)[:WORST]
+    print(f"the slowest, beyond a step: {', '.join(f'{seconds:.2f}' for seconds in slowest)}")
+
+
+def row(name: str, found: list[Recovery]) -> None:
+    step_s = statistics.median(one.step_s for one in found)
+    beyond = sorted(one.seconds - one.step_s for one in found)
+    shares = [beyond[min(int(share * len(beyond)), len(beyond) - 1)] for share in (0.5, 0.95, 0.99)]
+    print(f"{name:<10}{len(found):>6}{step_s:>9.2f}" + "".join(f"{value:>9.2f}" for value in [*shares, beyond[-1]]))
 
 
 def kill_one(engine: str, hosts: tuple[str, ...]) -> float:
     return train(Job(engine, hosts, faults=(kill(rank=1, step=7),), deadline_s=240)).seconds_to_next_step()
 
 
-def kill_each() -> list[tuple[float, int]]:
-    """Seconds and lost steps of four kills, one of each rank."""
-    # In the world that just broke a worker may still begin a step or two; so only the tenth counts.
-    kills = [kill(rank=rank, size=4, visit=10, after=rank - 1 if rank else None) for rank in range(4)]
-    # Four crashes within a minute would set a host aside, which is not what is measured.
-    flags = ("--host-failures", "100")
-    training = Training(linger_s=1.0)
-    job = Job(hosts=WORLDS["2 hosts x 2"], faults=tuple(kills), training=training, flags=flags, launcher="edlrun")
-    outcome = train(job)
-    return [recovery(outcome, line) for line in outcome.lines("fired")]
+def kill_many(kills: int, megabytes: int) -> list[Recovery]:
+    chance = random.SystemRandom()
+    blows = [
+        Blow("kill one", chance.getrandbits(30), step=3, after=number - 1 if number else None,
+             delay_s=chance.uniform(0.3, 3.0))
+        for number in range(kills)
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory() as checkpoints:
+        training = Training(linger_s=1.0, checkpoint=checkpoints, checkpoint_every="1s")
+        if megabytes:
+            training = Training(
+                linger_s=1.0, checkpoint=checkpoints, checkpoint_every="1s",
+                hidden=int((megabytes * 1e6 / 4) ** 0.5), layers=2,
+            )  # fmt: skip
+        # That many crashes within a minute would set a host aside, which is not what is measured.
+        flags = ("--host-failures", "1000")
+        hosts = WORLDS["2 hosts x 2"]
+        return recoveries(train(Job(hosts=hosts, faults=tuple(blows), training=training, flags=flags,
+                                    launcher="edlrun")))  # fmt: skip
 
 
-def recovery(outcome: Outcome, fired: dict[str, Any]) -> tuple[float, int]:
-    """Seconds until the last survivor has completed its next step, and steps lost besides the one in flight."""
-    struck = fired["t"]
-    world = next_world(outcome, struck)
-    in_flight = max(line["step"] for line in outcome.lines("step") if line["t"] <= struck)
-    return next_step(outcome, world) - struck, max(in_flight - world[0]["step"], 0)
+def recoveries(outcome: Outcome) -> list[Recovery]:
+    strikes = [(line["t"], int(line["blow"].split()[2])) for line in outcome.lines("fired")
+               if line.get("blow", "").startswith("killed")]  # fmt: skip
+    ends = {pid: moment for moment, pid in strikes}
+    lines = defaultdict(list)
+    for line in outcome.trace:
+        if line["what"] in ("enter", "step"):
+            lines[line["pid"]].append(line)
+    gaps = [after["t"] - before["t"] for own in lines.values() for before, after in itertools.pairwise(own)
+            if before["what"] == after["what"] == "step"]  # fmt: skip
+    found = []
+    for moment, victim in strikes:
+        generation = max(line["generation"] for line in outcome.lines("enter") if line["t"] < moment)
+        members = [pid for pid, own in lines.items()
+                   if any(line["what"] == "enter" and line["generation"] == generation for line in own)]  # fmt: skip
+        moments = []
+        for pid in members:
+            nexts = next_step(lines[pid], moment)
+            if pid != victim and nexts is not None:
+                moments.append(nexts)
+            elif pid != victim and pid not in ends:
+                raise SystemExit(f"a survivor, {pid}, has made no further step")
+        if moments:  # else all the others were killed before
+            found.append(Recovery(len(members), max(moments) - moment, statistics.median(gaps)))
+    return found
+
+
+def next_step(lines: list[dict[str, object]], moment: float) -> float | None:
+    """When a worker has completed the first step in a world that it entered after a moment."""
+    entered = None
+    for line in lines:
+        if line["t"] > moment and line["what"] == "enter":
+            entered = line
+        elif entered is not None and line["what"] == "step" and line["step"] > entered["step"]:
+            return float(line["t"])
+    return None
 
 
 def train(job: Job) -> Outcome:

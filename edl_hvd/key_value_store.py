@@ -2,14 +2,19 @@
 
 It speaks what Horovod's ``HTTPStore`` speaks (``horovod/common/gloo/http_store.cc`` and ``HTTPRequest.hpp`` of
 0.28.1): GET, PUT and DELETE of ``/scope/key``, each on a connection of its own, with a ``Content-Length`` and no
-``Expect``. All ranks ask at the same moment and ask again every 10 ms, so what counts is requests per second:
-one thread takes a connection, reads, answers and closes it, mostly without waiting for the socket once.
+``Expect``. The mended Horovod (``build/engine_edits.py``) asks once per context: ``PUT /scope/rank?of=size`` is
+answered when all ranks have put theirs, with all values in rank order, each behind its length in four bytes.
+
+All ranks ask at the same moment, so what counts is requests per second: one thread takes a connection, reads, answers
+and closes it, mostly without waiting for the socket once.
 
 Every world gets a store of its own. A straggler of an older world, which knows an older port, meets nobody here.
+Whoever does not know its token is refused before the body of the request is read.
 """
 
 from __future__ import annotations
 
+import hmac
 import logging
 import re
 import selectors
@@ -17,6 +22,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from typing import NamedTuple
 
@@ -26,6 +32,8 @@ from edl_hvd.errors import PlatformError, UsageError
 logger = logging.getLogger(__name__)
 
 _LARGEST_VALUE_BYTES = 1 << 20  # Gloo stores 136 bytes per rank, enough for 7,700 ranks
+_MOST_BYTES = 32 << 20  # of all values; a thousand reports of long waits take a third
+_MOST_KEYS = 1 << 16
 _LARGEST_HEAD_BYTES = 8 << 10  # HTTPStore sends some 100
 _DISCARDED_BYTES = 16 << 20  # read from a peer that was refused, so that it gets to read why
 _READ_BYTES = 64 << 10
@@ -41,6 +49,8 @@ _VALID_PATH = re.compile(_PATH)
 _HEAD = re.compile(
     rb"(GET|PUT|DELETE) (" + _PATH.encode() + rb") HTTP/1\.[01]\r\n(?:[-!#$%&'*+.^_`|~0-9A-Za-z]+:[^\0\r\n]*\r\n)*\r\n"
 )
+_EXCHANGE = re.compile(r"(/[!-.0-~]+/)([0-9]{1,9})\?of=([0-9]{1,9})")
+_AUTHORIZATION = re.compile(rb"\r\nauthorization:[ \t]*bearer ([^\r\n]*)", re.IGNORECASE)
 _FRAMING = re.compile(rb"\r\n(content-length|transfer-encoding):([^\r\n]*)", re.IGNORECASE)
 
 _ANSWERS = {
@@ -48,9 +58,11 @@ _ANSWERS = {
     for status, reason in {
         200: b"OK",
         400: b"Bad Request",
+        401: b"Unauthorized",
         404: b"Not Found",
         413: b"Content Too Large",
         431: b"Request Header Fields Too Large",
+        507: b"Insufficient Storage",
     }.items()
 }
 
@@ -67,7 +79,7 @@ class _Request(NamedTuple):
     body_to: int
 
 
-def _parse(received: bytes | bytearray) -> _Request | None:
+def _parse(received: bytes | bytearray, token: bytes) -> _Request | None:
     """The request that these bytes begin with, or ``None`` while its head is incomplete. Raises ``_Refused``."""
     # Looked for before the expression runs, so that a head that comes byte by byte is not parsed at every byte.
     end = received.find(b"\r\n\r\n", 0, _LARGEST_HEAD_BYTES) + 4
@@ -79,6 +91,9 @@ def _parse(received: bytes | bytearray) -> _Request | None:
     if head is None:
         raise _Refused(400)
     method, path = head.groups()
+    given = _AUTHORIZATION.search(received, 0, end)
+    if token and not (given and hmac.compare_digest(bytes(given[1]), token)):
+        raise _Refused(401)
     framing = _FRAMING.findall(received, 0, end)
     length = _length(framing) if framing else None
     if (length is None) if method == b"PUT" else length:
@@ -101,7 +116,10 @@ def _length(framing: list[tuple[bytes, bytes]]) -> int:
 class _Connection:
     """A peer whose request, or the answer to it, is under way."""
 
-    __slots__ = ("discarded_bytes", "event", "received", "refused", "request", "socket", "unsent", "waits_since_s")
+    __slots__ = (
+        "discarded_bytes", "event", "leave_exchange", "received", "refused", "request", "socket", "unsent",
+        "waits_since_s",
+    )  # fmt: skip
 
     def __init__(self, stream: socket.socket) -> None:
         self.socket = stream
@@ -112,6 +130,24 @@ class _Connection:
         self.event = 0  # what is waited for
         self.refused = False
         self.discarded_bytes = 0
+        self.leave_exchange: Callable[[], None] | None = None  # while the other ranks are waited for
+
+
+@dataclass
+class _Exchange:
+    """What the ranks of one context have put so far."""
+
+    size: int
+    parts: dict[int, tuple[_Connection, bytes]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StoreAddress:
+    """Where a store listens, and the secret of those who may use it; empty where anybody may."""
+
+    address: str
+    port: int
+    token: str = ""
 
 
 class KeyValueStore:
@@ -123,6 +159,7 @@ class KeyValueStore:
         address: Local IPv4 address, or host name, to listen on. The system chooses the port.
         allowed: Whether the peer with this IP address may use the store. Called for every connection, from the
             store's thread; a peer that is not allowed is disconnected without an answer. ``None`` allows all.
+        token: What peers have to know, in the header ``Authorization: Bearer``; empty for none.
         clock: Measures how long a peer takes over its request.
 
     Raises:
@@ -130,12 +167,20 @@ class KeyValueStore:
     """
 
     def __init__(
-        self, address: str, allowed: Callable[[str], bool] | None = None, *, clock: Clock = SYSTEM_CLOCK
+        self,
+        address: str,
+        allowed: Callable[[str], bool] | None = None,
+        *,
+        token: str = "",
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.address = address
+        self._token = token.encode()
         self._allowed = allowed
         self._clock = clock
         self._values: dict[str, bytes] = {}
+        self._bytes = 0
+        self._exchanges: dict[str, _Exchange] = {}
         self._waiting: dict[_Connection, None] = {}  # the longest waiting first
         self._listening = False
         self._closing = False
@@ -148,6 +193,7 @@ class KeyValueStore:
             ) from error
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
+        self.place = StoreAddress(address, self.port, token)
         # A pair of sockets, not a pipe: the worker keeps sockets from the processes that it forks.
         self._bell, self._bell_rope = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -163,13 +209,14 @@ class KeyValueStore:
         """Set the value at ``/scope/key``.
 
         Raises:
-            UsageError: A peer could not put this: the path has another form, or the value is too large.
+            UsageError: A peer could not put this: the path has another form, or the value or the store is too large.
         """
         if not _VALID_PATH.fullmatch(path):
             raise UsageError(f"no value can be put at {path!r}: a path is /scope/key of visible ASCII characters")
         if len(value) > _LARGEST_VALUE_BYTES:
             raise UsageError(f"the value for {path} has {len(value)} bytes; the most is {_LARGEST_VALUE_BYTES}")
-        self._values[path] = bytes(value)
+        if not self._keep(path, bytes(value)):
+            raise UsageError(f"no room for {path}: a store takes {_MOST_KEYS} keys and {_MOST_BYTES} bytes")
 
     def close(self) -> None:
         """End the connections and the thread, and free the port. What was put can still be read with :meth:`get`."""
@@ -195,8 +242,9 @@ class KeyValueStore:
                     elif key.fileobj is self._listener:
                         exhausted = not self._accept()
         finally:
-            for connection in list(self._waiting):
-                self._drop(connection)
+            for key in list(self._selector.get_map().values()):
+                if key.data is not None:
+                    self._drop(key.data)
             for resource in (self._selector, self._listener, self._bell, self._bell_rope):
                 resource.close()
 
@@ -250,6 +298,8 @@ class KeyValueStore:
                 self._send(connection)
             elif connection.refused:
                 self._discard(connection)
+            elif connection.leave_exchange is not None:
+                self._drop(connection)  # it has ended, or says more than it may
             else:
                 self._receive(connection)
         except BlockingIOError:
@@ -264,9 +314,9 @@ class KeyValueStore:
             connection.received += received
             received = connection.received
         try:
-            request = connection.request or _parse(received)
+            request = connection.request or _parse(received, self._token)
             if request is not None and len(received) == request.body_to:
-                self._answer(connection, *self._act(request, received))
+                self._act(connection, request, bytes(received[request.body_from :]))
             elif ended or (request is not None and len(received) > request.body_to):
                 raise _Refused(400)  # before anything is done: half a request, or more than one
             else:
@@ -277,21 +327,71 @@ class KeyValueStore:
             connection.refused = True
             self._answer(connection, refused.status)
 
-    def _act(self, request: _Request, received: bytes | bytearray) -> tuple[int, bytes]:
+    def _act(self, connection: _Connection, request: _Request, body: bytes) -> None:
         if request.method == b"GET":
             value = self._values.get(request.path)
-            return (404, b"") if value is None else (200, value)
-        if request.method == b"PUT":
-            self._values[request.path] = bytes(received[request.body_from :])
-        else:
+            self._answer(connection, 404 if value is None else 200, value or b"")
+        elif request.method == b"DELETE":
             # HTTPStore deletes its rank's key when all members of its context have connected. A later context of the
             # same name, such as that of a process set added again, must not find the address of this one.
-            self._values.pop(request.path, None)
-        return 200, b""
+            self._bytes -= len(self._values.pop(request.path, b""))
+            self._answer(connection, 200)
+        elif "?" not in request.path:
+            if not self._keep(request.path, body):
+                raise _Refused(507)
+            self._answer(connection, 200)
+        else:
+            exchange = _EXCHANGE.fullmatch(request.path)
+            if exchange is None or int(exchange[2]) >= int(exchange[3]):
+                raise _Refused(400)
+            self._exchange(connection, exchange[1], int(exchange[2]), int(exchange[3]), body)
+
+    def _keep(self, path: str, value: bytes) -> bool:
+        """False if there is no room for it."""
+        more = len(value) - len(self._values.get(path, b""))
+        if self._bytes + more > _MOST_BYTES or (len(self._values) >= _MOST_KEYS and path not in self._values):
+            return False
+        self._values[path] = value
+        self._bytes += more
+        return True
+
+    def _exchange(self, connection: _Connection, scope: str, rank: int, size: int, value: bytes) -> None:
+        """Answer all ranks of a context with what each has put, once all have."""
+        exchange = self._exchanges.setdefault(scope, _Exchange(size))
+        if exchange.size != size:
+            raise _Refused(400)
+        if self._bytes + len(value) > _MOST_BYTES:
+            raise _Refused(507)
+        if rank in exchange.parts:
+            self._drop(exchange.parts[rank][0])  # who asks anew has given that one up
+            self._exchanges[scope] = exchange
+
+        def leave() -> None:
+            del exchange.parts[rank]
+            self._bytes -= len(value)
+            connection.leave_exchange = None
+            if not exchange.parts:
+                del self._exchanges[scope]
+
+        exchange.parts[rank] = (connection, value)
+        self._bytes += len(value)
+        connection.leave_exchange = leave
+        connection.received = b""
+        if len(exchange.parts) < size:
+            self._wait(connection, selectors.EVENT_READ)
+            del self._waiting[connection]  # a member may take longer to come than to ask
+            return
+        parts = [exchange.parts[rank] for rank in range(size)]
+        answer = b"".join(len(part).to_bytes(4, "big") + part for _, part in parts)
+        for member, _ in parts:
+            assert member.leave_exchange is not None
+            member.leave_exchange()
+            member.unsent = _whole_answer(200, answer)
+            self._go_on(member)
 
     def _answer(self, connection: _Connection, status: int, body: bytes = b"") -> None:
         connection.received = b""
-        connection.unsent = b"%b%d\r\n\r\n%b" % (_ANSWERS[status], len(body), body)
+        connection.unsent = _whole_answer(status, body)
         self._send(connection)
 
     def _send(self, connection: _Connection) -> None:
@@ -317,32 +417,40 @@ class KeyValueStore:
         if connection not in self._waiting:
             connection.waits_since_s = self._clock.monotonic_s()
             self._waiting[connection] = None
+        if not connection.event:
             self._selector.register(connection.socket, event, connection)
         elif connection.event != event:
             self._selector.modify(connection.socket, event, connection)
         connection.event = event
 
     def _drop(self, connection: _Connection) -> None:
-        if connection in self._waiting:
-            del self._waiting[connection]
+        self._waiting.pop(connection, None)
+        if connection.event:
+            connection.event = 0
             self._selector.unregister(connection.socket)
+        if connection.leave_exchange is not None:
+            connection.leave_exchange()
         connection.socket.close()
 
 
-def get(address: str, port: int, path: str, timeout_s: float) -> bytes | None:
+def _whole_answer(status: int, body: bytes) -> bytes:
+    return b"%b%d\r\n\r\n%b" % (_ANSWERS[status], len(body), body)
+
+
+def get(store: StoreAddress, path: str, timeout_s: float) -> bytes | None:
     """The value at ``/scope/key`` of a store elsewhere, or ``None``. Raises ``OSError`` or ``HTTPException``."""
-    return _request("GET", address, port, path, None, timeout_s)
+    return _request("GET", store, path, None, timeout_s)
 
 
-def put(address: str, port: int, path: str, value: bytes, timeout_s: float) -> None:
+def put(store: StoreAddress, path: str, value: bytes, timeout_s: float) -> None:
     """Set the value at ``/scope/key`` of a store elsewhere. Raises ``OSError`` or ``HTTPException``."""
-    _request("PUT", address, port, path, value, timeout_s)
+    _request("PUT", store, path, value, timeout_s)
 
 
-def _request(method: str, address: str, port: int, path: str, body: bytes | None, timeout_s: float) -> bytes | None:
-    connection = HTTPConnection(address, port, timeout=timeout_s)
+def _request(method: str, store: StoreAddress, path: str, body: bytes | None, timeout_s: float) -> bytes | None:
+    connection = HTTPConnection(store.address, store.port, timeout=timeout_s)
     try:
-        connection.request(method, path, body)
+        connection.request(method, path, body, {"Authorization": f"Bearer {store.token}"} if store.token else {})
         response = connection.getresponse()
         value = response.read()
         if response.status == 404:

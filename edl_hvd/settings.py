@@ -7,7 +7,6 @@ error names everything that is wrong with it.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import secrets
 from collections.abc import Callable, Mapping
@@ -144,23 +143,6 @@ def platform_addresses(environ: Mapping[str, str] = os.environ) -> dict[str, str
 
 
 @dataclass(frozen=True)
-class PastLife:
-    """What a worker whose process image was replaced knows from before.
-
-    Attributes:
-        generation: Its last world's.
-        known_step: The furthest step it had heard of.
-        kept: What the elastic loop wants to know again, as plain JSON.
-        rank: Its rank in the last world; -1 for none.
-    """
-
-    generation: int
-    known_step: int
-    kept: dict[str, Any]
-    rank: int = -1
-
-
-@dataclass(frozen=True)
 class Driver:
     """Where this worker's driver is, and who the worker is for it: what ``edlrun`` puts into its environment.
 
@@ -214,7 +196,6 @@ class Launch:
             the driver expects; only the local rank is certain.
         run: Names this run of the job: the same on all its workers, and on no other's.
         driver: Our own driver, when ``edlrun`` started us; else ``None``.
-        past: What this worker brings from its previous life, see ``worker/engine/rebirth.py``; else ``None``.
     """
 
     address: str | None = None
@@ -231,7 +212,6 @@ class Launch:
     cross_size: int = 1
     run: str = "alone"
     driver: Driver | None = None
-    past: PastLife | None = None
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Launch:
@@ -243,7 +223,6 @@ class Launch:
 
         # srun tells a PMIx process its rank, and the number of its step's tasks in a variable of Slurm's own.
         pmix_size = number("SLURM_STEP_NUM_TASKS", 1) if "PMIX_RANK" in environ else 1
-        past = PastLife(**json.loads(environ["EDL_HVD_PAST_LIFE"])) if "EDL_HVD_PAST_LIFE" in environ else None
         driver = Driver.from_environment(environ)
         if driver is not None:
             host, _, slot = driver.worker.rpartition(":")
@@ -257,7 +236,6 @@ class Launch:
                 local_size=driver.local_size,
                 run=_name_of_run(environ),
                 driver=driver,
-                past=past,
             )
         return cls(
             address=environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR") or None,
@@ -273,7 +251,6 @@ class Launch:
             cross_rank=number("HOROVOD_CROSS_RANK", 0),
             cross_size=number("HOROVOD_CROSS_SIZE", 1),
             run=_name_of_run(environ),
-            past=past,
         )
 
 
@@ -286,8 +263,8 @@ def _name_of_run(environ: Mapping[str, str]) -> str:
     return hashlib.sha256((shared or secrets.token_hex()).encode()).hexdigest()[:16]
 
 
-_OF_ONE_WORKER = ("EDL_HVD_DRIVER_", "EDL_HVD_PAST_LIFE", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_",
-                  "HOROVOD_CROSS_", "HOROVOD_GLOO_RENDEZVOUS_")  # fmt: skip
+_OF_ONE_WORKER = ("EDL_HVD_DRIVER_", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_",
+                  "HOROVOD_CROSS_", "HOROVOD_GLOO_RENDEZVOUS_", "HOROVOD_WORLD_KEY")  # fmt: skip
 
 
 def own_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

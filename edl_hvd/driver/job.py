@@ -300,7 +300,7 @@ class Job:
             self._store.close()  # nobody of an older generation may meet anybody here
         lines = self._control.lines(publish.members)
         place = MeetingPlace.of(lines)
-        self._store = KeyValueStore(place.address, place.callers.__contains__)
+        self._store = KeyValueStore(place.address, place.callers.__contains__, token=self._control.token)
         for member, line in lines.items():
             self._control.send(
                 member,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
 
 from edl_hvd.clock import Clock
 from edl_hvd.events import EventLog, Resized, WorkerLost, WorldFormed
@@ -16,7 +14,7 @@ class Interruption:
 
     Args:
         events: Told what happened between the worlds.
-        clock: The machine's: it runs on while a process is run anew.
+        clock: Tells the time.
 
     Attributes:
         before: The last world that has ended, if any.
@@ -77,15 +75,3 @@ class Interruption:
                     self._events.emit(WorkerLost(world.generation, worker))
         seconds = round(self._clock.monotonic_s() - stopped_s, 4)
         self._events.emit(Resized(world.generation, self.before.size, world.size, cause, seconds, step))
-
-    def kept(self) -> dict[str, Any]:
-        """For the next life of a process that is run anew, as JSON."""
-        return {"before": self.before and asdict(self.before), "stopped": self._stopped}
-
-    def remember(self, kept: dict[str, Any]) -> None:
-        """What ``kept`` returned in the life before."""
-        if kept["before"] is not None:
-            self.before = World(**{**kept["before"], "members": tuple(kept["before"]["members"])})
-        if kept["stopped"] is not None:
-            cause, moment_s = kept["stopped"]
-            self._stopped = (cause, moment_s)

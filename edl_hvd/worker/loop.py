@@ -6,7 +6,6 @@ import functools
 import logging
 import os
 import secrets
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -30,7 +29,6 @@ from edl_hvd.settings import Settings
 from edl_hvd.worker import process
 from edl_hvd.worker.interruption import Interruption
 from edl_hvd.worker.joining.rendezvous import Dismissed, Handover
-from edl_hvd.worker.keeping import next_life
 from edl_hvd.worker.keeping.memory import is_disturbed
 from edl_hvd.worker.keeping.sync import broadcast_json, broadcast_state, level_, without_strays
 from edl_hvd.worker.newcomers.follower import Following
@@ -91,8 +89,6 @@ class Session:
         """Run the function to its end, through however many worlds that takes."""
         launch = self._process.launch
         self._events.emit(JobStarted(f"{launch.host}:{launch.local_rank}", os.getpid()))
-        if launch.past is not None:
-            self._remember(launch.past.kept)
         while True:
             try:
                 self._enter()
@@ -147,21 +143,6 @@ class Session:
                 raise
             raise missing from error
 
-    def _keep(self) -> dict[str, Any]:
-        """Called before this process is run anew: what its next life needs to go on."""
-        return {
-            "folder": next_life.keep(self._memory),
-            "interruption": self._interruption.kept(),
-            "owner": self._checkpoints.owner,
-        }
-
-    def _remember(self, kept: dict[str, Any]) -> None:
-        if kept["folder"] is not None:
-            next_life.take_back(self._memory, kept["folder"])
-            shutil.rmtree(kept["folder"], ignore_errors=True)
-        self._interruption.remember(kept["interruption"])
-        self._checkpoints.own(kept["owner"], speaks=False)
-
     @progress.during("end")
     def _go_home(self, dismissal: Dismissed) -> NoReturn:
         logger.info("%s", dismissal)
@@ -191,9 +172,7 @@ class Session:
         progress.enter("join")
         if self._process.joined is None:
             handover = Handover(self._guide.invite, functools.partial(Following, self._memory))
-            self._process.joined = self._process.rendezvous.join(
-                self._known_step, self._memory.held_step, self._keep, handover
-            )
+            self._process.joined = self._process.rendezvous.join(self._known_step, self._memory.held_step, handover)
         joined = self._process.joined
         world = joined.world
         self._known_step = max(self._known_step, joined.known_step)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import os
 import signal
 
 import torch
@@ -117,11 +116,11 @@ def _rendezvous_for(launch: Launch) -> Rendezvous:
         if launch.driver is not None:
             from edl_hvd.worker.joining.driver_rendezvous import DriverRendezvous
 
-            return DriverRendezvous(launch, dict(os.environ))
+            return DriverRendezvous(launch)
         if launch.address is not None:
             from edl_hvd.worker.joining.horovod_rendezvous import HorovodRendezvous
 
-            return HorovodRendezvous(launch, Settings.from_environment(), dict(os.environ))
+            return HorovodRendezvous(launch, Settings.from_environment())
         if launch.mpi:
             from edl_hvd.worker.joining.mpi_rendezvous import MpiRendezvous
 
@@ -172,8 +171,7 @@ def rank() -> int:
     process = current()
     if process.last is not None:
         return process.last.rank
-    past = process.launch.past
-    return past.rank if past is not None and past.rank >= 0 else process.launch.rank
+    return process.launch.rank
 
 
 def size() -> int:

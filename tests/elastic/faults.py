@@ -33,8 +33,7 @@ class Fault:
     Attributes:
         action: "kill" (SIGKILL), "stop" (SIGSTOP), "terminate" (SIGTERM), "raise" (``RuntimeError``), "break" (the
             error of a failed collective), "hang" (wait for ever), "freeze" (wait for ever in native code that holds
-            Python's lock), "abort" (``abort()`` in a thread of which Python knows nothing; the others go on), "pause"
-            (go on after ``seconds``), "stall" (the collective that is waited for never ends).
+            Python's lock), "pause" (go on after ``seconds``), "pass" (nothing).
         at: Name of the point, see ``Points.reach``.
         worker: Only this worker, as ``host:local_rank``.
         rank: Only the worker of this rank.
@@ -147,21 +146,13 @@ def freeze(**where: Any) -> Fault:
     return Fault("freeze", **where)
 
 
-def abort(**where: Any) -> Fault:
-    return Fault("abort", **where)
-
-
 def pause(seconds: float, **where: Any) -> Fault:
     return Fault("pause", seconds=seconds, **where)
 
 
-def stall(**where: Any) -> Fault:
-    return Fault("stall", at="waiting", **where)
-
-
 def pass_by(**where: Any) -> Fault:
     """Nothing happens but that other faults may wait for it."""
-    return Fault("stall", **where)
+    return Fault("pass", **where)
 
 
 def add_host(host: str, **when: Any) -> HostChange:
@@ -257,14 +248,10 @@ class Points:
             lock, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
             while True:  # the second time; unlike sleep, it goes on after a signal
                 lock(mutex)
-        if fault.action == "abort":
-            library = ctypes.CDLL(None)
-            library.pthread_create(ctypes.byref(ctypes.c_ulong()), None, library.abort, None)
-            return
         if fault.action == "pause":
             time.sleep(fault.seconds)
             return
-        if fault.action == "stall":
+        if fault.action == "pass":
             return
         raise self._broken()(CRASH) if fault.action == "break" else RuntimeError(CRASH)
 

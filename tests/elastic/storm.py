@@ -28,7 +28,7 @@ class Blow:
     """One of them; its moment is told as that of a ``HostChange``.
 
     Attributes:
-        kind: One of ``KINDS``, or "calm", which takes back what blows have done to the hosts.
+        kind: One of ``KINDS``; "kill one", of two or more; or "calm", which takes back what was done to the hosts.
         seed: Chooses the victim, or the way.
     """
 
@@ -65,6 +65,12 @@ def strike(blow: Blow, folder: Path, training: Collection[tuple[str, int]], sign
         signal: Sends a process the signal of a name.
     """
     chance = random.Random(blow.seed)
+    if blow.kind == "kill one":
+        if len(training) < 2:
+            return "nothing"
+        worker, pid = chance.choice(sorted(training))
+        signal(pid, "SIGKILL")
+        return f"killed {worker} {pid}"
     hosts = dict(line.split(":") for line in (folder / "hosts").read_text().split())
     kind = blow.kind
     others = sorted(member for member in training if member[0] != "localhost:0")

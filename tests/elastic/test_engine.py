@@ -1,10 +1,15 @@
 """Worlds that do not form: the process goes on to the next one, as the same process."""
 
+import os
+import random
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
+from bare_worlds import Worlds
 
 from edl_hvd.build.engine_edits import REVISION
 from edl_hvd.errors import PlatformError
@@ -15,7 +20,6 @@ _SCRIPT = textwrap.dedent("""
     import torch
     torch.set_num_threads(1)
     from edl_hvd.key_value_store import KeyValueStore
-    from edl_hvd.worker.engine.departures import Departures
     from edl_hvd.worker.engine.engine import Engine
     from edl_hvd.world import World
 
@@ -24,19 +28,17 @@ _SCRIPT = textwrap.dedent("""
     os.environ["HOROVOD_CONTROLLER"] = os.environ["HOROVOD_CPU_OPERATIONS"] = "gloo"
     os.environ["HOROVOD_ELASTIC"] = "1"
 
-    def forms(engine, generation, members, departures):
-        store = KeyValueStore("127.0.0.1")
-        world = World.of(generation, members, 0)
-        return store, engine.start(world, (store.address, store.port), departures)
+    def start(engine, generation, members):
+        store = KeyValueStore("127.0.0.1", token="secret")
+        return store, engine.start(World.of(generation, members, 0), store.place)
 
-    engine = Engine("localhost:0", dict(os.environ), elastic=True)
+    engine = Engine("localhost:0", elastic=True)
     for generation in range(1, 1 + int(sys.argv[1])):
-        departures = Departures()
-        threading.Timer(0.05 * generation, departures.note, ("localhost:1",), {"regular": False}).start()
-        store, collectives = forms(engine, generation, ("localhost:0", "localhost:1"), departures)
+        threading.Timer(0.05 * generation, engine.end, (2 * generation, "localhost:1")).start()
+        store, collectives = start(engine, 2 * generation, ("localhost:0", "localhost:1"))
         assert collectives is None, "a world formed without its second member"
         store.close()
-        store, collectives = forms(engine, 100 + generation, ("localhost:0",), Departures())
+        store, collectives = start(engine, 2 * generation + 1, ("localhost:0",))
         total = collectives.allreduce(torch.full((3,), 2.0), "sum", "test")
         assert total.tolist() == [2.0, 2.0, 2.0], total
         engine.stop(broken=False)
@@ -52,10 +54,46 @@ def test_a_member_that_never_comes_costs_a_world_and_not_the_process(worlds: int
     )
     assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
     assert done.stderr.count("did not form") == worlds, done.stderr
-    assert "running this process anew" not in done.stderr
 
 
 def test_a_horovod_of_another_revision_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mended, "REVISION", REVISION + 1)
     with pytest.raises(PlatformError, match=f"mended to revision {REVISION}, and revision {REVISION + 1} is needed"):
         mended.require()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_member_that_dies_while_the_world_forms_costs_the_others_a_world(size: int) -> None:
+    """In the release an error while a world forms ends the process with SIGABRT, and its state with it."""
+    worlds, chance = Worlds(size), random.Random(size)
+    try:
+        for _ in range(20):
+            worlds.begin(sums=False)
+            time.sleep(chance.uniform(0, 0.02))
+            assert worlds.kill(chance.randrange(size)) == 0
+            worlds.begin()
+            worlds.formed_at()
+            worlds.leave()
+    finally:
+        worlds.close()
+
+
+def test_every_wait_ends_when_a_member_is_told_to_be_gone() -> None:
+    """A member that is stopped keeps its connections open: the release waits for the Gloo timeout."""
+    worlds = Worlds(3)
+    try:
+        for turn in range(1, 6):
+            worlds.begin()
+            worlds.formed_at()
+            stopped = worlds.ranks[2]
+            os.kill(stopped.pid, signal.SIGSTOP)
+            for rank in worlds.ranks[:2]:
+                rank.tell(what="sum")  # which waits for the stopped one
+            time.sleep(0.05)
+            assert worlds.kill(2) == 0
+            assert worlds.broken == 2 * turn
+            worlds.begin()
+            worlds.formed_at()
+            worlds.leave()
+    finally:
+        worlds.close()

@@ -156,7 +156,6 @@ def _agreed_over(points: Points, training: Training, stepped: bool) -> bool:
 
 def _install(points: Points) -> None:
     """Tie the points to the functions behind them."""
-    import horovod.torch as hvd
 
     import edl_hvd
 
@@ -165,15 +164,7 @@ def _install(points: Points) -> None:
 
     points.around("edl_hvd.worker.joining.horovod_rendezvous:HorovodRendezvous._meet", "rendezvous")
     points.around("horovod.torch:init", "forming")
-    poll, stalled_in = hvd.poll, []
-
-    def poll_or_stall(handle: int) -> bool:
-        world = os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"]  # one per world
-        if points.reach("waiting"):
-            stalled_in.append(world)
-        return world not in stalled_in and poll(handle)
-
-    hvd.poll = poll_or_stall
+    points.around("horovod.torch:poll", "waiting")
     points.around("edl_hvd.worker.joining.horovod_rendezvous:HorovodRendezvous.leave", "leaving")
     points.around("edl_hvd.worker.joining.driver_rendezvous:DriverRendezvous._next_world", "ready")
     points.around("edl_hvd.worker.joining.driver_rendezvous:DriverRendezvous._enter", "rendezvous")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
-
 from edl_hvd.driver.job import Job, Network
 from edl_hvd.driver.membership.happenings import Exited, Formed, Happening, HostsFound, Raised, Ready
 from edl_hvd.driver.membership.state import Rules
@@ -112,7 +110,7 @@ def test_nothing_that_horovod_reads_names_a_place_before_there_is_a_world():
 
 
 def test_a_driver_that_is_started_by_a_worker_does_not_pass_on_who_that_is():
-    names = ["HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_GLOO_RENDEZVOUS_ADDR", "EDL_HVD_PAST_LIFE"]
+    names = ["HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_WORLD_KEY"]
     assert own_environment(dict.fromkeys([*names, "HOROVOD_CYCLE_TIME"], "1")) == {"HOROVOD_CYCLE_TIME": "1"}
 
 
@@ -125,14 +123,6 @@ def test_before_and_between_worlds_the_rank_is_the_last_that_is_known(monkeypatc
     place.joined = process.Joined(World(1, 1, 2, members=("a:0", "a:1")), None, -1)
     place.joined = None
     assert (process.rank(), process.size()) == (1, 2)
-
-
-@pytest.mark.parametrize(("rank", "expected"), [(-1, (0, 1)), (3, (3, 4))])
-def test_a_process_that_is_run_anew_has_the_rank_of_its_last_world(monkeypatch, rank, expected):
-    from edl_hvd.settings import PastLife
-
-    monkeypatch.setattr(process, "_process", process.Process(Launch(past=PastLife(1, 7, {}, rank)), None))
-    assert (process.rank(), process.size()) == expected
 
 
 def test_the_drivers_words_survive_the_environment():

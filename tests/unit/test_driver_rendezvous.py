@@ -43,25 +43,21 @@ def test_a_newcomer_that_leaves_stops_following(news: list[dict[str, Any]]):
     following = Following()
     handover = Handover(lambda address, secret: 0, lambda address, port, secret, deliver: following)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        launch: Any = SimpleNamespace(
-            driver=Driver("127.0.0.1", listener.getsockname()[1], "token", "b:0", 1), past=None
-        )
-        rendezvous = DriverRendezvous(launch, {})
+        launch: Any = SimpleNamespace(driver=Driver("127.0.0.1", listener.getsockname()[1], "token", "b:0", 1))
+        rendezvous = DriverRendezvous(launch)
         driver, _ = listener.accept()
         with driver:
             driver.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in news))
             driver.shutdown(socket.SHUT_WR)
             with pytest.raises(Dismissed):
-                rendezvous.join(-1, -1, dict, handover)
+                rendezvous.join(-1, -1, handover)
     assert following.abandoned
 
 
 def test_a_worker_explains_what_it_waits_for_in_the_present_world_and_no_other():
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        launch: Any = SimpleNamespace(
-            driver=Driver("127.0.0.1", listener.getsockname()[1], "token", "b:0", 1), past=None
-        )
-        rendezvous = DriverRendezvous(launch, {})
+        launch: Any = SimpleNamespace(driver=Driver("127.0.0.1", listener.getsockname()[1], "token", "b:0", 1))
+        rendezvous = DriverRendezvous(launch)
         rendezvous._engine._collectives = SimpleNamespace(started={"A": 3, "B": 1})
         driver, _ = listener.accept()
         with driver, driver.makefile("rb") as words:

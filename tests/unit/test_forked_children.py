@@ -12,14 +12,12 @@ import textwrap
 
 import pytest
 
-from edl_hvd.worker.engine.children import keep_from_children
-from edl_hvd.worker.engine.sockets import open_sockets
+from edl_hvd.worker.engine.children import keep_from_children, open_sockets
 
 # A worker that has formed a world and forked a loading process, which waits as if for its next order.
 WORKER = """
     import multiprocessing, signal
-    from edl_hvd.worker.engine.children import keep_from_children
-    from edl_hvd.worker.engine.sockets import open_sockets
+    from edl_hvd.worker.engine.children import keep_from_children, open_sockets
 
     def load(ready):
         ready.set()

@@ -79,14 +79,3 @@ def test_worlds_that_break_are_counted_while_nobody_is_missing_and_nothing_is_co
     assert found == [1, 2, 3, 1, 2]
     told.interruption.end()
     assert told.interruption.barren == 0
-
-
-def test_the_next_life_of_a_process_goes_on_with_it(told: Told, tmp_path: Path) -> None:
-    told.interruption.begin("failure", World(4, 0, 3, members=THREE))
-    kept = json.loads(json.dumps(told.interruption.kept()))
-    after = Told(tmp_path / "events.jsonl")
-    after.interruption.remember(kept)
-    assert after.interruption.before == told.interruption.before
-    after.clock.sleep(told.clock.monotonic_s() + 3.0 - after.clock.monotonic_s())
-    after.interruption.announce(World(5, 0, 2, members=("a:0", "b:0")), [4, 4], step=70)
-    assert [event.get("worker", event.get("seconds")) for event in after.events()] == [None, "c:0", 3.0]

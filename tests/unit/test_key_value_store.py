@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -15,7 +16,7 @@ from clocks import FakeClock
 
 from edl_hvd import key_value_store
 from edl_hvd.errors import PlatformError, UsageError
-from edl_hvd.key_value_store import KeyValueStore
+from edl_hvd.key_value_store import KeyValueStore, StoreAddress
 
 TIMEOUT_S = 120  # for what takes milliseconds
 LARGEST = 1 << 20
@@ -55,11 +56,11 @@ def status(answer: bytes) -> int:
 
 
 def test_the_store_keeps_and_misses_like_horovods(store):
-    assert key_value_store.get(store.address, store.port, "/global/0", TIMEOUT_S) is None
-    key_value_store.put(store.address, store.port, "/global/0", b"\x00address", TIMEOUT_S)
-    assert key_value_store.get(store.address, store.port, "/global/0", TIMEOUT_S) == b"\x00address"
+    assert key_value_store.get(store.place, "/global/0", TIMEOUT_S) is None
+    key_value_store.put(store.place, "/global/0", b"\x00address", TIMEOUT_S)
+    assert key_value_store.get(store.place, "/global/0", TIMEOUT_S) == b"\x00address"
     with pytest.raises(OSError, match="status 413"):
-        key_value_store.put(store.address, store.port, "/global/1", bytes(2 << 20), TIMEOUT_S)
+        key_value_store.put(store.place, "/global/1", bytes(2 << 20), TIMEOUT_S)
     assert store.get("/global/1") is None
 
 
@@ -94,7 +95,7 @@ def test_a_request_may_come_in_pieces(store):
 
 def test_the_largest_value_travels_both_ways(store):
     value = random.Random(0).randbytes(LARGEST)
-    key_value_store.put(store.address, store.port, "/global/0", value, TIMEOUT_S)
+    key_value_store.put(store.place, "/global/0", value, TIMEOUT_S)
     with socket.socket() as stream:
         # A window and segments so small that the store cannot send all at once.
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -103,7 +104,7 @@ def test_the_largest_value_travels_both_ways(store):
         stream.connect((store.address, store.port))
         stream.sendall(request("GET", "/global/0"))
         # While this one does not read, others are served.
-        assert key_value_store.get(store.address, store.port, "/global/0", TIMEOUT_S) == value
+        assert key_value_store.get(store.place, "/global/0", TIMEOUT_S) == value
         assert read_all(stream).partition(b"\r\n\r\n")[2] == value
 
 
@@ -137,7 +138,7 @@ def test_an_asyncio_program_can_own_a_store():
 
 def test_the_owner_puts_only_what_a_peer_could_put(store):
     store.put("/rank_and_size/host:0", bytearray(b"0,1"))
-    assert key_value_store.get(store.address, store.port, "/rank_and_size/host:0", TIMEOUT_S) == b"0,1"
+    assert key_value_store.get(store.place, "/rank_and_size/host:0", TIMEOUT_S) == b"0,1"
     with pytest.raises(UsageError, match="/scope/key"):
         store.put("/key", b"")
     with pytest.raises(UsageError, match="the most is 1048576"):
@@ -148,7 +149,7 @@ def test_closing_ends_everything_and_may_be_done_twice_and_by_any_thread():
     threads, descriptors = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
     store = KeyValueStore("127.0.0.1")
     with connect(store) as stream:
-        key_value_store.get(store.address, store.port, "/global/0", TIMEOUT_S)  # the other one has been accepted
+        key_value_store.get(store.place, "/global/0", TIMEOUT_S)  # the other one has been accepted
         closers = [threading.Thread(target=store.close) for _ in range(2)]
         for closer in closers:
             closer.start()
@@ -180,7 +181,7 @@ def test_a_peer_that_is_not_allowed_gets_no_answer():
     with closing(KeyValueStore("127.0.0.1", allowed)) as store:
         with connect(store) as stranger:
             assert stranger.recv(1) == b""
-        assert key_value_store.get(store.address, store.port, "/global/0", TIMEOUT_S) is None
+        assert key_value_store.get(store.place, "/global/0", TIMEOUT_S) is None
     assert asked == ["127.0.0.1"] * 2
 
 
@@ -196,7 +197,7 @@ def test_nobody_is_let_in_while_it_cannot_be_told_who_may(caplog):
     with closing(KeyValueStore("127.0.0.1", allowed)) as store:
         with connect(store) as stranger:
             assert stranger.recv(1) == b""
-        assert key_value_store.get(store.address, store.port, "/global/0", TIMEOUT_S) is None
+        assert key_value_store.get(store.place, "/global/0", TIMEOUT_S) is None
     assert "no list of hosts" in caplog.text
 
 
@@ -298,7 +299,7 @@ def test_ten_thousand_malformed_requests_change_nothing():
                     continue  # the store hung up first
             assert status(answer) in (400, 413, 431), (seed, number, sent[:200])
         for path, value in kept.items():
-            assert key_value_store.get(store.address, store.port, path, TIMEOUT_S) == value
+            assert key_value_store.get(store.place, path, TIMEOUT_S) == value
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
@@ -310,7 +311,7 @@ def test_a_peer_that_never_finishes_its_request_is_dropped_after_ten_seconds():
     with closing(KeyValueStore("127.0.0.1", clock=clock)) as store, socket.socket() as slow:
 
         def has_been_served() -> None:
-            key_value_store.get(store.address, store.port, "/global/0", TIMEOUT_S)
+            key_value_store.get(store.place, "/global/0", TIMEOUT_S)
 
         has_been_served()
         clock.sleep(1_000)  # before the peer comes, so not its fault
@@ -334,7 +335,7 @@ def test_a_crowd_that_asks_nothing_does_not_keep_others_out(monkeypatch):
     monkeypatch.setattr(key_value_store, "_CROWDED_PATIENCE_S", 0.01)
     with closing(KeyValueStore("127.0.0.1")) as store, ExitStack() as stack:
         crowd = [stack.enter_context(connect(store)) for _ in range(40)]
-        assert key_value_store.get(store.address, store.port, "/global/0", TIMEOUT_S) is None
+        assert key_value_store.get(store.place, "/global/0", TIMEOUT_S) is None
         assert crowd[0].recv(1) == b""
 
 
@@ -357,6 +358,83 @@ def test_a_process_that_runs_out_of_descriptors_serves_on():
         port = int(server.stdout.readline())
         for _ in range(12):
             stack.enter_context(socket.create_connection(("127.0.0.1", port), TIMEOUT_S))
-        assert key_value_store.get("127.0.0.1", port, "/global/0", TIMEOUT_S) is None
+        assert key_value_store.get(StoreAddress("127.0.0.1", port), "/global/0", TIMEOUT_S) is None
         server.stdin.close()
         assert server.wait() == 0
+
+
+def exchange(place: StoreAddress, rank: int, size: int, value: bytes) -> socket.socket:
+    """Ask as a member does; the answer is to come."""
+    member = socket.create_connection((place.address, place.port), TIMEOUT_S)
+    head = f"PUT /global/{rank}?of={size} HTTP/1.1\r\nAuthorization: Bearer {place.token}\r\n"
+    member.sendall(f"{head}Content-Length: {len(value)}\r\n\r\n".encode() + value)
+    return member
+
+
+def parts(member: socket.socket) -> list[bytes]:
+    with member, member.makefile("rb") as answer:
+        assert answer.readline().startswith(b"HTTP/1.1 200 ")
+        while answer.readline() != b"\r\n":
+            pass
+        found = []
+        while length := answer.read(4):
+            found.append(answer.read(int.from_bytes(length, "big")))
+        return found
+
+
+def test_all_ranks_of_a_context_are_answered_with_what_each_has_put(store):
+    values = [b"first", b"", bytes(1000)]
+    for _ in range(2):  # a later context of the same name meets nobody of the one before
+        members = [exchange(store.place, rank, 3, values[rank]) for rank in (2, 0, 1)]
+        assert [parts(member) for member in members] == [values] * 3
+    assert (store._exchanges, store._bytes) == ({}, 0)
+
+
+def test_who_asks_anew_or_ends_is_no_longer_waited_for_at_its_old_connection(store):
+    exchange(store.place, 0, 2, b"gone").close()
+    old, new = exchange(store.place, 0, 2, b"old"), exchange(store.place, 0, 2, b"new")
+    assert old.recv(1) == b""
+    assert parts(exchange(store.place, 1, 2, b"other")) == [b"new", b"other"] == parts(new)
+    old.close()
+
+
+@pytest.mark.parametrize("path", ["/global/2?of=2", "/global/0?of=3", "/global/x?of=2", "/global/0?of="])
+def test_an_exchange_that_cannot_be_is_refused(store, path):
+    with exchange(store.place, 1, 2, b"there"):
+        while not store._exchanges:
+            time.sleep(0.01)
+        with pytest.raises(OSError, match="status 400"):
+            key_value_store.put(store.place, path, b"value", TIMEOUT_S)
+        assert parts(exchange(store.place, 0, 2, b"own")) == [b"own", b"there"]
+
+
+def test_only_who_knows_the_token_is_served():
+    store = KeyValueStore("127.0.0.1", token="secret")
+    try:
+        key_value_store.put(store.place, "/global/0", b"value", TIMEOUT_S)
+        for token in ("", "secre", "secrets"):
+            stranger = StoreAddress(store.address, store.port, token)
+            for ask in (
+                lambda place: key_value_store.get(place, "/global/0", TIMEOUT_S),
+                lambda place: key_value_store.put(place, "/global/0", bytes(1 << 20), TIMEOUT_S),
+            ):
+                with pytest.raises(OSError, match="status 401"):
+                    ask(stranger)
+        assert key_value_store.get(store.place, "/global/0", TIMEOUT_S) == b"value"
+    finally:
+        store.close()
+
+
+def test_a_store_takes_no_more_than_it_may(store, monkeypatch):
+    monkeypatch.setattr(key_value_store, "_MOST_KEYS", 3)
+    for number in range(3):
+        key_value_store.put(store.place, f"/global/{number}", b"value", TIMEOUT_S)
+    with pytest.raises(OSError, match="status 507"):
+        key_value_store.put(store.place, "/global/3", b"value", TIMEOUT_S)
+    key_value_store.put(store.place, "/global/2", bytes(1 << 20), TIMEOUT_S)
+    monkeypatch.setattr(key_value_store, "_MOST_BYTES", (1 << 20) + 20)
+    with pytest.raises(OSError, match="status 507"):
+        key_value_store.put(store.place, "/global/1", bytes(100), TIMEOUT_S)
+    with pytest.raises(UsageError, match="no room for /global/1: a store takes 3 keys and 1048596 bytes"):
+        store.put("/global/1", bytes(100))
+    assert key_value_store.get(store.place, "/global/1", TIMEOUT_S) == b"value"

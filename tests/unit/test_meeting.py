@@ -4,10 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from edl_hvd.worker.engine.departures import Departures
+from edl_hvd.key_value_store import StoreAddress
 from edl_hvd.worker.joining.meeting import Go, Guest, Hello, Host
 
-GO = Go(generation=3, members=("a:0", "b:0", "c:0"), known_step=70, store=("127.0.0.1", 9))
+GO = Go(generation=3, members=("a:0", "b:0", "c:0"), known_step=70, store=StoreAddress("127.0.0.1", 9, "secret"))
 
 
 def hello(rank):
@@ -36,7 +36,7 @@ def visit(host):
 
 @pytest.fixture
 def world(host, visit):
-    """Everybody's departures, by rank, and the meetings, once all have heard the go."""
+    """What everybody hears of deaths, by rank, and the meetings, once all have heard the go."""
     with ThreadPoolExecutor() as pool:
         gathering = pool.submit(host.gather, hello(0), 30)
         guests = [visit(1), visit(2)]
@@ -44,26 +44,13 @@ def world(host, visit):
     host.announce(GO)
     assert [guest.wait(30) for guest in guests] == [GO, GO]
     meetings = [host, *guests]
-    departures = [Recorded() for _ in meetings]
-    threads = [meeting.watch(record) for meeting, record in zip(meetings, departures, strict=True)]
-    yield meetings, departures, threads
+    deaths = [queue.Queue() for _ in meetings]
+    threads = [meeting.watch(heard.put) for meeting, heard in zip(meetings, deaths, strict=True)]
+    yield meetings, deaths, threads
     for meeting in meetings:
         meeting.leave(regular=False)
     for thread in threads:  # each closes what it watches
         thread.join(30)
-
-
-class Recorded(Departures):
-    def __init__(self):
-        super().__init__()
-        self.notes = queue.Queue()
-
-    def note(self, reason, *, regular):
-        self.notes.put((reason, regular))
-
-
-def hears(record):
-    return record.notes.get(timeout=30)
 
 
 def test_a_member_that_does_not_come_ends_the_meeting_for_all(host, visit):
@@ -82,30 +69,28 @@ def test_a_member_that_leaves_while_others_come_ends_the_meeting(host, visit):
         assert gathering.result() is None
 
 
-@pytest.mark.parametrize("regular", [False, True])
-def test_the_departure_of_a_guest_reaches_every_member(world, regular):
-    meetings, departures, _ = world
-    meetings[2].leave(regular)
-    assert hears(departures[0]) == hears(departures[1]) == ("rank 2 (c:0)", regular)
-    assert departures[2].notes.empty()
+def test_the_death_of_a_guest_reaches_every_member(world):
+    meetings, deaths, _ = world
+    meetings[2].leave(regular=False)
+    assert deaths[0].get(timeout=30) == deaths[1].get(timeout=30) == "rank 2 (c:0)"
+    assert deaths[2].empty()
 
 
-@pytest.mark.parametrize("regular", [False, True])
-def test_the_departure_of_rank_0_reaches_every_member(world, regular):
-    meetings, departures, _ = world
-    meetings[0].leave(regular)
-    assert hears(departures[1]) == hears(departures[2]) == ("rank 0", regular)
-    assert departures[0].notes.empty()
+def test_the_death_of_rank_0_reaches_every_member(world):
+    meetings, deaths, _ = world
+    meetings[0].leave(regular=False)
+    assert deaths[1].get(timeout=30) == deaths[2].get(timeout=30) == "rank 0"
+    assert deaths[0].empty()
 
 
 def test_when_all_leave_nothing_goes_on_and_nobody_died(world):
-    meetings, departures, threads = world
+    meetings, deaths, threads = world
     for meeting in meetings:
         meeting.leave(regular=True)
     for thread in threads:
         thread.join(30)
         assert not thread.is_alive()
-    assert all(regular for record in departures for _, regular in record.notes.queue)
+    assert all(heard.empty() for heard in deaths)
 
 
 @pytest.mark.parametrize("intruder", ["wrong token", "garbage", "taken rank"])

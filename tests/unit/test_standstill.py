@@ -8,11 +8,12 @@ import pytest
 from clocks import FakeClock
 
 from edl_hvd.errors import UsageError
+from edl_hvd.key_value_store import StoreAddress
 from edl_hvd.worker.engine.standstill import LongWait, Standstills
 from edl_hvd.world import World
 
 MEMBERS = ("a:0", "b:0")
-STORE = ("127.0.0.1", 1)
+STORE = StoreAddress("127.0.0.1", 1)
 
 
 class Store:
@@ -22,12 +23,12 @@ class Store:
         self.values: dict[str, bytes] = {}
         self.gone = False
 
-    def get(self, address: str, port: int, path: str, timeout_s: float) -> bytes | None:
+    def get(self, place: StoreAddress, path: str, timeout_s: float) -> bytes | None:
         if self.gone:
             raise ConnectionRefusedError
         return self.values.get(path)
 
-    def put(self, address: str, port: int, path: str, value: bytes, timeout_s: float) -> None:
+    def put(self, place: StoreAddress, path: str, value: bytes, timeout_s: float) -> None:
         if self.gone:
             raise ConnectionRefusedError
         self.values[path] = value

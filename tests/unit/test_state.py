@@ -1,6 +1,4 @@
 import random
-import shutil
-import types
 
 import pytest
 import torch
@@ -12,7 +10,6 @@ import edl_hvd
 from edl_hvd.errors import StateError, UsageError
 from edl_hvd.events import read_events
 from edl_hvd.rescale.policy import WorkerBatch
-from edl_hvd.worker.keeping import next_life
 
 
 def make(samples=20, **sampler_arguments):
@@ -77,7 +74,7 @@ def test_putting_back_undoes_everything_since_the_commit():
     state._runtime.commit_every = 100
     kept = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
     with alone():
-        edl_hvd.worker.process.current().joined = edl_hvd.SoloRendezvous().join(-1, -1, dict)
+        edl_hvd.worker.process.current().joined = edl_hvd.SoloRendezvous().join(-1, -1)
         for _, inputs in state.batches(loader):
             state.optimizer.zero_grad()
             state.model(inputs).square().mean().backward()
@@ -281,32 +278,3 @@ def test_an_overflow_skips_the_step_and_not_the_scheduler_as_in_pytorch():
     with alone():
         train(state)
     assert (state.step, state.scheduler.last_epoch, scaler.get_scale()) == (2, 2, 512.0)
-
-
-@pytest.mark.parametrize("room", ["in memory", "on disk"])
-def test_a_worker_brings_its_state_into_its_next_life(room, monkeypatch, tmp_path):
-    if room == "on disk":
-        monkeypatch.setattr(
-            "edl_hvd.worker.keeping.next_life.shutil.disk_usage", lambda path: types.SimpleNamespace(free=10)
-        )
-        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    state, loader = make()
-    run(state, loader)
-    state.notes.append((1, "x"))
-    state._runtime.memory.take(state._runtime.memory.commit + 1)
-    folder = next_life.keep(state._runtime.memory)
-    assert (room == "on disk") == folder.startswith(str(tmp_path))
-    again, _ = make()
-    next_life.take_back(again._runtime.memory, folder)
-    shutil.rmtree(folder)
-    assert (again.step, again.notes, again._runtime.memory.held) == (
-        state.step,
-        [(1, "x")],
-        state._runtime.memory.commit,
-    )
-    for name, tensor in state.model.state_dict().items():
-        assert torch.equal(tensor, again.model.state_dict()[name])
-
-
-def test_a_worker_without_state_takes_none_along():
-    assert next_life.keep(make()[0]._runtime.memory) is None

@@ -14,13 +14,27 @@ import signal
 import threading
 from contextlib import suppress
 
-from edl_hvd.worker.engine.sockets import open_sockets
-
+_DESCRIPTORS = "/proc/self/fd"
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _private: frozenset[tuple[int, str]] | None = None
 _forked_by_main_thread = True
+
+
+def open_sockets() -> frozenset[tuple[int, str]]:
+    """The sockets this process has open now, as (descriptor, inode name).
+
+    The inode is kept because a closed descriptor's number is given out again.
+    """
+    found = set()
+    with suppress(FileNotFoundError):
+        for name in os.listdir(_DESCRIPTORS):
+            with suppress(FileNotFoundError):
+                target = os.readlink(f"{_DESCRIPTORS}/{name}")
+                if target.startswith("socket:"):
+                    found.add((int(name), target))
+    return frozenset(found)
 
 
 def keep_from_children(sockets: frozenset[tuple[int, str]]) -> None:

@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable
-from http.client import HTTPException
-from typing import Any, NoReturn
 
 import horovod.torch as hvd
-import torch
 
-from edl_hvd import key_value_store
 from edl_hvd.errors import RendezvousError, UsageError
-from edl_hvd.key_value_store import KeyValueStore
-from edl_hvd.settings import PastLife
+from edl_hvd.key_value_store import StoreAddress
+from edl_hvd.network_interface import require_address
 from edl_hvd.worker.engine import mended
-from edl_hvd.worker.engine.abort_guard import AbortGuard
-from edl_hvd.worker.engine.children import keep_from_children
-from edl_hvd.worker.engine.departures import Departures
-from edl_hvd.worker.engine.horovod_collectives import HorovodCollectives
-from edl_hvd.worker.engine.interface import bind_to
-from edl_hvd.worker.engine.native_call import NativeCall
-from edl_hvd.worker.engine.rebirth import be_reborn
-from edl_hvd.worker.engine.sockets import break_sockets, open_sockets
+from edl_hvd.worker.engine.children import keep_from_children, open_sockets
+from edl_hvd.worker.engine.horovod_collectives import Ending, HorovodCollectives
 from edl_hvd.worker.engine.standstill import Standstills
 from edl_hvd.world import World
 
 logger = logging.getLogger(__name__)
 
-_LEAVE_S = 5.0  # far more than leaving takes on a busy machine, far less than the Gloo timeout
-_BREAK_AGAIN_S = 0.05
-_LOOPBACK = "127.0.0.1"
-_STORE_TIMEOUT_S = 10.0
+_LEAVE_S = 5.0  # far more than leaving takes on a busy machine
+_OF_GLOO_TIMEOUT = 0.9  # a start that takes longer is ended, before Gloo does it
 
 
 class Engine:
@@ -41,7 +32,6 @@ class Engine:
 
     Args:
         name: This worker, as ``host:slot``.
-        environment: The whole environment at the process's start, for a rebirth.
         elastic: A world may be left for another; else the job ends when one breaks.
         collective_timeout_s: How long the members may wait for each other; ``None`` where a driver sees to it.
 
@@ -49,165 +39,140 @@ class Engine:
         generation: Of the last world started.
         rank: In the last world started; -1 before the first.
         known_step: The furthest step heard of.
-        keep: Puts the state of this worker in a safe place, see ``Rendezvous.join``.
+        present: Generation of the world that forms or lives; 0 for none.
+
+    Raises:
+        PlatformError: The installed Horovod is not mended.
     """
 
-    def __init__(
-        self, name: str, environment: dict[str, str], elastic: bool, collective_timeout_s: float | None = None
-    ) -> None:
+    def __init__(self, name: str, elastic: bool, collective_timeout_s: float | None = None) -> None:
         mended.require()
         self.generation = 0
         self.rank = -1
         self.known_step = -1
-        self.keep: Callable[[], dict[str, Any]] = dict
         self._name = name
-        self._environment = environment
         self._elastic = elastic
         self._collective_timeout_s = collective_timeout_s
         self._collectives: HorovodCollectives | None = None
-        self._guard: AbortGuard | None = None
-        self._sockets: frozenset[tuple[int, str]] = frozenset()
+        self._lock = threading.Lock()
+        self.present = 0
+        self._forming = False
+        self._endings: dict[int, Ending] = {}
 
-    def start(self, world: World, store: tuple[str, int], departures: Departures) -> HorovodCollectives | None:
+    def start(self, world: World, store: StoreAddress) -> HorovodCollectives | None:
         """Start Horovod as a member of ``world``; blocks until all members have.
 
         Args:
             world: The world, with this worker's place in it.
-            store: Address and port of the key-value store of this generation.
-            departures: Tells who has left it already.
+            store: The key-value store of this generation.
 
         Returns:
-            Its collectives; ``None`` if the store is gone, and with it the world.
+            Its collectives; ``None`` if a member or the store is gone, and with it the world.
+
+        Raises:
+            PlatformError: The network interface that is to be used has no address.
+            RendezvousError: The world did not form, and there will be no other.
         """
-        if not self._prepare(world, store):
-            return None
+        self._prepare(world, store)
         before = open_sockets()
-        guard = AbortGuard(departures)
-        try:
-            formed = self._init(world.generation, before, departures, guard)
-            if not formed:
-                hvd.shutdown()
-                guard.end()
-                logger.warning("generation %d did not form: %s", world.generation, departures.reason or "a member left")
-                if self._elastic:
-                    return None
-                raise RendezvousError(
-                    f"Horovod cannot start: {departures.reason or 'a member'} is missing; the output of the other "
-                    "workers may say more"
-                )
-        except BaseException:
-            guard.end()
-            raise
-        if self._elastic:
-            guard.started()
-            self._guard = guard
-        else:
-            guard.end()
-        self._sockets = open_sockets() - before
-        keep_from_children(self._sockets)
-        self.generation, self.rank = world.generation, world.rank
+        with self._lock:
+            for generation in [old for old in self._endings if old < world.generation]:
+                del self._endings[generation]
+            self.present, self._forming = world.generation, True
+            mended.abort(on=world.generation in self._endings)  # else what was given up is over
+        formed = self._init(world.generation)
+        with self._lock:
+            self._forming = False
+            ending = self._endings.get(world.generation)
+            if formed and ending is None:
+                self.generation, self.rank = world.generation, world.rank
+            else:
+                self.present = 0
+        if self.present == 0:
+            self.stop(broken=True)
+            reason = ending.reason if ending is not None else "a member or the key-value store"
+            logger.warning("generation %d did not form: %s is gone", world.generation, reason)
+            if self._elastic:
+                return None
+            raise RendezvousError(
+                f"Horovod cannot start: {reason} is gone; the output of the other workers may say more"
+            )
+        keep_from_children(open_sockets() - before)
         timeout_s = self._collective_timeout_s
         standstills = None if timeout_s is None else Standstills(world, store, timeout_s)
-        self._collectives = HorovodCollectives(departures, self.break_connections, standstills)
+        self._collectives = HorovodCollectives(lambda: self._endings.get(world.generation), standstills)
         logger.info("generation %d: rank %d of %d", world.generation, world.rank, world.size)
         return self._collectives
 
-    def _init(
-        self, generation: int, before: frozenset[tuple[int, str]], departures: Departures, guard: AbortGuard
-    ) -> bool:
-        """Let Horovod start; false if the world cannot form."""
-        gloo_s = float(self._environment.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "30"))
-        start = NativeCall(hvd.init)
+    def _prepare(self, world: World, store: StoreAddress) -> None:
+        """Hand the place in the world to Horovod, whose C++ reads these at init."""
+        if os.environ.get("HOROVOD_GLOO_IFACE"):
+            require_address(os.environ["HOROVOD_GLOO_IFACE"])
+        key = hmac.digest(store.token.encode(), f"generation {world.generation}".encode(), hashlib.sha256)
+        # HOROVOD_ELASTIC stays set: NCCL aborts only then.
+        os.environ.update(
+            HOROVOD_RANK=str(world.rank),
+            HOROVOD_SIZE=str(world.size),
+            HOROVOD_LOCAL_RANK=str(world.local_rank),
+            HOROVOD_LOCAL_SIZE=str(world.local_size),
+            HOROVOD_CROSS_RANK=str(world.cross_rank),
+            HOROVOD_CROSS_SIZE=str(world.cross_size),
+            HOROVOD_GLOO_RENDEZVOUS_ADDR=store.address,
+            HOROVOD_GLOO_RENDEZVOUS_PORT=str(store.port),
+            HOROVOD_GLOO_RENDEZVOUS_TOKEN=store.token,
+            HOROVOD_WORLD_KEY=key.hex(),
+        )
+
+    def _init(self, generation: int) -> bool:
+        """Let Horovod start; false if the world did not form."""
+        bound_s = _OF_GLOO_TIMEOUT * float(os.environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "30"))
+        bound = _after(bound_s, self.end, generation, f"a member that was waited for for {bound_s:.0f} s")
         try:
-            if start.returns_within(0.9 * gloo_s, lambda: departures.reason or guard.held.is_set()):
-                return True
-            with mended.abort():
-                deadline_s = time.monotonic() + _LEAVE_S
-                while not guard.held.is_set() and time.monotonic() < deadline_s:
-                    break_sockets(open_sockets() - before)
-                    if start.returns_within(_BREAK_AGAIN_S, guard.held.is_set):
-                        return False  # it has formed all the same, and somebody is gone
+            hvd.init()
         except ValueError:  # what hvd.init() makes of an error
             return False
-        self._be_reborn(generation, f"{departures.reason or 'a member'} is missing at its start")
+        finally:
+            bound.cancel()
+        return True
+
+    def end(self, generation: int, worker: str, grace_s: float = 0.0) -> None:
+        """A world has lost a member: end what waits in it. Any thread, any time; does not block.
+
+        Args:
+            generation: Which world, also one that this worker is yet to hear of.
+            worker: Who is gone, for people.
+            grace_s: How long a collective may still wait. A world that forms ends at once.
+        """
+        with self._lock:
+            known = self._endings.get(generation)
+            if known is None or grace_s < known.grace_s:
+                self._endings[generation] = Ending(worker, time.monotonic(), grace_s)
+            if generation == self.present and (self._forming or grace_s == 0):
+                mended.abort(on=True)
+
+    def stop(self, broken: bool) -> None:
+        """Shut Horovod down: ``broken`` without a word to the others, else together with them."""
+        with self._lock:
+            self.present = 0
+        if broken:
+            mended.abort(on=True)
+        bound = _after(_LEAVE_S, mended.abort, True)
+        try:
+            hvd.shutdown()
+        finally:
+            bound.cancel()
 
     def times_started(self, names: Iterable[str]) -> list[int]:
         """How often each of these collectives was started in the present world. Any thread."""
         started = self._collectives.started if self._collectives is not None else {}
         return [started.get(name, 0) for name in names]
 
-    def break_connections(self) -> None:
-        """Make every collective of this world fail, here and at the neighbours. Any thread."""
-        break_sockets(self._sockets)
 
-    def stop(self, broken: bool) -> None:
-        """Shut Horovod down; does not return if that needs a new process image."""
-        if broken:
-            self.break_connections()
-        if self._guard is not None:
-            self._shut_down_or_be_reborn(broken, self._guard)
-            self._guard.end()
-            self._guard = None
-        else:
-            hvd.shutdown()  # the job ends; at the worst after the Gloo timeout
-        self._sockets = frozenset()
-
-    def _shut_down_or_be_reborn(self, broken: bool, guard: AbortGuard) -> None:
-        if broken:
-            guard.broke()
-        shutdown = NativeCall(hvd.shutdown)
-        left = shutdown.returns_within(_LEAVE_S, guard.held.is_set)
-        if not left and not broken:
-            self.break_connections()
-            left = shutdown.returns_within(_LEAVE_S, guard.held.is_set)
-        if guard.held.is_set():
-            self._be_reborn(self.generation, "its connections ended in the middle of a message")
-        if left and self._collectives is not None and self._collectives.abandoned:
-            left = self._forget_leftovers()
-        if not left:
-            self._be_reborn(self.generation, "it has not ended a collective")
-
-    def _forget_leftovers(self) -> bool:
-        """Horovod keeps a tensor that it was given too late, and would refuse its name from then on.
-
-        In a world of this process alone it gets rid of it, because there nobody is waited for.
-        """
-        store = KeyValueStore(_LOOPBACK)
-        try:
-            if not self._prepare(World.of(self.generation, (self._name,), rank=0), (store.address, store.port)):
-                return False
-            return NativeCall(_pass_through_a_world_of_one).returns_within(_LEAVE_S)
-        finally:
-            store.close()
-
-    def _prepare(self, world: World, store: tuple[str, int]) -> bool:
-        """Hand the place in the world to Horovod. False if the store is gone already."""
-        # Horovod's C++ reads these at init. After a shutdown in elastic mode it also asks the store for its
-        # rank; the answer is put there beforehand. HOROVOD_ELASTIC stays set: NCCL aborts only then.
-        numbers = (world.rank, world.size, world.local_rank, world.local_size, world.cross_rank, world.cross_size)
-        names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
-        address, port = store
-        os.environ.update({f"HOROVOD_{name}": str(number) for name, number in zip(names, numbers, strict=True)})
-        os.environ.update(HOROVOD_GLOO_RENDEZVOUS_ADDR=address, HOROVOD_GLOO_RENDEZVOUS_PORT=str(port))
-        interface = os.environ.get("HOROVOD_GLOO_IFACE")
-        if interface:
-            bind_to(interface)
-        key = f"/rank_and_size/{self._name.rpartition(':')[0]}:{world.local_rank}"
-        try:
-            key_value_store.put(address, port, key, ",".join(map(str, numbers)).encode(), _STORE_TIMEOUT_S)
-        except (OSError, HTTPException):
-            return False
-        return True
-
-    def _be_reborn(self, generation: int, reason: str) -> NoReturn:
-        if not self._elastic:
-            raise RendezvousError(f"Horovod cannot start: {reason}; the output of the other workers may say more")
-        try:
-            be_reborn(self._environment, PastLife(generation, self.known_step, self.keep(), self.rank), reason)
-        except BaseException:
-            # An ordinary end would wait for Horovod's thread, which is stuck.
-            logger.exception("this process cannot be run anew, so it ends")
-            os._exit(os.EX_SOFTWARE)
+def _after(seconds: float, act: Callable[..., object], *arguments: object) -> threading.Timer:
+    timer = threading.Timer(seconds, act, arguments)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 def refuse_own_horovod() -> None:
@@ -222,10 +187,3 @@ def refuse_own_horovod() -> None:
             "remove that call and the import of horovod, and write `import edl_hvd as hvd`: edl_hvd starts Horovod "
             "when the function decorated with @edl_hvd.elastic is entered (docs/from_static_horovod.md)"
         )
-
-
-def _pass_through_a_world_of_one() -> None:
-    hvd.init()
-    # Requests are answered in the order in which they came: after this one no older one is left.
-    hvd.allreduce(torch.zeros(1), name="edl_hvd.leftovers")
-    hvd.shutdown()

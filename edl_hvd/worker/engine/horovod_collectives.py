@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import horovod.torch as hvd
@@ -13,7 +14,7 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 
 from edl_hvd.errors import UsageError, WorldBrokenError
-from edl_hvd.worker.engine.departures import Departures
+from edl_hvd.worker.engine import mended
 from edl_hvd.worker.engine.lending import Loans
 from edl_hvd.worker.engine.standstill import LongWait, Standstills
 from edl_hvd.worker.progress import LONGEST_NAME, progress
@@ -24,31 +25,41 @@ _OPERATIONS = {"sum": hvd.Sum, "max": hvd.Max, "min": hvd.Min}
 _POLL_S, _LONGEST_POLL_S, _POLLS_OF_A_WAIT = 0.0001, 0.01, 50
 
 
+@dataclass(frozen=True)
+class Ending:
+    """Why a world ends.
+
+    Attributes:
+        reason: Who is gone, for people.
+        since_s: When that became known, by ``time.monotonic()``.
+        grace_s: How long a collective may wait after that, or after its own beginning.
+    """
+
+    reason: str
+    since_s: float
+    grace_s: float
+
+
 class HorovodCollectives:
     """See :class:`edl_hvd.worker.engine.collectives.Collectives`; runs on whatever Horovod was built with.
 
     Names are constant per purpose: Horovod negotiates a name it has seen before from its cache.
 
     Args:
-        departures: Tells who has left this world; a wait that has become hopeless is given up.
-        break_connections: Called once a wait seems hopeless; makes Horovod's own connections fail.
+        ending: Tells why this world ends; ``None`` while it does not.
         standstills: Tells when all members wait for each other; ``None`` where a driver does.
 
     Attributes:
-        abandoned: A wait was given up. Horovod may still know the tensor by its name, or even touch it.
         started: How often each collective was started, by name.
     """
 
     def __init__(
         self,
-        departures: Departures | None = None,
-        break_connections: Callable[[], None] = lambda: None,
+        ending: Callable[[], Ending | None] = lambda: None,
         standstills: Standstills | None = None,
     ) -> None:
-        self._departures = departures or Departures()
-        self._break_connections = break_connections
+        self._ending = ending
         self._standstills = standstills
-        self.abandoned = False
         self.started: Counter[str] = Counter()
         self._names: dict[int, str] = {}  # of those that are under way
         progress.waits = 0
@@ -61,7 +72,7 @@ class HorovodCollectives:
         return self._start_reduction(_in_memory_order(tensor), name, "sum")
 
     def finish(self, handles: Sequence[int]) -> None:
-        with _translated(), progress.waiting():
+        with self._translated(), progress.waiting():
             for handle in handles:
                 self._finish(handle)
         self._loans.settle()
@@ -69,16 +80,16 @@ class HorovodCollectives:
     def start_exchange(self, tensor: torch.Tensor, sizes: Sequence[int], name: str) -> int:
         splits = torch.tensor(sizes, dtype=torch.int32)
         lent = [self._loans.lend(given) for given in (tensor, splits, tensor.new_empty(0), splits.new_empty(0))]
-        with _translated():
+        with self._translated():
             return self._note(hvd.mpi_ops._alltoall_async(*lent, name, hvd.global_process_set), name)
 
     def start_gather(self, tensor: torch.Tensor, name: str) -> int:
         lent = [self._loans.lend(given) for given in (tensor, tensor.new_empty(0))]
-        with _translated():
+        with self._translated():
             return self._note(hvd.mpi_ops._allgather_async(*lent, name, hvd.global_process_set), name)
 
     def result(self, handle: int) -> torch.Tensor:
-        with _translated(), progress.waiting():
+        with self._translated(), progress.waiting():
             result = self._finish(handle)
         self._loans.settle()
         tensor: torch.Tensor = result[0] if isinstance(result, tuple) else result
@@ -91,7 +102,7 @@ class HorovodCollectives:
         return result
 
     def broadcast_(self, tensor: torch.Tensor, root: int, name: str | None = None) -> None:
-        with _translated():
+        with self._translated():
             real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
             lent, known = self._loans.lend(real), name or "edl_hvd.broadcast"
             handle = self._note(hvd.broadcast_async_(lent, root, name=known), known)
@@ -104,7 +115,7 @@ class HorovodCollectives:
 
     def _start_reduction(self, tensor: torch.Tensor, name: str, op: str) -> int:
         lent = self._loans.lend(tensor)
-        with _translated():
+        with self._translated():
             return self._note(hvd.allreduce_async_(lent, name=name, op=_OPERATIONS[op]), name)
 
     def _note(self, handle: int, name: str) -> int:
@@ -127,19 +138,29 @@ class HorovodCollectives:
 
     def _polls(self, handle: int) -> Iterator[float]:
         """For how long it has waited, now and then until the collective has ended."""
-        wait = self._departures.wait()
         started_s = time.monotonic()
-        broken = False
         while not hvd.poll(handle):
-            if wait.needs_help and not broken:
-                broken = True
-                self._break_connections()
-            if wait.is_lost:
-                self.abandoned = True
-                raise WorldBrokenError(f"a collective waits in vain: {self._departures.reason} has left")
-            waited_s = time.monotonic() - started_s
+            now_s = time.monotonic()
+            ending = self._ending()
+            if ending is not None and now_s - max(ending.since_s, started_s) > ending.grace_s:
+                mended.abort(True)  # the collective ends with an error
+            waited_s = now_s - started_s
             yield waited_s
             time.sleep(min(max(_POLL_S, waited_s / _POLLS_OF_A_WAIT), _LONGEST_POLL_S))
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except HorovodInternalError as error:
+            if "Mismatched" in str(error):
+                raise UsageError(
+                    f"the workers called different collectives: {error}; every worker must build the same model and "
+                    "run the same commits, allreduces and epochs"
+                ) from error
+            ending = self._ending()
+            who = f"{ending.reason} is gone" if ending is not None else "probably because a member is gone"
+            raise WorldBrokenError(f"a collective failed, {who}: {error}") from error
 
 
 def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
@@ -150,16 +171,3 @@ def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
     strides = tensor.stride()
     flat = tensor.permute(sorted(range(tensor.dim()), key=lambda dimension: -strides[dimension])).view(-1)
     return torch.view_as_real(flat) if flat.is_complex() else flat
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except HorovodInternalError as error:
-        if "Mismatched" in str(error):
-            raise UsageError(
-                f"the workers called different collectives: {error}; every worker must build the same model and run "
-                "the same commits, allreduces and epochs"
-            ) from error
-        raise WorldBrokenError(f"a collective failed, probably because a member is gone: {error}") from error

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from horovod.torch import mpi_lib_v2
 
@@ -29,11 +27,9 @@ def require() -> None:
         )
 
 
-@contextmanager
-def abort() -> Iterator[None]:
-    """Meanwhile a start of Horovod that waits for the key-value store of its world ends with an error. Any thread."""
-    _library.horovod_abort(True)
-    try:
-        yield
-    finally:
-        _library.horovod_abort(False)
+def abort(on: bool) -> None:
+    """Give the world up: while it is on, every wait in Horovod ends with an error, and no world forms.
+
+    Any thread, any time: while Horovod starts, in a collective, and while it shuts down. Does not block.
+    """
+    _library.horovod_abort(ctypes.c_bool(on))

@@ -19,6 +19,7 @@ from edl_hvd import key_value_store
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.deadlock import Waiting, describe_deadlock, describe_standstill, is_deadlock
 from edl_hvd.errors import UsageError
+from edl_hvd.key_value_store import StoreAddress
 from edl_hvd.worker.progress import progress
 from edl_hvd.world import World
 
@@ -38,7 +39,7 @@ class Standstills:
 
     Args:
         world: Which one.
-        store: Address and port of its key-value store.
+        store: Its key-value store.
         timeout_s: How long all may wait for each other.
         clock: Tells the time.
         get: Reads from the store.
@@ -48,11 +49,11 @@ class Standstills:
     def __init__(
         self,
         world: World,
-        store: tuple[str, int],
+        store: StoreAddress,
         timeout_s: float,
         clock: Clock = SYSTEM_CLOCK,
-        get: Callable[[str, int, str, float], bytes | None] = key_value_store.get,
-        put: Callable[[str, int, str, bytes, float], None] = key_value_store.put,
+        get: Callable[[StoreAddress, str, float], bytes | None] = key_value_store.get,
+        put: Callable[[StoreAddress, str, bytes, float], None] = key_value_store.put,
     ) -> None:
         self.world = world
         self.timeout_s = timeout_s
@@ -67,13 +68,13 @@ class Standstills:
         return self._reports
 
     def put(self, what: str, value: bytes) -> None:
-        self._put(*self._store, f"/edl_hvd.{what}/{self.world.rank}", value, _STORE_TIMEOUT_S)
+        self._put(self._store, f"/edl_hvd.{what}/{self.world.rank}", value, _STORE_TIMEOUT_S)
 
     def get_all(self, what: str) -> list[bytes] | None:
         """What each rank has put there; ``None`` if one has not."""
         found = []
         for rank in range(self.world.size):
-            value = self._get(*self._store, f"/edl_hvd.{what}/{rank}", _STORE_TIMEOUT_S)
+            value = self._get(self._store, f"/edl_hvd.{what}/{rank}", _STORE_TIMEOUT_S)
             if not value:
                 return None
             found.append(value)

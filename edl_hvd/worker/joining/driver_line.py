@@ -19,7 +19,6 @@ from edl_hvd.settings import Driver
 from edl_hvd.worker.progress import progress
 
 _CONNECT_TIMEOUT_S = 10.0
-_CONNECT_AGAIN_S = 3.0  # it was there a moment ago, or it is gone
 _BEAT_S = 0.25
 # A driver's host that vanishes without a word leaves what is sent to it unanswered.
 _UNANSWERED_S = 8.0
@@ -32,7 +31,6 @@ class DriverLine:
     Args:
         driver: Where it listens, and who this worker is for it.
         beat: The fields of a beat (``driver/control.py``), asked several times a second.
-        expected: It has to be there. To a process that runs anew it may be lost from the start.
 
     Attributes:
         change: Generation of the world that is to change at its next commit; 0 for none.
@@ -42,7 +40,7 @@ class DriverLine:
         RendezvousError: The driver cannot be reached.
     """
 
-    def __init__(self, driver: Driver, beat: Callable[[], Mapping[str, Any]], expected: bool = True) -> None:
+    def __init__(self, driver: Driver, beat: Callable[[], Mapping[str, Any]]) -> None:
         self.change = 0
         self.lost = False
         self._wants_to_go = False
@@ -53,15 +51,9 @@ class DriverLine:
         self._one_at_a_time = threading.Lock()
         self._at_once: dict[str, Callable[..., None]] = {"straggler": _note_straggler, "lost": lambda: None}
         self.local_address = ""
-        timeout_s = _CONNECT_TIMEOUT_S if expected else _CONNECT_AGAIN_S
         try:
-            self._socket = socket.create_connection((driver.address, driver.port), timeout=timeout_s)
+            self._socket = socket.create_connection((driver.address, driver.port), timeout=_CONNECT_TIMEOUT_S)
         except OSError as error:
-            if not expected:
-                self._socket, self.lost = socket.socket(), True
-                self._socket.close()
-                self._news.put(None)
-                return
             raise RendezvousError(
                 f"worker {driver.worker} cannot reach its driver at {driver.address}:{driver.port}: {error}; check "
                 "that this host can connect to the one where edlrun runs, and --network-interfaces"

@@ -11,14 +11,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
 from edl_hvd.errors import UsageError
+from edl_hvd.key_value_store import StoreAddress
 from edl_hvd.network_interface import interface_of
 from edl_hvd.settings import Launch
-from edl_hvd.worker.engine.departures import Departures
 from edl_hvd.worker.engine.engine import Engine, refuse_own_horovod
 from edl_hvd.worker.joining.driver_line import DriverLine
 from edl_hvd.worker.joining.rendezvous import RUN_AGAIN, Dismissed, Following, Handover, Joined
@@ -26,8 +25,11 @@ from edl_hvd.worker.progress import progress
 from edl_hvd.world import World
 
 _LOOPBACK = "lo"
-_LAST_STEPS_S = 10.0
+# Who waits for longer without a driver is cut off from the others, or one of them is stuck. It loses at most what came
+# after its last commit.
+_ORPHAN_GRACE_S = 3.0
 # The others wait for what is still on its way to a newcomer; sending all of it anew takes them longer than this.
+_LAST_STEPS_S = 10.0
 _LONGEST_ERROR = 2000  # characters; the whole traceback is in the worker's output
 
 
@@ -36,29 +38,21 @@ class DriverRendezvous:
 
     Args:
         launch: What the driver put into the environment.
-        environment: The whole environment at start, for a rebirth.
     """
 
     elastic = True
 
-    def __init__(self, launch: Launch, environment: dict[str, str]) -> None:
+    def __init__(self, launch: Launch) -> None:
         assert launch.driver is not None
         self._name = launch.driver.worker
-        self._engine = Engine(self._name, environment, elastic=True)
-        if launch.past is not None:
-            past = launch.past
-            self._engine.generation, self._engine.known_step, self._engine.rank = (
-                past.generation, past.known_step, past.rank)  # fmt: skip
-        self._departures = Departures()
-        self._forming = 0
-        self._broken = 0  # the last generation that has lost a member
-        self._line = DriverLine(launch.driver, lambda: progress.beat(self._engine.generation), launch.past is None)
+        self._engine = Engine(self._name, elastic=True)
+        self._line = DriverLine(launch.driver, lambda: progress.beat(self._engine.generation))
         self._token = launch.driver.token
         self._handover: Handover | None = None
-        self._line.at_once("gone", self._on_gone)
+        self._line.at_once("gone", self._engine.end)
         self._line.at_once("guide", self._on_guide)
         self._line.at_once("explain", self._on_explain)
-        self._line.at_once("lost", lambda: self._departures.note_orphaned())
+        self._line.at_once("lost", self._on_lost)
         self._has_raised = False
         self._excepthook, sys.excepthook = sys.excepthook, self._on_uncaught
         if threading.current_thread() is threading.main_thread():
@@ -75,12 +69,9 @@ class DriverRendezvous:
         # Whoever sends it wants this host back: leave at the next commit, and lose nothing.
         self._line.ask_to_go()
 
-    def _on_gone(self, generation: int, worker: str) -> None:
-        self._broken = generation  # a world, perhaps, that the main thread is yet to hear of
-        if generation in (self._engine.generation, self._forming):
-            self._departures.note(worker, regular=False)
-            if generation == self._engine.generation:
-                self._engine.break_connections()
+    def _on_lost(self) -> None:
+        # Nobody tells of members that leave any more. The workers agree at their next commit to stop.
+        self._engine.end(self._engine.present, "the driver", _ORPHAN_GRACE_S)
 
     def _on_guide(self, generation: int, follower: str, address: str | None) -> None:
         port, own = 0, address or self._line.local_address
@@ -100,11 +91,9 @@ class DriverRendezvous:
     def change_pending(self) -> bool:
         return self._line.lost or self._line.change == self._engine.generation > 0
 
-    def join(
-        self, known_step: int, held_step: int, keep: Callable[[], dict[str, Any]], handover: Handover | None = None
-    ) -> Joined:
+    def join(self, known_step: int, held_step: int, handover: Handover | None = None) -> Joined:
         engine = self._engine
-        engine.known_step, engine.keep = max(engine.known_step, known_step), keep
+        engine.known_step = max(engine.known_step, known_step)
         self._handover = handover
         if engine.generation == 0:
             refuse_own_horovod()
@@ -156,8 +145,7 @@ class DriverRendezvous:
         engine = self._engine
         world = World.of(news["generation"], news["members"], news["members"].index(self._name))
         engine.known_step = max(engine.known_step, news["known_step"])
-        self._departures, self._forming = Departures(), world.generation
-        if self._line.lost or self._broken == world.generation:
+        if self._line.lost:
             return None
         interface = news["interface"] or interface_of(news["address"] or self._line.local_address)
         os.environ["HOROVOD_GLOO_IFACE"] = interface
@@ -165,7 +153,7 @@ class DriverRendezvous:
             # As horovodrun does. NCCL looks once: on loopback it had better choose itself, other hosts may join.
             os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
         address, port = news["store"]
-        collectives = engine.start(world, (address, port), self._departures)
+        collectives = engine.start(world, StoreAddress(address, port, self._token))
         if collectives is None:
             return None
         self._line.say("formed", generation=world.generation)

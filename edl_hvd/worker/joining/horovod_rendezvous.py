@@ -6,8 +6,7 @@ What differs from Horovod's own elastic mode, and why (rows of the project's fai
   instead of aborting with a C++ stack (D3).
 - Members meet before they start Horovod, so one that dies on the way costs a retry, not the others; and
   they stay connected, so that a death is known whatever Horovod is doing.
-- A broken world's sockets are shut down at the first error, so recovery does not wait for the Gloo
-  timeout (C1).
+- A broken world is given up at the first error, so recovery does not wait for the Gloo timeout (C1).
 - Host-change notices are listened to from the start of the process and dropped only once a later
   assignment covers them (B9).
 """
@@ -15,25 +14,23 @@ What differs from Horovod's own elastic mode, and why (rows of the project's fai
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import logging
+import secrets
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from http.client import HTTPException
-from typing import Any
 
 from horovod.runner.elastic.worker import WorkerNotificationManager
 
 from edl_hvd import key_value_store
 from edl_hvd.errors import RendezvousError
-from edl_hvd.key_value_store import KeyValueStore
+from edl_hvd.key_value_store import KeyValueStore, StoreAddress
 from edl_hvd.settings import Launch, Settings
-from edl_hvd.worker.engine.children import keep_from_children
-from edl_hvd.worker.engine.departures import Departures
+from edl_hvd.worker.engine.children import keep_from_children, open_sockets
 from edl_hvd.worker.engine.engine import Engine, refuse_own_horovod
-from edl_hvd.worker.engine.sockets import open_sockets
 from edl_hvd.worker.joining.meeting import Go, Guest, Hello, Host
 from edl_hvd.worker.joining.rendezvous import RUN_AGAIN, Dismissed, Handover, Joined
 from edl_hvd.world import World
@@ -78,23 +75,19 @@ class HorovodRendezvous:
     Args:
         launch: What the launcher put into the environment.
         settings: Timeouts.
-        environment: The whole environment at start, for a rebirth.
     """
 
-    def __init__(self, launch: Launch, settings: Settings, environment: dict[str, str]) -> None:
+    def __init__(self, launch: Launch, settings: Settings) -> None:
         refuse_own_horovod()
         self.elastic = launch.elastic
         self._launch = launch
         self._settings = settings
         self._name = f"{launch.host}:{launch.local_rank}"
-        self._engine = Engine(self._name, environment, launch.elastic, settings.collective_timeout_s)
-        self._address = _local_address_toward(launch.address or "", launch.port)
-        self._given: Assignment | None = None
-        if launch.past is None:
-            self._given = Assignment(launch.rank, launch.size, launch.local_rank, launch.local_size,
-                                     launch.cross_rank, launch.cross_size)  # fmt: skip
-        if launch.past is not None:
-            self._engine.generation, self._engine.known_step = launch.past.generation, launch.past.known_step
+        self._engine = Engine(self._name, launch.elastic, settings.collective_timeout_s)
+        self._launcher = StoreAddress(launch.address or "", launch.port)
+        self._address = _local_address_toward(self._launcher)
+        self._given: Assignment | None = Assignment(launch.rank, launch.size, launch.local_rank, launch.local_size,
+                                                    launch.cross_rank, launch.cross_size)  # fmt: skip
         self._store: KeyValueStore | None = None
         self._meeting: Host | Guest | None = None
         self._changes = _ChangeListener()
@@ -118,9 +111,7 @@ class HorovodRendezvous:
     def change_pending(self) -> bool:
         return self._changes.pending or self._going_s is not None
 
-    def join(
-        self, known_step: int, held_step: int, keep: Callable[[], dict[str, Any]], handover: Handover | None = None
-    ) -> Joined:
+    def join(self, known_step: int, held_step: int, handover: Handover | None = None) -> Joined:
         if self._going_s is not None:
             # An error to the launcher, which then leaves the host alone.
             left_s = self._going_s - time.monotonic()
@@ -128,7 +119,7 @@ class HorovodRendezvous:
         if self._engine.generation == 0:
             refuse_own_horovod()
         deadline = time.monotonic() + self._settings.elastic_timeout_s
-        self._engine.known_step, self._engine.keep = max(self._engine.known_step, known_step), keep
+        self._engine.known_step = max(self._engine.known_step, known_step)
         before = open_sockets()
         while True:
             assignment, self._given = self._given or self._ask_launcher(), None
@@ -175,7 +166,7 @@ class HorovodRendezvous:
 
     def _launcher_get(self, path: str, timeout_s: float) -> bytes | None:
         try:
-            return key_value_store.get(self._launch.address or "", self._launch.port, path, timeout_s)
+            return key_value_store.get(self._launcher, path, timeout_s)
         except (OSError, HTTPException) as error:
             raise RendezvousError(
                 f"the launcher at {self._launch.address}:{self._launch.port} does not answer GET {path}: {error}; "
@@ -204,21 +195,19 @@ class HorovodRendezvous:
             self._advertise({"closed": True, "step": hello.known_step})
             host.abort("a member did not come, or left")
             return None, None
-        self._store = KeyValueStore(self._address)
+        self._store = KeyValueStore(self._address, token=secrets.token_hex(16))
         go = Go(
             generation=max(member.generation for member in hellos) + 1,
             members=tuple(member.name for member in hellos),
             known_step=max(member.known_step for member in hellos),
-            store=(self._store.address, self._store.port),
+            store=self._store.place,
         )
         host.announce(go)
         return host, go
 
     def _advertise(self, notice: dict[str, object]) -> None:
         try:
-            key_value_store.put(
-                self._launch.address or "", self._launch.port, _MEETING, json.dumps(notice).encode(), 10
-            )
+            key_value_store.put(self._launcher, _MEETING, json.dumps(notice).encode(), 10)
         except (OSError, HTTPException) as error:
             raise RendezvousError(
                 f"the launcher at {self._launch.address}:{self._launch.port} does not answer PUT: {error}; "
@@ -250,12 +239,11 @@ class HorovodRendezvous:
     # --- starting Horovod ---
 
     def _form(self, assignment: Assignment, meeting: Host | Guest, go: Go) -> Joined | None:
-        departures = Departures()
-        meeting.watch(departures)
+        meeting.watch(functools.partial(self._engine.end, go.generation))
         world = World(go.generation, assignment.rank, assignment.size, assignment.local_rank, assignment.local_size,
                       assignment.cross_rank, assignment.cross_size, go.members)  # fmt: skip
         self._engine.known_step = go.known_step
-        collectives = self._engine.start(world, go.store, departures)
+        collectives = self._engine.start(world, go.store)
         if collectives is None:
             meeting.leave(regular=False)
             return None
@@ -263,9 +251,9 @@ class HorovodRendezvous:
         return Joined(world, collectives, go.known_step)
 
 
-def _local_address_toward(address: str, port: int) -> str:
+def _local_address_toward(launcher: StoreAddress) -> str:
     """The address of this host by which the launcher, and so the other workers, can reach it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, port or 9))
+        probe.connect((launcher.address, launcher.port or 9))
         name: str = probe.getsockname()[0]
         return name

@@ -1,15 +1,14 @@
 """The members of a new world meet before they start Horovod, and stay connected while it lives.
 
-``hvd.init()`` aborts the process when a peer does not come or dies while it runs, and nothing can catch
-that. So the members first gather at rank 0 over TCP, and only when all are there does rank 0 say "go".
-From then on a member that dies closes its connection, which the others learn in milliseconds, whatever
-Horovod is doing.
+``hvd.init()`` waits for the Gloo timeout when a peer does not come. So the members first gather at rank 0 over TCP,
+and only when all are there does rank 0 say "go". From then on a member that dies closes its connection, which the
+others learn in milliseconds, whatever Horovod is doing.
 
     guest → host   {"token", "rank", "name", "generation", "known_step"}     hello
     host  → guest  {"generation", "members", "known_step", "store"}           go
     host  → guest  {"abort": reason}                                          before go
     guest ↔ host   {"leaving": true}                                          after go: a regular end
-    host  → guest  {"gone": who, "regular": true or false}                    after go: another guest's end
+    host  → guest  {"gone": who}                                              after go: another guest's death
 
 Messages are JSON, one per line. A connection that ends without a word is a death.
 """
@@ -27,7 +26,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from edl_hvd.worker.engine.departures import Departures
+from edl_hvd.key_value_store import StoreAddress
 
 _LONGEST_LINE_BYTES = 1 << 20  # a go lists every member: 64 KiB hold 1,000 of them
 
@@ -44,12 +43,12 @@ class Hello:
 
 @dataclass(frozen=True)
 class Go:
-    """What rank 0 tells everybody once all are there; ``store`` is the address and port of the Gloo store."""
+    """What rank 0 tells everybody once all are there."""
 
     generation: int
     members: tuple[str, ...]
     known_step: int
-    store: tuple[str, int]
+    store: StoreAddress
 
 
 class Connection:
@@ -155,8 +154,8 @@ class Host:
         for guest in self._guests.values():
             guest.send(asdict(go))
 
-    def watch(self, departures: Departures) -> threading.Thread:
-        """Note who leaves, and pass it on to the others, in a thread, until :meth:`leave`."""
+    def watch(self, died: Callable[[str], None]) -> threading.Thread:
+        """Tell who dies, here and to the others, in a thread, until :meth:`leave`."""
 
         def run() -> None:
             with selectors.DefaultSelector() as selector:
@@ -166,20 +165,21 @@ class Host:
                     for key, _ in selector.select():
                         selector.unregister(key.fileobj)
                         if not self._left:
-                            self._pass_on(key.data, departures)
+                            self._pass_on(key.data, died)
             for guest in self._guests.values():
                 guest.close()
 
         return _start(run)
 
-    def _pass_on(self, rank: int, departures: Departures) -> None:
+    def _pass_on(self, rank: int, died: Callable[[str], None]) -> None:
         message = self._guests[rank].receive(timeout_s=5)
-        regular = message is not None and "leaving" in message
+        if message is not None and "leaving" in message:
+            return
         who = f"rank {rank} ({self._hellos[rank].name})"
-        departures.note(who, regular=regular)
+        died(who)
         for other, guest in self._guests.items():
             if other != rank:
-                guest.send({"gone": who, "regular": regular})
+                guest.send({"gone": who})
 
     def leave(self, regular: bool) -> None:
         """End the watch; the guests notice, and hear it when the end is a regular one."""
@@ -215,17 +215,17 @@ class Guest:
         message = self._host.receive(timeout_s)
         if message is None or "abort" in message:
             return None
-        address, port = message["store"]
-        return Go(message["generation"], tuple(message["members"]), message["known_step"], (address, port))
+        store = StoreAddress(**message["store"])
+        return Go(message["generation"], tuple(message["members"]), message["known_step"], store)
 
-    def watch(self, departures: Departures) -> threading.Thread:
-        """Note who leaves, in a thread, until :meth:`leave`."""
+    def watch(self, died: Callable[[str], None]) -> threading.Thread:
+        """Tell who dies, in a thread, until :meth:`leave`."""
 
         def run() -> None:
             while (message := self._host.receive(timeout_s=None)) and "gone" in message:
-                departures.note(message["gone"], regular=message["regular"])
-            if not self._left:
-                departures.note("rank 0", regular=message is not None and "leaving" in message)
+                died(message["gone"])
+            if not self._left and not (message is not None and "leaving" in message):
+                died("rank 0")
             self._host.close()
 
         return _start(run)

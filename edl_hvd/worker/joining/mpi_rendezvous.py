@@ -7,22 +7,16 @@ It is fixed: no elasticity, but checkpoints and resumption as everywhere.
 from __future__ import annotations
 
 import os
+import secrets
 import socket
-from collections.abc import Callable
-from typing import Any
 
-import horovod.torch as hvd
 import psutil
 from mpi4py import MPI
 
 from edl_hvd.errors import PlatformError
 from edl_hvd.key_value_store import KeyValueStore
 from edl_hvd.settings import Settings
-from edl_hvd.worker.engine import mended
-from edl_hvd.worker.engine.engine import refuse_own_horovod
-from edl_hvd.worker.engine.horovod_collectives import HorovodCollectives
-from edl_hvd.worker.engine.interface import bind_to
-from edl_hvd.worker.engine.standstill import Standstills
+from edl_hvd.worker.engine.engine import Engine, refuse_own_horovod
 from edl_hvd.worker.joining.rendezvous import Handover, Joined
 from edl_hvd.world import World
 
@@ -39,20 +33,20 @@ class MpiRendezvous:
     def __init__(self, interface: str | None) -> None:
         refuse_own_horovod()
         self._communicator = MPI.COMM_WORLD
+        name, timeout_s = f"rank {self._communicator.Get_rank()}", Settings.from_environment().collective_timeout_s
+        self._engine = Engine(name, elastic=False, collective_timeout_s=timeout_s)
         self._interface = interface
         self._store: KeyValueStore | None = None
 
-    def join(
-        self, known_step: int, held_step: int, keep: Callable[[], dict[str, Any]], handover: Handover | None = None
-    ) -> Joined:
+    def join(self, known_step: int, held_step: int, handover: Handover | None = None) -> Joined:
         refuse_own_horovod()
         communicator = self._communicator
-        rank, size = communicator.Get_rank(), communicator.Get_size()
+        rank = communicator.Get_rank()
         hosts: list[str] = communicator.allgather(socket.gethostname())
         address, interface = self._reachable_at(alone=len(set(hosts)) == 1)
         if rank == 0:
-            self._store = KeyValueStore(address)
-        store = communicator.bcast((address, self._store.port) if self._store else None)
+            self._store = KeyValueStore(address, token=secrets.token_hex(16))
+        store = communicator.bcast(self._store.place if self._store else None)
         local_numbers = [hosts[:place].count(host) for place, host in enumerate(hosts)]
         members = [f"{host}:{number}" for host, number in zip(hosts, local_numbers, strict=True)]
         world = World.of(1, members, rank)
@@ -61,21 +55,10 @@ class MpiRendezvous:
             HOROVOD_CPU_OPERATIONS="gloo",
             HOROVOD_HOSTNAME=hosts[rank],
             HOROVOD_GLOO_IFACE=interface,
-            HOROVOD_GLOO_RENDEZVOUS_ADDR=store[0],
-            HOROVOD_GLOO_RENDEZVOUS_PORT=str(store[1]),
-            HOROVOD_RANK=str(rank),
-            HOROVOD_SIZE=str(size),
-            HOROVOD_LOCAL_RANK=str(world.local_rank),
-            HOROVOD_LOCAL_SIZE=str(world.local_size),
-            HOROVOD_CROSS_RANK=str(world.cross_rank),
-            HOROVOD_CROSS_SIZE=str(world.cross_size),
         )
-        bind_to(interface)
-        communicator.Barrier()
-        mended.require()
-        hvd.init()
-        standstills = Standstills(world, store, Settings.from_environment().collective_timeout_s)
-        return Joined(world, HorovodCollectives(standstills=standstills), known_step)
+        collectives = self._engine.start(world, store)
+        assert collectives is not None, "a world that is not elastic forms or fails"
+        return Joined(world, collectives, known_step)
 
     def _reachable_at(self, alone: bool) -> tuple[str, str]:
         """This host's address and interface for the others; loopback when there are no other hosts."""
@@ -99,7 +82,7 @@ class MpiRendezvous:
         return False
 
     def leave(self, broken: bool) -> None:
-        hvd.shutdown()
+        self._engine.stop(broken)
         if self._store is not None:
             self._store.close()
             self._store = None

@@ -80,16 +80,12 @@ class Rendezvous(Protocol):
     elastic: bool
     """The world may change: a broken one is worth leaving and joining anew."""
 
-    def join(
-        self, known_step: int, held_step: int, keep: Callable[[], dict[str, Any]], handover: Handover | None = None
-    ) -> Joined:
+    def join(self, known_step: int, held_step: int, handover: Handover | None = None) -> Joined:
         """Block until this worker is part of a complete world.
 
         Args:
             known_step: The furthest step this worker has heard of, for the other members.
             held_step: The step of the state it holds; -1 if it holds none.
-            keep: Puts the state this worker holds in a safe place and returns, as plain JSON, what finds it
-                again; called, here or in :meth:`leave`, when the process image has to be replaced.
             handover: How this worker takes the state over from a world that trains, and gives it to newcomers of
                 its own; some launchers make use of it.
 

@@ -6,7 +6,6 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -34,9 +33,7 @@ class SoloRendezvous:
         self._going_s: float | None = None  # when this host will be gone
         self._before: Any = None  # its handler until the world was joined
 
-    def join(
-        self, known_step: int, held_step: int, keep: Callable[[], dict[str, Any]], handover: Handover | None = None
-    ) -> Joined:
+    def join(self, known_step: int, held_step: int, handover: Handover | None = None) -> Joined:
         if self._asked_s is not None:
             left_s = Settings.from_environment().grace_s - (time.monotonic() - self._asked_s)
             code = _KILLED_BY + signal.SIGTERM

@@ -1,0 +1,27 @@
+"""A load beside what is measured."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+@contextmanager
+def loaded(processes: int) -> Iterator[None]:
+    """Meanwhile that many processes compute without a pause, on every processor they get."""
+    context = multiprocessing.get_context("spawn")
+    busy = [context.Process(target=_spin, daemon=True) for _ in range(processes)]
+    for process in busy:
+        process.start()
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.join()

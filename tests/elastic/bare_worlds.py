@@ -1,0 +1,227 @@
+"""Ranks that start Horovod in one world after the other, as workers do, and nothing else; and strangers beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from typing import Any, NoReturn
+
+import torch
+
+from edl_hvd import key_value_store
+from edl_hvd.errors import WorldBrokenError
+from edl_hvd.key_value_store import KeyValueStore, StoreAddress
+from edl_hvd.worker.engine.engine import Engine
+from edl_hvd.world import World
+
+VARIABLES = {
+    "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_GLOO_IFACE": "lo",
+    "HOROVOD_HOSTNAME": "localhost", "HOROVOD_ELASTIC": "1",
+}  # fmt: skip
+PATIENCE_S = 60.0
+
+
+class AsReleased(Engine):
+    """Starts as the release of Horovod does, in the mended one."""
+
+    def _prepare(self, world: World, store: StoreAddress) -> None:
+        super()._prepare(world, store)
+        del os.environ["HOROVOD_WORLD_KEY"], os.environ["HOROVOD_GLOO_RENDEZVOUS_TOKEN"]
+        place = (world.rank, world.size, world.local_rank, world.local_size, world.cross_rank, world.cross_size)
+        path = f"/rank_and_size/localhost:{world.local_rank}"
+        key_value_store.put(store, path, ",".join(map(str, place)).encode(), PATIENCE_S)
+
+
+class Rank:
+    """A process that joins worlds, and the pipes to it."""
+
+    def __init__(self, slot: int, as_released: bool) -> None:
+        self.name = f"localhost:{slot}"
+        orders, self._orders = os.pipe()
+        results, theirs = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            be_rank(self.name, as_released, orders, theirs)
+        os.close(orders)
+        os.close(theirs)
+        self._results = os.fdopen(results, encoding="utf-8")
+
+    def tell(self, **order: Any) -> None:
+        with suppress(BrokenPipeError):
+            os.write(self._orders, json.dumps(order).encode() + b"\n")
+
+    def result(self) -> dict[str, Any] | None:
+        """``None`` if it has ended."""
+        line = self._results.readline()
+        return json.loads(line) if line else None
+
+    def end(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        os.close(self._orders)
+        self._results.close()
+
+
+def be_rank(name: str, as_released: bool, orders: int, results: int) -> NoReturn:
+    os.environ.update(VARIABLES)
+    torch.set_num_threads(1)
+    if "BARE_WORLDS_SPEAK" not in os.environ:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what Gloo says as it fails
+    engine: Engine = (AsReleased if as_released else Engine)(name, elastic=True)
+    news: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    def read() -> None:
+        with open(orders, encoding="utf-8") as lines:
+            for line in lines:
+                order = json.loads(line)
+                if order["what"] == "gone":
+                    engine.end(order["generation"], "a rank")
+                else:
+                    news.put(order)
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    collectives = None
+    while True:
+        order, result = news.get(), {}
+        if order["what"] == "leave":
+            engine.stop(broken=False)
+        elif order["what"] == "sum":
+            assert collectives is not None
+            try:
+                collectives.allreduce(torch.ones(8), "sum")
+            except WorldBrokenError:
+                engine.stop(broken=True)
+                result["broken"] = True
+        else:
+            members = order["members"]
+            world = World.of(order["generation"], members, members.index(name))
+            collectives = engine.start(world, StoreAddress(**order["store"]))
+            result["formed"] = collectives is not None
+            if collectives is not None and order["sums"]:
+                total = collectives.allreduce(torch.full((8,), float(world.rank)), "sum")
+                assert total.tolist() == [sum(range(world.size))] * 8
+        os.write(results, json.dumps({**result, "at": time.monotonic()}).encode() + b"\n")
+
+
+class Worlds:
+    """Ranks that form one world after the other.
+
+    Attributes:
+        broken: How many sums have ended with the error of a broken world.
+    """
+
+    def __init__(self, size: int, as_released: bool = False) -> None:
+        self._as_released = as_released
+        self._generation = 0
+        self.broken = 0
+        self._store: KeyValueStore | None = None
+        self.ranks = [Rank(slot, as_released) for slot in range(size)]
+
+    def begin(self, sums: bool = True) -> float:
+        """Tell all of the next world. Returns when."""
+        if self._store is not None:
+            self._store.close()
+        self._generation += 1
+        self._store = KeyValueStore("127.0.0.1", token="" if self._as_released else "secret")
+        began_s = time.monotonic()
+        for rank in self.ranks:
+            members = [member.name for member in self.ranks]
+            rank.tell(what="world", generation=self._generation, members=members, store=asdict(self._store.place),
+                      sums=sums)  # fmt: skip
+        return began_s
+
+    def formed_at(self) -> float:
+        """When the last of them had formed it."""
+        results = [rank.result() for rank in self.ranks]
+        assert all(result is not None and result["formed"] for result in results), results
+        return max(result["at"] for result in results if result is not None)
+
+    def leave(self) -> None:
+        for rank in self.ranks:
+            rank.tell(what="leave")
+        for rank in self.ranks:
+            assert rank.result() is not None
+
+    def kill(self, victim: int) -> int:
+        """Kill a rank, tell the others, and put a newcomer in its place. Returns how many others have ended, too."""
+        self.ranks[victim].end()
+        others = [rank for number, rank in enumerate(self.ranks) if number != victim]
+        for rank in others:
+            rank.tell(what="gone", generation=self._generation)
+        ended = 0
+        for rank in others:
+            result = rank.result()
+            if result is None:
+                ended += 1
+            elif "broken" in result:
+                self.broken += 1
+            elif result["formed"]:  # before the death, or before it heard of it
+                rank.tell(what="leave")
+                ended += rank.result() is None
+        self.ranks[victim] = Rank(int(self.ranks[victim].name.rpartition(":")[2]), self._as_released)
+        return ended
+
+    def close(self) -> None:
+        for rank in self.ranks:
+            rank.end()
+        if self._store is not None:
+            self._store.close()
+
+
+# Connects to whatever port of this host somebody begins to listen on, and stays silent, or says what nobody expects.
+STRANGER = """
+import itertools, os, socket, sys, time
+
+def listening():
+    with open("/proc/net/tcp") as table:
+        fields = [line.split() for line in table][1:]
+    return {int(field[1].split(":")[1], 16) for field in fields if field[3] == "0A"}
+
+before, kept = listening(), []
+print("ready", flush=True)
+for number in itertools.count():
+    for port in listening() - before:
+        for says in (b"", os.urandom(64)):
+            stranger = socket.socket()
+            stranger.settimeout(0.1)
+            try:
+                stranger.connect(("127.0.0.1", port))
+                stranger.send(says)
+            except OSError:
+                continue
+            kept.append(stranger)
+            print("connected", flush=True)
+    for stranger in kept[:-500]:
+        stranger.close()
+    kept = kept[-500:]
+    time.sleep(0.001)
+"""
+
+
+@contextmanager
+def strangers() -> Iterator[list[str]]:
+    """Meanwhile they are there. Yields a line for each connection that they have made so far."""
+    process = subprocess.Popen([sys.executable, "-c", STRANGER], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    lines: list[str] = []
+    process.stdout.readline()
+    reader = threading.Thread(target=lambda: lines.extend(process.stdout or ()))
+    reader.start()
+    try:
+        yield lines
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()
+        process.stdout.close()
