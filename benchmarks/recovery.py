@@ -4,7 +4,7 @@
 
 Real runs of the fault tests' training on this machine. Under ``edlrun`` up to four workers on two hosts train, commit
 after every step, and write a checkpoint every second; a member of the present world is killed at a random moment, up to
-three seconds after the one before, that many times, while newcomers take the places of those that were killed. So kills
+five seconds after the one before, that many times, while newcomers take the places of those that were killed. So kills
 fall into steps, sums, commits, checkpoints and joins. Counted is the time until *every* survivor has completed its next
 optimizer step; "a step" is the usual time between two, which is part of it. ``--numbers`` are MB of gradients; with 0
 the network is tiny. ``--load`` lets that many processes compute beside them. Each job is checked: replicas alike, every
@@ -111,7 +111,7 @@ def kill_many(kills: int, megabytes: int) -> list[Recovery]:
     chance = random.SystemRandom()
     blows = [
         Blow("kill one", chance.getrandbits(30), step=3, after=number - 1 if number else None,
-             delay_s=chance.uniform(0.3, 3.0))
+             delay_s=chance.uniform(0.3, 5.0))
         for number in range(kills)
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as checkpoints:
@@ -136,8 +136,8 @@ def recoveries(outcome: Outcome) -> list[Recovery]:
     for line in outcome.trace:
         if line["what"] in ("enter", "step"):
             lines[line["pid"]].append(line)
-    gaps = [after["t"] - before["t"] for own in lines.values() for before, after in itertools.pairwise(own)
-            if before["what"] == after["what"] == "step"]  # fmt: skip
+    begun = [{line["step"]: line["t"] for line in reversed(own) if line["what"] == "step"} for own in lines.values()]
+    gaps = [moments[step + 1] - moments[step] for moments in begun for step in moments if step + 1 in moments]
     found = []
     for moment, victim in strikes:
         generation = max(line["generation"] for line in outcome.lines("enter") if line["t"] < moment)

@@ -176,6 +176,10 @@ HOW: dict[str, Here | By | Ci] = {
         By("tests/docs/test_commands.py::test_the_command_works"),
     "python benchmarks/discovery.py": Here(more="2", prints="from_ec2, first poll"),
     "python benchmarks/checksum.py": Here(more="--size-mb 32 --turns 1", prints="GB/s of a core"),
+    "python benchmarks/recovery.py --engines edlrun --kills 120":
+        Here(more="--kills 3", prints="kills under edlrun; seconds until every survivor"),
+    "python benchmarks/world_start.py --worlds 50 --deaths 70 --strangers":
+        Here(more="--worlds 3 --deaths 2 --ranks 2", prints="0 run anew"),
     "python benchmarks/broken_sums.py": Here(more="--trials 2", prints="2 deaths; survivors that"),
     "python benchmarks/sampler.py": Here(more="--small 100000 --shard-samples 10", prints="4 x 8, ten changes of the"),
     # All of it takes half an hour. Here: one row of it, without the launchers that hang.
