@@ -3,16 +3,19 @@
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import time
 
+import psutil
 import pytest
-from bare_worlds import Worlds
+from bare_worlds import VARIABLES, Worlds
 
 from edl_hvd.build.engine_edits import REVISION
 from edl_hvd.errors import PlatformError
+from edl_hvd.key_value_store import KeyValueStore
 from edl_hvd.worker.engine import mended
 
 _SCRIPT = textwrap.dedent("""
@@ -54,6 +57,43 @@ def test_a_member_that_never_comes_costs_a_world_and_not_the_process(worlds: int
     )
     assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
     assert done.stderr.count("did not form") == worlds, done.stderr
+
+
+_SETS = textwrap.dedent("""
+    import psutil
+    import horovod.torch as hvd
+    hvd.init(process_sets=[hvd.ProcessSet([0, 2])])
+    own = psutil.Process().net_connections("tcp")
+    print(sorted({connection.laddr.ip for connection in own}), len(own), flush=True)
+    hvd.barrier()
+""")
+
+
+def test_connections_of_process_sets_use_the_given_interface_too(store: KeyValueStore) -> None:
+    """In the release they use the address that the host's own name means."""
+    named = socket.gethostbyname(socket.gethostname())
+    others = [
+        (name, entry.address)
+        for name, entries in psutil.net_if_addrs().items()
+        for entry in entries
+        if entry.family == socket.AF_INET and entry.address != named
+    ]
+    if not others:
+        pytest.skip("this host has no interface besides the one that its name means")
+    interface, address = others[0]
+    ranks = []
+    for rank in range(3):
+        place = {"RANK": rank, "SIZE": 3, "LOCAL_RANK": rank, "LOCAL_SIZE": 3, "CROSS_RANK": 0, "CROSS_SIZE": 1}
+        variables = {
+            **VARIABLES, **{f"HOROVOD_{name}": str(number) for name, number in place.items()},
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": store.address, "HOROVOD_GLOO_RENDEZVOUS_PORT": str(store.port),
+            "HOROVOD_ELASTIC": "0", "HOROVOD_GLOO_IFACE": interface,
+        }  # fmt: skip
+        command = [sys.executable, "-c", _SETS]
+        ranks.append(subprocess.Popen(command, env={**os.environ, **variables}, stdout=subprocess.PIPE, text=True))
+    said = [rank.communicate(timeout=120)[0].split("] ") for rank in ranks]
+    assert [addresses for addresses, _ in said] == [f"['{address}'"] * 3
+    assert int(said[0][1]) > int(said[1][1])  # those of the set besides those of the world
 
 
 def test_a_horovod_of_another_revision_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
