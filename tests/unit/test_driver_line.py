@@ -44,12 +44,3 @@ def test_a_driver_that_has_to_be_there_and_is_not_is_an_error(listener):
     listener.close()
     with pytest.raises(RendezvousError, match=r"worker b:0 cannot reach its driver at 127\.0\.0\.1"):
         DriverLine(driver, dict)
-
-
-def test_to_a_process_that_runs_anew_it_is_lost_from_the_start(listener):
-    driver = driver_at(listener)
-    listener.close()
-    line = DriverLine(driver, dict, expected=False)
-    assert line.lost
-    assert line.next() is None
-    line.say("ready", step=3)

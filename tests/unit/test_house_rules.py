@@ -24,7 +24,6 @@ ALLOWED = {
     "worker/engine/engine.py": "sets what Horovod's native core reads when it starts",
     "worker/joining/driver_rendezvous.py": "the same, for the network interface",
     "worker/joining/mpi_rendezvous.py": "the same, before Horovod starts over MPI",
-    "worker/process.py": "hands all of it to the process that takes this one's place",
 }
 
 
