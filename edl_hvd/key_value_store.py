@@ -3,7 +3,10 @@
 It speaks what Horovod's ``HTTPStore`` speaks (``horovod/common/gloo/http_store.cc`` and ``HTTPRequest.hpp`` of
 0.28.1): GET, PUT and DELETE of ``/scope/key``, each on a connection of its own, with a ``Content-Length`` and no
 ``Expect``. The mended Horovod (``build/engine_edits.py``) asks once per context: ``PUT /scope/rank?of=size`` is
-answered when all ranks have put theirs, with all values in rank order, each behind its length in four bytes.
+answered when all ranks have put theirs, with all values in rank order, each behind its length in four bytes. Where one
+of them goes before, the others are answered 410. With ``&stay`` the connections stay open: a rank that says ``leave``
+goes regularly, any other end of its connection is told to all others as ``gone RANK``, and a store that is closed
+regularly says ``end``.
 
 All ranks ask at the same moment, so what counts is requests per second: one thread takes a connection, reads, answers
 and closes it, mostly without waiting for the socket once.
@@ -49,7 +52,8 @@ _VALID_PATH = re.compile(_PATH)
 _HEAD = re.compile(
     rb"(GET|PUT|DELETE) (" + _PATH.encode() + rb") HTTP/1\.[01]\r\n(?:[-!#$%&'*+.^_`|~0-9A-Za-z]+:[^\0\r\n]*\r\n)*\r\n"
 )
-_EXCHANGE = re.compile(r"(/[!-.0-~]+/)([0-9]{1,9})\?of=([0-9]{1,9})")
+_EXCHANGE = re.compile(r"(/[!-.0-~]+/)([0-9]{1,9})\?of=([0-9]{1,9})(&stay)?")
+LEAVE, GONE, END = b"leave", b"gone ", b"end"
 _AUTHORIZATION = re.compile(rb"\r\nauthorization:[ \t]*bearer ([^\r\n]*)", re.IGNORECASE)
 _FRAMING = re.compile(rb"\r\n(content-length|transfer-encoding):([^\r\n]*)", re.IGNORECASE)
 
@@ -60,6 +64,7 @@ _ANSWERS = {
         400: b"Bad Request",
         401: b"Unauthorized",
         404: b"Not Found",
+        410: b"Gone",
         413: b"Content Too Large",
         431: b"Request Header Fields Too Large",
         507: b"Insufficient Storage",
@@ -117,7 +122,7 @@ class _Connection:
     """A peer whose request, or the answer to it, is under way."""
 
     __slots__ = (
-        "discarded_bytes", "event", "leave_exchange", "received", "refused", "request", "socket", "unsent",
+        "discarded_bytes", "event", "exchange", "received", "refused", "request", "socket", "unsent",
         "waits_since_s",
     )  # fmt: skip
 
@@ -130,15 +135,18 @@ class _Connection:
         self.event = 0  # what is waited for
         self.refused = False
         self.discarded_bytes = 0
-        self.leave_exchange: Callable[[], None] | None = None  # while the other ranks are waited for
+        self.exchange: _Exchange | None = None  # while the other ranks are waited for, or stayed with
 
 
 @dataclass
 class _Exchange:
     """What the ranks of one context have put so far."""
 
+    scope: str
     size: int
+    stays: bool
     parts: dict[int, tuple[_Connection, bytes]] = field(default_factory=dict)
+    answered: bool = False
 
 
 @dataclass(frozen=True)
@@ -184,6 +192,7 @@ class KeyValueStore:
         self._waiting: dict[_Connection, None] = {}  # the longest waiting first
         self._listening = False
         self._closing = False
+        self._last_word = END
         try:
             self._listener = socket.create_server((address, 0), backlog=_BACKLOG)
         except OSError as error:
@@ -218,8 +227,13 @@ class KeyValueStore:
         if not self._keep(path, bytes(value)):
             raise UsageError(f"no room for {path}: a store takes {_MOST_KEYS} keys and {_MOST_BYTES} bytes")
 
-    def close(self) -> None:
-        """End the connections and the thread, and free the port. What was put can still be read with :meth:`get`."""
+    def close(self, broken: bool = False) -> None:
+        """End the connections and the thread, and free the port. What was put can still be read with :meth:`get`.
+
+        Args:
+            broken: Do not tell those who stay connected that this is a regular end.
+        """
+        self._last_word = b"" if broken else END
         self._closing = True
         with suppress(OSError):  # closed already
             self._bell_rope.send(b"!")
@@ -242,6 +256,10 @@ class KeyValueStore:
                     elif key.fileobj is self._listener:
                         exhausted = not self._accept()
         finally:
+            staying = [member for exchange in [*self._exchanges.values()] for member in self._end(exchange)]
+            for member in staying:
+                with suppress(OSError):
+                    member.socket.send(self._last_word)
             for key in list(self._selector.get_map().values()):
                 if key.data is not None:
                     self._drop(key.data)
@@ -298,12 +316,15 @@ class KeyValueStore:
                 self._send(connection)
             elif connection.refused:
                 self._discard(connection)
-            elif connection.leave_exchange is not None:
-                self._drop(connection)  # it has ended, or says more than it may
+            elif connection.exchange is not None:
+                self._hear(connection, connection.exchange)
             else:
                 self._receive(connection)
         except BlockingIOError:
-            self._wait(connection, selectors.EVENT_WRITE if connection.unsent else selectors.EVENT_READ)
+            if connection.exchange is not None and not connection.unsent:
+                self._stay(connection)
+            else:
+                self._wait(connection, selectors.EVENT_WRITE if connection.unsent else selectors.EVENT_READ)
         except OSError:
             self._drop(connection)
 
@@ -344,7 +365,8 @@ class KeyValueStore:
             exchange = _EXCHANGE.fullmatch(request.path)
             if exchange is None or int(exchange[2]) >= int(exchange[3]):
                 raise _Refused(400)
-            self._exchange(connection, exchange[1], int(exchange[2]), int(exchange[3]), body)
+            wanted = _Exchange(exchange[1], int(exchange[3]), stays=exchange[4] is not None)
+            self._exchange(connection, wanted, int(exchange[2]), body)
 
     def _keep(self, path: str, value: bytes) -> bool:
         """False if there is no room for it."""
@@ -355,39 +377,61 @@ class KeyValueStore:
         self._bytes += more
         return True
 
-    def _exchange(self, connection: _Connection, scope: str, rank: int, size: int, value: bytes) -> None:
+    def _exchange(self, connection: _Connection, wanted: _Exchange, rank: int, value: bytes) -> None:
         """Answer all ranks of a context with what each has put, once all have."""
-        exchange = self._exchanges.setdefault(scope, _Exchange(size))
-        if exchange.size != size:
+        known = self._exchanges.get(wanted.scope)
+        if known is not None and (known.size, known.stays) != (wanted.size, wanted.stays):
             raise _Refused(400)
         if self._bytes + len(value) > _MOST_BYTES:
             raise _Refused(507)
-        if rank in exchange.parts:
-            self._drop(exchange.parts[rank][0])  # who asks anew has given that one up
-            self._exchanges[scope] = exchange
-
-        def leave() -> None:
-            del exchange.parts[rank]
-            self._bytes -= len(value)
-            connection.leave_exchange = None
-            if not exchange.parts:
-                del self._exchanges[scope]
-
+        if known is not None and rank in known.parts:
+            self._drop(known.parts[rank][0])  # who asks anew has given that one up
+        exchange = self._exchanges.setdefault(wanted.scope, wanted)
         exchange.parts[rank] = (connection, value)
         self._bytes += len(value)
-        connection.leave_exchange = leave
+        connection.exchange = exchange
         connection.received = b""
-        if len(exchange.parts) < size:
-            self._wait(connection, selectors.EVENT_READ)
-            del self._waiting[connection]  # a member may take longer to come than to ask
+        if len(exchange.parts) < exchange.size:
+            self._stay(connection)
             return
-        parts = [exchange.parts[rank] for rank in range(size)]
+        parts = [exchange.parts[rank] for rank in range(exchange.size)]
         answer = b"".join(len(part).to_bytes(4, "big") + part for _, part in parts)
+        if exchange.stays:
+            exchange.answered = True
+            self._bytes -= sum(len(part) for _, part in parts)
+            exchange.parts = {rank: (member, b"") for rank, (member, _) in exchange.parts.items()}
+        else:
+            self._end(exchange)
         for member, _ in parts:
-            assert member.leave_exchange is not None
-            member.leave_exchange()
-            member.unsent = _whole_answer(200, answer)
-            self._go_on(member)
+            if member.exchange is exchange or not exchange.stays:  # a member may end as another is answered
+                member.unsent = _STAYING + answer if exchange.stays else _whole_answer(200, answer)
+                self._go_on(member)
+
+    def _end(self, exchange: _Exchange) -> list[_Connection]:
+        """Forget an exchange. Returns the connections of its members."""
+        del self._exchanges[exchange.scope]
+        members = [member for member, _ in exchange.parts.values()]
+        self._bytes -= sum(len(part) for _, part in exchange.parts.values())
+        for member in members:
+            member.exchange = None
+        return members
+
+    def _hear(self, connection: _Connection, exchange: _Exchange) -> None:
+        """A member of an exchange goes, with a word or without."""
+        if connection.socket.recv(len(LEAVE) + 1) == LEAVE and exchange.answered:
+            exchange.parts = {rank: part for rank, part in exchange.parts.items() if part[0] is not connection}
+            connection.exchange = None
+            if not exchange.parts:
+                self._end(exchange)
+        self._drop(connection)
+
+    def _go_without(self, connection: _Connection, exchange: _Exchange) -> None:
+        """A member of an exchange is gone: the others would wait for it, or work with it, for ever."""
+        (rank,) = (rank for rank, (member, _) in exchange.parts.items() if member is connection)
+        for member in self._end(exchange):
+            if member is not connection:
+                member.unsent = GONE + b"%d" % rank if exchange.answered else _whole_answer(410, b"%d" % rank)
+                self._go_on(member)
 
     def _answer(self, connection: _Connection, status: int, body: bytes = b"") -> None:
         connection.received = b""
@@ -399,6 +443,9 @@ class KeyValueStore:
         if sent < len(connection.unsent):
             connection.unsent = memoryview(connection.unsent)[sent:]
             self._wait(connection, selectors.EVENT_WRITE)
+        elif connection.exchange is not None:
+            connection.unsent = b""
+            self._stay(connection)
         elif not connection.refused:
             self._drop(connection)
         else:
@@ -423,14 +470,22 @@ class KeyValueStore:
             self._selector.modify(connection.socket, event, connection)
         connection.event = event
 
+    def _stay(self, connection: _Connection) -> None:
+        """Listen to a member, however long it is silent."""
+        self._wait(connection, selectors.EVENT_READ)
+        del self._waiting[connection]
+
     def _drop(self, connection: _Connection) -> None:
         self._waiting.pop(connection, None)
         if connection.event:
             connection.event = 0
             self._selector.unregister(connection.socket)
-        if connection.leave_exchange is not None:
-            connection.leave_exchange()
         connection.socket.close()
+        if connection.exchange is not None:
+            self._go_without(connection, connection.exchange)
+
+
+_STAYING = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"  # up to the end of the connection
 
 
 def _whole_answer(status: int, body: bytes) -> bytes:

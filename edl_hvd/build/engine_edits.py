@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from edl_hvd.build.edits import Edit, Mend
 
-REVISION = 2
+REVISION = 3
 
 _OPERATIONS = "horovod/common/operations.cc"
 _STORE = "horovod/common/gloo/http_store"
 _CONTEXT = "horovod/common/gloo/gloo_context"
 _QUEUE = "horovod/common/tensor_queue"
 _SETS = "horovod/common/process_set.cc"
+_TORCH = "horovod/torch/mpi_ops_v2.cc"
+_ADAPTER = "horovod/torch/adapter_v2"
 _TCP = "third_party/gloo/gloo/transport/tcp"
 _TCP_CONTEXT_CLASS = (
     "class Context : public ::gloo::transport::Context,\n"
@@ -300,7 +302,11 @@ _CLOSED_QUEUE = Mend(
             f"{_QUEUE}.cc",
             "void TensorQueue::FinalizeTensorQueue(const Status& status) {\n"
             "  std::lock_guard<std::mutex> guard(mutex_);\n",
-            "  closed_ = true;\n",
+            """void TensorQueue::FinalizeTensorQueue(const Status& status) {
+  std::unique_lock<std::mutex> guard(mutex_);
+  closed_ = true;
+""",
+            "instead",
         ),
         Edit(
             f"{_QUEUE}.cc",
@@ -322,6 +328,124 @@ void TensorQueue::Open() {
                 "  tensor_queue.Open();\n",
             )
             for kind in ("MPI", "Gloo")
+        ),
+    ),
+)
+
+_NO_PYTHON_LOCK = Mend(
+    "Horovod's thread lets go of tensors a little after it has said that they are done. Where it was the last to hold "
+    "one it needs Python's lock: a thread that queues a tensor has that lock and waits for the queue's, which Horovod's "
+    "thread holds as it gives up; and a process that is forked meanwhile waits for ever (python/cpython#112275).",
+    "",
+    "tests/elastic/test_horovods_thread.py",
+    (
+        Edit(
+            "horovod/common/common.cc",
+            "void TensorTableEntry::FinishWithCallback(const Status& status) {\n",
+            """  // Who waits for the callback holds them, too.
+  context.reset();
+  tensor.reset();
+  output.reset();
+  received_splits.reset();
+""",
+        ),
+        Edit(
+            f"{_QUEUE}.cc",
+            """  for (auto& e : tensor_table_) {
+    e.second.FinishWithCallback(status);
+  }
+  tensor_table_.clear();
+  while (!message_queue_.empty()) {
+    message_queue_.pop();
+  }
+""",
+            """  TensorTable unfinished;
+  unfinished.swap(tensor_table_);
+  while (!message_queue_.empty()) {
+    message_queue_.pop();
+  }
+  guard.unlock(); // callbacks may wait for who queues
+  for (auto& e : unfinished) {
+    e.second.FinishWithCallback(status);
+  }
+""",
+            "instead",
+        ),
+        Edit(
+            f"{_ADAPTER}.h",
+            "::torch::ScalarType GetTorchDataType(DataType dtype);\n",
+            """
+// Keep a tensor, which Python knows, until the thread that waits for handles frees what is kept. When a reference from
+// C++ goes and Python's is left, torch needs Python's lock.
+void KeepForPython(::torch::Tensor&& tensor);
+void FreeKept();
+""",
+        ),
+        Edit(f"{_ADAPTER}.h", "  void AddOutput(int device, ::torch::Tensor output);\n", "  ~TorchOpContext();\n"),
+        Edit(
+            f"{_ADAPTER}.cc",
+            "TorchTensor::TorchTensor(::torch::Tensor tensor) : tensor_(tensor) {}\n",
+            """// Python does not know this one of the same memory.
+TorchTensor::TorchTensor(::torch::Tensor tensor) : tensor_(tensor.detach()) {}
+
+namespace {
+std::mutex kept_mutex;
+
+std::vector<::torch::Tensor>& Kept() {
+  static auto* all = new std::vector<::torch::Tensor>;
+  return *all;
+}
+} // namespace
+
+void KeepForPython(::torch::Tensor&& tensor) {
+  std::lock_guard<std::mutex> guard(kept_mutex);
+  Kept().push_back(std::move(tensor));
+}
+
+void FreeKept() {
+  std::vector<::torch::Tensor> all;
+  {
+    std::lock_guard<std::mutex> guard(kept_mutex);
+    all.swap(Kept());
+  }
+}
+
+TorchOpContext::~TorchOpContext() {
+  for (auto& output : outputs_) {
+    KeepForPython(std::move(output));
+  }
+}
+""",
+            "instead",
+        ),
+        Edit(f"{_ADAPTER}.cc", '#include "adapter_v2.h"\n', "\n#include <mutex>\n"),
+        Edit(
+            _TORCH,
+            "      [handle, divisor, output, device](const Status& status) mutable {\n",
+            "      [handle, divisor, output = output.detach(), device](const Status& status) mutable {\n",
+            "instead",
+        ),
+        Edit(
+            _TORCH,
+            """        handle_manager.MarkDone(handle, status);
+      }, process_set_id);
+  ThrowIfError(enqueue_result);
+
+  return handle;
+}
+
+int DoAlltoallCudaOnCPU(""",
+            """        KeepForPython(std::move(cpu_received_splits));
+        KeepForPython(std::move(output_received_splits));
+""",
+            "before",
+        ),
+        Edit(_TORCH, "  auto status = handle_manager.ReleaseHandle(handle);\n", "  FreeKept();\n"),
+        Edit(
+            "horovod/common/ops/gpu_operations.cc",
+            "        for (auto& e : entries) {\n          timeline.End(e.tensor_name, e.output);\n",
+            "        first_entry = TensorTableEntry();\n",
+            "before",
         ),
     ),
 )
@@ -1155,6 +1279,7 @@ MENDS: tuple[Mend, ...] = (
     _FIRST_FAILURE,
     _FAILED_INIT,
     _CLOSED_QUEUE,
+    _NO_PYTHON_LOCK,
     _ONE_PAIR_FAILS_ALL,
     _NO_EXCEPTION_ESCAPES,
     _ONE_MESH,

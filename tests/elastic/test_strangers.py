@@ -28,7 +28,10 @@ def test_every_world_forms_beside_strangers(size: int) -> None:
     worlds = Worlds(size)
     try:
         with strangers() as connections:
-            for _ in range(20):
+            # On a busy machine a stranger comes too late for many a world.
+            for formed in range(2000):
+                if formed >= 20 and len(connections) > 20:
+                    break
                 worlds.begin()
                 worlds.formed_at()
                 worlds.leave()

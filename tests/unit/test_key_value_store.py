@@ -390,12 +390,21 @@ def test_all_ranks_of_a_context_are_answered_with_what_each_has_put(store):
     assert (store._exchanges, store._bytes) == ({}, 0)
 
 
-def test_who_asks_anew_or_ends_is_no_longer_waited_for_at_its_old_connection(store):
-    exchange(store.place, 0, 2, b"gone").close()
-    old, new = exchange(store.place, 0, 2, b"old"), exchange(store.place, 0, 2, b"new")
-    assert old.recv(1) == b""
-    assert parts(exchange(store.place, 1, 2, b"other")) == [b"new", b"other"] == parts(new)
-    old.close()
+@pytest.mark.parametrize("end", ["its connection ends", "it asks anew"])
+def test_the_others_are_told_when_a_rank_goes_before_all_have_come(store, end):
+    with exchange(store.place, 2, 3, b"third") as third, exchange(store.place, 0, 3, b"old") as old:
+        while sum(len(one.parts) for one in [*store._exchanges.values()]) < 2:
+            time.sleep(0.01)
+        if end == "it asks anew":
+            new = exchange(store.place, 0, 3, b"new")
+        else:
+            old.close()
+            new = None
+        answer = read_all(third)
+        assert (status(answer), answer[-1:]) == (410, b"0")
+    if new is not None:
+        members = [exchange(store.place, rank, 3, b"other") for rank in (1, 2)]
+        assert [parts(member) for member in (new, *members)] == [[b"new", b"other", b"other"]] * 3
 
 
 @pytest.mark.parametrize("path", ["/global/2?of=2", "/global/0?of=3", "/global/x?of=2", "/global/0?of="])

@@ -15,7 +15,6 @@ from horovod.common.exceptions import HorovodInternalError
 
 from edl_hvd.errors import UsageError, WorldBrokenError
 from edl_hvd.worker.engine import mended
-from edl_hvd.worker.engine.lending import Loans
 from edl_hvd.worker.engine.standstill import LongWait, Standstills
 from edl_hvd.worker.progress import LONGEST_NAME, progress
 
@@ -63,7 +62,6 @@ class HorovodCollectives:
         self.started: Counter[str] = Counter()
         self._names: dict[int, str] = {}  # of those that are under way
         progress.waits = 0
-        self._loans = Loans()
 
     def start_sum(self, tensor: torch.Tensor, name: str, scale: float) -> int:
         # Horovod has a factor of its own, but refuses ranks that give different ones.
@@ -75,23 +73,19 @@ class HorovodCollectives:
         with self._translated(), progress.waiting():
             for handle in handles:
                 self._finish(handle)
-        self._loans.settle()
 
     def start_exchange(self, tensor: torch.Tensor, sizes: Sequence[int], name: str) -> int:
         splits = torch.tensor(sizes, dtype=torch.int32)
-        lent = [self._loans.lend(given) for given in (tensor, splits, tensor.new_empty(0), splits.new_empty(0))]
         with self._translated():
-            return self._note(hvd.mpi_ops._alltoall_async(*lent, name, hvd.global_process_set), name)
+            return self._note(hvd.alltoall_async(tensor, splits, name=name), name)
 
     def start_gather(self, tensor: torch.Tensor, name: str) -> int:
-        lent = [self._loans.lend(given) for given in (tensor, tensor.new_empty(0))]
         with self._translated():
-            return self._note(hvd.mpi_ops._allgather_async(*lent, name, hvd.global_process_set), name)
+            return self._note(hvd.allgather_async(tensor, name=name), name)
 
     def result(self, handle: int) -> torch.Tensor:
         with self._translated(), progress.waiting():
             result = self._finish(handle)
-        self._loans.settle()
         tensor: torch.Tensor = result[0] if isinstance(result, tuple) else result
         return tensor
 
@@ -104,8 +98,8 @@ class HorovodCollectives:
     def broadcast_(self, tensor: torch.Tensor, root: int, name: str | None = None) -> None:
         with self._translated():
             real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-            lent, known = self._loans.lend(real), name or "edl_hvd.broadcast"
-            handle = self._note(hvd.broadcast_async_(lent, root, name=known), known)
+            known = name or "edl_hvd.broadcast"
+            handle = self._note(hvd.broadcast_async_(real, root, name=known), known)
         self.finish([handle])
 
     def gather_integers(self, row: Sequence[int], name: str | None = None) -> list[list[int]]:
@@ -114,9 +108,8 @@ class HorovodCollectives:
         return [[int(value) for value in line] for line in table]
 
     def _start_reduction(self, tensor: torch.Tensor, name: str, op: str) -> int:
-        lent = self._loans.lend(tensor)
         with self._translated():
-            return self._note(hvd.allreduce_async_(lent, name=name, op=_OPERATIONS[op]), name)
+            return self._note(hvd.allreduce_async_(tensor, name=name, op=_OPERATIONS[op]), name)
 
     def _note(self, handle: int, name: str) -> int:
         name = self._names[handle] = name[:LONGEST_NAME]

@@ -4,8 +4,8 @@ What differs from Horovod's own elastic mode, and why (rows of the project's fai
 
 - The worker asks for its rank itself before ``hvd.init()``, so one that was removed leaves politely
   instead of aborting with a C++ stack (D3).
-- Members meet before they start Horovod, so one that dies on the way costs a retry, not the others; and
-  they stay connected, so that a death is known whatever Horovod is doing.
+- Members meet before they start Horovod, in a key-value store of rank 0, and stay connected; so a death is known whatever
+  Horovod is doing.
 - A broken world is given up at the first error, so recovery does not wait for the Gloo timeout (C1).
 - Host-change notices are listened to from the start of the process and dropped only once a later
   assignment covers them (B9).
@@ -20,7 +20,8 @@ import logging
 import secrets
 import socket
 import time
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from http.client import HTTPException
 
 from horovod.runner.elastic.worker import WorkerNotificationManager
@@ -31,7 +32,7 @@ from edl_hvd.key_value_store import KeyValueStore, StoreAddress
 from edl_hvd.settings import Launch, Settings
 from edl_hvd.worker.engine.children import keep_from_children, open_sockets
 from edl_hvd.worker.engine.engine import Engine, refuse_own_horovod
-from edl_hvd.worker.joining.meeting import Go, Guest, Hello, Host
+from edl_hvd.worker.joining.meeting import Hello, Meeting
 from edl_hvd.worker.joining.rendezvous import RUN_AGAIN, Dismissed, Handover, Joined
 from edl_hvd.world import World
 
@@ -88,8 +89,9 @@ class HorovodRendezvous:
         self._address = _local_address_toward(self._launcher)
         self._given: Assignment | None = Assignment(launch.rank, launch.size, launch.local_rank, launch.local_size,
                                                     launch.cross_rank, launch.cross_size)  # fmt: skip
+        self._last_generation = 0  # also of a world that did not form
         self._store: KeyValueStore | None = None
-        self._meeting: Host | Guest | None = None
+        self._meeting: Meeting | None = None
         self._changes = _ChangeListener()
         self._going_s: float | None = None  # when this host will be gone
         if self.elastic:
@@ -100,6 +102,7 @@ class HorovodRendezvous:
         # The others may still be busy with the last collective, so that this end must not look like a death.
         if self._meeting is not None:
             self._meeting.leave(regular=True)
+        self._close_store(broken=False)
 
     def _listen_for_changes(self) -> None:
         # From the very start: a change announced while this process still builds its model is not lost.
@@ -123,8 +126,8 @@ class HorovodRendezvous:
         before = open_sockets()
         while True:
             assignment, self._given = self._given or self._ask_launcher(), None
-            meeting, go = self._meet(assignment)
-            joined = self._form(assignment, meeting, go) if meeting is not None and go is not None else None
+            meeting = self._meet(assignment)
+            joined = self._form(assignment, meeting) if meeting is not None else None
             if joined is not None:
                 keep_from_children(open_sockets() - before)
                 return joined
@@ -140,8 +143,11 @@ class HorovodRendezvous:
             self._meeting.leave(regular=not broken)
             self._meeting = None
         self._engine.stop(broken)
+        self._close_store(broken)
+
+    def _close_store(self, broken: bool) -> None:
         if self._store is not None:
-            self._store.close()
+            self._store.close(broken)
             self._store = None
 
     def host_going(self, left_s: float) -> None:
@@ -175,80 +181,69 @@ class HorovodRendezvous:
 
     # --- meeting the others ---
 
-    def _meet(self, assignment: Assignment) -> tuple[Host | Guest | None, Go | None]:
-        hello = Hello(assignment.rank, self._name, self._engine.generation, self._engine.known_step)
-        if assignment.rank == 0:
-            return self._host_meeting(assignment, hello)
-        return self._visit_meeting(hello)
-
-    @property
-    def _patience_s(self) -> float:
+    def _meet(self, assignment: Assignment) -> Meeting | None:
+        """Meet the others; ``None`` if one of them did not come, or left."""
         # The stock elastic launcher does not tell that a starting worker died; asking it again does. A
         # static launcher ends everybody in that case, so there it is enough to wait.
-        return self._settings.meet_timeout_s if self.elastic else self._settings.elastic_timeout_s
-
-    def _host_meeting(self, assignment: Assignment, hello: Hello) -> tuple[Host | None, Go | None]:
-        host = Host(self._address, assignment.size)
-        self._advertise({"address": host.address, "port": host.port, "token": host.token, "step": hello.known_step})
-        hellos = host.gather(hello, self._patience_s)
-        if hellos is None:
-            self._advertise({"closed": True, "step": hello.known_step})
-            host.abort("a member did not come, or left")
-            return None, None
-        self._store = KeyValueStore(self._address, token=secrets.token_hex(16))
-        go = Go(
-            generation=max(member.generation for member in hellos) + 1,
-            members=tuple(member.name for member in hellos),
-            known_step=max(member.known_step for member in hellos),
-            store=self._store.place,
-        )
-        host.announce(go)
-        return host, go
+        patience_s = self._settings.meet_timeout_s if self.elastic else self._settings.elastic_timeout_s
+        if assignment.rank == 0:
+            self._store = KeyValueStore(self._address, token=secrets.token_hex(16))
+            self._advertise(asdict(self._store.place))
+            store: StoreAddress | None = self._store.place
+        else:
+            store = self._find_store(patience_s)
+            patience_s += 10  # rank 0 gives up first, and so tells that it is gone when it does not
+        hello = Hello(assignment.rank, self._name, self._last_generation, self._engine.known_step)
+        if store is not None:
+            with suppress(OSError, HTTPException, ValueError):
+                return Meeting(store, assignment.size, hello, patience_s)
+        if self._store is not None:
+            self._advertise({"closed": True})
+            self._close_store(broken=True)
+        return None
 
     def _advertise(self, notice: dict[str, object]) -> None:
+        value = json.dumps({**notice, "step": self._engine.known_step}).encode()
         try:
-            key_value_store.put(self._launcher, _MEETING, json.dumps(notice).encode(), 10)
+            key_value_store.put(self._launcher, _MEETING, value, 10)
         except (OSError, HTTPException) as error:
             raise RendezvousError(
                 f"the launcher at {self._launch.address}:{self._launch.port} does not answer PUT: {error}; "
                 "it has probably ended, see its output"
             ) from error
 
-    def _visit_meeting(self, hello: Hello) -> tuple[Guest | None, Go | None]:
-        deadline = time.monotonic() + self._patience_s
+    def _find_store(self, patience_s: float) -> StoreAddress | None:
+        """Where rank 0 of the next world serves its store."""
+        deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
             answer = self._launcher_get(_MEETING, timeout_s=10)
             notice = json.loads(answer) if answer else {}
             self._engine.known_step = max(self._engine.known_step, notice.get("step", -1))
-            if notice.get("closed"):
-                break
             if "port" in notice:
-                try:
-                    guest = Guest(notice["address"], notice["port"], notice["token"], hello)
-                except OSError:
-                    break
-                # Rank 0 gives up after its patience; a little more tells that it is gone without a word.
-                go = guest.wait(self._patience_s + 10)
-                if go is None:
-                    guest.close()
-                    break
-                return guest, go
+                return StoreAddress(notice["address"], notice["port"], notice["token"])
+            if "closed" in notice:
+                break
             time.sleep(_POLL_S)
-        return None, None
+        return None
 
     # --- starting Horovod ---
 
-    def _form(self, assignment: Assignment, meeting: Host | Guest, go: Go) -> Joined | None:
-        meeting.watch(functools.partial(self._engine.end, go.generation))
-        world = World(go.generation, assignment.rank, assignment.size, assignment.local_rank, assignment.local_size,
-                      assignment.cross_rank, assignment.cross_size, go.members)  # fmt: skip
-        self._engine.known_step = go.known_step
-        collectives = self._engine.start(world, go.store)
+    def _form(self, assignment: Assignment, meeting: Meeting) -> Joined | None:
+        hellos = meeting.hellos
+        members = tuple(member.name for member in hellos)
+        world = World(max(member.generation for member in hellos) + 1, assignment.rank, assignment.size,
+                      assignment.local_rank, assignment.local_size, assignment.cross_rank, assignment.cross_size,
+                      members)  # fmt: skip
+        self._last_generation = world.generation
+        meeting.watch(functools.partial(self._engine.end, world.generation))
+        self._engine.known_step = max(member.known_step for member in hellos)
+        collectives = self._engine.start(world, meeting.store)
         if collectives is None:
             meeting.leave(regular=False)
+            self._close_store(broken=True)
             return None
         self._meeting = meeting
-        return Joined(world, collectives, go.known_step)
+        return Joined(world, collectives, self._engine.known_step)
 
 
 def _local_address_toward(launcher: StoreAddress) -> str:

@@ -19,7 +19,8 @@ _BUCKET_BYTES = 64 << 20
 
 def broadcast_json(collectives: Collectives, value: Any, root: int, rank: int) -> Any:
     """Rank ``root``'s JSON value, on every rank. Collective; blocks."""
-    data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8) if rank == root else None
+    # A copy, in memory that torch frees without Python.
+    data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).clone() if rank == root else None
     length = torch.tensor([0 if data is None else data.numel()], dtype=torch.int64)
     collectives.broadcast_(length, root)
     if data is None:

@@ -62,8 +62,9 @@ KINDS: dict[str, Callable[[], object]] = {
     "allreduce of an inference tensor": reduce_an_inference_tensor,
     "broadcast": lambda: collectives.broadcast_(row, 0),
     "integers": lambda: collectives.gather_integers([1, 2]),
-    # Horovod as it is shows that the count is one.
-    "horovod": lambda: hvd.allreduce(torch.ones(3), name="horovod"),
+    "Horovod's own allreduce": lambda: hvd.allreduce(torch.ones(3), name="horovod"),
+    # Which shows that the count is one.
+    "a thread of Python's": next_state,
 }
 asked = {}
 for kind, act in KINDS.items():
