@@ -333,10 +333,10 @@ void TensorQueue::Open() {
 )
 
 _NO_PYTHON_LOCK = Mend(
-    "Horovod's thread lets go of tensors a little after it has said that they are done. Where it was the last to hold "
-    "one it needs Python's lock: a thread that queues a tensor has that lock and waits for the queue's, which Horovod's "
-    "thread holds as it gives up; and a process that is forked meanwhile waits for ever (python/cpython#112275).",
-    "",
+    "Horovod's thread lets go of tensors a little after it has said that they are done, and needs Python's lock for "
+    "that. A thread that queues a tensor has that lock and waits for the queue's, which Horovod's thread holds as it "
+    "gives up; and a process that is forked meanwhile waits for ever.",
+    "python/cpython#112275",
     "tests/elastic/test_horovods_thread.py",
     (
         Edit(

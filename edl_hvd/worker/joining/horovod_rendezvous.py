@@ -4,8 +4,8 @@ What differs from Horovod's own elastic mode, and why (rows of the project's fai
 
 - The worker asks for its rank itself before ``hvd.init()``, so one that was removed leaves politely
   instead of aborting with a C++ stack (D3).
-- Members meet before they start Horovod, in a key-value store of rank 0, and stay connected; so a death is known whatever
-  Horovod is doing.
+- Members meet before they start Horovod, in a key-value store of rank 0, and stay connected; so a death is known
+  whatever Horovod is doing.
 - A broken world is given up at the first error, so recovery does not wait for the Gloo timeout (C1).
 - Host-change notices are listened to from the start of the process and dropped only once a later
   assignment covers them (B9).
