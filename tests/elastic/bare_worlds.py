@@ -101,9 +101,10 @@ def be_rank(name: str, as_released: bool, orders: int, results: int) -> NoReturn
     threading.Thread(target=read, daemon=True).start()
     collectives = None
     while True:
-        order, result = news.get(), {}
+        order, result, began_s = news.get(), {}, time.monotonic()
         if order["what"] == "leave":
             engine.stop(broken=False)
+            result["left_after_s"] = time.monotonic() - began_s
         elif order["what"] == "sum":
             assert collectives is not None
             try:
@@ -116,6 +117,7 @@ def be_rank(name: str, as_released: bool, orders: int, results: int) -> NoReturn
             world = World.of(order["generation"], members, members.index(name))
             collectives = engine.start(world, StoreAddress(**order["store"]))
             result["formed"] = collectives is not None
+            result["started_after_s"] = time.monotonic() - began_s
             if collectives is not None and order["sums"]:
                 total = collectives.allreduce(torch.full((8,), float(world.rank)), "sum")
                 assert total.tolist() == [sum(range(world.size))] * 8
@@ -123,11 +125,16 @@ def be_rank(name: str, as_released: bool, orders: int, results: int) -> NoReturn
 
 
 class Worlds:
-    """Ranks that form one world after the other."""
+    """Ranks that form one world after the other.
+
+    Attributes:
+        started_after_s: How long Horovod's start took in the last world, for the slowest rank.
+    """
 
     def __init__(self, size: int, as_released: bool = False) -> None:
         self._as_released = as_released
         self._generation = 0
+        self.started_after_s = 0.0
         self._store: KeyValueStore | None = None
         self.ranks = [Rank(slot, as_released) for slot in range(size)]
 
@@ -148,13 +155,16 @@ class Worlds:
         """When the last of them had formed it."""
         results = [rank.result() for rank in self.ranks]
         assert all(result is not None and result["formed"] for result in results), results
+        self.started_after_s = max(result["started_after_s"] for result in results if result is not None)
         return max(result["at"] for result in results if result is not None)
 
-    def leave(self) -> None:
+    def leave(self) -> float:
+        """Returns how long the slowest of them took."""
         for rank in self.ranks:
             rank.tell(what="leave")
-        for rank in self.ranks:
-            assert rank.result() is not None
+        results = [rank.result() for rank in self.ranks]
+        assert None not in results
+        return max(result["left_after_s"] for result in results if result is not None)
 
     def kill(self, victim: int) -> int:
         """Kill a rank, tell the others, and put a newcomer in its place. Returns how many others have ended, too."""

@@ -123,7 +123,7 @@ def test_every_wait_ends_when_a_member_is_told_to_be_gone(wait: str) -> None:
     """A member that is stopped keeps its connections open: the release waits for the Gloo timeout."""
     worlds = Worlds(3)
     try:
-        for turn in range(1, 6):
+        for _ in range(5):
             worlds.begin()
             worlds.formed_at()
             stopped = worlds.ranks[2]
