@@ -74,7 +74,7 @@ class Settings:
     on_checkpoint_failure: str = "warn"
     # The next one may succeed, and so may the training.
     commit_every: int = 1
-    # A commit costs half a millisecond; above 1 it costs a copy of the state, and a lost world costs so many steps.
+    # A commit costs half a millisecond; above 1 it costs a copy of the state, and a lost world this many steps.
     events: str | None = None
     # Nothing is written that was not asked for.
     meet_timeout_s: float = 5.0
