@@ -55,8 +55,8 @@ class Documented:
 def of_function(name: str, function: Callable[..., Any], text: str, is_property: bool = False) -> Documented:
     function = inspect.unwrap(function)
     signature = inspect.signature(function)
-    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-    named = [f"{stars.get(one.kind, '')}{one.name}" for one in signature.parameters.values() if one.name != "self"]
+    stars = {inspect.Parameter.VAR_POSITIONAL.name: "*", inspect.Parameter.VAR_KEYWORD.name: "**"}
+    named = [f"{stars.get(one.kind.name, '')}{one.name}" for one in signature.parameters.values() if one.name != "self"]
     returns = "None" if signature.return_annotation is inspect.Signature.empty else str(signature.return_annotation)
     return Documented(name, function.__module__, text, tuple(named), returns, function, is_property)
 
@@ -131,13 +131,14 @@ def faults(documented: Documented) -> list[str]:
     if documented.module.startswith("edl_hvd.worker") and not documented.is_property and not WHO.search(text):
         found.append("it says neither whether it is collective, nor which ranks call it")
     known = {**vars(builtins), **vars(errors)}
-    kinds = [known.get(name) for name in section(text, "Raises")]
-    if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+    named = [known.get(name) for name in section(text, "Raises")]
+    kinds = [kind for kind in named if isinstance(kind, type) and issubclass(kind, BaseException)]
+    if len(kinds) < len(named):
         found.append(f"Raises names what is no error: {section(text, 'Raises')}")
     elif documented.source is not None:
-        named = [kind for kind in kinds if issubclass(kind, errors.EdlHvdError)]
+        ours = tuple(kind for kind in kinds if issubclass(kind, errors.EdlHvdError))
         raised = raised_directly(documented.source)
-        found += [f"Raises lacks {kind.__name__}" for kind in raised if not any(issubclass(kind, one) for one in named)]
+        found += [f"Raises lacks {kind.__name__}" for kind in raised if not issubclass(kind, ours)]
     return found
 
 
