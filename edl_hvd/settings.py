@@ -62,7 +62,7 @@ class Settings:
     keep: int = 3
     # The newest, the one before in case the newest is damaged, and one to compare with.
     keep_every: Interval | None = None
-    # What stays for good is paid for, for good.
+    # Off: storage for checkpoints that stay is paid for as long as they stay.
     keep_best: Best | None = None
     # Only the script knows which number tells.
     checkpoint_memory_mb: int = 64
