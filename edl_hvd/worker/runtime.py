@@ -39,10 +39,10 @@ class Session(Protocol):
 
     @property
     def generation(self) -> int:
-        """Of the present world; 0 between worlds."""
+        """The generation of the present world; 0 between worlds."""
 
     def vote(self, samples: int) -> Vote:
-        """What this rank wants at the commit after the next step, which has so many samples over all ranks."""
+        """What this rank wants at the commit after the next step, of ``samples`` samples over all ranks."""
 
     def may_come_back(self, answer: Vote | None) -> bool:
         """Somebody may need the state of the commit that the ranks have voted on."""
@@ -67,7 +67,7 @@ class Session(Protocol):
 
 
 class Runtime:
-    """Of one ``State``.
+    """The part of one ``State`` that the loops of the package use.
 
     Attributes:
         memory: What is kept, and the last commit of it.
@@ -301,13 +301,13 @@ class Runtime:
         return next((sampler.policy.adapted(factor, noise) for sampler in samplers), factor)
 
     def epoch_position(self, samples: int = 0) -> float:
-        """Epochs finished, with the fraction of the present one, after so many more samples."""
+        """The number of epochs finished, with the fraction of the present one, after ``samples`` more samples."""
         samplers = list(self.memory.of_kind(ElasticBatchSampler))
         epoch = self.memory.epoch
         return epoch + sum((s.offset + samples) / s.positions for s in samplers if s.epoch == epoch)
 
     def ends_epoch(self, samples: int = 0) -> bool:
-        """After so many more samples the epoch's batches are all counted, and what the script does then is to come."""
+        """Whether ``samples`` more samples complete the epoch's batches, so that the script goes on behind the loop."""
         samplers = self.memory.of_kind(ElasticBatchSampler)
         return any(s.epoch == self.memory.epoch and s.offset + samples >= s.epoch_samples() for s in samplers)
 

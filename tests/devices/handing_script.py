@@ -21,6 +21,7 @@ from training_script import PLACES, Network
 
 import edl_hvd
 from edl_hvd.worker import process
+from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
 
 
 class Average:
@@ -117,5 +118,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     far_device.use(Path(sys.argv[1]))
     edl_hvd.init()
-    process.current().joined = edl_hvd.SoloRendezvous().join(-1, -1, dict)
+    process.current().joined = SoloRendezvous().join(-1, -1, dict)
     main()

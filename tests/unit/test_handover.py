@@ -11,6 +11,7 @@ from torch import nn
 from worlds import alone
 
 import edl_hvd
+from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
 from edl_hvd.worker.newcomers import frames, guide
 from edl_hvd.worker.newcomers.follower import Following
 from edl_hvd.worker.newcomers.frames import Frame
@@ -65,7 +66,7 @@ def pair(request):
     """A member that has trained a little, and a newcomer with other weights."""
     optimizer = getattr(request, "param", "sgd")
     with alone():
-        edl_hvd.worker.process.current().joined = edl_hvd.SoloRendezvous().join(-1, -1, dict)
+        edl_hvd.worker.process.current().joined = SoloRendezvous().join(-1, -1, dict)
         member, newcomer = Worker(optimizer), Worker(optimizer, seed=1)
         member.memory.take(0)
         member.step()

@@ -15,12 +15,13 @@ from edl_hvd.checkpoint.snapshot import Snapshot
 from edl_hvd.errors import StateError
 from edl_hvd.events import CheckpointFailed, CheckpointWritten
 from edl_hvd.storage.memory import MemoryStorage
+from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
 
 
 @pytest.fixture(autouse=True)
 def in_a_world() -> Iterator[None]:
     with alone():
-        edl_hvd.worker.process.current().joined = edl_hvd.SoloRendezvous().join(-1, -1, dict)
+        edl_hvd.worker.process.current().joined = SoloRendezvous().join(-1, -1, dict)
         yield
 
 

@@ -8,6 +8,7 @@ from worlds import alone
 
 import edl_hvd
 from edl_hvd.worker.engine.collectives import SoloCollectives
+from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
 from edl_hvd.worker.keeping.memory import is_disturbed
 
 WEIGHT = "model/0.weight"
@@ -16,7 +17,7 @@ WEIGHT = "model/0.weight"
 @pytest.fixture(autouse=True)
 def in_a_world():
     with alone():
-        edl_hvd.worker.process.current().joined = edl_hvd.SoloRendezvous().join(-1, -1)
+        edl_hvd.worker.process.current().joined = SoloRendezvous().join(-1, -1)
         yield
 
 

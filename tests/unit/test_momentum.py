@@ -9,6 +9,7 @@ from worlds import alone
 
 import edl_hvd
 from edl_hvd.worker.codec import encode
+from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
 from edl_hvd.worker.newcomers.follower import Following
 from edl_hvd.worker.newcomers.guide import _step_frame
 
@@ -36,7 +37,7 @@ class RateInside(torch.optim.Optimizer):
 @pytest.fixture(autouse=True)
 def in_a_world():
     with alone():
-        edl_hvd.worker.process.current().joined = edl_hvd.SoloRendezvous().join(-1, -1, dict)
+        edl_hvd.worker.process.current().joined = SoloRendezvous().join(-1, -1, dict)
         yield
 
 

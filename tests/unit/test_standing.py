@@ -10,6 +10,7 @@ from worlds import alone
 
 import edl_hvd
 from edl_hvd.worker.codec import decode, encode
+from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
 from edl_hvd.worker.keeping.handlers import ModuleHandler, OptimizerHandler
 from edl_hvd.worker.keeping.parameter_watch import StillParameters
 from edl_hvd.worker.keeping.standing import Standing
@@ -18,7 +19,7 @@ from edl_hvd.worker.keeping.standing import Standing
 @pytest.fixture(autouse=True)
 def in_a_world():
     with alone():
-        edl_hvd.worker.process.current().joined = edl_hvd.SoloRendezvous().join(-1, -1, dict)
+        edl_hvd.worker.process.current().joined = SoloRendezvous().join(-1, -1, dict)
         yield
 
 

@@ -10,6 +10,7 @@ import edl_hvd
 from edl_hvd.errors import StateError, UsageError
 from edl_hvd.events import read_events
 from edl_hvd.rescale.policy import WorkerBatch
+from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
 
 
 def make(samples=20, **sampler_arguments):
@@ -74,7 +75,7 @@ def test_putting_back_undoes_everything_since_the_commit():
     state._runtime.commit_every = 100
     kept = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
     with alone():
-        edl_hvd.worker.process.current().joined = edl_hvd.SoloRendezvous().join(-1, -1)
+        edl_hvd.worker.process.current().joined = SoloRendezvous().join(-1, -1)
         for _, inputs in state.batches(loader):
             state.optimizer.zero_grad()
             state.model(inputs).square().mean().backward()

@@ -27,9 +27,9 @@ class Handler(Protocol):
     ``load_rest`` puts the others back. ``completed`` is what ``capture`` would have returned at the moment of a
     ``capture_rest``, if what that left out still stands; both already encoded.
 
-    ``held`` is the live tensors that ``capture`` would return, in its order, and something that is equal as long as all
-    the rest of that is equal to, but for what ``completed`` puts in; nothing of both where that cannot be told. It
-    takes a tenth of the time.
+    ``held`` returns a key and the live tensors that ``capture`` would return, in its order. The key changes whenever
+    anything else in the result of ``capture`` does, except for what ``completed`` puts in. Both are empty where there
+    is no such key. ``held`` takes a tenth of the time of ``capture``.
 
     Attributes:
         value: The object itself.

@@ -18,7 +18,7 @@ from edl_hvd.worker.keeping.late_copy import Blocks, LateCopy
 
 
 class HostCopies:
-    """Of one worker; one at a time, since all use the same memory."""
+    """The copies of one worker's state in host memory; one at a time, since all use the same memory."""
 
     def __init__(self) -> None:
         self._room = _Room({})

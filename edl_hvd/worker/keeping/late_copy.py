@@ -16,7 +16,7 @@ import torch
 _LEAST_BYTES = 1024 * 1024
 # Of a portion: copied in a tenth of a millisecond, a few times as long as it takes to have the next one.
 _LARGE_BYTES, _LARGE_PART = 4 * 1024 * 1024, 64
-# A tensor of so many bytes, and so large a part of all, is dealt out in blocks of as many: there are few of them.
+# A tensor of more than both this size and this part of all bytes is dealt out in blocks: there are few of them.
 
 Portion = tuple[list[torch.Tensor], list[torch.Tensor]]
 
@@ -54,13 +54,13 @@ class Blocks:
 
 
 class LateCopy:
-    """Of some tensors into others of the same shapes. Every method from any thread.
+    """A copy of some tensors into others of the same shapes. Every method may be called from any thread.
 
     Args:
-        tensors: From.
-        blocks: To.
-        is_disturbed: Somebody has moved the tensors meanwhile. Asked once, when all is copied, or by the caller of
-            ``complete``.
+        tensors: Tensors to copy.
+        blocks: Memory to copy them to.
+        is_disturbed: Tells whether the script has moved the tensors meanwhile. Asked once, when all is copied, or by
+            the caller of ``complete``.
     """
 
     def __init__(self, tensors: Collection[torch.Tensor], blocks: Blocks, is_disturbed: Callable[[], bool]) -> None:

@@ -20,5 +20,5 @@ class Mark:
 
 
 def marks_of(tensors: dict[str, torch.Tensor]) -> dict[str, Mark]:
-    """Of live tensors, by their names."""
+    """The marks of live tensors, by their names."""
     return {name: Mark(tensor) for name, tensor in tensors.items()}

@@ -213,7 +213,7 @@ class Memory:
 
     @property
     def repeated_samples(self) -> int:
-        """Of the next step, where some optimizers have made it already, perhaps in a world of another size; else 0."""
+        """The samples of the next step, if some optimizers have already made it, in a world of any size; else 0."""
         return self._samples_of(self._to_skip)
 
     def _samples_of(self, ahead: list[int]) -> int:
@@ -561,7 +561,7 @@ class Memory:
 
     @property
     def size_bytes(self) -> int:
-        """Of all tensors of the state."""
+        """The bytes of all tensors of the state."""
         return sum(tensor.nbytes for tensor in self.live(self.commit)[1].values())
 
 

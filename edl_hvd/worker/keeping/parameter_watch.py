@@ -27,10 +27,10 @@ _NEVER = 1 << 62
 
 
 class ParameterWatch:
-    """Of one worker's distributed optimizers.
+    """A watch over the parameters that one worker's distributed optimizers move.
 
     Args:
-        optimizers: They.
+        optimizers: Optimizers to watch.
         before_move: Called when one of them is about to move its parameters, with whether something else has moved any
             since the last look.
 
@@ -111,7 +111,7 @@ class StillParameters:
     """Those of a job's parameters that no optimizer of it moves, and nothing else has moved for some commits.
 
     Attributes:
-        parameters: They.
+        parameters: Parameters that stand still at present.
     """
 
     def __init__(self) -> None:

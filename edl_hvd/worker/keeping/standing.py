@@ -1,4 +1,4 @@
-"""What a light commit leaves out, as it stands, without naming hundreds of tensors anew.
+"""What a light commit leaves out, with its encoded structure kept from one checkpoint to the next.
 
 An optimizer's step moves the contents of the tensors, not the tensors. So how an object is encoded is kept from one
 checkpoint to the next, but for the tensors themselves: to keep those would keep memory that a script wants freed.
@@ -25,11 +25,11 @@ class _Encoded(NamedTuple):
 
 
 class Standing:
-    """Of one handler.
+    """The encoded state of one attribute, as it is now.
 
     Args:
-        name: Of its attribute.
-        handler: It.
+        name: Name of the attribute.
+        handler: Handler that captures it.
     """
 
     def __init__(self, name: str, handler: Handler) -> None:

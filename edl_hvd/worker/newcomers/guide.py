@@ -37,10 +37,10 @@ _LONGEST_HELLO_BYTES = 4096
 
 
 class Guide:
-    """Of one worker.
+    """The side of one worker that hands its state on to newcomers.
 
     Args:
-        memory: What it keeps.
+        memory: State of the worker.
     """
 
     def __init__(self, memory: Memory) -> None:

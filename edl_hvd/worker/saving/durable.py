@@ -145,7 +145,7 @@ class Checkpoints:
                 logger.info("checkpoints every %.0f s for now", self.schedule.interval_s)
 
     def _pace(self, workers: int) -> Pace:
-        """How fast one of so many workers of this host may write beside its training."""
+        """The pace at which one of this host's workers may write beside its training."""
         now_s, share = self._clock.monotonic_s(), self._settings.checkpoint_share
         since_s, self._begun_s = now_s - self._begun_s, now_s
         processors = share * len(os.sched_getaffinity(0)) / workers if share < 1 else None

@@ -46,13 +46,17 @@ _FLAT = "state.batches()"
 class Step:
     """One optimizer step: iterate over it for this worker's micro-batches, as often as the step needs.
 
-    Every loop over it ends in a sum over the workers: after it each parameter's ``.grad`` is the gradient of the whole
-    global batch, the same on every worker, and ``None`` where no worker has used the parameter. A second loop goes over
-    the same micro-batches again (a GAN's generator, SAM, a closure of LBFGS).
+    Items of ``state.steps(loader)``; a script does not make one. Every loop over it ends in a sum over the workers.
+    After the loop each parameter's ``.grad`` is the gradient of the whole global batch, the same on every worker, and
+    ``None`` where no worker has used the parameter. A second loop goes over the same micro-batches again (a GAN's
+    generator, SAM, a closure of LBFGS).
+
+    Collective: every rank makes the same number of loops over it, each to its end, and blocks there.
+    ``len(step)`` is the number of this worker's micro-batches, at least 0, and not collective.
 
     Attributes:
-        number: Optimizer steps of the run before this one; 0 for the first. The same on every worker.
-        samples: In the global batch, over all workers.
+        number: Number of optimizer steps of the run before this one; 0 for the first. The same on every worker.
+        samples: Number of samples in the global batch, over all workers.
     """
 
     def __init__(self, run: _Run, number: int, global_step: GlobalStep, items: Iterator[Any]) -> None:
@@ -64,11 +68,15 @@ class Step:
         self._is_over = False
 
     def __len__(self) -> int:
-        """Micro-batches of this worker, which may be none."""
+        """The number of micro-batches of this worker, at least 0. Any rank; not collective."""
         return len(self._step.share)
 
     def __iter__(self) -> Iterator[Any]:
-        """This worker's micro-batches. Every worker goes through them to the end: collective, blocks there."""
+        """Iterate over this worker's micro-batches. Collective: every rank goes to the end, and blocks there.
+
+        Raises:
+            UsageError: The step is over, another loop over it is under way, or one was left before its end.
+        """
         position.refuse_left_early()
         if self._is_over:
             raise UsageError(
@@ -83,13 +91,15 @@ class Step:
         return self._loop()
 
     def weigh(self, weight: float | torch.Tensor) -> None:
-        """Say how much the present micro-batch weighs, instead of its number of samples.
+        """Set the weight of the present micro-batch in the sum of the gradients. Not collective.
 
-        For a loss that is a mean over something else, such as tokens or pixels: give the number that it is a mean of,
-        before ``backward()``. The gradient is that of the mean over all of them in the global batch. Not collective.
+        For a loss that is a mean over something other than samples, such as tokens or pixels: give their number, before
+        ``backward()``. The gradient of the step is then that of the mean over all tokens of the global batch. Waits for
+        a GPU if ``weight`` is a tensor there.
 
         Args:
-            weight: At least 0, finite; 0 leaves the micro-batch out, whatever its gradient is.
+            weight: Weight instead of the number of samples, finite and at least 0: a number, or a tensor of one
+                element. 0 leaves the micro-batch out, whatever its gradient is.
 
         Raises:
             UsageError: No micro-batch is being computed, or its gradient has been already; or the weight is no number.
@@ -99,11 +109,11 @@ class Step:
     def record(self, **values: float | torch.Tensor) -> None:
         """Add numbers of the present micro-batch, such as its loss, to their mean over the global batch.
 
-        They travel with the gradients; :meth:`mean` tells the result after the loop. Call :meth:`weigh` before. Not
-        collective.
+        They travel with the gradients; :meth:`mean` tells the result after the loop. Call :meth:`weigh` before it, if
+        at all. Not collective; does not wait for a GPU.
 
         Args:
-            **values: By name; numbers or tensors of one element.
+            **values: Numbers, or tensors of one element on any device, by name.
 
         Raises:
             UsageError: No micro-batch is being computed, or a tensor has more elements.
@@ -119,6 +129,13 @@ class Step:
 
     def mean(self, name: str) -> float:
         """The mean of what all workers have recorded by a name, weighted as the gradients are. Not collective.
+
+        Args:
+            name: Name that :meth:`record` was given in the last loop over this step.
+
+        Returns:
+            The sum of w_j · v_j over the sum of w_j, where v_j was recorded for micro-batch j of weight w_j; the same
+            on every worker.
 
         Raises:
             UsageError: Nothing was recorded by that name in this step's last loop, or the loop is still under way.
@@ -157,7 +174,10 @@ class Step:
         position.left_early = False
 
     def end(self) -> None:
-        """Take from the loader what the script has not asked for, and let go of the micro-batches. For the loop."""
+        """Take from the loader what the script has not asked for, and drop the micro-batches. Not collective.
+
+        ``state.steps`` calls it when the body has run; a script does not.
+        """
         for _ in range(len(self._kept), len(self._step.share)):
             self._run.next_item(self._items)
         self._kept.clear()
@@ -437,7 +457,7 @@ class _Run:
         seed_everything(self.sampler.seed, self.sampler.epoch, step.offset, _STEP_LEVEL, loop)
 
     def join_others(self, step: GlobalStep, has_idle: bool, leaves: bool = False) -> bool:
-        """Of ``batches``: take part in what the other workers do in this step, where the script did not.
+        """Take part in what the other workers do in this step of ``batches``, where the script did not.
 
         Args:
             step: Whose body has run, on workers that have a part of it.
@@ -495,7 +515,7 @@ class _Run:
         position.left_early = left_early
 
     def tell_of_leaving(self) -> None:
-        """Of ``batches``: the script leaves the loop, by a count of its own perhaps."""
+        """Note that the script leaves the loop of ``batches``, by a count of its own perhaps."""
         if position.per_step > 1 and not position.knows_step:
             self.runtime.left = (
                 "the loop of state.batches() was left before the end of the epoch, and its body runs once per "
@@ -645,7 +665,7 @@ class _BodyWatch:
 
 
 def _exact_statistics(runtime: Runtime, sampler: ElasticBatchSampler) -> RunningStatistics:
-    """Of the models, where the optimizers are exact; of nothing elsewhere."""
+    """The running statistics of the models, where the optimizers are exact; of nothing elsewhere."""
     memory, optimizers = runtime.memory, runtime.optimizers
     exact = [optimizer for optimizer in optimizers if optimizer.stepping.exact]
     if not exact:

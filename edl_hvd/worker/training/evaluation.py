@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from edl_hvd.worker.runtime import Runtime
 
 _COMMIT_S = 1.0
-# Between commits. As much is done twice after a death, and so long a change of the world waits; a commit takes
-# milliseconds.
+# Between commits. This much is done twice after a death, and a change of the world waits for this long; a commit
+# takes milliseconds.
 
 
 def evaluate(runtime: Runtime, loader: Any, clock: Clock = SYSTEM_CLOCK) -> Iterator[Any]:
@@ -89,7 +89,7 @@ class _Pace:
         return max(1, min(2 * self._rounds, round(self._rounds * _COMMIT_S / seconds)))
 
     def next(self, rounds: int) -> None:
-        """All ranks have agreed on so many."""
+        """Note how many rounds all ranks have agreed on."""
         self._rounds = self._left = rounds
         self._since_s = self._clock.monotonic_s()
 
