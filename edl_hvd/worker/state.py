@@ -15,7 +15,7 @@ from edl_hvd.worker.training.batching import Step, batches, steps, weigh
 from edl_hvd.worker.training.evaluation import evaluate
 
 if TYPE_CHECKING:
-    from edl_hvd.worker.keeping.weights import Fit
+    from edl_hvd.worker.commits.weights import Fit
 
 
 class State:
@@ -60,29 +60,29 @@ class State:
         _refuse_hidden_optimizers(given)
         runtime = Runtime(given)
         for name, value in counters.items():
-            setattr(runtime.memory, name, value)
+            setattr(runtime.store, name, value)
         super().__setattr__("_runtime", runtime)
 
     # --- attributes ---
 
     def __getattr__(self, name: str) -> Any:
-        memory = self.__dict__["_runtime"].memory
-        if name in memory.attributes:
-            return memory.attributes[name]
-        if name in memory.handlers:
-            return memory.handlers[name].value
+        store = self.__dict__["_runtime"].store
+        if name in store.attributes:
+            return store.attributes[name]
+        if name in store.handlers:
+            return store.handlers[name].value
         raise AttributeError(f"State has no attribute {name!r}; give it to State(…) to have it kept")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        memory = self._runtime.memory
+        store = self._runtime.store
         if name in ("step", "epoch", "samples"):
-            setattr(memory, name, value)
-        elif name in memory.handlers:
+            setattr(store, name, value)
+        elif name in store.handlers:
             raise StateError(f"state.{name} cannot be replaced by another object; change the one given to State(…)")
         elif hasattr(type(self), name):
             raise StateError(f"state.{name} cannot be set; it is a name of State's own")
-        elif name in memory.attributes:
-            memory.attributes[name] = value
+        elif name in store.attributes:
+            store.attributes[name] = value
         else:
             raise StateError(f"state.{name} is not kept, because State(…) was not given it; add {name}=… there")
 
@@ -90,17 +90,17 @@ class State:
     def step(self) -> int:
         """The number of optimizer steps of the whole run, over all worlds; equal on all ranks at a commit."""
         position.knows_step = True
-        return self._runtime.memory.step
+        return self._runtime.store.step
 
     @property
     def epoch(self) -> int:
         """The number of epochs finished, which inside ``epochs()`` is the number of the present one, from 0."""
-        return self._runtime.memory.epoch
+        return self._runtime.store.epoch
 
     @property
     def samples(self) -> int:
         """The number of samples consumed by the whole run, over all workers and epochs."""
-        return self._runtime.memory.samples
+        return self._runtime.store.samples
 
     @property
     def generation(self) -> int:
@@ -119,7 +119,7 @@ class State:
         Under AdaScale it is the number of steps of the script's own batch that the run equals (Johnson et al. 2020,
         arXiv:2007.05105, section 3).
         """
-        return self._runtime.memory.learning.scale_invariant_steps
+        return self._runtime.store.learning.scale_invariant_steps
 
     @property
     def gradient_noise_scale(self) -> float | None:
@@ -130,7 +130,7 @@ class State:
         ``DistributedOptimizer(…, measure_noise=True)``, from steps of at least two micro-batches over all workers.
         Infinite while no gradient stands out from the noise.
         """
-        return self._runtime.memory.learning.noise.samples
+        return self._runtime.store.learning.noise.samples
 
     # --- the training loop ---
 
@@ -317,7 +317,7 @@ class State:
         values = {name: float(value) for name, value in metrics.items()}
         if position.waits:
             return
-        attributes = self._runtime.memory.attributes
+        attributes = self._runtime.store.attributes
         attributes[METRICS] = {**attributes[METRICS], **values}
         if self._runtime.session is not None:
             self._runtime.session.report(values)
@@ -341,9 +341,9 @@ class State:
             StateError: Weights are missing, extra or of another shape, and ``partial`` is false; nothing was loaded.
             StorageError: There is no such checkpoint, it does not verify, or the storage does not answer.
         """
-        from edl_hvd.worker.keeping.weights import load_weights
+        from edl_hvd.worker.commits.weights import load_weights
 
-        return load_weights(self._runtime.memory, url, step, partial)
+        return load_weights(self._runtime.store, url, step, partial)
 
 
 def _refuse_hidden_optimizers(attributes: dict[str, Any]) -> None:

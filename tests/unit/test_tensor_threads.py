@@ -44,8 +44,8 @@ process.current().joined = SoloRendezvous().join(-1, -1, dict)
 def worker():
     model = torch.nn.ParameterList(torch.zeros(10) for _ in range(20_000))
     optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
-    memory = edl_hvd.State(model=model, optimizer=optimizer)._runtime.memory
-    memory.take(0)
+    memory = edl_hvd.State(model=model, optimizer=optimizer)._runtime.store
+    memory.save(0)
     return memory
 
 guide = Guide(worker())
