@@ -176,7 +176,7 @@ HOW: dict[str, Here | By | Ci] = {
         By("tests/docs/test_commands.py::test_the_command_works"),
     "python benchmarks/discovery.py": Here(more="2", prints="from_ec2, first poll"),
     "python benchmarks/checksum.py": Here(more="--size-mb 32 --turns 1", prints="GB/s of a core"),
-    "python benchmarks/recovery.py --engines edlrun --kills 120":
+    "python benchmarks/recovery.py --engines edlrun --kills 400":
         Here(more="--kills 3", prints="kills under edlrun; seconds until every survivor"),
     "python benchmarks/world_start.py --worlds 50 --deaths 70 --strangers":
         Here(more="--worlds 3 --deaths 2 --ranks 2", prints="0 run anew"),

@@ -1,4 +1,4 @@
-"""What a light commit leaves out, as it stands, without naming hundreds of tensors anew.
+"""The encoded structure of the state, kept from one checkpoint to the next.
 
 An optimizer's step moves the contents of the tensors, not the tensors. So how an object is encoded is kept from one
 checkpoint to the next, but for the tensors themselves: to keep those would keep memory that a script wants freed.
