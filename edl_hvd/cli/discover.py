@@ -17,7 +17,6 @@ from rich.table import Table
 from edl_hvd.cli.words import count, duration
 from edl_hvd.discovery.look import Look, Looker, SeenHost, changes
 from edl_hvd.discovery.question import Question
-from edl_hvd.discovery.source import Closable
 from edl_hvd.discovery.sources.combined import read_source, start_now
 from edl_hvd.errors import DiscoveryError, UsageError
 
@@ -46,8 +45,7 @@ def discover_command(source: str, watch: bool, as_json: bool) -> None:
     try:
         code = _watch(question, as_json) if watch else _show(question, as_json)
     finally:
-        if isinstance(question.source, Closable):
-            question.source.close()
+        question.source.close()
     sys.exit(code)
 
 

@@ -11,7 +11,7 @@ It is imported when a source of its kind is asked for: a poll of a file pays for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Protocol, cast
 
@@ -46,5 +46,15 @@ def read_question(kind: str, given: Sequence[str], variables: Sequence[str]) -> 
     Raises:
         UsageError: Naming the flag, what it says and what is accepted.
     """
-    module = cast(_Kind, import_module(f"edl_hvd.discovery.sources.{KINDS[kind]}"))
+    module = _module(kind)
     return module.question(Flags(given, variables, module.FLAGS, module.BARE_FLAG))
+
+
+def read_variables(kind: str, environ: Mapping[str, str]) -> list[str]:
+    """Words of flags from the variables of a discovery script, e.g. of ``EDL_HVD_DISCOVERY_TAG``."""
+    variables = {flag: f"EDL_HVD_DISCOVERY_{flag.upper().replace('-', '_')}" for flag in _module(kind).FLAGS}
+    return [f"--{flag}={environ[name]}" for flag, name in variables.items() if name in environ]
+
+
+def _module(kind: str) -> _Kind:
+    return cast(_Kind, import_module(f"edl_hvd.discovery.sources.{KINDS[kind]}"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.damping import Damping
 from edl_hvd.discovery.question import Question
-from edl_hvd.discovery.source import Bridging, HostDetails, details_of, left_out_of, notices_of
+from edl_hvd.discovery.source import Answer, HostDetails
 from edl_hvd.errors import DiscoveryError
 from edl_hvd.hosts import HostSlots, format_hosts
 
@@ -71,8 +71,8 @@ class Looker:
         Raises:
             DiscoveryError: It does not answer, or not in a way that can be trusted.
         """
-        source = self._question.source
-        hosts = source.hosts()
+        answer = self._question.source.answer()
+        hosts, left_out = answer.hosts, dict(answer.left_out)
         try:
             format_hosts(hosts)  # raises when a host is listed twice
         except ValueError as error:
@@ -81,22 +81,17 @@ class Looker:
         # Who was there at the first look may have been there for long.
         self._seen_s = {one.host: self._seen_s.get(one.host, wall_s if self._looks else 0.0) for one in hosts}
         self._looks += 1
-        left_out = dict(left_out_of(source))
         if self._question.is_damped:
             self._damping = self._damping.observed(hosts, now_s)
             hosts = self._damping.kept(hosts)
             left_out |= self._damping.left_out(now_s)
-        details, notices = details_of(source), notices_of(source)
-        remark = source.bridged()[1] if isinstance(source, Bridging) else ""
-        return Look(
-            tuple(self._describe(one, details.get(one.host), notices.get(one.host)) for one in sorted(hosts)),
-            dict(sorted(left_out.items())),
-            remark,
-        )
+        seen = tuple(self._describe(one, answer) for one in sorted(hosts))
+        return Look(seen, dict(sorted(left_out.items())), answer.warning)
 
-    def _describe(self, one: HostSlots, details: HostDetails | None, notice_s: float | None) -> SeenHost:
-        known = details or HostDetails()
+    def _describe(self, one: HostSlots, answer: Answer) -> SeenHost:
+        known = answer.details.get(one.host, HostDetails())
         since_s = known.since_s if known.since_s is not None else self._seen_s[one.host] or None
+        notice_s = answer.notices.get(one.host)
         return SeenHost(one.host, one.slots, known.kind, known.zone, known.price_usd_per_h, since_s, notice_s)
 
 

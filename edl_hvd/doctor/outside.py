@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 
 from edl_hvd.discovery.look import Looker
-from edl_hvd.discovery.source import Closable, Permission, permissions_of
+from edl_hvd.discovery.source import Permission
 from edl_hvd.discovery.sources.combined import read_source, start_now
 from edl_hvd.doctor.findings import ADVICE, MISSING, OK, Finding
 from edl_hvd.errors import EdlHvdError, UsageError
@@ -106,7 +106,7 @@ def check_source(text: str) -> Iterator[Finding]:
         yield Finding(_DISCOVERY, "source", MISSING, str(error), "correct --discover")
         return
     try:
-        for permission in permissions_of(question.source):
+        for permission in question.source.permissions():
             yield judge_permission(permission)
         start_s = time.monotonic()
         try:
@@ -123,8 +123,7 @@ def check_source(text: str) -> Iterator[Finding]:
             fix = f"'edl-hvd discover {shlex.quote(text)}' says why hosts are left out"
             yield Finding(_DISCOVERY, "source", ADVICE, f"it answers, with no hosts{left_out}", fix)
     finally:
-        if isinstance(question.source, Closable):
-            question.source.close()
+        question.source.close()
 
 
 def judge_permission(permission: Permission) -> Finding:

@@ -190,11 +190,12 @@ def test_help_is_the_header_and_names_every_flag_and_variable(scene: Scene) -> N
     for heading in ("Usage", "Variables", "Permissions"):
         assert f"\n{heading}" in result.stdout
     flags = re.findall(r"--[a-z-]+", scene.poll(["--no-such-flag"]).stderr.partition("accepted:")[2].partition(";")[0])
-    variables = re.findall(r"EDL_HVD_[A-Z_]+", Path(scene.path()).read_text().partition("set -eu")[2])
     assert flags
-    assert variables
     positional = {"--file", "--plan", "--trace"}
-    assert [name for name in [*flags, *variables] if name not in result.stdout and name not in positional] == []
+    assert [flag for flag in flags if flag not in result.stdout and flag not in positional] == []
+    variables = {f"EDL_HVD_DISCOVERY_{flag[2:].upper().replace('-', '_')}" for flag in flags}
+    named = re.findall(r"^  (EDL_HVD_DISCOVERY_[A-Z_]+)  ", result.stdout, re.MULTILINE)
+    assert sorted(named) == sorted({*variables, "EDL_HVD_DISCOVERY_CACHE"})
 
 
 def test_a_link_to_a_program_works_from_anywhere(scene: Scene) -> None:

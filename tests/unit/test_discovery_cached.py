@@ -14,6 +14,7 @@ from edl_hvd.discovery.polling import cached
 from edl_hvd.discovery.polling.cached import Keep, ask, find_answer
 from edl_hvd.discovery.polling.record import FAILURE_CHARACTERS, Record
 from edl_hvd.discovery.question import Question
+from edl_hvd.discovery.source import Answer, Source
 from edl_hvd.errors import DiscoveryError
 from edl_hvd.hosts import HostSlots
 
@@ -21,16 +22,16 @@ ANSWER = "a:1\nb:2\n"
 
 
 @dataclass
-class FakeSource:
+class FakeSource(Source):
     """Answers with each of ``answers`` in turn; an exception is raised."""
 
     answers: list[tuple[HostSlots, ...] | Exception] = field(default_factory=list)
 
-    def hosts(self) -> tuple[HostSlots, ...]:
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    def answer(self) -> Answer:
+        hosts = self.answers.pop(0)
+        if isinstance(hosts, Exception):
+            raise hosts
+        return Answer(hosts)
 
 
 class FakeKeep(Keep):

@@ -15,12 +15,13 @@ from edl_hvd.discovery.damping import FLAPS, STEADY_S, WINDOW_S, Damping
 from edl_hvd.discovery.polling.cached import ask, find_answer
 from edl_hvd.discovery.polling.record import Record
 from edl_hvd.discovery.question import Question
+from edl_hvd.discovery.source import Answer, Source
 from edl_hvd.discovery.watch import HostWatch
 from edl_hvd.errors import DiscoveryError
 from edl_hvd.hosts import HostSlots
 
 A, B = HostSlots("a", 2), HostSlots("b", 1)
-Answer = tuple[HostSlots, ...]
+Hosts = tuple[HostSlots, ...]
 
 
 def flapped(times: int, period_s: float = 20.0) -> tuple[Damping, float]:
@@ -127,7 +128,7 @@ def test_a_memory_that_does_not_read_is_none(memory: object) -> None:
 # --- in a script ---
 
 
-def poll_each(answers: list[Answer | Exception], is_damped: bool = True) -> list[tuple[str, str]]:
+def poll_each(answers: list[Hosts | Exception], is_damped: bool = True) -> list[tuple[str, str]]:
     """What polls print, one question after the other, each of a new process: only the record is handed on."""
     clock, record, printed = FakeClock(), Record(), []
     for answer in answers:
@@ -141,7 +142,7 @@ def poll_each(answers: list[Answer | Exception], is_damped: bool = True) -> list
     return printed
 
 
-FLAPPING: list[Answer | Exception] = [(A, B), (B,), (A, B), (B,), (A, B), (B,), (A, B)]
+FLAPPING: list[Hosts | Exception] = [(A, B), (B,), (A, B), (B,), (A, B), (B,), (A, B)]
 
 
 def test_a_script_leaves_out_a_host_that_flaps_and_says_why() -> None:
@@ -167,11 +168,12 @@ def test_a_local_source_is_not_damped() -> None:
 # --- under edlrun ---
 
 
-class Played:
+class Played(Source):
     """Answers every ten seconds of ``clock``; when there are no more answers, waits to be closed."""
 
-    def __init__(self, answers: list[Answer], clock: FakeClock) -> None:
+    def __init__(self, answers: list[Hosts], clock: FakeClock, **more: dict[str, float]) -> None:
         self._answers = answers
+        self._more = more
         self._clock = clock
         self.is_over = threading.Event()
         self._closed = threading.Event()
@@ -179,13 +181,13 @@ class Played:
     def close(self) -> None:
         self._closed.set()
 
-    def hosts(self) -> Answer:
+    def answer(self) -> Answer:
         if not self._answers:
             self.is_over.set()
             self._closed.wait()
-            return ()
+            return Answer()
         self._clock.sleep(10)
-        return self._answers.pop(0)
+        return Answer(self._answers.pop(0), **self._more)
 
 
 def test_edlrun_leaves_out_a_host_that_flaps_and_says_so_once() -> None:
@@ -203,13 +205,9 @@ def test_edlrun_leaves_out_a_host_that_flaps_and_says_so_once() -> None:
 
 
 def test_edlrun_hears_of_the_end_of_hosts_that_it_has_and_of_no_others() -> None:
-    class Announcing(Played):
-        def notices(self) -> dict[str, float]:
-            return {"a": 9.0, "never came": 5.0}
-
     clock, told = FakeClock(), []
     # Left out in the answer that announces its end, as a pod is; believed to be there until the next.
-    played = Announcing([(B, A), (B,), (B,)], clock)
+    played = Played([(B, A), (B,), (B,)], clock, notices={"a": 9.0, "never came": 5.0})
     watch = HostWatch(played, list, list, lambda *notice: told.append(notice), every_s=0.0, clock=clock)
     watch.start()
     played.is_over.wait()

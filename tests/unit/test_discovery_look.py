@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from edl_hvd.cli.discover import picture, to_json
 from edl_hvd.discovery.expression import Count
 from edl_hvd.discovery.look import Look, Looker, SeenHost, changes
 from edl_hvd.discovery.question import Question
-from edl_hvd.discovery.source import HostDetails, Permission
+from edl_hvd.discovery.source import Answer, HostDetails, Permission, Source
 from edl_hvd.discovery.sources.combined import Selection
 from edl_hvd.doctor import outside
 from edl_hvd.doctor.findings import ADVICE, MISSING, OK
@@ -25,23 +24,15 @@ A, B = HostSlots("a", 2), HostSlots("b", 1)
 
 
 @dataclass
-class Known:
+class Known(Source):
     """A source of which everything is known."""
 
     listed: tuple[HostSlots, ...] = (B, A)
     aside: dict[str, str] = field(default_factory=lambda: {"i-7": "it is stopped"})
 
-    def hosts(self) -> tuple[HostSlots, ...]:
-        return self.listed
-
-    def details(self) -> Mapping[str, HostDetails]:
-        return {"a": HostDetails("p3.2xlarge", "eu-1a", 3.06, 500.0)}
-
-    def left_out(self) -> Mapping[str, str]:
-        return self.aside
-
-    def notices(self) -> Mapping[str, float]:
-        return {"b": 90.0}
+    def answer(self) -> Answer:
+        details = {"a": HostDetails("p3.2xlarge", "eu-1a", 3.06, 500.0)}
+        return Answer(self.listed, {"b": 90.0}, details, self.aside)
 
 
 def looker(source: Known, clock: FakeClock, is_damped: bool = True) -> Looker:

@@ -21,13 +21,12 @@ import os
 import signal
 import site
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
-from edl_hvd.discovery.kinds import read_question
+from edl_hvd.discovery.kinds import read_question, read_variables
 from edl_hvd.discovery.polling.record import Record
 from edl_hvd.discovery.question import Question
-from edl_hvd.discovery.source import Remembering
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import format_hosts
 
@@ -45,10 +44,10 @@ LONGEST_LOOK_S = 0.032
 # up to this: a tenth of the CPU time of a poll, were it to wait for a whole second.
 
 
-def poll(key: str, source: str, given: Sequence[str], variables: Sequence[str]) -> int:
+def poll(key: str, source: str, given: Sequence[str], environ: Mapping[str, str]) -> int:
     """Print the answer of a discovery script; returns its exit code: 0, 1 (no answer), 2 (wrong arguments)."""
     try:
-        question = read_question(source, given, variables)
+        question = read_question(source, given, read_variables(source, environ))
     except UsageError as error:
         return _complain(source, f"{error}; see from_{source} --help", 2)
     try:
@@ -228,8 +227,8 @@ def ask(question: Question, keep: Keep, clock: Clock) -> None:
 
 def _answer(question: Question, record: Record) -> Record:
     """Of a question that is put at ``record.asked_s``."""
-    if not question.is_damped and not isinstance(question.source, Remembering):
-        hosts = question.source.hosts()
+    if not question.is_damped and not question.source.parts:
+        hosts = question.source.answer().hosts
         return record.answered(format_hosts(hosts)) if hosts else record.answered_empty()
     from edl_hvd.discovery.polling.remembered import answer  # of no use to a poll of a file
 
