@@ -17,7 +17,9 @@ case ${1-} in
         /^  (--[a-z]|[A-Z][A-Z]+(  |, --))/ { shown[++flags] = $1; name[flags] = index($1, ",") ? $2 : $1 }
         index($0, "EDL_HVD_DISCOVERY_...") {
             column = match($0, /\.\.\. +/) + RLENGTH - 3
+            split($0, part, ", e.g. ")  # before it stand those that have another variable
             for (i = 1; i <= flags; i++) {
+                if (index(part[1], shown[i])) continue
                 sub(/,$/, "", shown[i])
                 sub(/^--/, "", name[i])
                 gsub(/-/, "_", name[i])

@@ -27,6 +27,9 @@ SCENES: dict[str, type[Scene]] = {
 }
 AWS_SCENES = {"from_ec2": Ec2Scene, "from_auto_scaling": AutoScalingScene}
 
+# Flags whose variable is that of Google's own tools.
+OF_GOOGLE = {"--metadata-host": "GCE_METADATA_HOST", "--endpoint": "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE"}
+
 
 @pytest.fixture(params=[*SCENES, *AWS_SCENES])
 def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
@@ -194,8 +197,9 @@ def test_help_is_the_header_and_names_every_flag_and_variable(scene: Scene) -> N
     assert flags
     positional = {"--file", "--plan", "--trace"}
     assert [flag for flag in flags if flag not in result.stdout and flag not in positional] == []
-    variables = {f"EDL_HVD_DISCOVERY_{flag[2:].upper().replace('-', '_')}" for flag in flags}
-    named = re.findall(r"^  (EDL_HVD_DISCOVERY_[A-Z_]+)  ", result.stdout, re.MULTILINE)
+    variables = {f"EDL_HVD_DISCOVERY_{flag[2:].upper().replace('-', '_')}" for flag in flags if flag not in OF_GOOGLE}
+    variables |= {OF_GOOGLE[flag] for flag in flags if flag in OF_GOOGLE}
+    named = re.findall(r"^  (EDL_HVD_DISCOVERY_[A-Z_]+|GCE_[A-Z_]+|CLOUDSDK_[A-Z_]+)  ", result.stdout, re.MULTILINE)
     assert sorted(named) == sorted({*variables, "EDL_HVD_DISCOVERY_CACHE"})
 
 

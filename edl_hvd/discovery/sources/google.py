@@ -15,7 +15,6 @@ from edl_hvd.discovery.sources.google_api import ENDPOINT, METADATA, GoogleCloud
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots
 from edl_hvd.http_client import seconds_since_epoch
-from edl_hvd.settings import process_environment
 
 PAGE_SIZE = 500
 # As many as Compute Engine gives at most; fewer pages are fewer places where an answer can break.
@@ -219,15 +218,16 @@ FLAGS = (
     *REMOTE_FLAGS,
 )
 BARE_FLAG = "group"
+VARIABLES = {"metadata-host": "GCE_METADATA_HOST", "endpoint": "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE"}
+# As of Google's own tools.
 
 
 def question(flags: Flags, clock: Clock = SYSTEM_CLOCK) -> Question:
     """What ``from_google`` asks."""
     flags.needed("group", "managed instance group", "from_google --group resnet50 --zone us-central1-a")
-    environ = process_environment()
-    metadata = flags.text("metadata-host", environ.get("GCE_METADATA_HOST") or METADATA)
-    endpoint = flags.text("endpoint", environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE") or ENDPOINT)
-    cloud = GoogleCloud(metadata, endpoint, flags.text("token-file", ""), clock)
+    cloud = GoogleCloud(
+        flags.text("metadata-host", METADATA), flags.text("endpoint", ENDPOINT), flags.text("token-file", ""), clock
+    )
     source = GoogleGroup(
         flags.text("group", ""),
         Place(flags.text("project", ""), flags.text("zone", ""), flags.text("region", "")),
