@@ -12,7 +12,7 @@ import pytest
 from clocks import FakeClock
 from hypothesis import given
 from hypothesis import strategies as st
-from test_discovery_cached import FakeKeep
+from test_discovery_cached import FakeEntry
 
 from edl_hvd.discovery.expression import Count
 from edl_hvd.discovery.kinds import read_question
@@ -322,10 +322,10 @@ def test_what_stands_in_for_a_part_and_for_the_whole_are_not_added_up() -> None:
         nonlocal record
         source = union(*(Told([answer]) for answer in answers), clock=clock)
         asked = Question(source, refresh_s=10, stale_s=300, first_s=20)
-        keep = FakeKeep(Record.from_text(record.to_text(10, "boot"), "boot"), clock)
-        ask(asked, keep, clock)
-        record = keep.record
-        return find_answer(asked, keep, clock)
+        entry = FakeEntry(Record.from_text(record.to_text(10, "boot"), "boot"), clock)
+        ask(asked, entry, clock)
+        record = entry.record
+        return find_answer(asked, entry, clock)
 
     assert poll((A,), (B,)) == ("a:2\nb:1\n", "")
     clock.sleep(290)

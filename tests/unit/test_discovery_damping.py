@@ -9,9 +9,9 @@ import pytest
 from clocks import FakeClock
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_discovery_cached import FakeKeep, FakeSource
+from test_discovery_cached import FakeEntry, FakeSource
 
-from edl_hvd.discovery.damping import FLAPS, STEADY_S, WINDOW_S, Damping
+from edl_hvd.discovery.damping import FLAPS, REUSE_AFTER_S, WINDOW_S, Damping
 from edl_hvd.discovery.polling.cached import ask, find_answer
 from edl_hvd.discovery.polling.record import Record
 from edl_hvd.discovery.question import Question
@@ -46,17 +46,17 @@ def test_a_host_is_left_out_after_it_has_come_back_several_times() -> None:
 
 def test_it_counts_again_when_it_has_stayed_for_a_while() -> None:
     damping, now_s = flapped(FLAPS)
-    damping = damping.observed((A, B), now_s + STEADY_S - 1)
+    damping = damping.observed((A, B), now_s + REUSE_AFTER_S - 1)
     assert damping.kept((A, B)) == (B,)
-    damping = damping.observed((A, B), now_s + STEADY_S)
+    damping = damping.observed((A, B), now_s + REUSE_AFTER_S)
     assert damping.kept((A, B)) == (A, B)
-    assert damping.left_out(now_s + STEADY_S) == {}
+    assert damping.left_out(now_s + REUSE_AFTER_S) == {}
 
 
 def test_to_go_while_it_is_left_out_begins_the_wait_anew() -> None:
     damping, now_s = flapped(FLAPS)
     damping = damping.observed((B,), now_s + 100).observed((A, B), now_s + 110)
-    assert damping.observed((A, B), now_s + STEADY_S + 10).kept((A, B)) == (B,)
+    assert damping.observed((A, B), now_s + REUSE_AFTER_S + 10).kept((A, B)) == (B,)
 
 
 def test_returns_of_long_ago_do_not_count() -> None:
@@ -96,11 +96,11 @@ def test_who_is_in_is_never_thrown_out(history: list[tuple[float, set[str]]]) ->
         now_s += passed_s
         answer = tuple(HostSlots(name, 1) for name in sorted(names))
         # Unless the only ones who kept it company are gone, and all were in although they should not have been.
-        all_held = bool(damping.hosts) and all(one.is_held for one in damping.hosts.values() if one.there)
+        all_suppressed = bool(damping.hosts) and all(one.is_suppressed for one in damping.hosts.values() if one.there)
         damping = damping.observed(answer, now_s)
         kept = {entry.host for entry in damping.kept(answer)}
         assert bool(kept) == bool(answer)
-        if not all_held:
+        if not all_suppressed:
             assert before & names <= kept
         before = kept
 
@@ -116,7 +116,7 @@ def test_what_is_remembered_survives_its_process(history: list[tuple[float, set[
     again = Damping().recalled(memory, now_s + pause_s)
     assert again.hosts.keys() == damping.hosts.keys()
     for host, one in again.hosts.items():
-        assert (one.there, one.is_held) == (damping.hosts[host].there, damping.hosts[host].is_held)
+        assert (one.there, one.is_suppressed) == (damping.hosts[host].there, damping.hosts[host].is_suppressed)
         assert one.since_s - damping.hosts[host].since_s == pytest.approx(pause_s, abs=1e-6)
 
 
@@ -134,10 +134,10 @@ def poll_each(answers: list[Hosts | Exception], is_damped: bool = True) -> list[
     for answer in answers:
         source = FakeSource([answer])
         asked = Question(source, refresh_s=10, stale_s=300, first_s=20, is_damped=is_damped)
-        keep = FakeKeep(Record.from_text(record.to_text(10, "boot"), "boot"), clock)
-        ask(asked, keep, clock)
-        record = keep.record
-        printed.append(find_answer(asked, keep, clock))
+        entry = FakeEntry(Record.from_text(record.to_text(10, "boot"), "boot"), clock)
+        ask(asked, entry, clock)
+        record = entry.record
+        printed.append(find_answer(asked, entry, clock))
         clock.sleep(10)
     return printed
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from edl_hvd.discovery.source import Answer, Source
 from edl_hvd.discovery.sources.script import Script
-from edl_hvd.discovery.watch import DISTINCT_PROBLEMS, HostWatch, View
+from edl_hvd.discovery.watch import DISTINCT_PROBLEMS, HostWatch, TrustedHosts
 from edl_hvd.errors import DiscoveryError
 from edl_hvd.hosts import HostSlots
 
@@ -28,11 +28,11 @@ answers = st.dictionaries(st.sampled_from("abcd"), st.integers(1, 3)).map(
 history = st.lists(st.one_of(st.just("no answer"), answers), max_size=40)
 
 
-def after(*heard: Hosts | str) -> View:
-    view = View()
+def after(*heard: Hosts | str) -> TrustedHosts:
+    trusted = TrustedHosts()
     for entry in heard:
-        view, _ = view.failed(entry, 0.0) if isinstance(entry, str) else view.answered(entry, 0.0)
-    return view
+        trusted, _ = trusted.failed(entry, 0.0) if isinstance(entry, str) else trusted.answered(entry, 0.0)
+    return trusted
 
 
 def slots_of(answer: Hosts) -> dict[str, int]:
@@ -70,55 +70,55 @@ def test_trouble_of_any_length_removes_nobody():
 
 @given(history)
 def test_who_is_in_the_newest_answer_is_always_believed(heard):
-    view = View()
+    trusted = TrustedHosts()
     for entry in heard:
-        view = after_one(view, entry)
+        trusted = after_one(trusted, entry)
         if not isinstance(entry, str):
-            believed = slots_of(view.hosts)
+            believed = slots_of(trusted.hosts)
             assert all(believed.get(host, 0) >= slots for host, slots in slots_of(entry).items())
 
 
 @given(history, answers)
 def test_what_is_said_twice_is_believed_to_the_letter(heard, truth):
-    view = after(*heard, truth, truth)
-    assert slots_of(view.hosts) == slots_of(truth)
-    assert len(view.hosts) == len(truth)
+    trusted = after(*heard, truth, truth)
+    assert slots_of(trusted.hosts) == slots_of(truth)
+    assert len(trusted.hosts) == len(truth)
 
 
 @given(history)
 def test_a_host_goes_only_after_two_good_answers_in_a_row_without_it(heard):
-    view = View()
+    trusted = TrustedHosts()
     lately: list[Hosts | str] = ["no answer", "no answer"]
     for entry in heard:
-        known = slots_of(view.hosts)
-        view = after_one(view, entry)
+        known = slots_of(trusted.hosts)
+        trusted = after_one(trusted, entry)
         lately = [lately[1], entry]
         for host, slots in known.items():
-            if slots_of(view.hosts).get(host, 0) < slots:
+            if slots_of(trusted.hosts).get(host, 0) < slots:
                 assert all(not isinstance(answer, str) and slots_of(answer).get(host, 0) < slots for answer in lately)
 
 
 @given(history)
 def test_known_hosts_keep_their_order(heard):
-    view = View()
+    trusted = TrustedHosts()
     for entry in heard:
-        known = [host.host for host in view.hosts]
-        view = after_one(view, entry)
-        now = [host.host for host in view.hosts]
+        known = [host.host for host in trusted.hosts]
+        trusted = after_one(trusted, entry)
+        now = [host.host for host in trusted.hosts]
         assert now[: len(set(known) & set(now))] == [host for host in known if host in now]
 
 
 @settings(max_examples=20)
 @given(st.integers(0, 1 << 32))
 def test_no_healthy_host_is_removed_over_a_thousand_mishaps(seed):
-    view = after((A, B, C))
+    trusted = after((A, B, C))
     for entry in mishaps(random.Random(seed), 1000):
-        view = after_one(view, entry)
-        assert view.hosts[:3] == (A, B, C)
+        trusted = after_one(trusted, entry)
+        assert trusted.hosts[:3] == (A, B, C)
 
 
-def after_one(view: View, entry: Hosts | str) -> View:
-    return (view.failed(entry, 0.0) if isinstance(entry, str) else view.answered(entry, 0.0))[0]
+def after_one(trusted: TrustedHosts, entry: Hosts | str) -> TrustedHosts:
+    return (trusted.failed(entry, 0.0) if isinstance(entry, str) else trusted.answered(entry, 0.0))[0]
 
 
 def mishaps(chance: random.Random, count: int) -> list[Hosts | str]:
@@ -139,9 +139,9 @@ def mishaps(chance: random.Random, count: int) -> list[Hosts | str]:
 
 def tell(*steps: tuple[float, Hosts | str]) -> list[str]:
     """What is told in the course of answers and problems, each with its moment."""
-    view, told = View(), []
+    trusted, told = TrustedHosts(), []
     for now_s, entry in steps:
-        view, news = view.failed(entry, now_s) if isinstance(entry, str) else view.answered(entry, now_s)
+        trusted, news = trusted.failed(entry, now_s) if isinstance(entry, str) else trusted.answered(entry, now_s)
         told.append(news)
     return told
 
