@@ -27,7 +27,7 @@ class TraceReplay(Source):
         start_file: Holds the start in seconds since the epoch; the first call creates it.
         start_s: The start in seconds since the epoch; then there is no start file.
         speed: Seconds of the trace per second.
-        divide: One host for so many of the trace.
+        divide: The number of hosts of the trace for which one stands.
         skip_s: Where in the trace the start is.
         notice_s: How long before it goes, in seconds of the trace, it is told that a host will go; 0: never.
         slots: Of a host of the trace, when it goes by its own name.

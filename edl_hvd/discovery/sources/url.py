@@ -33,7 +33,7 @@ class Url(Source):
     Text: one ``host`` or ``host:slots`` line per host, ``#`` before a comment; an answer without a host is refused, as
     it may be anything. JSON: ``{"a": 4}``, or ``{"hosts": [...]}`` with objects that have ``host`` and ``slots``,
     and may have ``price_usd_per_h``, ``kind``, ``zone``, ``since`` (seconds since the epoch, or ISO 8601 with its
-    time zone) and ``notice_s`` (it will be gone in so many seconds). An empty list says that there are no hosts.
+    time zone) and ``notice_s`` (it will be gone in that many seconds). An empty list says that there are no hosts.
 
     A server that sends an ``ETag`` is asked with ``If-None-Match`` the next time: 304 stands for the same answer.
 
