@@ -1,4 +1,4 @@
-"""Combinations of sources: all of them, at most N hosts or slots, the cheapest first. See ``expression.py`` for their text."""
+"""Combinations of sources: all of them, at most N slots, the cheapest first. Their text: ``expression.py``."""
 
 from __future__ import annotations
 
