@@ -20,7 +20,7 @@ ENVIRONMENT = {"environ", "environb", "getenv", "putenv", "unsetenv"}
 # Who may touch the environment, and why.
 ALLOWED = {
     "settings.py": "the one place that reads settings from it",
-    "discovery/polling/poll.py": "keeps answers apart by the variables that decide account, cluster and job",
+    "discovery/polling/poll.py": "keeps answers apart by the variables of flags, accounts, clusters and jobs",
     "preflight/exchange.py": "sets what Gloo reads when it connects",
     "worker/engine/engine.py": "sets what Horovod's native core reads when it starts",
     "worker/joining/driver_rendezvous.py": "the same, for the network interface",

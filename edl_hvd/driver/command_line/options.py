@@ -280,9 +280,9 @@ def _read_discover(text: str, slots: int | None, clock: Clock) -> _Hosts:
     question = read_source(text, imply, clock=clock)
     for source in sources_in(question.source):
         if isinstance(source, StaticFile):
-            source.hosts()
+            source.answer()
         if isinstance(source, Schedule | TraceReplay):
-            replace(source, start_s=0.0).hosts()
+            replace(source, start_s=0.0).answer()
     every_s = question.refresh_s or (SCRIPT_EVERY_S if question.needs_packages else LOCAL_EVERY_S)
     return _Hosts(question.source, every_s, is_damped=question.is_damped)
 

@@ -19,6 +19,7 @@ RETRY_S = 15.0
 # A host that did not answer is starting up, more often than not.
 _NAMED = 5
 
+Look: TypeAlias = Callable[[Sequence[HostSlots], Sequence[Findings]], Awaitable[Sequence[Verdict]]]
 Passed: TypeAlias = Callable[[tuple[HostSlots, ...], tuple[str, ...]], None]
 
 
@@ -45,7 +46,7 @@ class Gate:
 
     def __init__(
         self,
-        look: Callable[[Sequence[HostSlots], Sequence[Findings]], Awaitable[Sequence[Verdict]]],
+        look: Look,
         passed: Passed,
         note: Callable[[str], None],
         clock: Clock = SYSTEM_CLOCK,
