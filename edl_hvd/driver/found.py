@@ -33,7 +33,7 @@ class Found:
             self.gate.found(hosts)
 
     def noticed(self, host: str, left_s: float) -> None:
-        """A host will be gone in so many seconds."""
+        """Note that a host will be gone in ``left_s`` seconds."""
         if self.gate is None or not self.gate.going(host, left_s):
             self.news.put_nowait(DrainAsked(host, left_s, stays=True))
 

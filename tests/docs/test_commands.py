@@ -274,14 +274,14 @@ import sys
 import torch
 from edl_hvd.checkpoint import CheckpointWriter
 from edl_hvd.storage import open_storage
-from edl_hvd.worker.keeping.memory import Memory
+from edl_hvd.worker.commits.state_store import StateStore
 
-memory = Memory({"model": torch.nn.Linear(4, 3)})
+store = StateStore({"model": torch.nn.Linear(4, 3)})
 writer = CheckpointWriter(open_storage(sys.argv[1]), keep=3)
 for step in (1, 2, 3):
-    memory.step = step
-    memory.take(step)
-    writer.begin(memory.for_checkpoint(), 0, 1, f"attempt-{step}")
+    store.step = step
+    store.save(step)
+    writer.begin(store.checkpoint(), 0, 1, f"attempt-{step}")
     assert writer.wait(60)
 """
 
