@@ -25,13 +25,13 @@ LONGEST_LINE_BYTES = 1 << 16
 _HELLO_TIMEOUT_S = 10.0
 # Silent strangers must not use up the descriptors that workers need.
 _MOST_STRANGERS = 64
-# A host whose cable is pulled says nothing, not even that it is gone. Its system answers, whatever its processes do, so
-# after so long without an answer it is given up. Three times what a network needs to find another way (rapid spanning
-# tree), and nearly all that a lost host costs the others.
+# A host whose cable is pulled says nothing, not even that it is gone. A living one answers, whatever its processes do,
+# so a host without an answer for this time is given up. The time is three times what a network needs to find another
+# way (rapid spanning tree), and nearly all that a lost host costs the others.
 _UNANSWERED_S = 3.0
 _LOOK_EVERY_S = 0.25
 _OWN_PAUSE_S = 1.0
-# A driver that slept so long first looks at what has come meanwhile.
+# A driver that slept for longer first looks at what has come meanwhile.
 
 
 @dataclass(frozen=True)

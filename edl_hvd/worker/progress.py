@@ -108,7 +108,7 @@ class Progress:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Of a block that ends only when every member of the world has come to it."""
+        """Phase "collective" of a block that ends only when every member of the world has come to it."""
         before = self.enter("collective")
         self._waiter = threading.get_ident()
         try:
@@ -199,4 +199,4 @@ def _main_thread() -> int:
 
 
 progress = Progress()
-"""Of this process."""
+"""The progress of this process."""
