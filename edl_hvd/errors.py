@@ -7,6 +7,7 @@
     ├── PlatformError              the machines: hosts, network, compiler, launcher
     │   ├── WorldBrokenError       a collective failed; the elastic loop recovers from it
     │   ├── RendezvousError        no world could be formed in the time allowed
+    │   ├── ProtocolError          a connection brought a line that is no message
     │   ├── ProgressLostError      every holder of the training state is gone
     │   ├── DiscoveryError         a host source could not answer
     │   └── BuildError             Horovod could not be built or does not run
@@ -50,6 +51,10 @@ class WorldBrokenError(PlatformError):
 
 class RendezvousError(PlatformError):
     """No world could be formed."""
+
+
+class ProtocolError(PlatformError):
+    """A connection between a driver and a worker brought a line that is no message."""
 
 
 class ProgressLostError(PlatformError):

@@ -12,9 +12,9 @@ from edl_hvd.cli.failure_report import Failures
 from edl_hvd.cli.live_line import LiveLine
 from edl_hvd.cli.words import SEPARATOR, duration, join, status_line
 from edl_hvd.cli.world_changes import WorldChanges
-from edl_hvd.driver.control import Beat
 from edl_hvd.driver.membership.happenings import Action, End, Exited, Happening, Kill, Publish, SetAside, Spawn
 from edl_hvd.driver.status import Status
+from edl_hvd.protocol import Beat
 from edl_hvd.settings import process_environment
 
 _SUCCESS, _FAILURE = 0, 1

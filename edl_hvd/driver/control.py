@@ -1,126 +1,65 @@
 """The port on which workers talk with their driver: JSON, one object per line, both ways, as long as a worker lives.
 
-A worker's first line has to hold the job's token, its name and its life; anything else ends the connection without
-an answer. The token travels in the worker's environment, never on a command line. What a line says is checked before
-anybody acts on it; a line that says nothing known ends the connection.
-
-    worker → driver  hello {token, worker, life, pid}, ready {step}, warm {generation},
-                     guiding {generation, follower, address, port}, formed {generation}, beat {…},
-                     raised {step, error, hopeless}, done, drain, notice {left_s},
-                     waits {generation, waits, collective, started, place, stack}
-    driver → worker  world {generation, members, store, interface, address, known_step}, change {generation},
-                     gone {generation, worker}, straggler {…}, dismiss {save, left_s},
-                     guide {generation, follower, address}, follow {generation, address, port},
-                     explain {generation, collectives}
+The messages are those of ``protocol.py``. A worker's first line has to hold the job's token, its name and its life;
+anything else ends the connection without an answer. A later line that holds no known message ends it, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import secrets
 import socket
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Generic
 
+from edl_hvd import protocol
 from edl_hvd.driver.network import Line
+from edl_hvd.errors import ProtocolError
+from edl_hvd.protocol import Message, MessageT, Vocabulary
 
 LONGEST_LINE_BYTES = 1 << 16
 _HELLO_TIMEOUT_S = 10.0
 # Silent strangers must not use up the descriptors that workers need.
 _MOST_STRANGERS = 64
-# A host whose cable is pulled says nothing, not even that it is gone. Its system answers, whatever its processes do, so
-# after so long without an answer it is given up. Three times what a network needs to find another way (rapid spanning
-# tree), and nearly all that a lost host costs the others.
+# A host whose cable is pulled says nothing, not even that it is gone. A living one answers, whatever its processes do,
+# so a host without an answer for this time is given up. The time is three times what a network needs to find another
+# way (rapid spanning tree), and nearly all that a lost host costs the others.
 _UNANSWERED_S = 3.0
 _LOOK_EVERY_S = 0.25
 _OWN_PAUSE_S = 1.0
-# A driver that slept so long first looks at what has come meanwhile.
-
-Grammar: TypeAlias = Mapping[str, Mapping[str, type]]
-"""What may be said: by the word that a line has for ``what``, its other fields and their types; a list is of ints."""
-
-WORKER: Grammar = {
-    "ready": {"step": int},
-    "warm": {"generation": int},
-    "guiding": {"generation": int, "follower": str, "address": str, "port": int},
-    "formed": {"generation": int},
-    "beat": {
-        "generation": int, "pid": int, "step": int, "samples": int, "saved_step": int,
-        "phase": str, "phase_s": float, "compute_s": float,
-        "waits": int, "steps": int, "batches": int, "slowest_s": float, "collective": str,
-    },
-    "raised": {"step": int, "error": str, "hopeless": bool},
-    "done": {},
-    "drain": {},
-    "notice": {"left_s": float},
-    "waits": {"generation": int, "waits": int, "collective": str, "started": list, "place": str, "stack": str},
-}  # fmt: skip
+# A driver that slept for longer first looks at what has come meanwhile.
 
 
 @dataclass(frozen=True)
-class Message:
-    """What one worker said."""
-
-    worker: str
-    life: int
-    what: str
-    fields: Mapping[str, Any]
+class Connected:
+    """A worker has said hello."""
 
 
 @dataclass(frozen=True)
-class Beat:
-    """What a worker says of itself several times a second.
-
-    Attributes:
-        generation: Of its world; 0 before the first.
-        pid: Of its process, on its host.
-        step: Optimizer steps of the whole run.
-        samples: Samples of the whole run.
-        saved_step: Step of the newest checkpoint that it knows to be complete; -1 for none.
-        phase: What it is doing, see :mod:`edl_hvd.worker.progress`.
-        phase_s: For how long.
-        compute_s: Seconds that it has spent in phase "compute" since it was started.
-        waits: Calls that end only when every member has made them, and that it has come through in this world.
-        steps: Optimizer steps that its process took part in.
-        batches: Micro-batches that it has begun to compute since it was started.
-        slowest_s: Its longest recent phase "compute", "input" or "commit".
-        collective: Name of the collective that it waits for; empty if it waits for none, or nobody knows.
-    """
-
-    generation: int
-    pid: int
-    step: int
-    samples: int
-    saved_step: int
-    phase: str
-    phase_s: float
-    compute_s: float
-    waits: int
-    steps: int
-    batches: int
-    slowest_s: float
-    collective: str = ""
+class Unreachable:
+    """The host of a worker has not answered for three seconds."""
 
 
-class Control:
+class Control(Generic[MessageT]):
     """The driver's side.
 
     Args:
         knows: Whether a worker of this name and life is expected to call.
-        heard: Gets every message, in the event loop's thread; a call with ``what="hello"`` comes first. One with
-            ``what="unreachable"`` is ours: the worker's host has not answered for three seconds.
-        grammar: What may be said.
+        heard: Gets the name and the life of a worker and what it said, in the event loop's thread.
+        known: What may be said after the hello.
     """
 
     def __init__(
-        self, knows: Callable[[str, int], bool], heard: Callable[[Message], None], grammar: Grammar = WORKER
+        self,
+        knows: Callable[[str, int], bool],
+        heard: Callable[[str, int, MessageT | Connected | Unreachable], None],
+        known: Vocabulary[MessageT],
     ) -> None:
-        self._grammar = grammar
+        self._known = known
         self.token = secrets.token_urlsafe(32)
         self._knows = knows
         self._heard = heard
@@ -136,12 +75,12 @@ class Control:
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
-    def send(self, worker: str, what: str, /, **fields: Any) -> bool:
+    def send(self, worker: str, message: Message) -> bool:
         """Say something to a worker; false if it is not connected."""
         if worker not in self._lines:
             return False
         writer = self._lines[worker][1]
-        writer.write(json.dumps({"what": what, **fields}).encode() + b"\n")
+        writer.write(protocol.encode(message))
         return not writer.is_closing()
 
     def hang_up(self, worker: str, life: int) -> None:
@@ -174,7 +113,7 @@ class Control:
             slept = clock.time() - before_s > _OWN_PAUSE_S
             for worker, (life, writer) in list(self._lines.items()):
                 if not slept and _unanswered_s(writer) > _UNANSWERED_S:
-                    self._heard(Message(worker, life, "unreachable", {}))
+                    self._heard(worker, life, Unreachable())
                     writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -183,7 +122,7 @@ class Control:
             caller = await self._greet(reader, writer)
             if caller is not None:
                 await self._listen(*caller, reader, writer)
-        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.TimeoutError):
+        except (OSError, ProtocolError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.TimeoutError):
             pass  # it is gone, or talks nonsense: in both cases there is nobody to tell
         finally:
             writer.close()
@@ -195,26 +134,19 @@ class Control:
             next(iter(self._strangers)).close()  # the one that has been silent for longest
         self._strangers[writer] = None
         try:
-            hello = _parse(await asyncio.wait_for(reader.readuntil(), _HELLO_TIMEOUT_S))
+            line = await asyncio.wait_for(reader.readuntil(), _HELLO_TIMEOUT_S)
         finally:
             self._strangers.pop(writer, None)
-        token, worker, life = hello.get("token"), hello.get("worker"), hello.get("life")
-        if not isinstance(token, str) or not hmac.compare_digest(token.encode(), self.token.encode()):
-            return None
-        if not isinstance(worker, str) or type(life) is not int or not self._knows(worker, life):
-            return None
-        return worker, life
+        hello = protocol.decode(line, protocol.HELLO)
+        is_ours = hmac.compare_digest(hello.token.encode(errors="replace"), self.token.encode())
+        return (hello.worker, hello.life) if is_ours and self._knows(hello.worker, hello.life) else None
 
     async def _listen(self, worker: str, life: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._lines[worker] = (life, writer)
-        self._heard(Message(worker, life, "hello", {}))
+        self._heard(worker, life, Connected())
         try:
             while True:
-                line = _parse(await reader.readuntil())
-                message = _understand(worker, life, line, self._grammar)
-                if message is None:
-                    return
-                self._heard(message)
+                self._heard(worker, life, protocol.decode(await reader.readuntil(), self._known))
         finally:
             if self._lines.get(worker, (0, None))[1] is writer:
                 del self._lines[worker]
@@ -237,25 +169,3 @@ def _unanswered_s(writer: asyncio.StreamWriter) -> float:
     # tcpi_last_data_recv and tcpi_last_ack_recv, in milliseconds, see struct tcp_info in <linux/tcp.h>.
     data_ms, answer_ms = struct.unpack_from("II", stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60), 52)
     return float(min(data_ms, answer_ms)) / 1000
-
-
-def _parse(line: bytes) -> dict[str, Any]:
-    try:
-        parsed = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return parsed if isinstance(parsed, dict) else {}
-
-
-def _understand(worker: str, life: int, line: dict[str, Any], grammar: Grammar) -> Message | None:
-    """The message that a line holds, or ``None``."""
-    what = line.pop("what", None)
-    fields = grammar.get(what) if isinstance(what, str) else None
-    if fields is None or line.keys() != fields.keys():
-        return None
-    if any(type(line[name]) is not kind for name, kind in fields.items()):
-        return None
-    if any(type(item) is not int for value in line.values() if isinstance(value, list) for item in value):
-        return None
-    assert isinstance(what, str)
-    return Message(worker, life, what, line)

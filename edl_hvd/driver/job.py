@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Protocol, TextIO
 
+from edl_hvd import protocol
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.driver.assignment import Place, assign
-from edl_hvd.driver.control import Beat, Control, Message
+from edl_hvd.driver.control import Connected, Control, Unreachable
 from edl_hvd.driver.membership import happenings
 from edl_hvd.driver.membership.decision import SAVED
 from edl_hvd.driver.membership.history import Recorder
 from edl_hvd.driver.membership.state import Rules, begin, host_of
 from edl_hvd.driver.network import MeetingPlace, Network
 from edl_hvd.driver.watch.health import Health
-from edl_hvd.driver.watch.stragglers import Slow
 from edl_hvd.driver.workers.exits import Exit
 from edl_hvd.driver.workers.process import WorkerProcess
 from edl_hvd.errors import EdlHvdError
@@ -43,7 +42,7 @@ class Listener(Protocol):
 
     def done(self, action: happenings.Action) -> None: ...
 
-    def beat(self, worker: str, beat: Beat) -> None: ...
+    def beat(self, worker: str, beat: protocol.Beat) -> None: ...
 
     def noticed(self, text: str) -> None:
         """A worker is slow, or keeps the others waiting."""
@@ -87,7 +86,7 @@ class Job:
         self._began_s = clock.monotonic_s()
         self.membership = begin(rules, 0.0)
         self._recorder = Recorder(record, self.membership)
-        self._control = Control(self._knows, self._hear)
+        self._control = Control(self._knows, self._hear, protocol.FROM_WORKER)
         self._port = 0
         self._processes: dict[str, tuple[int, WorkerProcess]] = {}
         self._lives: set[asyncio.Task[None]] = set()
@@ -187,77 +186,77 @@ class Job:
         slot = self.membership.slots.get(worker)
         return slot is not None and slot.life == life and slot.state != "empty"
 
-    def _hear(self, message: Message) -> None:
-        worker, life, fields = message.worker, message.life, message.fields
+    def _hear(self, worker: str, life: int, said: protocol.FromWorker | Connected | Unreachable) -> None:
         self._health.heard(worker, life)
-        if "step" in fields:
-            self.known_step = max(self.known_step, fields["step"])
-        if message.what == "ready":
-            self.happen(happenings.Ready(worker, life, fields["step"]))
-        elif message.what == "warm":
-            self.happen(happenings.Warm(worker, life, fields["generation"]))
-        elif message.what == "guiding":
-            where = {name: fields[name] for name in ("generation", "address", "port")}
-            self._control.send(fields["follower"], "follow", **where)
-        elif message.what == "formed":
-            self.happen(happenings.Formed(worker, life, fields["generation"]))
-        elif message.what == "raised":
-            self.happen(happenings.Raised(worker, life, **fields))
-        elif message.what == "done":
-            self.happen(happenings.Done(worker, life))
-        elif message.what == "drain":
-            self.happen(happenings.DrainAsked(worker, self._grace_s))
-        elif message.what == "notice":  # of its host; the worker itself tells people
-            self.happen(happenings.DrainAsked(host_of(worker), fields["left_s"], stays=True))
-        elif message.what == "beat":
-            beat = Beat(**fields)
-            self._health.beat(worker, life, beat, self.membership)
-            self._listener.beat(worker, beat)
-        elif message.what == "waits":
-            self._health.answered(worker, life, fields)
-        elif message.what == "unreachable":
-            self.happen(happenings.Lost(worker, life, "its host does not answer"))
+        if isinstance(said, protocol.Ready | protocol.Beat | protocol.Raised):
+            self.known_step = max(self.known_step, said.step)
+        match said:
+            case protocol.Ready(step):
+                self.happen(happenings.Ready(worker, life, step))
+            case protocol.Warm(generation):
+                self.happen(happenings.Warm(worker, life, generation))
+            case protocol.Guiding(generation, follower, address, port):
+                self._control.send(follower, protocol.Follow(generation, address, port))
+            case protocol.Formed(generation):
+                self.happen(happenings.Formed(worker, life, generation))
+            case protocol.Raised(step, error, hopeless):
+                self.happen(happenings.Raised(worker, life, step, error, hopeless))
+            case protocol.Done():
+                self.happen(happenings.Done(worker, life))
+            case protocol.Drain():
+                self.happen(happenings.DrainAsked(worker, self._grace_s))
+            case protocol.Notice(left_s):  # of its host; the worker itself tells people
+                self.happen(happenings.DrainAsked(host_of(worker), left_s, stays=True))
+            case protocol.Beat():
+                self._health.beat(worker, life, said, self.membership)
+                self._listener.beat(worker, said)
+            case protocol.Waits():
+                self._health.answered(worker, life, said)
+            case Unreachable():
+                self.happen(happenings.Lost(worker, life, "its host does not answer"))
 
     def _ask(self, worker: str, generation: int, collectives: Sequence[str]) -> None:
-        self._control.send(worker, "explain", generation=generation, collectives=collectives)
+        self._control.send(worker, protocol.Explain(generation, tuple(collectives)))
 
     def _note_deadlock(self, deadlocked: happenings.Deadlocked) -> None:
         self.happen(deadlocked)
         self._kills = self._ended.is_set()  # they come to no commit at which they would leave
 
-    def _note_straggler(self, slow: Slow) -> None:
+    def _note_straggler(self, slow: protocol.Straggler) -> None:
         """Let rank 0 write it down, with everything else that happens to the job."""
-        self._control.send(self.membership.world.members[0], "straggler", **asdict(slow))
+        self._control.send(self.membership.world.members[0], slow)
 
     # --- what is to be done ---
 
     def _do(self, action: happenings.Action) -> None:
-        if isinstance(action, happenings.Spawn):
-            task = asyncio.get_running_loop().create_task(self._live(action))
-            self._lives.add(task)
-            task.add_done_callback(self._lives.discard)
-        elif isinstance(action, happenings.Publish):
-            self._publish(action)
-        elif isinstance(action, happenings.Follow):
-            lines = self._control.lines((action.guide, action.worker))
-            own = MeetingPlace.of(lines).address_for(lines[action.guide]) if action.guide in lines else None
-            self._control.send(action.guide, "guide", generation=action.generation, follower=action.worker, address=own)
-        elif isinstance(action, happenings.AskChange):
-            for member in self.membership.world.members:
-                self._control.send(member, "change", generation=action.generation)
-        elif isinstance(action, happenings.TellGone):
-            for member in self.membership.world.members:
-                if member != action.worker:
-                    self._control.send(member, "gone", generation=action.generation, worker=action.worker)
-        elif isinstance(action, happenings.Dismiss):
-            if not self._control.send(action.worker, "dismiss", save=action.save, left_s=action.left_s):
-                self._signal(action.worker, action.life, WorkerProcess.terminate)
-        elif isinstance(action, happenings.Kill):
-            self._signal(action.worker, action.life, WorkerProcess.kill)
-        elif isinstance(action, happenings.End):
-            self._ended.set()
-        else:
-            assert isinstance(action, happenings.SetAside)  # for people only
+        members = self.membership.world.members
+        match action:
+            case happenings.Spawn():
+                task = asyncio.get_running_loop().create_task(self._live(action))
+                self._lives.add(task)
+                task.add_done_callback(self._lives.discard)
+            case happenings.Publish():
+                self._publish(action)
+            case happenings.Follow(worker, generation, guide):
+                lines = self._control.lines((guide, worker))
+                own = MeetingPlace.of(lines).address_for(lines[guide]) if guide in lines else None
+                self._control.send(guide, protocol.Guide(generation, worker, own))
+            case happenings.AskChange(generation):
+                for member in members:
+                    self._control.send(member, protocol.Change(generation))
+            case happenings.TellGone(generation, worker):
+                for member in members:
+                    if member != worker:
+                        self._control.send(member, protocol.Gone(generation, worker))
+            case happenings.Dismiss(worker, life, save, left_s):
+                if not self._control.send(worker, protocol.Dismiss(save, left_s)):
+                    self._signal(worker, life, WorkerProcess.terminate)
+            case happenings.Kill(worker, life):
+                self._signal(worker, life, WorkerProcess.kill)
+            case happenings.End():
+                self._ended.set()
+            case happenings.SetAside():
+                pass  # for people only
 
     async def _live(self, spawn: happenings.Spawn) -> None:
         """One process, from its start to its end."""
@@ -302,16 +301,16 @@ class Job:
         place = MeetingPlace.of(lines)
         self._store = KeyValueStore(place.address, place.callers.__contains__, token=self._control.token)
         for member, line in lines.items():
-            self._control.send(
-                member,
-                "world",
+            world = protocol.World(
                 generation=publish.generation,
                 members=publish.members,
-                store=(line.here, self._store.port),
+                store_address=line.here,
+                store_port=self._store.port,
                 interface=self._network.interface,
                 address=place.address_for(line),
                 known_step=self.known_step,
             )
+            self._control.send(member, world)
 
     def _signal(self, worker: str, life: int, how: Callable[[WorkerProcess], None]) -> None:
         known = self._processes.get(worker)

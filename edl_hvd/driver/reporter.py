@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Protocol
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
-from edl_hvd.driver.control import Beat
 from edl_hvd.driver.job import Job, Listener
 from edl_hvd.driver.membership.happenings import Action, End, Exited, Happening, Tick
 from edl_hvd.driver.preflight.gate import Gate
 from edl_hvd.driver.status import Heard, Pace, Process, Remaining, Status, describe
 from edl_hvd.process_mark import mark_of
+from edl_hvd.protocol import Beat
 
 _SHOW_EVERY_S = 0.25
 # A person sees no more than a few changes a second.

@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edl_hvd.driver.control import Beat
 from edl_hvd.driver.membership.happenings import End
 from edl_hvd.driver.membership.state import Membership, host_of
 from edl_hvd.hosts import HostSlots
+from edl_hvd.protocol import Beat
 
 STATES = ("starting", "training", "changing", "regrouping", "waiting", "finishing", "stopping", "ended")
 _PACE_S = 10.0

@@ -7,18 +7,16 @@ Started by hand it prints what it has measured and ends with exit code 0, or 1 i
 
 from __future__ import annotations
 
-import json
-import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
-from typing import Any
 
+from edl_hvd import protocol
 from edl_hvd.errors import PlatformError
 from edl_hvd.preflight.devices import measure
 from edl_hvd.preflight.exchange import exchange
+from edl_hvd.preflight.messages import TO_PROBE, Listening, Measure, Meet, Met
 from edl_hvd.settings import Driver, process_environment
 
 _CONNECT_S = 10.0
@@ -47,27 +45,27 @@ def _serve(driver: Driver) -> None:
     with socket.create_connection((driver.address, driver.port), _CONNECT_S) as line:
         line.settimeout(None)
 
-        def say(**fields: Any) -> None:
-            line.sendall(json.dumps(fields).encode() + b"\n")
+        def say(message: protocol.Message) -> None:
+            line.sendall(protocol.encode(message))
 
-        say(token=driver.token, worker=driver.worker, life=driver.life, pid=os.getpid())
+        say(protocol.Hello(driver.token, driver.worker, driver.life))
         for asked in line.makefile("rb"):
-            news = json.loads(asked)
-            if news["what"] == "measure":
-                say(what="measured", **asdict(measure(process_environment())))
-                continue
-            _meet(say, news["pair"], news["own"] or line.getsockname()[0], news)
+            match protocol.decode(asked, TO_PROBE):
+                case Measure():
+                    say(measure(process_environment()))
+                case Meet() as meeting:
+                    _meet(say, meeting, meeting.own or line.getsockname()[0])
 
 
-def _meet(say: Callable[..., None], pair: int, own: str, news: Mapping[str, Any]) -> None:
+def _meet(say: Callable[[protocol.Message], None], meeting: Meet, own: str) -> None:
     def listening(port: int) -> None:
-        say(what="listening", pair=pair, port=port)
+        say(Listening(meeting.pair, port))
 
     try:
-        seconds = exchange(own, news["other"] or own, news["port"], news["interface"], listening)
-        say(what="met", pair=pair, seconds=seconds, problem="")
+        seconds = exchange(own, meeting.other or own, meeting.port, meeting.interface, listening)
+        say(Met(meeting.pair, seconds))
     except PlatformError as error:
-        say(what="met", pair=pair, seconds=0.0, problem=str(error))
+        say(Met(meeting.pair, 0.0, str(error)))
 
 
 if __name__ == "__main__":

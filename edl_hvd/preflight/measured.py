@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edl_hvd.protocol import Message
+
 
 @dataclass(frozen=True)
-class Measured:
+class Measured(Message):
     """One host, looked at by itself.
 
     Attributes:

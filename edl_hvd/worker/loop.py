@@ -8,7 +8,7 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -22,6 +22,7 @@ from edl_hvd.events import (
     JobEnded,
     JobStarted,
     Metrics,
+    Straggler,
     WorkerLeft,
 )
 from edl_hvd.metrics.metric import Metric
@@ -51,6 +52,26 @@ _BARREN_WORLDS = 5
 
 class ResizeAgreed(Exception):
     """Every rank agreed at this commit to form another world. Not an error."""
+
+
+class JoinReport(NamedTuple):
+    """What each member of a new world tells the others: a row of integers.
+
+    Attributes:
+        freshness: How good a state it holds; see ``StateStore.freshness``.
+        generation: Generation of the last world that it was in; 0 for none.
+        known_step: The furthest step that it has heard of.
+        nonce: Random; that of rank 0 is part of the names of this world's checkpoints.
+        is_unverified: Whether it came by its state by following a world, and nobody has compared it yet.
+        owner: Owner of the checkpoint URL, as far as it knows; 0 for none.
+    """
+
+    freshness: int
+    generation: int
+    known_step: int
+    nonce: int
+    is_unverified: int
+    owner: int
 
 
 class Session:
@@ -176,25 +197,24 @@ class Session:
         joined = self._process.joined
         world = joined.world
         self._known_step = max(self._known_step, joined.known_step)
-        rows = joined.collectives.gather_integers(
-            [
-                self._store.freshness,
-                self._interruption.generation,
-                self._known_step,
-                secrets.randbits(62),
-                self._store.is_unverified,
-                self._checkpoints.owner,
-            ]
+        own = JoinReport(
+            freshness=self._store.freshness,
+            generation=self._interruption.generation,
+            known_step=self._known_step,
+            nonce=secrets.randbits(62),
+            is_unverified=self._store.is_unverified,
+            owner=self._checkpoints.owner,
         )
-        self._known_step = max(row[2] for row in rows)
-        self._nonce = rows[0][3]
-        together.own(self._checkpoints, joined.collectives, world, [row[5] for row in rows])
-        held, followed = [row[0] for row in rows], [bool(row[4]) for row in rows]
+        reports = [JoinReport(*row) for row in joined.collectives.gather_integers(own)]
+        self._known_step = max(report.known_step for report in reports)
+        self._nonce = reports[0].nonce
+        together.own(self._checkpoints, joined.collectives, world, [report.owner for report in reports])
+        held, followed = [report.freshness for report in reports], [bool(report.is_unverified) for report in reports]
         if self._store.exact:
             refuse_other_arithmetic(broadcast_json(joined.collectives, arithmetic(), 0, world.rank))
         self._synchronise(world, drop_diverged(joined.collectives, self._store.fingerprint, held, followed))
         self._take_place(world)
-        self._interruption.announce(world, [row[1] for row in rows], self._store.step)
+        self._interruption.announce(world, [report.generation for report in reports], self._store.step)
         if self._interruption.before is not None:
             self._runtime.run_callbacks()
 
@@ -251,24 +271,26 @@ class Session:
 
     def vote(self, samples: int) -> Vote:
         """See :class:`edl_hvd.worker.runtime.Session`."""
-        return Vote(*map(float, [*self._flags(1, samples), self._runtime.counting.is_behind]))
+        return self._vote(1, samples)._replace(metrics=float(self._runtime.counting.is_behind))
 
-    def _flags(self, steps: int, samples: int) -> list[bool]:
-        """Of this rank: a change is pending, a checkpoint is due so far on, one is being written, the job is to end."""
-        store, world = self._store, self._process.world
+    def _vote(self, steps: int, samples: int) -> Vote:
+        """The vote of this rank for the commit that is ``steps`` and ``samples`` further on."""
+        store, world, checkpoints = self._store, self._process.world, self._checkpoints
         due = (
             world is not None
             and world.rank == 0
-            and self._checkpoints.wanted
+            and checkpoints.wanted
             and not self._writers_busy
             # The next commit is at the same step, and has what the script measures after the epoch.
             and not self._runtime.ends_epoch(samples)
-            and self._checkpoints.due(
-                store.step + steps, store.samples + samples, self._runtime.epoch_position(samples)
-            )
+            and checkpoints.due(store.step + steps, store.samples + samples, self._runtime.epoch_position(samples))
         )
-        checkpoints = self._checkpoints
-        return [self._process.rendezvous.change_pending(), due, checkpoints.busy, bool(checkpoints.stop_reason)]
+        return Vote(
+            resize=float(self._process.rendezvous.change_pending()),
+            checkpoint=float(due),
+            writing=float(checkpoints.busy),
+            stop=float(bool(checkpoints.stop_reason)),
+        )
 
     def may_come_back(self, answer: Vote | None) -> bool:
         """See :class:`edl_hvd.worker.runtime.Session`. A fixed world ends with its first worker."""
@@ -294,7 +316,7 @@ class Session:
         self._known_step = max(self._known_step, store.step)
         progress.step, progress.samples = store.step, store.samples
         while progress.stragglers:  # the driver tells rank 0 alone
-            self._events.emit(progress.stragglers.popleft())
+            self._events.emit(Straggler(**vars(progress.stragglers.popleft())))
         if world.rank == 0:
             self._events.emit(Committed(world.generation, world.size, store.step, store.epoch, store.samples))
         if agreed.stop:
@@ -306,8 +328,8 @@ class Session:
 
     def _agree_at_once(self) -> Vote:
         """One collective of its own: nothing has travelled with gradients."""
-        own = torch.tensor(self._flags(0, 0), dtype=torch.int64)
-        return Vote(*map(float, self._process.collectives.allreduce(own, "max").tolist()))
+        own = torch.tensor(self._vote(0, 0), dtype=torch.float32)
+        return Vote(*self._process.collectives.allreduce(own, "max").tolist())
 
     @progress.during("checkpoint")
     def _begin_checkpoint(self, world: World, is_last: bool = False) -> None:

@@ -20,10 +20,9 @@ from contextlib import contextmanager
 from os import getpid
 from pathlib import PurePath
 from types import FrameType
-from typing import Any
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
-from edl_hvd.events import Straggler
+from edl_hvd.protocol import Beat, Straggler
 
 # Phases whose length repeats itself from batch to batch.
 _REPEATED = frozenset(("compute", "input", "commit"))
@@ -109,7 +108,7 @@ class Progress:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Of a block that ends only when every member of the world has come to it."""
+        """Phase "collective" of a block that ends only when every member of the world has come to it."""
         before = self.enter("collective")
         self._waiter = threading.get_ident()
         try:
@@ -128,8 +127,8 @@ class Progress:
         # On a GPU backward() runs in a thread of torch's own, in which the script does not show.
         return place or place_of(frames.get(_main_thread())), stack_of(innermost)
 
-    def beat(self, generation: int) -> dict[str, Any]:
-        """The fields of a beat, see ``driver/control.py``. One thread."""
+    def beat(self, generation: int) -> Beat:
+        """The beat of a worker in the world of this generation. One thread."""
         phase, since_s, now_s = self.phase, self._since_s, self._clock.monotonic_s()
         if phase == "compute" and now_s - since_s > _RECOGNISE_AFTER_S:
             recognised = self._recognise(now_s)
@@ -137,12 +136,12 @@ class Progress:
                 phase = recognised
             elif self._recognised_s is not None:
                 since_s = max(since_s, self._recognised_s)  # what came after it has lasted since then
-        return {
-            "generation": generation, "pid": getpid(), "step": self.step, "samples": self.samples,
-            "saved_step": self.saved_step, "phase": phase, "phase_s": now_s - since_s, "compute_s": self._compute_s,
-            "waits": self.waits, "steps": self.steps, "batches": self.batches, "slowest_s": self._slowest_s,
-            "collective": self.collective if phase == "collective" else "",
-        }  # fmt: skip
+        return Beat(
+            generation, pid=getpid(), step=self.step, samples=self.samples, saved_step=self.saved_step, phase=phase,
+            phase_s=now_s - since_s, compute_s=self._compute_s, waits=self.waits, steps=self.steps,
+            batches=self.batches, slowest_s=self._slowest_s,
+            collective=self.collective if phase == "collective" else "",
+        )  # fmt: skip
 
     def _recognise(self, now_s: float) -> str | None:
         phase = "validation" if self.is_validating() else recognise(sys._current_frames(), _main_thread())
@@ -200,4 +199,4 @@ def _main_thread() -> int:
 
 
 progress = Progress()
-"""Of this process."""
+"""The progress of this process."""

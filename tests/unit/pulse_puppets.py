@@ -9,11 +9,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 from clocks import FakeClock
 
-from edl_hvd.driver.control import Beat
 from edl_hvd.driver.watch.hangs import Findings, Hung, ProgressWatch
+from edl_hvd.protocol import Beat
 from edl_hvd.worker.progress import Progress
 
 BEAT_S = 0.25
@@ -70,10 +71,8 @@ class Puppet:
         self._wait = None
 
     def beat(self, generation: int) -> Beat:
-        fields = self.progress.beat(generation)
-        if fields["phase"] == "compute":
-            fields["phase"] = self.told
-        return Beat(**fields)
+        beat = self.progress.beat(generation)
+        return replace(beat, phase=self.told) if beat.phase == "compute" else beat
 
 
 class Stage:

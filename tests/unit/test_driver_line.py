@@ -1,20 +1,23 @@
-"""A worker's connection to its driver, when the driver goes."""
+"""A worker's connection to its driver: what is told at once, what in its turn, and when the driver goes."""
 
 from __future__ import annotations
 
-import json
+import queue
 import socket
-import threading
+from collections.abc import Iterator
 
 import pytest
 
 from edl_hvd.errors import RendezvousError
+from edl_hvd.protocol import HELLO, Beat, Change, Dismiss, Gone, Hello, decode, encode
 from edl_hvd.settings import Driver
-from edl_hvd.worker.joining.driver_line import DriverLine
+from edl_hvd.worker.joining.driver_line import AtOnce, DriverLine, Lost
+
+BEAT = Beat(0, 1, 0, 0, -1, "start", 0.0, 0.0, 0, 0, 0, 0.0)
 
 
 @pytest.fixture
-def listener():
+def listener() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener
 
@@ -23,24 +26,37 @@ def driver_at(listener: socket.socket) -> Driver:
     return Driver("127.0.0.1", listener.getsockname()[1], "token", "b:0", 3)
 
 
-def test_that_the_driver_is_gone_is_told_at_once_and_in_its_turn(listener):
-    line = DriverLine(driver_at(listener), dict)
+def test_what_cannot_wait_is_told_at_once_and_the_rest_in_its_turn(listener):
+    told: queue.Queue[AtOnce] = queue.Queue()
+    line = DriverLine(driver_at(listener), lambda: BEAT, told.put)
     driver, _ = listener.accept()
     with driver, driver.makefile("rb") as words:
-        hello = json.loads(words.readline())
-        assert (hello["token"], hello["worker"], hello["life"]) == ("token", "b:0", 3)
-        told = threading.Event()
-        line.at_once("lost", told.set)
-        driver.sendall(b'{"what": "dismiss", "save": false}\n')
+        assert decode(words.readline(), HELLO) == Hello("token", "b:0", 3)
+        driver.sendall(encode(Change(7)) + encode(Dismiss(save=False, left_s=None)) + encode(Gone(7, "a:0")))
         driver.shutdown(socket.SHUT_RDWR)
-    assert told.wait(60)
+    assert [told.get(timeout=60), told.get(timeout=60)] == [Gone(7, "a:0"), Lost()]
     assert line.lost
-    assert line.next() == {"what": "dismiss", "save": False}
-    assert line.next() is None
+    assert line.change == 7
+    assert [line.next(), line.next()] == [Dismiss(save=False, left_s=None), Lost()]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [b"nonsense\n", b'{"what": "beat"}\n', b'{"what": "gone", "generation": 7}\n', b"x" * (1 << 20) + b"\n"],
+    ids=["no JSON", "no message to a worker", "a field is missing", "too long"],
+)
+def test_a_driver_that_is_not_understood_is_gone(listener, words):
+    told: queue.Queue[AtOnce] = queue.Queue()
+    line = DriverLine(driver_at(listener), lambda: BEAT, told.put)
+    driver, _ = listener.accept()
+    with driver:
+        driver.sendall(words + encode(Gone(7, "a:0")))
+        assert told.get(timeout=60) == Lost()
+    assert line.next() == Lost()
 
 
 def test_a_driver_that_has_to_be_there_and_is_not_is_an_error(listener):
     driver = driver_at(listener)
     listener.close()
     with pytest.raises(RendezvousError, match=r"worker b:0 cannot reach its driver at 127\.0\.0\.1"):
-        DriverLine(driver, dict)
+        DriverLine(driver, lambda: BEAT, lambda news: None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
 from types import SimpleNamespace
@@ -10,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from edl_hvd.driver.control import WORKER
+from edl_hvd.protocol import FROM_WORKER, Dismiss, Explain, Follow, Message, Waits, decode, encode
 from edl_hvd.settings import Driver
 from edl_hvd.worker.joining.driver_rendezvous import DriverRendezvous
 from edl_hvd.worker.joining.rendezvous import Dismissed, Handover
 
-FOLLOW = {"what": "follow", "generation": 1, "address": "127.0.0.1", "port": 1}
-DISMISS = {"what": "dismiss", "save": False, "left_s": None}
+FOLLOW = Follow(1, "127.0.0.1", 1)
+DISMISS = Dismiss(save=False, left_s=None)
 
 
 class Following:
@@ -39,7 +38,7 @@ def own_sigterm():
 
 
 @pytest.mark.parametrize("news", [[FOLLOW, DISMISS], [FOLLOW]], ids=["sent home", "driver gone"])
-def test_a_newcomer_that_leaves_stops_following(news: list[dict[str, Any]]):
+def test_a_newcomer_that_leaves_stops_following(news: list[Message]):
     following = Following()
     handover = Handover(lambda address, secret: 0, lambda address, port, secret, deliver: following)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -47,7 +46,7 @@ def test_a_newcomer_that_leaves_stops_following(news: list[dict[str, Any]]):
         rendezvous = DriverRendezvous(launch)
         driver, _ = listener.accept()
         with driver:
-            driver.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in news))
+            driver.sendall(b"".join(map(encode, news)))
             driver.shutdown(socket.SHUT_WR)
             with pytest.raises(Dismissed):
                 rendezvous.join(-1, -1, handover)
@@ -62,10 +61,9 @@ def test_a_worker_explains_what_it_waits_for_in_the_present_world_and_no_other()
         driver, _ = listener.accept()
         with driver, driver.makefile("rb") as words:
             for generation in (7, 0):
-                question = {"what": "explain", "generation": generation, "collectives": ["B", "C", "A"]}
-                driver.sendall(json.dumps(question).encode() + b"\n")
-            answers = (json.loads(line) for line in words)
-            answer = next(answer for answer in answers if answer.get("what") == "waits")
-    assert answer.keys() == {"what", *WORKER["waits"]}
-    assert (answer["generation"], answer["started"]) == (0, [1, 0, 3])
-    assert answer["place"].startswith("test_driver_rendezvous.py:")
+                driver.sendall(encode(Explain(generation, ("B", "C", "A"))))
+            words.readline()  # hello
+            answers = (decode(line, FROM_WORKER) for line in words)
+            answer = next(answer for answer in answers if isinstance(answer, Waits))
+    assert (answer.generation, answer.started) == (0, (1, 0, 3))
+    assert answer.place.startswith("test_driver_rendezvous.py:")

@@ -8,11 +8,10 @@ from dataclasses import replace
 
 from clocks import FakeClock
 
-from edl_hvd.driver.control import Beat
 from edl_hvd.driver.membership.happenings import Deadlocked, Lost
 from edl_hvd.driver.membership.state import Membership, Rules, Slot, World
 from edl_hvd.driver.watch.health import Health
-from edl_hvd.driver.watch.stragglers import Slow
+from edl_hvd.protocol import Beat, Straggler, Waits
 
 STACK = ["Current thread 0x0b (most recent call first):", '  File "/job/train.py", line 71 in augment']
 MEMBERS = ("a:0", "b:0")
@@ -46,7 +45,7 @@ class Ward:
         self.clock = FakeClock()
         self.lost: list[Lost] = []
         self.notices: list[str] = []
-        self.slow: list[Slow] = []
+        self.slow: list[Straggler] = []
         self.deadlocked: list[Deadlocked] = []
         self.asked: list[tuple[str, int, list[str]]] = []
         self.phases = {"a:0": "collective", "b:0": "compute"}
@@ -194,7 +193,7 @@ def test_a_straggler_is_told_to_people_and_to_the_job():
             for worker, compute_s in (("a:0", 0.1), ("b:0", 0.4)):
                 beat = Beat(1, 77, step, 0, -1, "compute", 0.0, compute_s * step, 2 * step, step, step, 0.4)
                 ward.health.beat(worker, 3, beat, ward.membership)
-        assert ward.slow == [Slow("b:0", 1, 50, 0.4, 0.1)]
+        assert ward.slow == [Straggler("b:0", 1, 50, 0.4, 0.1)]
         assert ward.notices == ["b:0 is slow: 0.4 s for a micro-batch at step 50, 4.0 times as long as the others"]
 
     run(test)
@@ -210,9 +209,8 @@ def standing_still() -> Ward:
 
 
 def answer(ward: Ward, worker: str, started: list[int], **other: object) -> None:
-    said = {"generation": 1, "waits": 9, "collective": f"of {worker}", "started": started, "place": f"t.py:{worker[0]}",
-            "stack": f"  File {worker}"}  # fmt: skip
-    ward.health.answered(worker, 3, {**said, **other})
+    said = Waits(1, 9, f"of {worker}", tuple(started), f"t.py:{worker[0]}", f"  File {worker}")
+    ward.health.answered(worker, 3, replace(said, **other))
 
 
 def test_workers_that_wait_for_what_others_have_not_started_are_deadlocked():
@@ -272,7 +270,7 @@ def test_answers_that_are_late_or_of_another_place_do_not_count_and_all_are_aske
         for other in ({"generation": 2}, {"waits": 10}, {"collective": "of a:0"}):
             answer(ward, "b:0", [0, 1], **other)
         answer(ward, "b:0", [0])
-        ward.health.answered("b:0", 2, {"generation": 1, "waits": 9, "collective": "of b:0", "started": [0, 1]})
+        ward.health.answered("b:0", 2, Waits(1, 9, "of b:0", (0, 1), "", ""))
         assert ward.deadlocked == []
         await ward.play(5)
         assert len(ward.asked) == 4

@@ -5,12 +5,12 @@ import asyncio
 import pytest
 from clocks import FakeClock
 
-from edl_hvd.driver.control import Message
 from edl_hvd.driver.job import Job, Network
 from edl_hvd.driver.membership.happenings import Formed, HostsFound, Ready
 from edl_hvd.driver.membership.state import Rules
 from edl_hvd.driver.workers.exits import Exit
 from edl_hvd.hosts import HostSlots
+from edl_hvd.protocol import Drain
 
 GRACE_S = 7.0
 
@@ -41,7 +41,7 @@ def test_who_gets_sigterm_has_the_grace_that_the_environment_names(asked):
         for happening in (HostsFound((HostSlots("a", 1),)), Ready("a:0", 1), Formed("a:0", 1, 1)):
             job.happen(happening)
         if asked == "a worker":
-            job._hear(Message("a:0", 1, "drain", {}))
+            job._hear("a:0", 1, Drain())
         while not job.membership.drains:
             await asyncio.sleep(0.001)
         drains, now_s = job.membership.drains, job.now_s

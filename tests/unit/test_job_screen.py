@@ -19,7 +19,6 @@ from edl_hvd.cli.job_screen import JobScreen
 from edl_hvd.cli.live_line import LiveLine
 from edl_hvd.cli.world_changes import WorldChanges
 from edl_hvd.driver import status as status_module
-from edl_hvd.driver.control import Beat
 from edl_hvd.driver.membership.happenings import (
     AskChange,
     End,
@@ -32,6 +31,7 @@ from edl_hvd.driver.membership.happenings import (
     Spawn,
 )
 from edl_hvd.driver.status import Figures, Remaining, Shortage, Status
+from edl_hvd.protocol import Beat
 
 BEAT = Beat(1, 7, 5, 80, -1, "compute", 0.1, 3.0, 4, 5, 5, 0.1)
 TRAINING = Status(

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from edl_hvd.driver.control import Beat
 from edl_hvd.driver.job import Job, Network
 from edl_hvd.driver.membership.happenings import DrainAsked, End, Exited, Formed, HostsFound, Ready
 from edl_hvd.driver.membership.state import Membership, Rules, begin
@@ -17,6 +16,7 @@ from edl_hvd.driver.membership.turn import advance
 from edl_hvd.driver.reporter import Reporter
 from edl_hvd.driver.status import Figures, Heard, Pace, Process, Remaining, Shortage, Status, WorkerStatus, describe
 from edl_hvd.hosts import HostSlots
+from edl_hvd.protocol import Beat
 
 BEAT = Beat(1, 7, 5, 80, -1, "compute", 0.1, 3.0, 4, 5, 5, 0.1)
 

@@ -32,7 +32,7 @@ def test_a_beat_tells_the_phase_and_how_long_it_has_lasted(clock):
     progress = Progress(clock)
     lasting(progress, clock, "input", 3.0)
     beat = progress.beat(7)
-    assert (beat["generation"], beat["pid"], beat["phase"], beat["phase_s"]) == (7, os.getpid(), "input", 3.0)
+    assert (beat.generation, beat.pid, beat.phase, beat.phase_s) == (7, os.getpid(), "input", 3.0)
 
 
 def test_computing_is_counted_and_nothing_else(clock):
@@ -44,23 +44,23 @@ def test_computing_is_counted_and_nothing_else(clock):
             clock.sleep(7.0)
         clock.sleep(1.0)
     progress.enter("script")
-    assert progress.beat(1)["compute_s"] == pytest.approx(6.0)
-    assert progress.beat(1)["waits"] == 2
+    assert progress.beat(1).compute_s == pytest.approx(6.0)
+    assert progress.beat(1).waits == 2
 
 
 def test_a_wait_tells_its_collective_and_where_the_script_stands(clock):
     progress = Progress(clock)
-    assert progress.beat(1)["collective"] == ""
+    assert progress.beat(1).collective == ""
     with progress.waiting():
         progress.collective = "edl_hvd.gather"
-        assert progress.beat(1)["collective"] == "edl_hvd.gather"
+        assert progress.beat(1).collective == "edl_hvd.gather"
         place, stack = progress.where()
     line = stack.splitlines()[1]
     number = int(re.search(r"line (\d+) in test_a_wait_tells", line)[1])
     assert f'File "{__file__}"' in line
     assert place == f"test_progress.py:{number} in test_a_wait_tells_its_collective_and_where_the_script_stands"
     progress.enter("compute")
-    assert progress.beat(1)["collective"] == ""
+    assert progress.beat(1).collective == ""
 
 
 def test_of_a_wait_in_another_thread_the_main_one_tells_the_place(clock):
@@ -120,7 +120,7 @@ def test_the_slowest_phase_is_remembered_and_fades(clock):
         lasting(progress, clock, "script", 100.0)
         lasting(progress, clock, "compute", 0.1)
     progress.enter("script")
-    assert 3.5 < progress.beat(1)["slowest_s"] < 4.5
+    assert 3.5 < progress.beat(1).slowest_s < 4.5
 
 
 # --- what is recognised from outside ---
@@ -131,25 +131,25 @@ def test_a_model_in_evaluation_mode_is_validated(clock):
     validating = True
     progress.is_validating = lambda: validating
     lasting(progress, clock, "compute", 0.9)
-    assert progress.beat(1)["phase"] == "compute", "so short a time is not worth a look"
+    assert progress.beat(1).phase == "compute", "so short a time is not worth a look"
     clock.sleep(60.0)
-    assert progress.beat(1)["phase"] == "validation"
+    assert progress.beat(1).phase == "validation"
 
     validating = False
     clock.sleep(2.0)
     beat = progress.beat(1)
-    assert (beat["phase"], beat["phase_s"]) == ("compute", 2.0), "counted from the end of the validation"
+    assert (beat.phase, beat.phase_s) == ("compute", 2.0), "counted from the end of the validation"
     lasting(progress, clock, "compute", 0.5)
     progress.enter("script")
-    assert progress.beat(1)["slowest_s"] == 0.5, "a validation says nothing about batches"
-    assert progress.beat(1)["compute_s"] == 0.5
+    assert progress.beat(1).slowest_s == 0.5, "a validation says nothing about batches"
+    assert progress.beat(1).compute_s == 0.5
 
 
 def test_phases_other_than_computing_are_what_they_are(clock):
     progress = Progress(clock)
     progress.is_validating = lambda: True
     lasting(progress, clock, "input", 60.0)
-    assert progress.beat(1)["phase"] == "input"
+    assert progress.beat(1).phase == "input"
 
 
 def what_is_recognised_during(work) -> str | None:

@@ -21,9 +21,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from edl_hvd.driver.fields import read_fields
 from edl_hvd.driver.status import Status
 from edl_hvd.errors import PlatformError, UsageError
+from edl_hvd.json_values import read_fields
 from edl_hvd.process_mark import lives
 from edl_hvd.settings import runtime_folders
 

@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edl_hvd.driver.fields import show
 from edl_hvd.driver.job_folder.files import CONTROL
 from edl_hvd.driver.membership.happenings import DrainAsked
 from edl_hvd.driver.membership.state import LIVE, Membership, host_of
 from edl_hvd.errors import PlatformError
+from edl_hvd.json_values import show
 
 LONGEST_LINE_BYTES = 4096
 LONGEST_NOTICE_S = 86_400.0

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias, TypeVar, get_args
 
-from edl_hvd.driver.fields import read_fields, show
 from edl_hvd.errors import UsageError
 from edl_hvd.hosts import HostSlots
+from edl_hvd.json_values import read_fields, show
 
 # --- what happens ---
 

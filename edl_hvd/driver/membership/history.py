@@ -22,11 +22,11 @@ from dataclasses import asdict, dataclass
 from os import PathLike, fspath
 from typing import Any, NoReturn, TextIO
 
-from edl_hvd.driver.fields import read_fields, read_number, show
 from edl_hvd.driver.membership.happenings import Action, Happening, Tick, action_from_json, happening_from_json, to_json
 from edl_hvd.driver.membership.state import Membership, Rules, begin
 from edl_hvd.driver.membership.turn import advance
 from edl_hvd.errors import UsageError
+from edl_hvd.json_values import read_fields, read_number, show
 
 logger = logging.getLogger(__name__)
 

@@ -2,10 +2,6 @@
 
 A process is started as a worker would be, calls back over a connection (``control.py``) and says what it has
 measured. Then the hosts meet in pairs, each newcomer with other newcomers and with hosts that are in the job already.
-
-    process → driver  hello {token, worker, life, pid}, measured {device, count, gflop_s, fault},
-                      listening {pair, port}, met {pair, seconds, problem}
-    driver → process  measure {}, meet {pair, own, other, port, interface}
 """
 
 from __future__ import annotations
@@ -13,14 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol, TypeAlias, TypeVar
 
-from edl_hvd.driver.control import Control, Grammar, Message
+from edl_hvd.driver.control import Connected, Control, Unreachable
 from edl_hvd.driver.network import MeetingPlace, Network
 from edl_hvd.driver.workers.process import WorkerProcess
 from edl_hvd.errors import EdlHvdError
 from edl_hvd.hosts import HostSlots
 from edl_hvd.preflight.measured import Findings, Measured
+from edl_hvd.preflight.messages import FROM_PROBE, FromProbe, Listening, Measure, Meet, Met
 from edl_hvd.preflight.verdict import judge, pairs
 from edl_hvd.settings import Driver
 
@@ -35,11 +32,8 @@ _END_S = 2.0
 # A process that waits ends by itself when nobody is connected any more; one that hangs is killed, as fast as ssh can.
 _KILL_S = 5.0
 
-_PROBE: Grammar = {
-    "measured": {"device": str, "count": int, "gflop_s": float, "fault": str},
-    "listening": {"pair": int, "port": int},
-    "met": {"pair": int, "seconds": float, "problem": str},
-}
+_News: TypeAlias = FromProbe | Connected
+_Expected = TypeVar("_Expected", bound=_News)
 
 
 class Starter(Protocol):
@@ -121,8 +115,8 @@ class _Room:
     def __init__(self, starter: Starter, network: Network) -> None:
         self._starter = starter
         self._network = network
-        self._news: dict[str, asyncio.Queue[Message | str]] = {}
-        self._control = Control(self._knows, self._hear, _PROBE)
+        self._news: dict[str, asyncio.Queue[_News | str]] = {}
+        self._control = Control(self._knows, self._hear, FROM_PROBE)
         self._lives: set[asyncio.Task[None]] = set()
         self._processes: dict[str, WorkerProcess] = {}
         self._pair = 0
@@ -149,7 +143,7 @@ class _Room:
             self._lives.add(asyncio.get_running_loop().create_task(self._live(_worker(name))))
         loop = asyncio.get_running_loop()
         asked = [loop.create_task(self._measure(entry)) for entry in hosts]
-        greeted = [loop.create_task(self._next(name, "hello", _FIRST_S)) for name in referees]
+        greeted = [loop.create_task(self._next(name, Connected, _FIRST_S)) for name in referees]
         try:
             await asyncio.wait(asked, timeout=_FIRST_S, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait([*asked, *greeted], timeout=_LATE_S)
@@ -160,13 +154,13 @@ class _Room:
                 task.cancel()
 
     async def _measure(self, entry: HostSlots) -> Findings:
-        answer = await self._next(entry.host, "hello", None)
+        answer: _News | str = await self._next(entry.host, Connected, None)
         if not isinstance(answer, str):
-            self._control.send(_worker(entry.host), "measure")
-            answer = await self._next(entry.host, "measured", None)
-        if isinstance(answer, str):
-            return Findings(entry.host, entry.slots, problem=answer)
-        return Findings(entry.host, entry.slots, Measured(**answer))
+            self._control.send(_worker(entry.host), Measure())
+            answer = await self._next(entry.host, Measured, None)
+        if isinstance(answer, Measured):
+            return Findings(entry.host, entry.slots, answer)
+        return Findings(entry.host, entry.slots, problem=str(answer))
 
     async def meet(self, hosts: Sequence[str]) -> Mapping[str, Sequence[tuple[float, str]]]:
         """Seconds, or what went wrong, of each meeting, by host."""
@@ -190,39 +184,38 @@ class _Room:
         here, there = lines[_worker(host)], lines[_worker(guest)]
         own = place.address_for(here) or here.there
         self._say(host, pair, own, None, None)
-        answer = await self._next(host, "listening", _MEET_S, pair)
+        answer = await self._next(host, Listening, _MEET_S, pair)
         if isinstance(answer, str):
             return 0.0, f"no allreduce of {host} and {guest}: {answer}"
-        self._say(guest, pair, place.address_for(there), own, answer["port"])
-        results = await asyncio.gather(*(self._next(name, "met", _MEET_S, pair) for name in (host, guest)))
+        self._say(guest, pair, place.address_for(there), own, answer.port)
+        results = await asyncio.gather(*(self._next(name, Met, _MEET_S, pair) for name in (host, guest)))
         slowest_s = 0.0
         for result in results:
-            if isinstance(result, str) or result["problem"]:
-                return 0.0, f"{host} and {guest}: {result if isinstance(result, str) else result['problem']}"
-            slowest_s = max(slowest_s, result["seconds"])
+            if isinstance(result, str) or result.problem:
+                return 0.0, f"{host} and {guest}: {result if isinstance(result, str) else result.problem}"
+            slowest_s = max(slowest_s, result.seconds)
         return slowest_s, ""
 
     def _say(self, host: str, pair: int, own: str | None, other: str | None, port: int | None) -> None:
-        fields = {"pair": pair, "own": own, "other": other, "port": port, "interface": self._network.interface}
-        self._control.send(_worker(host), "meet", **fields)
+        self._control.send(_worker(host), Meet(pair, own, other, port, self._network.interface))
 
-    async def _next(self, host: str, what: str, timeout_s: float | None, pair: int = 0) -> dict[str, Any] | str:
-        """The fields of the host's next message of this kind, and of this pair; or why there is none."""
+    async def _next(self, host: str, kind: type[_Expected], timeout_s: float | None, pair: int = 0) -> _Expected | str:
+        """The host's next message of this kind, and of this pair; or why there is none."""
         news = self._news[_worker(host)]
         ends_s = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
         while True:
             left_s = None if ends_s is None else ends_s - asyncio.get_running_loop().time()
             try:
-                message = await asyncio.wait_for(news.get(), left_s)
+                said = await asyncio.wait_for(news.get(), left_s)
             except asyncio.TimeoutError:
                 return f"{host} has not answered for {timeout_s:.0f} s"
-            if isinstance(message, str):
-                news.put_nowait(message)  # for whoever asks next, too
-                return message
-            if message.what == what and message.fields.get("pair", 0) == pair:
-                return dict(message.fields)
-            if message.what == "met" and message.fields["pair"] == pair:
-                return str(message.fields["problem"])  # before it could listen
+            if isinstance(said, str):
+                news.put_nowait(said)  # for whoever asks next, too
+                return said
+            if isinstance(said, kind) and getattr(said, "pair", 0) == pair:
+                return said
+            if isinstance(said, Met) and said.pair == pair:
+                return said.problem  # before it could listen
 
     async def _live(self, worker: str) -> None:
         """One process, from its start to its end."""
@@ -242,11 +235,8 @@ class _Room:
     def _knows(self, worker: str, life: int) -> bool:
         return worker in self._news and life == 1
 
-    def _hear(self, message: Message) -> None:
-        if message.what == "unreachable":
-            self._news[message.worker].put_nowait("it does not answer any more")
-        else:
-            self._news[message.worker].put_nowait(message)
+    def _hear(self, worker: str, life: int, said: _News | Unreachable) -> None:
+        self._news[worker].put_nowait("it does not answer any more" if isinstance(said, Unreachable) else said)
 
 
 def _worker(host: str) -> str:

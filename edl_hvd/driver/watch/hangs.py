@@ -32,8 +32,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from edl_hvd.driver.control import Beat
 from edl_hvd.driver.watch.standstill import Standstill
+from edl_hvd.protocol import Beat
 
 _FLOORS_S = {"compute": 30.0, "silence": 60.0, "input": 120.0, "commit": 120.0}
 # Compute: what a script does now and then on one worker, such as drawing or uploading a picture, takes seconds.

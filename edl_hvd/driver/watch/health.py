@@ -7,22 +7,22 @@ worker that is to be given up shows its stack first, which puts its end off by a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from edl_hvd.clock import Clock
 from edl_hvd.deadlock import describe_deadlock, describe_standstill, is_deadlock
-from edl_hvd.driver.control import Beat
 from edl_hvd.driver.membership.happenings import Deadlocked, Lost
 from edl_hvd.driver.membership.intake import HOW_TO_TRAIN
 from edl_hvd.driver.membership.state import Membership
 from edl_hvd.driver.watch.hangs import Hung, ProgressWatch
 from edl_hvd.driver.watch.pulse import Pulse
 from edl_hvd.driver.watch.standstill import Inquiry, Standstill
-from edl_hvd.driver.watch.stragglers import Slow, Stragglers
+from edl_hvd.driver.watch.stragglers import Stragglers
 from edl_hvd.driver.workers.stacks import place_in
+from edl_hvd.protocol import Beat, Straggler, Waits
 
 _JUDGE_EVERY_S = 0.25
 # As often as a worker says something new.
@@ -75,7 +75,7 @@ class Health:
         clock: Clock,
         lost: Callable[[Lost], None],
         notice: Callable[[str], None],
-        slow: Callable[[Slow], None],
+        slow: Callable[[Straggler], None],
         deadlocked: Callable[[Deadlocked], None],
         ask: Callable[[str, int, Sequence[str]], None],
         collective_timeout_s: float = 60.0,
@@ -187,7 +187,7 @@ class Health:
         for worker in standstill.places:
             self._ask(worker, standstill.generation, standstill.collectives)
 
-    def answered(self, worker: str, life: int, answer: Mapping[str, Any]) -> None:
+    def answered(self, worker: str, life: int, answer: Waits) -> None:
         """A worker has said what it waits for, and where."""
         inquiry = self._inquiry
         if inquiry is None:

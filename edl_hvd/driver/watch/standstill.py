@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from edl_hvd.deadlock import Waiting
+from edl_hvd.protocol import Waits
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,16 @@ class Inquiry:
     def __init__(self, standstill: Standstill, asked_s: float) -> None:
         self.standstill = standstill
         self.asked_s = asked_s
-        self._answers: dict[str, Mapping[str, Any]] = {}
+        self._answers: dict[str, Waits] = {}
 
-    def take(self, worker: str, life: int, answer: Mapping[str, Any]) -> None:
+    def take(self, worker: str, life: int, answer: Waits) -> None:
         """A worker has answered. What it says of another place than it was asked for does not count."""
         still = self.standstill
-        place = (answer["waits"], answer["collective"])
         if (
-            answer["generation"] == still.generation
+            answer.generation == still.generation
             and still.lives.get(worker) == life
-            and still.places[worker] == place
-            and len(answer["started"]) == len(still.collectives)
+            and still.places[worker] == (answer.waits, answer.collective)
+            and len(answer.started) == len(still.collectives)
         ):
             self._answers[worker] = answer
 
@@ -70,8 +69,8 @@ class Inquiry:
     def waiting(self) -> list[Waiting]:
         """Where each of them waits, once all have answered."""
         return [
-            Waiting(rank, worker, name, dict(zip(self.standstill.collectives, answer["started"], strict=True)),
-                    answer["place"])
+            Waiting(rank, worker, name, dict(zip(self.standstill.collectives, answer.started, strict=True)),
+                    answer.place)
             for rank, (worker, (_, name)) in enumerate(self.standstill.places.items())
             for answer in (self._answers[worker],)
         ]  # fmt: skip
@@ -79,6 +78,6 @@ class Inquiry:
     @property
     def stacks(self) -> str:
         """The stack of each, for people; several lines."""
-        parts = [f"rank {rank} ({worker}), innermost frame first:\n{self._answers[worker]['stack']}"
+        parts = [f"rank {rank} ({worker}), innermost frame first:\n{self._answers[worker].stack}"
                  for rank, worker in enumerate(self.standstill.places)]  # fmt: skip
         return "\n".join(["where each worker waits:", *parts])

@@ -7,10 +7,9 @@ row: a single pause, however long, spoils one window only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from statistics import median_low
 
-from edl_hvd.driver.control import Beat
+from edl_hvd.protocol import Beat, Straggler
 
 FACTOR = 1.5
 WINDOW_STEPS = 10
@@ -19,25 +18,6 @@ WINDOWS = 5
 # 50 steps altogether: a slow disk or a neighbour's burst may pass meanwhile.
 _LEAST_S = 0.001
 # What a worker is slower by, per micro-batch. Below that it is noise of the clock and of Python.
-
-
-@dataclass(frozen=True)
-class Slow:
-    """One straggler.
-
-    Attributes:
-        worker: Its name.
-        generation: Of the world.
-        step: Of the whole run.
-        compute_s: Its mean time for a micro-batch, over the last window.
-        median_s: The median of all members. Of an even number the lower one, so that one of two can be slow.
-    """
-
-    worker: str
-    generation: int
-    step: int
-    compute_s: float
-    median_s: float
 
 
 class Stragglers:
@@ -50,7 +30,7 @@ class Stragglers:
         self._complete: set[str] = set()  # whose window is
         self._in_a_row: dict[str, int] = {}
 
-    def heard(self, worker: str, beat: Beat, generation: int, size: int) -> list[Slow]:
+    def heard(self, worker: str, beat: Beat, generation: int, size: int) -> list[Straggler]:
         """Take in a beat; the stragglers, if it completes the fifth window of all.
 
         Args:
@@ -72,7 +52,7 @@ class Stragglers:
             self._complete.add(worker)
         return self._judge() if len(self._complete) >= size > 1 else []
 
-    def _judge(self) -> list[Slow]:
+    def _judge(self) -> list[Straggler]:
         """All windows are complete: compare them and begin new ones."""
         times_s = {}
         for name, first in self._began.items():
@@ -90,5 +70,5 @@ class Stragglers:
             if self._in_a_row[name] == WINDOWS:
                 self._in_a_row[name] = 0  # told again after as many more
                 step = self._latest[name].step
-                slow.append(Slow(name, self._generation, step, round(time_s, 6), round(median_s, 6)))
+                slow.append(Straggler(name, self._generation, step, round(time_s, 6), round(median_s, 6)))
         return slow

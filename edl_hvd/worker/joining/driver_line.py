@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import queue
 import select
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import TypeAlias
 
-from edl_hvd.errors import RendezvousError
-from edl_hvd.events import Straggler
+from edl_hvd import protocol
+from edl_hvd.errors import ProtocolError, RendezvousError
 from edl_hvd.settings import Driver
+from edl_hvd.worker.joining.rendezvous import Following
 from edl_hvd.worker.progress import progress
 
 _CONNECT_TIMEOUT_S = 10.0
@@ -25,12 +26,34 @@ _UNANSWERED_S = 8.0
 _LONGEST_LINE_BYTES = 1 << 20  # a world lists every member: 64 KiB hold 1,000 of them
 
 
+@dataclass(frozen=True)
+class Work:
+    """Something has come for this follower of a world."""
+
+    following: Following
+
+
+@dataclass(frozen=True)
+class Silence:
+    """Nothing has come for as long as the main thread was to wait."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The driver is gone."""
+
+
+AtOnce: TypeAlias = protocol.Gone | protocol.Guide | protocol.Explain | Lost
+News: TypeAlias = protocol.World | protocol.Follow | protocol.Dismiss | Work | Silence | Lost
+
+
 class DriverLine:
     """See the module.
 
     Args:
         driver: Where it listens, and who this worker is for it.
-        beat: The fields of a beat (``driver/control.py``), asked several times a second.
+        beat: What this worker does, asked several times a second.
+        at_once: Gets what cannot wait for the main thread, in the reading thread, as soon as it comes.
 
     Attributes:
         change: Generation of the world that is to change at its next commit; 0 for none.
@@ -40,16 +63,16 @@ class DriverLine:
         RendezvousError: The driver cannot be reached.
     """
 
-    def __init__(self, driver: Driver, beat: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(self, driver: Driver, beat: Callable[[], protocol.Beat], at_once: Callable[[AtOnce], None]) -> None:
         self.change = 0
         self.lost = False
         self._wants_to_go = False
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
         self._beat = beat
-        self._news: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._at_once = at_once
+        self._news: queue.Queue[News] = queue.Queue()
         self._one_at_a_time = threading.Lock()
-        self._at_once: dict[str, Callable[..., None]] = {"straggler": _note_straggler, "lost": lambda: None}
         self.local_address = ""
         try:
             self._socket = socket.create_connection((driver.address, driver.port), timeout=_CONNECT_TIMEOUT_S)
@@ -63,14 +86,15 @@ class DriverLine:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * _UNANSWERED_S))
-        self._say({"token": driver.token, "worker": driver.worker, "life": driver.life, "pid": os.getpid()})
+        self.say(protocol.Hello(driver.token, driver.worker, driver.life))
         threading.Thread(target=self._read, name="edl-driver", daemon=True).start()
         threading.Thread(target=self._beat_on, name="edl-heart", daemon=True).start()
         atexit.register(self._beat_last, os.getpid())
 
-    def say(self, what: str, **fields: Any) -> None:
+    def say(self, message: protocol.Hello | protocol.FromWorker) -> None:
         """Tell the driver something; that it is gone shows in ``lost``."""
-        self._say({"what": what, **fields})
+        with suppress(OSError), self._one_at_a_time:
+            self._socket.sendall(protocol.encode(message))
 
     def ask_to_go(self) -> None:
         """Ask to be drained. For signal handlers, which must not wait for a lock: another thread says it."""
@@ -78,47 +102,35 @@ class DriverLine:
         with suppress(BlockingIOError):
             os.write(self._wake, b"!")
 
-    def at_once(self, what: str, act: Callable[..., None]) -> None:
-        """Call ``act`` with the fields of each such message, in the reading thread, as soon as it comes.
-
-        For ``"lost"`` it is called once, when the driver is gone.
-        """
-        self._at_once[what] = act
-
-    def put(self, news: dict[str, Any]) -> None:
+    def put(self, news: News) -> None:
         """Let :meth:`next` return this in its turn. Any thread."""
         self._news.put(news)
 
-    def next(self, timeout_s: float | None = None) -> dict[str, Any] | None:
-        """Block until the driver has something for the main thread; ``None`` when it is gone.
-
-        After the timeout it is ``{"what": "silence"}``.
-        """
+    def next(self, timeout_s: float | None = None) -> News:
+        """Block until there is something for the main thread, or the timeout is over."""
         try:
             return self._news.get(timeout=timeout_s)
         except queue.Empty:
-            return {"what": "silence"}
-
-    def _say(self, message: dict[str, Any]) -> None:
-        with suppress(OSError), self._one_at_a_time:
-            self._socket.sendall(json.dumps(message).encode() + b"\n")
+            return Silence()
 
     def _read(self) -> None:
-        with suppress(OSError, ValueError), self._socket.makefile("rb") as lines:
+        with suppress(OSError, ValueError, ProtocolError), self._socket.makefile("rb") as lines:
             while (line := lines.readline(_LONGEST_LINE_BYTES)).endswith(b"\n"):
-                self._take(json.loads(line))
+                self._take(protocol.decode(line, protocol.TO_WORKER))
         self.lost = True
-        self._at_once["lost"]()
-        self._news.put(None)
+        self._at_once(Lost())
+        self._news.put(Lost())
 
-    def _take(self, message: dict[str, Any]) -> None:
-        what = message.pop("what")
-        if what == "change":
-            self.change = message["generation"]
-        elif what in self._at_once:
-            self._at_once[what](**message)
-        else:
-            self._news.put({"what": what, **message})
+    def _take(self, message: protocol.ToWorker) -> None:
+        match message:
+            case protocol.Change(generation):
+                self.change = generation
+            case protocol.Straggler():
+                progress.stragglers.append(message)
+            case protocol.Gone() | protocol.Guide() | protocol.Explain():
+                self._at_once(message)
+            case protocol.World() | protocol.Follow() | protocol.Dismiss():
+                self._news.put(message)
 
     def _beat_on(self) -> None:
         waking = select.poll()
@@ -126,16 +138,12 @@ class DriverLine:
         while not self.lost:
             if self._wants_to_go:
                 self._wants_to_go = False
-                self.say("drain")
-            self.say("beat", **self._beat())
+                self.say(protocol.Drain())
+            self.say(self._beat())
             if waking.poll(1000 * _BEAT_S):
                 os.read(self._woken, 64)
 
     def _beat_last(self, pid: int) -> None:
         """The last steps, and the last checkpoint, are often complete only when the process is about to end."""
         if not self.lost and os.getpid() == pid:
-            self.say("beat", **self._beat())
-
-
-def _note_straggler(**fields: Any) -> None:
-    progress.stragglers.append(Straggler(**fields))
+            self.say(self._beat())

@@ -12,14 +12,14 @@ import signal
 import sys
 import threading
 from types import FrameType, TracebackType
-from typing import Any
 
+from edl_hvd import protocol
 from edl_hvd.errors import UsageError
 from edl_hvd.key_value_store import StoreAddress
 from edl_hvd.network_interface import interface_of
 from edl_hvd.settings import Launch
 from edl_hvd.worker.engine.engine import Engine, refuse_own_horovod
-from edl_hvd.worker.joining.driver_line import DriverLine
+from edl_hvd.worker.joining.driver_line import AtOnce, DriverLine, Lost, Silence, Work
 from edl_hvd.worker.joining.rendezvous import RUN_AGAIN, Dismissed, Following, Handover, Joined
 from edl_hvd.worker.progress import progress
 from edl_hvd.world import World
@@ -46,13 +46,9 @@ class DriverRendezvous:
         assert launch.driver is not None
         self._name = launch.driver.worker
         self._engine = Engine(self._name, elastic=True)
-        self._line = DriverLine(launch.driver, lambda: progress.beat(self._engine.generation))
         self._token = launch.driver.token
         self._handover: Handover | None = None
-        self._line.at_once("gone", self._engine.end)
-        self._line.at_once("guide", self._on_guide)
-        self._line.at_once("explain", self._on_explain)
-        self._line.at_once("lost", self._on_lost)
+        self._line = DriverLine(launch.driver, lambda: progress.beat(self._engine.generation), self._act_at_once)
         self._has_raised = False
         self._excepthook, sys.excepthook = sys.excepthook, self._on_uncaught
         if threading.current_thread() is threading.main_thread():
@@ -69,24 +65,22 @@ class DriverRendezvous:
         # Whoever sends it wants this host back: leave at the next commit, and lose nothing.
         self._line.ask_to_go()
 
-    def _on_lost(self) -> None:
-        # Nobody tells of members that leave any more. The workers agree at their next commit to stop.
-        self._engine.end(self._engine.present, "the driver", _ORPHAN_GRACE_S)
-
-    def _on_guide(self, generation: int, follower: str, address: str | None) -> None:
-        port, own = 0, address or self._line.local_address
-        if self._handover is not None and generation == self._engine.generation:
-            port = self._handover.invite(own, self._token)
-        self._line.say("guiding", generation=generation, follower=follower, address=own, port=port)
-
-    def _on_explain(self, generation: int, collectives: list[str]) -> None:
-        """All members wait: for what, how often has this one started what the others wait for, and where is it?"""
-        if generation == self._engine.generation:
-            place, stack = progress.where()
-            self._line.say(
-                "waits", generation=generation, waits=progress.waits, collective=progress.collective,
-                started=self._engine.times_started(collectives), place=place, stack=stack,
-            )  # fmt: skip
+    def _act_at_once(self, news: AtOnce) -> None:
+        match news:
+            case protocol.Gone(generation, worker):
+                self._engine.end(generation, worker)
+            case protocol.Guide(generation, follower, address):
+                port, own = 0, address or self._line.local_address
+                if self._handover is not None and generation == self._engine.generation:
+                    port = self._handover.invite(own, self._token)
+                self._line.say(protocol.Guiding(generation, follower, own, port))
+            case protocol.Explain(generation, collectives) if generation == self._engine.generation:
+                place, stack = progress.where()
+                started = tuple(self._engine.times_started(collectives))
+                self._line.say(protocol.Waits(generation, progress.waits, progress.collective, started, place, stack))
+            case Lost():
+                # Nobody tells of members that leave any more. The workers agree at their next commit to stop.
+                self._engine.end(self._engine.present, "the driver", _ORPHAN_GRACE_S)
 
     def change_pending(self) -> bool:
         return self._line.lost or self._line.change == self._engine.generation > 0
@@ -98,36 +92,33 @@ class DriverRendezvous:
         if engine.generation == 0:
             refuse_own_horovod()
         while True:
-            self._line.say("ready", step=held_step)
+            self._line.say(protocol.Ready(held_step))
             joined = self._enter(self._next_world(handover))
             if joined is not None:
                 return joined
 
-    def _next_world(self, handover: Handover | None) -> dict[str, Any]:
+    def _next_world(self, handover: Handover | None) -> protocol.World:
         """Wait for the world to enter; meanwhile follow the one that trains, if the driver says so."""
         following: Following | None = None
-        follows, world = 0, None
+        world: protocol.World | None = None
+        follows = 0
         while True:
             news = self._line.next(_LAST_STEPS_S if world else None)
-            if following is not None and (news is None or news["what"] == "dismiss"):
+            if following is not None and isinstance(news, protocol.Follow | protocol.Dismiss | Silence | Lost):
                 following.abandon()
-            if news is None:
-                raise Dismissed("the driver is gone", code=RUN_AGAIN, save=self._engine.rank == 0)
-            what = news["what"]
-            if what == "dismiss":
-                raise Dismissed(f"the driver sends {self._name} home", save=news["save"], left_s=news["left_s"])
-            if what == "world" and news["generation"] > self._engine.generation:
-                world = news
-            elif what == "follow":
-                if following is not None:
-                    following.abandon()
-                follows, following = news["generation"], self._follow(handover, news["address"], news["port"])
-            elif what == "work" and news["following"] is following:
-                following.work()
-            elif what == "silence" and following is not None:
-                following.abandon()
+            match news:
+                case Lost():
+                    raise Dismissed("the driver is gone", code=RUN_AGAIN, save=self._engine.rank == 0)
+                case protocol.Dismiss(save, left_s):
+                    raise Dismissed(f"the driver sends {self._name} home", save=save, left_s=left_s)
+                case protocol.World(generation) if generation > self._engine.generation:
+                    world = news
+                case protocol.Follow(generation, address, port):
+                    follows, following = generation, self._follow(handover, address, port)
+                case Work(follower) if follower is following:
+                    follower.work()
             if follows and (following is None or following.level or following.over):
-                self._line.say("warm", generation=follows)
+                self._line.say(protocol.Warm(follows))
                 follows = 0
             if following is not None and following.over:
                 following = None
@@ -137,37 +128,34 @@ class DriverRendezvous:
     def _follow(self, handover: Handover | None, address: str, port: int) -> Following | None:
         if handover is None or port == 0:
             return None
-        return handover.follow(
-            address, port, self._token, lambda following: self._line.put({"what": "work", "following": following})
-        )
+        return handover.follow(address, port, self._token, lambda following: self._line.put(Work(following)))
 
-    def _enter(self, news: dict[str, Any]) -> Joined | None:
+    def _enter(self, told: protocol.World) -> Joined | None:
         engine = self._engine
-        world = World.of(news["generation"], news["members"], news["members"].index(self._name))
-        engine.known_step = max(engine.known_step, news["known_step"])
+        world = World.of(told.generation, told.members, told.members.index(self._name))
+        engine.known_step = max(engine.known_step, told.known_step)
         if self._line.lost:
             return None
-        interface = news["interface"] or interface_of(news["address"] or self._line.local_address)
+        interface = told.interface or interface_of(told.address or self._line.local_address)
         os.environ["HOROVOD_GLOO_IFACE"] = interface
         if interface != _LOOPBACK:
             # As horovodrun does. NCCL looks once: on loopback it had better choose itself, other hosts may join.
             os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
-        address, port = news["store"]
-        collectives = engine.start(world, StoreAddress(address, port, self._token))
+        collectives = engine.start(world, StoreAddress(told.store_address, told.store_port, self._token))
         if collectives is None:
             return None
-        self._line.say("formed", generation=world.generation)
+        self._line.say(protocol.Formed(world.generation))
         return Joined(world, collectives, engine.known_step)
 
     def leave(self, broken: bool) -> None:
         self._engine.stop(broken)
 
     def host_going(self, left_s: float) -> None:
-        self._line.say("notice", left_s=left_s)
+        self._line.say(protocol.Notice(left_s))
 
     def ended(self, step: int, error: BaseException | None) -> None:
         if error is None:
-            self._line.say("done")
+            self._line.say(protocol.Done())
         else:
             self._say_raised(step, error)
 
@@ -175,4 +163,4 @@ class DriverRendezvous:
         self._has_raised = True
         hopeless = isinstance(error, UsageError) and progress.steps == 0
         text = f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]
-        self._line.say("raised", step=step, error=text, hopeless=hopeless)
+        self._line.say(protocol.Raised(step, text, hopeless))

@@ -19,7 +19,7 @@ class Dismissed(Exception):
     Attributes:
         code: Exit code for the process.
         save: Write the state to a checkpoint before.
-        left_s: So many seconds are left for that; ``None`` if nobody knows.
+        left_s: Seconds that are left for that; ``None`` if nobody knows.
     """
 
     def __init__(self, reason: str, code: int = 0, save: bool = False, left_s: float | None = None) -> None:
@@ -101,7 +101,7 @@ class Rendezvous(Protocol):
         """Leave the present world: ``broken`` when a collective of it failed, else while it still works."""
 
     def host_going(self, left_s: float) -> None:
-        """This host will be gone in so many seconds: leave at the next commit. Any thread."""
+        """This host will be gone in ``left_s`` seconds: leave at the next commit. Any thread."""
 
     def ended(self, step: int, error: BaseException | None) -> None:
         """The training function has returned, or ended in an error of the script's own; for the launcher."""

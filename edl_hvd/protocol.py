@@ -1,0 +1,307 @@
+"""The messages of a driver and its workers: one frozen value for each thing that one side says to the other.
+
+A worker keeps one connection to its driver, as long as it lives. A message is one line, a JSON object: its class in
+lower case as ``what``, and its fields by their names. Every field is there, no other is, and each has its type; a
+message that is not so ends the connection. Driver and workers of a job are of the same version.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias, TypeVar, get_args
+
+from edl_hvd.errors import ProtocolError, UsageError
+from edl_hvd.json_values import read_fields, show
+
+
+class Message:
+    """Base of all messages. Each is a frozen dataclass of plain fields."""
+
+
+MessageT = TypeVar("MessageT", bound=Message)
+Vocabulary: TypeAlias = Mapping[str, type[MessageT]]
+"""The messages that one side may send, by the word that each has for ``what``."""
+
+# --- from a worker to its driver ---
+
+
+@dataclass(frozen=True)
+class Hello(Message):
+    """The first message of a connection. With another token, or from an unknown worker, it ends the connection.
+
+    Attributes:
+        token: Secret of the job. It travels in the worker's environment, never on a command line.
+        worker: Name of the worker, as ``host:slot``.
+        life: Which process of its slot it is.
+    """
+
+    token: str = field(repr=False)
+    worker: str
+    life: int
+
+
+@dataclass(frozen=True)
+class Ready(Message):
+    """This worker is in no world and wants to be in one; ``step`` is what it holds, -1 for nothing."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Warm(Message):
+    """This newcomer has caught up with the world of this generation, or cannot."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class Guiding(Message):
+    """The answer to :class:`Guide`: where this worker gives its state to ``follower``; port 0 if it cannot."""
+
+    generation: int
+    follower: str
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Formed(Message):
+    """This worker has started Horovod in the world of this generation."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class Beat(Message):
+    """What a worker does, said several times a second.
+
+    Attributes:
+        generation: Generation of its world; 0 before the first.
+        pid: Process number, on its host.
+        step: Optimizer steps of the whole run.
+        samples: Samples of the whole run.
+        saved_step: Step of the newest checkpoint that it knows to be complete; -1 for none.
+        phase: What it is doing, see :mod:`edl_hvd.worker.progress`.
+        phase_s: How long it has been doing that.
+        compute_s: Seconds that it has spent in phase "compute" since it was started.
+        waits: Calls that end only when every member has made them, and that it has come through in this world.
+        steps: Optimizer steps that its process took part in.
+        batches: Micro-batches that it has begun to compute since it was started.
+        slowest_s: Its longest recent phase "compute", "input" or "commit".
+        collective: Name of the collective that it waits for; empty if it waits for none, or nobody knows.
+    """
+
+    generation: int
+    pid: int
+    step: int
+    samples: int
+    saved_step: int
+    phase: str
+    phase_s: float
+    compute_s: float
+    waits: int
+    steps: int
+    batches: int
+    slowest_s: float
+    collective: str = ""
+
+
+@dataclass(frozen=True)
+class Raised(Message):
+    """The script of this worker ended in an error of its own; its process is about to end.
+
+    ``hopeless`` if the script is wrong, and this was found before the first step of this process.
+    """
+
+    step: int
+    error: str
+    hopeless: bool
+
+
+@dataclass(frozen=True)
+class Done(Message):
+    """The training function of this worker returned."""
+
+
+@dataclass(frozen=True)
+class Drain(Message):
+    """This worker was told by SIGTERM to leave its world at the next commit."""
+
+
+@dataclass(frozen=True)
+class Notice(Message):
+    """The host of this worker will be gone in ``left_s`` seconds."""
+
+    left_s: float
+
+
+@dataclass(frozen=True)
+class Waits(Message):
+    """The answer to :class:`Explain`: what this worker waits for, and where.
+
+    Attributes:
+        generation: Generation of its world.
+        waits: As in :class:`Beat`.
+        collective: As in :class:`Beat`.
+        started: How often it has started each of the collectives that it was asked about.
+        place: Line and function of the script; empty if nobody knows.
+        stack: Stack of the thread that waits, for people.
+    """
+
+    generation: int
+    waits: int
+    collective: str
+    started: tuple[int, ...]
+    place: str
+    stack: str
+
+
+FromWorker: TypeAlias = Ready | Warm | Guiding | Formed | Beat | Raised | Done | Drain | Notice | Waits
+"""What a worker says after its hello."""
+
+# --- from the driver to a worker ---
+
+
+@dataclass(frozen=True)
+class World(Message):
+    """This worker is a member of this world.
+
+    Attributes:
+        generation: Generation of the world.
+        members: All of its workers; the rank of each is its place here.
+        store_address: Where this worker reaches the key-value store of the world.
+        store_port: Port of that store.
+        interface: Network interface that every host has; ``None``: the one with the address of this worker.
+        address: Address at which the other members reach this worker; ``None``: the one of this connection.
+        known_step: The furthest step that the driver has heard of.
+    """
+
+    generation: int
+    members: tuple[str, ...]
+    store_address: str
+    store_port: int
+    interface: str | None
+    address: str | None
+    known_step: int
+
+
+@dataclass(frozen=True)
+class Change(Message):
+    """The members of the world of this generation are to leave it at their next commit."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class Gone(Message):
+    """A member of the world of this generation is dead."""
+
+    generation: int
+    worker: str
+
+
+@dataclass(frozen=True)
+class Straggler(Message):
+    """A worker computes more slowly than the others; rank 0 writes it down.
+
+    Attributes:
+        worker: Name of the straggler.
+        generation: Generation of the world.
+        step: Optimizer steps of the whole run.
+        compute_s: Its mean time for a micro-batch, over the last window.
+        median_s: The median of all members. Of an even number the lower one, so that one of two can be slow.
+    """
+
+    worker: str
+    generation: int
+    step: int
+    compute_s: float
+    median_s: float
+
+
+@dataclass(frozen=True)
+class Dismiss(Message):
+    """This worker is to end with exit code 0; ``save`` the state to a checkpoint before, if ``left_s`` allows it.
+
+    ``left_s`` is ``None`` where nobody knows how long its host stays.
+    """
+
+    save: bool
+    left_s: float | None
+
+
+@dataclass(frozen=True)
+class Guide(Message):
+    """This member is to give its state to a newcomer, ``follower``, which reaches it at ``address``.
+
+    ``address`` is ``None`` for the one of this connection.
+    """
+
+    generation: int
+    follower: str
+    address: str | None
+
+
+@dataclass(frozen=True)
+class Follow(Message):
+    """This newcomer is to take the state over from the member that listens there; port 0: there is none to take."""
+
+    generation: int
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Explain(Message):
+    """All members of this world wait: how often has this worker started each of these collectives?"""
+
+    generation: int
+    collectives: tuple[str, ...]
+
+
+ToWorker: TypeAlias = World | Change | Gone | Straggler | Dismiss | Guide | Follow | Explain
+
+# --- as lines ---
+
+
+def vocabulary(*kinds: type[MessageT]) -> Vocabulary[MessageT]:
+    """These messages by their words."""
+    return {_word(kind): kind for kind in kinds}
+
+
+def encode(message: Message) -> bytes:
+    """One line with its end."""
+    return json.dumps({"what": _word(type(message)), **vars(message)}).encode() + b"\n"
+
+
+def decode(line: bytes, known: Vocabulary[MessageT]) -> MessageT:
+    """The message that a line holds.
+
+    Raises:
+        ProtocolError: It holds none of the known ones, or one of the wrong shape.
+    """
+    try:
+        return _read(json.loads(line), known)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"cannot read a line of {len(line)} bytes as a message: {error}") from error
+
+
+def _read(fields: object, known: Vocabulary[MessageT]) -> MessageT:
+    what = fields.pop("what", None) if isinstance(fields, dict) else None
+    if not isinstance(fields, dict) or not isinstance(what, str) or what not in known:
+        raise UsageError(f"its 'what' is {show(what)}; expected an object with one of {', '.join(known)}")
+    message = read_fields(known[what], fields)
+    if vars(message).keys() != fields.keys():
+        raise UsageError(f"{what} has only {', '.join(fields)}; expected {', '.join(vars(message))}")
+    return message
+
+
+def _word(kind: type[Message]) -> str:
+    return kind.__name__.lower()
+
+
+HELLO: Vocabulary[Hello] = vocabulary(Hello)
+FROM_WORKER: Vocabulary[FromWorker] = vocabulary(*get_args(FromWorker))
+TO_WORKER: Vocabulary[ToWorker] = vocabulary(*get_args(ToWorker))
