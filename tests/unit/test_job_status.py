@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from edl_hvd.cli.status import _SLOT_STATES
 from edl_hvd.driver.control import Beat
 from edl_hvd.driver.job import Job, Network
 from edl_hvd.driver.membership.happenings import DrainAsked, End, Exited, Formed, HostsFound, Ready
-from edl_hvd.driver.membership.state import Membership, Rules, begin
+from edl_hvd.driver.membership.state import LIVE, Membership, Rules, begin
 from edl_hvd.driver.membership.turn import advance
 from edl_hvd.driver.reporter import Reporter
 from edl_hvd.driver.status import Figures, Heard, Pace, Process, Remaining, Shortage, Status, WorkerStatus, describe
@@ -35,6 +36,10 @@ RUNNING = (*START, Formed("a:0", 1, 1), Formed("b:0", 1, 1))
 
 def seen(membership: Membership, now_s: float) -> Status:
     return describe(membership, now_s, 0.0, Figures(), {}, {})
+
+
+def test_every_state_of_a_slot_has_words_and_no_word_is_for_another():
+    assert set(_SLOT_STATES) == {*LIVE, "empty", "orphaned"}
 
 
 def test_before_the_first_world_it_waits_for_workers():
