@@ -185,6 +185,15 @@ def test_a_storage_nobody_wrote_to_is_empty(storage: Storage) -> None:
         storage.read("anything")
 
 
+def test_the_place_of_what_was_written_exists(storage: Storage) -> None:
+    storage.write("a/key", b"")
+    assert storage.place_exists()
+
+
+def test_a_folder_exists_once_something_was_written_and_a_bucket_before(kind: str, storage: Storage) -> None:
+    assert storage.place_exists() == (kind in ("memory", "s3"))
+
+
 def test_listing_is_sorted_complete_and_by_string_prefix(storage: Storage) -> None:
     keys = ["b", "a/2", "a/10", "a/1/x", "ab", "a/1/y", "B", "a-b"]
     for key in keys:
@@ -356,6 +365,7 @@ def test_a_missing_bucket_is_named(aws: AwsServer, monkeypatch: pytest.MonkeyPat
     for call in (storage.list, lambda: storage.read("key"), lambda: storage.exists("key"), lambda: _put(storage)):
         with pytest.raises(StorageError, match="bucket 'no-such-bucket-here' does not exist"):
             call()
+    assert not storage.place_exists()
     storage.close()
 
 

@@ -50,6 +50,10 @@ class WatchedStorage:
         self.watch("exists", key)
         return self._inner.exists(key)
 
+    def place_exists(self) -> bool:
+        self.watch("place_exists", "")
+        return self._inner.place_exists()
+
     def close(self) -> None:
         self._inner.close()
 
