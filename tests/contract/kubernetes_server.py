@@ -84,9 +84,9 @@ class ToldServer:
         changed = self._changed  # before the behaviour: if that changes in between, this one is set
         behaviour = self._behaviour
         if behaviour == "hang":
-            self._closing.wait()
+            self._closing.wait(600)
         if behaviour == "slow":
-            changed.wait()
+            changed.wait(600)
         if behaviour in ("hang", "refuse"):
             return
         if self.token and request.headers["Authorization"] != f"Bearer {self.token}":
@@ -117,7 +117,7 @@ class ToldServer:
         self._closing.set()
         self._changed.set()
         self._server.shutdown()
-        self._thread.join()
+        self._thread.join(60)
         self._server.server_close()
 
 

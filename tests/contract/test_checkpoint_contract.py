@@ -16,6 +16,7 @@ import pytest
 import torch
 from processes import process_context, snapshot_of, write_for_ever
 from servers import AwsServer
+from waiting import soon
 
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot, layout, restore, restore_newest, steps
 from edl_hvd.errors import ObjectMissingError
@@ -133,7 +134,7 @@ def test_whenever_writers_are_killed_what_is_listed_restores_bit_for_bit(
         for number, process in enumerate(processes):
             assert process.pid is not None
             os.kill(process.pid, signal.SIGKILL)
-            process.join()
+            soon(process)
             assert process.exitcode == -signal.SIGKILL
             newest = _check_what_is_listed(storage, newest)
             if number == 0 and numbers.random() < 0.5:

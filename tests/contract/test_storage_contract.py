@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from servers import AwsServer
 from storage_processes import create, process_context
+from waiting import soon
 
 from edl_hvd.errors import ObjectExistsError, ObjectMissingError, ObjectTooLargeError, StorageError, UsageError
 from edl_hvd.storage import Storage, StoredObject, open_storage
@@ -283,7 +284,7 @@ def test_a_reader_sees_the_old_contents_or_the_new_never_a_mixture(opener: Calla
         finally:
             done.set()
         for result in readers:
-            result.result()
+            soon(result)
     assert seen
 
 
@@ -295,7 +296,7 @@ def test_of_many_threads_exactly_one_creates_the_object(opener: Callable[[], Sto
         storage = opener()
         won = []
         for turn in range(rounds):
-            barrier.wait()
+            soon(barrier)
             try:
                 storage.write_new(f"turn/{turn}", f"{number}".encode() * 1000)
                 won.append(turn)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 from clocks import FakeClock
+from waiting import LONG_S
 
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot
 from edl_hvd.events import Event
@@ -69,7 +70,7 @@ class Gate:
     def __call__(self, method: str, key: str) -> None:
         if method == self._method and self._in_key in key:
             self.reached.set()
-            self._opened.wait()
+            self._opened.wait(LONG_S)
 
     def open(self) -> None:
         self._opened.set()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import Gate, WatchedStorage, assert_equal, nothing_reported, snapshot_of, write
+from waiting import soon
 
 import edl_hvd.checkpoint
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot, layout, restore, restore_newest, steps
@@ -104,7 +105,7 @@ def test_begin_returns_while_the_storage_still_blocks_and_busy_says_so() -> None
     assert not writer.busy
     assert writer.wait(0)
     writer.begin(snapshot_of(1), 0, 1, "a")
-    gate.reached.wait()
+    soon(gate.reached)
     assert writer.busy
     assert not writer.wait(0)
     assert writer.poll() == []

@@ -10,6 +10,7 @@ from clocks import FakeClock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_discovery_cached import FakeKeep, FakeSource
+from waiting import LONG_S, soon
 
 from edl_hvd.discovery.damping import FLAPS, STEADY_S, WINDOW_S, Damping
 from edl_hvd.discovery.polling.cached import ask, find_answer
@@ -182,7 +183,7 @@ class Played:
     def hosts(self) -> Answer:
         if not self._answers:
             self.is_over.set()
-            self._closed.wait()
+            self._closed.wait(LONG_S)
             return ()
         self._clock.sleep(10)
         return self._answers.pop(0)
@@ -194,7 +195,7 @@ def test_edlrun_leaves_out_a_host_that_flaps_and_says_so_once() -> None:
     played = Played([(A, B), *[(B,), (B,), (A, B)] * 3, *[(A, B)] * 12], clock)
     watch = HostWatch(played, seen.append, told.append, every_s=0.0, clock=clock, damping=Damping())
     watch.start()
-    played.is_over.wait()
+    soon(played.is_over)
     watch.close()
     assert seen == [(A, B), (B,), (B, A), (B,), (B, A), (B,), (B, A)]
     assert clock.now_s == 1000.0 + 220, "a came back for the third time at 100 s and counted from 220 s on"
@@ -212,6 +213,6 @@ def test_edlrun_hears_of_the_end_of_hosts_that_it_has_and_of_no_others() -> None
     played = Announcing([(B, A), (B,), (B,)], clock)
     watch = HostWatch(played, list, list, lambda *notice: told.append(notice), every_s=0.0, clock=clock)
     watch.start()
-    played.is_over.wait()
+    soon(played.is_over)
     watch.close()
     assert told == [("a", 9.0)]

@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 from torch import nn
+from waiting import soon
 from worlds import alone
 
 import edl_hvd
@@ -91,12 +92,12 @@ class Handover:
         while not self.following.level:
             self.train()
             while not self.work.empty():
-                self.work.get().work()
+                soon(self.work).work()
             time.sleep(0)  # lets the threads run
 
     def finish(self) -> None:
         while not self.following.over:
-            self.work.get().work()
+            soon(self.work).work()
 
 
 def assert_equal(one: Worker, other: Worker) -> None:
@@ -243,7 +244,7 @@ def test_a_tensor_arrives_as_it_was(tensor):
         sender.start()
         with theirs.makefile("rb") as stream:
             arrived = frames.receive(stream)
-        sender.join()
+        soon(sender)
     assert arrived is not None
     assert (arrived.what, arrived.plain) == ("x", {"a": [1, None]})
     assert arrived.tensors[0].dtype == tensor.dtype

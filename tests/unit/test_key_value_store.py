@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from clocks import FakeClock
+from waiting import soon
 
 from edl_hvd import key_value_store
 from edl_hvd.errors import PlatformError, UsageError
@@ -154,7 +155,7 @@ def test_closing_ends_everything_and_may_be_done_twice_and_by_any_thread():
         for closer in closers:
             closer.start()
         for closer in closers:
-            closer.join()
+            soon(closer)
         assert stream.recv(1) == b""
     store.close()
     with pytest.raises(ConnectionRefusedError):
@@ -360,7 +361,7 @@ def test_a_process_that_runs_out_of_descriptors_serves_on():
             stack.enter_context(socket.create_connection(("127.0.0.1", port), TIMEOUT_S))
         assert key_value_store.get(StoreAddress("127.0.0.1", port), "/global/0", TIMEOUT_S) is None
         server.stdin.close()
-        assert server.wait() == 0
+        assert soon(server) == 0
 
 
 def exchange(place: StoreAddress, rank: int, size: int, value: bytes) -> socket.socket:
