@@ -62,7 +62,7 @@ class ToldServer:
                 self._server.socket, server_side=True, do_handshake_on_connect=False
             )
             scheme = "https"
-        self._server.handle_error = lambda *arguments: None  # type: ignore[method-assign]  # clients hang up, too
+        self._server.handle_error = lambda *arguments: None  # clients hang up, too
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
         self.url = f"{scheme}://127.0.0.1:{self._server.server_port}"

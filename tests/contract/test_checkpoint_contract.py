@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -80,7 +80,7 @@ def test_ranks_that_write_at_once_make_one_checkpoint(storage: Storage, size: in
     assert len(storage.list()) == KEEP * (size + 1), "shards and manifests of two checkpoints and nothing else"
 
 
-def _wait_for_a_newer_one(storage: Storage, than: int, processes: list[BaseProcess]) -> None:
+def _wait_for_a_newer_one(storage: Storage, than: int, processes: Sequence[BaseProcess]) -> None:
     pause = threading.Event()
     while max(steps(storage), default=0) <= than:
         assert all(process.is_alive() for process in processes), "a writer ended by itself"

@@ -20,6 +20,7 @@ from waiting import soon
 from edl_hvd.errors import ObjectExistsError, ObjectMissingError, ObjectTooLargeError, StorageError, UsageError
 from edl_hvd.storage import Storage, StoredObject, open_storage
 from edl_hvd.storage.parts import Cut
+from edl_hvd.storage.pieces import Buffer
 from edl_hvd.storage.s3 import S3Storage
 from edl_hvd.storage.through_fsspec import FsspecStorage
 
@@ -89,7 +90,7 @@ def test_a_memoryview_is_written_like_bytes(storage: Storage) -> None:
 
 
 def test_several_buffers_make_one_object(storage: Storage) -> None:
-    pieces = [b"head", memoryview(b""), memoryview(array("f", [1.0, 2.0])), bytearray(b"tail")]
+    pieces: list[Buffer] = [b"head", memoryview(b""), memoryview(array("f", [1.0, 2.0])), bytearray(b"tail")]
     storage.write("pieces", pieces)
     storage.write_new("pieces-new", pieces)
     storage.write("nothing", [])

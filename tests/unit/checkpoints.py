@@ -13,6 +13,7 @@ from waiting import LONG_S
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot
 from edl_hvd.events import Event
 from edl_hvd.storage import Storage, StoredObject, open_storage
+from edl_hvd.storage.pieces import Data
 
 
 class WatchedStorage:
@@ -31,11 +32,11 @@ class WatchedStorage:
         self.watch("read_into", key)
         return self._inner.read_into(key, start, buffer)
 
-    def write(self, key: str, data: bytes | memoryview) -> None:
+    def write(self, key: str, data: Data) -> None:
         self.watch("write", key)
         self._inner.write(key, data)
 
-    def write_new(self, key: str, data: bytes | memoryview) -> None:
+    def write_new(self, key: str, data: Data) -> None:
         self.watch("write_new", key)
         self._inner.write_new(key, data)
 

@@ -251,7 +251,7 @@ def test_an_orphan_is_a_piece_that_no_manifest_at_its_step_names(
         for one in there
         if (step := layout.step_of(one)) is not None
         and step <= written
-        and (step not in named or (named[step] is not None and one not in facts[layout.manifest_key(step)].files))  # type: ignore[union-attr]
+        and (step not in named or (named[step] is not None and one not in facts[layout.manifest_key(step)].files))
     }
     assert found == expected
 

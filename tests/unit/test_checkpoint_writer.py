@@ -15,6 +15,7 @@ import edl_hvd.checkpoint
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot, layout, restore, restore_newest, steps
 from edl_hvd.errors import InternalError, ObjectExistsError, StateError
 from edl_hvd.events import CheckpointWritten
+from edl_hvd.storage.pieces import Data
 
 # What is written
 
@@ -167,7 +168,7 @@ def test_a_manifest_whose_acknowledgement_was_lost_counts_as_written() -> None:
     """A client repeats a conditional write whose answer was lost, and is told that the object exists."""
 
     class LosesAnAnswer(WatchedStorage):
-        def write_new(self, key: str, data: bytes | memoryview) -> None:
+        def write_new(self, key: str, data: Data) -> None:
             super().write_new(key, data)
             if "manifest" in key:
                 raise ObjectExistsError(key)

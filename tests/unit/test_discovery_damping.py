@@ -157,7 +157,7 @@ def test_a_script_leaves_out_a_host_that_flaps_and_says_why() -> None:
 
 
 def test_an_outage_between_is_neither_coming_nor_going() -> None:
-    printed = poll_each([(A, B), *[DiscoveryError("throttled"), (A, B)] * 5])
+    printed = poll_each([(A, B), *(DiscoveryError("throttled"), (A, B)) * 5])
     assert [answer for answer, _ in printed] == ["a:2\nb:1\n"] * 11
 
 
@@ -211,7 +211,9 @@ def test_edlrun_hears_of_the_end_of_hosts_that_it_has_and_of_no_others() -> None
     clock, told = FakeClock(), []
     # Left out in the answer that announces its end, as a pod is; believed to be there until the next.
     played = Announcing([(B, A), (B,), (B,)], clock)
-    watch = HostWatch(played, list, list, lambda *notice: told.append(notice), every_s=0.0, clock=clock)
+    watch = HostWatch(
+        played, lambda hosts: None, lambda error: None, lambda *notice: told.append(notice), every_s=0.0, clock=clock
+    )
     watch.start()
     soon(played.is_over)
     watch.close()

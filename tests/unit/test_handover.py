@@ -66,7 +66,7 @@ def pair(request):
     """A member that has trained a little, and a newcomer with other weights."""
     optimizer = getattr(request, "param", "sgd")
     with alone():
-        edl_hvd.worker.process.current().joined = edl_hvd.SoloRendezvous().join(-1, -1, dict)
+        edl_hvd.worker.process.current().joined = edl_hvd.SoloRendezvous().join(-1, -1)
         member, newcomer = Worker(optimizer), Worker(optimizer, seed=1)
         member.memory.take(0)
         member.step()

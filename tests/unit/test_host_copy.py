@@ -20,7 +20,7 @@ from edl_hvd.storage.memory import MemoryStorage
 @pytest.fixture(autouse=True)
 def in_a_world() -> Iterator[None]:
     with alone():
-        edl_hvd.worker.process.current().joined = edl_hvd.SoloRendezvous().join(-1, -1, dict)
+        edl_hvd.worker.process.current().joined = edl_hvd.SoloRendezvous().join(-1, -1)
         yield
 
 

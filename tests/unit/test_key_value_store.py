@@ -112,6 +112,8 @@ def test_the_largest_value_travels_both_ways(store):
 def test_eight_ranks_find_each_other(store):
     path = Path(__file__).parents[2] / "benchmarks" / "rendezvous.py"
     specification = importlib.util.spec_from_file_location("benchmark_of_the_rendezvous", path)
+    assert specification is not None
+    assert specification.loader is not None
     benchmark = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(benchmark)
     mesh = benchmark.measure_mesh(store.port, size=8, clients=2, limit_s=TIMEOUT_S)
@@ -187,7 +189,7 @@ def test_a_peer_that_is_not_allowed_gets_no_answer():
 
 
 def test_nobody_is_let_in_while_it_cannot_be_told_who_may(caplog):
-    answers = iter([ZeroDivisionError("no list of hosts"), True])
+    answers: Iterator[Exception | bool] = iter([ZeroDivisionError("no list of hosts"), True])
 
     def allowed(address: str) -> bool:
         answer = next(answers)

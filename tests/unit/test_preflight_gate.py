@@ -57,7 +57,7 @@ class Scene:
         self.found.changed(hosts)
         await settle()
 
-    def told(self) -> list[HostsFound | DrainAsked]:
+    def told(self) -> Sequence[HostsFound | DrainAsked]:
         news = []
         while not self.found.news.empty():
             news.append(self.found.news.get_nowait())

@@ -18,7 +18,7 @@ from edl_hvd.worker.keeping.standing import Standing
 @pytest.fixture(autouse=True)
 def in_a_world():
     with alone():
-        edl_hvd.worker.process.current().joined = edl_hvd.SoloRendezvous().join(-1, -1, dict)
+        edl_hvd.worker.process.current().joined = edl_hvd.SoloRendezvous().join(-1, -1)
         yield
 
 
