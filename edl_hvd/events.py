@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -279,12 +278,10 @@ class EventLog:
             self._descriptor = None
 
 
-def read_events(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+def read_events(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The lines of an event log, oldest first, as dictionaries with ``time`` and ``event``.
 
     A last line without its newline (its writer was killed in the middle) is left out.
     """
     with open(path, encoding="utf-8") as lines:
-        for line in lines:
-            if line.endswith("\n"):
-                yield json.loads(line)
+        return [json.loads(line) for line in lines if line.endswith("\n")]

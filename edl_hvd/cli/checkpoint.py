@@ -29,6 +29,7 @@ from edl_hvd.cli.checkpoint_common import (
 )
 from edl_hvd.cli.checkpoint_transfer import copy_command, export_command, prune_command, restore_command
 from edl_hvd.cli.words import count
+from edl_hvd.errors import StorageError
 
 _LONGEST_VALUE = 60
 # Characters of a plain value; longer ones are cut, --json has them whole.
@@ -58,10 +59,16 @@ checkpoint_commands.add_command(prune_command)
 def list_command(url: str, as_json: bool) -> None:
     """List the checkpoints at URL, newest first.
 
-    Reads manifests and the sizes of files only; 'verify' reads every byte. Exit code 1 when one cannot be used.
+    Reads manifests and the sizes of files only; 'verify' reads every byte. Exit code 1 when one cannot be used, or when
+    URL is a folder or bucket that does not exist.
     """
     with opened(url) as [storage]:
         found = list(overviews(storage))
+        if not found and not storage.place_exists():
+            raise StorageError(
+                f"cannot list the checkpoints in {storage.url}: this folder or bucket does not exist; expected the URL "
+                "that a job was given; correct it, or mount the disk on which the folder is"
+            )
         if as_json:
             click.echo(json.dumps([_overview_as_json(overview) for overview in found], indent=2))
         elif found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
@@ -13,7 +14,7 @@ from edl_hvd.driver.job_folder.requests import LONGEST_NOTICE_S, ask
 
 @click.command("drain")
 @click.argument("host")
-@click.option("--job", "job_dir", metavar="DIR", help="The job's folder. [this user's only job on this machine]")
+@click.option("--job", "job_dir", metavar="DIR", help="The job's folder. [asked on a terminal]")
 @click.option(
     "--notice",
     "notice_s",
@@ -26,13 +27,23 @@ def drain_command(host: str, job_dir: str | None, notice_s: float) -> None:
     """Let the workers on HOST, or the one at HOST:SLOT, leave the job.
 
     They leave at the next commit, with exit code 0, and the others go on; nothing is lost or done twice. The job
-    starts no workers there any more. Exit code 2 when the job has no such host, 1 when there is no such job.
+    starts no workers there any more. Without --job, and with one job of this user on this machine, a terminal is asked
+    whether that one is meant. Exit code 2 when the job has no such host, or none was named and no terminal can be
+    asked; 1 when there is no such job, or the answer is no.
     """
+    if job_dir is None and not sys.stdin.isatty():
+        refuse(
+            f"cannot drain {host}: no job was named, and standard input is no terminal on which to confirm one; "
+            "expected the job's folder as --job DIR, which 'edl-hvd status' shows",
+            2,
+        )
     found = find_job(job_dir, "--job")
     if isinstance(found, list):
         refuse(f"{len(found)} jobs run; name one with --job: {', '.join(str(view.path) for view in found)}", 2)
     if not found.running:
         refuse(f"the edlrun of {found.path} does not run any more, so there is nobody to leave {host}", 1)
+    if job_dir is None and not click.confirm(f"Drain {host} of the job {found.path} ({found.record.line})?", err=True):
+        refuse(f"{host} is not drained; name another job with --job", 1)
     said = ask(found.path, {"what": "drain", "target": host, "notice_s": notice_s})
     if said.get("ok") is not True:
         refuse(str(said.get("problem")), 2)

@@ -27,7 +27,6 @@ _OLD_S = 5.0
 _SHOWN_PHASE_S = 1.0
 _SLOT_STATES = {
     "starting": "starting",
-    "warm": "warming up",
     "ready": "ready",
     "member": "training",
     "failing": "ending with an error",

@@ -12,7 +12,6 @@ from edl_hvd.driver.membership.state import Membership, host_of
 from edl_hvd.hosts import HostSlots
 from edl_hvd.protocol import Beat
 
-STATES = ("starting", "training", "changing", "regrouping", "waiting", "finishing", "stopping", "ended")
 _PACE_S = 10.0
 # Long enough to even out steps, short enough to show a change of the world.
 _NOT_YET_S = 0.5
@@ -25,7 +24,7 @@ class WorkerStatus:
 
     Attributes:
         worker: The slot, as ``host:slot``.
-        state: As in ``membership.Slot``; "orphaned" for a process that an earlier, killed ``edlrun`` has left.
+        state: As in ``membership.state.Slot``; "orphaned" for a process that an earlier, killed ``edlrun`` has left.
         rank: In the present world, if it is a member.
         life: Counts the processes of the slot.
         pid: Of its process on the driver's machine: the worker, or the ssh that leads to it.
@@ -103,7 +102,7 @@ class Status:
 
     Attributes:
         at: The moment, in seconds since the epoch.
-        state: One of ``STATES``.
+        state: "starting", "training", "changing", "regrouping", "waiting", "finishing", "stopping" or "ended".
         generation: Of the present or last world; 0 before the first.
         size: Its members.
         figures: How far the training is.

@@ -41,9 +41,7 @@ def exchange(own: str, other: str, port: int | None, interface: str | None, list
     timeout = timedelta(seconds=_WAIT_S)
     try:
         leads = port is None
-        store = distributed.TCPStore(  # type: ignore[attr-defined]
-            other, port or 0, 2, leads, timeout, wait_for_workers=False
-        )
+        store = distributed.TCPStore(other, port or 0, 2, leads, timeout, wait_for_workers=False)
         if leads:
             listening(store.port)
         distributed.init_process_group("gloo", store=store, rank=0 if leads else 1, world_size=2, timeout=timeout)

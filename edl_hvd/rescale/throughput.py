@@ -8,8 +8,7 @@ worker and W workers,
 
 because only the last micro-batch's backward pass overlaps with the summing of gradients: γ = 1 is no overlap, and the
 larger γ, the nearer to the longer of the two. The fit minimises the squared error of the logarithms, so that it is
-relative, over the logarithms of the parameters, which keeps them positive: Levenberg and Marquardt's method, in plain
-arithmetic, so it gives the same on every machine.
+relative, over the logarithms of the parameters, which keeps them positive (``least_squares.py``).
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-_STEPS = 40  # of the fit, from each place it begins at; it is through after ten or so
-_PULL = 1e-3  # towards that place: what no measurement says anything about stays there
+from edl_hvd.rescale.least_squares import Minimum, minimise
+
+_PULL = 1e-3  # towards the place where the fit begins: what no measurement says anything about stays there
 _LARGEST_OVERLAP = 10.0  # the paper's bounds of γ: 1 to 10
-_DIFFERENCE = 1e-5
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ def fit(timings: Iterable[Timing]) -> ThroughputModel:
     known = list(timings)
     shortest = min(known, key=lambda timing: timing.step_s / timing.parts)
     part_s = shortest.step_s / shortest.parts
-    found: list[tuple[float, list[float]]] = []
+    found: list[Minimum] = []
     for fixed in (0.1, 0.5, 0.9):  # the valley is curved: begin on either side of it
         for sync in (0.05, 0.5):
             gradient_s = part_s * (1 - sync)
@@ -124,7 +123,7 @@ def fit(timings: Iterable[Timing]) -> ThroughputModel:
                 0.0,
             ]
             found.append(_descend(known, start))
-    return _model(known, min(found)[1])
+    return _model(known, min(found, key=lambda minimum: (minimum.error, minimum.place)).place)
 
 
 def _model(timings: Sequence[Timing], place: Sequence[float]) -> ThroughputModel:
@@ -136,9 +135,7 @@ def _model(timings: Sequence[Timing], place: Sequence[float]) -> ThroughputModel
     )
 
 
-def _descend(timings: Sequence[Timing], start: Sequence[float]) -> tuple[float, list[float]]:
-    """Levenberg-Marquardt: the squared error where it ends, and that place."""
-
+def _descend(timings: Sequence[Timing], start: Sequence[float]) -> Minimum:
     def residuals(place: Sequence[float]) -> list[float]:
         model = _model(timings, place)
         errors = [
@@ -146,46 +143,4 @@ def _descend(timings: Sequence[Timing], start: Sequence[float]) -> tuple[float, 
         ]
         return errors + [_PULL * (value - begun) for value, begun in zip(place, start, strict=True)]
 
-    place, damping = list(start), 1e-2
-    now = residuals(place)
-    error = sum(value * value for value in now)
-    for _ in range(_STEPS):
-        columns = []
-        for number in range(len(place)):
-            moved = [*place]
-            moved[number] += _DIFFERENCE
-            columns.append([(b - a) / _DIFFERENCE for a, b in zip(now, residuals(moved), strict=True)])
-        step = _solve(
-            [[_dot(a, b) * (1 + damping * (a is b)) for b in columns] for a in columns],
-            [-_dot(column, now) for column in columns],
-        )
-        there = [value + min(max(change, -1.0), 1.0) for value, change in zip(place, step, strict=True)]
-        then = residuals(there)
-        error_then = sum(value * value for value in then)
-        if error_then < error:
-            through = error - error_then < 1e-12 * error
-            place, now, error, damping = there, then, error_then, damping / 4
-            if through:
-                break
-        else:
-            damping *= 4
-    return error, place
-
-
-def _dot(one: Sequence[float], other: Sequence[float]) -> float:
-    return sum(a * b for a, b in zip(one, other, strict=True))
-
-
-def _solve(rows: list[list[float]], right: list[float]) -> list[float]:
-    """Gauss's elimination for a positive definite matrix, which needs no exchange of rows."""
-    table = [[*row, value] for row, value in zip(rows, right, strict=True)]
-    count = len(table)
-    for i in range(count):
-        for j in range(i + 1, count):
-            factor = table[j][i] / table[i][i]
-            table[j] = [b - factor * a for a, b in zip(table[i], table[j], strict=True)]
-    result = [0.0] * count
-    for i in reversed(range(count)):
-        known = sum(table[i][j] * result[j] for j in range(i + 1, count))
-        result[i] = (table[i][count] - known) / table[i][i]
-    return result
+    return minimise(residuals, start)

@@ -15,12 +15,12 @@ from edl_hvd.discovery.watch import TrustedHosts
 from edl_hvd.driver.membership import happenings
 from edl_hvd.driver.membership.happenings import Action, Happening
 from edl_hvd.driver.membership.state import Membership, Rules, begin, host_of
+from edl_hvd.driver.membership.turn import advance_together
 from edl_hvd.hosts import HostSlots
 from edl_hvd.simulator.costs import Costs
 from edl_hvd.simulator.course import Course
 from edl_hvd.simulator.puppets import Agenda, Names, Puppet
 from edl_hvd.simulator.timers import next_poll_s, next_tick_s, tick_before
-from edl_hvd.simulator.turns import advance_together
 from edl_hvd.traces.trace import Change, Trace
 
 Turn: TypeAlias = Callable[[Membership, Sequence[Happening], float], tuple[Membership, tuple[Action, ...]]]

@@ -100,6 +100,13 @@ class Storage(Protocol):
     def exists(self, key: str) -> bool:
         """Whether there is such an object."""
 
+    def place_exists(self) -> bool:
+        """Whether the folder or bucket of the URL exists.
+
+        An object store has no folders: any place in a bucket that exists does. Where this is false a write may create
+        the place (a folder) or fail (a bucket).
+        """
+
     def close(self) -> None:
         """Give up connections. The storage is not used afterwards."""
 

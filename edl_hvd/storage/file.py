@@ -99,6 +99,12 @@ class FileStorage:
         except OSError as error:
             raise self._failure("look for", key, error) from error
 
+    def place_exists(self) -> bool:
+        try:
+            return self._root.is_dir()
+        except OSError as error:
+            raise self._failure("look for", "", error) from error
+
     def close(self) -> None:
         """Holds nothing open."""
 

@@ -58,5 +58,8 @@ class MemoryStorage:
         with _LOCK:
             return check_key(key) in self._objects
 
+    def place_exists(self) -> bool:
+        return True
+
     def close(self) -> None:
         """Keeps the objects: another ``memory://`` storage of this name still sees them."""

@@ -116,6 +116,16 @@ class S3Storage:
             page = self._requests.call("list_objects_v2", {"Bucket": self._bucket, "Prefix": name, "MaxKeys": 1})
             return any(entry["Key"] == name for entry in page.get("Contents", []))
 
+    def place_exists(self) -> bool:
+        with self._translated("look for", ""):
+            try:
+                self._requests.call("list_objects_v2", {"Bucket": self._bucket, "Prefix": self._folder, "MaxKeys": 1})
+            except ClientError as error:
+                if code_of(error) != "NoSuchBucket":
+                    raise
+                return False
+            return True
+
     def close(self) -> None:
         self._requests.close()
 

@@ -108,6 +108,13 @@ class FsspecStorage:
             self._system.invalidate_cache()
             return bool(self._system.isfile(self._path(key)))
 
+    def place_exists(self) -> bool:
+        # Paths of object stores begin with the bucket, those of file systems with a slash.
+        bucket = self._root.partition("/")[0]
+        with self._translated("look for", ""):
+            self._system.invalidate_cache()
+            return bool(self._system.exists(self._root or "/")) or bool(bucket and self._system.exists(bucket))
+
     def close(self) -> None:
         """fsspec shares its connections between all users of one server and closes them itself."""
 

@@ -419,7 +419,7 @@ class Runtime:
         )
 
     def out_of_memory(self, error: Exception) -> UsageError | None:
-        """What to tell the user, where it happened to a micro-batch of :meth:`batches`."""
+        """What to tell the user, where it happened to a micro-batch of :meth:`edl_hvd.State.batches`."""
         part = self.store.reduction.micro_batch if self.store.reduction is not None else None
         samplers = list(self.store.of_kind(ElasticBatchSampler))
         return explained(samplers[0].policy, part, error) if samplers and part is not None else None

@@ -176,7 +176,7 @@ def tail(path: Path) -> Iterator[list[dict[str, Any]]]:
     """What is new in an event log, each time it is asked; whole lines only."""
     seen = 0
     while True:
-        lines = list(read_events(path)) if path.exists() else []
+        lines = read_events(path) if path.exists() else []
         yield lines[seen:]
         seen = len(lines)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 
 from edl_hvd.checkpoint import Snapshot
+
+Act: TypeAlias = Literal["write", "restore", "take"]
+Survivors: TypeAlias = Literal["die", "go on", "stand still"]
 
 KEEP = 2
 CHECKPOINTS = 5  # that a job writes before it ends by itself; the last three remove an older one
@@ -101,13 +104,13 @@ class Plan:
     """
 
     seed: int
-    act: Literal["write", "restore", "take"]
+    act: Act
     ranks: int
     large: bool
     moment: Moment
     victims: tuple[int, ...]
     severed: bool
-    survivors: Literal["die", "go on", "stand still"]
+    survivors: Survivors
     outage: Outage | None
     take_over: bool
     next_ranks: int
@@ -117,10 +120,12 @@ def plan_of(kind: str, seed: int) -> Plan:
     """What a seed does on this kind of storage, ``s3`` or ``file``."""
     numbers = random.Random(f"{kind}-{seed}")
     large = kind == "s3" and seed % _LARGE_EVERY == 3
-    act = numbers.choices(("write", "restore", "take"), (80, 10, 10))[0]
+    acts: tuple[Act, ...] = ("write", "restore", "take")
+    act = numbers.choices(acts, (80, 10, 10))[0]
     ranks = numbers.randint(1, 1 if large else 3) if act == "write" else 1
     victims = tuple(sorted(numbers.sample(range(ranks), numbers.randint(1, ranks))))
-    survivors = numbers.choice(("die", "go on", "stand still"))
+    ends: tuple[Survivors, ...] = ("die", "go on", "stand still")
+    survivors = numbers.choice(ends)
     if act == "write" and numbers.random() < 0.15:
         victims, survivors = (), "stand still"
     return Plan(

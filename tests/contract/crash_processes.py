@@ -81,6 +81,9 @@ class Below:
     def exists(self, key: str) -> bool:
         return self._storage.exists(self._folder + key)
 
+    def place_exists(self) -> bool:
+        return self._storage.place_exists()
+
     def close(self) -> None:
         """The others go on with the client."""
 
@@ -231,7 +234,7 @@ def _die_within_a_file(moment: AtFileByte, storage: Storage) -> None:
             nonlocal left
             left -= moment.word in key
             if left == 0:
-                most = int(moment.share * Pieces(data).size_bytes)
+                most = int(moment.share * Pieces.of(data).size_bytes)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
             write(key, data)
 

@@ -292,7 +292,7 @@ class Gate:
         behaviour = self._behaviour
         request.close_connection = behaviour != "forward"
         if behaviour == "hang":
-            self._closing.wait()
+            self._closing.wait(600)
         if behaviour == "slow":
             self._behaviour = behaviour = "forward"
             self._closing.wait(SLOW_S)
@@ -334,5 +334,5 @@ class Gate:
     def close(self) -> None:
         self._closing.set()
         self._server.shutdown()
-        self._thread.join()
+        self._thread.join(60)
         self._server.server_close()

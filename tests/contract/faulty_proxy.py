@@ -229,7 +229,7 @@ class FaultyProxy:
     ) -> None:
         if isinstance(fault, Cut | Stall) and fault.what == "answer" and fault.after_bytes is None:
             if isinstance(fault, Stall):
-                self._closing.wait()
+                self._closing.wait(600)
             raise _Done
         length = int(answer.getheader("Content-Length") or 0)
         head = [f"HTTP/1.1 {answer.status} {answer.reason}", f"Content-Length: {length}"]
@@ -256,7 +256,7 @@ class FaultyProxy:
                 self._closing.wait(max(0.0, carried / self.bytes_per_s - (time.monotonic() - began_s)))
         if isinstance(fault, Cut | Stall) and fault.what == what:
             if isinstance(fault, Stall):
-                self._closing.wait()
+                self._closing.wait(600)
             act, self.on_strike = self.on_strike, None
             if act:
                 act()

@@ -62,7 +62,7 @@ class ToldServer:
                 self._server.socket, server_side=True, do_handshake_on_connect=False
             )
             scheme = "https"
-        self._server.handle_error = lambda *arguments: None  # type: ignore[method-assign]  # clients hang up, too
+        self._server.handle_error = lambda *arguments: None  # clients hang up, too
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
         self.url = f"{scheme}://127.0.0.1:{self._server.server_port}"
@@ -84,9 +84,9 @@ class ToldServer:
         changed = self._changed  # before the behaviour: if that changes in between, this one is set
         behaviour = self._behaviour
         if behaviour == "hang":
-            self._closing.wait()
+            self._closing.wait(600)
         if behaviour == "slow":
-            changed.wait()
+            changed.wait(600)
         if behaviour in ("hang", "refuse"):
             return
         if self.token and request.headers["Authorization"] != f"Bearer {self.token}":
@@ -117,7 +117,7 @@ class ToldServer:
         self._closing.set()
         self._changed.set()
         self._server.shutdown()
-        self._thread.join()
+        self._thread.join(60)
         self._server.server_close()
 
 

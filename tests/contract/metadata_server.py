@@ -92,7 +92,7 @@ class Server(ABC):
         self.questions.append(f"{request.command} {request.path}")
         request.close_connection = True
         if self.behaviour == "hang":
-            self._closing.wait()
+            self._closing.wait(600)
         if self.behaviour == "slow":
             self.behaviour = "answer"
             self._closing.wait(SLOW_S)
@@ -111,7 +111,7 @@ class Server(ABC):
     def close(self) -> None:
         self._closing.set()
         self._server.shutdown()
-        self._thread.join()
+        self._thread.join(60)
         self._server.server_close()
 
     def __enter__(self) -> Any:

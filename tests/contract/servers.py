@@ -46,7 +46,7 @@ class AwsServer:
         """Refuse connections from now on."""
         if self._server is not None and self._thread is not None:
             self._server.shutdown()
-            self._thread.join()
+            self._thread.join(60)
             self._server.server_close()
             self._server = None
 

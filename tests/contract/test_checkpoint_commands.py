@@ -23,6 +23,7 @@ from checkpoint_jobs import (
     told_of,
     write_job,
 )
+from servers import AwsServer
 
 from edl_hvd.storage import Storage, open_storage
 
@@ -58,10 +59,30 @@ def test_list_says_why_one_is_not_readable(job: Storage, say: Callable[..., Said
     assert [one["valid"] for one in say("list", job.url, "--json").json] == [True, False, False]
 
 
-def test_list_where_nothing_was_written(tmp_path: Path, say: Callable[..., Said]) -> None:
-    told = say("list", tmp_path / "nothing")
-    assert (told.code, told.out) == (0, f"no checkpoint is listed in {(tmp_path / 'nothing').as_uri()}\n")
-    assert say("list", tmp_path / "nothing", "--json").json == []
+def test_list_where_nothing_was_written(tmp_path: Path, use_aws: AwsServer, say: Callable[..., Said]) -> None:
+    (tmp_path / "empty").mkdir()
+    bucket = f"s3://{use_aws.new_bucket()}/run"
+    for url, shown in ((tmp_path / "empty", (tmp_path / "empty").as_uri()), (bucket, bucket)):
+        told = say("list", url)
+        assert (told.code, told.out, told.err) == (0, f"no checkpoint is listed in {shown}\n", "")
+        assert say("list", url, "--json").json == []
+
+
+def test_list_of_a_place_that_does_not_exist_is_one_error(
+    tmp_path: Path, use_aws: AwsServer, say: Callable[..., Said]
+) -> None:
+    (tmp_path / "file").touch()
+    for url, message in (
+        (tmp_path / "nothing", f"{(tmp_path / 'nothing').as_uri()}: this folder or bucket does not exist"),
+        (tmp_path / "file", "this folder or bucket does not exist"),
+        (f"local://{tmp_path}/nothing", "this folder or bucket does not exist"),
+        ("s3://no-such-bucket-here/run", "bucket 'no-such-bucket-here' does not exist; create it or correct the URL"),
+    ):
+        for flags in ((), ("--json",)):
+            told = say("list", url, *flags)
+            assert (told.code, told.out, told.err.count("\n")) == (1, "", 1)
+            assert told.err.startswith("error: cannot list ")
+            assert message in told.err
 
 
 def test_show_tells_what_is_in_a_checkpoint(job: Storage, say: Callable[..., Said]) -> None:

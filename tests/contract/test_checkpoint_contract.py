@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import pytest
 import torch
 from processes import process_context, snapshot_of, write_for_ever
 from servers import AwsServer
+from waiting import soon
 
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot, layout, restore, restore_newest, steps
 from edl_hvd.errors import ObjectMissingError
@@ -79,7 +80,7 @@ def test_ranks_that_write_at_once_make_one_checkpoint(storage: Storage, size: in
     assert len(storage.list()) == KEEP * (size + 1), "shards and manifests of two checkpoints and nothing else"
 
 
-def _wait_for_a_newer_one(storage: Storage, than: int, processes: list[BaseProcess]) -> None:
+def _wait_for_a_newer_one(storage: Storage, than: int, processes: Sequence[BaseProcess]) -> None:
     pause = threading.Event()
     while max(steps(storage), default=0) <= than:
         assert all(process.is_alive() for process in processes), "a writer ended by itself"
@@ -133,7 +134,7 @@ def test_whenever_writers_are_killed_what_is_listed_restores_bit_for_bit(
         for number, process in enumerate(processes):
             assert process.pid is not None
             os.kill(process.pid, signal.SIGKILL)
-            process.join()
+            soon(process)
             assert process.exitcode == -signal.SIGKILL
             newest = _check_what_is_listed(storage, newest)
             if number == 0 and numbers.random() < 0.5:

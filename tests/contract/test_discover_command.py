@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from discovery_clusters import KubernetesScene
 from kubernetes_server import deleted, pod
+from waiting import soon
 
 from edl_hvd.doctor import outside
 from edl_hvd.doctor.findings import MISSING, OK
@@ -94,7 +95,7 @@ def test_watching_prints_a_line_for_each_change(tmp_path):
         assert process.stdout.readline().split(maxsplit=1)[1] == "- node-1:4\n"
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait()
+        soon(process)
         process.stdout.close()
     assert process.returncode == 0
 

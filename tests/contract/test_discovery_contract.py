@@ -93,7 +93,7 @@ def test_variables_stand_in_for_flags_and_flags_beat_them(scene: Scene) -> None:
     assert_answer(scene.poll([], **scene.variables), lines)
     wrong = dict.fromkeys(scene.variables, "no such thing")
     assert scene.poll([], **wrong).returncode != 0
-    assert_answer(scene.poll(**wrong), lines)
+    assert_answer(scene.poll(None, **wrong), lines)
 
 
 def test_no_hosts_are_never_a_success(scene: Scene) -> None:

@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 from servers import AwsServer
 from storage_processes import create, process_context
+from waiting import soon
 
 from edl_hvd.errors import ObjectExistsError, ObjectMissingError, ObjectTooLargeError, StorageError, UsageError
 from edl_hvd.storage import Storage, StoredObject, open_storage
 from edl_hvd.storage.parts import Cut
+from edl_hvd.storage.pieces import Buffer
 from edl_hvd.storage.s3 import S3Storage
 from edl_hvd.storage.through_fsspec import FsspecStorage
 
@@ -88,7 +90,7 @@ def test_a_memoryview_is_written_like_bytes(storage: Storage) -> None:
 
 
 def test_several_buffers_make_one_object(storage: Storage) -> None:
-    pieces = [b"head", memoryview(b""), memoryview(array("f", [1.0, 2.0])), bytearray(b"tail")]
+    pieces: list[Buffer] = [b"head", memoryview(b""), memoryview(array("f", [1.0, 2.0])), bytearray(b"tail")]
     storage.write("pieces", pieces)
     storage.write_new("pieces-new", pieces)
     storage.write("nothing", [])
@@ -185,6 +187,15 @@ def test_a_storage_nobody_wrote_to_is_empty(storage: Storage) -> None:
         storage.read("anything")
 
 
+def test_the_place_of_what_was_written_exists(storage: Storage) -> None:
+    storage.write("a/key", b"")
+    assert storage.place_exists()
+
+
+def test_a_folder_exists_once_something_was_written_and_a_bucket_before(kind: str, storage: Storage) -> None:
+    assert storage.place_exists() == (kind in ("memory", "s3"))
+
+
 def test_listing_is_sorted_complete_and_by_string_prefix(storage: Storage) -> None:
     keys = ["b", "a/2", "a/10", "a/1/x", "ab", "a/1/y", "B", "a-b"]
     for key in keys:
@@ -274,7 +285,7 @@ def test_a_reader_sees_the_old_contents_or_the_new_never_a_mixture(opener: Calla
         finally:
             done.set()
         for result in readers:
-            result.result()
+            soon(result)
     assert seen
 
 
@@ -286,7 +297,7 @@ def test_of_many_threads_exactly_one_creates_the_object(opener: Callable[[], Sto
         storage = opener()
         won = []
         for turn in range(rounds):
-            barrier.wait()
+            soon(barrier)
             try:
                 storage.write_new(f"turn/{turn}", f"{number}".encode() * 1000)
                 won.append(turn)
@@ -356,6 +367,7 @@ def test_a_missing_bucket_is_named(aws: AwsServer, monkeypatch: pytest.MonkeyPat
     for call in (storage.list, lambda: storage.read("key"), lambda: storage.exists("key"), lambda: _put(storage)):
         with pytest.raises(StorageError, match="bucket 'no-such-bucket-here' does not exist"):
             call()
+    assert not storage.place_exists()
     storage.close()
 
 

@@ -118,5 +118,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     far_device.use(Path(sys.argv[1]))
     edl_hvd.init()
-    process.current().joined = SoloRendezvous().join(-1, -1, dict)
+    process.current().joined = SoloRendezvous().join(-1, -1)
     main()

@@ -22,7 +22,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def printed_by(script: str, *arguments: object, **settings: object) -> dict[str, object]:
-    command = [sys.executable, FOLDER / script, *map(str, arguments)]
+    command = [sys.executable, str(FOLDER / script), *map(str, arguments)]
     environment = {"PATH": "", **{name: str(value) for name, value in settings.items()}}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

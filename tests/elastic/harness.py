@@ -402,4 +402,4 @@ def _events(folder: Path) -> list[dict[str, Any]]:
     from edl_hvd.events import read_events
 
     path = folder / "events.jsonl"
-    return list(read_events(path)) if path.exists() else []
+    return read_events(path) if path.exists() else []

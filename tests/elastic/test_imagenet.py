@@ -33,7 +33,7 @@ def train(digits: Path, events: Path, launcher: list[str]) -> list[dict[str, Any
     environment = {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run([*launcher, *script], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    return list(read_events(events))
+    return read_events(events)
 
 
 def test_the_same_file_runs_alone_and_on_two_hosts(digits, tmp_path):

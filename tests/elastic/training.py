@@ -99,7 +99,7 @@ def build(training: Training, ledger_rate: float) -> tuple[Any, Any, Any]:
             if "statistics" in training.extra:
                 self.statistics = nn.BatchNorm1d(8, affine=False)
 
-    class Numbered(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    class Numbered(torch.utils.data.Dataset):
         features = torch.randn(training.samples, 8)
         target = features.sum(dim=1, keepdim=True).sin()
 

@@ -8,10 +8,12 @@ from collections.abc import Callable
 
 import torch
 from clocks import FakeClock
+from waiting import LONG_S
 
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot
 from edl_hvd.events import Event
 from edl_hvd.storage import Storage, StoredObject, open_storage
+from edl_hvd.storage.pieces import Data
 
 
 class WatchedStorage:
@@ -30,11 +32,11 @@ class WatchedStorage:
         self.watch("read_into", key)
         return self._inner.read_into(key, start, buffer)
 
-    def write(self, key: str, data: bytes | memoryview) -> None:
+    def write(self, key: str, data: Data) -> None:
         self.watch("write", key)
         self._inner.write(key, data)
 
-    def write_new(self, key: str, data: bytes | memoryview) -> None:
+    def write_new(self, key: str, data: Data) -> None:
         self.watch("write_new", key)
         self._inner.write_new(key, data)
 
@@ -49,6 +51,10 @@ class WatchedStorage:
     def exists(self, key: str) -> bool:
         self.watch("exists", key)
         return self._inner.exists(key)
+
+    def place_exists(self) -> bool:
+        self.watch("place_exists", "")
+        return self._inner.place_exists()
 
     def close(self) -> None:
         self._inner.close()
@@ -65,7 +71,7 @@ class Gate:
     def __call__(self, method: str, key: str) -> None:
         if method == self._method and self._in_key in key:
             self.reached.set()
-            self._opened.wait()
+            self._opened.wait(LONG_S)
 
     def open(self) -> None:
         self._opened.set()

@@ -10,13 +10,15 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from edl_hvd.driver.workers.exits import Exit
 from edl_hvd.driver.workers.launcher import Launcher, Program
 from edl_hvd.driver.workers.ssh import Ssh
 
 WORKER = "b:0"
+Result = TypeVar("Result")
+_LONG_S = 300.0
 
 # What sshd does with a command: a shell runs it in a session of its own, which the driver has made already.
 PRETENDED_SSH = """\
@@ -85,7 +87,12 @@ def shell(code: str) -> tuple[str, ...]:
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(test())
+    asyncio.run(_bounded(test()))
+
+
+async def _bounded(work: Coroutine[Any, Any, Result]) -> Result:
+    """As ``soon`` in ``tests/waiting.py``, which programs that import this module cannot import."""
+    return await asyncio.wait_for(work, _LONG_S)
 
 
 async def gone(process: int) -> None:
@@ -135,5 +142,5 @@ def outcome_of(words: tuple[str, ...], local: bool, **options) -> tuple[Exit, Ea
         process = await launcher(words, ears, local, **options).start(WORKER, {})
         return await process.wait(), process.last_lines
 
-    exit_, last_lines = asyncio.run(follow())
+    exit_, last_lines = asyncio.run(_bounded(follow()))
     return exit_, ears, last_lines

@@ -12,6 +12,8 @@ import threading
 import tty
 from collections.abc import Callable
 
+from waiting import soon
+
 from edl_hvd.cli.live_line import LiveLine
 
 
@@ -48,7 +50,7 @@ class Terminal:
         self.stdout.close()
         self.stderr.close()
         os.close(self._other)
-        self._reading.join()
+        soon(self._reading)
         os.close(self._main)
         text = self._read.decode()
         for piece in re.findall(r"\x1b\[[0-9;]*[a-zA-Z]|\r|\n|[^\x1b\r\n]+", text):

@@ -30,7 +30,7 @@ def test_allreduce_combines_by_the_operation(op, expected):
 @pytest.mark.parametrize("kind", EVERY_TYPE)
 def test_allreduce_keeps_the_type_and_the_shape(kind):
     op = "max" if kind is torch.bool else "sum"
-    results = Turns(2).run(lambda rank: edl_hvd.allreduce(torch.full((2, 1), rank + 1).to(kind), op=op))
+    results = Turns(2).run(lambda rank: edl_hvd.allreduce(torch.full((2, 1), rank + 1).to(kind), op=op))  # type: ignore[arg-type]
     expected = torch.full((2, 1), 3).to(kind)
     assert all(result.dtype is kind and result.equal(expected) for result in results)
 
@@ -54,10 +54,10 @@ def test_allreduce_without_an_operation_names_that_of_horovod():
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: edl_hvd.allreduce(torch.ones(2), op="product"), "'product' is not known; expected one of sum, mean"),
+        (lambda: edl_hvd.allreduce(torch.ones(2), op="product"), "'product' is not known; expected one of sum, mean"),  # type: ignore[arg-type]
         (lambda: edl_hvd.allreduce(torch.ones(2) > 0, op="sum"), r"allreduce\(tensor\.int\(\), op=\"sum\"\) to count"),
         (lambda: edl_hvd.allreduce(torch.ones(2) * 1j, op="max"), "complex numbers have no order"),
-        (lambda: edl_hvd.allreduce(3.0, op="sum"), r"got float instead of a tensor; write allreduce\(torch\.tensor"),
+        (lambda: edl_hvd.allreduce(3.0, op="sum"), r"got float instead of a tensor; write allreduce\(torch\.tensor"),  # type: ignore[arg-type]
         (lambda: edl_hvd.allgather(torch.eye(2).to_sparse()), "expected a dense one"),
         (lambda: edl_hvd.broadcast(torch.ones(2), root_rank=1), "root_rank=1 in a world of 1"),
         (lambda: edl_hvd.broadcast(torch.ones(2), root_rank=-1), "root_rank=-1 in a world of 1"),

@@ -21,7 +21,7 @@ from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
 @pytest.fixture(autouse=True)
 def in_a_world() -> Iterator[None]:
     with alone():
-        edl_hvd.worker.process.current().joined = SoloRendezvous().join(-1, -1, dict)
+        edl_hvd.worker.process.current().joined = SoloRendezvous().join(-1, -1)
         yield
 
 

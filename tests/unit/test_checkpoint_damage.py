@@ -208,7 +208,7 @@ NASTY = (
 def places(value: object) -> list[tuple[Any, Any]]:
     """Every list or object inside of ``value`` with every index or key it has."""
     keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
-    return [place for key in keys for place in [(value, key), *places(value[key])]]  # type: ignore[index]
+    return [place for key in keys for place in [(value, key), *places(value[key])]]
 
 
 @pytest.mark.parametrize("name", [MANIFEST, SHARD])

@@ -10,8 +10,10 @@ import pytest
 import torch
 from checkpoints import Gate, WatchedStorage, assert_equal, nothing_reported, snapshot_of, write, write_rank
 from clocks import FakeClock
+from waiting import soon
 
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot, layout, restore, restore_newest, shards, steps
+from edl_hvd.checkpoint.checksum import checksum
 from edl_hvd.errors import StorageError
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, Event
 
@@ -185,7 +187,7 @@ def test_abandon_does_not_wait_for_an_upload_and_the_late_upload_harms_nothing()
     writer = CheckpointWriter(storage)
     snapshot = snapshot_of(5, variant=1)
     writer.begin(snapshot, 0, 1, "first")
-    gate.reached.wait()
+    soon(gate.reached)
     [thread] = [thread for thread in threading.enumerate() if thread.name == "edl-hvd-checkpoint-first"]
     writer.abandon()
     assert not writer.busy
@@ -195,7 +197,7 @@ def test_abandon_does_not_wait_for_an_upload_and_the_late_upload_harms_nothing()
     writer.begin(snapshot_of(5, variant=2), 0, 1, "second")
     assert writer.wait(60)
     gate.open()
-    thread.join()
+    soon(thread)
     assert [type(event) for event in writer.poll()] == [CheckpointWritten]
     assert_equal(restore_newest(storage, nothing_reported), snapshot_of(5, variant=2))
     writer.close()
@@ -221,7 +223,7 @@ def test_no_manifest_is_written_after_abandon_has_returned() -> None:
         storage = WatchedStorage(gate)
         writer = CheckpointWriter(storage)
         writer.begin(snapshot_of(1), 0, 1, "a")
-        gate.reached.wait()
+        soon(gate.reached)
         writer.abandon()
         gate.open()
         writer.close()
@@ -240,7 +242,7 @@ def test_an_upload_that_fails_after_abandon_is_nobodys_news() -> None:
     storage = WatchedStorage(fail_late)
     writer = CheckpointWriter(storage)
     writer.begin(snapshot_of(1), 1, 2, "a")
-    gate.reached.wait()
+    soon(gate.reached)
     writer.abandon()
     gate.open()
     writer.close()
@@ -256,26 +258,25 @@ def test_abandon_while_the_share_is_looked_through_lets_go_of_the_snapshot_after
 
     def slowly(data: Any) -> str:
         if isinstance(data, bytes):
-            return real(data)  # the header, which is no part of the snapshot
+            return checksum(data)  # the header, which is no part of the snapshot
         read.append(len(data))
         first.set()
-        go_on.wait()
-        return real(data)
+        soon(go_on)
+        return checksum(data)
 
-    real = shards.checksum
     monkeypatch.setattr(shards, "checksum", slowly)
     monkeypatch.setattr("edl_hvd.checkpoint.attempt.pack", partial(shards.pack, chunk_bytes=1000))
     writer = CheckpointWriter(WatchedStorage())
     writer.begin(Snapshot({"w": torch.ones(10_000)}, step=1), 0, 1, "a")
-    first.wait()
+    soon(first)
     attempt = writer._attempt
     assert attempt is not None
     thread = threading.Thread(target=writer.abandon)
     thread.start()
-    attempt._cancelled.wait()
+    soon(attempt._cancelled)
     assert thread.is_alive(), "this chunk is still read"
     go_on.set()
-    thread.join()
+    soon(thread)
     writer.close()
     assert read == [1000]
     assert writer.poll() == []
@@ -286,7 +287,7 @@ def test_abandon_waits_for_a_manifest_that_is_being_written() -> None:
     storage = WatchedStorage(gate)
     writer = CheckpointWriter(storage)
     writer.begin(snapshot_of(1), 0, 1, "a")
-    gate.reached.wait()
+    soon(gate.reached)
     listed: list[list[int]] = []
 
     def abandon() -> None:
@@ -296,7 +297,7 @@ def test_abandon_waits_for_a_manifest_that_is_being_written() -> None:
     thread = threading.Thread(target=abandon)
     thread.start()
     gate.open()
-    thread.join()
+    soon(thread)
     assert listed == [[1]]
     assert_equal(restore(storage, 1), snapshot_of(1))
     writer.close()
@@ -307,7 +308,7 @@ def test_abandon_ends_a_wait_for_other_ranks_without_an_event() -> None:
     storage = WatchedStorage(lambda method, key: polled.set() if method == "list" else None)
     writer = CheckpointWriter(storage, patience_s=1e9)
     writer.begin(snapshot_of(1), 0, 2, "a")
-    polled.wait()
+    soon(polled)
     writer.abandon()
     writer.close()
     assert writer.poll() == []

@@ -111,7 +111,12 @@ def test_the_best_epoch_stays_with_the_weights_that_were_measured(tmp_path: Path
 
 
 def test_the_best_so_far_is_known_after_a_restart_and_metrics_go_on(tmp_path: Path) -> None:
-    settings = {"checkpoint_every": "1 epoch", "keep": 1, "keep_best": "accuracy:max", "keep_every": "9 steps"}
+    settings: dict[str, Any] = {
+        "checkpoint_every": "1 epoch",
+        "keep": 1,
+        "keep_best": "accuracy:max",
+        "keep_every": "9 steps",
+    }
     train(tmp_path, [0.5, 0.9], **settings)
     train(tmp_path, [0.5, 0.9, 0.7], **settings)
     storage = open_storage(str(tmp_path))

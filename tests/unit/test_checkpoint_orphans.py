@@ -14,6 +14,7 @@ from clocks import FakeClock
 from hypothesis import given
 from hypothesis import strategies as st
 from test_checkpoint_ownership import elsewhere
+from waiting import soon
 
 from edl_hvd.checkpoint import CheckpointWriter, layout, restore, restore_newest, steps
 from edl_hvd.checkpoint.collector import GRACE_S, orphans, plan_by_hand
@@ -170,7 +171,7 @@ def test_an_attempt_of_a_new_world_keeps_its_pieces_while_the_old_one_still_tidi
     job.write(10)
     storage.watch = gate = Gate("delete", "manifest")
     job.begin(20)
-    gate.reached.wait()  # it has looked, and is about to delete step 10
+    soon(gate.reached)  # it has looked, and is about to delete step 10
     job.writer.abandon()
     job.pass_grace()
     storage.watch = lambda method, key: None
@@ -178,7 +179,7 @@ def test_an_attempt_of_a_new_world_keeps_its_pieces_while_the_old_one_still_tidi
     gate.open()
     for thread in threading.enumerate():
         if thread.name.startswith("edl-hvd-checkpoint"):
-            thread.join()
+            soon(thread)
     assert len(keys(storage, 30)) == 2
     writer = CheckpointWriter(storage, clock=FakeClock())
     writer.begin(snapshot_of(30), 0, 2, "present")
@@ -195,7 +196,7 @@ def test_a_writer_that_was_stopped_until_its_pieces_were_collected_takes_its_man
     stopped.write(10)
     storage.watch = held = Gate(*gate)
     stopped.begin(20)
-    held.reached.wait()  # its shard is written; with the second gate it waits for nobody, and is about to look
+    soon(held.reached)  # its shard is written; with the second gate it waits for nobody, and is about to look
     storage.watch = lambda method, key: None
     for step in (30, 40):
         others.write(step)
@@ -213,7 +214,7 @@ def test_a_writer_that_was_stopped_until_its_step_was_too_old_takes_its_manifest
     stopped, others = Job(storage), Job(storage, keep=1)
     storage.watch = held = Gate("write_new", "manifest")
     stopped.begin(20)
-    held.reached.wait()
+    soon(held.reached)
     storage.watch = lambda method, key: None
     others.write(30)
     held.open()
@@ -250,7 +251,7 @@ def test_an_orphan_is_a_piece_that_no_manifest_at_its_step_names(
         for one in there
         if (step := layout.step_of(one)) is not None
         and step <= written
-        and (step not in named or (named[step] is not None and one not in facts[layout.manifest_key(step)].files))  # type: ignore[union-attr]
+        and (step not in named or (named[step] is not None and one not in facts[layout.manifest_key(step)].files))
     }
     assert found == expected
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 from checkpoints import Gate, WatchedStorage, assert_equal, nothing_reported, snapshot_of
 from clocks import FakeClock
+from waiting import LONG_S, soon
 
 from edl_hvd.checkpoint import CheckpointWriter, layout
 from edl_hvd.checkpoint.heartbeat import Heartbeat
@@ -130,7 +131,7 @@ def test_of_many_at_once_each_gets_a_number_of_its_own() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        soon(thread)
     assert sorted(numbers) == list(range(1, 9))
 
 
@@ -281,7 +282,7 @@ class Pause:
         if threading.current_thread().name.startswith("edl-hvd-checkpoint-old"):
             if self._left == 0:
                 self.reached.set()
-                self._goes_on.wait()
+                self._goes_on.wait(LONG_S)
             self._left -= 1
 
     def end(self) -> None:
@@ -338,7 +339,7 @@ def test_whoever_is_told_that_a_checkpoint_is_written_finds_it_after_any_take_ov
         storage.watch = held = Gate(*gate)
         writer = CheckpointWriter(storage, 2, FakeClock())
         writer.begin(snapshot_of(40), 0, 1, "old-40", 1)
-        held.reached.wait()
+        soon(held.reached)
         storage.watch = lambda method, key: None
         take(storage, elsewhere("new"), FakeClock(), take_over=True)
         held.open()

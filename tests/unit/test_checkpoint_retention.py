@@ -71,9 +71,9 @@ def test_the_newest_intact_ones_are_kept_and_stopping_nowhere_leaves_a_torn_one(
     remaining = {entry.key for entry in found} - set(keys)
     for step in kept:
         assert {entry.key for entry in a_checkpoint(step)} <= remaining
-    assert all(layout.step_of(key) < min(kept) for key in keys)  # type: ignore[operator]
+    assert all(layout.step_of(key) < min(kept) for key in keys)
     assert {layout.step_of(key) for key in remaining} >= {step for step in checkpoints if step >= min(kept)}
-    assert all(layout.step_of(key) >= min(kept) for key in remaining)  # type: ignore[operator]
+    assert all(layout.step_of(key) >= min(kept) for key in remaining)
     manifests = {layout.manifest_key(step) for step in checkpoints}
     assert keys == sorted(keys, key=lambda key: key not in manifests), "a manifest goes before any shard"
 

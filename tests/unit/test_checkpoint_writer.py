@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import Gate, WatchedStorage, assert_equal, nothing_reported, snapshot_of, write
+from waiting import soon
 
 import edl_hvd.checkpoint
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot, layout, restore, restore_newest, steps
 from edl_hvd.errors import InternalError, ObjectExistsError, StateError
 from edl_hvd.events import CheckpointWritten
+from edl_hvd.storage.pieces import Data
 
 # What is written
 
@@ -104,7 +106,7 @@ def test_begin_returns_while_the_storage_still_blocks_and_busy_says_so() -> None
     assert not writer.busy
     assert writer.wait(0)
     writer.begin(snapshot_of(1), 0, 1, "a")
-    gate.reached.wait()
+    soon(gate.reached)
     assert writer.busy
     assert not writer.wait(0)
     assert writer.poll() == []
@@ -166,7 +168,7 @@ def test_a_manifest_whose_acknowledgement_was_lost_counts_as_written() -> None:
     """A client repeats a conditional write whose answer was lost, and is told that the object exists."""
 
     class LosesAnAnswer(WatchedStorage):
-        def write_new(self, key: str, data: bytes | memoryview) -> None:
+        def write_new(self, key: str, data: Data) -> None:
             super().write_new(key, data)
             if "manifest" in key:
                 raise ObjectExistsError(key)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import soon
 
 from edl_hvd.worker.commits import checkpoint_copy
 from edl_hvd.worker.commits.checkpoint_copy import Blocks, DeferredCopy
@@ -32,7 +33,7 @@ def together(copy: DeferredCopy, threads: int) -> list[bool]:
         thread.start()
     found.append(copy.complete())
     for thread in others:
-        thread.join()
+        soon(thread)
     return found
 
 
@@ -93,8 +94,8 @@ def test_who_comes_later_shares_what_is_left_of_one_large_tensor(monkeypatch):
     assert rest_is_done.wait(60)
     assert second.is_alive(), "it waits for the other's part"
     go_on.set()
-    first.join()
-    second.join()
+    soon(first)
+    soon(second)
     assert rows == {"first": 2048, "second": 2048}
     assert torch.equal(into["embedding"], tensors["embedding"])
 
@@ -125,7 +126,7 @@ def test_a_copy_that_breaks_off_in_one_thread_is_of_no_use_to_the_other_which_do
     thread.start()
     assert began.wait(60)
     assert not copy.complete()
-    thread.join()
+    soon(thread)
     assert len(raised) == 1
 
 

@@ -13,6 +13,7 @@ from clocks import FakeClock
 from hypothesis import given
 from hypothesis import strategies as st
 from test_discovery_cached import FakeEntry
+from waiting import soon
 
 from edl_hvd.discovery.expression import Count
 from edl_hvd.discovery.kinds import read_question
@@ -138,7 +139,7 @@ def test_a_part_that_hangs_holds_up_the_others_once_and_is_not_asked_twice() -> 
         def answer(self) -> Answer:
             answer = super().answer()
             if answer.hosts != (A,):
-                released.wait()
+                soon(released)
             return answer
 
     released, clock = threading.Event(), FakeClock()
@@ -157,7 +158,7 @@ def test_a_part_that_hangs_holds_up_the_others_once_and_is_not_asked_twice() -> 
     ):
         hanging.answer()
     released.set()
-    hanging._results.put(hanging._results.get())  # its answer has come
+    hanging._results.put(soon(hanging._results))  # its answer has come
     hanging.start()
     assert hanging.answer().hosts == (B,)
 

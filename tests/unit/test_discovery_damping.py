@@ -10,6 +10,7 @@ from clocks import FakeClock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_discovery_cached import FakeEntry, FakeSource
+from waiting import LONG_S, soon
 
 from edl_hvd.discovery.damping import FLAPS, REUSE_AFTER_S, WINDOW_S, Damping
 from edl_hvd.discovery.polling.cached import ask, find_answer
@@ -157,7 +158,7 @@ def test_a_script_leaves_out_a_host_that_flaps_and_says_why() -> None:
 
 
 def test_an_outage_between_is_neither_coming_nor_going() -> None:
-    printed = poll_each([(A, B), *[DiscoveryError("throttled"), (A, B)] * 5])
+    printed = poll_each([(A, B), *(DiscoveryError("throttled"), (A, B)) * 5])
     assert [answer for answer, _ in printed] == ["a:2\nb:1\n"] * 11
 
 
@@ -171,9 +172,9 @@ def test_a_local_source_is_not_damped() -> None:
 class Played(Source):
     """Answers every ten seconds of ``clock``; when there are no more answers, waits to be closed."""
 
-    def __init__(self, answers: list[Hosts], clock: FakeClock, **more: dict[str, float]) -> None:
+    def __init__(self, answers: list[Hosts], clock: FakeClock, notices: dict[str, float] | None = None) -> None:
         self._answers = answers
-        self._more = more
+        self._notices = notices or {}
         self._clock = clock
         self.is_over = threading.Event()
         self._closed = threading.Event()
@@ -184,10 +185,10 @@ class Played(Source):
     def answer(self) -> Answer:
         if not self._answers:
             self.is_over.set()
-            self._closed.wait()
+            self._closed.wait(LONG_S)
             return Answer()
         self._clock.sleep(10)
-        return Answer(self._answers.pop(0), **self._more)
+        return Answer(self._answers.pop(0), notices=self._notices)
 
 
 def test_edlrun_leaves_out_a_host_that_flaps_and_says_so_once() -> None:
@@ -196,7 +197,7 @@ def test_edlrun_leaves_out_a_host_that_flaps_and_says_so_once() -> None:
     played = Played([(A, B), *[(B,), (B,), (A, B)] * 3, *[(A, B)] * 12], clock)
     watch = HostWatch(played, seen.append, told.append, every_s=0.0, clock=clock, damping=Damping())
     watch.start()
-    played.is_over.wait()
+    soon(played.is_over)
     watch.close()
     assert seen == [(A, B), (B,), (B, A), (B,), (B, A), (B,), (B, A)]
     assert clock.now_s == 1000.0 + 220, "a came back for the third time at 100 s and counted from 220 s on"
@@ -208,8 +209,10 @@ def test_edlrun_hears_of_the_end_of_hosts_that_it_has_and_of_no_others() -> None
     clock, told = FakeClock(), []
     # Left out in the answer that announces its end, as a pod is; believed to be there until the next.
     played = Played([(B, A), (B,), (B,)], clock, notices={"a": 9.0, "never came": 5.0})
-    watch = HostWatch(played, list, list, lambda *notice: told.append(notice), every_s=0.0, clock=clock)
+    watch = HostWatch(
+        played, lambda hosts: None, lambda error: None, lambda *notice: told.append(notice), every_s=0.0, clock=clock
+    )
     watch.start()
-    played.is_over.wait()
+    soon(played.is_over)
     watch.close()
     assert told == [("a", 9.0)]

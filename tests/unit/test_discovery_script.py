@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from waiting import soon
 
 from edl_hvd.discovery.sources.script import LONGEST_ANSWER_BYTES, STDERR_CHARACTERS, Script
 from edl_hvd.errors import DiscoveryError
@@ -162,7 +163,7 @@ def test_closing_kills_the_script_that_runs_and_lets_no_other_run(tmp_path):
     asking.start()
     process_id = int(fifo.read_text())
     script.close()
-    asking.join()
+    soon(asking)
     assert not is_running(process_id)
     assert "was ended by SIGKILL" in reasons[0]
     with pytest.raises(DiscoveryError, match="because the job is ending"):

@@ -12,6 +12,7 @@ import pytest
 from clocks import FakeClock
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import soon
 
 from edl_hvd.discovery.source import Answer, Source
 from edl_hvd.discovery.sources.script import Script
@@ -203,7 +204,7 @@ class Told:
         self.news.put(news)
 
     def next(self) -> Hosts | str:
-        return self.news.get()
+        return soon(self.news)
 
     def rest(self) -> list[Hosts | str]:
         return [self.news.get() for _ in range(self.news.qsize())]
@@ -293,7 +294,7 @@ def test_a_notice_is_told_once_and_again_when_it_was_withdrawn_in_between():
     told: queue.SimpleQueue[tuple[str, float]] = queue.SimpleQueue()
     watch = HostWatch(Cloud(), Told(), Told(), lambda *notice: told.put(notice), every_s=0.0, clock=FakeClock())
     watch.start()
-    assert [told.get(), told.get()] == [("b", 120.0), ("b", 30.0)]
+    assert [soon(told), soon(told)] == [("b", 120.0), ("b", 30.0)]
     watch.close()
     assert told.empty()
 
@@ -329,7 +330,7 @@ def test_closing_before_the_start_and_from_a_callback_is_allowed(puppet):
     calls.append(watch.close)
     watch.start()
     puppet.script.put((A,))
-    closed.wait()
+    soon(closed)
 
 
 def test_closing_ends_a_script_that_hangs(tmp_path):
@@ -338,4 +339,4 @@ def test_closing_ends_a_script_that_hangs(tmp_path):
     watch = watching(script, Told())
     [asker] = [one for one in set(threading.enumerate()) - before if one.name == "edl_hvd host source"]
     watch.close()
-    asker.join()  # whether it had begun by then or not
+    soon(asker)  # whether it had begun by then or not

@@ -26,11 +26,11 @@ COMMAND = ("sh", "train.sh")
 PATH = {"PATH": os.defpath}
 
 
-def read(given: dict[str, str] | None = None, command: tuple[str, ...] = COMMAND, **environ: str) -> Options:
+def read(given: dict[str, str] | None = None, command: tuple[str, ...] = COMMAND, /, **environ: str) -> Options:
     return read_options(command, {"-np": "2", **(given or {})}, PATH | environ, clock=FakeClock())
 
 
-def problems(given: dict[str, str], command: tuple[str, ...] = COMMAND, **environ: str) -> list[str]:
+def problems(given: dict[str, str], command: tuple[str, ...] = COMMAND, /, **environ: str) -> list[str]:
     with pytest.raises(UsageError) as raised:
         read(given, command, **environ)
     return str(raised.value).split("\n")
@@ -113,7 +113,7 @@ def test_the_number_of_workers_has_to_be_given():
 def test_all_problems_of_a_line_are_told_together_one_line_each(tmp_path):
     given = {"-np": "3", "--min-np": "4", "--max-np": "2", "--ssh-identity-file": "/no/key", "--hosts": "a:x,b:0",
              "--settle": "soon", "--mpi": "1"}  # fmt: skip
-    told = problems(given, command=())
+    told = problems(given, ())
     for flag in ("--min-np", "--max-np", "--ssh-identity-file", "--settle", "--mpi", "no command"):
         assert any(flag in line for line in told), flag
     assert sum(line.startswith("--hosts") for line in told) == 2

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from clocks import FakeClock
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -192,13 +193,7 @@ def test_a_checkpoint_has_metrics(tmp_path):
 def test_commits_come_once_a_second_and_from_the_first_batch_on():
     from edl_hvd.worker.training.evaluation import _Pace
 
-    class Clock:
-        now_s = 0.0
-
-        def monotonic_s(self):
-            return self.now_s
-
-    clock = Clock()
+    clock = FakeClock()
     pace, commits = _Pace(clock), []
     for number in range(1, 61):
         clock.now_s += 0.1 if number <= 40 else 2.0

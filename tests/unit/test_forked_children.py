@@ -11,6 +11,7 @@ import sys
 import textwrap
 
 import pytest
+from waiting import soon
 
 from edl_hvd.worker.engine.children import keep_from_children, open_sockets
 
@@ -59,6 +60,6 @@ def test_a_forked_child_does_not_hold_the_connection_open():
     finally:
         keep_from_children(frozenset())
         os.write(writer, b"x")
-        child.join()
+        soon(child)
         os.close(reader)
         os.close(writer)

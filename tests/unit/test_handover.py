@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 from torch import nn
+from waiting import soon
 from worlds import alone
 
 import edl_hvd
@@ -66,7 +67,7 @@ def pair(request):
     """A member that has trained a little, and a newcomer with other weights."""
     optimizer = getattr(request, "param", "sgd")
     with alone():
-        edl_hvd.worker.process.current().joined = SoloRendezvous().join(-1, -1, dict)
+        edl_hvd.worker.process.current().joined = SoloRendezvous().join(-1, -1)
         member, newcomer = Worker(optimizer), Worker(optimizer, seed=1)
         member.store.save(0)
         member.step()
@@ -92,12 +93,12 @@ class Handover:
         while not self.following.level:
             self.train()
             while not self.work.empty():
-                self.work.get().work()
+                soon(self.work).work()
             time.sleep(0)  # lets the threads run
 
     def finish(self) -> None:
         while not self.following.over:
-            self.work.get().work()
+            soon(self.work).work()
 
 
 def assert_equal(one: Worker, other: Worker) -> None:
@@ -244,7 +245,7 @@ def test_a_tensor_arrives_as_it_was(tensor):
         sender.start()
         with theirs.makefile("rb") as stream:
             arrived = frames.receive(stream)
-        sender.join()
+        soon(sender)
     assert arrived is not None
     assert (arrived.what, arrived.plain) == ("x", {"a": [1, None]})
     assert arrived.tensors[0].dtype == tensor.dtype

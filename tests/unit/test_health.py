@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from clocks import FakeClock
 
@@ -208,7 +209,7 @@ def standing_still() -> Ward:
     return ward
 
 
-def answer(ward: Ward, worker: str, started: list[int], **other: object) -> None:
+def answer(ward: Ward, worker: str, started: list[int], **other: Any) -> None:
     said = Waits(1, 9, f"of {worker}", tuple(started), f"t.py:{worker[0]}", f"  File {worker}")
     ward.health.answered(worker, 3, replace(said, **other))
 

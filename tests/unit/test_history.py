@@ -304,7 +304,7 @@ def test_what_a_worker_printed_stays_text(tmp_path):
 
 
 def test_every_happening_and_every_action_has_its_words(tmp_path):
-    lines = [
+    lines: list[dict[str, object]] = [
         {"what": "HostsFound", "hosts": []},
         {"what": "Ready", "worker": "a:0", "life": 2, "step": 7},
         {"what": "Warm", "worker": "a:0", "life": 1, "generation": 2},
@@ -327,7 +327,7 @@ def test_every_happening_and_every_action_has_its_words(tmp_path):
         {"what": "SetAside", "host": "a", "seconds": 60.0},
         {"what": "End", "code": 1, "reason": "it is over"},
     ]  # fmt: skip
-    last = {"what": "Tick", "actions": actions}
+    last: dict[str, object] = {"what": "Tick", "actions": actions}
     assert {line["what"] for line in (*lines, last)} == {kind.__name__ for kind in get_args(happenings.Happening)}
     assert {line["what"] for line in actions} == {kind.__name__ for kind in get_args(happenings.Action)}
     path = written(tmp_path / "history", *({"at_s": 0, **line} for line in (*lines, last)))

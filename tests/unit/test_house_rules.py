@@ -6,6 +6,7 @@ import ast
 import configparser
 import re
 import sys
+from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -62,6 +63,51 @@ def test_the_rule_sees_every_way_to_the_environment(source: str, touches: bool) 
 def test_every_module_says_what_it_is_for() -> None:
     modules = {path: ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
     assert [str(path) for path, module in modules.items() if not ast.get_docstring(module)] == []
+
+
+def unbounded_waits(source: str) -> list[int]:
+    """Lines with ``.join()`` or ``.wait()`` without a bound; what a coroutine awaits can be bounded outside of it."""
+
+    def look(node: ast.AST) -> Iterator[int]:
+        if isinstance(node, ast.AsyncFunctionDef):
+            return
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("join", "wait")
+            and not node.args
+            and not node.keywords
+        ):
+            yield node.lineno
+        for child in ast.iter_child_nodes(node):
+            yield from look(child)
+
+    return sorted(look(ast.parse(source)))
+
+
+def test_no_test_waits_without_a_bound() -> None:
+    tests = PACKAGE.parent / "tests"
+    found = {
+        f"{path.relative_to(tests)}:{line}"
+        for folder in ("unit", "contract")
+        for path in (tests / folder).rglob("*.py")
+        for line in unbounded_waits(path.read_text())
+    }
+    assert found == set(), "it can only hang; write soon(…) of tests/waiting.py, or give a bound"
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("thread.join()", [1]),
+        ("x = 1\nassert process.wait() == 0", [2]),
+        ("def a():\n    lambda: b.c[0].wait()", [2]),
+        ("thread.join(60)\nevent.wait(timeout=60)\nsoon(thread)\n','.join(words)", []),
+        ("async def a():\n    await process.wait()", []),
+    ],
+)
+def test_the_rule_sees_waits_without_a_bound(source: str, lines: list[int]) -> None:
+    assert unbounded_waits(source) == lines
 
 
 def imported_packages(source: str) -> set[str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from job_folders import COMMAND, claimed, everything, leave, options, status, view_of
+from waiting import soon
 
 from edl_hvd.discovery.sources.hostfile import FixedHosts
 from edl_hvd.driver.command_line.options import Options, read_options
@@ -150,7 +151,7 @@ def test_whoever_looks_at_a_job_keeps_no_edlrun_from_starting(runtime, tmp_path)
             leave(job_dir)
     finally:
         ending.set()
-        looking.join()
+        soon(looking)
 
 
 def test_a_used_folder_is_refused_in_one_line_that_says_what_it_holds_and_how_to_go_on(runtime, tmp_path):
@@ -267,7 +268,7 @@ def test_workers_that_an_earlier_edlrun_has_left_are_known_until_they_are_gone(r
         with claimed(tmp_path, resume=True) as folder:  # the one before was killed while it waited
             assert [one.worker for one in folder.orphans] == ["a:0"]
             orphan.kill()
-            orphan.wait()
+            soon(orphan)
             assert folder.orphans == ()
 
 

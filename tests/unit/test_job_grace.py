@@ -5,9 +5,10 @@ import asyncio
 import pytest
 from clocks import FakeClock
 
-from edl_hvd.driver.job import Job, Network
+from edl_hvd.driver.job import Job
 from edl_hvd.driver.membership.happenings import Formed, HostsFound, Ready
 from edl_hvd.driver.membership.state import Rules
+from edl_hvd.driver.network import Network
 from edl_hvd.driver.workers.exits import Exit
 from edl_hvd.hosts import HostSlots
 from edl_hvd.protocol import Drain

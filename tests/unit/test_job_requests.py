@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import json
 import os
+import pty
 import random
 import socket
 import stat
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -196,7 +198,7 @@ def test_drain_says_what_follows(job_folder, listening):
     path = str(job_folder.path)
     done = run("drain", "b:0", "--job", path, "--notice", "30")
     assert (done.exit_code, done.stdout) == (0, "1 worker leaves b:0 at the next commit; 2 workers stay\n")
-    assert run("drain", "b").stdout == "2 workers leave b at the next commit; 1 worker stays\n", "the only job"
+    assert run("drain", "b", "--job", path).stdout == "2 workers leave b at the next commit; 1 worker stays\n"
     assert listening.heard == [happenings.DrainAsked("b:0", 30.0), happenings.DrainAsked("b", 120.0)]
     listening.membership = training("a:1", "b:2", least=2)
     waits = run("drain", "b", "--job", path).stdout
@@ -215,10 +217,49 @@ def test_drain_refuses_in_one_line(job_folder, listening, tmp_path):
     done = run("drain", "a", "--job", str(tmp_path / "over"))
     assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
     assert "does not run any more" in done.stderr
+    done = run("drain", "a")
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1), "there is no terminal on which to ask"
+    assert done.stderr.startswith("error: cannot drain a: no job was named, and standard input is no terminal ")
+    assert listening.heard == []
+
+
+@pytest.fixture
+def at_a_terminal(monkeypatch, capsys) -> Iterator[Callable[..., tuple[int, str, str]]]:
+    """Runs ``edl-hvd`` on a terminal on which this is typed; its exit code, output and errors."""
+    with contextlib.ExitStack() as open_files:
+
+        def run(typed: str, *words: str) -> tuple[int, str, str]:
+            main, other = pty.openpty()
+            open_files.callback(os.close, main)
+            monkeypatch.setattr(sys, "stdin", open_files.enter_context(open(other)))
+            os.write(main, typed.encode())
+            with pytest.raises(SystemExit) as ended:
+                commands(words)
+            return int(ended.value.code or 0), *capsys.readouterr()
+
+        yield run
+
+
+def test_without_a_job_drain_asks_whether_the_only_one_is_meant(job_folder, listening, at_a_terminal):
+    code, out, err = at_a_terminal("y\n", "drain", "b")
+    assert (code, out) == (0, "2 workers leave b at the next commit; 1 worker stays\n")
+    assert err.startswith(f"Drain b of the job {job_folder.path} (python train.py --name 'two words')? [y/N]")
+    assert listening.heard == [happenings.DrainAsked("b", 120.0)]
+
+
+@pytest.mark.parametrize("typed", ["\n", "n\n", "no\n"])
+def test_without_a_yes_nothing_is_drained(job_folder, listening, at_a_terminal, typed):
+    code, out, err = at_a_terminal(typed, "drain", "b")
+    assert (code, out) == (1, "")
+    assert err.endswith("error: b is not drained; name another job with --job\n")
+    assert listening.heard == []
+
+
+def test_of_several_jobs_drain_asks_for_the_name_of_one(job_folder, listening, at_a_terminal, tmp_path):
     with claim(options(tmp_path / "second")):
-        done = run("drain", "a")
-        assert done.exit_code == 2
-        assert done.stderr.startswith("error: 2 jobs run; name one with --job: ")
+        code, _, err = at_a_terminal("y\n", "drain", "a")
+    assert code == 2
+    assert err.startswith("error: 2 jobs run; name one with --job: ")
     assert listening.heard == []
 
 

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from edl_hvd.driver.job import Job, Network
+from edl_hvd.cli.status import _SLOT_STATES
+from edl_hvd.driver.job import Job
 from edl_hvd.driver.membership.happenings import DrainAsked, End, Exited, Formed, HostsFound, Ready
-from edl_hvd.driver.membership.state import Membership, Rules, begin
+from edl_hvd.driver.membership.state import LIVE, Membership, Rules, begin
 from edl_hvd.driver.membership.turn import advance
+from edl_hvd.driver.network import Network
 from edl_hvd.driver.reporter import Reporter
 from edl_hvd.driver.status import Figures, Heard, Pace, Process, Remaining, Shortage, Status, WorkerStatus, describe
 from edl_hvd.hosts import HostSlots
@@ -35,6 +37,10 @@ RUNNING = (*START, Formed("a:0", 1, 1), Formed("b:0", 1, 1))
 
 def seen(membership: Membership, now_s: float) -> Status:
     return describe(membership, now_s, 0.0, Figures(), {}, {})
+
+
+def test_every_state_of_a_slot_has_words_and_no_word_is_for_another():
+    assert set(_SLOT_STATES) == {*LIVE, "empty", "orphaned"}
 
 
 def test_before_the_first_world_it_waits_for_workers():
@@ -148,7 +154,7 @@ def test_the_status_is_kept_at_each_change_and_a_full_disk_stops_nothing(tmp_pat
     begun = Status(0.0, "starting", figures=Figures(known_step=7, saved_step=5))
 
     async def watch() -> None:
-        reporter = Reporter(keeper, keeper.write, begun)  # type: ignore[arg-type]
+        reporter = Reporter(keeper, keeper.write, begun)
         job = Job(Rules(1, 1, 1), Idle(), Network(lambda host: "127.0.0.1"), reporter, known_step=7)  # type: ignore[arg-type]
         reporter.watch(job)
         await job.start()
@@ -183,6 +189,6 @@ def test_a_job_that_could_not_begin_keeps_what_it_knew_of_the_one_before():
     keeper = Keeper()
     orphan = WorkerStatus("a:0", "orphaned", pid=7, mark="mark")
     begun = Status(0.0, "starting", figures=Figures(known_step=7), workers=(orphan,))
-    asyncio.run(Reporter(keeper, keeper.write, begun).close(End(1, "no hosts")))  # type: ignore[arg-type]
+    asyncio.run(Reporter(keeper, keeper.write, begun).close(End(1, "no hosts")))
     (status,) = keeper.written
     assert (status.state, status.figures.known_step, status.workers) == ("ended", 7, (orphan,))

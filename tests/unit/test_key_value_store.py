@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from clocks import FakeClock
+from waiting import soon
 
 from edl_hvd import key_value_store
 from edl_hvd.errors import PlatformError, UsageError
@@ -111,6 +112,8 @@ def test_the_largest_value_travels_both_ways(store):
 def test_eight_ranks_find_each_other(store):
     path = Path(__file__).parents[2] / "benchmarks" / "rendezvous.py"
     specification = importlib.util.spec_from_file_location("benchmark_of_the_rendezvous", path)
+    assert specification is not None
+    assert specification.loader is not None
     benchmark = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(benchmark)
     mesh = benchmark.measure_mesh(store.port, size=8, clients=2, limit_s=TIMEOUT_S)
@@ -154,7 +157,7 @@ def test_closing_ends_everything_and_may_be_done_twice_and_by_any_thread():
         for closer in closers:
             closer.start()
         for closer in closers:
-            closer.join()
+            soon(closer)
         assert stream.recv(1) == b""
     store.close()
     with pytest.raises(ConnectionRefusedError):
@@ -186,7 +189,7 @@ def test_a_peer_that_is_not_allowed_gets_no_answer():
 
 
 def test_nobody_is_let_in_while_it_cannot_be_told_who_may(caplog):
-    answers = iter([ZeroDivisionError("no list of hosts"), True])
+    answers: Iterator[Exception | bool] = iter([ZeroDivisionError("no list of hosts"), True])
 
     def allowed(address: str) -> bool:
         answer = next(answers)
@@ -360,7 +363,7 @@ def test_a_process_that_runs_out_of_descriptors_serves_on():
             stack.enter_context(socket.create_connection(("127.0.0.1", port), TIMEOUT_S))
         assert key_value_store.get(StoreAddress("127.0.0.1", port), "/global/0", TIMEOUT_S) is None
         server.stdin.close()
-        assert server.wait() == 0
+        assert soon(server) == 0
 
 
 def exchange(place: StoreAddress, rank: int, size: int, value: bytes) -> socket.socket:

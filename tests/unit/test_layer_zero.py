@@ -112,5 +112,10 @@ def test_a_line_cut_off_by_a_kill_is_left_out(tmp_path):
     assert [event["time"] for event in read_events(path)] == [1]
 
 
-def test_without_a_file_events_go_nowhere():
-    EventLog(None).emit(JobEnded(step=0, epoch=0, samples=0))
+def test_without_a_file_events_go_nowhere(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    log = EventLog(None)
+    log.emit(JobEnded(step=0, epoch=0, samples=0))
+    log.close()
+    assert list(tmp_path.iterdir()) == []
+    assert capfd.readouterr() == ("", "")

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
+from waiting import soon
 
 from edl_hvd.key_value_store import KeyValueStore, StoreAddress
 from edl_hvd.worker.joining.meeting import Hello, Meeting
@@ -38,7 +39,7 @@ def come(store, pool):
 @pytest.fixture
 def world(come):
     """The meetings of all members, what each hears of deaths, and the threads that listen."""
-    meetings = [coming.result() for coming in [come(2), come(0), come(1)]]
+    meetings = [soon(coming) for coming in [come(2), come(0), come(1)]]
     meetings.append(meetings.pop(0))
     assert [meeting.hellos for meeting in meetings] == [HELLOS] * 3
     deaths = [queue.Queue() for _ in meetings]
@@ -59,9 +60,9 @@ def test_a_member_that_does_not_come_ends_the_meeting_for_all(store, come):
     patient = come(1)
     waiting(store, 1)
     with pytest.raises(OSError, match="timed out"):
-        come(0, timeout_s=0.2).result()
+        soon(come(0, timeout_s=0.2))
     with pytest.raises(OSError, match="status 410"):
-        patient.result()
+        soon(patient)
 
 
 def test_a_member_that_leaves_while_others_come_ends_the_meeting(store, come):
@@ -72,7 +73,7 @@ def test_a_member_that_leaves_while_others_come_ends_the_meeting(store, come):
                        b"Content-Length: 2\r\n\r\n{}")  # fmt: skip
         waiting(store, 2)
     with pytest.raises(OSError, match="status 410"):
-        patient.result()
+        soon(patient)
 
 
 def test_the_death_of_a_member_reaches_every_other(world):
@@ -119,7 +120,7 @@ def test_a_store_that_says_nonsense_is_no_meeting():
         with connection:
             connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n\0\0\0\7{}")
         with pytest.raises((OSError, ValueError)):
-            coming.result()
+            soon(coming)
 
 
 @pytest.mark.parametrize("intruder", ["wrong token", "garbage"])
@@ -132,7 +133,7 @@ def test_strangers_are_turned_away(store, come, intruder):
         with pytest.raises(OSError, match="status 401"):
             Meeting(StoreAddress(store.address, store.port, "?"), 3, hello(2), PATIENCE_S)
     others = [come(2), come(0)]
-    assert [coming.result().hellos for coming in (first, *others)] == [HELLOS] * 3
+    assert [soon(coming).hellos for coming in (first, *others)] == [HELLOS] * 3
     for coming in (first, *others):
-        coming.result().leave(regular=True)
-        coming.result().watch(lambda who: None).join(PATIENCE_S)
+        soon(coming).leave(regular=True)
+        soon(coming).watch(lambda who: None).join(PATIENCE_S)

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from puppets import Stage, check_replay, kept_if_it_fails, play_at_random, random_stage
 
 from edl_hvd.driver.membership import happenings
+from edl_hvd.driver.membership.draft import Draft
 from edl_hvd.driver.membership.history import Decision, Recorder
-from edl_hvd.driver.membership.state import Rules, begin
+from edl_hvd.driver.membership.state import Rules, Slot, begin
 from edl_hvd.hosts import HostSlots
 
 RULES = Rules(num_proc=2, min_np=1, max_np=4)
@@ -30,6 +31,23 @@ def training(*entries: str, rules: Rules = RULES) -> Stage:
     stage.happen(hosts(*entries))
     stage.settle(5)
     return stage
+
+
+def test_what_was_seen_of_a_draft_does_not_change():
+    draft = Draft(begin(RULES, 0.0), 5.0)
+    draft.set("a:0", "starting", life=1)
+    seen = draft.membership
+    draft.set("a:0", "ready")
+    draft.set("b:0", "starting")
+    draft.set_phase("forming")
+    assert ({worker: slot.state for worker, slot in seen.slots.items()}, seen.world.phase) == (
+        {"a:0": "starting"},
+        "broken",
+    )
+    assert (draft.slot("a:0"), draft.slot("c:0"), draft.world.phase) == (Slot("ready", 1, 5.0), None, "forming")
+    now = draft.membership
+    assert {worker: slot.state for worker, slot in now.slots.items()} == {"a:0": "ready", "b:0": "starting"}
+    assert now.world == draft.world
 
 
 def test_a_job_starts_when_enough_workers_are_ready():

@@ -14,7 +14,7 @@ from worlds import together
 
 from edl_hvd.data.evaluation import EvaluationSampler
 from edl_hvd.errors import StateError, UsageError
-from edl_hvd.metrics import AUC, Accuracy, Max, Mean, Metric, Min, Sum
+from edl_hvd.metrics import AUC, Accuracy, Max, Mean, Min, Sum
 from edl_hvd.metrics.exact_sum import carried, exact_sum, ratio_of, value_of
 from edl_hvd.worker.training.pooling import pool
 
@@ -50,7 +50,7 @@ def test_a_mean_is_the_nearest_number_to_the_true_one(values):
     mean = Mean()
     for value in values:
         mean.update(torch.tensor(value, dtype=torch.float64))
-    assert mean.compute() == _nearest(sum(map(Fraction, values)) / len(values))
+    assert mean.compute() == _nearest(sum(map(Fraction, values), Fraction(0)) / len(values))
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ class Rank:
     """What one rank holds: metrics and a position."""
 
     def __init__(self, samples: int, batch_size: int) -> None:
-        self.metrics: list[Metric] = [Accuracy(), Mean(), Max(), Min(), AUC(), Sum()]
+        self.metrics = (Accuracy(), Mean(), Max(), Min(), AUC(), Sum())
         self.sampler = EvaluationSampler(samples, batch_size)
 
     def update(self, data, index):
@@ -297,7 +297,7 @@ def test_each_sample_counts_once_over_any_worlds_and_deaths(samples, batch_size,
 
 def test_all_ranks_hold_the_same_and_only_some_have_counted():
     def work(collectives, world):
-        metrics = [Max(), Accuracy(), AUC()]
+        metrics = (Max(), Accuracy(), AUC())
         for metric in metrics:
             metric.set_world(3)
         if world.rank == 1:

@@ -37,7 +37,7 @@ class RateInside(torch.optim.Optimizer):
 @pytest.fixture(autouse=True)
 def in_a_world():
     with alone():
-        edl_hvd.worker.process.current().joined = SoloRendezvous().join(-1, -1, dict)
+        edl_hvd.worker.process.current().joined = SoloRendezvous().join(-1, -1)
         yield
 
 

@@ -32,7 +32,7 @@ def test_a_worker_batch_scales_batch_and_learning_rate(rule, factor):
             lambda: WorkerBatch(8, learning_rate="cubic"),
             "'cubic' is not a rule; expected one of 'linear', 'sqrt'",
         ),
-        (lambda: WorkerBatch("automatic"), "worker batch is 'automatic'"),
+        (lambda: WorkerBatch("automatic"), "worker batch is 'automatic'"),  # type: ignore[arg-type]
         (lambda: WorkerBatch("auto"), "min=None and max=None; expected both"),
         (lambda: WorkerBatch("auto", min=4), "min=4 and max=None; expected both"),
         (lambda: WorkerBatch("auto", min=0, max=4), "min is 0"),

@@ -59,7 +59,7 @@ class Scene:
         self.feed.changed(hosts)
         await settle()
 
-    def told(self) -> list[HostsFound | DrainAsked]:
+    def told(self) -> Sequence[HostsFound | DrainAsked]:
         news = []
         while not self.feed.news.empty():
             news.append(self.feed.news.get_nowait())

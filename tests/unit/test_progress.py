@@ -10,6 +10,7 @@ import threading
 import pytest
 import torch
 from clocks import FakeClock
+from waiting import soon
 from worlds import alone
 
 import edl_hvd
@@ -71,10 +72,10 @@ def test_of_a_wait_in_another_thread_the_main_one_tells_the_place(clock):
     exec(compile(code, threading.__file__, "exec"), library)
     thread = threading.Thread(target=library["run"])
     thread.start()
-    waits.wait()
+    soon(waits)
     place, stack = progress.where()
     looked.set()
-    thread.join()
+    soon(thread)
     assert place.startswith("test_progress.py:")
     assert f'File "{threading.__file__}", line 4 in run' in stack
 
@@ -159,7 +160,7 @@ def what_is_recognised_during(work) -> str | None:
     def pause() -> None:
         look = threading.Thread(target=lambda: seen.append(recognise(sys._current_frames(), MAIN)))
         look.start()
-        look.join()
+        soon(look)
 
     work(pause)
     [phase] = seen

@@ -83,7 +83,7 @@ def accepts(kind: type[Message], name: str, value: object) -> bool:
     types: dict[object, Any] = {
         str: isinstance(value, str),
         int: type(value) is int,
-        float: type(value) in (int, float) and abs(value) < 1e9,
+        float: isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e9,
         bool: isinstance(value, bool),
         tuple[str, ...]: isinstance(value, list) and all(isinstance(item, str) for item in value),
         tuple[int, ...]: isinstance(value, list) and all(type(item) is int for item in value),

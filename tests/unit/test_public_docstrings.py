@@ -63,10 +63,10 @@ def of_function(name: str, function: Callable[..., Any], text: str, is_property:
 
 def of_class(name: str, kind: type) -> Iterator[Documented]:
     text = inspect.getdoc(kind) or ""
-    own = getattr(kind.__init__, "__module__", "").startswith("edl_hvd.")  # type: ignore[misc]
+    own = getattr(kind.__init__, "__module__", "").startswith("edl_hvd.")
     if own and name not in NOT_MADE_BY_SCRIPTS:
-        made = of_function(name, kind.__init__, text)  # type: ignore[misc]
-        yield Documented(name, kind.__module__, text, made.parameters, source=kind.__init__)  # type: ignore[misc]
+        made = of_function(name, kind.__init__, text)
+        yield Documented(name, kind.__module__, text, made.parameters, source=kind.__init__)
     else:
         yield Documented(name, kind.__module__, text)
     for member, value in vars(kind).items():

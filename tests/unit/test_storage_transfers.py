@@ -84,7 +84,7 @@ def test_the_first_error_ends_the_transfer_without_waiting_for_a_part_that_hangs
 
     def work(part: Part, stopped: threading.Event) -> None:
         if part.number <= 2:
-            begun.wait()
+            begun.wait(HANGS_S)
         if part.number == 1:
             release.wait(HANGS_S)
             assert stopped.is_set()

@@ -10,7 +10,7 @@ import pytest
 
 from edl_hvd.errors import UsageError
 from edl_hvd.storage import open_storage
-from edl_hvd.storage.opening import redacted
+from edl_hvd.storage.base import redacted
 
 
 @pytest.mark.parametrize(

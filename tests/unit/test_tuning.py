@@ -42,13 +42,20 @@ class Job:
     def window(self) -> int:
         """Train until the ranks choose; the batch from then on."""
         policy = self.sampler.policy
+        assert isinstance(policy, WorkerBatch)
         while not is_due(self.learning, self.step):
             parts = -(-policy.worker_batch // policy.micro_batch)
             self.clock.sleep(MODEL.step_s(1, policy.micro_batch, parts))
             self.timer.step()
             self.step += 1
         chosen = choose(
-            policy, self.learning, self.step, self.timer, self.events.append, SoloCollectives(), World(1, 0, 1, ("a",))
+            policy,
+            self.learning,
+            self.step,
+            self.timer,
+            self.events.append,
+            SoloCollectives(),
+            World(1, 0, 1, members=("a",)),
         )
         self.sampler.policy = chosen or policy
         return self.sampler.policy.worker_batch

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from waiting import soon
 
 from edl_hvd.worker import process
 from edl_hvd.worker.engine.collectives import SoloCollectives
@@ -124,7 +125,7 @@ def together(size: int, work: Callable[[ThreadCollectives, World], Any]) -> list
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        soon(thread)
     return results
 
 
@@ -206,7 +207,7 @@ class Turns:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            soon(thread)
         if errors:
             raise errors[0]
         return results

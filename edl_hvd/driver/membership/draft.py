@@ -3,47 +3,74 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from edl_hvd.driver.membership import happenings
-from edl_hvd.driver.membership.state import Membership, Slot
+from edl_hvd.driver.membership.state import Membership, Slot, World
+
+_EMPTY = Slot()
 
 
 class Draft:
-    """Collects the changes of one call of :func:`~edl_hvd.driver.membership.turn.advance`.
+    """Collects the changes of one turn (``turn.py``).
+
+    A change is applied when somebody looks at ``membership``. So hundreds of changes that nobody looks at in between
+    copy the membership once, and what was looked at does not change any more.
 
     Attributes:
-        membership: With all changes so far.
         actions: What is to be done, in order.
-        now_s: The moment of the call.
+        now_s: The moment of the turn.
     """
 
     def __init__(self, membership: Membership, now_s: float) -> None:
-        self.membership = membership
         self.actions: list[happenings.Action] = []
         self.now_s = now_s
+        self._membership = membership
+        self._slots: dict[str, Slot] | None = None
+        self._changes: dict[str, Any] = {}
+
+    @property
+    def membership(self) -> Membership:
+        """With all changes so far."""
+        if self._slots is not None:
+            self._changes["slots"], self._slots = self._slots, None
+        if self._changes:
+            self._membership, self._changes = replace(self._membership, **self._changes), {}
+        return self._membership
+
+    @property
+    def world(self) -> World:
+        """That of the membership."""
+        world: World = self._changes.get("world", self._membership.world)
+        return world
+
+    def slot(self, worker: str) -> Slot | None:
+        """One of the membership's."""
+        slots = self._membership.slots if self._slots is None else self._slots
+        return slots.get(worker)
 
     def act(self, action: happenings.Action) -> None:
         self.actions.append(action)
 
     def change(self, **changes: object) -> None:
-        self.membership = replace(self.membership, **changes)  # type: ignore[arg-type]
+        self._changes.update(changes)
 
     def set(self, worker: str, state: str | None = None, **changes: object) -> None:
-        slot = self.membership.slots.get(worker, Slot())
+        if self._slots is None:
+            self._slots = dict(self._membership.slots)
         if state is not None:
             changes.update(state=state, since_s=self.now_s)
-        slots = {**self.membership.slots, worker: replace(slot, **changes)}  # type: ignore[arg-type]
-        self.change(slots=slots)
+        self._slots[worker] = replace(self._slots.get(worker, _EMPTY), **changes)  # type: ignore[arg-type]
 
     def set_phase(self, phase: str) -> None:
-        self.change(world=replace(self.membership.world, phase=phase, since_s=self.now_s))
+        self.change(world=replace(self.world, phase=phase, since_s=self.now_s))
 
     def age(self, worker: str) -> float:
         return self.now_s - self.membership.slots[worker].since_s
 
     def ask_change(self) -> None:
         self.set_phase("changing")
-        self.act(happenings.AskChange(self.membership.world.generation))
+        self.act(happenings.AskChange(self.world.generation))
 
     def dismiss(self, worker: str, save: bool = False, left_s: float | None = None) -> None:
         slot = self.membership.slots[worker]
@@ -64,7 +91,7 @@ class Draft:
 
     def leave_world(self, worker: str) -> None:
         """A member is gone: the others must not wait for it."""
-        world = self.membership.world
+        world = self.world
         if world.phase != "broken":
             self.set_phase("broken")
         if self.membership.having("member"):

@@ -1,6 +1,6 @@
 """The history of a job's membership in a file, and its replay.
 
-``membership.py`` is a pure function of what happens, so a file of what happened is all that is needed to make every
+``turn.advance`` is a pure function of what happens, so a file of what happened is all that is needed to make every
 decision again: on another machine, under a debugger, or with a newer version of that function. JSON lines:
 
     {"format": "edl_hvd membership 1", "rules": {"num_proc": 2, …}}
@@ -100,7 +100,7 @@ class Recorder:
     def advance(
         self, membership: Membership, happening: Happening, now_s: float
     ) -> tuple[Membership, tuple[Action, ...]]:
-        """``membership.advance``, recorded; ``membership`` is what the call before returned."""
+        """``turn.advance``, recorded; ``membership`` is what the call before returned."""
         try:
             after, actions = outcome = advance(membership, happening, now_s)
         except BaseException:

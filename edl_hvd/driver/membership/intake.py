@@ -22,11 +22,11 @@ def take(draft: Draft, happening: happenings.Happening) -> None:
     elif isinstance(happening, happenings.DrainAsked):
         _drain(draft, happening)
     elif isinstance(happening, happenings.Deadlocked):
-        world = draft.membership.world
+        world = draft.world
         if happening.generation == world.generation and world.phase in ("running", "changing"):
             draft.end(1, happening.reason)  # another world would come to the same place
     elif isinstance(happening, happenings.News):
-        slot = draft.membership.slots.get(happening.worker)
+        slot = draft.slot(happening.worker)
         # Late news of an earlier life of this slot concerns nobody.
         if slot is not None and slot.state != "empty" and slot.life == happening.life:
             _hear(draft, happening, slot)
@@ -63,7 +63,7 @@ def _hear(draft: Draft, happening: happenings.News, slot: Slot) -> None:
     worker = happening.worker
     if isinstance(happening, happenings.Ready) and slot.state in ("starting", "ready", "member"):
         draft.set(worker, "ready", step=happening.step, follows=0, warm=0)
-        if slot.state == "member" and draft.membership.world.phase in ("forming", "running"):
+        if slot.state == "member" and draft.world.phase in ("forming", "running"):
             draft.leave_world(worker)  # a collective of it has failed before anybody died
     elif isinstance(happening, happenings.Warm):
         if slot.state == "ready":
@@ -90,7 +90,7 @@ def _hear(draft: Draft, happening: happenings.News, slot: Slot) -> None:
 
 
 def _note_formed(draft: Draft, worker: str, generation: int) -> None:
-    world = draft.membership.world
+    world = draft.world
     if world.generation == generation and worker in world.members:
         world = replace(world, formed=world.formed | {worker})
         draft.change(world=world)

@@ -167,6 +167,8 @@ class Membership:
 
         On one that is set aside, or is to go and stays while there are others, those that have one.
         """
+        if not (self.unfit or self.drains or self.aside):
+            return [f"{entry.host}:{number}" for entry in self.hosts for number in range(entry.slots)]
         named = [
             (f"{entry.host}:{number}", entry.host)
             for entry in self.hosts

@@ -33,7 +33,7 @@ _ASK_AGAIN_S = 5.0
 
 
 class Process(Protocol):
-    """What is needed of a worker's process; see ``processes.WorkerProcess``."""
+    """What is needed of a worker's process; see ``workers.process.WorkerProcess``."""
 
     def ask_state(self, pid: int, answer: Callable[[str], None]) -> None: ...
 

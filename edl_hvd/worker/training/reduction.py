@@ -216,7 +216,7 @@ class Reduction:
         self._hooks.clear()
 
     def measure_noise(self) -> None:
-        """From the next step on, tell how noisy its gradient was (``noise.observation``)."""
+        """From the next step on, tell how noisy its gradient was (``NoiseMeter.observation``)."""
         if self.noise is None:
             self.noise = NoiseMeter()
 
