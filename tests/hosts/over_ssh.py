@@ -38,7 +38,7 @@ def ssh(tmp_path):
 
 @pytest.fixture
 def run_over_ssh(ssh, tmp_path, monkeypatch):
-    """Runs a job in a folder of the test's own with a command as the documents have it: programs are found by ``PATH``."""
+    """Runs a job in a folder of the test's own with a command of the documents: programs are found by ``PATH``."""
 
     def run(job: Job, command: str, name: str = "job") -> Outcome:
         folder = tmp_path / name
