@@ -388,6 +388,8 @@ def test_both_sides_of_the_readmes_diff_train(side, folder, aws):
     (folder / "diff.py").write_text(AROUND_THE_DIFF + script.replace("num_workers=8", "num_workers=0"))
     storage = aws.client("s3")
     storage.create_bucket(Bucket="bucket")
+    for entry in storage.list_objects_v2(Bucket="bucket").get("Contents", []):  # of the other side
+        storage.delete_object(Bucket="bucket", Key=entry["Key"])
     done = subprocess.run([sys.executable, "diff.py"], cwd=folder, env={**environment(folder), **aws.environment},
                           stderr=subprocess.PIPE, text=True, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
