@@ -186,7 +186,7 @@ def nothing() -> None:
 def memory_copy(state: Any, folder: Path) -> Action:
     import torch
 
-    live = list(state._runtime.memory.live(0)[1].values())
+    live = list(state._runtime.store.live(0)[1].values())
     kept = [torch.empty_like(tensor) for tensor in live]
     return lambda: step(state.optimizer), lambda: torch._foreach_copy_(kept, live), nothing
 
@@ -276,14 +276,14 @@ def checkpoint(state: Any, folder: Path, then: str = "") -> Action:
         while edl_hvd.allreduce(torch.tensor([float(session._checkpoints.busy)]), op="sum").item():
             time.sleep(0.01)
         session._checkpoints.report()
-        assert session._checkpoints.written_step in (-1, state._runtime.memory.step), "the checkpoint failed"
+        assert session._checkpoints.written_step in (-1, state._runtime.store.step), "the checkpoint failed"
         session._writers_busy = False
 
     def before() -> None:
         step(state.optimizer)
-        state._runtime.memory.step += 1
+        state._runtime.store.step += 1
 
-    matrix, batch_s = torch.rand(300, 300), state._runtime.memory.size_bytes / BATCH_BYTES_PER_S
+    matrix, batch_s = torch.rand(300, 300), state._runtime.store.size_bytes / BATCH_BYTES_PER_S
     light_commit(state, folder)
     action = {"": begin, "a step": begin_and_step, "a batch": begin_compute_and_step}[then]
     return before, action, written

@@ -108,7 +108,7 @@ def train(batch: str, folder: Path, accuracy: float, most_s: float) -> None:
     loader = torch.utils.data.DataLoader(data, batch_sampler=batches)
     state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches, trained_s=0.0)
     if batch != "auto":  # fixed, with AdaScale over the same base as the others
-        state._runtime.memory.learning.worker_batch = most
+        state._runtime.store.learning.worker_batch = most
         tuning.EVERY_STEPS = 1 << 60
 
     @edl_hvd.elastic

@@ -52,12 +52,18 @@ class Recovery:
     Attributes:
         size: Of the world that broke.
         seconds: Until the last survivor has completed its next step.
+        formed_s: Until the last survivor has entered the next world; a part of it.
         step_s: What a step of that job usually takes.
     """
 
     size: int
     seconds: float
+    formed_s: float
     step_s: float
+
+    @property
+    def beyond_s(self) -> float:
+        return self.seconds - self.step_s
 
 
 def main() -> None:
@@ -81,7 +87,7 @@ def main() -> None:
                 range(0, arguments.kills, KILLS_OF_A_JOB), itertools.cycle(arguments.numbers), strict=False
             ):
                 found += kill_many(min(KILLS_OF_A_JOB, arguments.kills - number), megabytes)
-                worst = max(one.seconds - one.step_s for one in found)
+                worst = max(one.beyond_s for one in found)
                 print(f"{len(found)} kills, worst {worst:.2f} s beyond a step", file=sys.stderr, flush=True)
         show(found)
 
@@ -92,13 +98,14 @@ def show(found: list[Recovery]) -> None:
     for size in sorted({one.size for one in found}):
         row(str(size), [one for one in found if one.size == size])
     row("all", found)
-    slowest = sorted((one.seconds - one.step_s for one in found), reverse=True)[:WORST]
-    print(f"the slowest, beyond a step: {', '.join(f'{seconds:.2f}' for seconds in slowest)}")
+    slowest = sorted(found, key=lambda one: one.beyond_s, reverse=True)[:WORST]
+    every = ", ".join(f"{one.beyond_s:.2f} ({one.formed_s:.2f})" for one in slowest)
+    print(f"the slowest, beyond a step (of which until the world had formed): {every}")
 
 
 def row(name: str, found: list[Recovery]) -> None:
     step_s = statistics.median(one.step_s for one in found)
-    beyond = sorted(one.seconds - one.step_s for one in found)
+    beyond = sorted(one.beyond_s for one in found)
     shares = [beyond[min(int(share * len(beyond)), len(beyond) - 1)] for share in (0.5, 0.95, 0.99)]
     print(f"{name:<10}{len(found):>6}{step_s:>9.2f}" + "".join(f"{value:>9.2f}" for value in [*shares, beyond[-1]]))
 
@@ -143,26 +150,27 @@ def recoveries(outcome: Outcome) -> list[Recovery]:
         generation = max(line["generation"] for line in outcome.lines("enter") if line["t"] < moment)
         members = [pid for pid, own in lines.items()
                    if any(line["what"] == "enter" and line["generation"] == generation for line in own)]  # fmt: skip
-        moments = []
+        nexts = []
         for pid in members:
-            nexts = next_step(lines[pid], moment)
-            if pid != victim and nexts is not None:
-                moments.append(nexts)
+            found_next = next_step(lines[pid], moment)
+            if pid != victim and found_next is not None:
+                nexts.append(found_next)
             elif pid != victim and pid not in ends:
                 raise SystemExit(f"a survivor, {pid}, has made no further step")
-        if moments:  # else all the others were killed before
-            found.append(Recovery(len(members), max(moments) - moment, statistics.median(gaps)))
+        if nexts:  # else all the others were killed before
+            formed_s, seconds = (max(times) - moment for times in zip(*nexts, strict=True))
+            found.append(Recovery(len(members), seconds, formed_s, statistics.median(gaps)))
     return found
 
 
-def next_step(lines: list[dict[str, object]], moment: float) -> float | None:
-    """When a worker has completed the first step in a world that it entered after a moment."""
+def next_step(lines: list[dict[str, object]], moment: float) -> tuple[float, float] | None:
+    """When a worker has entered a world after a moment, and when it has completed its first step there."""
     entered = None
     for line in lines:
         if line["t"] > moment and line["what"] == "enter":
             entered = line
         elif entered is not None and line["what"] == "step" and line["step"] > entered["step"]:
-            return float(line["t"])
+            return float(entered["t"]), float(line["t"])
     return None
 
 

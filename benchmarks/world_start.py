@@ -20,6 +20,7 @@ import random
 import statistics
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "elastic"))
@@ -28,15 +29,28 @@ from bare_worlds import Worlds, strangers
 from loads import loaded
 
 
-def starts(size: int, worlds: int, as_released: bool) -> list[float]:
+@dataclass(frozen=True)
+class Start:
+    """Of one world, in seconds: until all have summed once, Horovod's start alone, and leaving it."""
+
+    formed_s: float
+    horovod_s: float
+    left_s: float
+
+
+def starts(size: int, worlds: int, as_released: bool) -> list[Start]:
     members = Worlds(size, as_released)
     took = []
     for _ in range(worlds):
         began_s = members.begin()
-        took.append(members.formed_at() - began_s)
-        members.leave()
+        formed_s = members.formed_at() - began_s
+        took.append(Start(formed_s, members.started_after_s, members.leave()))
     members.close()
     return took[1:]  # the first loads libraries
+
+
+def formed(found: list[Start]) -> list[float]:
+    return [start.formed_s for start in found]
 
 
 def deaths(size: int, count: int, usual_s: float) -> tuple[list[float], int]:
@@ -78,14 +92,17 @@ def main() -> None:
     with loaded(arguments.load):
         print(f"{'':<34}{'median':>9}{'95 %':>9}{'worst':>9}")
         for size in arguments.ranks:
-            mended = starts(size, arguments.worlds, as_released=False)
+            found = starts(size, arguments.worlds, as_released=False)
+            mended = formed(found)
             show(f"{size} ranks, mended", mended)
-            released = starts(size, arguments.worlds, as_released=True)
+            show("  of which Horovod's start", [start.horovod_s for start in found])
+            show("  leaving it", [start.left_s for start in found])
+            released = formed(starts(size, arguments.worlds, as_released=True))
             show(f"{size} ranks, in the release's order", released)
             print(f"{'':<34}{statistics.median(released) / statistics.median(mended):>9.1f} times")
             if arguments.strangers:
                 with strangers() as connections:
-                    disturbed = starts(size, arguments.worlds, as_released=False)
+                    disturbed = formed(starts(size, arguments.worlds, as_released=False))
                 show(f"{size} ranks, mended, strangers", disturbed)
                 ratio = statistics.median(disturbed) / statistics.median(mended)
                 print(f"{'':<34}{ratio:>9.1f} times, {len(connections)} connections of strangers")

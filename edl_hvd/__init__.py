@@ -30,9 +30,6 @@ _HOMES = {
     "DistributedOptimizer": "edl_hvd.worker.training.optimizer",
     "GradScaler": "edl_hvd.worker.training.optimizer",
     "schedule": "edl_hvd.worker.training.scheduler",
-    "SoloRendezvous": "edl_hvd.worker.joining.solo_rendezvous",
-    "HorovodRendezvous": "edl_hvd.worker.joining.horovod_rendezvous",
-    "MpiRendezvous": "edl_hvd.worker.joining.mpi_rendezvous",
     "ElasticBatchSampler": "edl_hvd.data.sampler",
     "EvaluationSampler": "edl_hvd.data.evaluation",
     "SeededDataset": "edl_hvd.data.seeded",
@@ -64,9 +61,6 @@ if TYPE_CHECKING:
     from edl_hvd.rescale.policy import GlobalBatch as GlobalBatch
     from edl_hvd.rescale.policy import WorkerBatch as WorkerBatch
     from edl_hvd.worker.elastic import elastic as elastic
-    from edl_hvd.worker.joining.horovod_rendezvous import HorovodRendezvous as HorovodRendezvous
-    from edl_hvd.worker.joining.mpi_rendezvous import MpiRendezvous as MpiRendezvous
-    from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous as SoloRendezvous
     from edl_hvd.worker.process import allgather as allgather
     from edl_hvd.worker.process import allreduce as allreduce
     from edl_hvd.worker.process import barrier as barrier

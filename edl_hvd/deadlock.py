@@ -53,7 +53,7 @@ def is_deadlock(workers: Sequence[Waiting]) -> bool:
 
 
 def describe_deadlock(workers: Sequence[Waiting], seconds: float) -> str:
-    """What the user has to know of a deadlock that has lasted for so long. One line."""
+    """The description of a deadlock that has lasted for ``seconds``, for the user. One line."""
     return (
         f"the workers wait for each other in different collectives, for {seconds:.0f} s by now "
         f"(EDL_HVD_COLLECTIVE_TIMEOUT): {'; '.join(_places(workers))}; {_REMEDY}"

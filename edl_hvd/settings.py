@@ -62,7 +62,7 @@ class Settings:
     keep: int = 3
     # The newest, the one before in case the newest is damaged, and one to compare with.
     keep_every: Interval | None = None
-    # What stays for good is paid for, for good.
+    # Off: storage for checkpoints that stay is paid for as long as they stay.
     keep_best: Best | None = None
     # Only the script knows which number tells.
     checkpoint_memory_mb: int = 64
@@ -74,7 +74,7 @@ class Settings:
     on_checkpoint_failure: str = "warn"
     # The next one may succeed, and so may the training.
     commit_every: int = 1
-    # A commit costs half a millisecond; above 1 it costs a copy of the state, and a lost world costs so many steps.
+    # A commit costs half a millisecond; above 1 it costs a copy of the state, and a lost world this many steps.
     events: str | None = None
     # Nothing is written that was not asked for.
     meet_timeout_s: float = 5.0

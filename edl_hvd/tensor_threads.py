@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 
 _PATIENCE_S = 2.0
-# All have been told to end by then, and do so before their next tensor. Who waits for a server is not inside torch.
+# All have been told to end by then, and end before their next tensor. A thread that waits for a server is not in torch.
 
 _started: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 

@@ -20,7 +20,7 @@ def digests_of(
     shares: Iterable[Sequence[Rows]],
     checksums: Callable[[Rows], Iterable[str]],
 ) -> dict[str, str]:
-    """Of each tensor of floating-point or complex numbers, 64 bits that are equal for equal contents.
+    """64 bits of each tensor of floating-point or complex numbers, equal for equal contents.
 
     They are those of the checksums that its pieces have in the checkpoint, whoever writes them: so what a rank has
     looked at for its own share counts here, too. Whole numbers are left out: they are counters and states of random

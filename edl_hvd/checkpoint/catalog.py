@@ -31,7 +31,7 @@ class Catalog:
 
     @property
     def steps(self) -> list[int]:
-        """Of the listed checkpoints, newest first."""
+        """The steps of the listed checkpoints, newest first."""
         return list(self.manifests)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from edl_hvd.errors import UsageError
 
 CHUNK_BYTES = 16 * 1024 * 1024
-# Elements are checksummed by so many bytes: small enough to say where the damage is and to be verified while the
+# Elements are checksummed in chunks of this size: small enough to say where the damage is and to be verified while the
 # next ones are read, large enough that the checksums of a terabyte are three megabytes of manifest.
 
 

@@ -37,7 +37,7 @@ GRACE_S = 3600.0
 
 
 class Collector:
-    """Of one process; it works while this is rank 0.
+    """The removal of obsolete files by one process; it works while this is rank 0.
 
     An attempt that was given up may be in here still when the next one is, in another thread. Each makes its own
     dictionaries and puts them in place whole, and one that comes late makes the other read, or wait, once more.
@@ -82,7 +82,7 @@ class Collector:
         self._collect_orphans(orphans(catalog.objects, by_key, written), written, check)
 
     def _read(self, catalog: Catalog) -> dict[StoredObject, Facts | None]:
-        """Of all manifests, those that do not count included."""
+        """The facts of all manifests, those that do not count included."""
         steps = {key: step for step, keys in layout.manifests(catalog.objects).items() for key in keys}
         facts = {}
         for entry in catalog.objects:

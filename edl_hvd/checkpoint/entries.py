@@ -27,8 +27,8 @@ class FileEntry:
     Attributes:
         size_bytes: Its length.
         header_bytes: Length of its header; all the rest are elements of its tensors.
-        header_checksum: Of the header.
-        chunk_bytes: The elements of each of its tensors have one checksum per so many bytes.
+        header_checksum: Checksum of the header.
+        chunk_bytes: Bytes of each tensor's elements that share a checksum.
     """
 
     size_bytes: int

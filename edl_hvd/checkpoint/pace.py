@@ -16,8 +16,8 @@ class Pace:
     """Keeps what several threads do within a share of the processors, until somebody waits for it.
 
     Args:
-        processors: So many of them may be busy with it on average, such as 0.1; ``None``: any number.
-        most_s: After so long it is in a hurry anyway.
+        processors: Number of processors that may be busy with it on average, such as 0.1; ``None``: any number.
+        most_s: Time after which nothing is held back any more.
         clock: Measures.
     """
 

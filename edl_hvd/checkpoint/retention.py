@@ -19,7 +19,7 @@ class Keep:
     """What stays.
 
     Attributes:
-        newest: So many of the newest intact checkpoints, at least 1.
+        newest: Number of the newest intact checkpoints that stay, at least 1.
         every: An interval in steps, samples or whole epochs, whose milestones stay for good; see ``milestones``.
         best: The metric whose best checkpoint stays; see ``best_of``.
     """

@@ -38,7 +38,7 @@ def least_loss_interval_s(cost_s: float, between_failures_s: float) -> float:
 
 
 class Schedule:
-    """Of one worker; the one of rank 0 decides.
+    """When one worker's checkpoints are due; that of rank 0 decides.
 
     The interval "auto" follows from what is measured: how long training stands still for a checkpoint, by how much its
     steps take longer while one is written, and how often a world has broken since this worker began to watch.
@@ -88,7 +88,7 @@ class Schedule:
         self._failures += 1
 
     def note_stall(self, seconds: float) -> None:
-        """A checkpoint has begun, and training stood still so long for it."""
+        """Note that a checkpoint has begun, for which training stood still for ``seconds``."""
         self._stall_s, self._slowdown_s = seconds, 0.0
         self._commit_s = self._clock.monotonic_s()
 

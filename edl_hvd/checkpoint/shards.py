@@ -38,7 +38,7 @@ class Packed:
     elements: dict[str, memoryview]
 
     def checksums(self, guard: Guard = nullcontext) -> dict[str, list[str]]:
-        """Of each tensor, of each chunk of its elements; goes over the bytes once."""
+        """The checksums of each tensor, one per chunk of its elements; goes over the bytes once."""
         return {name: checksums_of(elements, self.entry.chunk_bytes, guard) for name, elements in self.elements.items()}
 
 
@@ -71,7 +71,7 @@ def elements_of(tensor: torch.Tensor, guard: Guard = nullcontext) -> memoryview:
 
 
 def checksums_of(elements: memoryview, chunk_bytes: int = CHUNK_BYTES, guard: Guard = nullcontext) -> list[str]:
-    """Of each chunk."""
+    """The checksum of each chunk."""
     found = []
     for start, stop in chunks(elements.nbytes, chunk_bytes):
         with guard():

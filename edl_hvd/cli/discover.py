@@ -15,9 +15,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from edl_hvd.cli.words import count, duration
-from edl_hvd.discovery.look import Look, Looker, SeenHost, changes
+from edl_hvd.discovery.inspection import HostListing, Inspector, ListedHost, changes
 from edl_hvd.discovery.question import Question
-from edl_hvd.discovery.source import Closable
 from edl_hvd.discovery.sources.combined import read_source, start_now
 from edl_hvd.errors import DiscoveryError, UsageError
 
@@ -46,21 +45,20 @@ def discover_command(source: str, watch: bool, as_json: bool) -> None:
     try:
         code = _watch(question, as_json) if watch else _show(question, as_json)
     finally:
-        if isinstance(question.source, Closable):
-            question.source.close()
+        question.source.close()
     sys.exit(code)
 
 
 def _show(question: Question, as_json: bool) -> int:
     try:
-        look = Looker(question).look()
+        listing = Inspector(question).inspect()
     except (DiscoveryError, UsageError) as error:
         return _complain(str(error))
     if as_json:
-        click.echo(json.dumps(to_json(look), indent=2))
+        click.echo(json.dumps(to_json(listing), indent=2))
     else:
-        Console(highlight=False).print(picture(look, time.time()))
-    return 0 if look.hosts else _complain("there are no hosts")
+        Console(highlight=False).print(picture(listing, time.time()))
+    return 0 if listing.hosts else _complain("there are no hosts")
 
 
 def _complain(problem: str) -> int:
@@ -73,26 +71,26 @@ def _watch(question: Question, as_json: bool) -> int:
     every_s = max(_REDRAW_S, question.refresh_s)
     show = _follow if as_json or not sys.stdout.isatty() else _follow_on_screen
     with contextlib.suppress(KeyboardInterrupt):
-        show(Looker(question), every_s, as_json)
+        show(Inspector(question), every_s, as_json)
     return 0
 
 
-def _follow(looker: Looker, every_s: float, as_json: bool) -> None:
-    before: Look | None = None
+def _follow(inspector: Inspector, every_s: float, as_json: bool) -> None:
+    before: HostListing | None = None
     told = ""
     while True:
         problem = ""
         try:
-            look = looker.look()
+            listing = inspector.inspect()
         except (DiscoveryError, UsageError) as error:
             problem = " ".join(str(error).split())
         else:
             if as_json:
-                click.echo(json.dumps({"at_s": time.time(), **to_json(look)}))
+                click.echo(json.dumps({"at_s": time.time(), **to_json(listing)}))
             else:
-                for line in changes(before, look):
+                for line in changes(before, listing):
                     click.echo(f"{time.strftime('%H:%M:%S')} {line}")
-            before, problem = look, look.remark
+            before, problem = listing, listing.remark
         if problem and problem != told:
             click.echo(f"edl-hvd discover: {problem}", err=True)
         told = problem
@@ -100,33 +98,33 @@ def _follow(looker: Looker, every_s: float, as_json: bool) -> None:
         time.sleep(every_s)
 
 
-def _follow_on_screen(looker: Looker, every_s: float, as_json: bool) -> None:
-    look, problem, asked_s, at_s = Look(()), "", -every_s, time.time()
+def _follow_on_screen(inspector: Inspector, every_s: float, as_json: bool) -> None:
+    listing, problem, asked_s, at_s = HostListing(()), "", -every_s, time.time()
     with Live(auto_refresh=False, console=Console(highlight=False)) as live:
         while True:
             if time.monotonic() - asked_s >= every_s:
                 asked_s = time.monotonic()
                 try:
-                    look, problem, at_s = looker.look(), "", time.time()
+                    listing, problem, at_s = inspector.inspect(), "", time.time()
                 except (DiscoveryError, UsageError) as error:
                     problem = " ".join(str(error).split())
-            live.update(picture(look, time.time(), at_s, problem), refresh=True)
+            live.update(picture(listing, time.time(), at_s, problem), refresh=True)
             time.sleep(_REDRAW_S)
 
 
 # --- JSON ---
 
 
-def to_json(look: Look) -> dict[str, object]:
+def to_json(listing: HostListing) -> dict[str, object]:
     """With ``hosts``, ``left_out`` and ``remark``; what is not known of a host is not there."""
-    hosts = [{name: value for name, value in asdict(one).items() if value not in ("", None)} for one in look.hosts]
-    return {"hosts": hosts, "left_out": dict(look.left_out), "remark": look.remark}
+    hosts = [{name: value for name, value in asdict(one).items() if value not in ("", None)} for one in listing.hosts]
+    return {"hosts": hosts, "left_out": dict(listing.left_out), "remark": listing.remark}
 
 
 # --- for people ---
 
 
-def picture(look: Look, now_s: float, at_s: float | None = None, problem: str = "") -> RenderableType:
+def picture(listing: HostListing, now_s: float, at_s: float | None = None, problem: str = "") -> RenderableType:
     """The hosts as a table, then what is left out. Columns of which nothing is known are not shown.
 
     Args:
@@ -135,26 +133,26 @@ def picture(look: Look, now_s: float, at_s: float | None = None, problem: str = 
         problem: Why there is nothing newer.
     """
     pieces: list[RenderableType] = []
-    if look.hosts:
-        pieces.append(_hosts(look.hosts, now_s, now_s - (now_s if at_s is None else at_s)))
-    total = f"{count(len(look.hosts), 'host')}, {count(look.slots, 'slot')}"
-    pieces.append(f"[bold]{total}[/]" if look.hosts else "[yellow]no hosts[/]")
-    if look.left_out:
+    if listing.hosts:
+        pieces.append(_hosts(listing.hosts, now_s, now_s - (now_s if at_s is None else at_s)))
+    total = f"{count(len(listing.hosts), 'host')}, {count(listing.slots, 'slot')}"
+    pieces.append(f"[bold]{total}[/]" if listing.hosts else "[yellow]no hosts[/]")
+    if listing.left_out:
         left = Table.grid(padding=(0, 2))
         left.add_column(no_wrap=True, style="dim")
         left.add_column(overflow="fold")
-        for name, why in look.left_out.items():
+        for name, why in listing.left_out.items():
             left.add_row(escape(name), escape(why))
         pieces += ["", "[dim]left out[/]", left]
-    if look.remark:
-        pieces += ["", f"[yellow]{escape(look.remark)}[/]"]
+    if listing.remark:
+        pieces += ["", f"[yellow]{escape(listing.remark)}[/]"]
     if problem:
         age = "" if at_s is None else f" (the hosts are as of {duration(now_s - at_s)} ago)"
         pieces += ["", f"[bold red]{escape(problem)}[/]{age}"]
     return Group(*pieces)
 
 
-def _hosts(hosts: tuple[SeenHost, ...], now_s: float, passed_s: float) -> Table:
+def _hosts(hosts: tuple[ListedHost, ...], now_s: float, passed_s: float) -> Table:
     columns = {
         "host": [escape(one.host) for one in hosts],
         "slots": [str(one.slots) for one in hosts],

@@ -26,13 +26,25 @@ class Round:
 
 
 class EvaluationSampler(Sampler[list[int]]):
-    """Yields this worker's batches of a validation set; give it to a ``DataLoader`` as ``batch_sampler``.
+    """Batch sampler that yields this worker's batches of a validation set; a ``DataLoader``'s ``batch_sampler``.
 
     Samples come in index order, in batches cut at multiples of ``batch_size`` (after a saved position of another batch
-    size: from there on). Each batch is dealt to one worker, none is padded. See ``State.evaluate``.
+    size: from there on). Each batch is dealt to one worker, none is padded, and every sample comes once. Every rank
+    makes one with the same arguments, gives it to ``State`` and to the loader, and iterates through ``State.evaluate``.
+    Nothing of it is collective or blocks.
+
+    Seven samples in batches of two, on two workers; the last batch has one sample:
+
+    >>> sampler = EvaluationSampler(7, batch_size=2)
+    >>> sampler.set_world(rank=0, size=2)
+    >>> list(sampler)
+    [[0, 1], [4, 5]]
+    >>> sampler.set_world(rank=1, size=2)
+    >>> list(sampler)
+    [[2, 3], [6]]
 
     Args:
-        length: Samples in the data set, at least 1.
+        length: Number of samples in the data set, at least 1.
         batch_size: Samples per forward pass on one worker, at least 1; the last batch may be smaller.
 
     Raises:
@@ -40,8 +52,8 @@ class EvaluationSampler(Sampler[list[int]]):
 
     Attributes:
         place: Epoch and optimizer step at which it was used last.
-        finished: Evaluations finished there.
-        offset: Samples counted of the one under way.
+        finished: Number of evaluations finished there.
+        offset: Number of samples counted of the evaluation under way.
     """
 
     def __init__(self, length: int, batch_size: int) -> None:
@@ -57,19 +69,24 @@ class EvaluationSampler(Sampler[list[int]]):
         self._calls = 0  # at this place, since the script was last run from its top
 
     def set_world(self, rank: int, size: int) -> None:
-        """Deal to ``rank`` of ``size`` from the next iteration on. Called by ``State`` after every join."""
+        """Deal to one rank of a world from the next iteration on. Called by ``State`` after every join.
+
+        Args:
+            rank: Rank to deal to, in [0, size).
+            size: Number of workers, at least 1.
+        """
         self.rank, self._size = rank, size
 
     def begin_life(self) -> None:
-        """The script is run again from its top."""
+        """Note that the training function runs again from its top. Called by ``State``."""
         self._calls = 0
 
     def begin(self, epoch: int, step: int) -> int | None:
-        """Begin an evaluation, or go on with it.
+        """Begin an evaluation, or go on with it. Called by ``State``.
 
         Args:
-            epoch: Of the training.
-            step: Of the training; what is evaluated is its model there.
+            epoch: Epoch of the training, at least 0.
+            step: Optimizer step of the training, at least 0, whose model is evaluated.
 
         Returns:
             Its number at this place, from 0; ``None`` if it was finished before the script was run again.
@@ -80,12 +97,12 @@ class EvaluationSampler(Sampler[list[int]]):
         return None if self._calls <= self.finished else self.finished
 
     def finish(self) -> None:
-        """Every sample is counted."""
+        """Note that every sample is counted. Called by ``State``."""
         self.finished += 1
         self.offset = 0
 
     def rounds(self) -> Iterator[Round]:
-        """What is left, from the present position on, for the present world; as many on every rank."""
+        """The rounds left from the present position on, for the present world; equally many on every rank."""
         rank, size, offset = self.rank, self._size, self.offset
         while offset < self.length:
             samples = min(size * self.batch_size, self.length - offset)
@@ -99,17 +116,21 @@ class EvaluationSampler(Sampler[list[int]]):
                 yield list(range(first, last))
 
     def __len__(self) -> int:
-        """Batches this worker has left."""
+        """The number of batches that this worker has left."""
         return sum(len(round_.share) for round_ in self.rounds())
 
     def state_dict(self) -> dict[str, Any]:
+        """The position in the evaluation, with the length of the data set."""
         return {"length": self.length, "place": list(self.place), "finished": self.finished, "offset": self.offset}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a saved position.
 
+        Args:
+            state: Result of :meth:`state_dict`.
+
         Raises:
-            StateError: It was taken in a data set of another length.
+            StateError: The position was taken in a data set of another length.
         """
         if state["length"] != self.length:
             raise StateError(

@@ -16,17 +16,18 @@ from edl_hvd.rescale.policy import BatchPolicy
 
 
 class Order(ABC):
-    """Which sample stands at each position of an epoch; given to ``ElasticBatchSampler`` as ``order``.
+    """Which sample stands at each position of an epoch; base class of what ``ElasticBatchSampler`` takes as ``order``.
 
-    All of it has to follow from the constructor's arguments, seed and epoch: the members of a world, and those that
-    come after them, compute their parts of it alone.
+    Subclass it for an order of your own. The order has to follow from the constructor's arguments, seed and epoch
+    alone: every member of a world, and each one that joins later, computes its parts of it independently. Nothing of it
+    is collective.
 
     Attributes:
-        length: Samples in the data set; what is dealt are indices below it.
-        positions: In one epoch, at least 1. As many as samples, or fewer or more.
-        name: Saved with every position, which another order refuses. Change it when a position would mean another
-            sample.
-        repeats: A sample may come more than once in an epoch. Each time it then has random numbers of its own.
+        length: Number of samples in the data set; indices are in [0, length).
+        positions: Number of positions in one epoch, at least 1; it may differ from ``length``.
+        name: Text saved with every position; a sampler refuses a position of another name. Change it when a position
+            would mean another sample.
+        repeats: Whether a sample may come more than once in an epoch. Each time it then has random numbers of its own.
     """
 
     length: int
@@ -36,13 +37,26 @@ class Order(ABC):
 
     @abstractmethod
     def samples(self, seed: int, epoch: int, first: int, last: int) -> list[int]:
-        """The indices at the positions ``first`` to ``last - 1`` of an epoch, 0 <= first < last <= positions."""
+        """The indices of the samples at some neighbouring positions of an epoch.
+
+        Args:
+            seed: Seed of the sampler.
+            epoch: Number of the epoch, from 0.
+            first: First position, in [0, last).
+            last: Position behind the last one, at most ``positions``.
+
+        Returns:
+            ``last - first`` indices, each in [0, length).
+        """
 
     def check(self, policy: BatchPolicy) -> None:  # noqa: B027  # most orders suit any
-        """Refuse a batch policy that this order cannot be dealt by.
+        """Refuse a batch policy that does not fit this order. Most orders fit any. Called by the sampler.
+
+        Args:
+            policy: Batch policy of the sampler.
 
         Raises:
-            UsageError: With what to change.
+            UsageError: The policy does not fit; the message says what to change.
         """
 
 
@@ -75,17 +89,24 @@ class ShuffledOrder(Order):
 
 
 class WeightedOrder(Order):
-    """Draws with replacement, each sample as often as its weight says; torch's ``WeightedRandomSampler``, elastic.
+    """Order of draws with replacement, by weight: torch's ``WeightedRandomSampler``, elastic.
 
-    P(sample i at a position) = w_i / sum of w, independently of all other positions: u is a uniform number that seed,
-    epoch and position choose, and the draw is the first i with w_0 + … + w_i > u · (sum of w).
+    P(sample i at a position) = w_i / sum of w, independently of all other positions. The draw is the first i with
+    w_0 + … + w_i > u · (sum of w), where u is a uniform number in [0, 1) that seed, epoch and position choose. A sample
+    of weight 0 is never drawn.
 
     Memory: the cumulative weights, 8 bytes per sample; each process that holds the sampler has them, the loader's
     processes do not.
 
+    >>> order = WeightedOrder([1.0, 0.0, 3.0], draws=1000)
+    >>> drawn = order.samples(seed=0, epoch=0, first=0, last=1000)
+    >>> drawn.count(1), 200 < drawn.count(0) < 300, drawn[10:14] == order.samples(seed=0, epoch=0, first=10, last=14)
+    (0, True, True)
+
     Args:
-        weights: One per sample, finite, at least 0, not all of them 0; any sequence, array or CPU tensor.
-        draws: Positions in one epoch, at least 1; as many as samples if left out.
+        weights: One weight per sample, shape [samples], any real type, finite, at least 0, not all of them 0; a
+            sequence, an array or a CPU tensor.
+        draws: Number of positions in one epoch, at least 1; the number of samples if left out.
 
     Raises:
         UsageError: A weight or ``draws`` is out of range.
@@ -120,20 +141,31 @@ class WeightedOrder(Order):
 
 
 class GroupedOrder(Order):
-    """Each sample once, and those of one group, such as texts of like length, side by side in micro-batches.
+    """Order in which each micro-batch has samples of one group, such as texts of similar length; original here.
 
-    Every group is shuffled and cut into micro-batches; these are shuffled over the whole epoch. What is left of each
-    group, less than a micro-batch, is strung together by ascending group and cut in turn, so a mixed micro-batch holds
-    neighbouring groups: number them so that neighbours get along (lengths rounded up, say). There are fewer mixed ones
-    than groups. Where a mixed one is of no use (images of unlike size in one tensor), ``leftovers="drop"`` leaves those
-    samples out of this epoch; the next one leaves out others.
+    Each sample comes once. Every group is shuffled and cut into micro-batches, and these are shuffled over the whole
+    epoch. The rest of each group, less than a micro-batch, is appended to the rests of the groups before, by ascending
+    group, and cut likewise. So a mixed micro-batch has neighbouring groups: number similar groups alike (lengths
+    rounded up, for instance). There are fewer mixed micro-batches than groups. Where they are of no use (images of
+    different sizes in one tensor), ``leftovers="drop"`` leaves those samples out of the epoch; the next epoch leaves
+    out others.
 
     Memory: 8 bytes per sample (4 below 2**31 samples) and 32 per group, in each process that holds the sampler.
 
+    Five short texts and three long ones, in micro-batches of two: one is mixed.
+
+    >>> groups = [0, 0, 0, 0, 0, 1, 1, 1]
+    >>> order = GroupedOrder(groups, micro_batch=2)
+    >>> epoch = [groups[index] for index in order.samples(seed=0, epoch=0, first=0, last=order.positions)]
+    >>> sorted(epoch[i : i + 2] for i in range(0, 8, 2))
+    [[0, 0], [0, 0], [0, 1], [1, 1]]
+    >>> GroupedOrder(groups, micro_batch=2, leftovers="drop").positions
+    6
+
     Args:
-        groups: The group of each sample, whole numbers; any sequence, array or CPU tensor.
-        micro_batch: Samples per micro-batch, that of the batch policy.
-        leftovers: "mix" or "drop".
+        groups: Group of each sample, integers of shape [samples]; a sequence, an array or a CPU tensor.
+        micro_batch: Samples per micro-batch, at least 1; the same as in the batch policy.
+        leftovers: "mix" or "drop", for the rests of groups that fill no micro-batch.
 
     Raises:
         UsageError: An argument is out of range, or every group is smaller than a micro-batch and dropped.

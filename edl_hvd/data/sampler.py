@@ -55,33 +55,49 @@ class DealtIndices(list[int]):
 
 
 class ElasticBatchSampler(Sampler[list[int]]):
-    """Yields this worker's micro-batches; give it to a ``DataLoader`` as ``batch_sampler``.
+    """Batch sampler that yields this worker's micro-batches; give it to a ``DataLoader`` as ``batch_sampler``.
 
     The order of an epoch is one permutation of the data set, fixed by seed and epoch, and computed where it is needed:
-    it takes no memory, and any place in it is reached at once. A position in it, ``(epoch, offset)``, says what is
-    consumed; it moves when ``State.batches`` has seen an optimizer step through, not when a loader prefetches. Any
-    world can go on from any position.
+    it takes no memory, and any place in it is reached at once. A position in it, ``(epoch, offset)``, tells which
+    samples are consumed. It moves when ``State`` has counted an optimizer step, not when a loader prefetches. Any world
+    can go on from any position. The scheme is original here; the permutation is a Feistel cipher (Black and Rogaway
+    2002, section 5).
 
-    The last global batch of an epoch holds what is left, 1 to G samples. Its gradient is the mean over those, so each
-    of its samples weighs as much as G / n of another batch. ``drop_last=True`` leaves it out when it is short: an epoch
-    then is floor(N / G) steps, N mod G samples are not seen in it, and other ones are not seen in the next, because it
-    is ordered anew. (With ``WorkerBatch``, G is that of the world which comes to the end of the epoch.)
+    Every rank makes one with the same arguments, and gives it to ``State`` and to the loader. Nothing of it is
+    collective or blocks.
+
+    With N samples and a global batch of G, an epoch has ceil(N / G) steps. The last one has the remaining N mod G
+    samples, or G if nothing remains. Its gradient is the mean over n samples, so each of them weighs as much as G / n
+    samples of another step. With ``drop_last=True`` an epoch has floor(N / G) steps, all of them full: N mod G samples
+    do not occur in it, and other ones in the next epoch, whose order differs. (With ``WorkerBatch``, G is that of the
+    world which comes to the end of the epoch.)
+
+    Ten samples in steps of four, on two workers, in index order:
+
+    >>> sampler = ElasticBatchSampler(10, global_batch=4, micro_batch=2, shuffle=False)
+    >>> sampler.set_world(rank=0, size=2)
+    >>> list(sampler)
+    [[0, 1], [4, 5]]
+    >>> sampler.set_world(rank=1, size=2)
+    >>> list(sampler), len(sampler)
+    ([[2, 3], [6, 7], [8, 9]], 3)
 
     Attributes:
-        is_watched: An elastic function is running, and this sampler is part of its state.
-        is_bypassed: A loader was iterated there, but not through ``State``: nothing of it is counted.
+        is_watched: Whether an elastic function is running, and this sampler is part of its state.
+        is_bypassed: Whether a loader was iterated there, but not through ``State``, so that no sample was counted.
 
     Args:
-        length: Samples in the data set, at least 1.
-        global_batch: Samples per optimizer step over the whole world; short for
+        length: Number of samples in the data set, at least 1.
+        global_batch: Samples per optimizer step over the whole world, at least 1; short for
             ``policy=GlobalBatch(global_batch, micro_batch)``.
-        micro_batch: Samples per forward and backward pass on one worker, a divisor of ``global_batch``.
-        policy: A batch policy, instead of ``global_batch`` and ``micro_batch``.
-        seed: Fixes every epoch's order, and with :class:`~edl_hvd.SeededDataset` what is random about its samples.
-        shuffle: ``False`` takes the samples in index order.
+        micro_batch: Samples per forward and backward pass on one worker, a divisor of ``global_batch``. Left out, a
+            step is split evenly over the workers.
+        policy: Batch policy, instead of ``global_batch`` and ``micro_batch``.
+        seed: Integer that fixes every epoch's order, and the random numbers of :class:`~edl_hvd.SeededDataset`.
+        shuffle: Whether to shuffle; ``False`` takes the samples in index order.
         order: Another order: ``WeightedOrder``, ``GroupedOrder``, that of ``ElasticShards``, or one of your own.
-        drop_last: Leave out the last global batch of an epoch when it is not full.
-        limit_batches: End every epoch after this many global batches; for trial runs.
+        drop_last: Whether to leave out the last global batch of an epoch when it is not full.
+        limit_batches: Number of global batches after which every epoch ends, at least 1; for trial runs.
 
     Raises:
         UsageError: An argument is out of range, contradicts another, or leaves nothing to train on.
@@ -137,36 +153,56 @@ class ElasticBatchSampler(Sampler[list[int]]):
 
     @property
     def positions(self) -> int:
-        """Samples in a whole epoch, before ``drop_last`` and ``limit_batches``; in most orders ``length``."""
+        """The number of samples in a whole epoch, before ``drop_last`` and ``limit_batches``; mostly ``length``."""
         return self.order.positions
 
     def set_world(self, rank: int, size: int) -> None:
-        """Deal to ``rank`` of ``size`` from the next iteration on. Called by ``State`` after every join."""
+        """Deal to one rank of a world from the next iteration on. Called by ``State`` after every join.
+
+        Args:
+            rank: Rank to deal to, in [0, size).
+            size: Number of workers, at least 1.
+        """
         self._rank, self._size = rank, size
 
     def repeat(self, samples: int) -> None:
-        """The next step takes so many samples, whatever the policy says; 0 for what it says.
+        """Fix the size of the next step, for a step that optimizers have already made in a world of another size.
 
-        For a step that optimizers have made already in a world of another size. Called by ``State`` after every join.
+        Called by ``State`` after every join.
+
+        Args:
+            samples: Number of samples of the next step, instead of what the policy says; 0 for what it says.
         """
         self._repeated = samples
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch, unless the position is already inside it."""
+        """Go to the start of an epoch, unless the position is already inside it. Called by ``State``.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+        """
         if epoch != self.epoch:
             self.epoch, self.offset = epoch, 0
 
     def advance(self, step: GlobalStep) -> None:
-        """Count a step's samples as consumed."""
+        """Count a step's samples as consumed. Called by ``State``.
+
+        Args:
+            step: Item of :meth:`steps`.
+        """
         self.offset = step.offset + step.samples
         self._repeated = 0
 
     def global_batch(self, size: int) -> int:
-        """Samples per optimizer step in a world of ``size`` workers."""
+        """The number of samples per optimizer step in a world of ``size`` workers.
+
+        Args:
+            size: Number of workers, at least 1.
+        """
         return self.policy.global_batch(size)
 
     def epoch_samples(self) -> int:
-        """Samples that this epoch consumes if the world stays, after ``drop_last`` and ``limit_batches``."""
+        """The number of samples of this epoch if the world stays, after ``drop_last`` and ``limit_batches``."""
         batch = self.global_batch(self._size)
         samples = self.positions
         if self.limit_batches is not None:
@@ -188,7 +224,7 @@ class ElasticBatchSampler(Sampler[list[int]]):
 
     @contextmanager
     def dealing(self) -> Iterator[None]:
-        """In the block ``State`` begins to iterate over the loader."""
+        """A context in which ``State`` begins to iterate over the loader."""
         self._is_dealing = True
         try:
             yield
@@ -213,7 +249,7 @@ class ElasticBatchSampler(Sampler[list[int]]):
                 yield DealtIndices(indices, seed, epoch, position, order)
 
     def __len__(self) -> int:
-        """Optimizer steps of a whole epoch, the same in every world; ``len(loader)`` is that, too.
+        """The number of optimizer steps of a whole epoch, the same in every world; ``len(loader)`` is that, too.
 
         Raises:
             UsageError: It depends on the world (``WorkerBatch``).
@@ -222,7 +258,7 @@ class ElasticBatchSampler(Sampler[list[int]]):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps of a whole epoch, the same in every world.
+        """The number of optimizer steps of a whole epoch, the same in every world.
 
         Raises:
             UsageError: It depends on the world (``WorkerBatch``).
@@ -237,6 +273,7 @@ class ElasticBatchSampler(Sampler[list[int]]):
         return steps if self.limit_batches is None else min(steps, self.limit_batches)
 
     def state_dict(self) -> dict[str, Any]:
+        """The position, with what tells whether it fits another sampler: seed, length and name of the order."""
         return {
             "epoch": self.epoch,
             "offset": self.offset,
@@ -247,6 +284,9 @@ class ElasticBatchSampler(Sampler[list[int]]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a saved position.
+
+        Args:
+            state: Result of :meth:`state_dict`.
 
         Raises:
             StateError: The position was taken in another data set or another order of samples.

@@ -16,27 +16,31 @@ _SAMPLE, _COLLATE = 1, 2
 
 
 class SeededDataset(Dataset[Any]):
-    """What is random in a data set depends on seed, epoch and sample index only.
+    """Data set whose random numbers (augmentation) depend on seed, epoch and sample index only; original here.
 
-    Wraps a map-style data set for a ``DataLoader`` whose ``batch_sampler`` is an
-    :class:`~edl_hvd.ElasticBatchSampler`::
+    It wraps a map-style data set for a ``DataLoader`` whose ``batch_sampler`` is an
+    :class:`~edl_hvd.ElasticBatchSampler`. Every rank makes one::
 
         loader = DataLoader(edl_hvd.SeededDataset(dataset), batch_sampler=batches, num_workers=8)
 
     Before each ``dataset[index]``, the generators of torch (the CPU's), ``random`` and NumPy (``numpy.random.…``) are
     seeded from the sampler's seed, the epoch and the index; where a sample is drawn more than once in an epoch, from
     its position, too. Before the ``collate_fn`` they are seeded from the micro-batch's place in the epoch, for MixUp
-    and the like. So neither rank, nor world, nor loader process changes what comes out. Nothing has to be told of the
-    epoch: seed and epoch travel with the indices, also to processes that live on or have prefetched. Costs some 20 µs
-    per sample.
+    and the like. So neither rank, nor world, nor loader process changes the samples. No ``set_epoch`` is needed: seed
+    and epoch travel with the indices, also to processes that live on or have prefetched. It costs some 20 µs per
+    sample.
 
     Generators that a data set makes itself (``numpy.random.default_rng()``) are not reached; seed them in
     ``__getitem__`` from ``torch.randint``. In the main process (``num_workers=0``) the generators stay as the last
     micro-batch has left them; ``state.batches`` seeds them anyway.
 
     Args:
-        dataset: With ``__len__`` and ``__getitem__``. A ``__getitems__`` of its own is not used, because the samples of
-            a micro-batch would share one state.
+        dataset: Data set with ``__len__`` and ``__getitem__``. A ``__getitems__`` of its own is not used, because the
+            samples of a micro-batch would share one state of the generators.
+
+    Raises:
+        UsageError: Raised when samples are taken: the indices come from another sampler, or one sample is asked for by
+            itself, so that seed and epoch are unknown.
     """
 
     def __init__(self, dataset: Any) -> None:

@@ -19,19 +19,20 @@ _ALL = 2**62
 def count_samples(
     shards: Sequence[Shard], read: Callable[[Shard], Iterable[Any]], cache: str | os.PathLike[str] | None = None
 ) -> list[int]:
-    """The samples in each shard, for :class:`~edl_hvd.ElasticShards`. Blocks while it reads those it does not know.
+    """The number of samples in each shard, for :class:`~edl_hvd.ElasticShards`.
 
-    Of plain tar files (:class:`~edl_hvd.TarSamples`) only the headers are read. Call it once before a job of several
-    workers, so that they find the file; otherwise each of them counts by itself.
+    Any process may call it; not collective. It blocks while it reads the shards that the cache lacks. Of plain tar
+    files (:class:`~edl_hvd.TarSamples`) only the headers are read. Call it once before a job of several workers, so
+    that they find the cache; otherwise each of them counts.
 
     Args:
-        shards: As for ``ElasticShards``; ``str(shard)`` names one in the file.
-        read: As for ``ElasticShards``.
-        cache: A JSON file that remembers; made when it is missing, and extended. A shard that is a file here is counted
-            anew when its size or its time of change is another.
+        shards: Shards, as for ``ElasticShards``; ``str(shard)`` names a shard in the cache.
+        read: Function that returns an iterable over the samples of a shard, as for ``ElasticShards``.
+        cache: Path of a JSON file that keeps the counts; it is made when it is missing, and extended. A shard that is a
+            file here is counted again when its size or its modification time has changed.
 
     Returns:
-        One count per shard, in their order.
+        One count per shard, each at least 0, in their order.
 
     Raises:
         UsageError: The cache is something else, or a shard cannot be read.

@@ -19,7 +19,7 @@ from edl_hvd.data.order import Order
 from edl_hvd.data.permutation import Permutation
 from edl_hvd.rescale.policy import BatchPolicy
 
-# Without micro-batches a step comes from so many lanes, or a few more, so that workers seldom share one.
+# Without micro-batches a step comes from this many lanes, or a few more, so that workers seldom share one.
 _PARTS = 16
 # Where the step grows with the world, lanes are dealt evenly to 1, 2, 4 and 8 workers.
 _WORKERS = 8

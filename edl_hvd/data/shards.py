@@ -21,35 +21,36 @@ Shard = TypeVar("Shard")
 class ElasticShards(Dataset[Any], Generic[Shard]):
     """A data set of shards; its :meth:`sampler` deals them so that each is read once, from front to back.
 
-    ::
+    Every rank makes one with the same arguments. Not collective; it opens no shard before samples are taken::
 
         shards = edl_hvd.ElasticShards(paths, counts, read=edl_hvd.TarSamples, transform=decode)
         batches = shards.sampler(global_batch=1024, micro_batch=64, seed=0)
         loader = DataLoader(shards, batch_sampler=batches, num_workers=8, persistent_workers=True)
         state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
 
-    How many samples each shard has is known beforehand (see :func:`~edl_hvd.count_samples`), so a position in the epoch
-    says all, as for any other data set: every sample counts exactly once per epoch in the steps that were committed,
-    whatever dies and whatever loaders have prefetched. A worker that takes over opens the shards that its micro-batches
-    lie in, and passes over what others have used; that costs bytes read, never samples.
+    The number of samples in each shard is known beforehand (see :func:`~edl_hvd.count_samples`), so a position in the
+    epoch is a number, as for any other data set. Every sample counts exactly once per epoch in the steps that were
+    committed, whatever dies and whatever loaders have prefetched. A worker that takes over opens the shards that its
+    micro-batches lie in, and skips the samples that others have used; that costs bytes read, never samples. The order
+    is original here.
 
-    What is random while a sample is read or transformed follows seed, epoch and sample, as in
-    :class:`~edl_hvd.SeededDataset`, which is not needed around this. That holds as long as ``read`` does not work
-    ahead.
+    Random numbers drawn while a sample is read or transformed follow seed, epoch and sample, as in
+    :class:`~edl_hvd.SeededDataset`, which is not needed around this. That holds if ``read`` does not read ahead.
 
     Args:
-        shards: What ``read`` takes, such as paths; equal on every worker, in the same order.
-        counts: Samples in each of them, at least 0.
-        read: Gives the samples of a shard, always in the same order: a function that returns an iterable, or a class of
-            iterables, such as an ``IterableDataset`` of your own. Should its iterator have ``skip(count)``, which
-            returns how many there were, samples are passed over with it; otherwise they are read and dropped.
-            ``close()`` is called if there is one.
-        transform: Applied to the samples that are dealt, not to those passed over: decode here rather than in ``read``.
-        open_shards: Shards that a process keeps open, at least 1. Should it have more lanes than that to read, it would
-            open shards again and again.
+        shards: Sequence of what ``read`` takes, such as paths; equal on every worker, in the same order.
+        counts: Number of samples in each shard, at least 0.
+        read: Function that returns an iterable over the samples of a shard, always in the same order; or a class of
+            iterables, such as an ``IterableDataset`` of your own. If its iterator has ``skip(count)``, which returns
+            the number of samples skipped, samples are skipped with it; otherwise they are read and dropped. If it has
+            ``close()``, that is called.
+        transform: Function applied to the samples that are dealt, not to those skipped: decode here rather than in
+            ``read``.
+        open_shards: Number of shards that a process keeps open, at least 1. A process that reads more lanes than that
+            opens shards repeatedly.
 
     Raises:
-        UsageError: ``counts`` does not fit to ``shards``, or an argument is out of range.
+        UsageError: ``counts`` does not fit ``shards``, or an argument is out of range.
     """
 
     def __init__(
@@ -88,12 +89,18 @@ class ElasticShards(Dataset[Any], Generic[Shard]):
         """The sampler for these shards.
 
         Args:
-            global_batch, micro_batch, policy: As for :class:`~edl_hvd.ElasticBatchSampler`.
-            interleave: Shards that a micro-batch of a step comes from in turn. More mix better. With the loader's
-                ``num_workers``, or a multiple of it, each shard is read by one of its processes. Part of the order: a
-                position saved with another one is refused. Less is used when there are few shards.
-            shuffle: The shards, anew in each epoch; inside a shard samples keep their order.
-            **options: Others of ``ElasticBatchSampler``: ``seed``, ``drop_last``, ``limit_batches``.
+            global_batch: Samples per optimizer step, as for :class:`~edl_hvd.ElasticBatchSampler`.
+            micro_batch: Samples per forward and backward pass, as there.
+            policy: Batch policy, as there.
+            interleave: Number of shards, at least 1, that successive micro-batches come from in turn. More mix better.
+                With the loader's ``num_workers``, or a multiple of it, each shard is read by one of its processes. It
+                is part of the order: a position saved with another value is refused. Fewer are used when there are few
+                shards.
+            shuffle: Whether to shuffle the shards, differently in each epoch; inside a shard samples keep their order.
+            **options: Other arguments of ``ElasticBatchSampler``: ``seed``, ``drop_last``, ``limit_batches``.
+
+        Returns:
+            The sampler, for the loader's ``batch_sampler`` and for ``State``.
 
         Raises:
             UsageError: An argument is out of range.

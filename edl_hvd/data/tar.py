@@ -16,14 +16,15 @@ _UNREADABLE = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
 class TarSamples(Iterator[dict[str, bytes]]):
     """The samples of one tar file from front to back; ``read`` of an :class:`~edl_hvd.ElasticShards`.
 
-    Files that follow each other and share their name up to the first dot are one sample: of ``a/0001.jpg`` and
-    ``a/0001.seg.png`` comes ``{"__key__": b"a/0001", "jpg": …, "seg.png": …}``. Folders and links are passed over.
+    Consecutive files that share their name up to the first dot are one sample, as in WebDataset: ``a/0001.jpg`` and
+    ``a/0001.seg.png`` give ``{"__key__": b"a/0001", "jpg": …, "seg.png": …}``, with the files' bytes. Folders and links
+    are skipped. Compressed files (gzip, bzip2, xz) can be read, too. In a plain file, samples that are not wanted are
+    skipped without their bytes being read.
 
-    Compressed files (gzip, bzip2, xz) can be read, too. In a plain file, samples that are not wanted are stepped over
-    without their bytes being read.
+    Any process may use it, such as a loader's. Not collective; blocks while it reads.
 
     Args:
-        path: Of a file on this machine.
+        path: Path of a file on this machine.
 
     Raises:
         UsageError: The file is not a whole tar file, or a sample has two files of one kind.
@@ -53,7 +54,17 @@ class TarSamples(Iterator[dict[str, bytes]]):
         return sample
 
     def skip(self, count: int) -> int:
-        """Pass over so many samples, or as many as there are; returns how many there were."""
+        """Skip samples without reading their bytes.
+
+        Args:
+            count: Number of samples to skip, at least 0.
+
+        Returns:
+            The number of samples skipped; less than ``count`` at the end of the file.
+
+        Raises:
+            UsageError: The file is not a whole tar file.
+        """
         passed = 0
         try:
             while self._next is not None and passed < count:
@@ -65,6 +76,7 @@ class TarSamples(Iterator[dict[str, bytes]]):
         return passed
 
     def close(self) -> None:
+        """Close the file. A second call does nothing."""
         self._tar.close()
 
     def __del__(self) -> None:

@@ -16,7 +16,7 @@ FLAPS = 3
 # Once is a reboot, twice a reboot that failed at first; the third time it is a habit.
 WINDOW_S = 600.0
 # A spot market that takes a host back three times within ten minutes does so again before it has paid off.
-STEADY_S = 120.0
+REUSE_AFTER_S = 120.0
 # Longer than the pauses between the flaps that were counted, in most cases; a start of workers is lost, not a run.
 
 
@@ -28,13 +28,13 @@ class _History:
         there: It was in the last answer.
         since_s: Since when that is so.
         returns_s: When it came back, the newest last; only those that still count.
-        is_held: It is there and left out.
+        is_suppressed: It is there and left out.
     """
 
     there: bool
     since_s: float
     returns_s: tuple[float, ...] = ()
-    is_held: bool = False
+    is_suppressed: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,15 @@ class Damping:
     """What is remembered of the hosts of one source. Times are of one clock that never goes back.
 
     Args:
-        flaps: So many returns ...
-        window_s: ... within so long, and a host is left out ...
-        steady_s: ... until it has been there for so long.
+        flaps: The number of returns ...
+        window_s: ... within this time, after which a host is left out ...
+        reuse_after_s: ... until it has been there for this time.
     """
 
     hosts: Mapping[str, _History] = field(default_factory=dict)
     flaps: int = FLAPS
     window_s: float = WINDOW_S
-    steady_s: float = STEADY_S
+    reuse_after_s: float = REUSE_AFTER_S
 
     def observed(self, answer: Iterable[HostSlots], now_s: float) -> Damping:
         """After an answer that is believed.
@@ -73,10 +73,10 @@ class Damping:
         if not there:
             return _History(False, now_s if before.there else before.since_s, returns_s)
         if before.there:
-            is_held = before.is_held and now_s - before.since_s < self.steady_s
-            return replace(before, returns_s=returns_s, is_held=is_held)
+            is_suppressed = before.is_suppressed and now_s - before.since_s < self.reuse_after_s
+            return replace(before, returns_s=returns_s, is_suppressed=is_suppressed)
         returns_s = (*returns_s, now_s)[-self.flaps :]
-        return _History(True, now_s, returns_s, is_held=len(returns_s) >= self.flaps)
+        return _History(True, now_s, returns_s, is_suppressed=len(returns_s) >= self.flaps)
 
     def _is_forgotten(self, one: _History, now_s: float) -> bool:
         """Gone for so long that its next coming is no return."""
@@ -84,26 +84,26 @@ class Damping:
 
     def kept(self, answer: Iterable[HostSlots]) -> tuple[HostSlots, ...]:
         """The answer without the hosts that are left out."""
-        held = self._held()
-        return tuple(entry for entry in answer if entry.host not in held)
+        suppressed = self._suppressed()
+        return tuple(entry for entry in answer if entry.host not in suppressed)
 
-    def _held(self) -> set[str]:
-        held = {host for host, one in self.hosts.items() if one.is_held}
-        return held if any(one.there and not one.is_held for one in self.hosts.values()) else set()
+    def _suppressed(self) -> set[str]:
+        suppressed = {host for host, one in self.hosts.items() if one.is_suppressed}
+        return suppressed if any(one.there and not one.is_suppressed for one in self.hosts.values()) else set()
 
     def left_out(self, now_s: float) -> dict[str, str]:
         """The hosts that are there and left out, each with the reason."""
         return {
             host: f"it has come back {_times(len(one.returns_s))} within {self.window_s / 60:g} min; it counts again "
-            f"when it has stayed for {self.steady_s / 60:g} min" + _so_far(now_s - one.since_s)
+            f"when it has stayed for {self.reuse_after_s / 60:g} min" + _so_far(now_s - one.since_s)
             for host, one in sorted(self.hosts.items())
-            if host in self._held()
+            if host in self._suppressed()
         }
 
     def to_memory(self, now_s: float) -> object:
         """Plain JSON, in which times count back from ``now_s``."""
         return {
-            host: [one.there, now_s - one.since_s, [now_s - time_s for time_s in one.returns_s], one.is_held]
+            host: [one.there, now_s - one.since_s, [now_s - time_s for time_s in one.returns_s], one.is_suppressed]
             for host, one in self.hosts.items()
         }
 
@@ -112,9 +112,9 @@ class Damping:
         try:
             hosts = {
                 str(host): _History(
-                    bool(there), now_s - float(since_s), tuple(now_s - float(s) for s in returns_s), bool(is_held)
+                    bool(there), now_s - float(since_s), tuple(now_s - float(s) for s in returns_s), bool(is_suppressed)
                 )
-                for host, (there, since_s, returns_s, is_held) in memory.items()  # type: ignore[attr-defined]
+                for host, (there, since_s, returns_s, is_suppressed) in memory.items()  # type: ignore[attr-defined]
             }
         except (AttributeError, TypeError, ValueError):
             hosts = {}

@@ -2,7 +2,7 @@
 
     source    KIND:VALUE,FLAG=VALUE,...      the flags of discovery_scripts/from_KIND
     union     union(SOURCE, SOURCE, ...)     the hosts of all
-    limit     limit(SOURCE, 8)               at most 8 slots of them; '8 hosts': at most so many hosts
+    limit     limit(SOURCE, 8)               at most 8 slots of them; '8 hosts': at most 8 hosts
     prefer    prefer(SOURCE, 8)              the same, the cheapest first
 
 A comma between the parentheses begins the next argument, unless ``FLAG=`` or a value follows, which goes on with

@@ -71,6 +71,13 @@ class Flags:
             raise UsageError(f"no {what} is given; expected e.g. '{example}'")
         return values
 
+    def yes_no(self, name: str) -> bool:
+        """Whether the flag says yes; it has a value, because every flag has a variable, too."""
+        text = self.text(name, "no")
+        if text not in ("yes", "no"):
+            raise UsageError(f"--{name} {text!r} is not understood; expected yes or no")
+        return text == "yes"
+
     def count(self, name: str, default: int) -> int:
         text = self.text(name, str(default))
         if not text.isdecimal() or int(text) < 1:

@@ -1,31 +1,12 @@
-"""The one interface of everything that knows hosts."""
+"""The one interface of everything that knows hosts, and the one value that it answers with."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
 
 from edl_hvd.hosts import HostSlots
-
-
-class Source(Protocol):
-    def hosts(self) -> tuple[HostSlots, ...]:
-        """Every host there is now, each once, in any order. May block; the caller bounds the time.
-
-        An empty answer says that there are none, which is more than "I do not know".
-
-        Raises:
-            DiscoveryError: The source did not answer, or not in a way that can be trusted.
-        """
-
-
-@runtime_checkable
-class Foresighted(Protocol):
-    """A source that also knows which hosts are about to go, as clouds announce it for spot instances."""
-
-    def notices(self) -> Mapping[str, float]:
-        """Hosts that will be gone, as of the last answer of ``hosts``, and in how many seconds. Does not block."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +26,34 @@ class HostDetails:
     since_s: float | None = None
 
 
-@runtime_checkable
-class Described(Protocol):
-    """A source that knows more of its hosts than how many slots they have. Neither method blocks."""
+@dataclass(frozen=True)
+class Answer:
+    """What a source says to one question.
 
-    def details(self) -> Mapping[str, HostDetails]:
-        """Of each host in the last answer of ``hosts``."""
+    Attributes:
+        hosts: Every host there is, each once, in any order. None says that there are none, which is more than "I do
+            not know".
+        notices: Hosts that will be gone, as clouds announce it for spot instances, and in how many seconds.
+        details: What else is known of hosts.
+        left_out: Why what belongs to the group is no host now, by the source's name for it.
+        age_s: How much older than the question the oldest part is; 0: no part stands in for a newer one.
+        warning: Why a part is old; empty when none is.
+    """
 
-    def left_out(self) -> Mapping[str, str]:
-        """Why what belongs to the group was not in the last answer, by the source's name for it."""
+    hosts: tuple[HostSlots, ...] = ()
+    notices: Mapping[str, float] = field(default_factory=dict)
+    details: Mapping[str, HostDetails] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    age_s: float = 0.0
+    warning: str = ""
+
+    def later(self, passed_s: float) -> Answer:
+        """The same answer after a time, when its notices are nearer.
+
+        >>> Answer(notices={"a": 30.0, "b": 5.0}).later(10.0).notices
+        {'a': 20.0, 'b': 0.0}
+        """
+        return replace(self, notices={host: max(0.0, left_s - passed_s) for host, left_s in self.notices.items()})
 
 
 @dataclass(frozen=True)
@@ -71,56 +71,37 @@ class Permission:
     words: str
 
 
-@runtime_checkable
-class Permitted(Protocol):
-    """A source that somebody has to permit something; for people who want to know what is missing."""
+class Source(ABC):
+    """Knows hosts. Only ``answer`` has to be written; the defaults are those of a source that has nothing else to say.
+
+    Attributes:
+        parts: The sources that a combination is made of. What a combination answers depends on its answers before, so
+            a process that asks it once takes its memory from a file.
+    """
+
+    parts: tuple[Source, ...] = ()
+
+    @abstractmethod
+    def answer(self) -> Answer:
+        """Every host there is now. May block; the caller bounds the time, and asks from one thread at a time.
+
+        Raises:
+            DiscoveryError: The source did not answer, or not in a way that can be trusted.
+        """
 
     def permissions(self) -> Iterable[Permission]:
         """Each one that it needs, tried now, the first ones first. Blocks; never raises for one that is missing."""
-
-
-@runtime_checkable
-class Remembering(Protocol):
-    """A source whose next answer depends on the ones before. A process that is asked once takes them from a file."""
+        for part in self.parts:
+            yield from part.permissions()
 
     def memory(self, now_s: float) -> object:
         """What it has to know again, as plain JSON; times in it count back from ``now_s`` (monotonic)."""
+        return None
 
-    def recall(self, memory: object, now_s: float) -> None:
+    def recall(self, memory: object, now_s: float) -> None:  # noqa: B027 (most have no memory)
         """Take over what ``memory`` gave, which counted from ``now_s``. What cannot be read is forgotten."""
 
-
-@runtime_checkable
-class Bridging(Protocol):
-    """A source that may give an older answer of a part of it for a newer one."""
-
-    def bridged(self) -> tuple[float, str]:
-        """How much older than the last answer's question its oldest part is, and why; ``(0.0, "")`` if none is old."""
-
-
-@runtime_checkable
-class Closable(Protocol):
-    """A source with something that runs."""
-
     def close(self) -> None:
-        """End it, from any thread; does not block. The source is asked no more."""
-
-
-def notices_of(source: Source) -> Mapping[str, float]:
-    """What a source knows of hosts that will go, if it knows such things."""
-    return source.notices() if isinstance(source, Foresighted) else {}
-
-
-def details_of(source: Source) -> Mapping[str, HostDetails]:
-    """What a source knows of its hosts, if it knows such things."""
-    return source.details() if isinstance(source, Described) else {}
-
-
-def left_out_of(source: Source) -> Mapping[str, str]:
-    """What a source leaves out, if it knows such things."""
-    return source.left_out() if isinstance(source, Described) else {}
-
-
-def permissions_of(source: Source) -> Iterable[Permission]:
-    """What a source has to be allowed, if it can say so."""
-    return source.permissions() if isinstance(source, Permitted) else ()
+        """End what runs, from any thread; does not block. The source is asked no more."""
+        for part in self.parts:
+            part.close()

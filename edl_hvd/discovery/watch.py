@@ -1,8 +1,8 @@
 """Asking a source again and again, and what to believe of its answers.
 
-``View`` decides, without thread or clock; ``HostWatch`` asks. The rule: a new host counts at once, because
-nobody is harmed by a worker too many being started; a host is gone when two answers in a row say so, because a
-healthy worker stopped by mistake costs more than one more poll; a source in trouble changes nothing. What is
+``TrustedHosts`` decides, without thread or clock; ``HostWatch`` asks. The rule: a new host counts at once, because
+nobody is harmed by a worker too many being started; a host is gone when answers in a row say so (``trust.py``), because
+a healthy worker stopped by mistake costs more than one more poll; a source in trouble changes nothing. What is
 believed to have gone and come back several times lately is left out for a while, see ``damping.py``.
 """
 
@@ -13,15 +13,15 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.damping import Damping
-from edl_hvd.discovery.source import Foresighted, Source
+from edl_hvd.discovery.source import Answer, Source
+from edl_hvd.discovery.trust import IN_A_ROW, is_believed
 from edl_hvd.errors import EdlHvdError
 from edl_hvd.hosts import HostSlots, format_hosts
 
-CALM_ANSWERS = 2
+RECOVERY_THRESHOLD = 2
 # After one good answer a source that fails every other time would be reported every other time.
 DISTINCT_PROBLEMS = 20
 # Of one series of troubles; who has read twenty has understood.
@@ -35,67 +35,56 @@ _VARYING = re.compile(r"[0-9a-f]*[0-9][0-9a-f.-]*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class View:
+class TrustedHosts:
     """What is believed of a source, from all it has said.
 
     Attributes:
         hosts: The trusted list: known hosts in the order in which they came.
-        previous: The answer before, when it was a good one; else ``None``.
+        row: The newest good answers without a failure between them, as many as are believed.
         troubled_since_s: When the present series of troubles began, or ``None``.
         calm: Good answers since the last trouble.
-        told: The problems of this series, as far as they were told.
+        reported: The problems of this series that were told.
     """
 
     hosts: tuple[HostSlots, ...] = ()
-    previous: tuple[HostSlots, ...] | None = None
+    row: tuple[tuple[HostSlots, ...], ...] = ()
     troubled_since_s: float | None = None
     calm: int = 0
-    told: frozenset[str] = frozenset()
+    reported: frozenset[str] = frozenset()
 
-    def answered(self, answer: tuple[HostSlots, ...], now_s: float) -> tuple[View, str]:
-        """The view after a good answer, and what to tell about it (empty: nothing)."""
-        view = replace(self, hosts=self._believe(answer), previous=answer, calm=self.calm + 1)
-        if view.troubled_since_s is None or view.calm < CALM_ANSWERS:
-            return view, ""
-        news = f"the hosts are known again, after {now_s - view.troubled_since_s:.0f} s of trouble"
-        return replace(view, troubled_since_s=None, told=frozenset()), news
+    def answered(self, answer: tuple[HostSlots, ...], now_s: float) -> tuple[TrustedHosts, str]:
+        """What is trusted after a good answer, and what to tell about it (empty: nothing)."""
+        row = (*self.row, answer)[-IN_A_ROW:]
+        trusted = replace(self, hosts=self._believe(row), row=row, calm=self.calm + 1)
+        if trusted.troubled_since_s is None or trusted.calm < RECOVERY_THRESHOLD:
+            return trusted, ""
+        news = f"the hosts are known again, after {now_s - trusted.troubled_since_s:.0f} s of trouble"
+        return replace(trusted, troubled_since_s=None, reported=frozenset()), news
 
-    def failed(self, problem: str, now_s: float) -> tuple[View, str]:
-        """The view after a question without a good answer, and what to tell about it (empty: nothing new)."""
+    def failed(self, problem: str, now_s: float) -> tuple[TrustedHosts, str]:
+        """What is trusted after a question without a good answer, and what to tell about it (empty: nothing new)."""
         kind = _VARYING.sub("0", problem)
-        is_new = kind not in self.told and len(self.told) < DISTINCT_PROBLEMS
+        is_new = kind not in self.reported and len(self.reported) < DISTINCT_PROBLEMS
         since_s = now_s if self.troubled_since_s is None else self.troubled_since_s
-        told = self.told | {kind} if is_new else self.told
-        view = replace(self, previous=None, troubled_since_s=since_s, calm=0, told=told)
-        return view, problem if is_new else ""
+        reported = self.reported | {kind} if is_new else self.reported
+        trusted = replace(self, row=(), troubled_since_s=since_s, calm=0, reported=reported)
+        return trusted, problem if is_new else ""
 
-    def _believe(self, answer: tuple[HostSlots, ...]) -> tuple[HostSlots, ...]:
-        """Of each host the most slots that the trusted list and the two newest answers leave it.
+    def _believe(self, row: tuple[tuple[HostSlots, ...], ...]) -> tuple[HostSlots, ...]:
+        """The newest answer's hosts, and of known hosts what the answers in a row leave them.
 
         >>> a, b = HostSlots("a", 1), HostSlots("b", 2)
-        >>> View(hosts=(a, b), previous=(a, b))._believe((b,)) == (a, b)
+        >>> TrustedHosts(hosts=(a, b))._believe(((a, b), (b,))) == (a, b)
         True
-        >>> View(hosts=(a, b), previous=(b,))._believe((b,)) == (b,)
+        >>> TrustedHosts(hosts=(a, b))._believe(((b,), (b,))) == (b,)
         True
         """
-        now = {entry.host: entry.slots for entry in answer}
-        before = {entry.host: entry.slots for entry in (self.hosts if self.previous is None else self.previous)}
-        believed = {
-            entry.host: max(now.get(entry.host, 0), min(entry.slots, before.get(entry.host, 0))) for entry in self.hosts
-        }
-        believed = {**believed, **{host: slots for host, slots in now.items() if host not in believed}}
+        answers = [{entry.host: entry.slots for entry in answer} for answer in row]
+        known, now = {entry.host: entry.slots for entry in self.hosts}, answers[-1]
+        if is_believed(len(row)):
+            known = {host: min(slots, max(one.get(host, 0) for one in answers)) for host, slots in known.items()}
+        believed = {host: max(known.get(host, 0), now.get(host, 0)) for host in {**known, **now}}
         return tuple(HostSlots(host, slots) for host, slots in believed.items() if slots)
-
-
-@runtime_checkable
-class _Closable(Protocol):
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class _Answer:
-    hosts: tuple[HostSlots, ...]
-    notices: Mapping[str, float]
 
 
 class HostWatch:
@@ -105,8 +94,7 @@ class HostWatch:
     ``close`` has returned.
 
     Args:
-        source: Asked by one thread at a time; it may take as long as it likes. If it has a ``close`` method,
-            ``close`` calls it.
+        source: Asked by one thread at a time; it may take as long as it likes. ``close`` closes it.
         changed: Told the trusted list whenever it has changed, first when there are hosts.
         problem: Told a sentence once per distinct problem, and another when the trouble is over.
         notice: Told once of each trusted host that is about to go, if the source knows, and in how many seconds.
@@ -134,14 +122,14 @@ class HostWatch:
         self._every_s = every_s
         self._late_s = late_s
         self._clock = clock
-        self._view = View()
+        self._trusted = TrustedHosts()
         self._damping = damping
-        self._held: frozenset[str] = frozenset()
+        self._suppressed: frozenset[str] = frozenset()
         self._hosts: tuple[HostSlots, ...] = ()
         self._closing = threading.Event()
         self._questions: queue.SimpleQueue[bool] = queue.SimpleQueue()
         # An answer, the reason why there is none, or None when the watch ends.
-        self._answers: queue.SimpleQueue[_Answer | str | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Answer | str | None] = queue.SimpleQueue()
         # Daemons: a source that hangs must not keep the program from ending.
         self._asker = threading.Thread(target=self._ask, name="edl_hvd host source", daemon=True)
         self._watcher = threading.Thread(target=self._watch, name="edl_hvd host watch", daemon=True)
@@ -161,18 +149,16 @@ class HostWatch:
         self._closing.set()
         self._answers.put(None)
         self._questions.put(False)
-        if isinstance(self._source, _Closable):
-            self._source.close()
+        self._source.close()
         if self._watcher.is_alive() and self._watcher is not threading.current_thread():
             self._watcher.join(CLOSE_S)
 
     def _ask(self) -> None:
         while self._questions.get() and not self._closing.is_set():
             try:
-                hosts = self._source.hosts()
-                format_hosts(hosts)  # raises when a host is listed twice
-                notices = self._source.notices() if isinstance(self._source, Foresighted) else {}
-                self._answers.put(_Answer(hosts, notices))
+                answer = self._source.answer()
+                format_hosts(answer.hosts)  # raises when a host is listed twice
+                self._answers.put(answer)
             except EdlHvdError as error:
                 self._answers.put(" ".join(str(error).split()))
             except Exception as error:  # a fault in one source is no reason to stop training
@@ -187,12 +173,12 @@ class HostWatch:
             now_s = self._clock.monotonic_s()
             known = self._hosts
             if isinstance(answer, str):
-                self._view, news = self._view.failed(answer, now_s)
+                self._trusted, news = self._trusted.failed(answer, now_s)
             else:
-                self._view, news = self._view.answered(answer.hosts, now_s)
+                self._trusted, news = self._trusted.answered(answer.hosts, now_s)
             if news:
                 self._problem(news)
-            self._hosts = self._damp(self._view.hosts, now_s)
+            self._hosts = self._damp(self._trusted.hosts, now_s)
             if self._hosts != known:
                 self._changed(self._hosts)
             if not isinstance(answer, str):
@@ -204,11 +190,11 @@ class HostWatch:
         if self._damping is None:
             return believed
         self._damping = self._damping.observed(believed, now_s)
-        held = self._damping.left_out(now_s)
-        for host, why in held.items():
-            if host not in self._held:
+        suppressed = self._damping.left_out(now_s)
+        for host, why in suppressed.items():
+            if host not in self._suppressed:
                 self._problem(f"{host} is left out: {why}")
-        self._held = frozenset(held)
+        self._suppressed = frozenset(suppressed)
         return self._damping.kept(believed)
 
     def _pass_on(self, notices: Mapping[str, float]) -> None:
@@ -219,14 +205,14 @@ class HostWatch:
                 self._notice(host, seconds)
         self._noticed = frozenset(host for host in notices if host in here or host in self._noticed)
 
-    def _wait_for_answer(self) -> _Answer | str | None:
+    def _wait_for_answer(self) -> Answer | str | None:
         try:
             return self._answers.get(timeout=self._late_s)
         except queue.Empty:
             reason = (
                 f"the host source has not answered for {self._late_s:g} s; the hosts stay as they are until it does"
             )
-            self._view, news = self._view.failed(reason, self._clock.monotonic_s())
+            self._trusted, news = self._trusted.failed(reason, self._clock.monotonic_s())
             if news:
                 self._problem(news)
             return self._answers.get()

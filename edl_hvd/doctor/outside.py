@@ -8,8 +8,8 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 
-from edl_hvd.discovery.look import Looker
-from edl_hvd.discovery.source import Closable, Permission, permissions_of
+from edl_hvd.discovery.inspection import Inspector
+from edl_hvd.discovery.source import Permission
 from edl_hvd.discovery.sources.combined import read_source, start_now
 from edl_hvd.doctor.findings import ADVICE, MISSING, OK, Finding
 from edl_hvd.errors import EdlHvdError, UsageError
@@ -106,25 +106,24 @@ def check_source(text: str) -> Iterator[Finding]:
         yield Finding(_DISCOVERY, "source", MISSING, str(error), "correct --discover")
         return
     try:
-        for permission in permissions_of(question.source):
+        for permission in question.source.permissions():
             yield judge_permission(permission)
         start_s = time.monotonic()
         try:
-            look = Looker(question).look()
+            listing = Inspector(question).inspect()
         except EdlHvdError as error:
             yield Finding(_DISCOVERY, "source", MISSING, str(error), "a job would wait for its hosts until this works")
             return
         seconds = time.monotonic() - start_s
-        summary = f"{_count(len(look.hosts), 'host')}, {_count(look.slots, 'slot')}, {seconds:.2f} s"
-        left_out = f", {len(look.left_out)} left out" * bool(look.left_out)
-        if look.hosts:
+        summary = f"{_count(len(listing.hosts), 'host')}, {_count(listing.slots, 'slot')}, {seconds:.2f} s"
+        left_out = f", {len(listing.left_out)} left out" * bool(listing.left_out)
+        if listing.hosts:
             yield Finding(_DISCOVERY, "source", OK, summary + left_out)
         else:
             fix = f"'edl-hvd discover {shlex.quote(text)}' says why hosts are left out"
             yield Finding(_DISCOVERY, "source", ADVICE, f"it answers, with no hosts{left_out}", fix)
     finally:
-        if isinstance(question.source, Closable):
-            question.source.close()
+        question.source.close()
 
 
 def judge_permission(permission: Permission) -> Finding:

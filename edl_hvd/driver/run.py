@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TextIO, cast
 
 from edl_hvd.discovery.damping import Damping
-from edl_hvd.discovery.watch import HostWatch
 from edl_hvd.driver.command_line.options import Options, is_python
-from edl_hvd.driver.found import Found
+from edl_hvd.driver.host_feed import HostFeed
 from edl_hvd.driver.job import Job
 from edl_hvd.driver.job_folder.claim import JobFolder, claim
 from edl_hvd.driver.job_folder.requests import Requests, answer
@@ -23,7 +22,7 @@ from edl_hvd.driver.membership.decision import SAVED
 from edl_hvd.driver.membership.happenings import DrainAsked, End, HostsFound
 from edl_hvd.driver.network import Network, choose_network
 from edl_hvd.driver.preflight.examination import Examination
-from edl_hvd.driver.preflight.gate import Gate, Passed
+from edl_hvd.driver.preflight.gate import Look
 from edl_hvd.driver.reporter import Reporter, Screen
 from edl_hvd.driver.workers.launcher import Launcher, Program
 from edl_hvd.driver.workers.output_files import OutputFiles
@@ -67,20 +66,14 @@ async def _run(options: Options, screen: Screen, folder: JobFolder) -> int:
 async def _train(options: Options, screen: Screen, folder: JobFolder, reporter: Reporter) -> End:
     loop = asyncio.get_running_loop()
     network = choose_network(options.network_interfaces, _ssh(options))
-    found = Found(_gate(options, network, screen))
-    watch = HostWatch(
-        options.source,
-        changed=lambda hosts: _quietly(loop.call_soon_threadsafe(found.changed, hosts)),
-        problem=lambda text: _quietly(loop.call_soon_threadsafe(screen.problem, text)),
-        notice=lambda *notice: _quietly(loop.call_soon_threadsafe(found.noticed, *notice)),
-        every_s=options.poll_every_s,
-        damping=Damping() if options.is_damped else None,
-    )
+    damping = Damping() if options.is_damped else None
+    look = _look(options, network, screen)
+    feed = HostFeed(options.source, look, screen.problem, screen.note, options.poll_every_s, damping)
     with _signals(loop, screen) as wishes:
         await _outlive_orphans(folder, screen, wishes)
-        watch.start()
+        feed.start()
         try:
-            hosts = await _first_hosts(found, options, wishes)
+            hosts = await _first_hosts(feed, options, wishes)
             with contextlib.ExitStack() as stack:
                 files = stack.enter_context(OutputFiles(options.output_filename))
                 record = _both(stack.enter_context(_record(options.record)), stack.enter_context(folder.history()))
@@ -98,24 +91,21 @@ async def _train(options: Options, screen: Screen, folder: JobFolder, reporter: 
                     grace_s=settings.grace_s,
                     collective_timeout_s=settings.collective_timeout_s,
                 )
-                return await _follow_through(job, reporter, folder, screen, hosts, found, wishes)
+                return await _follow_through(job, reporter, folder, screen, hosts, feed, wishes)
         finally:
-            await asyncio.to_thread(watch.close)
-            await found.close()
+            await feed.close()
 
 
-def _gate(options: Options, network: Network, screen: Screen) -> Callable[[Passed], Gate | None]:
-    """What makes the gate that the options ask for."""
-    bound = options.preflight
-    if bound is None:
-        return lambda passed: None
+def _look(options: Options, network: Network, screen: Screen) -> Look | None:
+    """How hosts are measured before they get workers; ``None``: they are not."""
+    if options.preflight is None:
+        return None
     python = options.command[0] if is_python(options.command[0]) else sys.executable
     # By the same program, in the same folder and environment as a worker, or it would be another one that is measured.
     environment = {**own_environment(), **options.worker_variables}
     program = Program((python, "-m", "edl_hvd.preflight"), environment, str(Path.cwd()))
     launcher = _launcher(options, program, screen.line if options.verbose else lambda *line: None)
-    examination = Examination(launcher, network, bound)
-    return lambda passed: Gate(examination.look, passed, screen.note)
+    return Examination(launcher, network, options.preflight).look
 
 
 async def _follow_through(
@@ -124,15 +114,15 @@ async def _follow_through(
     folder: JobFolder,
     screen: Screen,
     hosts: HostsFound,
-    found: Found,
+    feed: HostFeed,
     wishes: Wishes,
 ) -> End:
     """The job from its first hosts to its end."""
-    reporter.watch(job, found.gate)
+    reporter.watch(job, feed.gate)
     requests = Requests(lambda line: _obey(job, screen, line))
     await job.start()
     job.happen(hosts)
-    following = asyncio.get_running_loop().create_task(_follow(found, job, screen))
+    following = asyncio.get_running_loop().create_task(_follow(feed, job, screen))
     try:
         try:
             await requests.start(folder.path)
@@ -196,18 +186,14 @@ def _ssh(options: Options) -> Ssh:
     return Ssh(options.ssh_port, options.ssh_identity_file)
 
 
-def _quietly(handle: object) -> None:
-    """The callbacks of a watch return nothing."""
-
-
 def _pass_on(screen: Screen, files: OutputFiles, worker: str, stream: str, line: bytes) -> None:
     screen.line(worker, stream, line)
     files.write(worker, stream, line)
 
 
-async def _first_hosts(found: Found, options: Options, wishes: Wishes) -> HostsFound:
+async def _first_hosts(feed: HostFeed, options: Options, wishes: Wishes) -> HostsFound:
     timeout_s = options.rules.elastic_timeout_s
-    waiting = asyncio.ensure_future(found.news.get())
+    waiting = asyncio.ensure_future(feed.news.get())
     done, _ = await asyncio.wait({waiting, asyncio.ensure_future(wishes.first.wait())}, timeout=timeout_s,
                                  return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
     if waiting in done:
@@ -218,9 +204,9 @@ async def _first_hosts(found: Found, options: Options, wishes: Wishes) -> HostsF
     raise PlatformError(f"waited for hosts, but {reason}; see what discovery reports")
 
 
-async def _follow(found: Found, job: Job, screen: Screen) -> None:
+async def _follow(feed: HostFeed, job: Job, screen: Screen) -> None:
     while True:
-        happening = await found.news.get()
+        happening = await feed.news.get()
         if isinstance(happening, DrainAsked):
             _drain(job, screen, happening)
         else:

@@ -269,7 +269,7 @@ class Pace:
         self._points: deque[tuple[float, int]] = deque()
 
     def feel(self, now_s: float, samples: int) -> None:
-        """So many samples are trained by now; 0 for an unknown number. A smaller number than before starts anew."""
+        """Note the number of samples trained by now; 0 for an unknown number. A smaller one than before starts anew."""
         points = self._points
         if points and samples < points[-1][1]:
             points.clear()

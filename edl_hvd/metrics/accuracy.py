@@ -12,7 +12,7 @@ from edl_hvd.metrics.tally import Layout, Tally
 
 
 class Accuracy(Metric):
-    """Correct samples over all samples, counted in integers.
+    """The number of correct samples over the number of all samples, counted in integers.
 
     A sample is correct if its class is one of the ``top_k`` with the highest scores; of equal scores the lower class
     comes first. A sample with a NaN among its scores is not correct.
@@ -23,7 +23,7 @@ class Accuracy(Metric):
     0.5
 
     Args:
-        top_k: How many guesses a sample has, at least 1.
+        top_k: Number of guesses per sample, at least 1.
 
     Raises:
         UsageError: ``top_k`` is below 1.
@@ -39,14 +39,15 @@ class Accuracy(Metric):
 
     @torch.no_grad()
     def update(self, preds: torch.Tensor, target: torch.Tensor) -> None:
-        """Count samples. Does not wait for a GPU.
+        """Count samples. Any rank; not collective; does not wait for a GPU.
 
         Args:
-            preds: Scores (logits or probabilities) of shape [n, classes, ...], or classes of shape [n, ...].
-            target: The right classes, integers of shape [n, ...] in [0, classes), on the same device.
+            preds: Scores (logits or probabilities), any real type, shape [n, classes, ...]; or, with ``top_k=1``,
+                classes, integers of shape [n, ...]. On any device.
+            target: Correct classes, integers of shape [n, ...] in [0, classes), on the same device.
 
         Raises:
-            UsageError: The shapes do not go together.
+            UsageError: The shapes or types do not fit together, or there are fewer classes than ``top_k``.
         """
         if preds.shape == target.shape and not preds.is_floating_point():
             if self.top_k > 1:
@@ -77,11 +78,18 @@ class Accuracy(Metric):
         return (ahead.sum(1) < self.top_k) & ~preds.isnan().any(1)
 
     def compute(self) -> float:
-        """The world's, in [0, 1], up to the last commit, the same on all ranks; NaN before anything was counted."""
+        """The accuracy of the whole world up to the last commit. Any rank; not collective.
+
+        Returns:
+            A number in [0, 1], the same on all ranks; NaN before anything was counted.
+
+        Raises:
+            UsageError: This rank has counted outside of any loop, and there was no commit since.
+        """
         correct, samples = self._counted().sums.tolist()
         return correct / samples if samples else math.nan
 
     @property
     def samples(self) -> int:
-        """How many samples the world has counted, up to the last commit."""
+        """The number of samples that the world has counted up to the last commit."""
         return int(self._counted().sums[1])

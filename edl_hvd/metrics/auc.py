@@ -32,14 +32,14 @@ class AUC(Metric):
 
     @torch.no_grad()
     def update(self, preds: torch.Tensor, target: torch.Tensor) -> None:
-        """Count samples. Does not wait for a GPU.
+        """Count samples. Any rank; not collective; does not wait for a GPU.
 
         Args:
-            preds: Scores, floating-point, shape [n]: the higher, the likelier positive.
-            target: Classes, shape [n] on the same device: 0 or 1, or booleans.
+            preds: Scores, any floating-point type, shape [n], on any device: the higher, the likelier positive.
+            target: Classes, shape [n] on the same device: 0 or 1 of any type, or booleans.
 
         Raises:
-            UsageError: The shapes do not go together.
+            UsageError: The shapes or types do not fit together.
         """
         if preds.dim() != 1 or preds.shape != target.shape or not preds.is_floating_point():
             raise UsageError(
@@ -55,13 +55,15 @@ class AUC(Metric):
         self._count(Tally(empty, empty.double(), [rows]))
 
     def compute(self) -> float:
-        """The world's, in [0, 1], up to the last commit, the same on all ranks.
+        """The area for the whole world up to the last commit. Any rank; not collective.
 
         Returns:
-            NaN where there are no positives, no negatives, or a NaN among the scores.
+            A number in [0, 1], the same on all ranks; NaN where there are no positives, no negatives, or a NaN among
+            the scores.
 
         Raises:
-            UsageError: A class was neither 0 nor 1.
+            UsageError: A class was neither 0 nor 1; or this rank has counted outside of any loop, and there was no
+                commit since.
         """
         rows = self._counted().all_rows(self.layout)
         scores, classes = of_bytes(rows, 0, torch.float64), of_bytes(rows, 8, torch.uint8)

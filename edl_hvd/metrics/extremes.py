@@ -10,7 +10,7 @@ from edl_hvd.metrics.tally import Layout, Tally
 
 
 class Max(Metric):
-    """The largest of all values; a NaN stays one.
+    """The largest of all values; NaN if one of them is.
 
     >>> worst = Max()
     >>> worst.update(torch.tensor([1.0, 7.0]))
@@ -23,9 +23,14 @@ class Max(Metric):
     _sign = 1.0
 
     def update(self, value: float | torch.Tensor) -> None:
-        """Count values: a number, or a tensor of any shape, at least one of them, on any device.
+        """Count values. Any rank; not collective; does not wait for a GPU.
 
-        Does not wait for a GPU.
+        Args:
+            value: A number, or a tensor of any real type, shape and device with at least one element. It is compared in
+                float64.
+
+        Raises:
+            UsageError: The tensor is empty.
         """
         values = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value)
         if values.numel() == 0:
@@ -34,12 +39,21 @@ class Max(Metric):
         self._count(Tally(torch.empty(0, dtype=torch.int64, device=values.device), largest))
 
     def compute(self) -> float:
-        """The world's up to the last commit, the same on all ranks; infinite before anything was counted."""
+        """The largest (for ``Min``: smallest) value of the whole world up to the last commit.
+
+        Any rank; not collective.
+
+        Returns:
+            A number, the same on all ranks. Before anything was counted -infinity, for ``Min`` +infinity.
+
+        Raises:
+            UsageError: This rank has counted outside of any loop, and there was no commit since.
+        """
         return float(self._counted().largest) * self._sign
 
 
 class Min(Max):
-    """The smallest of all values; a NaN stays one.
+    """The smallest of all values; NaN if one of them is.
 
     >>> best = Min()
     >>> best.update(torch.tensor([1.0, 7.0]))

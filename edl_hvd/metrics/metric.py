@@ -26,15 +26,18 @@ class Pending:
 
 
 class Metric:
-    """A number about many samples, each of which counts once, whatever happens to the world.
+    """A number about many samples, each of which counts once, whatever happens to the world; base class of all metrics.
 
-    Give it to ``State``. Every commit then brings together what the ranks have counted since the last one; the sum is
-    part of the commit, the same on all ranks. What a rank has counted since then is lost with it, and counted again by
-    those who go through the same batches again.
+    Every rank makes an equal one and gives it to ``State``. Every commit then adds up what the ranks have counted since
+    the last one; the sum is part of the commit, the same on all ranks. Counts since the last commit are lost with a
+    rank, and made again by the ranks that go through the same batches again.
 
-    **Passes.** A metric updated in a loop of ``state.batches`` is about this epoch's training, in one of
-    ``state.evaluate`` about this evaluation: it starts anew by itself with the first update in another pass, so nobody
-    has to call ``reset``. Updated elsewhere, it goes on until it is reset.
+    Any rank may call ``update`` as often as it has samples: that is not collective. ``compute`` reads the last commit,
+    which was collective.
+
+    **Passes.** A metric updated in a loop of ``state.steps`` or ``state.batches`` is about this epoch's training, in a
+    loop of ``state.evaluate`` about this evaluation. It starts from zero by itself with the first update in another
+    pass, so a script need not call ``reset``. Updated elsewhere, it goes on until it is reset.
 
     Without ``State`` it counts what this process gives it.
 
@@ -42,7 +45,7 @@ class Metric:
     ``compute``. Its constructor's arguments are not kept with the state.
 
     Attributes:
-        layout: What it counts.
+        layout: Numbers that the metric counts.
     """
 
     layout: ClassVar[Layout]
@@ -59,10 +62,10 @@ class Metric:
     # --- for its user ---
 
     def reset(self) -> None:
-        """Forget everything. Call it on every rank.
+        """Forget everything. Every rank calls it; not collective; does not block.
 
-        What was counted in a pass stays until the next update, if this is called outside of the loops: a function that
-        is run again after a resize comes by here once more, and then goes on with the pass, or finds it complete.
+        Outside of the loops, what was counted in a pass stays until the next update. For a training function that runs
+        again after a resize calls it once more, and then goes on with the pass, or finds it complete.
         """
         self._settle()
         if self._pass is None and self._total_pass is not None:
@@ -72,7 +75,10 @@ class Metric:
         self._pending = Pending(Tally.empty(self.layout), True, None)
 
     def state_dict(self) -> dict[str, Any]:
-        """What was counted up to the last commit, or up to now in a world of one. Does not block on a CPU."""
+        """The counts up to the last commit, or up to now in a world of one. Any rank; not collective.
+
+        Waits for a GPU in a world of one, if counts are there.
+        """
         self._settle()
         rows = self._total.all_rows(self.layout) if self.layout.row_bytes else None
         return {
@@ -81,7 +87,10 @@ class Metric:
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to what ``state_dict`` returned; what was counted since is forgotten.
+        """Go back to saved counts; later ones are forgotten. Every rank; not collective.
+
+        Args:
+            state: Result of :meth:`state_dict`.
 
         Raises:
             StateError: It is the state of a metric of another kind.
@@ -112,7 +121,7 @@ class Metric:
         pending.tally.add(tally)
 
     def _counted(self) -> Tally:
-        """Of the whole world, on the CPU."""
+        """The counts of the whole world, on the CPU."""
         self._settle()
         if self._pending is not None and self._pass is None:
             raise UsageError(
@@ -131,34 +140,45 @@ class Metric:
 
     @property
     def pending(self) -> Pending | None:
+        """The counts of this rank since the ranks last added up theirs; ``None`` if there are none."""
         return self._pending
 
     @property
     def trains(self) -> bool:
-        """It may be updated in the training loop."""
+        """Whether it may be updated in the training loop."""
         return self._trains
 
     def end_training_pass(self) -> None:
-        """The present pass, an epoch's training, is through on every rank, and brought together."""
+        """Note that an epoch's training is complete on every rank, and added up. Called by ``State``."""
         self._settle()
         self._trains = self._total_pass == self._pass
 
     def set_world(self, size: int) -> None:
-        """Belong to a world of ``size`` workers from now on."""
+        """Belong to another world from now on. Called by ``State``.
+
+        Args:
+            size: Number of workers, at least 1.
+        """
         self._size = size
 
     def enter_pass(self, name: str | None) -> None:
-        """What is counted from now on belongs to this pass; ``None`` for to none."""
+        """Begin a pass that later counts belong to. Called by ``State``.
+
+        Args:
+            name: Name of the pass; ``None`` for none.
+        """
         self._pass = name
 
     def absorb(self, touched: bool, anew: bool, tally: Tally, pass_: str | None) -> None:
-        """Take what the whole world has counted since the last time, in place of what is pending here.
+        """Take the counts of the whole world since the last time, in place of what is pending here.
+
+        Called by ``State``, on every rank.
 
         Args:
-            touched: Any rank has.
-            anew: Any rank has started anew.
-            tally: Of all ranks, on the CPU.
-            pass_: Where they have.
+            touched: Whether any rank has counted.
+            anew: Whether any rank has started from zero.
+            tally: Counts of all ranks, on the CPU.
+            pass_: Name of the pass that they belong to.
         """
         if anew:
             self._total = Tally.empty(self.layout)

@@ -30,15 +30,16 @@ class Mean(Metric):
     layout = Layout(sums=2 * WORDS)
 
     def update(self, value: Number, weight: Number = 1.0) -> None:
-        """Count values. Does not wait for a GPU.
+        """Count values. Any rank; not collective; does not wait for a GPU.
 
         Args:
-            value: A number, or a tensor of any shape and device: the mean loss over a batch, or a loss per sample.
-            weight: Of each value: the samples a mean is over. A number, or a tensor that broadcasts to the shape of
-                ``value``.
+            value: A number, or a tensor of any real type, shape and device, at most 2**28 elements: the mean loss over
+                a batch, or a loss per sample. It is converted to float64.
+            weight: Weight of each value, such as the number of samples that a mean is over: a number, or a tensor of
+                any real type and device that broadcasts to the shape of ``value``.
 
         Raises:
-            UsageError: The shapes do not go together.
+            UsageError: The shapes do not fit together.
         """
         values = _tensor(value).double()
         if isinstance(weight, torch.Tensor):
@@ -51,7 +52,14 @@ class Mean(Metric):
         self._count(Tally(torch.cat([exact_sum(products), of_weights]), _nothing(values)))
 
     def compute(self) -> float:
-        """The world's mean up to the last commit, the same on all ranks; NaN before anything was counted."""
+        """The mean of the whole world up to the last commit. Any rank; not collective.
+
+        Returns:
+            A number, the same on all ranks; NaN before anything was counted.
+
+        Raises:
+            UsageError: This rank has counted outside of any loop, and there was no commit since.
+        """
         sums = self._counted().sums
         return ratio_of(sums[:WORDS], sums[WORDS:])
 
@@ -61,7 +69,7 @@ class Mean(Metric):
 
 
 class Sum(Metric):
-    """The sum of all values: the float64 nearest to it, whatever the order.
+    """The sum of all values: the float64 nearest to it, in any order of the values.
 
     >>> total = Sum()
     >>> total.update(torch.tensor([0.1, 0.2], dtype=torch.float64))
@@ -73,12 +81,24 @@ class Sum(Metric):
     layout = Layout(sums=WORDS)
 
     def update(self, value: Number) -> None:
-        """Count values: a number, or a tensor of any shape and device. Does not wait for a GPU."""
+        """Count values. Any rank; not collective; does not wait for a GPU.
+
+        Args:
+            value: A number, or a tensor of any real type, shape and device, at most 2**28 elements. It is converted to
+                float64.
+        """
         values = _tensor(value)
         self._count(Tally(exact_sum(values), _nothing(values)))
 
     def compute(self) -> float:
-        """The world's sum up to the last commit, the same on all ranks; 0 before anything was counted."""
+        """The sum of the whole world up to the last commit. Any rank; not collective.
+
+        Returns:
+            A number, the same on all ranks; 0 before anything was counted.
+
+        Raises:
+            UsageError: This rank has counted outside of any loop, and there was no commit since.
+        """
         return value_of(self._counted().sums)
 
     def _tidied(self, total: Tally) -> Tally:

@@ -11,7 +11,8 @@ from typing import Any
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import PlatformError
-from edl_hvd.notices.asking import Answer, ask, refused
+from edl_hvd.http_client import HttpAnswer
+from edl_hvd.notices.asking import ask, refused
 from edl_hvd.notices.notice import Notice
 
 ADDRESS = "http://169.254.169.254"
@@ -45,9 +46,9 @@ class Azure:
     def ask(self) -> Notice | None:
         self._machine = self._machine or self._get(_NAME).text.strip()
         events = self._get(_EVENTS)
-        return read_events(events.text, self._machine, events.now_s)
+        return read_events(events.text, self._machine, events.now_s(self._clock))
 
-    def _get(self, path: str) -> Answer:
+    def _get(self, path: str) -> HttpAnswer:
         # The first question after a machine has started may take two minutes, for which nobody waits here.
         answer = ask(self._address, path, {"Metadata": "true"}, self._clock)
         if answer.status != 200:

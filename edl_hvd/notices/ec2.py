@@ -10,8 +10,9 @@ import json
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import PlatformError
-from edl_hvd.notices.asking import Answer, ask, refused
-from edl_hvd.notices.notice import Notice, seconds_since_epoch
+from edl_hvd.http_client import HttpAnswer, seconds_since_epoch
+from edl_hvd.notices.asking import ask, refused
+from edl_hvd.notices.notice import Notice
 
 ADDRESS = "http://169.254.169.254"
 _TOKEN = "/latest/api/token"
@@ -43,11 +44,11 @@ class Ec2:
     def ask(self) -> Notice | None:
         action = self._get(_ACTION)
         if action is not None:
-            return read_action(action.text, action.now_s)
+            return read_action(action.text, action.now_s(self._clock))
         rebalance = self._get(_REBALANCE)
         return None if rebalance is None else read_rebalance(rebalance.text)
 
-    def _get(self, path: str) -> Answer | None:
+    def _get(self, path: str) -> HttpAnswer | None:
         """What the service says, ``None`` when it has nothing there; a token that it refuses is renewed once."""
         answer = ask(self._address, path, {"X-aws-ec2-metadata-token": self._find_token()}, self._clock)
         if answer.status == 401:
@@ -62,7 +63,7 @@ class Ec2:
     def _find_token(self) -> str:
         now_s = self._clock.monotonic_s()
         if not self._token or now_s >= self._token_until_s:
-            wish = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_S), "Content-Length": "0"}
+            wish = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_S)}
             answer = ask(self._address, _TOKEN, wish, self._clock, method="PUT")
             if answer.status != 200:
                 raise refused(self._address, _TOKEN, answer)

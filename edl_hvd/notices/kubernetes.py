@@ -13,8 +13,9 @@ import ssl
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import PlatformError
+from edl_hvd.http_client import seconds_since_epoch
 from edl_hvd.notices.asking import ask, refused
-from edl_hvd.notices.notice import Notice, seconds_since_epoch
+from edl_hvd.notices.notice import Notice
 
 ADDRESS = "https://kubernetes.default.svc"
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -52,7 +53,7 @@ class Kubernetes:
         answer = ask(self._address, path, headers, self._clock, context=self._trust())
         if answer.status != 200:
             raise refused(self._address, path, answer)
-        return read_pod(answer.text, answer.now_s)
+        return read_pod(answer.text, answer.now_s(self._clock))
 
     def _read(self, name: str) -> str:
         path = os.path.join(self._folder, name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Protocol
 
 
@@ -44,18 +43,3 @@ class Provider(Protocol):
         Raises:
             PlatformError: The platform does not answer, or not in a way that is understood.
         """
-
-
-def seconds_since_epoch(text: str) -> float:
-    """Of a time as clouds and Kubernetes write it (RFC 3339).
-
-    >>> seconds_since_epoch("2017-09-18T08:22:00Z")
-    1505722920.0
-
-    Raises:
-        ValueError: It is no such time.
-    """
-    moment = datetime.fromisoformat(text.replace("Z", "+00:00"))  # Python before 3.11 knows no "Z"
-    if moment.tzinfo is None:
-        raise ValueError(f"{text!r} names no time zone")
-    return moment.timestamp()

@@ -14,7 +14,7 @@ from edl_hvd.notices.places import STANDARD, Addresses, find_providers
 logger = logging.getLogger(__name__)
 
 STOP_S = 5.0
-# Longest wait for a question that is under way: two reads of ``asking.SOCKET_S``, and some.
+# Longest wait for a question that is under way: ``asking.WHOLE_S``, and some.
 
 
 def open_watch(

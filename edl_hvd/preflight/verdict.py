@@ -20,7 +20,7 @@ def judge(findings: Findings, others: Sequence[Findings], bound: float = BOUND) 
     Args:
         findings: What is known of the host.
         others: What is known of hosts that are, or may be, in the job. With none of them there is nothing to compare.
-        bound: It may be so many times as slow as the median of the others.
+        bound: Largest ratio of its time to the median of the others.
 
     >>> fast, slow = Measured("cpu", 1, 160.0), Measured("cpu", 1, 40.0)
     >>> others = [Findings("a", 1, fast, 0.001), Findings("b", 1, fast, 0.001)]

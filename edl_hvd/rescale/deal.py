@@ -36,7 +36,7 @@ def deal(samples: int, rank: int, size: int, micro_batch: int | None = None) -> 
 
 
 def share(units: int, rank: int, size: int) -> Slice:
-    """Which of so many numbered units one rank gets: ``floor(r·M/W)`` up to, not including, ``floor((r+1)·M/W)``.
+    """The range of numbered units that one rank gets: ``floor(r·M/W)`` up to, not including, ``floor((r+1)·M/W)``.
 
     >>> [share(8, rank, size=3) for rank in range(3)]
     [(0, 2), (2, 5), (5, 8)]

@@ -57,9 +57,9 @@ class Goodput:
     """What is expected of a division.
 
     Attributes:
-        division: It.
-        samples_per_s: Of the whole world.
-        efficiency: What a sample is worth.
+        division: Division that is judged.
+        samples_per_s: Samples per second of the whole world.
+        efficiency: Worth of a sample, relative to one of the script's own batch.
     """
 
     division: Division
@@ -129,7 +129,7 @@ def best(
 
 
 def _candidates(least: int, most: int) -> Iterator[int]:
-    """Every batch, or so many in steps of equal ratio."""
+    """Every batch from the least to the most, or at most ``_MOST_CANDIDATES`` of them in steps of equal ratio."""
     if most - least < _MOST_CANDIDATES:
         yield from range(least, most + 1)
         return

@@ -15,9 +15,9 @@ class Learning:
     """The same on every rank at a commit.
 
     Attributes:
-        noise: Of the gradient.
-        scale_invariant_steps: Sum of the learning-rate factors of all steps; under AdaScale so many steps of the
-            script's own batch have been made (Johnson et al. 2020, arXiv:2007.05105, section 3).
+        noise: Noise of the gradient.
+        scale_invariant_steps: Sum of the learning-rate factors of all steps; under AdaScale the number of steps of the
+            script's own batch that they equal (Johnson et al. 2020, arXiv:2007.05105, section 3).
         worker_batch: Samples per worker that were chosen for the next step; ``None`` where nobody chooses.
         chosen_at: Optimizer step at which that was looked at last.
         timings: How long steps took, of each division of the batch that was tried.

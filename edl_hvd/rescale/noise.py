@@ -101,7 +101,7 @@ class Noise:
     def samples(self) -> float | None:
         """The gradient noise scale tr(Σ) / |∇F|² ("simple" in McCandlish et al., section 2.2), in samples.
 
-        At a batch of so many the noise of the gradient is as large as the gradient. ``None`` before it was measured,
+        At a batch of that size the noise of the gradient is as large as the gradient. ``None`` before it was measured,
         infinite where no gradient stands out from the noise.
 
         >>> Noise(variance=4.0, square=0.5, weight=0.5).samples

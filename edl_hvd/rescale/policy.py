@@ -19,42 +19,51 @@ class BatchPolicy(Protocol):
 
     @property
     def micro_batch(self) -> int | None:
-        """Largest number of samples in one forward and backward pass; ``None`` for a worker's whole share."""
+        """The largest number of samples in one forward and backward pass; ``None`` for a worker's whole share."""
 
     @property
     def warmup_samples(self) -> int:
-        """Samples over which the learning-rate factor moves to a new value."""
+        """The number of samples over which the learning-rate factor moves to a new value; 0 for at once."""
 
     @property
     def base_samples(self) -> int:
-        """Samples of the batch that the script's own learning rate was tuned for."""
+        """The number of samples of the batch that the script's own learning rate was tuned for."""
 
     @property
     def needs_noise(self) -> bool:
-        """The noise of the gradient has to be measured."""
+        """Whether the noise of the gradient has to be measured."""
 
     def global_batch(self, size: int) -> int:
-        """Samples per optimizer step in a world of ``size`` workers."""
+        """The number of samples per optimizer step in a world of ``size`` workers."""
 
     def learning_rate_factor(self, size: int) -> float:
-        """What the learning rate is multiplied with in a world of ``size`` workers, after warm-up.
+        """The factor of the learning rate in a world of ``size`` workers, after warm-up.
 
-        Where that depends on the noise: the most that it can be, which is the scale of the batch.
+        Where it depends on the noise: its largest value, which is the scale of the batch.
         """
 
     def adapted(self, factor: float, noise: Noise) -> float:
-        """The factor for the next step, where the one of the warm-up stands at ``factor``."""
+        """The factor for the next step, where the factor of the warm-up stands at ``factor``."""
 
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """Every optimizer step takes ``size`` samples, whatever the world: resizing changes nothing learned.
+    """Batch policy: every optimizer step takes ``size`` samples over the whole world, for any number of workers.
+
+    So a change of the world changes neither the steps nor the learning rate. Every rank makes an equal one.
+
+    >>> policy = GlobalBatch(1024, micro_batch=64)
+    >>> policy.global_batch(size=3), policy.learning_rate_factor(size=3)
+    (1024, 1.0)
 
     Attributes:
         size: Samples per optimizer step, at least 1.
         micro_batch: Samples per forward and backward pass, a divisor of ``size``; only the last batch of an epoch
             may end with a shorter one. ``None`` splits the batch evenly over the workers instead (fastest; the same
-            up to rounding, BatchNorm aside).
+            up to rounding, except for BatchNorm).
+
+    Raises:
+        UsageError: ``size`` is less than 1, or ``micro_batch`` is not a divisor of it.
     """
 
     size: int
@@ -67,50 +76,80 @@ class GlobalBatch:
 
     @property
     def warmup_samples(self) -> int:
+        """The number of samples of a warm-up: 0, because the learning rate does not change."""
         return 0
 
     @property
     def base_samples(self) -> int:
+        """The number of samples of the batch that the script's own learning rate was tuned for: ``size``."""
         return self.size
 
     @property
     def needs_noise(self) -> bool:
+        """Whether the noise of the gradient has to be measured: it does not."""
         return False
 
     def global_batch(self, size: int) -> int:
+        """The number of samples per optimizer step, the same in every world.
+
+        Args:
+            size: Number of workers, at least 1.
+        """
         return self.size
 
     def learning_rate_factor(self, size: int) -> float:
+        """The factor of the learning rate: 1 in every world.
+
+        Args:
+            size: Number of workers, at least 1.
+        """
         return 1.0
 
     def adapted(self, factor: float, noise: Noise) -> float:
+        """The factor for the next step, ``factor`` itself.
+
+        Args:
+            factor: Factor after the warm-up.
+            noise: Noise of the gradient, which is not used.
+        """
         return factor
 
 
 @dataclass(frozen=True)
 class WorkerBatch:
-    """Every worker takes ``size`` samples per optimizer step; the global batch grows with the world.
+    """Batch policy: every worker takes ``size`` samples per optimizer step; the global batch grows with the world.
 
-    The learning rate follows the scale S, how many times the batch is that which the script's own learning rate was
-    tuned for: S = W / base_size, W workers; with "auto" also times the present batch / ``min``.
+    The learning rate follows the scale S, the ratio of the global batch to the batch that the script's own learning
+    rate was tuned for. With W workers S = W / base_size; with "auto" also times the present batch / ``min``. Every rank
+    makes an equal one.
+
+    Tuned on one worker, run on four:
+
+    >>> policy = WorkerBatch(32, learning_rate="linear", base_size=1)
+    >>> policy.global_batch(size=4), policy.learning_rate_factor(size=4)
+    (128, 4.0)
 
     Attributes:
-        size: Samples per worker and optimizer step, at least 1; or "auto": from ``min`` to ``max``, so many that
-            training makes the most progress per second (Qiao et al., "Pollux", OSDI 2021). It begins with ``min``.
-        learning_rate: What the learning rate is multiplied with: "linear", S (Goyal et al. 2017, arXiv:1706.02677);
-            "sqrt", its root (Krizhevsky 2014, arXiv:1404.5997); "adascale", from 1 to S by the noise of the gradient
-            (Johnson et al. 2020, arXiv:2007.05105); or a function of S.
-        warmup_samples: Samples over which the factor moves linearly to its new value, at the start
-            (from 1) and after every change of the batch (from where it stands); 0 changes it at once. With "adascale"
-            it is S that moves.
+        size: Samples per worker and optimizer step, at least 1. Or "auto": the number in [min, max] with which training
+            makes the most progress per second (Qiao et al., "Pollux", OSDI 2021, section 3); it begins with ``min``.
+        learning_rate: Rule for the factor of the learning rate: "linear", S (Goyal et al. 2017, arXiv:1706.02677,
+            section 2.1); "sqrt", the root of S (Krizhevsky 2014, arXiv:1404.5997); "adascale", between 1 and
+            S by the noise of the gradient (Johnson et al. 2020, arXiv:2007.05105, section 3); or a function from S
+            (greater than 0) to the factor (finite, greater than 0).
+        warmup_samples: Samples, at least 0, over which the factor moves linearly to its new value, at the start (from
+            1) and after every change of the batch (from where it stands). The new value holds from the step that begins
+            at or behind that many samples; 0 changes it at once. With "adascale" it is S that moves.
         base_size: World size that the script's own learning rate was tuned for, at least 1.
-        micro_batch: As in :class:`GlobalBatch`, in [1, size]; with "auto" the largest, which still fits into
-            memory.
-        min: With "auto": the least samples per worker; for ``base_size`` times as many the script's own learning rate
-            was tuned.
-        max: With "auto": the most samples per worker.
-        chosen: With "auto": the present samples per worker. Not for scripts.
-        largest_micro_batch: With "auto": ``micro_batch`` as the script gave it. Not for scripts.
+        micro_batch: Samples per forward and backward pass, in [1, size], as in :class:`GlobalBatch`; with "auto" the
+            largest number that fits into memory, in [1, max].
+        min: With "auto": least number of samples per worker, at least 1. The script's own learning rate was tuned for
+            ``base_size`` times as many.
+        max: With "auto": largest number of samples per worker, at least ``min``.
+        chosen: With "auto": present number of samples per worker. Set by ``State``, not for scripts.
+        largest_micro_batch: With "auto": ``micro_batch`` as the script gave it. Set by ``State``, not for scripts.
+
+    Raises:
+        UsageError: An argument is out of range, or contradicts another.
     """
 
     size: int | Literal["auto"]
@@ -157,46 +196,59 @@ class WorkerBatch:
 
     @property
     def worker_batch(self) -> int:
-        """Samples per worker and optimizer step now."""
+        """The number of samples per worker and optimizer step now."""
         return self.size if isinstance(self.size, int) else self.chosen or self.least
 
     @property
     def least(self) -> int:
-        """The smallest that ``worker_batch`` can be; for ``base_size`` times as many the script's rate was tuned."""
+        """The smallest value that ``worker_batch`` can have: ``size``, or ``min`` with "auto"."""
         return self.size if isinstance(self.size, int) else self.min or 1
 
     @property
     def base_samples(self) -> int:
-        """Samples of the batch that the script's own learning rate was tuned for."""
+        """The number of samples of the batch that the script's own learning rate was tuned for."""
         return self.least * self.base_size
 
     @property
     def needs_noise(self) -> bool:
+        """Whether the noise of the gradient has to be measured: with "auto" and with "adascale"."""
         return self.size == "auto" or self.learning_rate == "adascale"
 
     def with_batch(self, worker_batch: int, size: int) -> WorkerBatch:
-        """The same policy with another present batch, divided for a world of ``size``. With "auto" only.
+        """The same policy with another present batch. With "auto" only; called by ``State``.
 
         >>> WorkerBatch("auto", min=16, max=64, micro_batch=32).with_batch(48, size=2).micro_batch
         24
+
+        Args:
+            worker_batch: Samples per worker, in [min, max].
+            size: Number of workers that the batch is divided for, at least 1.
         """
         largest = self.largest_micro_batch if self.chosen is not None else self.micro_batch
         division = division_of(worker_batch, size, largest)
         return replace(self, chosen=worker_batch, micro_batch=division.micro_batch, largest_micro_batch=largest)
 
     def global_batch(self, size: int) -> int:
+        """The number of samples per optimizer step: ``worker_batch * size``.
+
+        Args:
+            size: Number of workers, at least 1.
+        """
         return self.worker_batch * size
 
     def learning_rate_factor(self, size: int) -> float:
-        """See the class; for "adascale" it is S.
+        """The factor of the learning rate after warm-up, by the rule of the class; for "adascale" it is S.
 
         >>> WorkerBatch(64, learning_rate="sqrt", base_size=2).learning_rate_factor(8)
         2.0
         >>> WorkerBatch(64, learning_rate=lambda scale: 1 + (scale - 1) / 2).learning_rate_factor(8)
         4.5
 
+        Args:
+            size: Number of workers, at least 1.
+
         Raises:
-            UsageError: The script's function gives something that is no factor.
+            UsageError: The script's function gives no finite number greater than 0.
         """
         scale = self.global_batch(size) / self.base_samples
         if callable(self.learning_rate):
@@ -204,6 +256,12 @@ class WorkerBatch:
         return math.sqrt(scale) if self.learning_rate == "sqrt" else scale
 
     def adapted(self, factor: float, noise: Noise) -> float:
+        """The factor for the next step: AdaScale's gain with "adascale", else ``factor`` itself.
+
+        Args:
+            factor: Factor after the warm-up; S with "adascale".
+            noise: Noise of the gradient, as measured so far.
+        """
         return noise.gain(factor, self.base_samples) if self.learning_rate == "adascale" else factor
 
 

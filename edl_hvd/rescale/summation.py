@@ -46,7 +46,7 @@ class Summation:
         """Take in the node right of those that are here.
 
         Returns:
-            How many additions are due: so many times, the last value is to be added to the last but one, and dropped.
+            Number of additions that are due. Each adds the last value to the last but one, and drops the last.
 
         >>> summation = Summation(6)
         >>> [summation.push(Node(0, term)) for term in range(6)]

@@ -96,7 +96,7 @@ class ThroughputModel:
         return (parts - 1) * gradient_s + together_s
 
     def samples_per_s(self, size: int, micro_batch: int, parts: int) -> float:
-        """Of the whole world."""
+        """The samples per second of the whole world."""
         return size * micro_batch * parts / self.step_s(size, micro_batch, parts)
 
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from edl_hvd.discovery.watch import View
+from edl_hvd.discovery.watch import TrustedHosts
 from edl_hvd.driver.membership import happenings
 from edl_hvd.driver.membership.happenings import Action, Happening
 from edl_hvd.driver.membership.state import Membership, Rules, begin, host_of
@@ -94,7 +94,7 @@ class Theatre:
     def _begin(self) -> None:
         self.runs += 1
         self._membership = begin(self._rules, self._now_s)
-        self._view = View()
+        self._trusted = TrustedHosts()
         self._puppets: dict[str, Puppet] = {}
         self._training_s: float | None = None
         self._size = 0
@@ -153,14 +153,14 @@ class Theatre:
 
     def _poll(self) -> None:
         self._polls.discard(self._now_s)
-        known = self._view.hosts
+        known = self._trusted.hosts
         listed = [name for name in self._names.given if name not in self._leaving or known]
-        self._view, _ = self._view.answered(tuple(_host(name) for name in listed), self._now_s)
-        if self._view.hosts != known:
+        self._trusted, _ = self._trusted.answered(tuple(_host(name) for name in listed), self._now_s)
+        if self._trusted.hosts != known:
             if self._waits_for_hosts:  # as edlrun does before it begins
                 self._membership = begin(self._rules, self._now_s)
                 self._waits_for_hosts = False
-            self._turn(happenings.HostsFound(self._view.hosts))
+            self._turn(happenings.HostsFound(self._trusted.hosts))
 
     def _plan_notice(self, host: str) -> None:
         """Of a host that has just come: when it will be known to go."""

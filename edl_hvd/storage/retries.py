@@ -21,7 +21,7 @@ class Patience:
     """How long one request is tried.
 
     Attributes:
-        stall_s: A connection that carries nothing for so long is given up.
+        stall_s: Time after which a connection that carries nothing is given up.
         retry_for_s: No new attempt begins later than this after the first, or after the last that brought anything.
         attempts: Most attempts of a request.
     """
@@ -42,7 +42,7 @@ class GaveUpError(Exception):
 
 
 def pause_s(failures: int, numbers: random.Random) -> float:
-    """How long to wait after so many failures in a row: anything up to a bound that doubles each time.
+    """The time to wait after ``failures`` failures in a row: anything up to a bound that doubles each time.
 
     The full range, because many ranks meet the same fault at once: those that wait alike would come back together.
     (Brooker 2015, "Exponential Backoff and Jitter", the variant called full jitter.)

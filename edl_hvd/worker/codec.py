@@ -99,7 +99,7 @@ def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 
 def names_in(value: Any) -> Iterator[str]:
-    """Of the tensors in an encoded value."""
+    """The names of the tensors in an encoded value."""
     if isinstance(value, list):
         for item in value:
             yield from names_in(item)

@@ -52,33 +52,64 @@ def elastic(
     commit_every: int | None = None,
     events: str | os.PathLike[str] | None = None,
 ) -> Callable[..., Any]:
-    """Make ``train(state, …)`` survive changes of the world. Use it bare or with arguments.
+    """Make a training function ``train(state, …)`` survive changes of the world. Use it bare or with arguments.
 
-    The function is run again from its top whenever the world has changed, on every worker, with the
-    freshest state in place; ``state.epochs`` and ``state.batches`` then go on where the last commit was.
-    Each argument left out is taken from the environment (see :mod:`edl_hvd.settings`).
+    ::
+
+        @edl_hvd.elastic(checkpoint="s3://bucket/run", checkpoint_every="10min")
+        def train(state, epochs):
+            for epoch in state.epochs(epochs):
+                ...
+
+        train(state, epochs=90)
+
+    The decorated function is collective: every rank calls it, with a :class:`~edl_hvd.State` as its first argument. It
+    joins a world, puts the newest state in place and runs the function. When the world has changed, it runs the
+    function again from its top on every worker; ``state.epochs``, ``state.steps`` and ``state.batches`` then go on
+    where the last commit was. It blocks until the function has returned on every rank and the last checkpoint is
+    written, and returns what the function returned on this rank.
+
+    Decorating is not collective and reads the environment: each argument that is left out comes from its variable (see
+    :mod:`edl_hvd.settings`), or else from its default.
+
+    A worker that has to leave ends with ``SystemExit`` out of the decorated call, after it has saved what no other
+    worker holds. The code is 0 when the launcher has removed this worker, 75 ("run me again") when its host goes or
+    the job is drained, and 143 after SIGTERM without a launcher.
 
     Args:
-        checkpoint: Folder or URL for checkpoints; at start the newest valid one is restored.
-        checkpoint_every: Seconds, or such as "10min", "500 steps", "100000 samples", "1 epoch", or "auto", the
-            interval that is expected to lose the least time (see :mod:`edl_hvd.checkpoint.schedule`).
-        keep: Newest checkpoints to keep, at least 1.
-        keep_every: Such as "10000 steps", "1000000 samples" or "5 epochs": of the checkpoints from one multiple of it
-            up to the next, the first is kept for good.
-        keep_best: A metric given to ``state.report``, and which of its values is best, such as "loss:min" or
-            "accuracy:max": the checkpoint that has it is kept.
-        checkpoint_share: Share of this host's processors that writing may take beside the training, above 0 and at most
-            1, which is no limit. What takes longer than a tenth of the time between two checkpoints, or is waited for,
-            is not held back.
-        checkpoint_memory_mb: Memory in megabytes that a transfer of a checkpoint may take beside the data itself; less
-            means fewer connections to S3.
+        function: Function to decorate, when it is used bare. Its first parameter is the state.
+        checkpoint: Folder or URL for checkpoints; at start the newest valid one is restored. Without it there are none.
+        checkpoint_every: Interval between checkpoints, greater than 0: a number of seconds, or a string such as
+            "10min", "500 steps", "100000 samples" or "1 epoch". "auto" is the interval that is expected to lose the
+            least time (Daly 2006; see :mod:`edl_hvd.checkpoint.schedule`).
+        keep: Number of newest checkpoints to keep, at least 1.
+        keep_every: Interval such as "10000 steps", "1000000 samples" or "5 epochs". Of the checkpoints from one
+            multiple of it up to, not including, the next one, the first is kept for good.
+        keep_best: Name of a metric given to ``state.report``, with the direction that is best, such as "loss:min" or
+            "accuracy:max". The checkpoint with the best value is kept.
+        checkpoint_memory_mb: Megabytes of memory that a transfer of a checkpoint may take beside the data itself. Less
+            memory means fewer connections to S3.
+        checkpoint_share: Share of this host's processors that writing may take beside the training, in (0, 1]; 1 is no
+            limit. A write that takes longer than a tenth of the time between two checkpoints, or that a worker waits
+            for, is not limited.
         on_checkpoint_failure: "warn" goes on when a checkpoint cannot be written, "stop" ends the job with an error.
-        take_over: Take ``checkpoint`` from another job that lives, and so end that job.
-        commit_every: Optimizer steps between commits in ``state.batches``, at least 1.
-        events: File to append events to.
+        take_over: Whether to take ``checkpoint`` over from another job that is still running, which ends that job.
+        commit_every: Optimizer steps between commits in ``state.steps`` and ``state.batches``, at least 1.
+        events: Path of a file to append events to, one JSON object per line.
+
+    Returns:
+        The function made elastic, with the same signature; or, when called with arguments, the decorator.
 
     Raises:
         SettingsError: An argument or variable is invalid; raised when the function is decorated.
+        UsageError: Raised by the decorated call: :func:`~edl_hvd.init` was not called, or the script misuses a loop.
+        RendezvousError: Raised by the decorated call: no world could be formed in the time allowed.
+        ProgressLostError: Raised by the decorated call: no worker holds the state any more, and no checkpoint has it.
+        PlatformError: Raised by the decorated call: a worker of a world that is not elastic is gone, or several worlds
+            in a row have broken before their first commit.
+        StorageError: Raised by the decorated call: checkpoints cannot be read at the start, or written while
+            ``on_checkpoint_failure`` is "stop".
+        OwnedError: Raised by the decorated call: another job that is still running writes checkpoints there.
     """
     settings = Settings.from_environment(
         checkpoint=None if checkpoint is None else os.fspath(checkpoint),

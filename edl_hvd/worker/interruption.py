@@ -10,7 +10,7 @@ from edl_hvd.world import World
 
 
 class Interruption:
-    """Of one worker; it lasts from the end of a world to the next commit.
+    """An interruption of one worker's training: from the end of a world to the next commit.
 
     Args:
         events: Told what happened between the worlds.
@@ -18,7 +18,7 @@ class Interruption:
 
     Attributes:
         before: The last world that has ended, if any.
-        barren: So many worlds of the same members in a row broke before their first commit.
+        barren: Number of worlds of the same members, in a row, that broke before their first commit.
     """
 
     def __init__(self, events: EventLog, clock: Clock) -> None:
@@ -30,7 +30,7 @@ class Interruption:
 
     @property
     def generation(self) -> int:
-        """Of the last world; 0 for none."""
+        """The generation of the last world; 0 for none."""
         return self.before.generation if self.before else 0
 
     def begin(self, cause: str, world: World | None) -> None:

@@ -27,10 +27,10 @@ from edl_hvd.events import (
 from edl_hvd.metrics.metric import Metric
 from edl_hvd.settings import Settings
 from edl_hvd.worker import process
+from edl_hvd.worker.commits.agreement import average_, broadcast_json, broadcast_state, drop_diverged
+from edl_hvd.worker.commits.state_store import is_dirty
 from edl_hvd.worker.interruption import Interruption
 from edl_hvd.worker.joining.rendezvous import Dismissed, Handover
-from edl_hvd.worker.keeping.memory import is_disturbed
-from edl_hvd.worker.keeping.sync import broadcast_json, broadcast_state, level_, without_strays
 from edl_hvd.worker.newcomers.follower import Following
 from edl_hvd.worker.newcomers.guide import Guide
 from edl_hvd.worker.progress import progress
@@ -58,13 +58,13 @@ class Session:
 
     def __init__(self, state: State, settings: Settings, clock: Clock = SYSTEM_CLOCK) -> None:
         self._runtime = state._runtime
-        self._memory = self._runtime.memory
+        self._store = self._runtime.store
         self._settings = settings
         self._clock = clock
         self._process = process.current()
         self._events = EventLog(settings.events, clock)
         self._checkpoints = Checkpoints(settings, self._events, clock, self._process.launch.run)
-        self._guide = Guide(self._memory)
+        self._guide = Guide(self._store)
         self._known_step = -1
         self._nonce = 0
         self._writers_busy = False
@@ -105,7 +105,7 @@ class Session:
                 if not _is_broken_world(error):
                     if not self._process.rendezvous.elastic:
                         self._checkpoints.release()  # nobody goes on
-                    self._process.rendezvous.ended(self._memory.step, error)
+                    self._process.rendezvous.ended(self._store.step, error)
                     self._leave("error")  # at once, so that the others learn of it
                     raise
                 if not self._process.rendezvous.elastic:
@@ -117,7 +117,7 @@ class Session:
                 logger.info("the world broke: %s", error)
                 self._checkpoints.schedule.note_failure()
                 self._leave("failure")
-                self._memory.put_back()
+                self._store.restore()
                 if self._interruption.barren >= _BARREN_WORLDS:
                     raise PlatformError(
                         f"{self._interruption.barren} worlds of the same workers broke before their first commit, so "
@@ -146,11 +146,11 @@ class Session:
     @progress.during("end")
     def _go_home(self, dismissal: Dismissed) -> NoReturn:
         logger.info("%s", dismissal)
-        if dismissal.save and self._memory.held >= 0:
-            self._checkpoints.save_last(self._memory, dismissal.left_s)
+        if dismissal.save and self._store.held >= 0:
+            self._checkpoints.save_last(self._store, dismissal.left_s)
             self._checkpoints.release()
         launch, generation = self._process.launch, self._interruption.generation
-        self._events.emit(WorkerLeft(generation, f"{launch.host}:{launch.local_rank}", self._memory.step))
+        self._events.emit(WorkerLeft(generation, f"{launch.host}:{launch.local_rank}", self._store.step))
         sys.exit(dismissal.code)
 
     def _leave(self, cause: str) -> None:
@@ -160,7 +160,7 @@ class Session:
             self._guide.end()
         else:
             self._guide.abandon()
-        self._checkpoints.abandon(self._memory)
+        self._checkpoints.abandon(self._store)
         self._runtime.begin_life()
         if self._process.joined is not None:
             self._process.joined = None
@@ -171,18 +171,18 @@ class Session:
         """Become a member of a world whose members all stand at the same commit."""
         progress.enter("join")
         if self._process.joined is None:
-            handover = Handover(self._guide.invite, functools.partial(Following, self._memory))
-            self._process.joined = self._process.rendezvous.join(self._known_step, self._memory.held_step, handover)
+            handover = Handover(self._guide.invite, functools.partial(Following, self._store))
+            self._process.joined = self._process.rendezvous.join(self._known_step, self._store.held_step, handover)
         joined = self._process.joined
         world = joined.world
         self._known_step = max(self._known_step, joined.known_step)
         rows = joined.collectives.gather_integers(
             [
-                self._memory.standing,
+                self._store.freshness,
                 self._interruption.generation,
                 self._known_step,
                 secrets.randbits(62),
-                self._memory.followed,
+                self._store.is_unverified,
                 self._checkpoints.owner,
             ]
         )
@@ -190,36 +190,36 @@ class Session:
         self._nonce = rows[0][3]
         together.own(self._checkpoints, joined.collectives, world, [row[5] for row in rows])
         held, followed = [row[0] for row in rows], [bool(row[4]) for row in rows]
-        if self._memory.exact:
+        if self._store.exact:
             refuse_other_arithmetic(broadcast_json(joined.collectives, arithmetic(), 0, world.rank))
-        self._synchronise(world, without_strays(joined.collectives, self._memory.sample, held, followed))
+        self._synchronise(world, drop_diverged(joined.collectives, self._store.fingerprint, held, followed))
         self._take_place(world)
-        self._interruption.announce(world, [row[1] for row in rows], self._memory.step)
+        self._interruption.announce(world, [row[1] for row in rows], self._store.step)
         if self._interruption.before is not None:
             self._runtime.run_callbacks()
 
     def _synchronise(self, world: World, held: list[int]) -> None:
         freshest = max(held)
         root = held.index(freshest)
-        disturbed = is_disturbed(freshest)  # by each script in its own way, perhaps
+        dirty = is_dirty(freshest)  # by each script in its own way, perhaps
         if freshest < 0:
             if self._restore(world):
                 return
             root = 0
-        elif all(number == freshest for number in held) and not disturbed:
+        elif all(number == freshest for number in held) and not dirty:
             return
-        plain, tensors = self._memory.share() if world.rank == root else (None, {})
+        plain, tensors = self._store.export() if world.rank == root else (None, {})
         plain, tensors = broadcast_state(self._process.collectives, plain, tensors, root, world.rank)
-        if held[world.rank] != freshest or ((freshest < 0 or disturbed) and world.rank != root):
-            self._memory.receive(plain, tensors)
+        if held[world.rank] != freshest or ((freshest < 0 or dirty) and world.rank != root):
+            self._store.load(plain, tensors)
 
     def _restore(self, world: World) -> bool:
         """Nobody holds state: let all hold that of the newest checkpoint, else rank 0 what the script built."""
         snapshot = self._checkpoints.newest(self._process.collectives, world)
         if snapshot is not None:
-            self._memory.receive(snapshot.plain, dict(snapshot.tensors))
+            self._store.load(snapshot.plain, dict(snapshot.tensors))
             if world.rank == 0:
-                self._runtime.began_at = self._memory.step
+                self._runtime.began_at = self._store.step
             return True
         if self._known_step > 0 and not self._settings.restart_lost_progress:
             raise ProgressLostError(
@@ -227,25 +227,25 @@ class Session:
                 "is no checkpoint; set checkpoint=… for next time, or EDL_HVD_RESTART_LOST_PROGRESS=1 to start anew"
             )
         if world.rank == 0:
-            self._memory.take(0)
+            self._store.save(0)
         return False
 
     def _take_place(self, world: World) -> None:
         """Deal batches and scale the learning rate for this world, and make that part of the commit."""
         self._runtime.begin_life()
         self._runtime.counting.set_world(world.rank, world.size)
-        memory = self._memory
-        for sampler in memory.of_kind(ElasticBatchSampler):
+        store = self._store
+        for sampler in store.of_kind(ElasticBatchSampler):
             sampler.set_world(world.rank, world.size)
-            sampler.repeat(memory.repeated_samples)
-            tuning.place(sampler, memory.learning, memory.step, world.size)
+            sampler.repeat(store.repeated_samples)
+            tuning.place(sampler, store.learning, store.step, world.size)
             factor = sampler.policy.learning_rate_factor(world.size)
-            memory.ramp = memory.ramp.toward(factor, memory.samples, sampler.policy.warmup_samples)
-        memory.retake()
-        memory.followed = False
-        self._known_step = max(self._known_step, memory.step)
+            store.ramp = store.ramp.toward(factor, store.samples, sampler.policy.warmup_samples)
+        store.resave()
+        store.is_unverified = False
+        self._known_step = max(self._known_step, store.step)
         self._writers_busy = False
-        self._checkpoints.schedule.mark(memory.step, memory.samples, self._runtime.epoch_position())
+        self._checkpoints.schedule.mark(store.step, store.samples, self._runtime.epoch_position())
 
     # --- inside a world ---
 
@@ -255,7 +255,7 @@ class Session:
 
     def _flags(self, steps: int, samples: int) -> list[bool]:
         """Of this rank: a change is pending, a checkpoint is due so far on, one is being written, the job is to end."""
-        memory, world = self._memory, self._process.world
+        store, world = self._store, self._process.world
         due = (
             world is not None
             and world.rank == 0
@@ -264,7 +264,7 @@ class Session:
             # The next commit is at the same step, and has what the script measures after the epoch.
             and not self._runtime.ends_epoch(samples)
             and self._checkpoints.due(
-                memory.step + steps, memory.samples + samples, self._runtime.epoch_position(samples)
+                store.step + steps, store.samples + samples, self._runtime.epoch_position(samples)
             )
         )
         checkpoints = self._checkpoints
@@ -284,19 +284,19 @@ class Session:
         world = self._process.world
         if self._process.joined is None or world is None:
             return
-        memory = self._memory
+        store = self._store
         self._interruption.end()
         self._checkpoints.report()
         self._checkpoints.schedule.note_commit(self._writers_busy)
         agreed = self._agree_at_once() if answer is None else answer
         self._writers_busy = bool(agreed.writing)
         self._guide.commit()
-        self._known_step = max(self._known_step, memory.step)
-        progress.step, progress.samples = memory.step, memory.samples
+        self._known_step = max(self._known_step, store.step)
+        progress.step, progress.samples = store.step, store.samples
         while progress.stragglers:  # the driver tells rank 0 alone
             self._events.emit(progress.stragglers.popleft())
         if world.rank == 0:
-            self._events.emit(Committed(world.generation, world.size, memory.step, memory.epoch, memory.samples))
+            self._events.emit(Committed(world.generation, world.size, store.step, store.epoch, store.samples))
         if agreed.stop:
             together.stop(self._checkpoints, self._process.collectives, world)
         if agreed.checkpoint:
@@ -311,13 +311,13 @@ class Session:
 
     @progress.during("checkpoint")
     def _begin_checkpoint(self, world: World, is_last: bool = False) -> None:
-        memory, schedule = self._memory, self._checkpoints.schedule
+        store, schedule = self._store, self._checkpoints.schedule
         start_s = self._clock.monotonic_s()
         if self._runtime.level_buffers() and not is_last:
-            memory.take(memory.commit, light=True)
-        copied = memory.for_last_checkpoint if is_last else memory.for_late_checkpoint
-        self._checkpoints.begin(copied, world, f"{world.generation}-{memory.step}-{self._nonce:016x}")
-        schedule.mark(memory.step, memory.samples, self._runtime.epoch_position())
+            store.save(store.commit, light=True)
+        copied = store.last_checkpoint if is_last else store.deferred_checkpoint
+        self._checkpoints.begin(copied, world, f"{world.generation}-{store.step}-{self._nonce:016x}")
+        schedule.mark(store.step, store.samples, self._runtime.epoch_position())
         schedule.note_stall(self._clock.monotonic_s() - start_s)
         self._writers_busy = True
 
@@ -331,14 +331,14 @@ class Session:
         world = self._process.world
         if world is None or world.size == 1 or not tensors:
             return False
-        level_(self._process.collectives, tensors, weight, world.rank)
+        average_(self._process.collectives, tensors, weight, world.rank)
         return True
 
     def report(self, values: dict[str, float]) -> None:
         world = self._process.world
         if world is not None and world.rank == 0:
-            memory = self._memory
-            self._events.emit(Metrics(memory.step, memory.epoch, memory.samples, values))
+            store = self._store
+            self._events.emit(Metrics(store.step, store.epoch, store.samples, values))
 
     def announce(self, event: Event) -> None:
         world = self._process.world
@@ -357,13 +357,13 @@ class Session:
         self._runtime.counting.pool()
         if self._checkpoints.wanted:
             begin = functools.partial(self._begin_checkpoint, world, is_last=True)
-            together.write_last(self._checkpoints, self._memory, begin, self._process.collectives, world, self._clock)
+            together.write_last(self._checkpoints, self._store, begin, self._process.collectives, world, self._clock)
         self._process.collectives.allreduce(torch.zeros(1, dtype=torch.int64), "max")
-        self._memory.take(self._memory.commit + 1)
-        self._process.rendezvous.ended(self._memory.step, None)
+        self._store.save(self._store.commit + 1)
+        self._process.rendezvous.ended(self._store.step, None)
         if world.rank == 0:
             self._checkpoints.release()
-            self._events.emit(JobEnded(self._memory.step, self._memory.epoch, self._memory.samples))
+            self._events.emit(JobEnded(self._store.step, self._store.epoch, self._store.samples))
 
 
 def _is_broken_world(error: BaseException) -> bool:

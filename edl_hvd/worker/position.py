@@ -10,7 +10,7 @@ _LOOPS = 32  # over steps, that are remembered
 
 
 class Position:
-    """Of this process: written by the loops of ``batching.py``, read by what a script calls in them.
+    """The position of this process: written by the loops of ``batching.py``, read by what a script calls in them.
 
     Attributes:
         in_batches: The body of ``state.batches`` is running.
@@ -97,4 +97,4 @@ class Position:
 
 
 position = Position()
-"""Of this process."""
+"""The position of this process."""

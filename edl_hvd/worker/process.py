@@ -69,19 +69,25 @@ _process: Process | None = None
 
 
 def init(rendezvous: Rendezvous | None = None) -> None:
-    """Prepare this process for elastic training. Call it first, on every worker.
+    """Prepare this process for elastic training. Every rank calls it once, at the start of the script.
 
-    Under ``horovodrun`` it connects to the launcher, under ``mpirun`` to MPI; without a launcher the
-    world is this process alone.
-    No world is joined yet: that happens when the elastic function is entered, so that a worker
-    that builds its model for a minute keeps nobody waiting in Horovod.
+    The launcher decides how worlds are joined. Under ``edlrun`` this call connects to the driver, under ``horovodrun``
+    to its rendezvous server, under ``mpirun`` or ``srun`` to MPI. Without a launcher, as in ``python train.py``, the
+    world is this process alone. With a GPU, :func:`device` becomes the current CUDA device.
+
+    No world is joined yet: that happens when the elastic function is entered. So a worker that builds its model for a
+    minute does not delay the others. Not collective; blocks for the connection to the launcher only. A second call does
+    nothing, until :func:`shutdown`.
 
     Args:
-        rendezvous: How to join worlds, instead of what the environment suggests.
+        rendezvous: An object with the methods of ``edl_hvd.worker.joining.rendezvous.Rendezvous``, for tests and for
+            launchers of your own. Left out, the environment that the launcher has set decides.
 
     Raises:
-        PlatformError: A launcher started this process, but Horovod or mpi4py is not installed here.
+        PlatformError: A launcher started this process, but Horovod or mpi4py cannot be imported here.
+        RendezvousError: The driver of ``edlrun`` cannot be reached.
         SettingsError: The environment holds an invalid setting.
+        UsageError: The script has started Horovod by itself.
     """
     global _process
     if _process is not None:
@@ -145,12 +151,16 @@ def current() -> Process:
 
 
 def is_initialized() -> bool:
-    """Whether :func:`init` was called, as in Horovod."""
+    """Whether :func:`init` was called, and :func:`shutdown` was not called since. Any rank; not collective."""
     return _process is not None
 
 
 def shutdown() -> None:
-    """Leave the present world, if any, and forget everything :func:`init` set up."""
+    """Leave the present world, if there is one, and forget what :func:`init` set up. Any rank; not collective.
+
+    A script need not call it: a process that exits leaves by itself. Outside a world it does not block. In a world it
+    stops Horovod, within some 5 s, and the world ends for its other members, too. A second call does nothing.
+    """
     global _process
     if _process is not None and _process.notices is not None:
         _process.notices.stop()
@@ -160,13 +170,21 @@ def shutdown() -> None:
 
 
 def rank() -> int:
-    """This worker's rank: in [0, size()), and another one on every worker.
+    """The number of this worker in the world, different on every worker. Any rank; not collective.
 
-    Inside the elastic function it is the rank in the present world, between two worlds that in the last one. Before the
-    first world it is the launcher's assignment, which may change when the world is joined. Workers that start a job
-    are assigned 0, 1, 2, …; under ``edlrun`` a worker that starts later, as a newcomer or in the place of one that
-    died, is assigned the number that it will probably have, and never 0 while another worker lives. So what
+    It may change with every change of the world, so ask for it again where it is needed. Inside the elastic function it
+    is the rank in the present world, and between two worlds the rank in the last one.
+
+    Before the first world it is the launcher's assignment, which may change when the world is joined. Workers that
+    start a job are assigned 0, 1, 2, …. Under ``edlrun`` a worker that starts later, as a newcomer or in the place of
+    one that died, is assigned the number that it will probably have, and never 0 while another worker lives. So what
     ``if rank() == 0`` guards before training is done on one worker when the job starts, and not again for newcomers.
+
+    Returns:
+        An integer in [0, size()).
+
+    Raises:
+        UsageError: :func:`init` was not called.
     """
     process = current()
     if process.last is not None:
@@ -175,28 +193,60 @@ def rank() -> int:
 
 
 def size() -> int:
-    """Workers in the present world; between two worlds, in the last one.
+    """The number of workers in the present world; between two worlds, in the last one. Any rank; not collective.
 
-    Before the first world it is the launcher's assignment, which may change when the world is joined: the number of
-    workers that the job starts with, for one that ``edlrun`` starts later that of the job with it.
+    It changes with the world, so ask for it again where it is needed. Before the first world it is the launcher's
+    assignment, which may change when the world is joined: the number of workers that the job starts with. For a worker
+    that ``edlrun`` starts later it is the number of workers of the job, this one included.
+
+    Returns:
+        An integer of at least 1.
+
+    Raises:
+        UsageError: :func:`init` was not called.
     """
     process = current()
     return process.last.size if process.last is not None else max(process.launch.size, rank() + 1)
 
 
 def local_rank() -> int:
-    """This worker's number on its host; does not change during the life of the process."""
+    """The number of this worker's slot on its host. Any rank; not collective.
+
+    It does not change during the life of the process.
+
+    Returns:
+        An integer of at least 0. It may exceed ``local_size() - 1`` when workers of lower numbers are gone.
+
+    Raises:
+        UsageError: :func:`init` was not called.
+    """
     return current().launch.local_rank
 
 
 def local_size() -> int:
-    """Workers on this host: members of the world, as :func:`size`; before the first one as the launcher assigned."""
+    """The number of workers of the present world on this host. Any rank; not collective.
+
+    It changes with the world, as :func:`size` does. Before the first world it is the launcher's assignment.
+
+    Returns:
+        An integer of at least 1.
+
+    Raises:
+        UsageError: :func:`init` was not called.
+    """
     process = current()
     return process.last.local_size if process.last is not None else process.launch.local_size
 
 
 def device() -> torch.device:
-    """The device for this worker: the GPU numbered like its local rank, or the CPU if there is none."""
+    """The device for this worker's model and batches. Any rank; not collective.
+
+    Returns:
+        The GPU with the number ``local_rank() % torch.cuda.device_count()``, or the CPU if there is no GPU.
+
+    Raises:
+        UsageError: :func:`init` was not called, and there is a GPU to choose.
+    """
     if torch.cuda.is_available():
         return torch.device("cuda", local_rank() % torch.cuda.device_count())
     return torch.device("cpu")
@@ -217,41 +267,45 @@ def _collectives_for(name: str) -> tuple[Collectives, int, int]:
 
 
 def allreduce(tensor: torch.Tensor, op: Operation | None = None) -> torch.Tensor:
-    """Combine a tensor over the present world. Collective: every rank calls it; blocks.
+    """Combine a tensor over the present world. Collective: every rank calls it; blocks until all have.
 
     No gradient flows through the result.
 
     Args:
-        tensor: Any shape, equal on all ranks; any numeric type, or bool for "max" and "min"; left as it is.
+        tensor: Any shape, equal on all ranks; any numeric type, or bool for "max" and "min"; on any device. It is not
+            changed.
         op: "sum", "mean" (or "average"), "max" or "min". It has no default, because Horovod's is the average.
 
     Returns:
-        A new tensor of the same shape, type and device. Types of less than 32 bits are computed in 32.
+        A new tensor of the same shape, type and device, equal on all ranks. Types of less than 32 bits are computed in
+        32 bits.
 
     Raises:
-        WorldBrokenError: A member is gone; inside the elastic function the loop recovers from it.
-        UsageError: ``op`` is left out or not one of these, or does not fit the tensor's type (a mean of whole
-            numbers), the ranks passed different shapes or called different collectives, or there is no world.
+        WorldBrokenError: A member is gone. Do not catch it: the elastic function recovers from it.
+        UsageError: ``op`` is left out, is not one of these, or does not fit the tensor's type (a mean of whole
+            numbers). Or the ranks passed different shapes, called different collectives, or there is no world.
     """
     collectives, _, of = _collectives_for("allreduce")
     return calls.allreduce(collectives, of, tensor, op)
 
 
 def allgather(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensors of all ranks, one after the other. Collective: every rank calls it; blocks.
+    """Concatenate the tensors of all ranks along dimension 0. Collective: every rank calls it; blocks until all have.
 
     No gradient flows through the result.
 
     Args:
-        tensor: Any numeric type or bool, equal on all ranks. Its first dimension may differ between ranks, and be 0;
-            the others are equal. One without dimensions counts as one of a single element. Left as it is.
+        tensor: Any numeric type or bool, equal on all ranks; on any device; at most 12 dimensions. The first dimension
+            may differ between ranks, and may be 0; the others are equal. A tensor without dimensions counts as shape
+            [1]. It is not changed.
 
     Returns:
-        A new tensor on the same device, in rank order along dimension 0.
+        A new tensor of the same type and device, shape [sum of the first dimensions, …], in rank order, equal on all
+        ranks.
 
     Raises:
-        WorldBrokenError: A member is gone; inside the elastic function the loop recovers from it.
-        UsageError: The ranks passed tensors that do not fit together or called different collectives, or there is no
+        WorldBrokenError: A member is gone. Do not catch it: the elastic function recovers from it.
+        UsageError: The ranks passed tensors that do not fit together, called different collectives, or there is no
             world.
     """
     collectives, own, of = _collectives_for("allgather")
@@ -259,29 +313,32 @@ def allgather(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def broadcast(tensor: torch.Tensor, root_rank: int = 0) -> torch.Tensor:
-    """The tensor of one rank, on every rank. Collective: every rank calls it; blocks.
+    """Copy the tensor of one rank to every rank. Collective: every rank calls it; blocks until all have.
+
+    No gradient flows through the result.
 
     Args:
-        tensor: Any numeric type or bool; of one type and shape on all ranks. Left as it is.
-        root_rank: Whose tensor it is, in [0, size), equal on all ranks.
+        tensor: Any numeric type or bool; one type and shape on all ranks; on any device; at most 12 dimensions. It is
+            not changed.
+        root_rank: Rank whose tensor is copied, in [0, size()), equal on all ranks. Only rank 0 exists in every world.
 
     Returns:
-        A new tensor of the same shape, type and device. No gradient flows through it.
+        A new tensor of the same shape, type and device, with the values of ``root_rank``'s tensor.
 
     Raises:
-        WorldBrokenError: A member is gone; inside the elastic function the loop recovers from it.
-        UsageError: There is no such rank, the ranks passed tensors of different sizes or called different collectives,
-            or there is no world.
+        WorldBrokenError: A member is gone. Do not catch it: the elastic function recovers from it.
+        UsageError: There is no such rank, the ranks passed tensors of different types or shapes, called different
+            collectives, or there is no world.
     """
     collectives, own, of = _collectives_for("broadcast")
     return calls.broadcast(collectives, own, of, tensor, root_rank)
 
 
 def barrier() -> None:
-    """Wait until every rank of the present world has called it. Collective; blocks.
+    """Wait until every rank of the present world has called it. Collective: every rank calls it; blocks.
 
     Raises:
-        WorldBrokenError: A member is gone; inside the elastic function the loop recovers from it.
+        WorldBrokenError: A member is gone. Do not catch it: the elastic function recovers from it.
         UsageError: The ranks called different collectives, or there is no world.
     """
     collectives, own, of = _collectives_for("barrier")

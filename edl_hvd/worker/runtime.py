@@ -17,8 +17,8 @@ from edl_hvd.errors import EdlHvdWarning, UsageError
 from edl_hvd.events import Event
 from edl_hvd.metrics.metric import Metric
 from edl_hvd.worker import process
-from edl_hvd.worker.keeping.memory import Memory
-from edl_hvd.worker.keeping.sync import broadcast_state
+from edl_hvd.worker.commits.agreement import broadcast_state
+from edl_hvd.worker.commits.state_store import StateStore
 from edl_hvd.worker.position import position
 from edl_hvd.worker.training.alike import check_alike, differing
 from edl_hvd.worker.training.optimizer import is_distributed
@@ -39,10 +39,10 @@ class Session(Protocol):
 
     @property
     def generation(self) -> int:
-        """Of the present world; 0 between worlds."""
+        """The generation of the present world; 0 between worlds."""
 
     def vote(self, samples: int) -> Vote:
-        """What this rank wants at the commit after the next step, which has so many samples over all ranks."""
+        """What this rank wants at the commit after the next step, of ``samples`` samples over all ranks."""
 
     def may_come_back(self, answer: Vote | None) -> bool:
         """Somebody may need the state of the commit that the ranks have voted on."""
@@ -67,7 +67,7 @@ class Session(Protocol):
 
 
 class Runtime:
-    """Of one ``State``.
+    """The part of one ``State`` that the loops of the package use.
 
     Attributes:
         memory: What is kept, and the last commit of it.
@@ -88,11 +88,11 @@ class Runtime:
     """
 
     def __init__(self, attributes: dict[str, Any]) -> None:
-        self.memory = Memory({**attributes, METRICS: {}})
+        self.store = StateStore({**attributes, METRICS: {}})
         self.life = 0
         self.commit_every = 1
         self.step_timer = StepTimer()
-        self.counting = Counting(self.memory.of_kind(Metric), self.memory.of_kind(EvaluationSampler))
+        self.counting = Counting(self.store.of_kind(Metric), self.store.of_kind(EvaluationSampler))
         self.session: Session | None = None
         self.callbacks: list[Callable[[], None]] = []
         self.checkpoint: str | None = None
@@ -107,15 +107,15 @@ class Runtime:
         self._committed_step = 0  # what a script may set ``state.step`` to by itself
         self._has_committed = False
         self._warned: set[str] = set()
-        if self.memory.reduction is not None:
-            self.memory.reduction.on_round.append(self.schedulers_may_move)
+        if self.store.reduction is not None:
+            self.store.reduction.on_round.append(self.schedulers_may_move)
         for optimizer in self.optimizers:
             optimizer.stepping.after.append(self._after_step)
 
     @property
     def optimizers(self) -> list[Any]:
         """The distributed ones."""
-        return list(self.memory.of_kind(is_distributed))
+        return list(self.store.of_kind(is_distributed))
 
     def warn_once(self, about: str, message: str) -> None:
         """Say something to the user, once."""
@@ -129,7 +129,7 @@ class Runtime:
         """Commits go through ``session`` from now on."""
         self.session, self.commit_every = session, commit_every
         self.counting.attach(None if session is None else session.pool)
-        for sampler in self.memory.of_kind(ElasticBatchSampler):
+        for sampler in self.store.of_kind(ElasticBatchSampler):
             sampler.is_watched = session is not None
         position.leave()
         if self._step_hook is not None:
@@ -144,9 +144,9 @@ class Runtime:
         """
         if is_distributed(optimizer) or not (position.in_step or position.in_batches):
             return
-        memory = self.memory
-        summed = memory.reduction.names if memory.reduction is not None else {}
-        kept = {parameter for model in memory.of_kind(torch.nn.Module) for parameter in model.parameters()}
+        store = self.store
+        summed = store.reduction.names if store.reduction is not None else {}
+        kept = {parameter for model in store.of_kind(torch.nn.Module) for parameter in model.parameters()}
         own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
         if any(parameter in kept and parameter not in summed for parameter in own):
             raise UsageError(
@@ -160,15 +160,15 @@ class Runtime:
         self.life += 1
         self.failure = None
         self.left = ""
-        self.has_computed = not any(True for _ in self.memory.of_kind(ElasticBatchSampler))
+        self.has_computed = not any(True for _ in self.store.of_kind(ElasticBatchSampler))
         self.counting.begin_life()
         self.step_timer.forget()
         position.leave()
-        if self.memory.reduction is not None:
-            self.memory.reduction.forget_world()
+        if self.store.reduction is not None:
+            self.store.reduction.forget_world()
         for optimizer in self.optimizers:
             optimizer.stepping.own = 0
-        self._committed_step = self.memory.step
+        self._committed_step = self.store.step
 
     def run_callbacks(self) -> None:
         for callback in self.callbacks:
@@ -185,11 +185,11 @@ class Runtime:
         own = max((optimizer.stepping.own for optimizer in self.optimizers), default=0)
         if own and not self._has_committed:
             self._warn_uncounted(own)
-        elif not self.steps_here and self.memory.step and self.began_at == self.memory.step:
+        elif not self.steps_here and self.store.step and self.began_at == self.store.step:
             logger.warning(
                 "step %s of %s%s; nothing left to train",
-                f"{self.memory.step:,}",
-                f"{self.memory.step:,}",
+                f"{self.store.step:,}",
+                f"{self.store.step:,}",
                 f" in {self.checkpoint}" if self.checkpoint else "",
             )
 
@@ -198,7 +198,7 @@ class Runtime:
         if self.session is None or position.in_step or position.in_batches or self._has_committed:
             return
         own = max(optimizer.stepping.own for optimizer in self.optimizers)
-        if own > 1 and any(sampler.is_bypassed for sampler in self.memory.of_kind(ElasticBatchSampler)):
+        if own > 1 and any(sampler.is_bypassed for sampler in self.store.of_kind(ElasticBatchSampler)):
             self._warn_uncounted(own)
 
     def _warn_uncounted(self, steps: int) -> None:
@@ -243,8 +243,8 @@ class Runtime:
             optimizer.stepping.own = 0
         if own:
             self._has_committed = True
-            if self.memory.step == self._committed_step:
-                self.memory.step += own
+            if self.store.step == self._committed_step:
+                self.store.step += own
                 self.steps_here += own
 
     def commit_step(self, answer: Vote | None) -> None:
@@ -256,20 +256,20 @@ class Runtime:
     def commit_whole(self) -> None:
         """A commit of a copy of everything, when the metrics are pooled."""
         self._settle()
-        self._committed_step = self.memory.step
-        self.memory.take(self.memory.commit + 1)
+        self._committed_step = self.store.step
+        self.store.save(self.store.commit + 1)
         if self.session is not None:
             self.session.agree()
 
     def commit_light(self, answer: Vote | None = None) -> None:
         """A commit of what optimizer steps do not move, where that will do, and when the metrics are pooled."""
         self._settle()
-        self._committed_step = self.memory.step
-        number = self.memory.commit + 1
+        self._committed_step = self.store.step
+        number = self.store.commit + 1
         if self.session is None or self.session.may_come_back(answer):
-            self.memory.take(number, light=self.commit_every == 1)
+            self.store.save(number, light=self.commit_every == 1)
         else:
-            self.memory.pass_by(number)
+            self.store.skip(number)
         if self.session is not None:
             self.session.agree(answer)
 
@@ -277,45 +277,45 @@ class Runtime:
 
     def move_schedulers(self) -> None:
         """Move those of ``edl_hvd.schedule`` to where the run is; on every rank alike."""
-        memory = self.memory
-        for scheduler in memory.of_kind(PacedScheduler):
+        store = self.store
+        for scheduler in store.of_kind(PacedScheduler):
             scheduler.edl_move(
                 {
-                    "samples": memory.samples,
+                    "samples": store.samples,
                     "epochs": self.epoch_position(),
-                    "steps": memory.step,
-                    SCALE_INVARIANT: memory.learning.scale_invariant_steps,
+                    "steps": store.step,
+                    SCALE_INVARIANT: store.learning.scale_invariant_steps,
                 }
             )
 
     def schedulers_may_move(self) -> None:
         """A step's gradient is complete."""
-        for scheduler in self.memory.of_kind(GatedScheduler):
+        for scheduler in self.store.of_kind(GatedScheduler):
             scheduler.edl_ready = True
 
     @property
     def learning_rate_factor(self) -> float:
         """What ``optimizer.step()`` multiplies the learning rate with at the next step."""
-        factor, noise = self.memory.ramp.factor(self.memory.samples), self.memory.learning.noise
-        samplers = self.memory.of_kind(ElasticBatchSampler)
+        factor, noise = self.store.ramp.factor(self.store.samples), self.store.learning.noise
+        samplers = self.store.of_kind(ElasticBatchSampler)
         return next((sampler.policy.adapted(factor, noise) for sampler in samplers), factor)
 
     def epoch_position(self, samples: int = 0) -> float:
-        """Epochs finished, with the fraction of the present one, after so many more samples."""
-        samplers = list(self.memory.of_kind(ElasticBatchSampler))
-        epoch = self.memory.epoch
+        """The number of epochs finished, with the fraction of the present one, after ``samples`` more samples."""
+        samplers = list(self.store.of_kind(ElasticBatchSampler))
+        epoch = self.store.epoch
         return epoch + sum((s.offset + samples) / s.positions for s in samplers if s.epoch == epoch)
 
     def ends_epoch(self, samples: int = 0) -> bool:
-        """After so many more samples the epoch's batches are all counted, and what the script does then is to come."""
-        samplers = self.memory.of_kind(ElasticBatchSampler)
-        return any(s.epoch == self.memory.epoch and s.offset + samples >= s.epoch_samples() for s in samplers)
+        """Whether ``samples`` more samples complete the epoch's batches, so that the script goes on behind the loop."""
+        samplers = self.store.of_kind(ElasticBatchSampler)
+        return any(s.epoch == self.store.epoch and s.offset + samples >= s.epoch_samples() for s in samplers)
 
     def end_epoch(self) -> None:
         """The script has gone through the present epoch. Collective."""
-        self.memory.epoch += 1
-        for sampler in self.memory.of_kind(ElasticBatchSampler):
-            sampler.set_epoch(self.memory.epoch)
+        self.store.epoch += 1
+        for sampler in self.store.of_kind(ElasticBatchSampler):
+            sampler.set_epoch(self.store.epoch)
         self.move_schedulers()
         self.commit()
 
@@ -325,7 +325,7 @@ class Runtime:
         Raises:
             UsageError: There is none, or more than one.
         """
-        found = list(self.memory.of_kind(ElasticBatchSampler))
+        found = list(self.store.of_kind(ElasticBatchSampler))
         if len(found) != 1:
             raise UsageError(
                 f"{call} cannot tell how batches are dealt: State holds {len(found)} ElasticBatchSampler(s); expected "
@@ -343,9 +343,9 @@ class Runtime:
         weighted by the micro-batches that each worker has computed; counters (``num_batches_tracked``) become the
         largest. With ``exact=True`` they are equal already.
         """
-        if self.session is None or self.memory.exact:
+        if self.session is None or self.store.exact:
             return False
-        models = self.memory.of_kind(torch.nn.Module)
+        models = self.store.of_kind(torch.nn.Module)
         passes, self.passes = self.passes, 0
         return self.session.level([buffer for model in models for buffer in model.buffers()], passes)
 
@@ -355,20 +355,20 @@ class Runtime:
         Raises:
             UsageError: They have; on all ranks.
         """
-        world, reduction = process.current().world, self.memory.reduction
+        world, reduction = process.current().world, self.store.reduction
         if self.session is not None and world is not None and world.size > 1 and reduction is not None:
             collectives = process.current().collectives
             averages = {
                 parameter: f"{name}.{key}"
-                for name, handler in self.memory.handlers.items()
+                for name, handler in self.store.handlers.items()
                 if isinstance(handler.value, torch.optim.swa_utils.AveragedModel)
                 for key, parameter in handler.value.named_parameters()
             }
-            check_alike({**reduction.names, **averages}, collectives, self.memory.step)
-            for name in differing(self.memory.attributes, collectives):
+            check_alike({**reduction.names, **averages}, collectives, self.store.step)
+            for name in differing(self.store.attributes, collectives):
                 self.warn_once(
                     f"attribute.{name}",
-                    f"state.{name} is not the same on all workers after step {self.memory.step}, so what the job goes "
+                    f"state.{name} is not the same on all workers after step {self.store.step}, so what the job goes "
                     "on with, when the world changes, is that of any one of them; set it from what all have, such as "
                     "step.mean(…), what edl_hvd.allreduce returns, or a metric of edl_hvd.metrics",
                 )
@@ -389,10 +389,10 @@ class Runtime:
         if all(have_run) or not any(have_run):
             return
         root = have_run.index(True)
-        plain, tensors = self.memory.between() if world.rank == root else (None, {})
+        plain, tensors = self.store.between() if world.rank == root else (None, {})
         plain, tensors = broadcast_state(collectives, plain, tensors, root, world.rank)
         if not ran:
-            self.memory.take_over(plain, tensors)
+            self.store.take_over(plain, tensors)
 
     def never_assigned(self, error: NameError) -> UsageError | None:
         """What to tell the user, where a variable is missing that only the loop over micro-batches assigns."""
@@ -406,7 +406,7 @@ class Runtime:
 
     def gradient_missing(self, error: Exception) -> UsageError | None:
         """What to tell the user, where ``.grad`` is None in the loop over micro-batches, because it is not complete."""
-        reduction = self.memory.reduction
+        reduction = self.store.reduction
         frames = traceback.extract_tb(error.__traceback__)
         if reduction is None or reduction.micro_batch is None or "NoneType" not in str(error):
             return None
@@ -420,6 +420,6 @@ class Runtime:
 
     def out_of_memory(self, error: Exception) -> UsageError | None:
         """What to tell the user, where it happened to a micro-batch of :meth:`batches`."""
-        part = self.memory.reduction.micro_batch if self.memory.reduction is not None else None
-        samplers = list(self.memory.of_kind(ElasticBatchSampler))
+        part = self.store.reduction.micro_batch if self.store.reduction is not None else None
+        samplers = list(self.store.of_kind(ElasticBatchSampler))
         return explained(samplers[0].policy, part, error) if samplers and part is not None else None

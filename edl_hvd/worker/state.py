@@ -15,7 +15,7 @@ from edl_hvd.worker.training.batching import Step, batches, steps, weigh
 from edl_hvd.worker.training.evaluation import evaluate
 
 if TYPE_CHECKING:
-    from edl_hvd.worker.keeping.weights import Fit
+    from edl_hvd.worker.commits.weights import Fit
 
 
 class State:
@@ -23,20 +23,27 @@ class State:
 
     Every keyword becomes an attribute. Models, optimizers, schedulers, ``GradScaler``,
     :class:`~edl_hvd.ElasticBatchSampler`, ``torch.Generator`` and anything else with ``state_dict`` and
-    ``load_state_dict`` stay the objects they are; numbers, strings, lists, dictionaries and tensors
-    are plain attributes, deep-copied by every commit. A tensor that comes from a checkpoint or from another
-    worker is put on the device of the one that it takes the place of.
+    ``load_state_dict`` stay the objects they are. Numbers, strings, lists, dictionaries and tensors are plain
+    attributes, deep-copied by every commit; set them with ``state.name = value``. A tensor that comes from a checkpoint
+    or from another worker is put on the device of the tensor that it replaces.
 
-    Besides, and readable at any time: ``step`` (optimizer steps of the whole run), ``epoch`` (epochs
-    finished), ``samples`` (consumed by the whole run), ``generation`` (of the present world).
+    Every rank makes one, with the same names, before it enters the elastic function; that is not collective and does
+    not block. Any rank may read its properties at any time.
+
+    Names of its own, which attributes cannot have: ``check_host_updates``, ``commit``, ``epochs``, ``evaluate``,
+    ``generation``, ``gradient_noise_scale``, ``learning_rate_factor``, ``load_weights``, ``on_resize``,
+    ``register_reset_callbacks``, ``report``, ``scale_invariant_steps``, ``steps``, ``total_steps``, ``weigh``, and all
+    that begin with an underscore. ``batches`` may be given, for the sampler; ``state.batches`` remains the method.
 
     Args:
-        model: Shorthand for ``model=…``, as in Horovod's ``TorchState``.
-        optimizer: Likewise.
-        **attributes: By name. ``epoch``, ``step`` and ``samples`` set the counters' first values.
+        model: Model to keep, by the name ``model``, as in Horovod's ``TorchState``.
+        optimizer: Optimizer to keep, by the name ``optimizer``.
+        **attributes: Objects and values to keep, by name. ``epoch``, ``step`` and ``samples``, integers of at least 0,
+            set the first values of the counters instead.
 
     Raises:
-        StateError: A name is taken, or a value cannot be kept.
+        StateError: A name is taken, a value cannot be kept, or an optimizer holds another one that was not given. Also
+            raised when an attribute is set that was not given here, or an object is replaced.
     """
 
     _runtime: Runtime
@@ -53,79 +60,90 @@ class State:
         _refuse_hidden_optimizers(given)
         runtime = Runtime(given)
         for name, value in counters.items():
-            setattr(runtime.memory, name, value)
+            setattr(runtime.store, name, value)
         super().__setattr__("_runtime", runtime)
 
     # --- attributes ---
 
     def __getattr__(self, name: str) -> Any:
-        memory = self.__dict__["_runtime"].memory
-        if name in memory.attributes:
-            return memory.attributes[name]
-        if name in memory.handlers:
-            return memory.handlers[name].value
+        store = self.__dict__["_runtime"].store
+        if name in store.attributes:
+            return store.attributes[name]
+        if name in store.handlers:
+            return store.handlers[name].value
         raise AttributeError(f"State has no attribute {name!r}; give it to State(…) to have it kept")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        memory = self._runtime.memory
+        store = self._runtime.store
         if name in ("step", "epoch", "samples"):
-            setattr(memory, name, value)
-        elif name in memory.handlers:
+            setattr(store, name, value)
+        elif name in store.handlers:
             raise StateError(f"state.{name} cannot be replaced by another object; change the one given to State(…)")
         elif hasattr(type(self), name):
             raise StateError(f"state.{name} cannot be set; it is a name of State's own")
-        elif name in memory.attributes:
-            memory.attributes[name] = value
+        elif name in store.attributes:
+            store.attributes[name] = value
         else:
             raise StateError(f"state.{name} is not kept, because State(…) was not given it; add {name}=… there")
 
     @property
     def step(self) -> int:
-        """Optimizer steps of the whole run."""
+        """The number of optimizer steps of the whole run, over all worlds; equal on all ranks at a commit."""
         position.knows_step = True
-        return self._runtime.memory.step
+        return self._runtime.store.step
 
     @property
     def epoch(self) -> int:
-        """Epochs finished; inside ``epochs()`` the number of the present one."""
-        return self._runtime.memory.epoch
+        """The number of epochs finished, which inside ``epochs()`` is the number of the present one, from 0."""
+        return self._runtime.store.epoch
 
     @property
     def samples(self) -> int:
-        """Samples consumed by the whole run, over all workers and epochs."""
-        return self._runtime.memory.samples
+        """The number of samples consumed by the whole run, over all workers and epochs."""
+        return self._runtime.store.samples
 
     @property
     def generation(self) -> int:
-        """Generation of the present world; 0 before the first."""
+        """The number of the present world, which rises with every world of the job; 0 between worlds."""
         return self._runtime.session.generation if self._runtime.session is not None else 0
 
     @property
     def learning_rate_factor(self) -> float:
-        """What ``optimizer.step()`` multiplies the learning rate with at the next step."""
+        """The factor that ``optimizer.step()`` multiplies the learning rate with at the next step; greater than 0."""
         return self._runtime.learning_rate_factor
 
     @property
     def scale_invariant_steps(self) -> float:
-        """Sum of the learning-rate factors of all steps: under AdaScale, how many of the script's own they equal."""
-        return self._runtime.memory.learning.scale_invariant_steps
+        """The sum of the learning-rate factors of all steps of the run.
+
+        Under AdaScale it is the number of steps of the script's own batch that the run equals (Johnson et al. 2020,
+        arXiv:2007.05105, section 3).
+        """
+        return self._runtime.store.learning.scale_invariant_steps
 
     @property
     def gradient_noise_scale(self) -> float | None:
-        """The batch at which the noise of the gradient is as large as the gradient, in samples; ``None`` if not known.
+        """The batch size, in samples, at which the gradient's noise is as large as the gradient; ``None`` if unknown.
 
-        Measured where the batch policy needs it, and with ``DistributedOptimizer(…, measure_noise=True)``. It takes two
-        micro-batches per step, over all workers. Infinite while no gradient stands out from the noise.
+        It is tr(Σ) / |∇F|², with ∇F the true gradient and Σ the covariance of one sample's gradient (McCandlish et al.
+        2018, arXiv:1812.06162, section 2.2). Measured where the batch policy needs it, and with
+        ``DistributedOptimizer(…, measure_noise=True)``, from steps of at least two micro-batches over all workers.
+        Infinite while no gradient stands out from the noise.
         """
-        return self._runtime.memory.learning.noise.samples
+        return self._runtime.store.learning.noise.samples
 
     # --- the training loop ---
 
     def total_steps(self, epochs: int) -> int:
-        """Optimizer steps of so many whole epochs, the same in every world; for ``OneCycleLR`` and its like.
+        """The optimizer steps of whole epochs, the same in every world; for ``OneCycleLR`` and similar schedulers.
+
+        Any rank; not collective.
 
         Args:
-            epochs: At least 0.
+            epochs: Number of epochs, at least 0.
+
+        Returns:
+            ``epochs`` times ``steps_per_epoch`` of the sampler.
 
         Raises:
             UsageError: ``State`` has no sampler, or its number of steps depends on the world (``WorkerBatch``).
@@ -133,19 +151,30 @@ class State:
         return epochs * self._runtime.sampler("state.total_steps()").steps_per_epoch
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs left of ``count``, starting with the one under way; commits after each.
+        """Iterate over the epochs left of ``count``, starting with the one under way; commits after each.
 
-        Every rank runs it. Blocks for the commit's collective.
+        Collective: every rank runs it. Blocks for the commit after each epoch.
+
+        Args:
+            count: Epochs of the whole run, at least 0.
+
+        Returns:
+            An iterator over the numbers of the epochs left, from ``state.epoch`` to ``count - 1``. It is empty when
+            that many are finished.
+
+        Raises:
+            StateError: A plain attribute holds a value that cannot be kept.
+            UsageError: The body has left a loop between the micro-batches of a step.
         """
         while self.epoch < count:
             yield self.epoch
             self._runtime.end_epoch()
 
     def steps(self, loader: Any) -> Iterator[Step]:
-        """The optimizer steps left in the present epoch, the same ones on every worker; commits after each.
+        """Iterate over the optimizer steps left in the present epoch; commits after each.
 
-        Every rank runs it to its end. The body runs once per optimizer step, on every worker, also on one that was
-        dealt nothing::
+        Collective: every rank runs it to its end, and blocks for each step's gradients. The body runs once per
+        optimizer step, on every worker, also on a worker that was dealt nothing::
 
             for step in state.steps(loader):
                 for images, target in step:            # this worker's micro-batches: none, one or several
@@ -154,13 +183,16 @@ class State:
                 optimizer.step()
                 optimizer.zero_grad()
 
-        See :class:`~edl_hvd.Step`. Random generators (torch, ``random``, NumPy) are seeded before each micro-batch and
-        at step level, from the sampler's seed, the epoch and the position, so that nothing random depends on the world;
-        at step level every worker draws the same numbers. At the end of the epoch floating-point buffers (BatchNorm's
-        running statistics) are averaged over the workers.
+        Random generators (torch, ``random``, NumPy) are seeded before each micro-batch and at step level, from the
+        sampler's seed, the epoch and the position. So nothing random depends on the world, and at step level every
+        worker draws the same numbers. At the end of the epoch floating-point buffers (BatchNorm's running statistics)
+        are averaged over the workers.
 
         Args:
             loader: A ``DataLoader`` whose ``batch_sampler`` is the sampler given to ``State``.
+
+        Returns:
+            An iterator of :class:`~edl_hvd.Step`, the same steps on every worker.
 
         Raises:
             UsageError: Loader, sampler and optimizer do not fit together, or the epoch has been gone through already.
@@ -168,21 +200,24 @@ class State:
         return steps(self._runtime, loader)
 
     def batches(self, loader: Any) -> Iterator[Any]:
-        """This worker's micro-batches left in the present epoch; commits between global batches.
+        """Iterate over this worker's micro-batches left in the present epoch; commits between global batches.
 
         The smallest change of a script; :meth:`steps` suits everything beyond one ``backward()`` and ``step()``. The
-        body runs once per micro-batch, so several times per optimizer step, or not at all on a worker that was dealt
-        nothing. ``optimizer.step()``, schedulers, ``GradScaler`` and ``AveragedModel`` given to ``State`` and
-        ``state.report`` act in the body that ends a step, and ``.grad`` has the gradient of the whole global batch
-        then; before that it is as it was. A worker that was dealt nothing takes over the state of another.
+        body runs once per micro-batch: several times per optimizer step, or not at all on a worker that was dealt
+        nothing, which then takes over the state of another worker. ``optimizer.step()``, schedulers, ``GradScaler`` and
+        ``AveragedModel`` given to ``State`` and ``state.report`` act in the body that ends a step. There ``.grad`` has
+        the gradient of the whole global batch; before that it is as it was.
 
-        Every rank runs it to its end. ``backward()`` and ``step()`` belong in the loop's body. Random
-        generators (torch, ``random``, NumPy) are seeded before each micro-batch from the sampler's seed, the epoch and
-        the position, so nothing random depends on the world. At the end of the epoch floating-point
-        buffers (BatchNorm's running statistics) are averaged over the workers.
+        Collective: every rank runs it to its end, and blocks for each step's gradients. ``backward()`` and ``step()``
+        belong in the loop's body. Random generators (torch, ``random``, NumPy) are seeded before each micro-batch, from
+        the sampler's seed, the epoch and the position, so nothing random depends on the world. At the end of the epoch
+        floating-point buffers (BatchNorm's running statistics) are averaged over the workers.
 
         Args:
             loader: A ``DataLoader`` whose ``batch_sampler`` is the sampler given to ``State``.
+
+        Returns:
+            An iterator over the loader's items, as the loader gives them.
 
         Raises:
             UsageError: Loader, sampler and optimizer do not fit together, the epoch has been gone through already, or
@@ -191,13 +226,14 @@ class State:
         return batches(self._runtime, loader)
 
     def weigh(self, weight: float | torch.Tensor) -> None:
-        """In the body of :meth:`batches`: how much the present micro-batch weighs, instead of its number of samples.
+        """Set the weight of the present micro-batch, in the body of :meth:`batches`. Not collective.
 
-        As :meth:`edl_hvd.Step.weigh`, for a loss that is a mean over something else, such as tokens or pixels. Call it
-        before ``backward()``. Not collective.
+        As :meth:`edl_hvd.Step.weigh`, for a loss that is a mean over something other than samples, such as tokens or
+        pixels. Call it before ``backward()``. Waits for a GPU if ``weight`` is a tensor there.
 
         Args:
-            weight: At least 0, finite; 0 leaves the micro-batch out, whatever its gradient is.
+            weight: Weight instead of the number of samples, finite and at least 0: a number, or a tensor of one
+                element. 0 leaves the micro-batch out, whatever its gradient is.
 
         Raises:
             UsageError: No micro-batch is being computed, or its gradient has been already; or the weight is no number.
@@ -205,19 +241,23 @@ class State:
         weigh(self._runtime, weight, "state.weigh()")
 
     def evaluate(self, loader: Any) -> Iterator[Any]:
-        """This worker's batches left of an evaluation; commits about once a second.
+        """Iterate over this worker's batches left of an evaluation; commits about once a second.
 
-        Every rank runs it to its end, after the epoch's ``state.batches``, not inside. Each sample comes to one rank.
-        Metrics that are updated in the loop start anew with each evaluation and are complete on every rank after it.
-        When the world changes, the function runs again from its top, and this loop goes on where the last commit was;
-        an evaluation that was complete before that, at the same optimizer step, is not made again: its loop is empty.
+        Collective: every rank runs it to its end, after the epoch's training loop, not inside, and blocks for the
+        commits. Each sample comes to one rank. Metrics that are updated in the loop start from zero with each
+        evaluation and are complete on every rank after it. When the world changes, the function runs again from its
+        top, and this loop goes on where the last commit was. An evaluation that was complete before that, at the same
+        optimizer step, is not repeated: its loop is empty.
 
-        Neither the models' mode nor that of autograd is touched: call ``model.eval()``, and use ``torch.no_grad()``.
+        It changes neither the models' mode nor that of autograd: call ``model.eval()``, and use ``torch.no_grad()``.
         Random generators are seeded before each batch.
 
         Args:
             loader: A ``DataLoader`` whose ``batch_sampler`` is an :class:`~edl_hvd.EvaluationSampler`, which is given
                 to ``State``, too.
+
+        Returns:
+            An iterator over the loader's items, as the loader gives them.
 
         Raises:
             UsageError: Loader, data set, sampler and ``State`` do not fit together, or a loop is under way.
@@ -225,65 +265,85 @@ class State:
         return evaluate(self._runtime, loader)
 
     def commit(self) -> None:
-        """Make the present a point to come back to, and act on what the world agreed on. Collective.
+        """Make the present state a point to return to, and act on what the world has agreed on. Collective; blocks.
 
-        Copies the state, then combines one row of integers over the ranks: is a change of the world
-        pending, is a checkpoint due? All ranks act on it here, at the same step. Call it at the same
-        places on every rank.
+        Every rank calls it at the same places. It copies the state in memory, then combines one row of integers over
+        the ranks: is a change of the world pending, is a checkpoint due? All ranks act on the answer here, at the same
+        step. For loops of your own: there it adds the optimizer steps since the last commit to ``step``.
 
-        The commits that :meth:`batches` makes by itself are lighter: they copy no parameters and no optimizer state as
-        long as nothing but the optimizers moves them, and the row has travelled with the gradients.
+        The commits that :meth:`steps` and :meth:`batches` make are lighter. They copy no parameters and no optimizer
+        state while only the optimizers change them, and the row travels with the gradients.
+
+        Raises:
+            StateError: A plain attribute holds a value that cannot be kept.
+            UsageError: A loop was left between the micro-batches of a step.
         """
         self._runtime.commit()
 
     def check_host_updates(self) -> None:
-        """Horovod's name for a commit that is wanted for host changes only; here it is a commit."""
+        """Commit, under Horovod's name for a check for host changes. Collective; blocks; see :meth:`commit`."""
         self.commit()
 
     def on_resize(self, callback: Callable[[], None]) -> None:
-        """Call ``callback()`` on every worker of each new world but its first, when its state is in place."""
+        """Register a function to call in each new world but the worker's first, when the state is in place.
+
+        Every rank registers the same functions, before it enters the elastic function. Not collective; does not block.
+
+        Args:
+            callback: Function without arguments, called before the training function runs again. Functions are called
+                in the order of their registration. A worker that is new to the job does not call them, so they must not
+                use collectives.
+        """
         self._runtime.callbacks.append(callback)
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Horovod's name for :meth:`on_resize`, for several at once."""
+        """Register several functions, under Horovod's name; see :meth:`on_resize`. Every rank; not collective.
+
+        Args:
+            callbacks: Functions without arguments.
+        """
         for callback in callbacks:
             self.on_resize(callback)
 
     def report(self, **metrics: float) -> None:
-        """Write numbers to the event log, once for the whole world (from rank 0). Does not block.
+        """Write numbers to the event log, once for the whole world, from rank 0.
 
-        The last value of each is part of the state, and of every checkpoint after it. Call it on every rank with equal
-        values, so that any of them can go on as rank 0.
+        Every rank calls it with equal values, so that any of them can go on as rank 0. Not collective; waits for a GPU
+        if a value is a tensor there. The last value of each name is part of the state, and of every later checkpoint.
+
+        Args:
+            **metrics: Numbers, or tensors of one element, by name.
         """
         values = {name: float(value) for name, value in metrics.items()}
         if position.waits:
             return
-        attributes = self._runtime.memory.attributes
+        attributes = self._runtime.store.attributes
         attributes[METRICS] = {**attributes[METRICS], **values}
         if self._runtime.session is not None:
             self._runtime.session.report(values)
 
     def load_weights(self, url: str | os.PathLike[str], step: int | None = None, partial: bool = False) -> Fit:
-        """Begin with the weights of another run: load those of its checkpoint into the models of this state.
+        """Load the weights of another run's checkpoint into the models of this state, for fine-tuning.
 
-        For fine-tuning. Optimizers, counters and all else stay as they are; a job that goes on by itself needs nothing
-        of the kind. Call it on every worker before the elastic function. Not collective; blocks while it reads.
+        Optimizers, counters and everything else stay as they are. A job that resumes from its own checkpoints does not
+        need it. Every rank calls it before the elastic function. Not collective; blocks while it reads.
 
         Args:
-            url: Where the other run's checkpoints are.
-            step: Which one; the newest if left out.
-            partial: Load what fits and leave the rest as it is, instead of raising.
+            url: Folder or URL of the other run's checkpoints.
+            step: Optimizer step of the checkpoint to read, at least 0; the newest one if left out.
+            partial: Whether to load the weights that fit and leave the others as they are, instead of raising.
 
         Returns:
-            What was loaded, and what is missing, extra or of another shape.
+            An object with the names of the weights: ``loaded``, ``missing``, ``extra`` and ``reshaped`` (of another
+            shape); ``complete`` says whether all were loaded.
 
         Raises:
             StateError: Weights are missing, extra or of another shape, and ``partial`` is false; nothing was loaded.
             StorageError: There is no such checkpoint, it does not verify, or the storage does not answer.
         """
-        from edl_hvd.worker.keeping.weights import load_weights
+        from edl_hvd.worker.commits.weights import load_weights
 
-        return load_weights(self._runtime.memory, url, step, partial)
+        return load_weights(self._runtime.store, url, step, partial)
 
 
 def _refuse_hidden_optimizers(attributes: dict[str, Any]) -> None:

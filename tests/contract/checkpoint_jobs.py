@@ -18,7 +18,7 @@ from servers import AwsServer
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot, layout, steps
 from edl_hvd.cli.main import main
 from edl_hvd.storage import Storage, open_storage
-from edl_hvd.worker.keeping.memory import Memory
+from edl_hvd.worker.commits.state_store import StateStore
 
 STEPS = [30, 20, 10]
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -73,12 +73,12 @@ def write_job(
     for step in sorted(chosen):
         model = model_of(step + variant)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        memory = Memory({"model": model, "optimizer": optimizer, "best": 0.5, "words": ["a", "b"], **more})
-        memory.step, memory.epoch, memory.samples = step, step // 10, step * 32
-        memory.take(step)
+        store = StateStore({"model": model, "optimizer": optimizer, "best": 0.5, "words": ["a", "b"], **more})
+        store.step, store.epoch, store.samples = step, step // 10, step * 32
+        store.save(step)
         writers = [CheckpointWriter(storage, keep=5) for _ in range(2)]
         for rank, writer in enumerate(writers):
-            snapshot = replace(memory.for_checkpoint(), metrics=metrics.get(step, {}))
+            snapshot = replace(store.checkpoint(), metrics=metrics.get(step, {}))
             writer.begin(snapshot, rank, 2, f"attempt-{step}-{variant}")
         assert all(writer.wait(120) for writer in writers)
         assert step in steps(storage)

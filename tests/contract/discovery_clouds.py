@@ -19,7 +19,7 @@ from metadata_server import SLOW_S
 from servers import AwsServer
 
 from edl_hvd.discovery.kinds import read_question
-from edl_hvd.discovery.source import Described, Permitted, Source
+from edl_hvd.discovery.source import Source
 
 
 def source_of(kind: str, *words: str) -> Source:
@@ -27,16 +27,10 @@ def source_of(kind: str, *words: str) -> Source:
 
 
 def ask(source: Source) -> dict[str, int]:
-    return {entry.host: entry.slots for entry in source.hosts()}
-
-
-def left_out(source: Source) -> dict[str, str]:
-    assert isinstance(source, Described)
-    return dict(source.left_out())
+    return {entry.host: entry.slots for entry in source.answer().hosts}
 
 
 def granted(source: Source) -> dict[str, bool | None]:
-    assert isinstance(source, Permitted)
     return {permission.name: permission.granted for permission in source.permissions()}
 
 

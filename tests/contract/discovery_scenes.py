@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from edl_hvd.discovery.polling.cached import Keep
+from edl_hvd.discovery.polling.cached import CacheEntry
 
 SCRIPTS = Path(__file__).parents[2] / "discovery_scripts"
 
@@ -97,8 +97,8 @@ class Scene(ABC):
         """Make what is kept older, as if polls had gone on; the process that asks is killed first."""
         self.kill_askers()
         for path in self.cache.glob("*/*.answer"):
-            keep = Keep(str(path.with_suffix("")))
-            record = keep.read()
+            entry = CacheEntry(str(path.with_suffix("")))
+            record = entry.read()
             since_question_s = min(duration_s, self.refresh_s)
             older = replace(
                 record,
@@ -107,14 +107,14 @@ class Scene(ABC):
                 asked_s=record.asked_s - since_question_s,
                 failed_s=record.failed_s - since_question_s,
             )
-            keep.write(older, self.refresh_s)
+            entry.write(older, self.refresh_s)
 
     def poll_until_asked_in_vain(self) -> None:
         """Poll until a question that is put from now on has got no answer."""
         now_s = time.monotonic()
 
         def has_failed(result: subprocess.CompletedProcess[str]) -> bool:
-            records = [Keep(str(path.with_suffix(""))).read() for path in self.cache.glob("*/*.answer")]
+            records = [CacheEntry(str(path.with_suffix(""))).read() for path in self.cache.glob("*/*.answer")]
             return any(record.failed_s > now_s for record in records)
 
         self.poll_until(has_failed)

@@ -10,6 +10,7 @@ import pytest
 from discovery_clusters import KubernetesScene, UrlScene
 from kubernetes_server import KubernetesServer, ListServer, ToldServer, deleted, make_certificate, pod
 
+from edl_hvd.discovery.source import Answer
 from edl_hvd.discovery.sources.kubernetes import Kubernetes
 from edl_hvd.discovery.sources.url import Url
 from edl_hvd.discovery.sources.web import ask_web
@@ -49,46 +50,47 @@ def server() -> Iterator[ListServer]:
 def test_every_page_is_read_and_only_ready_pods_with_the_labels_count(cluster):
     cluster.server.pods = [pod(f"w{number}", f"10.0.0.{number}", gpus=2) for number in range(1, 8)]
     cluster.server.pods += [pod("other", "10.0.1.1", app="web"), pod("late", "10.0.1.2", ready=False)]
-    source = cluster.source(page_size=3)
-    assert source.hosts() == tuple(HostSlots(f"10.0.0.{number}", 2) for number in range(1, 8))
+    answer = cluster.source(page_size=3).answer()
+    assert answer.hosts == tuple(HostSlots(f"10.0.0.{number}", 2) for number in range(1, 8))
     assert len(cluster.server.questions) == 3
-    assert source.left_out() == {"late": "it is not ready: containers with unready status: [worker]"}
-    assert source.details()["10.0.0.1"].zone == "node-of-w1"
+    assert answer.left_out == {"late": "it is not ready: containers with unready status: [worker]"}
+    assert answer.details["10.0.0.1"].zone == "node-of-w1"
 
 
 def test_a_list_that_expires_is_read_anew(cluster):
     cluster.server.pods = [pod(f"w{number}", f"10.0.0.{number}") for number in range(1, 6)]
     cluster.server.expiries = 2
-    assert len(cluster.source(page_size=2).hosts()) == 5
+    assert len(cluster.source(page_size=2).answer().hosts) == 5
     assert [status for _, status in cluster.server.questions] == [200, 410, 200, 410, 200, 200, 200]
     cluster.server.expiries = 100
     with pytest.raises(DiscoveryError, match="expired 3 times"):
-        cluster.source(page_size=2).hosts()
+        cluster.source(page_size=2).answer()
 
 
 def test_a_pod_that_is_being_deleted_is_left_out_at_once_and_announced(cluster):
     stays, goes = pod("stays", "10.0.0.1"), pod("goes", "10.0.0.2")
     cluster.server.pods = [stays, deleted(goes, 30)]
     source = cluster.source()
-    assert source.hosts() == (HostSlots("10.0.0.1", 4),)
-    assert source.left_out()["goes"].startswith("it is being deleted, and gone by 20")
-    (seconds,) = source.notices().values()
+    answer = source.answer()
+    assert answer.hosts == (HostSlots("10.0.0.1", 4),)
+    assert answer.left_out["goes"].startswith("it is being deleted, and gone by 20")
+    (seconds,) = answer.notices.values()
     assert 0 < seconds <= 31
     # Its successor may get the same address.
     cluster.server.pods = [stays, deleted(goes, 30), pod("successor", "10.0.0.2")]
-    assert len(source.hosts()) == 2
-    assert source.notices() == {}
+    answer = source.answer()
+    assert (len(answer.hosts), answer.notices) == (2, {})
 
 
 def test_a_renewed_token_is_used_at_once(cluster):
     cluster.server.pods = [pod("w", "10.0.0.1")]
     source = cluster.source()
-    assert len(source.hosts()) == 1
+    assert len(source.answer().hosts) == 1
     cluster.server.token = "second"
     with pytest.raises(DiscoveryError, match=r"status 401: as told: Unauthorized; the token is not valid \(any more\)"):
-        source.hosts()
+        source.answer()
     cluster.token.write_text("second\n")
-    assert len(source.hosts()) == 1
+    assert len(source.answer().hosts) == 1
     assert [status for _, status in cluster.server.questions] == [200, 401, 200]
 
 
@@ -102,19 +104,19 @@ def test_a_token_that_is_renewed_between_reading_and_asking_costs_one_more_quest
             return super()._get(path, token, context)
 
     source = Renewing("app=trainer", cluster.server.url, "training", str(cluster.token), str(cluster.authority))
-    assert len(source.hosts()) == 1
+    assert len(source.answer().hosts) == 1
     assert [status for _, status in cluster.server.questions] == [401, 200]
 
 
 def test_a_server_that_cannot_prove_who_it_is_gets_no_token(cluster, tmp_path):
     make_certificate(tmp_path / "other.pem", tmp_path / "other.crt")
     with pytest.raises(DiscoveryError, match=r"the certificate of https://127\.0\.0\.1:[0-9]+/api.* is not trusted"):
-        cluster.source(ca_file=str(tmp_path / "other.crt")).hosts()
+        cluster.source(ca_file=str(tmp_path / "other.crt")).answer()
     make_certificate(tmp_path / "elsewhere.pem", tmp_path / "elsewhere.crt", address="10.0.0.1")
     elsewhere = KubernetesServer("training", tmp_path / "elsewhere.pem")
     try:
         with pytest.raises(DiscoveryError, match=r"is not trusted: .*IP address mismatch"):
-            Kubernetes("a=b", elsewhere.url, "training", str(cluster.token), str(tmp_path / "elsewhere.crt")).hosts()
+            Kubernetes("a=b", elsewhere.url, "training", str(cluster.token), str(tmp_path / "elsewhere.crt")).answer()
     finally:
         elsewhere.close()
     assert cluster.server.questions == elsewhere.questions == []
@@ -134,8 +136,9 @@ def test_a_pod_that_makes_no_sense_is_an_error_and_no_host(cluster, broken, word
     cluster.server.pods[0].setdefault("metadata", {}).setdefault("labels", {"app": "trainer"})
     source = cluster.source()
     try:
-        assert source.hosts() == ()
-        told = " ".join(source.left_out().values())
+        answer = source.answer()
+        assert answer.hosts == ()
+        told = " ".join(answer.left_out.values())
     except DiscoveryError as error:
         told = str(error)
     assert words in told
@@ -145,10 +148,10 @@ def test_the_ipv4_address_of_a_pod_counts_and_another_cannot_be_written(cluster)
     both = pod("w", "fd00::7")
     both["status"]["podIPs"] = [{"ip": "fd00::7"}, {"ip": "10.0.0.7"}]
     cluster.server.pods = [both]
-    assert cluster.source().hosts() == (HostSlots("10.0.0.7", 4),)
+    assert cluster.source().answer().hosts == (HostSlots("10.0.0.7", 4),)
     both["status"]["podIPs"] = [{"ip": "fd00::7"}]
     with pytest.raises(DiscoveryError, match="pod w has no IPv4 address"):
-        cluster.source().hosts()
+        cluster.source().answer()
 
 
 def test_what_kubernetes_permits_is_told_one_by_one(cluster):
@@ -170,12 +173,12 @@ def test_what_kubernetes_permits_is_told_one_by_one(cluster):
 def test_an_unchanged_list_is_not_sent_again(server):
     server.body = json.dumps({"hosts": [{"host": "a", "slots": 1, "kind": "p3", "notice_s": 60}]}).encode()
     source = Url(f"{server.url}/job")
-    assert [source.hosts() for _ in range(3)] == [(HostSlots("a", 1),)] * 3
-    assert source.details()["a"].kind == "p3"
-    assert 0 < source.notices()["a"] <= 60
+    answers = [source.answer() for _ in range(3)]
+    assert [answer.hosts for answer in answers] == [(HostSlots("a", 1),)] * 3
+    assert answers[2].details["a"].kind == "p3"
+    assert 0 < answers[2].notices["a"] < answers[0].notices["a"] == 60
     server.body = b'{"b": 2}'
-    assert source.hosts() == (HostSlots("b", 2),)
-    assert (source.details(), source.notices()) == ({}, {})
+    assert source.answer() == Answer((HostSlots("b", 2),))
     assert [status for _, status in server.questions] == [200, 304, 304, 200]
 
 

@@ -7,13 +7,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
-from discovery_clouds import AutoScalingScene, AwsScene, Ec2Scene, ask, granted, left_out, source_of
+from discovery_clouds import AutoScalingScene, AwsScene, Ec2Scene, ask, granted, source_of
 from servers import AwsServer
 
 from edl_hvd.clock import SystemClock
-from edl_hvd.discovery.source import Described, Foresighted
 from edl_hvd.discovery.sources.ec2 import Ec2ByTag
 from edl_hvd.errors import DiscoveryError, UsageError
+from edl_hvd.hosts import HostSlots
 
 MARKED = (b"<code>fulfilled</code>", b"<code>marked-for-termination</code>")
 
@@ -49,9 +49,9 @@ def test_what_ec2_knows_of_an_instance(ec2: Ec2Scene) -> None:
     (instance,) = ec2.run_instances(1)
     source = source_of("ec2", f"--tag=job={ec2.job}")
     before_s = datetime.now(timezone.utc).timestamp()
-    assert ask(source) == {instance["PrivateIpAddress"]: 1}
-    assert isinstance(source, Described)
-    (known,) = source.details().values()
+    answer = source.answer()
+    assert answer.hosts == (HostSlots(instance["PrivateIpAddress"], 1),)
+    (known,) = answer.details.values()
     assert (known.kind, known.zone[:-1], known.price_usd_per_h) == ("g4dn.xlarge", "us-east-1", None)
     assert known.since_s is not None
     assert before_s - 3600 < known.since_s < before_s + 60
@@ -61,9 +61,9 @@ def test_why_an_instance_of_ec2_is_left_out(ec2: Ec2Scene) -> None:
     here, stopped, ended = ec2.run_instances(3)
     ec2.ec2.stop_instances(InstanceIds=[stopped["InstanceId"]])
     ec2.ec2.terminate_instances(InstanceIds=[ended["InstanceId"]])
-    source = source_of("ec2", f"--tag=job={ec2.job}", "--slots=1")
-    assert list(ask(source)) == [here["PrivateIpAddress"]]
-    assert left_out(source) == {stopped["InstanceId"]: "is stopped"}
+    answer = source_of("ec2", f"--tag=job={ec2.job}", "--slots=1").answer()
+    assert answer.hosts == (HostSlots(here["PrivateIpAddress"], 1),)
+    assert answer.left_out == {stopped["InstanceId"]: "is stopped"}
 
 
 def test_a_spot_instance_that_is_marked_for_its_end_is_left_out_at_once_and_is_a_notice(ec2: Ec2Scene) -> None:
@@ -72,10 +72,10 @@ def test_a_spot_instance_that_is_marked_for_its_end_is_left_out_at_once_and_is_a
     source = source_of("ec2", f"--tag=job={ec2.job}", "--slots=1")
     assert len(ask(source)) == 2
     ec2.gate.rewritten["DescribeSpotInstanceRequests"] = MARKED
-    assert list(ask(source)) == [stays["PrivateIpAddress"]]
-    assert left_out(source) == {goes["InstanceId"]: "its spot request is marked-for-termination"}
-    assert isinstance(source, Foresighted)
-    assert source.notices() == {goes["PrivateIpAddress"]: 0.0}  # moto's marks are of 2015
+    answer = source.answer()
+    assert answer.hosts == (HostSlots(stays["PrivateIpAddress"], 1),)
+    assert answer.left_out == {goes["InstanceId"]: "its spot request is marked-for-termination"}
+    assert answer.notices == {goes["PrivateIpAddress"]: 0.0}  # moto's marks are of 2015
 
 
 def test_the_notice_of_a_spot_instance_ends_two_minutes_after_its_mark(ec2: Ec2Scene) -> None:
@@ -86,16 +86,15 @@ def test_the_notice_of_a_spot_instance_ends_two_minutes_after_its_mark(ec2: Ec2S
     _, goes = ec2.request_spot_instance()
     ec2.gate.rewritten["DescribeSpotInstanceRequests"] = MARKED
     source = Ec2ByTag((("job", ec2.job),), slots=1, clock=Clock2015())
-    source.hosts()
-    assert source.notices() == {goes["PrivateIpAddress"]: 75.0}
+    assert source.answer().notices == {goes["PrivateIpAddress"]: 75.0}
 
 
 def test_a_marked_instance_without_an_address_is_left_out_and_nothing_else(ec2: Ec2Scene) -> None:
     ec2.request_spot_instance()
     ec2.gate.rewritten["DescribeSpotInstanceRequests"] = MARKED
     ec2.gate.rewritten["DescribeInstances"] = (b"privateIpAddress>", b"noAddress>")
-    source = Ec2ByTag((("job", ec2.job),), slots=1)
-    assert (source.hosts(), source.notices()) == ((), {})
+    answer = Ec2ByTag((("job", ec2.job),), slots=1).answer()
+    assert (answer.hosts, answer.notices) == ((), {})
 
 
 def test_spot_requests_are_looked_at_only_when_there_are_spot_instances(ec2: Ec2Scene) -> None:
@@ -108,10 +107,8 @@ def test_prices_are_those_of_spot_instances_and_are_asked_for_now_and_then(ec2: 
     (paid,) = ec2.run_instances(1)
     _, spot = ec2.request_spot_instance()
     source = source_of("ec2", f"--tag=job={ec2.job}", "--slots=1", "--prices=yes")
-    for _ in range(3):
-        ask(source)
-    assert isinstance(source, Described)
-    prices = {host: known.price_usd_per_h for host, known in source.details().items()}
+    answer = [source.answer() for _ in range(3)][-1]
+    prices = {host: known.price_usd_per_h for host, known in answer.details.items()}
     assert prices == {paid["PrivateIpAddress"]: None, spot["PrivateIpAddress"]: 0.00001}
     assert asked(ec2, "DescribeSpotPriceHistory") == 1
 
@@ -122,8 +119,9 @@ def test_status_checks_count_when_asked_for(ec2: Ec2Scene) -> None:
     words = (f"--tag=job={ec2.job}", "--slots=1")
     assert len(ask(source_of("ec2", *words))) == 1
     source = source_of("ec2", *words, "--healthy=yes")
-    assert ask(source) == {}
-    assert left_out(source) == {instance["InstanceId"]: "fails the instance and the system status check"}
+    answer = source.answer()
+    assert answer.hosts == ()
+    assert answer.left_out == {instance["InstanceId"]: "fails the instance and the system status check"}
     ec2.gate.rewritten.clear()
     assert len(ask(source)) == 1
 
@@ -185,9 +183,9 @@ def test_members_of_a_group_count_while_they_are_in_service(group: AutoScalingSc
     group.groups.enter_standby(**name, InstanceIds=[standby["InstanceId"]], ShouldDecrementDesiredCapacity=True)
     group.groups.set_instance_health(InstanceId=ill["InstanceId"], HealthStatus="Unhealthy")
     group.ec2.stop_instances(InstanceIds=[stopped["InstanceId"]])
-    source = source_of("auto_scaling", group.job)
-    assert ask(source) == {here["PrivateIpAddress"]: 1}
-    assert left_out(source) == {
+    answer = source_of("auto_scaling", group.job).answer()
+    assert answer.hosts == (HostSlots(here["PrivateIpAddress"], 1),)
+    assert answer.left_out == {
         standby["InstanceId"]: "its group has it as Standby",
         ill["InstanceId"]: "its group has it as Unhealthy",
         stopped["InstanceId"]: "is stopped",
@@ -198,17 +196,17 @@ def test_members_of_a_group_count_while_they_are_in_service(group: AutoScalingSc
 def test_a_member_that_comes_or_goes_is_left_out(group: AutoScalingScene, state: str) -> None:
     group.attach_instances(1)
     group.gate.rewritten["DescribeAutoScalingGroups"] = (b">InService<", f">{state}<".encode())
-    source = source_of("auto_scaling", group.job, "--slots=1")
-    assert ask(source) == {}
-    assert list(left_out(source).values()) == [f"its group has it as {state}"]
+    answer = source_of("auto_scaling", group.job, "--slots=1").answer()
+    assert answer.hosts == ()
+    assert list(answer.left_out.values()) == [f"its group has it as {state}"]
 
 
 def test_a_member_that_ec2_does_not_know_is_left_out(group: AutoScalingScene) -> None:
     (gone,) = group.attach_instances(1)
     group.gate.rewritten["DescribeAutoScalingGroups"] = (gone["InstanceId"].encode(), b"i-0123456789abcdef0")
-    source = source_of("auto_scaling", group.job, "--slots=1")
-    assert ask(source) == {}
-    assert left_out(source) == {"i-0123456789abcdef0": "EC2 does not know it"}
+    answer = source_of("auto_scaling", group.job, "--slots=1").answer()
+    assert answer.hosts == ()
+    assert answer.left_out == {"i-0123456789abcdef0": "EC2 does not know it"}
 
 
 def test_all_of_a_large_group_is_found(group: AutoScalingScene, monkeypatch: pytest.MonkeyPatch) -> None:

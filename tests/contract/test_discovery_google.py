@@ -7,11 +7,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
-from discovery_clouds import ask, granted, left_out, source_of
+from discovery_clouds import ask, granted, source_of
 from google_server import PROJECT, ZONE, GoogleServer
 
 from edl_hvd.clock import SystemClock
-from edl_hvd.discovery.source import Described, Source
+from edl_hvd.discovery.source import Source
 from edl_hvd.discovery.sources.google_api import RENEW_S, GoogleCloud
 from edl_hvd.errors import DiscoveryError
 
@@ -37,8 +37,9 @@ def test_members_of_a_group_of_google_count_while_they_run_and_are_left_alone(go
     google.add("resnet", "r-starting", status="STAGING")
     del google.instances[ZONE, "r-preempted"]
     source = google_source(google, "--slots=2")
-    assert ask(source) == dict.fromkeys(good, 2)
-    assert left_out(source) == {
+    answer = source.answer()
+    assert {entry.host: entry.slots for entry in answer.hosts} == dict.fromkeys(good, 2)
+    assert answer.left_out == {
         f"{ZONE}/r-deleting": "its group is DELETING it",
         f"{ZONE}/r-recreating": "its group is RECREATING it",
         f"{ZONE}/r-preempted": "is STOPPING",
@@ -51,9 +52,9 @@ def test_an_instance_of_google_that_stops_between_two_answers_is_left_out(google
     google.add("resnet", "r-2")
     google.instances[ZONE, "r-1"]["status"] = "STOPPING"
     del google.instances[ZONE, "r-2"]
-    source = google_source(google, "--slots=2")
-    assert ask(source) == {}
-    assert left_out(source) == {f"{ZONE}/r-1": "is STOPPING", f"{ZONE}/r-2": "Compute Engine does not list it"}
+    answer = google_source(google, "--slots=2").answer()
+    assert answer.hosts == ()
+    assert answer.left_out == {f"{ZONE}/r-1": "is STOPPING", f"{ZONE}/r-2": "Compute Engine does not list it"}
 
 
 def test_a_regional_group_of_google_has_instances_in_several_zones(google: GoogleServer) -> None:
@@ -61,9 +62,9 @@ def test_a_regional_group_of_google_has_instances_in_several_zones(google: Googl
     addresses = [google.add("resnet", name, "regions/us-central1", zone, gpus=2) for zone, name in places]
     google.add("other", "r-2-of-another", "regions/us-central1", "us-central1-b", gpus=1)
     source = google_source(google, "--region=us-central1", "--page-size=1")
-    assert ask(source) == dict.fromkeys(addresses, 2)
-    assert isinstance(source, Described)
-    known = source.details()
+    answer = source.answer()
+    assert {entry.host: entry.slots for entry in answer.hosts} == dict.fromkeys(addresses, 2)
+    known = answer.details
     assert [known[address].zone for address in addresses] == [zone for zone, _ in places]
     assert known[addresses[0]].kind == "n1-standard-4"
     assert known[addresses[0]].since_s == datetime(2026, 11, 22, 10, tzinfo=timezone.utc).timestamp()
@@ -89,9 +90,9 @@ def test_the_health_check_of_a_group_of_google_counts_when_asked_for(google: Goo
     google.add("resnet", "r-1", health="UNHEALTHY")
     google.add("resnet", "r-2", health="HEALTHY")
     assert len(ask(google_source(google, "--slots=1"))) == 2
-    source = google_source(google, "--slots=1", "--healthy=yes")
-    assert len(ask(source)) == 1
-    assert left_out(source) == {f"{ZONE}/r-1": "fails its group's health check"}
+    answer = google_source(google, "--slots=1", "--healthy=yes").answer()
+    assert len(answer.hosts) == 1
+    assert answer.left_out == {f"{ZONE}/r-1": "fails its group's health check"}
 
 
 def test_a_token_of_google_is_kept_and_renewed_once_when_it_is_refused(google: GoogleServer) -> None:

@@ -15,11 +15,12 @@ from metadata_server import AzureMetadata, Ec2Metadata, GoogleMetadata, Kubernet
 
 from edl_hvd.clock import SystemClock
 from edl_hvd.errors import PlatformError
+from edl_hvd.http_client import seconds_since_epoch
 from edl_hvd.notices.azure import Azure
 from edl_hvd.notices.ec2 import RENEW_S, TOKEN_S, Ec2
 from edl_hvd.notices.google import Google
 from edl_hvd.notices.kubernetes import Kubernetes
-from edl_hvd.notices.notice import Notice, Provider, seconds_since_epoch
+from edl_hvd.notices.notice import Notice, Provider
 from edl_hvd.notices.places import Addresses
 from edl_hvd.notices.watch import NoticeWatch, open_watch
 

@@ -21,6 +21,7 @@ from training_script import PLACES, Network
 
 import edl_hvd
 from edl_hvd.worker import process
+from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
 
 
 class Average:
@@ -51,27 +52,27 @@ class Holder:
         self.state = edl_hvd.State(
             model=self.model, optimizer=self.optimizer, average=average, scale=average.values[0].mean()
         )
-        self.memory = self.state._runtime.memory
+        self.store = self.state._runtime.store
 
     def move(self, light: bool = True) -> None:
         """One step, and its commit."""
-        torch.manual_seed(self.memory.step)
+        torch.manual_seed(self.store.step)
         self.optimizer.zero_grad()
         nn.functional.cross_entropy(self.model(torch.randint(50, (16, 4))), torch.randint(3, (16,))).backward()
         self.optimizer.step()
         self.touch()
-        self.memory.step += 1
-        self.memory.take(self.memory.commit + 1, light=light)
+        self.store.step += 1
+        self.store.save(self.store.commit + 1, light=light)
 
     def touch(self) -> None:
         self.state.average.update(self.model.body[0].weight)
         self.state.scale = 2 * self.state.scale
 
     def places(self) -> dict[str, str]:
-        return {name: tensor.device.type for name, tensor in self.memory.live(0)[1].items()}
+        return {name: tensor.device.type for name, tensor in self.store.live(0)[1].items()}
 
     def holds_that_of(self, other: Holder) -> bool:
-        (plain, tensors), (others_plain, others) = self.memory.live(0), other.memory.live(0)
+        (plain, tensors), (others_plain, others) = self.store.live(0), other.store.live(0)
         return plain == others_plain and all(torch.equal(tensors[name].cpu(), others[name].cpu()) for name in others)
 
 
@@ -86,20 +87,20 @@ def handed(source: str, target: str) -> Iterator[tuple[str, bool]]:
     def is_right() -> bool:
         return taker.holds_that_of(giver) and taker.places() == places
 
-    plain, tensors = giver.memory.share()
-    taker.memory.receive(plain, {name: tensor.cpu().clone() for name, tensor in tensors.items()})
+    plain, tensors = giver.store.export()
+    taker.store.load(plain, {name: tensor.cpu().clone() for name, tensor in tensors.items()})
     yield "taken over", is_right()
 
     giver.move()
-    plain, tensors = giver.memory.share()
-    taker.memory.complete(plain, {name: tensor.cpu().clone() for name, tensor in tensors.items()})
+    plain, tensors = giver.store.export()
+    taker.store.apply_delta(plain, {name: tensor.cpu().clone() for name, tensor in tensors.items()})
     yield "followed", is_right()
 
     for light in (True, False):
         giver.move(light)
         taker.move(light)
         taker.touch()
-        taker.memory.put_back()
+        taker.store.restore()
         yield f"back at a commit, light={light}", is_right()
 
 
@@ -117,5 +118,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     far_device.use(Path(sys.argv[1]))
     edl_hvd.init()
-    process.current().joined = edl_hvd.SoloRendezvous().join(-1, -1, dict)
+    process.current().joined = SoloRendezvous().join(-1, -1, dict)
     main()

@@ -67,7 +67,7 @@ def main(device: str, epochs: int) -> None:
                 state.recent = [*state.recent[-2:], state.average.clone()]
 
     train(state)
-    _, tensors = state._runtime.memory.live(0)
+    _, tensors = state._runtime.store.live(0)
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(tensors[name].cpu().contiguous().numpy().tobytes())

@@ -187,7 +187,7 @@ HOW: dict[str, Here | By | Ci] = {
         By("tests/docs/test_commands.py::test_the_command_works"),
     "python benchmarks/discovery.py": Here(more="2", prints="from_ec2, first poll"),
     "python benchmarks/checksum.py": Here(more="--size-mb 32 --turns 1", prints="GB/s of a core"),
-    "python benchmarks/recovery.py --engines edlrun --kills 120":
+    "python benchmarks/recovery.py --engines edlrun --kills 400":
         Here(more="--kills 3", prints="kills under edlrun; seconds until every survivor"),
     "python benchmarks/world_start.py --worlds 50 --deaths 70 --strangers":
         Here(more="--worlds 3 --deaths 2 --ranks 2", prints="0 run anew"),
@@ -285,14 +285,14 @@ import sys
 import torch
 from edl_hvd.checkpoint import CheckpointWriter
 from edl_hvd.storage import open_storage
-from edl_hvd.worker.keeping.memory import Memory
+from edl_hvd.worker.commits.state_store import StateStore
 
-memory = Memory({"model": torch.nn.Linear(4, 3)})
+store = StateStore({"model": torch.nn.Linear(4, 3)})
 writer = CheckpointWriter(open_storage(sys.argv[1]), keep=3)
 for step in (1, 2, 3):
-    memory.step = step
-    memory.take(step)
-    writer.begin(memory.for_checkpoint(), 0, 1, f"attempt-{step}")
+    store.step = step
+    store.save(step)
+    writer.begin(store.checkpoint(), 0, 1, f"attempt-{step}")
     assert writer.wait(60)
 """
 

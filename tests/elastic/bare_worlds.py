@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import select
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import torch
 from edl_hvd import key_value_store
 from edl_hvd.errors import WorldBrokenError
 from edl_hvd.key_value_store import KeyValueStore, StoreAddress
+from edl_hvd.worker.engine import engine as engine_module
 from edl_hvd.worker.engine.engine import Engine
 from edl_hvd.world import World
 
@@ -61,10 +63,15 @@ class Rank:
 
     def result(self) -> dict[str, Any] | None:
         """``None`` if it has ended."""
+        came, _, _ = select.select([self._results], [], [], PATIENCE_S)
+        assert came, f"{self.name} still waits after {PATIENCE_S} s"
         line = self._results.readline()
         return json.loads(line) if line else None
 
     def end(self) -> None:
+        """Kill it; a second time does nothing."""
+        if self._results.closed:
+            return
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
@@ -75,6 +82,7 @@ class Rank:
 def be_rank(name: str, as_released: bool, orders: int, results: int) -> NoReturn:
     os.environ.update(VARIABLES)
     torch.set_num_threads(1)
+    engine_module._LEAVE_S = 1e6  # who leaves is not helped by the clock
     if "BARE_WORLDS_SPEAK" not in os.environ:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what Gloo says as it fails
     engine: Engine = (AsReleased if as_released else Engine)(name, elastic=True)
@@ -93,9 +101,10 @@ def be_rank(name: str, as_released: bool, orders: int, results: int) -> NoReturn
     threading.Thread(target=read, daemon=True).start()
     collectives = None
     while True:
-        order, result = news.get(), {}
+        order, result, began_s = news.get(), {}, time.monotonic()
         if order["what"] == "leave":
             engine.stop(broken=False)
+            result["left_after_s"] = time.monotonic() - began_s
         elif order["what"] == "sum":
             assert collectives is not None
             try:
@@ -108,6 +117,7 @@ def be_rank(name: str, as_released: bool, orders: int, results: int) -> NoReturn
             world = World.of(order["generation"], members, members.index(name))
             collectives = engine.start(world, StoreAddress(**order["store"]))
             result["formed"] = collectives is not None
+            result["started_after_s"] = time.monotonic() - began_s
             if collectives is not None and order["sums"]:
                 total = collectives.allreduce(torch.full((8,), float(world.rank)), "sum")
                 assert total.tolist() == [sum(range(world.size))] * 8
@@ -118,13 +128,13 @@ class Worlds:
     """Ranks that form one world after the other.
 
     Attributes:
-        broken: How many sums have ended with the error of a broken world.
+        started_after_s: How long Horovod's start took in the last world, for the slowest rank.
     """
 
     def __init__(self, size: int, as_released: bool = False) -> None:
         self._as_released = as_released
         self._generation = 0
-        self.broken = 0
+        self.started_after_s = 0.0
         self._store: KeyValueStore | None = None
         self.ranks = [Rank(slot, as_released) for slot in range(size)]
 
@@ -145,32 +155,43 @@ class Worlds:
         """When the last of them had formed it."""
         results = [rank.result() for rank in self.ranks]
         assert all(result is not None and result["formed"] for result in results), results
+        self.started_after_s = max(result["started_after_s"] for result in results if result is not None)
         return max(result["at"] for result in results if result is not None)
 
-    def leave(self) -> None:
+    def leave(self) -> float:
+        """Returns how long the slowest of them took."""
         for rank in self.ranks:
             rank.tell(what="leave")
-        for rank in self.ranks:
-            assert rank.result() is not None
+        results = [rank.result() for rank in self.ranks]
+        assert None not in results
+        return max(result["left_after_s"] for result in results if result is not None)
 
     def kill(self, victim: int) -> int:
         """Kill a rank, tell the others, and put a newcomer in its place. Returns how many others have ended, too."""
         self.ranks[victim].end()
-        others = [rank for number, rank in enumerate(self.ranks) if number != victim]
-        for rank in others:
-            rank.tell(what="gone", generation=self._generation)
+        self.tell_gone(victim)
         ended = 0
-        for rank in others:
+        for rank in self._others(victim):
             result = rank.result()
             if result is None:
                 ended += 1
-            elif "broken" in result:
-                self.broken += 1
             elif result["formed"]:  # before the death, or before it heard of it
                 rank.tell(what="leave")
                 ended += rank.result() is None
-        self.ranks[victim] = Rank(int(self.ranks[victim].name.rpartition(":")[2]), self._as_released)
+        self.replace(victim)
         return ended
+
+    def tell_gone(self, victim: int) -> None:
+        for rank in self._others(victim):
+            rank.tell(what="gone", generation=self._generation)
+
+    def replace(self, victim: int) -> None:
+        """Put a newcomer in a rank's place, which is killed if it lives."""
+        self.ranks[victim].end()
+        self.ranks[victim] = Rank(int(self.ranks[victim].name.rpartition(":")[2]), self._as_released)
+
+    def _others(self, victim: int) -> list[Rank]:
+        return [rank for number, rank in enumerate(self.ranks) if number != victim]
 
     def close(self) -> None:
         for rank in self.ranks:

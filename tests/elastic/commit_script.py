@@ -36,7 +36,7 @@ def ours() -> None:
 
     @edl_hvd.elastic
     def train(state: edl_hvd.State) -> None:
-        report(state.commit, lambda: list(state._runtime.memory.share()[1].values()), edl_hvd.rank())
+        report(state.commit, lambda: list(state._runtime.store.export()[1].values()), edl_hvd.rank())
 
     train(state)
 

@@ -125,7 +125,7 @@ def main(folder: Path) -> None:
 
 def _install(points: Points) -> None:
     points.around("edl_hvd.worker.loop:pool", "pool", prepare=lambda: points.note("pool", step=points.step))
-    points.around("edl_hvd.worker.keeping.snapshot:SnapshotBuffers.fill", "commit")
+    points.around("edl_hvd.worker.commits.snapshot:SnapshotBuffers.fill", "commit")
     points.around("edl_hvd.worker.loop:Session.agree", "committed")
 
 

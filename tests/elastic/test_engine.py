@@ -118,20 +118,25 @@ def test_a_member_that_dies_while_the_world_forms_costs_the_others_a_world(size:
         worlds.close()
 
 
-def test_every_wait_ends_when_a_member_is_told_to_be_gone() -> None:
+@pytest.mark.parametrize("wait", ["sum", "leave"])
+def test_every_wait_ends_when_a_member_is_told_to_be_gone(wait: str) -> None:
     """A member that is stopped keeps its connections open: the release waits for the Gloo timeout."""
     worlds = Worlds(3)
     try:
-        for turn in range(1, 6):
+        for _ in range(5):
             worlds.begin()
             worlds.formed_at()
             stopped = worlds.ranks[2]
             os.kill(stopped.pid, signal.SIGSTOP)
             for rank in worlds.ranks[:2]:
-                rank.tell(what="sum")  # which waits for the stopped one
+                rank.tell(what=wait)  # which waits for the stopped one
             time.sleep(0.05)
-            assert worlds.kill(2) == 0
-            assert worlds.broken == 2 * turn
+            worlds.tell_gone(2)
+            for rank in worlds.ranks[:2]:
+                result = rank.result()
+                assert result is not None
+                assert result.get("broken", False) is (wait == "sum")
+            worlds.replace(2)
             worlds.begin()
             worlds.formed_at()
             worlds.leave()

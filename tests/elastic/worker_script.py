@@ -170,11 +170,13 @@ def _install(points: Points) -> None:
     points.around("edl_hvd.worker.joining.driver_rendezvous:DriverRendezvous._enter", "rendezvous")
     points.around("edl_hvd.worker.joining.driver_rendezvous:DriverRendezvous.leave", "leaving")
     points.around("edl_hvd.worker.newcomers.follower:Following.work", "following")
-    points.around("edl_hvd.worker.keeping.memory:Memory.complete", "followed", prepare=lambda: points.note("followed"))
+    points.around(
+        "edl_hvd.worker.commits.state_store:StateStore.apply_delta", "followed", prepare=lambda: points.note("followed")
+    )
     points.around("horovod.torch:shutdown", "shutdown")
     points.around("edl_hvd.worker.loop:Session._synchronise", "sync", prepare=place)
     points.around("edl_hvd.worker.engine.horovod_collectives:HorovodCollectives.broadcast_", "broadcast", prepare=place)
-    points.around("edl_hvd.worker.keeping.snapshot:SnapshotBuffers.fill", "commit")
+    points.around("edl_hvd.worker.commits.snapshot:SnapshotBuffers.fill", "commit")
     points.around("edl_hvd.worker.loop:Session.agree", "committed")
 
 

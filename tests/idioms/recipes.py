@@ -27,6 +27,7 @@ from simulation import Simulation
 from edl_hvd.errors import EdlHvdError, EdlHvdWarning
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
+_WIDTH = 120
 
 HEAD = """\
 # Recipes
@@ -105,6 +106,28 @@ def recipe(script: Callable[..., Any] | None) -> str:
 def sentences(text: str) -> str:
     """One per line."""
     return re.sub(r"(?<=[.!?])(?<!al\.) (?=\S)", "\n", text)
+
+
+def wrapped(text: str) -> str:
+    """The same page, its lines of prose wrapped at a clause; code and the table of contents stay."""
+    lines: list[str] = []
+    is_code = False
+    for line in text.split("\n"):
+        is_code ^= line.startswith("```")
+        if is_code or re.fullmatch(r" *- \[.*\]\(#.*\)", line):
+            lines.append(line)
+            continue
+        start = re.match(r" *(?:[->] )?", line)[0]
+        indent = start if start == "> " else " " * len(start)
+        while len(line) > _WIDTH:
+            # A word in code type is one word.
+            ends = [gap.start() for gap in re.finditer(r" (?=(?:[^`]*`[^`]*`)*[^`]*$)", line) if gap.start() <= _WIDTH]
+            clauses = [end for end in ends if end > _WIDTH // 2 and line[end - 1] in ",;:"]
+            end = (clauses or ends)[-1]
+            lines.append(line[:end])
+            line = indent + line[end + 1 :]
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def sentence_of_refusal(idiom: Idiom) -> str:
@@ -193,7 +216,7 @@ def page() -> str:
         *map(refused_entry, refused),
     ]
     table = contents([*parts, ("What is refused", [idiom.title for idiom in refused])])
-    return "\n".join([HEAD, table, *(section(about, idioms) for about, idioms in found), *last])
+    return wrapped("\n".join([HEAD, table, *(section(about, idioms) for about, idioms in found), *last]))
 
 
 if __name__ == "__main__":

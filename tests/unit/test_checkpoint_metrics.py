@@ -137,14 +137,14 @@ def test_the_best_so_far_is_known_after_a_restart_and_metrics_go_on(tmp_path: Pa
 def test_a_report_after_the_last_commit_is_undone_with_the_rest() -> None:
     state, _ = make()
     state.report(accuracy=0.5)
-    state._runtime.memory.take(0)
+    state._runtime.store.save(0)
     state.report(accuracy=0.9, loss=1)
-    state._runtime.memory.put_back()
-    state._runtime.memory.take(1)
+    state._runtime.store.restore()
+    state._runtime.store.save(1)
     other, _ = make()
-    other._runtime.memory.receive(*state._runtime.memory.share())
+    other._runtime.store.load(*state._runtime.store.export())
     other.report(loss=2)
-    plain, _ = other._runtime.memory.live(2)
+    plain, _ = other._runtime.store.live(2)
     assert plain["attributes"]["_metrics"] == {"accuracy": 0.5, "loss": 2.0}
 
 

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl_hvd.discovery.polling import cached
-from edl_hvd.discovery.polling.cached import Keep, ask, find_answer
+from edl_hvd.discovery.polling.cached import CacheEntry, ask, find_answer
 from edl_hvd.discovery.polling.record import FAILURE_CHARACTERS, Record
 from edl_hvd.discovery.question import Question
+from edl_hvd.discovery.source import Answer, Source
 from edl_hvd.errors import DiscoveryError
 from edl_hvd.hosts import HostSlots
 
@@ -21,19 +22,19 @@ ANSWER = "a:1\nb:2\n"
 
 
 @dataclass
-class FakeSource:
+class FakeSource(Source):
     """Answers with each of ``answers`` in turn; an exception is raised."""
 
     answers: list[tuple[HostSlots, ...] | Exception] = field(default_factory=list)
 
-    def hosts(self) -> tuple[HostSlots, ...]:
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    def answer(self) -> Answer:
+        hosts = self.answers.pop(0)
+        if isinstance(hosts, Exception):
+            raise hosts
+        return Answer(hosts)
 
 
-class FakeKeep(Keep):
+class FakeEntry(CacheEntry):
     """Keeps in memory; asking takes ``delay_s`` of virtual time, or for ever when it is ``None``."""
 
     def __init__(self, record: Record, clock: FakeClock, delay_s: float | None = 0.01) -> None:
@@ -74,19 +75,19 @@ def known(age_s: float, **changes: float | str | int) -> Record:
 
 def test_a_fresh_answer_is_given_without_asking() -> None:
     clock = FakeClock()
-    assert find_answer(question(), FakeKeep(known(age_s=9.9), clock), clock) == (ANSWER, "")
+    assert find_answer(question(), FakeEntry(known(age_s=9.9), clock), clock) == (ANSWER, "")
     assert clock.now_s == 1000.0
 
 
 def test_an_answer_that_is_due_is_given_at_once_while_a_newer_one_is_fetched() -> None:
     clock = FakeClock()
-    assert find_answer(question(), FakeKeep(known(age_s=11), clock, delay_s=None), clock) == (ANSWER, "")
+    assert find_answer(question(), FakeEntry(known(age_s=11), clock, delay_s=None), clock) == (ANSWER, "")
     assert clock.now_s == 1000.0
 
 
 def test_an_old_answer_is_given_with_a_doubt() -> None:
     clock = FakeClock()
-    answer, doubt = find_answer(question(), FakeKeep(known(age_s=250), clock, delay_s=None), clock)
+    answer, doubt = find_answer(question(), FakeEntry(known(age_s=250), clock, delay_s=None), clock)
     assert answer == ANSWER
     assert "250 s ago, good for 300 s" in doubt
 
@@ -94,7 +95,7 @@ def test_an_old_answer_is_given_with_a_doubt() -> None:
 def test_an_answer_that_is_too_old_is_refused_within_the_time_of_a_poll() -> None:
     clock = FakeClock()
     with pytest.raises(DiscoveryError, match=r"did not answer within 0\.8 s.* 301 s old"):
-        find_answer(question(), FakeKeep(known(age_s=300.5), clock, delay_s=None), clock)
+        find_answer(question(), FakeEntry(known(age_s=300.5), clock, delay_s=None), clock)
     assert clock.now_s == pytest.approx(1000 + cached.ANSWER_S, abs=cached.LONGEST_LOOK_S)
 
 
@@ -102,29 +103,29 @@ def test_the_first_poll_waits_longer_than_the_others() -> None:
     clock = FakeClock()
     begun = Record(began_s=1000.0, asked_s=1000.0)
     with pytest.raises(DiscoveryError, match="did not answer within 20"):
-        find_answer(question(), FakeKeep(begun, clock, delay_s=None), clock)
+        find_answer(question(), FakeEntry(begun, clock, delay_s=None), clock)
     with pytest.raises(DiscoveryError, match=r"did not answer within 0\.8"):
-        find_answer(question(), FakeKeep(begun, clock, delay_s=None), clock)
+        find_answer(question(), FakeEntry(begun, clock, delay_s=None), clock)
 
 
 def test_a_known_failure_is_reported_at_once() -> None:
     clock = FakeClock()
     failed = Record(began_s=990.0, asked_s=999.0, failed_s=999.0, failure="throttled")
     with pytest.raises(DiscoveryError, match="throttled"):
-        find_answer(question(), FakeKeep(failed, clock), clock)
+        find_answer(question(), FakeEntry(failed, clock), clock)
     assert clock.now_s == 1000.0
 
 
 def test_a_local_source_is_asked_every_time_and_its_answer_awaited() -> None:
     clock = FakeClock()
     fresh = question((HostSlots("c", 3),), refresh_s=0, stale_s=0)
-    assert find_answer(fresh, FakeKeep(known(age_s=0.5), clock), clock) == ("c:3\n", "")
+    assert find_answer(fresh, FakeEntry(known(age_s=0.5), clock), clock) == ("c:3\n", "")
 
 
 def test_without_stale_time_nothing_stands_in_for_an_answer() -> None:
     clock = FakeClock()
     with pytest.raises(DiscoveryError, match=r"^gone$"):
-        find_answer(question(DiscoveryError("gone"), refresh_s=0, stale_s=0), FakeKeep(known(age_s=0.5), clock), clock)
+        find_answer(question(DiscoveryError("gone"), refresh_s=0, stale_s=0), FakeEntry(known(age_s=0.5), clock), clock)
 
 
 @pytest.mark.parametrize(
@@ -138,25 +139,25 @@ def test_without_stale_time_nothing_stands_in_for_an_answer() -> None:
 )
 def test_a_bad_answer_keeps_the_last_good_one(answer: tuple[HostSlots, ...] | Exception, failure: str) -> None:
     clock = FakeClock()
-    keep = FakeKeep(known(age_s=20), clock)
-    ask(question(answer), keep, clock)
-    assert keep.record.answer == ANSWER
-    assert keep.record.failure.endswith(failure) or failure in keep.record.failure
-    assert "\n" not in keep.record.failure
+    entry = FakeEntry(known(age_s=20), clock)
+    ask(question(answer), entry, clock)
+    assert entry.record.answer == ANSWER
+    assert entry.record.failure.endswith(failure) or failure in entry.record.failure
+    assert "\n" not in entry.record.failure
 
 
 def test_no_hosts_count_only_twice_in_a_row() -> None:
     clock = FakeClock()
-    keep = FakeKeep(known(age_s=20), clock)
+    entry = FakeEntry(known(age_s=20), clock)
     several = question((), (HostSlots("a", 1),), (), DiscoveryError("throttled"), (), ())
     kept = []
     for _ in range(6):
-        ask(several, keep, clock)
-        kept.append(bool(keep.record.answer))
+        ask(several, entry, clock)
+        kept.append(bool(entry.record.answer))
         clock.sleep(10)
     assert kept == [True, True, True, True, True, False]
     with pytest.raises(DiscoveryError, match="there are no hosts"):
-        find_answer(several, keep, FakeClock(clock.now_s - 1))
+        find_answer(several, entry, FakeClock(clock.now_s - 1))
 
 
 def test_a_silence_begins_a_new_series() -> None:
@@ -200,4 +201,4 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for name in ("open", "link", "file"):
         with pytest.raises(DiscoveryError, match="EDL_HVD_DISCOVERY_CACHE"):
-            Keep(str(tmp_path / name / "key"))
+            CacheEntry(str(tmp_path / name / "key"))

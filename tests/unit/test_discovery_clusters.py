@@ -9,19 +9,20 @@ from typing import Any
 import pytest
 
 from edl_hvd.discovery.kinds import read_question
-from edl_hvd.discovery.source import HostDetails
+from edl_hvd.discovery.source import Answer, HostDetails
 from edl_hvd.discovery.sources import mpijob, slurm
 from edl_hvd.discovery.sources.kubernetes import Kubernetes, count_resource, describe, reason_to_leave_out
 from edl_hvd.discovery.sources.mpijob import MpiJob, read_script
 from edl_hvd.discovery.sources.slurm import Slurm, parse_nodes, slots_of_nodes
 from edl_hvd.discovery.sources.url import Url, read_listed
-from edl_hvd.discovery.sources.web import WebAnswer, read_address, read_token, trust
+from edl_hvd.discovery.sources.web import read_address, read_token, trust
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots
+from edl_hvd.http_client import HttpAnswer
 
 
-def answer(body: str | bytes, is_whole: bool = True) -> WebAnswer:
-    return WebAnswer(200, {}, body.encode() if isinstance(body, str) else body, is_whole)
+def answer(body: str | bytes, is_whole: bool = True) -> HttpAnswer:
+    return HttpAnswer(200, {}, body.encode() if isinstance(body, str) else body, is_whole)
 
 
 class TestUrl:
@@ -49,7 +50,7 @@ class TestUrl:
                    "since": "2026-01-31T12:00:00Z", "notice_s": 90}, {"host": "b", "slots": 1, "since": 17.5}]}"""
         listed = read_listed(answer(body), None)
         assert listed.details == {"a": HostDetails("p3", "z1", 0.5, 1769860800.0), "b": HostDetails(since_s=17.5)}
-        assert listed.ends_s == {"a": 90.0}
+        assert listed.notices == {"a": 90.0}
 
     @pytest.mark.parametrize(
         ("body", "words"),
@@ -204,8 +205,8 @@ class TestMpiJob:
 
     def test_without_the_script_every_worker_counts_in_both_forms_of_the_hostfile(self, tmp_path: Path) -> None:
         (tmp_path / "hostfile").write_text("job-0.job slots=4\njob-1.job:2\n")
-        assert MpiJob(str(tmp_path)).hosts() == self.LISTED
-        assert MpiJob(str(tmp_path), slots=8).hosts() == (HostSlots("job-0.job", 8), HostSlots("job-1.job", 8))
+        assert MpiJob(str(tmp_path)).answer().hosts == self.LISTED
+        assert MpiJob(str(tmp_path), slots=8).answer().hosts == (HostSlots("job-0.job", 8), HostSlots("job-1.job", 8))
 
     def test_both_files_are_of_one_version(self, tmp_path: Path) -> None:
         """While it reads the one that ``..data`` pointed to, that folder goes and another takes its place."""
@@ -222,7 +223,7 @@ class TestMpiJob:
                     (tmp_path / "old" / "hostfile").unlink()
                 return super()._read(folder)
 
-        assert Swapped(str(tmp_path)).hosts() == (HostSlots("job-0.job", 2),)
+        assert Swapped(str(tmp_path)).answer().hosts == (HostSlots("job-0.job", 2),)
 
     def test_where_no_job_is_a_folder_has_to_be_given(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr(mpijob, "FOLDER", str(tmp_path / "none"))
@@ -310,28 +311,30 @@ class TestSlurm:
             'echo "NodeName=b State=DOWN+DRAIN Reason=bad fan [root@now]";; esac',
         )
         source = Slurm("[a-b]", (4, 2), environ)
-        assert source.hosts() == (HostSlots("a", 4),)
-        assert source.left_out() == {"b": "it is DOWN+DRAIN: bad fan"}
-        assert source.details() == {"a": HostDetails(kind="gpu:4")}
+        assert source.answer() == Answer(
+            (HostSlots("a", 4),),
+            details={"a": HostDetails(kind="gpu:4")},
+            left_out={"b": "it is DOWN+DRAIN: bad fan"},
+        )
 
     def test_says_what_scontrol_said(self, tmp_path: Path) -> None:
         environ = self.commands(tmp_path, "echo 'Unable to contact\n slurm controller' >&2; exit 1")
         with pytest.raises(
             DiscoveryError, match="'scontrol show hostnames a' ended with exit code 1: Unable to contact slu"
         ):
-            Slurm("a", (1,), environ).hosts()
+            Slurm("a", (1,), environ).answer()
         with pytest.raises(DiscoveryError, match="no program 'scontrol' on PATH"):
-            Slurm("a", (1,), {"PATH": str(tmp_path / "none")}).hosts()
+            Slurm("a", (1,), {"PATH": str(tmp_path / "none")}).answer()
 
     def test_a_command_that_hangs_is_ended(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(slurm, "COMMAND_S", 0.01)
         os.mkfifo(tmp_path / "pipe")
         with pytest.raises(DiscoveryError, match=r"did not end within 0\.01 s"):
-            Slurm("a", (1,), self.commands(tmp_path, f"exec cat {tmp_path}/pipe")).hosts()
+            Slurm("a", (1,), self.commands(tmp_path, f"exec cat {tmp_path}/pipe")).answer()
 
     def test_slots_for_other_nodes_are_refused(self, tmp_path: Path) -> None:
         with pytest.raises(DiscoveryError, match="lists 2 nodes, with slots for 3; give --slots"):
-            Slurm("[a-b]", (1, 1, 1), self.commands(tmp_path, "echo a; echo b")).hosts()
+            Slurm("[a-b]", (1, 1, 1), self.commands(tmp_path, "echo a; echo b")).answer()
 
     @pytest.mark.parametrize("nodelist", ["-a", "a b", "a;b", "$(x)", ""])
     def test_refuses_what_is_no_list_of_nodes(self, nodelist: str, monkeypatch: pytest.MonkeyPatch) -> None:

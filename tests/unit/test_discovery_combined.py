@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,14 +12,14 @@ import pytest
 from clocks import FakeClock
 from hypothesis import given
 from hypothesis import strategies as st
-from test_discovery_cached import FakeKeep
+from test_discovery_cached import FakeEntry
 
 from edl_hvd.discovery.expression import Count
 from edl_hvd.discovery.kinds import read_question
 from edl_hvd.discovery.polling.cached import ask, find_answer
 from edl_hvd.discovery.polling.record import Record
 from edl_hvd.discovery.question import Question
-from edl_hvd.discovery.source import HostDetails, Permission
+from edl_hvd.discovery.source import Answer, HostDetails, Permission, Source
 from edl_hvd.discovery.sources.combined import (
     CHEAPER,
     Selection,
@@ -45,7 +44,7 @@ A, B, C = HostSlots("a", 2), HostSlots("b", 1), HostSlots("c", 4)
 
 
 @dataclass
-class Told:
+class Told(Source):
     """A source with everything; gives each of ``answers`` in turn, the last one for ever. An exception is raised."""
 
     answers: list[tuple[HostSlots, ...] | Exception]
@@ -53,20 +52,12 @@ class Told:
     ends_s: dict[str, float] = field(default_factory=dict)
     closed: bool = False
 
-    def hosts(self) -> tuple[HostSlots, ...]:
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def details(self) -> Mapping[str, HostDetails]:
-        return {host: HostDetails(price_usd_per_h=price) for host, price in self.prices.items()}
-
-    def left_out(self) -> Mapping[str, str]:
-        return {"i-7": "it is stopped"}
-
-    def notices(self) -> Mapping[str, float]:
-        return self.ends_s
+    def answer(self) -> Answer:
+        hosts = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(hosts, Exception):
+            raise hosts
+        details = {host: HostDetails(price_usd_per_h=price) for host, price in self.prices.items()}
+        return Answer(hosts, self.ends_s, details, left_out={"i-7": "it is stopped"})
 
     def permissions(self) -> list[Permission]:
         return [Permission("ask", True, "it answers")]
@@ -83,10 +74,8 @@ def union(*sources: Told, stale_s: float = 300.0, clock: FakeClock | None = None
 def test_a_union_has_the_hosts_of_all_and_of_a_host_that_several_have_the_first() -> None:
     first, second = Told([(A, B)], {"a": 1.0}, {"a": 30.0}), Told([(HostSlots("a", 8), C)], {"a": 9.0}, {"a": 20.0})
     both = union(first, second)
-    assert both.hosts() == (A, B, C)
-    assert both.details() == {"a": HostDetails(price_usd_per_h=1.0)}
-    assert both.notices() == {"a": 20.0}
-    assert both.left_out() == {"i-7": "it is stopped"}
+    details = {"a": HostDetails(price_usd_per_h=1.0)}
+    assert both.answer() == Answer((A, B, C), {"a": 20.0}, details, {"i-7": "it is stopped"})
     assert len(list(both.permissions())) == 2
     both.close()
     assert first.closed
@@ -95,57 +84,72 @@ def test_a_union_has_the_hosts_of_all_and_of_a_host_that_several_have_the_first(
 
 def test_a_part_that_fails_is_stood_in_for_until_its_answer_is_too_old() -> None:
     clock = FakeClock()
-    both = union(Told([(A,), DiscoveryError("throttled")]), Told([(B,), (C,)]), clock=clock)
-    assert (both.hosts(), both.bridged()) == ((A, B), (0.0, ""))
+    first = Told([(A,), DiscoveryError("throttled")], {"a": 1.0}, {"a": 500.0})
+    both = union(first, Told([(B,), (C,)]), clock=clock)
+    known = both.answer()
+    assert (known.hosts, known.age_s, known.warning) == ((A, B), 0.0, "")
     clock.sleep(300)
-    assert both.hosts() == (A, C)
-    assert both.bridged() == (300.0, "giving the answer of part-0 of 300 s ago, good for 300 s: throttled")
+    bridged = both.answer()
+    assert (bridged.hosts, bridged.age_s) == ((A, C), 300.0)
+    assert bridged.warning == "giving the answer of part-0 of 300 s ago, good for 300 s: throttled"
+    assert (bridged.details, bridged.notices) == (known.details, {"a": 200.0}), "a notice goes on meanwhile"
     clock.sleep(1)
     with pytest.raises(
         DiscoveryError, match=r"part-0: throttled; its last good answer is 301 s old, more than --stale"
     ):
-        both.hosts()
+        both.answer()
 
 
 def test_a_part_without_any_good_answer_or_without_stale_time_fails_the_union_at_once() -> None:
     with pytest.raises(DiscoveryError, match=r"^part-1: throttled$"):
-        union(Told([(A,)]), Told([DiscoveryError("throttled")])).hosts()
+        union(Told([(A,)]), Told([DiscoveryError("throttled")])).answer()
     clock = FakeClock()
     both = union(Told([(A,), DiscoveryError("gone")]), stale_s=0.0, clock=clock)
-    both.hosts()
+    both.answer()
     clock.sleep(1)
     with pytest.raises(DiscoveryError, match=r"^part-0: gone$"):
-        both.hosts()
+        both.answer()
 
 
 def test_a_part_without_hosts_counts_when_it_says_so_twice() -> None:
-    both = union(Told([(A,), (), (A,), (), ()]), Told([(B,)]))
-    assert [both.hosts() for _ in range(5)] == [(A, B), (A, B), (A, B), (A, B), (B,)]
+    both = union(Told([(A,), (), (A,), (), DiscoveryError("throttled"), (), ()]), Told([(B,)]))
+    assert [both.answer().hosts for _ in range(7)] == [(A, B)] * 6 + [(B,)]
+
+
+def test_what_a_part_says_besides_no_hosts_counts_at_once() -> None:
+    source = Told([(A,), ()], {"a": 1.0})
+    both = union(source)
+    both.answer()
+    source.ends_s = {"a": 30.0}
+    doubted = both.answer()
+    assert (doubted.hosts, doubted.notices) == ((A,), {"a": 30.0})
+    assert "it says that it has no hosts" in doubted.warning
 
 
 def test_an_error_of_ours_in_a_part_is_not_bridged() -> None:
     both = union(Told([(A,), ZeroDivisionError("oops")]))
-    both.hosts()
+    both.answer()
     with pytest.raises(ZeroDivisionError):
-        both.hosts()
+        both.answer()
 
 
 def test_a_part_that_hangs_holds_up_the_others_once_and_is_not_asked_twice() -> None:
     class Hanging(Told):
-        def hosts(self) -> tuple[HostSlots, ...]:
-            answer = super().hosts()
-            if answer != (A,):
+        def answer(self) -> Answer:
+            answer = super().answer()
+            if answer.hosts != (A,):
                 released.wait()
             return answer
 
     released, clock = threading.Event(), FakeClock()
     hanging = Part("part-0", Hanging([(A,), (B,), (C,)]), 300.0, clock)
     hanging.start()
-    assert hanging.answer() == (A,)
+    assert hanging.answer().hosts == (A,)
     hanging.start()
     clock.sleep(PART_S)
-    assert hanging.answer() == (A,)
-    assert "it has not answered for 30 s" in hanging.bridged()[1]
+    bridged = hanging.answer()
+    assert bridged.hosts == (A,)
+    assert "it has not answered for 30 s" in bridged.warning
     clock.sleep(300)
     hanging.start()
     with pytest.raises(
@@ -155,19 +159,19 @@ def test_a_part_that_hangs_holds_up_the_others_once_and_is_not_asked_twice() -> 
     released.set()
     hanging._results.put(hanging._results.get())  # its answer has come
     hanging.start()
-    assert hanging.answer() == (B,)
+    assert hanging.answer().hosts == (B,)
 
 
 def test_what_a_union_knows_survives_its_process() -> None:
     clock = FakeClock()
     before = union(Told([(A,)]), Told([(B,)]), clock=clock)
-    before.hosts()
+    before.answer()
     memory = json.loads(json.dumps(before.memory(clock.now_s)))
     clock.sleep(100)
     after = union(Told([DiscoveryError("throttled")]), Told([(C,)]), clock=clock)
     after.recall(memory, clock.now_s - 100)
-    assert after.hosts() == (A, C)
-    assert after.bridged()[0] == 100.0
+    answer = after.answer()
+    assert (answer.hosts, answer.age_s) == ((A, C), 100.0)
 
 
 @pytest.mark.parametrize("memory", [None, 7, [], {"part-0": [1]}, {"part-0": [[["a b", 1]], 0, 0, None]}])
@@ -175,7 +179,7 @@ def test_a_memory_that_does_not_read_is_none(memory: object) -> None:
     both = union(Told([DiscoveryError("throttled")]))
     both.recall(memory, 0.0)
     with pytest.raises(DiscoveryError, match="throttled"):
-        both.hosts()
+        both.answer()
 
 
 @pytest.mark.parametrize(
@@ -196,23 +200,24 @@ def test_a_limit_is_reached_exactly_and_never_exceeded(most: Count, expected: st
 
 def test_a_limit_keeps_the_hosts_that_it_gave_before() -> None:
     limited = Selection(Told([(B, C), (A, B, C), (A, C)]), Count(2, "hosts"), "limit(..., 2 hosts)", False)
-    assert [limited.hosts() for _ in range(3)] == [(B, C), (B, C), (C, A)]
-    assert limited.left_out() == {"i-7": "it is stopped"}
+    answers = [limited.answer() for _ in range(3)]
+    assert [answer.hosts for answer in answers] == [(B, C), (B, C), (C, A)]
+    assert answers[-1].left_out == {"i-7": "it is stopped"}
 
 
 def test_who_is_left_out_by_a_limit_is_named_and_has_neither_details_nor_notice() -> None:
     source = Told([(A, B)], {"a": 1.0, "b": 1.0}, {"a": 5.0, "b": 5.0})
-    limited = Selection(source, Count(1, "hosts"), "limit(..., 1 hosts)", False)
-    assert limited.hosts() == (A,)
-    assert limited.left_out()["b"] == "limit(..., 1 hosts) has its 1 hosts"
-    assert (set(limited.details()), set(limited.notices())) == ({"a"}, {"a"})
+    limited = Selection(source, Count(1, "hosts"), "limit(..., 1 hosts)", False).answer()
+    assert limited.hosts == (A,)
+    assert limited.left_out["b"] == "limit(..., 1 hosts) has its 1 hosts"
+    assert (set(limited.details), set(limited.notices)) == ({"a"}, {"a"})
 
 
 def test_the_cheapest_slots_come_first_and_unknown_prices_last() -> None:
     source = Told([(A, B, C, HostSlots("d", 1))], {"a": 4.0, "b": 1.5, "c": 4.0})  # 2, 1.5 and 1 for a slot
-    preferred = Selection(source, Count(3, "hosts"), "prefer(..., 3 hosts)", True)
-    assert [entry.host for entry in preferred.hosts()] == ["c", "b", "a"]
-    assert preferred.left_out()["d"] == "prefer(..., 3 hosts) has its 3 hosts; its price is not known"
+    preferred = Selection(source, Count(3, "hosts"), "prefer(..., 3 hosts)", True).answer()
+    assert [entry.host for entry in preferred.hosts] == ["c", "b", "a"]
+    assert preferred.left_out["d"] == "prefer(..., 3 hosts) has its 3 hosts; its price is not known"
 
 
 def test_a_host_in_use_is_not_traded_for_one_that_is_only_slightly_cheaper() -> None:
@@ -222,7 +227,7 @@ def test_a_host_in_use_is_not_traded_for_one_that_is_only_slightly_cheaper() -> 
     chosen = []
     for price_b in (1.1, 0.9, CHEAPER + 0.01, CHEAPER - 0.01, 1.0, 1.2, 1.3):
         source.prices["b"] = price_b
-        chosen.append(preferred.hosts()[0].host)
+        chosen.append(preferred.answer().hosts[0].host)
     assert chosen == ["a", "a", "a", "b", "b", "b", "a"]
 
 
@@ -243,10 +248,10 @@ def test_the_choice_stays_while_prices_stay(known: dict[str, float], in_use: fro
 
 def test_a_choice_survives_its_process() -> None:
     before = Selection(Told([(B, C)]), Count(1, "hosts"), "limit(..., 1 hosts)", False)
-    before.hosts()
+    before.answer()
     after = Selection(Told([(A, B, C)]), Count(1, "hosts"), "limit(..., 1 hosts)", False)
     after.recall(json.loads(json.dumps(before.memory(0.0))), 0.0)
-    assert after.hosts() == (B,)
+    assert after.answer().hosts == (B,)
 
 
 # --- from text to sources ---
@@ -278,7 +283,7 @@ def test_a_plan_begins_with_who_asks_unless_its_start_is_given() -> None:
 def test_the_flags_of_the_script_beat_those_of_its_sources() -> None:
     asked = read_question("source", ["union(file:a, file:b)", "--stale", "60", "--refresh=5"], ["--first=7"])
     assert (asked.refresh_s, asked.stale_s, asked.first_s) == (5, 60, 7)
-    assert asked.source.parts[0] == StaticFile("a")  # type: ignore[attr-defined]
+    assert asked.source.parts[0] == StaticFile("a")
 
 
 def test_who_prefers_the_cheapest_asks_for_prices() -> None:
@@ -317,10 +322,10 @@ def test_what_stands_in_for_a_part_and_for_the_whole_are_not_added_up() -> None:
         nonlocal record
         source = union(*(Told([answer]) for answer in answers), clock=clock)
         asked = Question(source, refresh_s=10, stale_s=300, first_s=20)
-        keep = FakeKeep(Record.from_text(record.to_text(10, "boot"), "boot"), clock)
-        ask(asked, keep, clock)
-        record = keep.record
-        return find_answer(asked, keep, clock)
+        entry = FakeEntry(Record.from_text(record.to_text(10, "boot"), "boot"), clock)
+        ask(asked, entry, clock)
+        record = entry.record
+        return find_answer(asked, entry, clock)
 
     assert poll((A,), (B,)) == ("a:2\nb:1\n", "")
     clock.sleep(290)
@@ -347,7 +352,10 @@ def test_edlrun_reads_combinations(tmp_path: Path) -> None:
     (tmp_path / "plan").write_text("0 add node-2:8\n")
     both = f"union(file:{tmp_path}/a, schedule:{tmp_path}/plan)"
     options = read(f"limit({both}, 6)", **{"--slots-per-host": "4"})
-    assert (options.source.hosts(), options.poll_every_s) == ((HostSlots("node-1", 4), HostSlots("node-2", 2)), 0.2)
+    assert (options.source.answer().hosts, options.poll_every_s) == (
+        (HostSlots("node-1", 4), HostSlots("node-2", 2)),
+        0.2,
+    )
     assert not options.is_damped
     assert not (tmp_path / "plan.started").exists()
     with_server = read(f"union(file:{tmp_path}/a, url:https://hosts.example.com/x)")

@@ -9,18 +9,19 @@ import pytest
 from clocks import FakeClock
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_discovery_cached import FakeKeep, FakeSource
+from test_discovery_cached import FakeEntry, FakeSource
 
-from edl_hvd.discovery.damping import FLAPS, STEADY_S, WINDOW_S, Damping
+from edl_hvd.discovery.damping import FLAPS, REUSE_AFTER_S, WINDOW_S, Damping
 from edl_hvd.discovery.polling.cached import ask, find_answer
 from edl_hvd.discovery.polling.record import Record
 from edl_hvd.discovery.question import Question
+from edl_hvd.discovery.source import Answer, Source
 from edl_hvd.discovery.watch import HostWatch
 from edl_hvd.errors import DiscoveryError
 from edl_hvd.hosts import HostSlots
 
 A, B = HostSlots("a", 2), HostSlots("b", 1)
-Answer = tuple[HostSlots, ...]
+Hosts = tuple[HostSlots, ...]
 
 
 def flapped(times: int, period_s: float = 20.0) -> tuple[Damping, float]:
@@ -45,17 +46,17 @@ def test_a_host_is_left_out_after_it_has_come_back_several_times() -> None:
 
 def test_it_counts_again_when_it_has_stayed_for_a_while() -> None:
     damping, now_s = flapped(FLAPS)
-    damping = damping.observed((A, B), now_s + STEADY_S - 1)
+    damping = damping.observed((A, B), now_s + REUSE_AFTER_S - 1)
     assert damping.kept((A, B)) == (B,)
-    damping = damping.observed((A, B), now_s + STEADY_S)
+    damping = damping.observed((A, B), now_s + REUSE_AFTER_S)
     assert damping.kept((A, B)) == (A, B)
-    assert damping.left_out(now_s + STEADY_S) == {}
+    assert damping.left_out(now_s + REUSE_AFTER_S) == {}
 
 
 def test_to_go_while_it_is_left_out_begins_the_wait_anew() -> None:
     damping, now_s = flapped(FLAPS)
     damping = damping.observed((B,), now_s + 100).observed((A, B), now_s + 110)
-    assert damping.observed((A, B), now_s + STEADY_S + 10).kept((A, B)) == (B,)
+    assert damping.observed((A, B), now_s + REUSE_AFTER_S + 10).kept((A, B)) == (B,)
 
 
 def test_returns_of_long_ago_do_not_count() -> None:
@@ -95,11 +96,11 @@ def test_who_is_in_is_never_thrown_out(history: list[tuple[float, set[str]]]) ->
         now_s += passed_s
         answer = tuple(HostSlots(name, 1) for name in sorted(names))
         # Unless the only ones who kept it company are gone, and all were in although they should not have been.
-        all_held = bool(damping.hosts) and all(one.is_held for one in damping.hosts.values() if one.there)
+        all_suppressed = bool(damping.hosts) and all(one.is_suppressed for one in damping.hosts.values() if one.there)
         damping = damping.observed(answer, now_s)
         kept = {entry.host for entry in damping.kept(answer)}
         assert bool(kept) == bool(answer)
-        if not all_held:
+        if not all_suppressed:
             assert before & names <= kept
         before = kept
 
@@ -115,7 +116,7 @@ def test_what_is_remembered_survives_its_process(history: list[tuple[float, set[
     again = Damping().recalled(memory, now_s + pause_s)
     assert again.hosts.keys() == damping.hosts.keys()
     for host, one in again.hosts.items():
-        assert (one.there, one.is_held) == (damping.hosts[host].there, damping.hosts[host].is_held)
+        assert (one.there, one.is_suppressed) == (damping.hosts[host].there, damping.hosts[host].is_suppressed)
         assert one.since_s - damping.hosts[host].since_s == pytest.approx(pause_s, abs=1e-6)
 
 
@@ -127,21 +128,21 @@ def test_a_memory_that_does_not_read_is_none(memory: object) -> None:
 # --- in a script ---
 
 
-def poll_each(answers: list[Answer | Exception], is_damped: bool = True) -> list[tuple[str, str]]:
+def poll_each(answers: list[Hosts | Exception], is_damped: bool = True) -> list[tuple[str, str]]:
     """What polls print, one question after the other, each of a new process: only the record is handed on."""
     clock, record, printed = FakeClock(), Record(), []
     for answer in answers:
         source = FakeSource([answer])
         asked = Question(source, refresh_s=10, stale_s=300, first_s=20, is_damped=is_damped)
-        keep = FakeKeep(Record.from_text(record.to_text(10, "boot"), "boot"), clock)
-        ask(asked, keep, clock)
-        record = keep.record
-        printed.append(find_answer(asked, keep, clock))
+        entry = FakeEntry(Record.from_text(record.to_text(10, "boot"), "boot"), clock)
+        ask(asked, entry, clock)
+        record = entry.record
+        printed.append(find_answer(asked, entry, clock))
         clock.sleep(10)
     return printed
 
 
-FLAPPING: list[Answer | Exception] = [(A, B), (B,), (A, B), (B,), (A, B), (B,), (A, B)]
+FLAPPING: list[Hosts | Exception] = [(A, B), (B,), (A, B), (B,), (A, B), (B,), (A, B)]
 
 
 def test_a_script_leaves_out_a_host_that_flaps_and_says_why() -> None:
@@ -167,11 +168,12 @@ def test_a_local_source_is_not_damped() -> None:
 # --- under edlrun ---
 
 
-class Played:
+class Played(Source):
     """Answers every ten seconds of ``clock``; when there are no more answers, waits to be closed."""
 
-    def __init__(self, answers: list[Answer], clock: FakeClock) -> None:
+    def __init__(self, answers: list[Hosts], clock: FakeClock, **more: dict[str, float]) -> None:
         self._answers = answers
+        self._more = more
         self._clock = clock
         self.is_over = threading.Event()
         self._closed = threading.Event()
@@ -179,13 +181,13 @@ class Played:
     def close(self) -> None:
         self._closed.set()
 
-    def hosts(self) -> Answer:
+    def answer(self) -> Answer:
         if not self._answers:
             self.is_over.set()
             self._closed.wait()
-            return ()
+            return Answer()
         self._clock.sleep(10)
-        return self._answers.pop(0)
+        return Answer(self._answers.pop(0), **self._more)
 
 
 def test_edlrun_leaves_out_a_host_that_flaps_and_says_so_once() -> None:
@@ -203,13 +205,9 @@ def test_edlrun_leaves_out_a_host_that_flaps_and_says_so_once() -> None:
 
 
 def test_edlrun_hears_of_the_end_of_hosts_that_it_has_and_of_no_others() -> None:
-    class Announcing(Played):
-        def notices(self) -> dict[str, float]:
-            return {"a": 9.0, "never came": 5.0}
-
     clock, told = FakeClock(), []
     # Left out in the answer that announces its end, as a pod is; believed to be there until the next.
-    played = Announcing([(B, A), (B,), (B,)], clock)
+    played = Played([(B, A), (B,), (B,)], clock, notices={"a": 9.0, "never came": 5.0})
     watch = HostWatch(played, list, list, lambda *notice: told.append(notice), every_s=0.0, clock=clock)
     watch.start()
     played.is_over.wait()

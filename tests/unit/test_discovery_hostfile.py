@@ -48,4 +48,4 @@ def test_a_list_of_hosts_is_read_as_people_write_it():
 
 
 def test_fixed_hosts_are_always_the_same():
-    assert FixedHosts((HostSlots("a", 1),)).hosts() == (HostSlots("a", 1),)
+    assert FixedHosts((HostSlots("a", 1),)).answer().hosts == (HostSlots("a", 1),)

@@ -57,11 +57,11 @@ class ClockOf:
 
 def test_hosts_with_and_without_slots_are_read_in_the_order_printed():
     script = Script(printing("node-2:4\nnode-1\n\n 10.0.0.7:1 \n"), default_slots=8)
-    assert script.hosts() == (HostSlots("node-2", 4), HostSlots("node-1", 8), HostSlots("10.0.0.7", 1))
+    assert script.answer().hosts == (HostSlots("node-2", 4), HostSlots("node-1", 8), HostSlots("10.0.0.7", 1))
 
 
 def test_a_last_line_without_newline_and_the_same_line_twice_are_forgiven():
-    assert Script(printing("a:1\na:1\nb:2")).hosts() == (HostSlots("a", 1), HostSlots("b", 2))
+    assert Script(printing("a:1\na:1\nb:2")).answer().hosts == (HostSlots("a", 1), HostSlots("b", 2))
 
 
 def test_the_command_is_the_shells_with_arguments_variables_and_pipes(monkeypatch, tmp_path):
@@ -70,7 +70,7 @@ def test_the_command_is_the_shells_with_arguments_variables_and_pipes(monkeypatc
     program.chmod(0o755)
     monkeypatch.setenv("SLOTS_HERE", "3")
     command = f"{shlex.quote(str(program))} 'a' \"$SLOTS_HERE\" | sed s/a/b/"
-    assert Script(command).hosts() == (HostSlots("b", 3),)
+    assert Script(command).answer().hosts == (HostSlots("b", 3),)
 
 
 @pytest.mark.parametrize(
@@ -94,32 +94,32 @@ def test_the_command_is_the_shells_with_arguments_variables_and_pipes(monkeypatc
 )
 def test_what_cannot_be_trusted_is_no_answer(command, words):
     with pytest.raises(DiscoveryError, match=words) as raised:
-        Script(command).hosts()
+        Script(command).answer()
     assert "\n" not in str(raised.value)
 
 
 def test_a_stray_word_is_a_host_only_where_slots_need_not_be_named():
-    assert Script("echo oops", default_slots=1).hosts() == (HostSlots("oops", 1),)
+    assert Script("echo oops", default_slots=1).answer().hosts == (HostSlots("oops", 1),)
 
 
 def test_of_a_long_complaint_the_end_is_told():
     command = f"head -c 100000 /dev/zero | tr '\\0' x >&2; echo {'y' * 50} >&2; exit 1"
     with pytest.raises(DiscoveryError) as raised:
-        Script(command).hosts()
+        Script(command).answer()
     assert str(raised.value).endswith("y" * 50)
     assert len(str(raised.value)) < len(command) + STDERR_CHARACTERS + 100
 
 
 def test_a_script_that_prints_without_end_is_stopped():
     with pytest.raises(DiscoveryError, match=f"printed more than {LONGEST_ANSWER_BYTES} bytes"):
-        Script("yes a:1").hosts()
+        Script("yes a:1").answer()
 
 
 def test_a_script_that_hangs_is_killed_with_all_that_it_started(tmp_path):
     ids = tmp_path / "ids"
     command = f"sleep 1000 & echo $! $$ > {ids}.part; echo thinking >&2; mv {ids}.part {ids}; wait"
     with pytest.raises(DiscoveryError, match="did not end within 10 s and was killed"):
-        Script(command, clock=ClockOf(ids)).hosts()
+        Script(command, clock=ClockOf(ids)).answer()
     child, shell = map(int, ids.read_text().split())
     wait_for_end(shell)
     wait_for_end(child)
@@ -128,21 +128,21 @@ def test_a_script_that_hangs_is_killed_with_all_that_it_started(tmp_path):
 def test_a_child_left_in_the_background_with_the_pipes_open_is_not_waited_for(tmp_path):
     command = f"sleep 1000 & echo $! > {tmp_path}/id; echo a:1; echo fine >&2"
     try:
-        assert Script(command, clock=ClockOf(tmp_path / "never")).hosts() == (HostSlots("a", 1),)
+        assert Script(command, clock=ClockOf(tmp_path / "never")).answer().hosts == (HostSlots("a", 1),)
         assert is_running(int((tmp_path / "id").read_text())), "it is the user's, and may be meant to live"
     finally:
         os.kill(int((tmp_path / "id").read_text()), 9)
 
 
 def test_a_script_that_closes_its_output_and_goes_on_is_waited_for():
-    assert Script("echo a:1; exec >&- 2>&-; sleep 0.05").hosts() == (HostSlots("a", 1),)
+    assert Script("echo a:1; exec >&- 2>&-; sleep 0.05").answer().hosts == (HostSlots("a", 1),)
 
 
 def test_each_question_runs_it_anew_and_leaves_nothing_open(tmp_path):
     script = Script(f"echo x >> {tmp_path}/runs; echo a:$(wc -l < {tmp_path}/runs)")
-    assert script.hosts() == (HostSlots("a", 1),)
+    assert script.answer().hosts == (HostSlots("a", 1),)
     before = len(os.listdir("/proc/self/fd"))
-    assert [script.hosts()[0].slots for _ in range(3)] == [2, 3, 4]
+    assert [script.answer().hosts[0].slots for _ in range(3)] == [2, 3, 4]
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -154,7 +154,7 @@ def test_closing_kills_the_script_that_runs_and_lets_no_other_run(tmp_path):
 
     def ask() -> None:
         try:
-            script.hosts()
+            script.answer()
         except DiscoveryError as error:
             reasons.append(str(error))
 
@@ -166,4 +166,4 @@ def test_closing_kills_the_script_that_runs_and_lets_no_other_run(tmp_path):
     assert not is_running(process_id)
     assert "was ended by SIGKILL" in reasons[0]
     with pytest.raises(DiscoveryError, match="because the job is ending"):
-        script.hosts()
+        script.answer()

@@ -25,7 +25,7 @@ def write(path: Path, text: str) -> str:
 class TestStaticFile:
     def test_reads_the_three_forms_comments_and_blank_lines(self, tmp_path: Path) -> None:
         text = "# head\n\nnode-3\nnode-1 slots=4  # four\n10.0.0.7:2\nnode-2\tslots = 8\r\n"
-        hosts = StaticFile(write(tmp_path / "hosts", text), default_slots=3).hosts()
+        hosts = StaticFile(write(tmp_path / "hosts", text), default_slots=3).answer().hosts
         assert hosts == (
             HostSlots("node-3", 3),
             HostSlots("node-1", 4),
@@ -49,17 +49,17 @@ class TestStaticFile:
     )
     def test_refuses_what_it_cannot_be_sure_of(self, tmp_path: Path, text: str, words: str) -> None:
         with pytest.raises(DiscoveryError, match=words):
-            StaticFile(write(tmp_path / "hosts", text)).hosts()
+            StaticFile(write(tmp_path / "hosts", text)).answer()
 
     def test_says_why_a_file_cannot_be_read(self, tmp_path: Path) -> None:
         with pytest.raises(DiscoveryError, match="No such file"):
-            StaticFile(str(tmp_path / "hosts")).hosts()
+            StaticFile(str(tmp_path / "hosts")).answer()
 
     def test_sees_a_replaced_file_at_once(self, tmp_path: Path) -> None:
         source = StaticFile(write(tmp_path / "hosts", "a\n"))
-        source.hosts()
+        source.answer()
         os.replace(write(tmp_path / "part", "b\n"), tmp_path / "hosts")
-        assert source.hosts() == (HostSlots("b", 1),)
+        assert source.answer().hosts == (HostSlots("b", 1),)
 
 
 class TestSchedule:
@@ -112,7 +112,8 @@ class TestSchedule:
         seen = []
         for pause_s in (0, 20, 20, 10):
             clock.sleep(pause_s)
-            seen.append(("".join(entry.host for entry in source.hosts()), source.notices()))
+            answer = source.answer()
+            seen.append(("".join(entry.host for entry in answer.hosts), answer.notices))
         assert seen == [("ab", {}), ("ab", {"b": 30.0}), ("abc", {"b": 10.0}), ("ac", {})]
 
     def test_a_host_that_is_added_again_stays(self) -> None:
@@ -122,15 +123,15 @@ class TestSchedule:
     def test_counts_from_the_first_question(self, tmp_path: Path) -> None:
         clock = FakeClock(1_000_000.0)
         source = Schedule(write(tmp_path / "plan", self.PLAN), str(tmp_path / "started"), clock=clock)
-        assert source.hosts() == (HostSlots("a", 2),)
+        assert source.answer().hosts == (HostSlots("a", 2),)
         clock.sleep(20)
-        assert source.hosts() == (HostSlots("a", 2), HostSlots("b", 1))
+        assert source.answer().hosts == (HostSlots("a", 2), HostSlots("b", 1))
         assert float((tmp_path / "started").read_text()) == 1_000_000.0
 
     def test_counts_from_a_given_start_without_a_file(self, tmp_path: Path) -> None:
         clock = FakeClock(1_000_000.0)
         source = Schedule(write(tmp_path / "plan", self.PLAN), str(tmp_path / "started"), 999_980.0, clock)
-        assert source.hosts() == (HostSlots("a", 2), HostSlots("b", 1))
+        assert source.answer().hosts == (HostSlots("a", 2), HostSlots("b", 1))
         assert not (tmp_path / "started").exists()
 
     def test_the_first_of_many_sets_the_start(self, tmp_path: Path) -> None:

@@ -13,12 +13,13 @@ from clocks import FakeClock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edl_hvd.discovery.source import Answer, Source
 from edl_hvd.discovery.sources.script import Script
-from edl_hvd.discovery.watch import DISTINCT_PROBLEMS, HostWatch, View
+from edl_hvd.discovery.watch import DISTINCT_PROBLEMS, HostWatch, TrustedHosts
 from edl_hvd.errors import DiscoveryError
 from edl_hvd.hosts import HostSlots
 
-Answer = tuple[HostSlots, ...]
+Hosts = tuple[HostSlots, ...]
 
 A, B, C = HostSlots("a", 2), HostSlots("b", 1), HostSlots("c", 4)
 answers = st.dictionaries(st.sampled_from("abcd"), st.integers(1, 3)).map(
@@ -27,14 +28,14 @@ answers = st.dictionaries(st.sampled_from("abcd"), st.integers(1, 3)).map(
 history = st.lists(st.one_of(st.just("no answer"), answers), max_size=40)
 
 
-def after(*heard: Answer | str) -> View:
-    view = View()
+def after(*heard: Hosts | str) -> TrustedHosts:
+    trusted = TrustedHosts()
     for entry in heard:
-        view, _ = view.failed(entry, 0.0) if isinstance(entry, str) else view.answered(entry, 0.0)
-    return view
+        trusted, _ = trusted.failed(entry, 0.0) if isinstance(entry, str) else trusted.answered(entry, 0.0)
+    return trusted
 
 
-def slots_of(answer: Answer) -> dict[str, int]:
+def slots_of(answer: Hosts) -> dict[str, int]:
     return {entry.host: entry.slots for entry in answer}
 
 
@@ -69,63 +70,63 @@ def test_trouble_of_any_length_removes_nobody():
 
 @given(history)
 def test_who_is_in_the_newest_answer_is_always_believed(heard):
-    view = View()
+    trusted = TrustedHosts()
     for entry in heard:
-        view = after_one(view, entry)
+        trusted = after_one(trusted, entry)
         if not isinstance(entry, str):
-            believed = slots_of(view.hosts)
+            believed = slots_of(trusted.hosts)
             assert all(believed.get(host, 0) >= slots for host, slots in slots_of(entry).items())
 
 
 @given(history, answers)
 def test_what_is_said_twice_is_believed_to_the_letter(heard, truth):
-    view = after(*heard, truth, truth)
-    assert slots_of(view.hosts) == slots_of(truth)
-    assert len(view.hosts) == len(truth)
+    trusted = after(*heard, truth, truth)
+    assert slots_of(trusted.hosts) == slots_of(truth)
+    assert len(trusted.hosts) == len(truth)
 
 
 @given(history)
 def test_a_host_goes_only_after_two_good_answers_in_a_row_without_it(heard):
-    view = View()
-    lately: list[Answer | str] = ["no answer", "no answer"]
+    trusted = TrustedHosts()
+    lately: list[Hosts | str] = ["no answer", "no answer"]
     for entry in heard:
-        known = slots_of(view.hosts)
-        view = after_one(view, entry)
+        known = slots_of(trusted.hosts)
+        trusted = after_one(trusted, entry)
         lately = [lately[1], entry]
         for host, slots in known.items():
-            if slots_of(view.hosts).get(host, 0) < slots:
+            if slots_of(trusted.hosts).get(host, 0) < slots:
                 assert all(not isinstance(answer, str) and slots_of(answer).get(host, 0) < slots for answer in lately)
 
 
 @given(history)
 def test_known_hosts_keep_their_order(heard):
-    view = View()
+    trusted = TrustedHosts()
     for entry in heard:
-        known = [host.host for host in view.hosts]
-        view = after_one(view, entry)
-        now = [host.host for host in view.hosts]
+        known = [host.host for host in trusted.hosts]
+        trusted = after_one(trusted, entry)
+        now = [host.host for host in trusted.hosts]
         assert now[: len(set(known) & set(now))] == [host for host in known if host in now]
 
 
 @settings(max_examples=20)
 @given(st.integers(0, 1 << 32))
 def test_no_healthy_host_is_removed_over_a_thousand_mishaps(seed):
-    view = after((A, B, C))
+    trusted = after((A, B, C))
     for entry in mishaps(random.Random(seed), 1000):
-        view = after_one(view, entry)
-        assert view.hosts[:3] == (A, B, C)
+        trusted = after_one(trusted, entry)
+        assert trusted.hosts[:3] == (A, B, C)
 
 
-def after_one(view: View, entry: Answer | str) -> View:
-    return (view.failed(entry, 0.0) if isinstance(entry, str) else view.answered(entry, 0.0))[0]
+def after_one(trusted: TrustedHosts, entry: Hosts | str) -> TrustedHosts:
+    return (trusted.failed(entry, 0.0) if isinstance(entry, str) else trusted.answered(entry, 0.0))[0]
 
 
-def mishaps(chance: random.Random, count: int) -> list[Answer | str]:
+def mishaps(chance: random.Random, count: int) -> list[Hosts | str]:
     """Errors and answers that are empty or lack hosts, each followed by the truth or an error; others come and go."""
-    heard: list[Answer | str] = []
+    heard: list[Hosts | str] = []
     while len(heard) < count:
         others = tuple(HostSlots(f"other-{number}", 1) for number in range(chance.randrange(3)))
-        lie: Answer = tuple(host for host in (A, B, C) if chance.random() < 0.5)
+        lie: Hosts = tuple(host for host in (A, B, C) if chance.random() < 0.5)
         heard += [
             chance.choice([(), lie, (*others, *lie), (HostSlots("c", 1),), "exit code 1", "did not end within 10 s"]),
             chance.choice([(A, B, C), (C, *others, B, A), "is not understood"]),
@@ -136,11 +137,11 @@ def mishaps(chance: random.Random, count: int) -> list[Answer | str]:
 # --- what is told ---
 
 
-def tell(*steps: tuple[float, Answer | str]) -> list[str]:
+def tell(*steps: tuple[float, Hosts | str]) -> list[str]:
     """What is told in the course of answers and problems, each with its moment."""
-    view, told = View(), []
+    trusted, told = TrustedHosts(), []
     for now_s, entry in steps:
-        view, news = view.failed(entry, now_s) if isinstance(entry, str) else view.answered(entry, now_s)
+        trusted, news = trusted.failed(entry, now_s) if isinstance(entry, str) else trusted.answered(entry, now_s)
         told.append(news)
     return told
 
@@ -174,37 +175,37 @@ def test_a_source_with_endless_new_problems_is_cut_short():
 
 
 @dataclass
-class Puppet:
+class Puppet(Source):
     """A source that answers what a test puts into ``script``, one entry per question; blocks while there is none."""
 
-    script: queue.SimpleQueue[Answer | Exception] = field(default_factory=queue.SimpleQueue)
+    script: queue.SimpleQueue[Hosts | Exception] = field(default_factory=queue.SimpleQueue)
     asked: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     at_once: int = 0
 
-    def hosts(self) -> Answer:
+    def answer(self) -> Answer:
         self.at_once += 1
         assert self.at_once == 1, "asked by two threads at a time"
         self.asked.release()
-        answer = self.script.get()
+        hosts = self.script.get()
         self.at_once -= 1
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        if isinstance(hosts, Exception):
+            raise hosts
+        return Answer(hosts)
 
 
 @dataclass
 class Told:
     """What a watch has told, in order."""
 
-    news: queue.SimpleQueue[Answer | str] = field(default_factory=queue.SimpleQueue)
+    news: queue.SimpleQueue[Hosts | str] = field(default_factory=queue.SimpleQueue)
 
-    def __call__(self, news: Answer | str) -> None:
+    def __call__(self, news: Hosts | str) -> None:
         self.news.put(news)
 
-    def next(self) -> Answer | str:
+    def next(self) -> Hosts | str:
         return self.news.get()
 
-    def rest(self) -> list[Answer | str]:
+    def rest(self) -> list[Hosts | str]:
         return [self.news.get() for _ in range(self.news.qsize())]
 
 
@@ -221,8 +222,8 @@ def watching(source: Puppet | Script, told: Told, clock: FakeClock | None = None
     return watch
 
 
-def answer_all(puppet: Puppet, *heard: Answer | Exception) -> None:
-    """Answer, and return when the watch has judged all of it: it asks again only then."""
+def answer_all(puppet: Puppet, *heard: Hosts | Exception) -> None:
+    """Hosts, and return when the watch has judged all of it: it asks again only then."""
     puppet.asked.acquire()
     for entry in heard:
         puppet.script.put(entry)
@@ -280,18 +281,14 @@ def test_a_source_that_hangs_is_told_and_believed_when_it_answers(puppet):
 
 
 def test_a_notice_is_told_once_and_again_when_it_was_withdrawn_in_between():
-    class Cloud:
+    class Cloud(Source):
         """Gives a notice of ``b`` in every second and third answer, and the last answer for ever."""
 
         def __init__(self) -> None:
-            self.answers = iter([{}, {"b": 120.0}, {"b": 119.0}, {}, {"b": 30.0}])
+            self.notices = iter([{}, {"b": 120.0}, {"b": 119.0}, {}])
 
-        def hosts(self) -> Answer:
-            self.notice = next(self.answers, self.notice if hasattr(self, "notice") else {})
-            return (A, B)
-
-        def notices(self) -> dict[str, float]:
-            return self.notice
+        def answer(self) -> Answer:
+            return Answer((A, B), next(self.notices, {"b": 30.0}))
 
     told: queue.SimpleQueue[tuple[str, float]] = queue.SimpleQueue()
     watch = HostWatch(Cloud(), Told(), Told(), lambda *notice: told.put(notice), every_s=0.0, clock=FakeClock())
@@ -324,7 +321,7 @@ def test_closing_before_the_start_and_from_a_callback_is_allowed(puppet):
     closed = threading.Event()
     calls: list[Callable[[], None]] = []
 
-    def close(hosts: Answer) -> None:
+    def close(hosts: Hosts) -> None:
         calls[0]()
         closed.set()
 

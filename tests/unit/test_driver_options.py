@@ -163,7 +163,7 @@ def test_every_bound_reaches_the_rules():
 
 def test_a_list_of_hosts_gives_their_slots_and_twice_named_hosts_add_up():
     given = {"--hosts": "localhost:2,127.0.0.1,localhost:1", "--slots-per-host": "4"}
-    assert read(given).source.hosts() == (HostSlots("localhost", 3), HostSlots("127.0.0.1", 4))
+    assert read(given).source.answer().hosts == (HostSlots("localhost", 3), HostSlots("127.0.0.1", 4))
 
 
 def test_a_hostfile_is_the_source_of_a_job(tmp_path):
@@ -179,13 +179,13 @@ def test_a_hostfile_is_the_source_of_a_job(tmp_path):
 
 def test_a_discovery_script_is_run_as_it_was_given(script):
     options = read({"--host-discovery-script": f"{script} --zone a"})
-    assert options.source.hosts() == (HostSlots("localhost", 2),)
+    assert options.source.answer().hosts == (HostSlots("localhost", 2),)
     assert options.poll_every_s == 1.0
 
 
 def test_the_slots_of_a_script_are_those_of_slots_per_host_or_have_to_be_named():
     given = {"--host-discovery-script": "echo localhost"}
-    assert read(given | {"--slots-per-host": "4"}).source.hosts() == (HostSlots("localhost", 4),)
+    assert read(given | {"--slots-per-host": "4"}).source.answer().hosts == (HostSlots("localhost", 4),)
 
 
 @pytest.mark.parametrize(

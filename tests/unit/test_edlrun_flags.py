@@ -88,7 +88,7 @@ def test_a_whole_command_line_of_horovodrun_is_understood(tmp_path):
         "--output-filename", str(tmp_path), "--verbose", "--gloo-timeout-seconds", "10", "--start-timeout", "20",
         "--log-level", "INFO", "-prefix-timestamp", "--gloo", "--disable-cache",
     )  # fmt: skip
-    assert options.source.hosts() == (HostSlots("localhost", 4),)
+    assert options.source.answer().hosts == (HostSlots("localhost", 4),)
     assert options == Options(
         command=COMMAND,
         source=options.source,
@@ -144,7 +144,7 @@ def test_our_own_flags_are_read(tmp_path):
         "-np", "1", "--discover", f"schedule:{plan}", "--host-failures", "5", "--failure-window", "5min",
         "--spares", "2", "--record", f"{tmp_path}/record", "--job-dir", str(tmp_path), "--settle", "2",
     )  # fmt: skip
-    assert options.source.hosts() == (HostSlots("localhost", 1),)
+    assert options.source.answer().hosts == (HostSlots("localhost", 1),)
     assert (options.record, options.job_dir, options.resume) == (f"{tmp_path}/record", str(tmp_path), False)
     rules = options.rules
     assert (rules.host_failures, rules.failure_window_s, rules.spares, rules.settle_s) == (5, 300, 2, 2)

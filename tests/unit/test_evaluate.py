@@ -16,6 +16,7 @@ import edl_hvd
 from edl_hvd.data.evaluation import EvaluationSampler
 from edl_hvd.errors import StateError, UsageError, WorldBrokenError
 from edl_hvd.metrics import Mean, Sum
+from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
 
 
 def make(samples=20, **kept):
@@ -102,7 +103,7 @@ def break_once_at(moments):
     return point
 
 
-class Elastic(edl_hvd.SoloRendezvous):
+class Elastic(SoloRendezvous):
     elastic = True
 
 

@@ -84,7 +84,7 @@ class Trainee:
                     break
             if self.state.step == until:
                 return
-            self.state._runtime.memory.epoch += 1
+            self.state._runtime.store.epoch += 1
 
     def digest(self) -> str:
         """Of every parameter, buffer and optimizer state."""
@@ -101,10 +101,10 @@ def trained(worlds: list[tuple[int, int]], **options: Any) -> set[str]:
     """The digests of all ranks after a sequence of worlds, each a number of ranks and of steps."""
     trainees = [Trainee(**options)]
     for size, steps in worlds:
-        plain, tensors = copy.deepcopy(trainees[0].state._runtime.memory.live(0))
+        plain, tensors = copy.deepcopy(trainees[0].state._runtime.store.live(0))
         trainees = [Trainee(**options) for _ in range(size)]
         for trainee in trainees:
-            trainee.state._runtime.memory.receive(plain, tensors)
+            trainee.state._runtime.store.load(plain, tensors)
         Turns(size).run(lambda rank, present=trainees, steps=steps: present[rank].train(rank, len(present), steps))
     return {trainee.digest() for trainee in trainees}
 

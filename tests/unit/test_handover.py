@@ -11,6 +11,7 @@ from torch import nn
 from worlds import alone
 
 import edl_hvd
+from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
 from edl_hvd.worker.newcomers import frames, guide
 from edl_hvd.worker.newcomers.follower import Following
 from edl_hvd.worker.newcomers.frames import Frame
@@ -40,7 +41,7 @@ class Worker:
             model=self.model, frozen=self.frozen, optimizer=self.optimizer, scheduler=self.scheduler, notes=[],
             average=torch.zeros(2), chance=torch.Generator().manual_seed(seed),
         )  # fmt: skip
-        self.memory = self.state._runtime.memory
+        self.store = self.state._runtime.store
 
     def step(self) -> None:
         """One step and its commit, as ``state.batches`` and a script make them."""
@@ -49,14 +50,14 @@ class Worker:
         out.square().mean().backward()
         self.optimizer.step()
         self.scheduler.step()
-        self.state.notes.append(self.memory.step)
+        self.state.notes.append(self.store.step)
         self.state.average.mul_(0.9).add_(out.detach().mean(0))
         torch.rand(3, generator=self.state.chance)
-        self.memory.step += 1
-        self.memory.take(self.memory.commit + 1)
+        self.store.step += 1
+        self.store.save(self.store.commit + 1)
 
     def everything(self) -> tuple[object, dict[str, torch.Tensor]]:
-        plain, tensors = self.memory.live(self.memory.commit)
+        plain, tensors = self.store.live(self.store.commit)
         return plain, {name: tensor.clone() for name, tensor in tensors.items()}
 
 
@@ -65,9 +66,9 @@ def pair(request):
     """A member that has trained a little, and a newcomer with other weights."""
     optimizer = getattr(request, "param", "sgd")
     with alone():
-        edl_hvd.worker.process.current().joined = edl_hvd.SoloRendezvous().join(-1, -1, dict)
+        edl_hvd.worker.process.current().joined = SoloRendezvous().join(-1, -1, dict)
         member, newcomer = Worker(optimizer), Worker(optimizer, seed=1)
-        member.memory.take(0)
+        member.store.save(0)
         member.step()
         yield member, newcomer
 
@@ -77,10 +78,10 @@ class Handover:
 
     def __init__(self, member: Worker, newcomer: Worker, secret: str = SECRET) -> None:
         self.member = member
-        self.guide = Guide(member.memory)
+        self.guide = Guide(member.store)
         self.work: queue.SimpleQueue[Following] = queue.SimpleQueue()
         port = self.guide.invite("127.0.0.1", SECRET)
-        self.following = Following(newcomer.memory, "127.0.0.1", port, secret, self.work.put)
+        self.following = Following(newcomer.store, "127.0.0.1", port, secret, self.work.put)
 
     def train(self) -> None:
         self.member.step()
@@ -118,13 +119,13 @@ def test_a_newcomer_holds_the_very_state_of_the_member_that_trained_on_meanwhile
     handover.guide.end()
     handover.finish()
     assert handover.following.complete
-    assert newcomer.memory.held == member.memory.held > 5
+    assert newcomer.store.held == member.store.held > 5
     assert_equal(member, newcomer)
-    assert newcomer.memory.sample() == member.memory.sample()
+    assert newcomer.store.fingerprint() == member.store.fingerprint()
     # What it holds is also what it would come back to.
     with torch.no_grad():
         newcomer.model[0].weight.zero_()
-    newcomer.memory.put_back()
+    newcomer.store.restore()
     assert_equal(member, newcomer)
 
 
@@ -154,8 +155,8 @@ def test_weights_that_the_script_moves_besides_show_in_the_sample(pair):
     handover.train()
     handover.guide.end()
     handover.finish()
-    assert newcomer.memory.followed
-    assert newcomer.memory.sample() != member.memory.sample()
+    assert newcomer.store.is_unverified
+    assert newcomer.store.fingerprint() != member.store.fingerprint()
 
 
 def test_a_script_that_is_seen_to_move_weights_besides_is_not_followed(pair):
@@ -167,7 +168,7 @@ def test_a_script_that_is_seen_to_move_weights_besides_is_not_followed(pair):
         member.model[4].bias[0] += 1
     handover.guide.commit()
     handover.finish()
-    assert newcomer.memory.held == -1
+    assert newcomer.store.held == -1
 
 
 def test_a_world_that_breaks_leaves_the_newcomer_with_nothing(pair):
@@ -177,7 +178,7 @@ def test_a_world_that_breaks_leaves_the_newcomer_with_nothing(pair):
     handover.guide.abandon()
     handover.finish()
     assert not handover.following.complete
-    assert newcomer.memory.held == -1
+    assert newcomer.store.held == -1
 
 
 def test_the_last_commit_survives_being_handed_over(pair):
@@ -187,7 +188,7 @@ def test_the_last_commit_survives_being_handed_over(pair):
     plain, tensors = member.everything()
     with torch.no_grad():
         member.model[0].weight.zero_()
-    member.memory.put_back()
+    member.store.restore()
     assert member.everything()[0] == plain
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in member.everything()[1].items())
 
@@ -208,13 +209,13 @@ def test_a_newcomer_that_cannot_keep_up_is_let_go(pair, monkeypatch):
     while handover.guide._streams:  # nobody works: what was read waits, what was sent fills the sockets
         handover.train()
     handover.finish()
-    assert newcomer.memory.held == -1
+    assert newcomer.store.held == -1
 
 
 def test_who_does_not_know_the_secret_gets_nothing_and_stops_nobody(pair):
     member, newcomer = pair
     handover = Handover(member, newcomer)
-    port = Guide(member.memory).invite("127.0.0.1", SECRET)
+    port = Guide(member.store).invite("127.0.0.1", SECRET)
     for words in (b"", b"wrong\n", b"x" * 100_000):
         with socket.create_connection(("127.0.0.1", port)) as stranger:
             try:

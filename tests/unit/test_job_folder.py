@@ -302,7 +302,7 @@ def test_without_a_command_it_and_its_flags_are_those_that_the_job_had(runtime, 
     assert found.record is None, "it belongs to the run that wrote it"
     assert found.given["--hosts"] == "localhost:2", "a third run finds them as well"
     again = recalled(tmp_path, {"-np": "1", "--host-discovery-script": "echo localhost:1"})
-    assert (again.rules.num_proc, again.source.hosts()) == (1, (HostSlots("localhost", 1),))
+    assert (again.rules.num_proc, again.source.answer().hosts) == (1, (HostSlots("localhost", 1),))
     own = recalled(tmp_path, {"-np": "1"}, ("sh", "other.sh"))
     assert (own.command, own.rules.min_np) == (("sh", "other.sh"), 1), "with a command the line stands for itself"
 

@@ -7,8 +7,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from worlds import alone
 
 import edl_hvd
+from edl_hvd.worker.commits.state_store import is_dirty
 from edl_hvd.worker.engine.collectives import SoloCollectives
-from edl_hvd.worker.keeping.memory import is_disturbed
+from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
 
 WEIGHT = "model/0.weight"
 
@@ -16,7 +17,7 @@ WEIGHT = "model/0.weight"
 @pytest.fixture(autouse=True)
 def in_a_world():
     with alone():
-        edl_hvd.worker.process.current().joined = edl_hvd.SoloRendezvous().join(-1, -1)
+        edl_hvd.worker.process.current().joined = SoloRendezvous().join(-1, -1)
         yield
 
 
@@ -40,7 +41,7 @@ def move(state, seed=0):
 def finish(state):
     """What it does after the optimizer has moved, and the commit."""
     state.notes.append(state.step)
-    state._runtime.memory.step += 1
+    state._runtime.store.step += 1
     state._runtime.commit_step(None)
 
 
@@ -53,11 +54,11 @@ def train(state, steps):
 
 def stands(state):
     """The last commit holds the parameters themselves, not a copy."""
-    return state._runtime.memory.share()[1][WEIGHT].data_ptr() == state.model[0].weight.data_ptr()
+    return state._runtime.store.export()[1][WEIGHT].data_ptr() == state.model[0].weight.data_ptr()
 
 
 def everything(state):
-    plain, tensors = state._runtime.memory.live(0)
+    plain, tensors = state._runtime.store.live(0)
     return plain, {name: tensor.clone() for name, tensor in tensors.items()}
 
 
@@ -80,7 +81,7 @@ def test_what_came_before_the_next_step_is_undone(optimizer):
     state.model(torch.randn(8, 4))  # BatchNorm keeps its statistics
     state.notes.append("more")
     state.optimizer.param_groups[0]["lr"] = 5.0
-    state._runtime.memory.put_back()
+    state._runtime.store.restore()
     assert_equal(everything(state), before)
 
 
@@ -93,7 +94,7 @@ def test_a_step_made_after_the_commit_is_kept_and_not_made_again(optimizer):
     state = train(built(), 4)
     move(state, seed=4)
     state.notes.append("half of the batch's body")
-    state._runtime.memory.put_back()
+    state._runtime.store.restore()
     assert (state.step, state.notes) == (4, [0, 1, 2, 3])
     train(state, 2)
     state.model.load_state_dict({**state.model.state_dict(), **dict(whole.model.named_buffers())})
@@ -104,7 +105,7 @@ def test_breaking_off_twice_before_the_next_commit_changes_nothing():
     whole, state = train(make(), 6), train(make(), 4)
     for _ in range(2):
         move(state, seed=4)
-        state._runtime.memory.put_back()
+        state._runtime.store.restore()
     train(state, 2)
     assert torch.equal(state.model[0].weight, whole.model[0].weight)
     assert state.notes == whole.notes
@@ -116,7 +117,7 @@ def test_several_steps_after_one_commit_are_none_of_them_made_again():
         train(built, 4)
         for seed in range(3):
             move(built, seed)
-    state._runtime.memory.put_back()
+    state._runtime.store.restore()
     for seed in range(3):
         move(state, seed)
     assert torch.equal(state.model[0].weight, whole.model[0].weight)
@@ -143,7 +144,7 @@ def test_of_two_optimizers_only_the_one_that_moved_is_held_back():
     for _ in range(4):
         both(whole), both(state)
     both(state, upto=1)
-    state._runtime.memory.put_back()
+    state._runtime.store.restore()
     both(state), both(whole)
     assert torch.equal(state.critic.weight, whole.critic.weight)
     assert torch.equal(state.model[0].weight, whole.model[0].weight)
@@ -152,25 +153,25 @@ def test_of_two_optimizers_only_the_one_that_moved_is_held_back():
 def test_another_worker_takes_over_a_state_that_is_ahead():
     whole, state, newcomer = train(make(), 6), train(make(), 4), make()
     move(state, seed=4)
-    state._runtime.memory.put_back()
-    plain, tensors = state._runtime.memory.share()
-    newcomer._runtime.memory.receive(plain, {name: tensor.clone() for name, tensor in tensors.items()})
-    assert newcomer._runtime.memory.standing == state._runtime.memory.standing
+    state._runtime.store.restore()
+    plain, tensors = state._runtime.store.export()
+    newcomer._runtime.store.load(plain, {name: tensor.clone() for name, tensor in tensors.items()})
+    assert newcomer._runtime.store.freshness == state._runtime.store.freshness
     train(newcomer, 2)
     assert torch.equal(newcomer.model[0].weight, whole.model[0].weight)
     assert newcomer.notes == whole.notes
 
 
 def test_the_best_state_is_the_latest_commit_and_of_one_commit_the_one_that_stands_at_it():
-    standings = [train(make(), 3)._runtime.memory.standing]
+    standings = [train(make(), 3)._runtime.store.freshness]
     for moved in (lambda state: state.model[0].weight.data.mul_(2), move, lambda state: None):
         state = train(make(), 4)
         moved(state)
-        state._runtime.memory.put_back()
-        standings.append(state._runtime.memory.standing)
-    standings.append(train(make(), 5)._runtime.memory.standing)
+        state._runtime.store.restore()
+        standings.append(state._runtime.store.freshness)
+    standings.append(train(make(), 5)._runtime.store.freshness)
     assert standings == sorted(set(standings)), "each one is better than the one before"
-    assert [is_disturbed(standing) for standing in standings] == [False, True, False, False, False]
+    assert [is_dirty(standing) for standing in standings] == [False, True, False, False, False]
 
 
 def in_place(weight):
@@ -206,11 +207,11 @@ def test_a_script_that_moves_parameters_itself_gets_copies_until_it_has_not_for_
 def test_who_came_back_from_a_script_that_moved_parameters_has_a_copy_before_it_does_so_again():
     state = train(make(), 4)
     in_place(state.model[0].weight)
-    state._runtime.memory.put_back()
-    state._runtime.memory.retake()
+    state._runtime.store.restore()
+    state._runtime.store.resave()
     kept = state.model[0].weight.clone()
     in_place(state.model[0].weight)
-    state._runtime.memory.put_back()
+    state._runtime.store.restore()
     assert torch.equal(state.model[0].weight, kept)
 
 
@@ -253,8 +254,8 @@ def with_frozen(**more):
 def test_parameters_that_nothing_moves_are_not_copied_either():
     state = train(with_frozen(), 4)
     assert stands(state)
-    assert state._runtime.memory.share()[1]["teacher/weight"].data_ptr() == state.teacher.weight.data_ptr()
-    assert not any("weight" in name for name in state._runtime.memory._rest.tensors if name != "model/1.weight")
+    assert state._runtime.store.export()[1]["teacher/weight"].data_ptr() == state.teacher.weight.data_ptr()
+    assert not any("weight" in name for name in state._runtime.store._delta.tensors if name != "model/1.weight")
 
 
 @torch.no_grad()
@@ -276,10 +277,10 @@ def test_frozen_parameters_that_the_script_moves_are_copied_from_then_on(write):
     committed = everything(state)
     assert stands(state), "the others are not copied for that"
     write(state)
-    state._runtime.memory.put_back()
+    state._runtime.store.restore()
     assert_equal(everything(state), committed)
     train(state, 8)
-    shared = state._runtime.memory.share()[1]["teacher/weight"]
+    shared = state._runtime.store.export()[1]["teacher/weight"]
     assert shared.data_ptr() == state.teacher.weight.data_ptr(), "it rests again"
 
 
@@ -287,17 +288,17 @@ def test_frozen_parameters_moved_for_the_first_time_before_it_breaks_off_are_kep
     state = train(with_frozen(), 4)
     write_in_place(state)
     moved = state.teacher.weight.clone()
-    state._runtime.memory.put_back()
+    state._runtime.store.restore()
     assert torch.equal(state.teacher.weight, moved)
-    assert is_disturbed(state._runtime.memory.standing)
+    assert is_dirty(state._runtime.store.freshness)
 
 
 def test_a_worker_that_took_a_state_over_need_not_copy_frozen_parameters():
     giver, taker = train(with_frozen(), 4), train(with_frozen(), 2)
-    taker._runtime.memory.receive(*giver._runtime.memory.share())
+    taker._runtime.store.load(*giver._runtime.store.export())
     assert_equal(everything(taker), everything(giver))
     train(taker, 3)
-    assert taker._runtime.memory.share()[1]["teacher/weight"].data_ptr() == taker.teacher.weight.data_ptr()
+    assert taker._runtime.store.export()[1]["teacher/weight"].data_ptr() == taker.teacher.weight.data_ptr()
 
 
 def test_a_commit_between_batches_needs_no_collective_of_its_own(monkeypatch):

@@ -22,10 +22,10 @@ def url(tmp_path):
     for step in (1, 2):
         state = state_of(step, best=0.5)
         state.step = step
-        state._runtime.memory.take(step)
+        state._runtime.store.save(step)
         for rank in (1, 0):
             writer = CheckpointWriter(open_storage(str(tmp_path)))
-            writer.begin(state._runtime.memory.for_checkpoint(), rank, 2, f"attempt-{step}")
+            writer.begin(state._runtime.store.checkpoint(), rank, 2, f"attempt-{step}")
             assert writer.wait(60)
     return tmp_path
 

@@ -9,6 +9,7 @@ from worlds import alone
 
 import edl_hvd
 from edl_hvd.worker.codec import encode
+from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
 from edl_hvd.worker.newcomers.follower import Following
 from edl_hvd.worker.newcomers.guide import _step_frame
 
@@ -36,7 +37,7 @@ class RateInside(torch.optim.Optimizer):
 @pytest.fixture(autouse=True)
 def in_a_world():
     with alone():
-        edl_hvd.worker.process.current().joined = edl_hvd.SoloRendezvous().join(-1, -1, dict)
+        edl_hvd.worker.process.current().joined = SoloRendezvous().join(-1, -1, dict)
         yield
 
 
@@ -108,13 +109,13 @@ def test_a_step_that_is_not_made_again_is_not_corrected_for_again():
     state = make()
     for seed in range(4):
         step(state, 1.0, seed)
-        state._runtime.memory.step += 1
+        state._runtime.store.step += 1
         state._runtime.commit_step(None)
     step(state, 4.0, 4)  # then the world breaks, before the commit
     moved = weights_of(state)
-    state._runtime.memory.put_back()
+    state._runtime.store.restore()
     state._runtime.begin_life()
-    state._runtime.memory.retake()
+    state._runtime.store.resave()
     assert state.optimizer.stepping.skip == 1
     step(state, 3.0, 4)
     assert torch.equal(weights_of(state), moved)
@@ -129,11 +130,11 @@ def test_a_step_that_is_not_made_again_is_not_corrected_for_again():
 def test_a_step_that_is_undone_is_corrected_for_when_it_is_made_again():
     state = make()
     step(state, 1.0, 0)
-    state._runtime.memory.take(0)
+    state._runtime.store.save(0)
     for _ in range(2):
         step(state, 4.0, 1)
         made = weights_of(state)
-        state._runtime.memory.put_back()
+        state._runtime.store.restore()
     straight = make()
     step(straight, 1.0, 0)
     step(straight, 4.0, 1)
@@ -144,10 +145,10 @@ def test_another_process_goes_on_with_it():
     state = make()
     for seed, factor in enumerate(FACTORS[:3]):
         step(state, factor, seed)
-    state._runtime.memory.take(3)
-    plain, tensors = state._runtime.memory.share()
+    state._runtime.store.save(3)
+    plain, tensors = state._runtime.store.export()
     other = make()
-    other._runtime.memory.receive(plain, {name: tensor.clone() for name, tensor in tensors.items()})
+    other._runtime.store.load(plain, {name: tensor.clone() for name, tensor in tensors.items()})
     for seed in range(3, len(FACTORS)):
         step(other, FACTORS[seed], seed)
     torch.testing.assert_close(weights_of(other), by_the_formula(), rtol=1e-12, atol=1e-12)

@@ -170,7 +170,7 @@ def trained(worker_batch: int, samples: int, epochs: int, rate: float = 0.02):
     policy = WorkerBatch("auto", min=8, max=worker_batch, learning_rate="adascale")
     batches = edl_hvd.ElasticBatchSampler(samples, policy=policy)
     state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
-    state._runtime.memory.learning.worker_batch = worker_batch
+    state._runtime.store.learning.worker_batch = worker_batch
     loader = DataLoader(TensorDataset(inputs, target), batch_sampler=batches)
     seen: list[tuple[float, float]] = []
 
@@ -245,7 +245,7 @@ def test_the_noise_is_measured_on_request_and_survives_in_checkpoints(tmp_path):
     job(tmp_path / "parts", 2, global_batch=16, micro_batch=4)
     resumed = job(tmp_path / "parts", 4, global_batch=16, micro_batch=4)
     assert whole.gradient_noise_scale > 0
-    assert resumed._runtime.memory.learning == whole._runtime.memory.learning
+    assert resumed._runtime.store.learning == whole._runtime.store.learning
     assert resumed.scale_invariant_steps == 16
     metrics = [event["values"] for event in read_events(tmp_path / "whole" / "events") if event["event"] == "metrics"]
     assert [list(values) for values in metrics] == [["noise"]] * 4
@@ -281,7 +281,7 @@ def test_without_a_request_nothing_is_measured(tmp_path):
 
 def test_a_checkpoint_from_before_noise_was_measured_is_read(tmp_path):
     state = job(tmp_path, 1, global_batch=16, micro_batch=4)
-    plain, tensors = state._runtime.memory.share()
+    plain, tensors = state._runtime.store.export()
     del plain["counters"]["learning"]
-    state._runtime.memory.receive(plain, dict(tensors))
+    state._runtime.store.load(plain, dict(tensors))
     assert state.step == 4

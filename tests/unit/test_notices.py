@@ -12,11 +12,12 @@ import pytest
 from clocks import FakeClock
 
 from edl_hvd.errors import PlatformError, UsageError
+from edl_hvd.http_client import seconds_since_epoch
 from edl_hvd.notices.azure import read_events
 from edl_hvd.notices.ec2 import read_action, read_rebalance
 from edl_hvd.notices.google import read_state
 from edl_hvd.notices.kubernetes import read_pod
-from edl_hvd.notices.notice import Notice, seconds_since_epoch
+from edl_hvd.notices.notice import Notice
 from edl_hvd.notices.places import PLACES, Addresses, detect, find_providers
 from edl_hvd.notices.watch import NoticeWatch, open_watch
 

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import pytest
 from clocks import FakeClock
 
-from edl_hvd.driver.found import Found
+from edl_hvd.discovery.sources.hostfile import FixedHosts
+from edl_hvd.driver.host_feed import HostFeed
 from edl_hvd.driver.membership.happenings import DrainAsked, HostsFound
 from edl_hvd.driver.preflight.examination import Verdict
-from edl_hvd.driver.preflight.gate import AGAIN_S, RETRY_S, Gate
+from edl_hvd.driver.preflight.gate import AGAIN_S, RETRY_S
 from edl_hvd.hosts import HostSlots
 from edl_hvd.preflight.measured import Findings, Measured
 
@@ -51,16 +52,17 @@ class Scene:
     def __init__(self) -> None:
         self.looks, self.clock = Looks(), FakeClock()
         self.notes: list[str] = []
-        self.found = Found(lambda passed: Gate(self.looks.look, passed, self.notes.append, self.clock))
+        note = self.notes.append
+        self.feed = HostFeed(FixedHosts(()), self.looks.look, note, note, clock=self.clock)
 
     async def list(self, *hosts: HostSlots) -> None:
-        self.found.changed(hosts)
+        self.feed.changed(hosts)
         await settle()
 
     def told(self) -> list[HostsFound | DrainAsked]:
         news = []
-        while not self.found.news.empty():
-            news.append(self.found.news.get_nowait())
+        while not self.feed.news.empty():
+            news.append(self.feed.news.get_nowait())
         return news
 
 
@@ -71,7 +73,7 @@ def scene(act):
         async def play() -> None:
             one = Scene()
             await act(one)
-            await one.found.close()
+            await one.feed.close()
             assert len(asyncio.all_tasks()) == 1
 
         asyncio.run(play())
@@ -107,7 +109,7 @@ async def test_a_host_that_fails_is_listed_as_unfit_and_told_with_its_numbers(on
     await one.looks.end(b="40 GFLOP/s")
     assert one.told() == [HostsFound((A, B), unfit=("b",))]
     assert one.notes[-1] == "b gets no workers: 40 GFLOP/s; it is looked at again in 600 s"
-    assert one.found.gate.aside == {"b": ("40 GFLOP/s", AGAIN_S)}
+    assert one.feed.gate.aside == {"b": ("40 GFLOP/s", AGAIN_S)}
 
 
 @pytest.mark.parametrize(("fault", "pause_s"), [("40 GFLOP/s", AGAIN_S), ("mute", RETRY_S)])
@@ -129,7 +131,7 @@ def test_it_is_looked_at_again_after_a_while_and_told_once_for_the_same_fault(fa
         await one.list(A, B)
         await one.looks.end()
         assert one.told() == [HostsFound((A, B), unfit=("b",)), HostsFound((A, B))]
-        assert one.found.gate.aside == {}
+        assert one.feed.gate.aside == {}
 
     play()
 
@@ -156,11 +158,11 @@ async def test_a_host_that_goes_while_it_is_looked_at_does_not_come_in(one):
 @scene
 async def test_a_notice_for_a_host_that_is_in_is_the_jobs_and_for_another_keeps_it_out(one):
     await one.list(A, B)
-    one.found.noticed("b", 120.0)
+    one.feed.noticed("b", 120.0)
     await one.looks.end()
     assert one.told() == [HostsFound((A, B), unfit=("b",))]
-    assert one.found.gate.aside["b"][0] == "it is to go in 120 s"
-    one.found.noticed("a", 30.0)
+    assert one.feed.gate.aside["b"][0] == "it is to go in 120 s"
+    one.feed.noticed("a", 30.0)
     assert one.told() == [DrainAsked("a", 30.0, stays=True)]
 
 
@@ -188,5 +190,5 @@ async def test_a_look_that_fails_is_taken_again(one):
 @scene
 async def test_closing_ends_a_look_that_is_under_way(one):
     await one.list(A)
-    await one.found.close()
+    await one.feed.close()
     assert one.told() == []

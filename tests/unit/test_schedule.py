@@ -77,7 +77,7 @@ def test_an_epoch_that_ends_early_counts_as_one():
 def test_scale_invariant_steps_are_counted_in_steps_of_the_scripts_own_batch(monkeypatch):
     monkeypatch.setattr("edl_hvd.worker.training.tuning.EVERY_STEPS", 10**9)
     state, loader = make("6 scale-invariant steps", policy=WorkerBatch("auto", min=5, max=15))
-    state._runtime.memory.learning.worker_batch = 15  # each step is worth three, by the linear rule
+    state._runtime.store.learning.worker_batch = 15  # each step is worth three, by the linear rule
     run(state, loader, epochs=2)
     assert (state.step, state.scale_invariant_steps) == (8, 24)
     assert state.scheduler.last_epoch == 4

@@ -10,6 +10,7 @@ import edl_hvd
 from edl_hvd.errors import StateError, UsageError
 from edl_hvd.events import read_events
 from edl_hvd.rescale.policy import WorkerBatch
+from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
 
 
 def make(samples=20, **sampler_arguments):
@@ -70,11 +71,11 @@ def test_a_scheduler_moves_once_per_optimizer_step_under_accumulation():
 def test_putting_back_undoes_everything_since_the_commit():
     state, loader = make()
     state.notes.append({"deep": [1]})
-    state._runtime.memory.take(7)
+    state._runtime.store.save(7)
     state._runtime.commit_every = 100
     kept = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
     with alone():
-        edl_hvd.worker.process.current().joined = edl_hvd.SoloRendezvous().join(-1, -1)
+        edl_hvd.worker.process.current().joined = SoloRendezvous().join(-1, -1)
         for _, inputs in state.batches(loader):
             state.optimizer.zero_grad()
             state.model(inputs).square().mean().backward()
@@ -85,7 +86,7 @@ def test_putting_back_undoes_everything_since_the_commit():
                 state.best = 5.0
             if state.step == 1:
                 break
-    state._runtime.memory.put_back()
+    state._runtime.store.restore()
     assert all(torch.equal(tensor, kept[name]) for name, tensor in state.model.state_dict().items())
     assert state.notes == [{"deep": [1]}]
     assert (state.best, state.step, state.samples, state.scheduler.last_epoch) == (0.0, 0, 0, 0)
@@ -95,11 +96,11 @@ def test_putting_back_undoes_everything_since_the_commit():
 def test_putting_back_does_not_hand_out_the_snapshot_itself():
     state, _ = make()
     state.notes.append([1])
-    state._runtime.memory.take(0)
-    state._runtime.memory.put_back()
+    state._runtime.store.save(0)
+    state._runtime.store.restore()
     state.notes[0].append(2)
     state.model[0].weight.data.zero_()
-    state._runtime.memory.put_back()
+    state._runtime.store.restore()
     assert state.notes == [[1]]
     assert state.model[0].weight.abs().sum() > 0
 
@@ -107,19 +108,19 @@ def test_putting_back_does_not_hand_out_the_snapshot_itself():
 def test_a_commit_that_cannot_encode_an_attribute_leaves_the_last_one_whole():
     state, _ = make()
     state.best = 1.0
-    state._runtime.memory.take(3)
+    state._runtime.store.save(3)
     state.best = {1, 2}
     with pytest.raises(StateError, match=r"state\.best was set to something that cannot be kept.*builtins\.set"):
-        state._runtime.memory.take(4)
-    state._runtime.memory.put_back()
-    assert (state.best, state._runtime.memory.commit) == (1.0, 3)
+        state._runtime.store.save(4)
+    state._runtime.store.restore()
+    assert (state.best, state._runtime.store.commit) == (1.0, 3)
 
 
 def test_objects_stay_the_ones_the_script_made():
     state, _ = make()
     model, optimizer, scheduler = state.model, state.optimizer, state.scheduler
-    state._runtime.memory.take(0)
-    state._runtime.memory.put_back()
+    state._runtime.store.save(0)
+    state._runtime.store.restore()
     assert (state.model, state.optimizer, state.scheduler) == (model, optimizer, scheduler)
     assert scheduler.optimizer is optimizer
 
@@ -158,7 +159,7 @@ def test_a_fixed_world_keeps_commits_for_checkpoints_only_and_those_are_of_their
         session = state._runtime.session
         while session._checkpoints.busy:
             pass
-        held.append(state._runtime.memory.held_step)
+        held.append(state._runtime.store.held_step)
         if state.optimizer.at_boundary:
             weights[state.step + 1] = state.model[0].weight.detach().clone()
 

@@ -34,17 +34,18 @@ import queue, socket, sys, threading, time
 import torch
 import edl_hvd
 from edl_hvd.worker import process
+from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
 from edl_hvd.worker.newcomers.follower import Following
 from edl_hvd.worker.newcomers.guide import Guide
 
 edl_hvd.init()
-process.current().joined = edl_hvd.SoloRendezvous().join(-1, -1, dict)
+process.current().joined = SoloRendezvous().join(-1, -1, dict)
 
 def worker():
     model = torch.nn.ParameterList(torch.zeros(10) for _ in range(20_000))
     optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
-    memory = edl_hvd.State(model=model, optimizer=optimizer)._runtime.memory
-    memory.take(0)
+    memory = edl_hvd.State(model=model, optimizer=optimizer)._runtime.store
+    memory.save(0)
     return memory
 
 guide = Guide(worker())

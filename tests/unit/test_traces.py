@@ -150,7 +150,7 @@ class TestReplay:
         found = []
         for pause_s in pauses_s:
             clock.sleep(pause_s)
-            found.append(" ".join(sorted(str(host) for host in source.hosts())))
+            found.append(" ".join(sorted(str(host) for host in source.answer().hosts)))
         return found
 
     def test_hosts_come_and_go_as_many_times_as_fast(self, tmp_path: Path) -> None:
@@ -190,17 +190,17 @@ class TestReplay:
         notices = []
         for pause_s in (1.9, 0.1, 1.0, 1.0):
             clock.sleep(pause_s)
-            notices.append(source.notices())
+            notices.append(source.answer().notices)
         assert notices == [{}, {"x": pytest.approx(2.0)}, {"x": pytest.approx(1.0)}, {}]
 
     def test_a_trace_that_is_wrong_is_no_answer(self, tmp_path: Path) -> None:
         source = self.replay(tmp_path, FakeClock())
         (tmp_path / "trace.csv").write_text("0,add,x\n0,add")
         with pytest.raises(DiscoveryError, match="ends in the middle of the line"):
-            source.hosts()
+            source.answer()
         (tmp_path / "trace.csv").write_text("0,add,x\n0,add,x\n")
         with pytest.raises(DiscoveryError, match=r"trace.csv line 2: x is added but is there already"):
-            source.hosts()
+            source.answer()
 
     def test_the_words_of_a_command_line(self) -> None:
         words = ["t.csv", "--speed", "20", "--divide=12", "--hosts", "a:1,b:2", "--skip", "2h", "--notice", "2min"]

@@ -21,13 +21,12 @@ import os
 import signal
 import site
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
-from edl_hvd.discovery.kinds import read_question
+from edl_hvd.discovery.kinds import read_question, read_variables
 from edl_hvd.discovery.polling.record import Record
 from edl_hvd.discovery.question import Question
-from edl_hvd.discovery.source import Remembering
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import format_hosts
 
@@ -45,18 +44,18 @@ LONGEST_LOOK_S = 0.032
 # up to this: a tenth of the CPU time of a poll, were it to wait for a whole second.
 
 
-def poll(key: str, source: str, given: Sequence[str], variables: Sequence[str]) -> int:
+def poll(key: str, source: str, given: Sequence[str], environ: Mapping[str, str]) -> int:
     """Print the answer of a discovery script; returns its exit code: 0, 1 (no answer), 2 (wrong arguments)."""
     try:
-        question = read_question(source, given, variables)
+        question = read_question(source, given, read_variables(source, environ))
     except UsageError as error:
         return _complain(source, f"{error}; see from_{source} --help", 2)
     try:
-        answer, doubt = find_answer(question, Keep(key), SYSTEM_CLOCK)
+        answer, warning = find_answer(question, CacheEntry(key), SYSTEM_CLOCK)
     except DiscoveryError as error:
         return _complain(source, str(error), 1)
-    if doubt:
-        _complain(source, doubt, 0)
+    if warning:
+        _complain(source, warning, 0)
     sys.stdout.write(answer)
     return 0
 
@@ -66,8 +65,8 @@ def _complain(source: str, message: str, code: int) -> int:
     return code
 
 
-def find_answer(question: Question, keep: Keep, clock: Clock) -> tuple[str, str]:
-    """The answer to print, and the reason to doubt it (empty: none).
+def find_answer(question: Question, entry: CacheEntry, clock: Clock) -> tuple[str, str]:
+    """The answer to print, and a warning about it (empty: none).
 
     Returns within ``ANSWER_S``; within ``question.first_s`` when nobody has asked for a while.
 
@@ -76,19 +75,19 @@ def find_answer(question: Question, keep: Keep, clock: Clock) -> tuple[str, str]
     """
     started_s = clock.monotonic_s()
     since_s = started_s - question.refresh_s
-    keep.touch()
-    record = keep.read()
+    entry.touch()
+    record = entry.read()
     asking, look_s = False, LOOK_S
     while not record.is_fresh(since_s) and not record.has_failed(since_s):
         # Once: an asker that dies at once is not retried.
-        asking = asking or keep.start_asking(question, since_s, clock)
+        asking = asking or entry.start_asking(question, since_s, clock)
         now_s = clock.monotonic_s()
         may_serve_at_once = question.refresh_s > 0 and record.is_servable(now_s, question.stale_s)
         if may_serve_at_once or now_s >= max(started_s + ANSWER_S, record.began_s + question.first_s):
             break
         clock.sleep(look_s)
         look_s = min(2 * look_s, LONGEST_LOOK_S)
-        record = keep.read()
+        record = entry.read()
     return _judge(record, question, started_s, clock.monotonic_s())
 
 
@@ -99,15 +98,15 @@ def _judge(record: Record, question: Question, started_s: float, now_s: float) -
     reason = record.failure if failed else f"the source did not answer within {now_s - started_s:.1f} s"
     age_s = now_s - record.answered_s + record.age_s
     if record.is_servable(now_s, question.stale_s):
-        doubted = failed or age_s > 3 * question.refresh_s
-        doubt = f"giving the answer of {age_s:.0f} s ago, good for {question.stale_s:g} s: {reason}"
-        return record.answer, doubt * doubted
+        is_doubtful = failed or age_s > 3 * question.refresh_s
+        warning = f"giving the answer of {age_s:.0f} s ago, good for {question.stale_s:g} s: {reason}"
+        return record.answer, warning * is_doubtful
     if record.answer and question.stale_s:
         reason += f"; the last good answer is {age_s:.0f} s old, more than --stale {question.stale_s:g} allows"
     raise DiscoveryError(reason)
 
 
-class Keep:
+class CacheEntry:
     """The files of one question.
 
     Raises:
@@ -173,7 +172,7 @@ class Keep:
             if record.is_fresh(since_s) or record.has_failed(since_s):
                 return False
             if os.fork() == 0:
-                _become_asker(self, question, lock, clock)
+                _run_refresher(self, question, lock, clock)
             return True
         except BlockingIOError:
             return False  # somebody is asking
@@ -181,7 +180,7 @@ class Keep:
             os.close(lock)  # the asker's copy keeps the lock
 
 
-def _become_asker(keep: Keep, question: Question, lock: int, clock: Clock) -> None:
+def _run_refresher(entry: CacheEntry, question: Question, lock: int, clock: Clock) -> None:
     """In the forked process: ask until nobody polls any more, then exit. Never returns."""
     code = 1
     try:
@@ -193,45 +192,45 @@ def _become_asker(keep: Keep, question: Question, lock: int, clock: Clock) -> No
         os.write(lock, f"{os.getpid()}\n".encode())
         if question.needs_packages and sys.flags.no_site:
             site.main()  # what -S left out at the start
-        keep_asking(question, keep, clock)
+        keep_asking(question, entry, clock)
         code = 0
     finally:
         os._exit(code)
 
 
-def keep_asking(question: Question, keep: Keep, clock: Clock) -> None:
+def keep_asking(question: Question, entry: CacheEntry, clock: Clock) -> None:
     """Ask, write the record, wait for the next time; until nobody has polled for a while."""
-    touched, wanted_s = keep.touched(), clock.monotonic_s()
+    touched, wanted_s = entry.touched(), clock.monotonic_s()
     while True:
-        clock.sleep(max(0.0, keep.read().asked_s + question.refresh_s - clock.monotonic_s()))
+        clock.sleep(max(0.0, entry.read().asked_s + question.refresh_s - clock.monotonic_s()))
         signal.alarm(ASK_S)
-        ask(question, keep, clock)
+        ask(question, entry, clock)
         signal.alarm(0)
-        if keep.touched() != touched:
-            touched, wanted_s = keep.touched(), clock.monotonic_s()
+        if entry.touched() != touched:
+            touched, wanted_s = entry.touched(), clock.monotonic_s()
         if question.refresh_s == 0 or clock.monotonic_s() - wanted_s > max(IDLE_S, 2 * question.refresh_s):
             return
 
 
-def ask(question: Question, keep: Keep, clock: Clock) -> None:
+def ask(question: Question, entry: CacheEntry, clock: Clock) -> None:
     """Put one question to the source and write down what came of it."""
-    record = keep.read().asked(clock.monotonic_s(), max(GAP_S, 3 * question.refresh_s))
-    keep.write(record, question.refresh_s)  # before asking: whoever kills us does not make the next one ask at once
+    record = entry.read().asked(clock.monotonic_s(), max(GAP_S, 3 * question.refresh_s))
+    entry.write(record, question.refresh_s)  # before asking: whoever kills us does not make the next one ask at once
     try:
         record = _answer(question, record)
     except (DiscoveryError, UsageError) as error:
         record = record.failed(str(error))
     except Exception as error:  # nobody reads this process's standard error; the next poll prints the record
         record = record.failed(f"internal error, please report: {type(error).__name__}: {error}")
-    keep.write(record, question.refresh_s)
+    entry.write(record, question.refresh_s)
 
 
 def _answer(question: Question, record: Record) -> Record:
     """Of a question that is put at ``record.asked_s``."""
-    if not question.is_damped and not isinstance(question.source, Remembering):
-        hosts = question.source.hosts()
+    if not question.is_damped and not question.source.parts:
+        hosts = question.source.answer().hosts
         return record.answered(format_hosts(hosts)) if hosts else record.answered_empty()
-    from edl_hvd.discovery.polling.remembered import answer  # of no use to a poll of a file
+    from edl_hvd.discovery.polling.stateful import answer  # of no use to a poll of a file
 
     return answer(question, record)
 

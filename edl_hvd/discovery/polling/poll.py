@@ -1,8 +1,7 @@
 """One poll: what the programs in ``discovery_scripts/`` run, about once per second for a job's whole life.
 
-Called as ``python -I -S poll.py CACHE SOURCE [--name=value ...] -- [words of the user]``; the words
-before ``--`` come from environment variables. Prints the hosts and exits 0, or prints one line on
-stderr and exits 1 (no trustworthy answer) or 2 (wrong arguments).
+Called as ``python -I -S poll.py CACHE SOURCE [words of the user]``. Prints the hosts and exits 0, or prints one
+line on stderr and exits 1 (no trustworthy answer) or 2 (wrong arguments).
 
 While the last answer is fresh, this file is all that runs, and it imports next to nothing: importing
 ``edl_hvd`` would treble the cost of a poll. Everything else is in ``cached.py``.
@@ -15,12 +14,12 @@ import os
 import sys
 import time
 
-# A cloud's account, project or endpoint, a cluster's address, a batch system's job.
-_ACCOUNTS = ("AWS_", "CLOUDSDK_", "GCE_", "GOOGLE_", "KUBERNETES_SERVICE_", "SLURM_")
+# Flags; a cloud's account, project or endpoint; a cluster's address; a batch system's job.
+_DECIDING = ("EDL_HVD_DISCOVERY_", "AWS_", "CLOUDSDK_", "GCE_", "GOOGLE_", "KUBERNETES_SERVICE_", "SLURM_")
 
 
 def main(words: list[str]) -> int:
-    cache, source, *rest = words
+    cache, source, *given = words
     folder = os.path.join(cache, f"edl_hvd-{os.getuid()}")
     key = os.path.join(folder, f"{source}-{_digest(words)}")
     answer = _fresh_answer(key)
@@ -31,14 +30,13 @@ def main(words: list[str]) -> int:
     sys.path.insert(0, os.path.abspath(f"{__file__}/../../../.."))
     from edl_hvd.discovery.polling import cached
 
-    border = rest.index("--")
-    return cached.poll(key, source, given=rest[border + 1 :], variables=rest[:border])
+    return cached.poll(key, source, given, os.environ)
 
 
 def _digest(words: list[str]) -> str:
-    """One name per question: same words, same folder, same cloud account, same cluster and job."""
-    account = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_ACCOUNTS)]
-    return hashlib.sha256("\0".join([os.getcwd(), *words, *account]).encode(errors="replace")).hexdigest()[:32]
+    """One name per question: same words, same folder, same flags, same cloud account, same cluster and job."""
+    variables = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_DECIDING)]
+    return hashlib.sha256("\0".join([os.getcwd(), *words, *variables]).encode(errors="replace")).hexdigest()[:32]
 
 
 def _fresh_answer(key: str) -> str | None:

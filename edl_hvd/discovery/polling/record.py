@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-EMPTY_ANSWERS = 2
-# One empty answer is as likely a cloud's hiccup as the end of a fleet; the second, a refresh later, is not.
+from edl_hvd.discovery.trust import empty_in_a_row, is_believed
 
 FAILURE_CHARACTERS = 400
 # A few lines of a terminal; some libraries put the whole answer that they could not read into the message.
@@ -58,15 +57,16 @@ class Record:
 
     def answered_empty(self) -> Record:
         """The question was answered with no hosts: a doubt at first, then the truth."""
-        count = self.empty_answers + 1
-        if count >= EMPTY_ANSWERS:
+        count = empty_in_a_row(self.empty_answers, ())
+        if is_believed(count):
             return replace(self, failed_s=self.asked_s, failure="there are no hosts", empty_answers=count, answer="")
         failure = "the source says that there are no hosts; that counts when it says so again"
         return replace(self, failed_s=self.asked_s, failure=failure, empty_answers=count)
 
     def failed(self, reason: str) -> Record:
         """The question was not answered, or not well."""
-        return replace(self, failed_s=self.asked_s, failure=_one_line(reason), empty_answers=0)
+        count = empty_in_a_row(self.empty_answers, None)
+        return replace(self, failed_s=self.asked_s, failure=_one_line(reason), empty_answers=count)
 
     def is_fresh(self, since_s: float) -> bool:
         """The answer belongs to a question put at ``since_s`` or later, and nothing failed after it."""

@@ -8,15 +8,14 @@ from typing import Any
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.flags import Flags
 from edl_hvd.discovery.question import REMOTE_FLAGS, Question, ask_remotely
-from edl_hvd.discovery.source import HostDetails, Permission
+from edl_hvd.discovery.source import Answer, Permission, Source
 from edl_hvd.discovery.sources import ec2_instances
 from edl_hvd.discovery.sources.aws import Aws
 from edl_hvd.discovery.sources.ec2_instances import Instances, Wishes, by_ids, read_wishes
 from edl_hvd.errors import DiscoveryError
-from edl_hvd.hosts import HostSlots
 
 
-class AutoScalingGroup:
+class AutoScalingGroup(Source):
     """The instances of a group that are ``InService`` and ``Healthy``, by private address.
 
     One that is ``Pending:Wait`` does not count yet: a lifecycle hook is still setting it up, and says itself when it
@@ -34,7 +33,7 @@ class AutoScalingGroup:
         self._aws = Aws(region)
         self._instances = Instances(self._aws, wishes, clock)
 
-    def hosts(self) -> tuple[HostSlots, ...]:
+    def answer(self) -> Answer:
         with self._aws.asking():
             reasons = judge_members(self._members())
             left_out = {name: reason for name, reason in reasons.items() if reason}
@@ -56,15 +55,6 @@ class AutoScalingGroup:
         raise DiscoveryError(
             f"{where} has no Auto Scaling group {self._name!r}; look at its name, the region and the account"
         )
-
-    def details(self) -> Mapping[str, HostDetails]:
-        return self._instances.known.details
-
-    def left_out(self) -> Mapping[str, str]:
-        return self._instances.known.left_out
-
-    def notices(self) -> Mapping[str, float]:
-        return self._instances.known.notices
 
     def permissions(self) -> Iterable[Permission]:
         yield self._aws.try_permission("autoscaling", "describe_auto_scaling_groups", MaxRecords=1)

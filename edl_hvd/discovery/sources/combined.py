@@ -1,4 +1,4 @@
-"""Combinations of sources: all of them, at most so many, the cheapest first. See ``expression.py`` for their text."""
+"""Combinations of sources: all of them, at most N slots, the cheapest first. Their text: ``expression.py``."""
 
 from __future__ import annotations
 
@@ -11,18 +11,7 @@ from edl_hvd.discovery.expression import Count, Expression, Leaf, Limit, Prefer,
 from edl_hvd.discovery.flags import Flags
 from edl_hvd.discovery.kinds import KINDS, read_question
 from edl_hvd.discovery.question import REMOTE_FLAGS, Question
-from edl_hvd.discovery.source import (
-    Bridging,
-    Closable,
-    HostDetails,
-    Permission,
-    Remembering,
-    Source,
-    details_of,
-    left_out_of,
-    notices_of,
-    permissions_of,
-)
+from edl_hvd.discovery.source import Answer, HostDetails, Source
 from edl_hvd.discovery.sources.part import Part
 from edl_hvd.errors import UsageError
 from edl_hvd.hosts import HostSlots
@@ -32,7 +21,7 @@ CHEAPER = 0.8
 # from zone to zone and day to day, and a trade costs every worker a change of the world.
 
 
-class UnionSource:
+class UnionSource(Source):
     """The hosts of all parts. Of a host that several have, the first part's slots count.
 
     A part that fails is stood in for by its last good answer, for its own ``stale_s``; then all of it fails, because
@@ -41,41 +30,12 @@ class UnionSource:
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = tuple(parts)
+        self.parts = tuple(part.source for part in parts)
 
-    @property
-    def parts(self) -> tuple[Source, ...]:
-        return tuple(part.source for part in self._parts)
-
-    def hosts(self) -> tuple[HostSlots, ...]:
+    def answer(self) -> Answer:
         for part in self._parts:
             part.start()
-        found: dict[str, HostSlots] = {}
-        for part in self._parts:
-            for entry in part.answer():
-                found.setdefault(entry.host, entry)
-        return tuple(found.values())
-
-    def notices(self) -> Mapping[str, float]:
-        """The soonest end of each host that a part knows."""
-        soonest: dict[str, float] = {}
-        for part in self._parts:
-            for host, seconds in notices_of(part.source).items():
-                soonest[host] = min(seconds, soonest.get(host, math.inf))
-        return soonest
-
-    def details(self) -> Mapping[str, HostDetails]:
-        return {host: one for part in reversed(self._parts) for host, one in details_of(part.source).items()}
-
-    def left_out(self) -> Mapping[str, str]:
-        return {name: why for part in self._parts for name, why in left_out_of(part.source).items()}
-
-    def bridged(self) -> tuple[float, str]:
-        ages = [part.bridged() for part in self._parts]
-        return max(age_s for age_s, _ in ages), "; ".join(why for _, why in ages if why)
-
-    def permissions(self) -> Iterable[Permission]:
-        for part in self._parts:
-            yield from permissions_of(part.source)
+        return join([part.answer() for part in self._parts])
 
     def memory(self, now_s: float) -> object:
         return {part.name: part.memory(now_s) for part in self._parts}
@@ -84,13 +44,8 @@ class UnionSource:
         for part in self._parts:
             part.recall(memory.get(part.name) if isinstance(memory, dict) else None, now_s)
 
-    def close(self) -> None:
-        for part in self._parts:
-            if isinstance(part.source, Closable):
-                part.source.close()
 
-
-class Selection:
+class Selection(Source):
     """At most ``most`` of a source's hosts: those that it gave before first, or the cheapest first.
 
     Args:
@@ -100,27 +55,32 @@ class Selection:
     """
 
     def __init__(self, source: Source, most: Count, name: str, cheapest_first: bool) -> None:
-        self._source = source
+        self.parts = (source,)
         self._most = most
         self._name = name
         self._cheapest_first = cheapest_first
         self._in_use: frozenset[str] = frozenset()
-        self._left_out: dict[str, str] = {}
 
-    @property
-    def parts(self) -> tuple[Source, ...]:
-        return (self._source,)
-
-    def hosts(self) -> tuple[HostSlots, ...]:
-        found = self._source.hosts()
-        prices = price_of_slots(found, details_of(self._source)) if self._cheapest_first else {}
-        ordered = in_order(found, prices, self._in_use) if self._cheapest_first else in_use_first(found, self._in_use)
+    def answer(self) -> Answer:
+        found = self.parts[0].answer()
+        prices = price_of_slots(found) if self._cheapest_first else {}
+        ordered = (
+            in_order(found.hosts, prices, self._in_use)
+            if self._cheapest_first
+            else in_use_first(found.hosts, self._in_use)
+        )
         chosen = take(ordered, self._most)
         self._in_use = frozenset(entry.host for entry in chosen)
-        self._left_out = {
-            entry.host: self._reason(prices.get(entry.host)) for entry in found if entry.host not in self._in_use
+        surplus = {
+            entry.host: self._reason(prices.get(entry.host)) for entry in found.hosts if entry.host not in self._in_use
         }
-        return chosen
+        return replace(
+            found,
+            hosts=chosen,
+            notices={host: left_s for host, left_s in found.notices.items() if host not in surplus},
+            details={host: one for host, one in found.details.items() if host in self._in_use},
+            left_out={**found.left_out, **surplus},
+        )
 
     def _reason(self, price_usd: float | None) -> str:
         full = f"{self._name} has its {self._most.number} {self._most.unit}"
@@ -128,45 +88,42 @@ class Selection:
             return full
         return f"{full}; its price is not known" if price_usd is None else f"{full} from cheaper hosts"
 
-    def notices(self) -> Mapping[str, float]:
-        return {host: seconds for host, seconds in notices_of(self._source).items() if host not in self._left_out}
-
-    def details(self) -> Mapping[str, HostDetails]:
-        return {host: one for host, one in details_of(self._source).items() if host in self._in_use}
-
-    def left_out(self) -> Mapping[str, str]:
-        return {**left_out_of(self._source), **self._left_out}
-
-    def bridged(self) -> tuple[float, str]:
-        return self._source.bridged() if isinstance(self._source, Bridging) else (0.0, "")
-
-    def permissions(self) -> Iterable[Permission]:
-        return permissions_of(self._source)
-
     def memory(self, now_s: float) -> object:
-        inner = self._source.memory(now_s) if isinstance(self._source, Remembering) else None
-        return {"in use": sorted(self._in_use), "source": inner}
+        return {"in use": sorted(self._in_use), "source": self.parts[0].memory(now_s)}
 
     def recall(self, memory: object, now_s: float) -> None:
         known = memory if isinstance(memory, dict) else {}
         in_use = known.get("in use")
         self._in_use = frozenset(map(str, in_use)) if isinstance(in_use, list) else frozenset()
-        if isinstance(self._source, Remembering):
-            self._source.recall(known.get("source"), now_s)
-
-    def close(self) -> None:
-        if isinstance(self._source, Closable):
-            self._source.close()
+        self.parts[0].recall(known.get("source"), now_s)
 
 
 # --- which hosts: pure ---
 
 
-def price_of_slots(found: Iterable[HostSlots], details: Mapping[str, HostDetails]) -> dict[str, float]:
+def join(answers: Sequence[Answer]) -> Answer:
+    """One answer of several: of a host that several have the slots and details of the first, and its soonest end."""
+    hosts: dict[str, HostSlots] = {}
+    notices: dict[str, float] = {}
+    details: dict[str, HostDetails] = {}
+    left_out: dict[str, str] = {}
+    for answer in answers:
+        for entry in answer.hosts:
+            hosts.setdefault(entry.host, entry)
+        for host, left_s in answer.notices.items():
+            notices[host] = min(left_s, notices.get(host, left_s))
+        details = {**answer.details, **details}
+        left_out.update(answer.left_out)
+    age_s = max(answer.age_s for answer in answers)
+    warning = "; ".join(answer.warning for answer in answers if answer.warning)
+    return Answer(tuple(hosts.values()), notices, details, left_out, age_s, warning)
+
+
+def price_of_slots(found: Answer) -> dict[str, float]:
     """What one slot of each host costs in an hour, as far as that is known."""
-    prices = {entry.host: details[entry.host].price_usd_per_h for entry in found if entry.host in details}
-    slots = {entry.host: entry.slots for entry in found}
-    return {host: price / slots[host] for host, price in prices.items() if price is not None}
+    prices = {host: one.price_usd_per_h for host, one in found.details.items()}
+    known = {entry: prices.get(entry.host) for entry in found.hosts}
+    return {entry.host: price / entry.slots for entry, price in known.items() if price is not None}
 
 
 def in_order(found: Iterable[HostSlots], prices: Mapping[str, float], in_use: frozenset[str]) -> tuple[HostSlots, ...]:
@@ -275,11 +232,10 @@ def _ask(expression: Expression, implied: Implied, clock: Clock) -> Question:
 
 def sources_in(source: Source) -> Iterator[Source]:
     """Every source that a combination is made of; of any other itself."""
-    if isinstance(source, UnionSource | Selection):
-        for part in source.parts:
-            yield from sources_in(part)
-    else:
+    if not source.parts:
         yield source
+    for part in source.parts:
+        yield from sources_in(part)
 
 
 FLAGS, BARE_FLAG = ("source", *REMOTE_FLAGS), "source"

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.flags import Flags
 from edl_hvd.discovery.question import REMOTE_FLAGS, Question, ask_remotely
-from edl_hvd.discovery.source import HostDetails, Permission
+from edl_hvd.discovery.source import Answer, Permission, Source
 from edl_hvd.discovery.sources import ec2_instances
 from edl_hvd.discovery.sources.aws import Aws
 from edl_hvd.discovery.sources.ec2_instances import Instances, Wishes, read_wishes
 from edl_hvd.errors import UsageError
-from edl_hvd.hosts import HostSlots
 
 
-class Ec2ByTag:
+class Ec2ByTag(Source):
     """The running instances that carry every one of ``tags``, by private address.
 
     A spot instance that EC2 has marked for its end or for a stop is left out at once, two minutes before it goes, and
@@ -43,18 +42,9 @@ class Ec2ByTag:
         self._aws = Aws(region)
         self._instances = Instances(self._aws, Wishes(slots, address, page_size, healthy, prices), clock)
 
-    def hosts(self) -> tuple[HostSlots, ...]:
+    def answer(self) -> Answer:
         with self._aws.asking():
             return self._instances.judge(self._instances.find(*self._filters), left_out={})
-
-    def details(self) -> Mapping[str, HostDetails]:
-        return self._instances.known.details
-
-    def left_out(self) -> Mapping[str, str]:
-        return self._instances.known.left_out
-
-    def notices(self) -> Mapping[str, float]:
-        return self._instances.known.notices
 
     def permissions(self) -> Iterable[Permission]:
         return self._instances.permissions()

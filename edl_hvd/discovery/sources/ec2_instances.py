@@ -9,9 +9,8 @@ from typing import Any
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.flags import Flags
-from edl_hvd.discovery.source import HostDetails, Permission
+from edl_hvd.discovery.source import Answer, HostDetails, Permission
 from edl_hvd.discovery.sources.aws import Aws
-from edl_hvd.discovery.sources.yes_no import read_yes_no
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots
 
@@ -63,18 +62,9 @@ def read_wishes(flags: Flags) -> Wishes:
         slots=flags.count("slots", 1) if flags.all("slots") else None,
         address=flags.text("address", "private-ip"),
         page_size=flags.count("page-size", 1000),
-        healthy=read_yes_no(flags, "healthy"),
-        prices=read_yes_no(flags, "prices"),
+        healthy=flags.yes_no("healthy"),
+        prices=flags.yes_no("prices"),
     )
-
-
-@dataclass(frozen=True)
-class Known:
-    """Of the instances in the last answer: of hosts by address, of what is left out by instance."""
-
-    details: Mapping[str, HostDetails]
-    left_out: Mapping[str, str]
-    notices: Mapping[str, float]
 
 
 class Instances:
@@ -86,7 +76,6 @@ class Instances:
         self._clock = clock
         self._gpus: dict[str, int] = {}
         self._prices = _Prices(aws, clock)
-        self.known = Known({}, {}, {})
 
     def find(self, *filters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """Every instance that passes the filters, by its id; those that have ended are none."""
@@ -94,8 +83,8 @@ class Instances:
         found = self._ask("describe_instances", "Reservations", [*filters, states])
         return {instance["InstanceId"]: instance for reservation in found for instance in reservation["Instances"]}
 
-    def judge(self, instances: Mapping[str, dict[str, Any]], left_out: Mapping[str, str]) -> tuple[HostSlots, ...]:
-        """The hosts among the instances; all that is to be known of them is then in ``known``.
+    def judge(self, instances: Mapping[str, dict[str, Any]], left_out: Mapping[str, str]) -> Answer:
+        """The hosts among the instances, and all that is to be known of them.
 
         Args:
             left_out: Instances that do not count for a reason that EC2 does not know.
@@ -111,12 +100,12 @@ class Instances:
         self._learn_gpus({instance["InstanceType"] for instance in taken.values()})
         prices = self._prices.of([i for i in taken.values() if _is_spot(i)]) if self._wishes.prices else {}
         hosts = {name: self._host(instance) for name, instance in taken.items()}
-        self.known = Known(
+        return Answer(
+            tuple(hosts.values()),
+            notices=self._notices({name: running[name] for name in marks}, marks),
             details={hosts[name].host: _details(instance, prices) for name, instance in taken.items()},
             left_out=reasons,
-            notices=self._notices({name: running[name] for name in marks}, marks),
         )
-        return tuple(hosts.values())
 
     def permissions(self) -> Iterator[Permission]:
         """Each one that these wishes need; the questions are small ones, for servers that know no ``DryRun``."""

@@ -5,17 +5,16 @@ from __future__ import annotations
 import os.path
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.flags import Flags
 from edl_hvd.discovery.question import REMOTE_FLAGS, Question, ask_remotely
-from edl_hvd.discovery.source import HostDetails, Permission
+from edl_hvd.discovery.source import Answer, HostDetails, Permission, Source
 from edl_hvd.discovery.sources.google_api import ENDPOINT, METADATA, GoogleCloud
-from edl_hvd.discovery.sources.yes_no import read_yes_no
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots
+from edl_hvd.http_client import seconds_since_epoch
 
 PAGE_SIZE = 500
 # As many as Compute Engine gives at most; fewer pages are fewer places where an answer can break.
@@ -45,7 +44,7 @@ class Place:
             raise UsageError(f"--zone {self.zone!r} and --region {self.region!r} are both given; a group is in one")
 
 
-class GoogleGroup:
+class GoogleGroup(Source):
     """The instances of a managed instance group that are running and that the group leaves alone.
 
     What the group does with an instance is its ``currentAction``. Besides ``NONE`` these two count: ``VERIFYING``,
@@ -77,10 +76,8 @@ class GoogleGroup:
         self._healthy = healthy
         self._page = {"maxResults": str(page_size)}
         self._gpus: dict[tuple[str, str], int] = {}
-        self._details: Mapping[str, HostDetails] = {}
-        self._left_out: Mapping[str, str] = {}
 
-    def hosts(self) -> tuple[HostSlots, ...]:
+    def answer(self) -> Answer:
         try:
             return self._find(self._settle())
         except (KeyError, TypeError, IndexError, ValueError) as error:  # a field is missing, or is something else
@@ -95,7 +92,7 @@ class GoogleGroup:
         self._place = Place(project, zone, place.region)
         return self._place
 
-    def _find(self, place: Place) -> tuple[HostSlots, ...]:
+    def _find(self, place: Place) -> Answer:
         members = list(self._cloud.pages("POST", self._path(place), "managedInstances", self._page))
         reasons = judge_members(members, self._healthy)
         left_out = {name: reason for name, reason in reasons.items() if reason}
@@ -110,8 +107,7 @@ class GoogleGroup:
             host = HostSlots(instance["networkInterfaces"][0]["networkIP"], self._count(place.project, zone, instance))
             hosts.append(host)
             details[host.host] = _describe(instance, zone)
-        self._details, self._left_out = details, left_out
-        return tuple(hosts)
+        return Answer(tuple(hosts), details=details, left_out=left_out)
 
     def _instances(self, project: str, taken: Sequence[str]) -> dict[str, dict[str, Any]]:
         """The instances as "zone/name": a question per zone, for all names that begin as those of the group do."""
@@ -157,12 +153,6 @@ class GoogleGroup:
         if self._slots is None:
             kind = f"{zones}/machineTypes/e2-micro"  # which every zone has
             yield self._cloud.try_permission("compute.machineTypes.get", "GET", kind, {"fields": "name"})
-
-    def details(self) -> Mapping[str, HostDetails]:
-        return self._details
-
-    def left_out(self) -> Mapping[str, str]:
-        return self._left_out
 
 
 def judge_members(members: Iterable[Mapping[str, Any]], healthy: bool) -> dict[str, str]:
@@ -210,8 +200,7 @@ def _zone(instance: str) -> str:
 
 def _describe(instance: Mapping[str, Any], zone: str) -> HostDetails:
     started = instance.get("lastStartTimestamp") or instance.get("creationTimestamp")
-    # Python before 3.11 knows no "Z".
-    since_s = datetime.fromisoformat(started.replace("Z", "+00:00")).timestamp() if started else None
+    since_s = seconds_since_epoch(started) if started else None
     return HostDetails(_last(instance["machineType"]), zone, None, since_s)
 
 
@@ -229,6 +218,8 @@ FLAGS = (
     *REMOTE_FLAGS,
 )
 BARE_FLAG = "group"
+VARIABLES = {"metadata-host": "GCE_METADATA_HOST", "endpoint": "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE"}
+# As of Google's own tools.
 
 
 def question(flags: Flags, clock: Clock = SYSTEM_CLOCK) -> Question:
@@ -242,7 +233,7 @@ def question(flags: Flags, clock: Clock = SYSTEM_CLOCK) -> Question:
         Place(flags.text("project", ""), flags.text("zone", ""), flags.text("region", "")),
         cloud,
         slots=flags.count("slots", 1) if flags.all("slots") else None,
-        healthy=read_yes_no(flags, "healthy"),
+        healthy=flags.yes_no("healthy"),
         page_size=flags.count("page-size", PAGE_SIZE),
     )
     return ask_remotely(source, flags)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
-from urllib.parse import SplitResult, urlencode
+from urllib.parse import SplitResult, urlencode, urlsplit
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.source import Permission
-from edl_hvd.discovery.sources.web import SOCKET_S, WHOLE_S, connect, read_address, read_body, read_token, trust
+from edl_hvd.discovery.sources.web import LONGEST_BODY_BYTES, SOCKET_S, WHOLE_S, read_address, read_token
 from edl_hvd.errors import DiscoveryError
+from edl_hvd.http_client import BodyTooLongError, Bounds, HttpAnswer, exchange
 
 METADATA = "metadata.google.internal"
 ENDPOINT = "https://compute.googleapis.com/compute/v1/"
@@ -28,13 +28,6 @@ _NEXT_STEPS = {
     429: "the project asks too often; raise --refresh",
 }
 _OFTEN = ("rateLimitExceeded", "userRateLimitExceeded", "quotaExceeded")
-
-
-@dataclass(frozen=True)
-class _Answer:
-    status: int
-    headers: http.client.HTTPMessage
-    body: bytes
 
 
 class GoogleCloud:
@@ -66,6 +59,9 @@ class GoogleCloud:
         Raises:
             DiscoveryError: This machine has none, or it does not answer well.
         """
+        return self._ask_metadata(path).text.strip()
+
+    def _ask_metadata(self, path: str) -> HttpAnswer:
         what = f"the metadata server {self._metadata.netloc}"
         try:
             headers = {"Metadata-Flavor": "Google"}
@@ -75,9 +71,9 @@ class GoogleCloud:
                 f"{error}; on a machine outside of Google Cloud give --project, --zone or --region, and --token-file"
             ) from error
         # Whoever is not Google does not say so: a hotel's network, say.
-        if answer.status != 200 or answer.headers.get("Metadata-Flavor") != "Google":
-            raise DiscoveryError(f"{what} answered {answer.status} to {path}: {_words(answer.body)}")
-        return answer.body.decode(errors="replace").strip()
+        if answer.status != 200 or answer.headers.get("metadata-flavor") != "Google":
+            raise DiscoveryError(f"{what} answered {answer.status} to {path}: {answer.words()}")
+        return answer
 
     def pages(self, method: str, path: str, items: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """The items of every page of an answer.
@@ -106,7 +102,7 @@ class GoogleCloud:
         answer = self._ask_renewing(method, asked)
         if answer.status != 200:
             raise DiscoveryError(_explain(path, answer))
-        return _read_object(answer.body, "Compute Engine")
+        return _read_object(answer, "Compute Engine")
 
     def try_permission(self, name: str, method: str, path: str, query: Mapping[str, str]) -> Permission:
         """Whether this account may do that, found out by doing it."""
@@ -119,14 +115,14 @@ class GoogleCloud:
         words = _explain(path, answer)
         return Permission(name, False if answer.status == 403 and _NEXT_STEPS[429] not in words else None, words)
 
-    def _ask_renewing(self, method: str, path: str) -> _Answer:
+    def _ask_renewing(self, method: str, path: str) -> HttpAnswer:
         answer = self._ask_with_token(method, path)
         if answer.status == 401:
             self._token_until_s = 0.0
             answer = self._ask_with_token(method, path)
         return answer
 
-    def _ask_with_token(self, method: str, path: str) -> _Answer:
+    def _ask_with_token(self, method: str, path: str) -> HttpAnswer:
         headers = {"Authorization": f"Bearer {self._find_token()}"}
         return _ask(method, self._endpoint, path, headers, SOCKET_S, self._clock, "Compute Engine")
 
@@ -135,7 +131,7 @@ class GoogleCloud:
             return read_token(self._token_file)  # whoever writes it renews it
         now_s = self._clock.monotonic_s()
         if now_s >= self._token_until_s:
-            answer = _read_object(self.metadata("instance/service-accounts/default/token").encode(), "the token")
+            answer = _read_object(self._ask_metadata("instance/service-accounts/default/token"), "the token")
             try:
                 self._token, left_s = str(answer["access_token"]), float(answer["expires_in"])
             except (KeyError, TypeError, ValueError) as error:
@@ -144,20 +140,20 @@ class GoogleCloud:
         return self._token
 
 
-def _read_object(body: bytes, what: str) -> dict[str, Any]:
+def _read_object(answer: HttpAnswer, what: str) -> dict[str, Any]:
     try:
-        answer = json.loads(body)
+        told = json.loads(answer.body)
     except ValueError as error:  # of JSON, or of characters
-        raise DiscoveryError(f"{what} did not answer with JSON: {_words(body)!r}") from error
-    if not isinstance(answer, dict):
-        raise DiscoveryError(f"{what} did not answer with an object: {_words(body)!r}")
-    return answer
+        raise DiscoveryError(f"{what} did not answer with JSON: {answer.words()!r}") from error
+    if not isinstance(told, dict):
+        raise DiscoveryError(f"{what} did not answer with an object: {answer.words()!r}")
+    return told
 
 
-def _explain(path: str, answer: _Answer) -> str:
+def _explain(path: str, answer: HttpAnswer) -> str:
     """One line for a refusal: what was asked, Google's code and words, what to do."""
     step = _NEXT_STEPS.get(answer.status, "ask again later")
-    words = _words(answer.body)
+    words = answer.words()
     try:
         told = json.loads(answer.body)["error"]
         words = " ".join(str(told["message"]).split()).rstrip(".")
@@ -168,23 +164,16 @@ def _explain(path: str, answer: _Answer) -> str:
     return f"Compute Engine refused {path}: {answer.status}: {words}; {step}"
 
 
-def _words(body: bytes) -> str:
-    return " ".join(body[:200].decode(errors="replace").split())
-
-
 def _ask(
     method: str, base: SplitResult, path: str, headers: Mapping[str, str], socket_s: float, clock: Clock, what: str
-) -> _Answer:
-    """One request on a connection of its own; no redirect is followed, so that a token goes nowhere else."""
-    connection = connect(base, trust(None) if base.scheme == "https" else None, socket_s)
+) -> HttpAnswer:
+    """What the server at ``base``, which ``what`` names, says to one question."""
+    address = urlsplit(f"{base.geturl()}{path}")
     try:
-        connection.request(method, base.path + path, headers={"Content-Length": "0", **headers})
-        response = connection.getresponse()
-        body = read_body(response, what, clock.monotonic_s() + WHOLE_S, clock)
-        return _Answer(response.status, response.headers, body)
+        return exchange(address, headers, Bounds(socket_s, WHOLE_S, LONGEST_BODY_BYTES), clock, method)
     except TimeoutError as error:
         raise DiscoveryError(f"{what} did not answer in time") from error
+    except BodyTooLongError as error:
+        raise DiscoveryError(f"{what} answered with {error}") from error
     except (OSError, http.client.HTTPException) as error:
         raise DiscoveryError(f"asking {what} failed: {type(error).__name__}: {error}") from error
-    finally:
-        connection.close()

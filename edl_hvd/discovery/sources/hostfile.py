@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from edl_hvd.discovery.source import Answer, Source
 from edl_hvd.errors import UsageError
 from edl_hvd.hosts import HostSlots, parse_host
 
@@ -19,13 +20,13 @@ _SLOTS = re.compile(r"\s+slots\s*=\s*")
 
 
 @dataclass(frozen=True)
-class FixedHosts:
+class FixedHosts(Source):
     """A source whose answer never changes."""
 
     listed: tuple[HostSlots, ...]
 
-    def hosts(self) -> tuple[HostSlots, ...]:
-        return self.listed
+    def answer(self) -> Answer:
+        return Answer(self.listed)
 
 
 def parse_host_list(text: str, default_slots: int = 1) -> tuple[HostSlots, ...]:

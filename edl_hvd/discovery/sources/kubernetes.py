@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime
-from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlencode
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.flags import Flags
 from edl_hvd.discovery.question import REMOTE_FLAGS, Question, ask_remotely
-from edl_hvd.discovery.source import HostDetails, Permission
-from edl_hvd.discovery.sources.web import WebAnswer, ask_web, read_address, read_token, trust
+from edl_hvd.discovery.source import Answer, HostDetails, Permission, Source
+from edl_hvd.discovery.sources.web import ask_web, read_address, read_token, trust
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots
+from edl_hvd.http_client import HttpAnswer, seconds_since_epoch
 from edl_hvd.settings import process_environment
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -31,7 +30,7 @@ _NEXT_STEPS = {
 }
 
 
-class Kubernetes:
+class Kubernetes(Source):
     """The ready pods that a label selector finds in a namespace, by their IP address.
 
     A pod that is being deleted is left out from the moment its deletion is known, and is announced with the time that
@@ -77,11 +76,8 @@ class Kubernetes:
         self._resource = resource
         self._page_size = page_size
         self._clock = clock
-        self._details: dict[str, HostDetails] = {}
-        self._left_out: dict[str, str] = {}
-        self._notices: dict[str, float] = {}
 
-    def hosts(self) -> tuple[HostSlots, ...]:
+    def answer(self) -> Answer:
         pods, now_s = self._pods()
         hosts, details, left_out, notices = [], {}, {}, {}
         name = "without a name"
@@ -89,7 +85,7 @@ class Kubernetes:
             try:
                 name, why = pod["metadata"]["name"], reason_to_leave_out(pod)
                 if "deletionTimestamp" in pod["metadata"] and _address(pod):
-                    notices[_address(pod)] = max(0.0, _time_s(pod["metadata"]["deletionTimestamp"]) - now_s)
+                    notices[_address(pod)] = max(0.0, seconds_since_epoch(pod["metadata"]["deletionTimestamp"]) - now_s)
                 if why:
                     left_out[name] = why
                     continue
@@ -101,9 +97,8 @@ class Kubernetes:
                 raise DiscoveryError(f"the API server lists what is no pod: {type(error).__name__}: {error}") from error
         # A host that came back under the address of one that goes is no host that goes.
         here = {entry.host for entry in hosts}
-        self._notices = {host: seconds for host, seconds in notices.items() if host not in here}
-        self._details, self._left_out = details, left_out
-        return tuple(hosts)
+        notices = {host: seconds for host, seconds in notices.items() if host not in here}
+        return Answer(tuple(hosts), notices, details, left_out)
 
     def _host(self, pod: Mapping[str, Any], name: str) -> HostSlots:
         address = _address(pod)
@@ -125,10 +120,10 @@ class Kubernetes:
                     raise DiscoveryError(self._explain(answer))
                 pods += _read_list(answer)["items"]
             else:
-                return pods, _server_time_s(answer, self._clock)
+                return pods, answer.now_s(self._clock)
         raise DiscoveryError(f"the API server's list of pods expired {MOST_STARTS} times while it was read")
 
-    def _pages(self) -> Iterator[WebAnswer]:
+    def _pages(self) -> Iterator[HttpAnswer]:
         more = ""
         while True:
             words = {
@@ -142,7 +137,7 @@ class Kubernetes:
             if not more:
                 return
 
-    def _ask(self, path: str) -> WebAnswer:
+    def _ask(self, path: str) -> HttpAnswer:
         """With the token as it is now; once again if the server refuses one that was renewed meanwhile."""
         context = trust(self._ca_file) if self._server.startswith("https:") else None
         token = read_token(self._token_file) if self._token_file else ""
@@ -151,26 +146,17 @@ class Kubernetes:
             answer = self._get(path, renewed, context)
         return answer
 
-    def _get(self, path: str, token: str, context: Any) -> WebAnswer:
+    def _get(self, path: str, token: str, context: Any) -> HttpAnswer:
         headers = {"Accept": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
         return ask_web(f"{self._server}{path}", headers, context, clock=self._clock)
 
-    def _explain(self, answer: WebAnswer) -> str:
+    def _explain(self, answer: HttpAnswer) -> str:
         try:
             words = json.loads(answer.body)["message"]
         except (ValueError, KeyError, TypeError):
             words = answer.words() or "no words"
         step = _NEXT_STEPS.get(answer.status, "see the message of the API server")
         return f"{self._server} refused to list pods in {self._namespace}: status {answer.status}: {words}; {step}"
-
-    def details(self) -> Mapping[str, HostDetails]:
-        return self._details
-
-    def left_out(self) -> Mapping[str, str]:
-        return self._left_out
-
-    def notices(self) -> Mapping[str, float]:
-        return self._notices
 
     def permissions(self) -> Iterable[Permission]:
         """Asked by doing it: to list one pod needs the verb ``list``, and nothing else does."""
@@ -229,7 +215,7 @@ def describe(pod: Mapping[str, Any]) -> HostDetails:
     return HostDetails(
         kind=pod["spec"].get("nodeSelector", {}).get("node.kubernetes.io/instance-type", ""),
         zone=pod["spec"].get("nodeName", ""),
-        since_s=_time_s(started) if started else None,
+        since_s=seconds_since_epoch(started) if started else None,
     )
 
 
@@ -239,19 +225,7 @@ def _address(pod: Mapping[str, Any]) -> str:
     return next((address for address in addresses if address and ":" not in address), "")
 
 
-def _time_s(text: str) -> float:
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
-
-
-def _server_time_s(answer: WebAnswer, clock: Clock) -> float:
-    """By the server's clock, which set the deadlines; this machine's may be wrong."""
-    try:
-        return parsedate_to_datetime(answer.headers.get("date", "")).timestamp()
-    except (TypeError, ValueError):
-        return clock.wall_s()
-
-
-def _read_list(answer: WebAnswer) -> Mapping[str, Any]:
+def _read_list(answer: HttpAnswer) -> Mapping[str, Any]:
     try:
         content = json.loads(answer.body)
         if isinstance(content["items"], list | None) and isinstance(content["metadata"], dict):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from edl_hvd.discovery.flags import Flags
 from edl_hvd.discovery.question import Question, ask_locally
+from edl_hvd.discovery.source import Answer, Source
 from edl_hvd.discovery.sources.static_file import StaticFile, read_whole_file
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots, parse_host
@@ -18,7 +19,7 @@ _ECHO = re.compile(r"echo\s+(\S+)\s*")
 
 
 @dataclass(frozen=True)
-class MpiJob:
+class MpiJob(Source):
     """The workers of an MPIJob, as its launcher sees them.
 
     ``hostfile`` names every worker that the job asks for, with its slots (``name slots=4``; ``name:4`` for Intel MPI
@@ -37,11 +38,11 @@ class MpiJob:
     folder: str = FOLDER
     slots: int | None = None
 
-    def hosts(self) -> tuple[HostSlots, ...]:
+    def answer(self) -> Answer:
         for _ in range(3):  # it is replaced about once per minute at most
             folder = self._data()
             try:
-                return self._read(folder)
+                return Answer(self._read(folder))
             except DiscoveryError:
                 if self._data() == folder:
                     raise
@@ -54,7 +55,7 @@ class MpiJob:
     def _read(self, folder: str) -> tuple[HostSlots, ...]:
         script = os.path.join(folder, "discover_hosts.sh")
         # Which has no complete last line only while it is written; StaticFile refuses that, too.
-        listed = StaticFile(os.path.join(folder, "hostfile"), self.slots or 1).hosts()
+        listed = StaticFile(os.path.join(folder, "hostfile"), self.slots or 1).answer().hosts
         running = listed
         if os.path.lexists(script):
             running = read_script(read_whole_file(script, "MPIJob's script"), script, listed)

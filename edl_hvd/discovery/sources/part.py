@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import queue
 import threading
+from dataclasses import replace
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
-from edl_hvd.discovery.source import Bridging, Remembering, Source
+from edl_hvd.discovery.source import Answer, Source
+from edl_hvd.discovery.trust import empty_in_a_row, is_believed
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots
 
 PART_S = 30.0
 # Every source gives up by itself before; a file on a network that is gone does not, and must not hold up the others.
-EMPTY_ANSWERS = 2
-# As for a source alone: one empty answer is as likely a hiccup as the end of a fleet.
 
-_Result = tuple[HostSlots, ...] | Exception
+_Result = Answer | Exception
 
 
 class Part:
@@ -34,10 +34,9 @@ class Part:
         self._results: queue.SimpleQueue[_Result] = queue.SimpleQueue()
         self._running = False
         self._asked_s = 0.0
-        self._good: tuple[HostSlots, ...] | None = None
+        self._good: Answer | None = None
         self._good_s = 0.0
         self._empty_answers = 0
-        self._bridged: tuple[float, str] = (0.0, "")
 
     def start(self) -> None:
         """Put the question, unless the one before is still open."""
@@ -48,13 +47,13 @@ class Part:
 
     def _ask(self) -> None:
         try:
-            result: _Result = self.source.hosts()
+            result: _Result = self.source.answer()
         except Exception as error:  # raised again where the answer is awaited
             result = error
         self._results.put(result)
 
-    def answer(self) -> tuple[HostSlots, ...]:
-        """The hosts, or those of the last good answer. Blocks until ``PART_S`` after the question.
+    def answer(self) -> Answer:
+        """What the source says, or its last good answer. Blocks until ``PART_S`` after the question.
 
         Raises:
             DiscoveryError: There is no answer, nor one young enough to stand in.
@@ -65,18 +64,19 @@ class Part:
             waited_s = self._clock.monotonic_s() - self._asked_s
             return self._stand_in(f"it has not answered for {waited_s:.0f} s")
         self._running = False
+        hosts = None if isinstance(result, Exception) else result.hosts
+        self._empty_answers = empty_in_a_row(self._empty_answers, hosts)
         if isinstance(result, DiscoveryError | UsageError):
             return self._stand_in(str(result))
         if isinstance(result, Exception):
             raise result
-        self._empty_answers = 0 if result else self._empty_answers + 1
-        if not result and self._good and self._empty_answers < EMPTY_ANSWERS:
-            return self._stand_in("it says that it has no hosts; that counts when it says so again")
+        if not result.hosts and self._good and self._good.hosts and not is_believed(self._empty_answers):
+            good = self._stand_in("it says that it has no hosts; that counts when it says so again")
+            return replace(good, notices=result.notices, left_out=result.left_out)
         self._good, self._good_s = result, self._asked_s
-        self._bridged = self.source.bridged() if isinstance(self.source, Bridging) else (0.0, "")
         return result
 
-    def _stand_in(self, reason: str) -> tuple[HostSlots, ...]:
+    def _stand_in(self, reason: str) -> Answer:
         age_s = self._clock.monotonic_s() - self._good_s
         if self._good is None:
             raise DiscoveryError(f"{self.name}: {reason}")
@@ -84,28 +84,22 @@ class Part:
             too_old = f"its last good answer is {age_s:.0f} s old, more than --stale {self._stale_s:g} allows"
             raise DiscoveryError(f"{self.name}: {reason}" + f"; {too_old}" * bool(self._stale_s))
         words = f"giving the answer of {self.name} of {age_s:.0f} s ago, good for {self._stale_s:g} s: {reason}"
-        self._bridged = (age_s, words)
-        return self._good
-
-    def bridged(self) -> tuple[float, str]:
-        """See ``Bridging``."""
-        return self._bridged
+        return replace(self._good.later(age_s), age_s=age_s, warning=words)
 
     def memory(self, now_s: float) -> object:
-        """See ``Remembering``."""
-        inner = self.source.memory(now_s) if isinstance(self.source, Remembering) else None
-        good = None if self._good is None else [[entry.host, entry.slots] for entry in self._good]
-        return [good, now_s - self._good_s, self._empty_answers, inner]
+        """See ``Source``."""
+        good = None if self._good is None else [[entry.host, entry.slots] for entry in self._good.hosts]
+        return [good, now_s - self._good_s, self._empty_answers, self.source.memory(now_s)]
 
     def recall(self, memory: object, now_s: float) -> None:
-        """See ``Remembering``."""
+        """See ``Source``."""
         self._good, self._empty_answers, inner = None, 0, None
         if isinstance(memory, list) and len(memory) == 4:
             good, age_s, empty_answers, inner = memory
             try:
                 hosts = None if good is None else tuple(HostSlots(str(host), int(slots)) for host, slots in good)
-                self._good, self._good_s, self._empty_answers = hosts, now_s - float(age_s), int(empty_answers)
+                answer = None if hosts is None else Answer(hosts)
+                self._good, self._good_s, self._empty_answers = answer, now_s - float(age_s), int(empty_answers)
             except (TypeError, ValueError):
                 pass  # of another version; UsageError, of a name that is none, is a ValueError
-        if isinstance(self.source, Remembering):
-            self.source.recall(inner, now_s)
+        self.source.recall(inner, now_s)

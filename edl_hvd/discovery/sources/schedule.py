@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.flags import Flags
 from edl_hvd.discovery.question import Question, ask_locally
+from edl_hvd.discovery.source import Answer, Source
 from edl_hvd.discovery.sources.static_file import read_whole_file
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots, parse_host
@@ -27,7 +28,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Source):
     """The hosts that a plan has at this moment.
 
     One change per line, in order of time: ``TIME add HOST[:SLOTS]``, ``TIME remove HOST``, or ``TIME notice HOST TIME``
@@ -46,19 +47,13 @@ class Schedule:
     start_s: float | None = None
     clock: Clock = field(default=SYSTEM_CLOCK, repr=False)
 
-    def hosts(self) -> tuple[HostSlots, ...]:
-        return hosts_at(*self._now())
-
-    def notices(self) -> dict[str, float]:
-        return notices_at(*self._now())
-
-    def _now(self) -> tuple[tuple[Change, ...], float]:
-        """The plan, and the seconds since its start."""
+    def answer(self) -> Answer:
         changes = parse_plan(read_whole_file(self.path, "schedule"), self.path)
         now_s = self.clock.wall_s()
-        if self.start_s is not None:
-            return changes, now_s - self.start_s
-        return changes, max(0.0, now_s - stamp(self.start_file, now_s))  # another's stamp may be newer
+        elapsed_s = now_s - (stamp(self.start_file, now_s) if self.start_s is None else self.start_s)
+        if self.start_s is None:
+            elapsed_s = max(0.0, elapsed_s)  # another's stamp may be newer
+        return Answer(hosts_at(changes, elapsed_s), notices_at(changes, elapsed_s))
 
 
 def hosts_at(changes: tuple[Change, ...], elapsed_s: float) -> tuple[HostSlots, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.discovery.source import Answer, Source
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots, parse_host
 
@@ -22,7 +23,7 @@ LOOK_S = 0.02
 # A script's end closes its pipes, which is seen at once; only one that leaves a child behind is looked for.
 
 
-class Script:
+class Script(Source):
     """The hosts that a command prints, one ``host`` or ``host:slots`` line each; run anew each time.
 
     The command goes through the shell, as under Horovod, so it may hold arguments, variables and pipes. An
@@ -51,7 +52,7 @@ class Script:
         self._running: subprocess.Popen[bytes] | None = None
         self._closed = False
 
-    def hosts(self) -> tuple[HostSlots, ...]:
+    def answer(self) -> Answer:
         """Run the command; blocks up to ``timeout_s``.
 
         Raises:
@@ -69,7 +70,7 @@ class Script:
                 pipe.close()
         if process.returncode:
             raise DiscoveryError(f"{self._name()} {_describe_end(process.returncode)}{output.last_words()}")
-        return self._parse(output)
+        return Answer(self._parse(output))
 
     def close(self) -> None:
         """Kill the command if it runs, and run it no more. Does not block; any thread may call it."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from edl_hvd.discovery.flags import Flags
 from edl_hvd.discovery.question import REMOTE_FLAGS, Question, ask_remotely
-from edl_hvd.discovery.source import HostDetails
+from edl_hvd.discovery.source import Answer, HostDetails, Source
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots
 from edl_hvd.settings import process_environment
@@ -42,7 +42,7 @@ class Node:
         return any(word.rstrip(_FLAG_MARKS) in _GONE for word in self.state.split("+"))
 
 
-class Slurm:
+class Slurm(Source):
     """The nodes of an allocation that Slurm has not taken out of service.
 
     ``scontrol show hostnames`` expands the list of nodes, ``scontrol show node`` says how each is; a node that is
@@ -59,9 +59,8 @@ class Slurm:
         self._slots = slots
         self._environ = environ
         self._names: tuple[str, ...] = ()
-        self._nodes: dict[str, Node] = {}
 
-    def hosts(self) -> tuple[HostSlots, ...]:
+    def answer(self) -> Answer:
         self._names = self._names or tuple(self._run("show", "hostnames", self._nodelist).split())
         slots = self._slots * len(self._names) if len(self._slots) == 1 else self._slots
         if len(slots) != len(self._names):
@@ -70,24 +69,16 @@ class Slurm:
         unknown = [name for name in self._names if name not in nodes]
         if unknown:
             raise DiscoveryError(f"scontrol show node says nothing of {', '.join(unknown)}; its answer may be cut off")
-        self._nodes = nodes
-        return tuple(
-            HostSlots(name, count) for name, count in zip(self._names, slots, strict=True) if not nodes[name].is_gone
+        here = {name: nodes[name] for name in self._names if not nodes[name].is_gone}
+        return Answer(
+            tuple(HostSlots(name, count) for name, count in zip(self._names, slots, strict=True) if name in here),
+            details={name: HostDetails(kind=node.features) for name, node in here.items()},
+            left_out={
+                name: f"it is {nodes[name].state}" + (f": {nodes[name].reason}" if nodes[name].reason else "")
+                for name in self._names
+                if name not in here
+            },
         )
-
-    def details(self) -> Mapping[str, HostDetails]:
-        return {
-            name: HostDetails(kind=node.features)
-            for name, node in self._nodes.items()
-            if name in self._names and not node.is_gone
-        }
-
-    def left_out(self) -> Mapping[str, str]:
-        return {
-            name: f"it is {node.state}" + (f": {node.reason}" if node.reason else "")
-            for name, node in self._nodes.items()
-            if name in self._names and node.is_gone
-        }
 
     def _run(self, *words: str) -> str:
         program = shutil.which("scontrol", path=self._environ.get("PATH"))

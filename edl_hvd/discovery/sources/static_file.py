@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from edl_hvd.discovery.flags import Flags
 from edl_hvd.discovery.question import Question, ask_locally
+from edl_hvd.discovery.source import Answer, Source
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots, parse_host
 
@@ -14,7 +15,7 @@ _SLOTS_WORD = re.compile(r"\s+slots\s*=\s*")
 
 
 @dataclass(frozen=True)
-class StaticFile:
+class StaticFile(Source):
     """The hosts of a hostfile, read anew each time.
 
     A line is ``host``, ``host:slots`` or ``host slots=4`` (the form of Horovod's and Open MPI's
@@ -30,7 +31,7 @@ class StaticFile:
     path: str
     default_slots: int = 1
 
-    def hosts(self) -> tuple[HostSlots, ...]:
+    def answer(self) -> Answer:
         text = read_whole_file(self.path, "hosts file")
         found: dict[str, HostSlots] = {}
         for number, line in enumerate(text.split("\n"), start=1):
@@ -46,7 +47,7 @@ class StaticFile:
             found[host.host] = host
         if not found:
             raise DiscoveryError(f"{self.path} lists no host; expected a line such as 'node-1 slots=4'")
-        return tuple(found.values())
+        return Answer(tuple(found.values()))
 
 
 def read_whole_file(path: str, what: str) -> str:

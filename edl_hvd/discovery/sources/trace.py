@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.flags import Flags
 from edl_hvd.discovery.question import Question, ask_locally
+from edl_hvd.discovery.source import Answer, Source
 from edl_hvd.discovery.sources.schedule import stamp
 from edl_hvd.discovery.sources.static_file import read_whole_file
 from edl_hvd.errors import DiscoveryError, UsageError
@@ -18,7 +19,7 @@ from edl_hvd.traces.trace import Trace
 
 
 @dataclass(frozen=True)
-class TraceReplay:
+class TraceReplay(Source):
     """The hosts that a trace has at this moment. After its end they stay as they were.
 
     Args:
@@ -26,7 +27,7 @@ class TraceReplay:
         start_file: Holds the start in seconds since the epoch; the first call creates it.
         start_s: The start in seconds since the epoch; then there is no start file.
         speed: Seconds of the trace per second.
-        divide: One host for so many of the trace.
+        divide: The number of hosts of the trace for which one stands.
         skip_s: Where in the trace the start is.
         notice_s: How long before it goes, in seconds of the trace, it is told that a host will go; 0: never.
         slots: Of a host of the trace, when it goes by its own name.
@@ -45,16 +46,20 @@ class TraceReplay:
     stand_ins: tuple[HostSlots, ...] = ()
     clock: Clock = field(default=SYSTEM_CLOCK, repr=False)
 
-    def hosts(self) -> tuple[HostSlots, ...]:
-        trace, time_s = self._now()
-        return tuple(self.cast(trace, time_s).values())
-
-    def notices(self) -> dict[str, float]:
-        trace, time_s = self._now()
+    def answer(self) -> Answer:
+        text = read_whole_file(self.path, "trace")
+        try:
+            trace = parse_trace(text, self.path).divided(self.divide)
+        except UsageError as error:
+            raise DiscoveryError(str(error)) from error
+        now_s = self.clock.wall_s()
+        start_s = stamp(self.start_file, now_s) if self.start_s is None else self.start_s
+        time_s = self.skip_s + max(0.0, now_s - start_s) * self.speed
         cast = self.cast(trace, time_s)
-        return {cast[host].host: (gone_s - time_s) / self.speed
-                for host, gone_s in _removals(trace, time_s, time_s + self.notice_s).items()
-                if host in cast}  # fmt: skip
+        notices = {cast[host].host: (gone_s - time_s) / self.speed
+                   for host, gone_s in _removals(trace, time_s, time_s + self.notice_s).items()
+                   if host in cast}  # fmt: skip
+        return Answer(tuple(cast.values()), notices)
 
     def cast(self, trace: Trace, time_s: float) -> Mapping[str, HostSlots]:
         """The hosts of the trace that are there at this moment, each with the one that stands for it.
@@ -83,17 +88,6 @@ class TraceReplay:
             while waiting and free:
                 cast[waiting.pop(0)] = free.pop(0)
         return cast
-
-    def _now(self) -> tuple[Trace, float]:
-        """The trace, and the moment of it that is now."""
-        text = read_whole_file(self.path, "trace")
-        try:
-            trace = parse_trace(text, self.path).divided(self.divide)
-        except UsageError as error:
-            raise DiscoveryError(str(error)) from error
-        now_s = self.clock.wall_s()
-        start_s = stamp(self.start_file, now_s) if self.start_s is None else self.start_s
-        return trace, self.skip_s + max(0.0, now_s - start_s) * self.speed
 
 
 def _removals(trace: Trace, after_s: float, until_s: float) -> dict[str, float]:

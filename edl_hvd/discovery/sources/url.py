@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.flags import Flags
 from edl_hvd.discovery.question import REMOTE_FLAGS, Question, ask_remotely
-from edl_hvd.discovery.source import HostDetails, Permission
-from edl_hvd.discovery.sources.web import WebAnswer, ask_web, read_address, read_token, trust
+from edl_hvd.discovery.source import Answer, HostDetails, Permission, Source
+from edl_hvd.discovery.sources.web import ask_web, read_address, read_token, trust
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots, parse_host
+from edl_hvd.http_client import HttpAnswer, seconds_since_epoch
 
 _TEXT_FORM = "expected 'host:slots' lines, '#' before a comment"
 _JSON_FORM = '{"hosts": [{"host": "a", "slots": 4}]} or {"a": 4}'
@@ -28,26 +27,13 @@ _NEXT_STEPS = {
 }
 
 
-@dataclass(frozen=True)
-class Listed:
-    """What an answer says.
-
-    Attributes:
-        ends_s: When hosts will be gone, in seconds after the answer.
-    """
-
-    hosts: tuple[HostSlots, ...] = ()
-    details: Mapping[str, HostDetails] | None = None
-    ends_s: Mapping[str, float] | None = None
-
-
-class Url:
+class Url(Source):
     """The hosts that a GET of ``url`` answers with.
 
     Text: one ``host`` or ``host:slots`` line per host, ``#`` before a comment; an answer without a host is refused, as
     it may be anything. JSON: ``{"a": 4}``, or ``{"hosts": [...]}`` with objects that have ``host`` and ``slots``,
     and may have ``price_usd_per_h``, ``kind``, ``zone``, ``since`` (seconds since the epoch, or ISO 8601 with its
-    time zone) and ``notice_s`` (it will be gone in so many seconds). An empty list says that there are no hosts.
+    time zone) and ``notice_s`` (it will be gone in that many seconds). An empty list says that there are no hosts.
 
     A server that sends an ``ETag`` is asked with ``If-None-Match`` the next time: 304 stands for the same answer.
 
@@ -75,13 +61,13 @@ class Url:
         self._ca_file = ca_file
         self._clock = clock
         self._tag = ""
-        self._listed = Listed()
+        self._listed = Answer()
         self._listed_s = 0.0
 
-    def hosts(self) -> tuple[HostSlots, ...]:
+    def answer(self) -> Answer:
         answer = self._ask()
         if answer.status == 304 and self._tag:
-            return self._listed.hosts
+            return self._listed.later(self._clock.monotonic_s() - self._listed_s)
         if answer.status != 200:
             raise DiscoveryError(self._explain(answer))
         try:
@@ -90,9 +76,9 @@ class Url:
             raise DiscoveryError(f"{self._shown} answered with what is no list of hosts: {error}") from error
         self._listed, self._listed_s = listed, self._clock.monotonic_s()
         self._tag = answer.headers.get("etag", "")
-        return listed.hosts
+        return listed
 
-    def _ask(self) -> WebAnswer:
+    def _ask(self) -> HttpAnswer:
         headers = {"Accept": "application/json, text/plain"}
         if self._token_file:
             headers["Authorization"] = f"Bearer {read_token(self._token_file)}"
@@ -101,19 +87,9 @@ class Url:
         context = trust(self._ca_file) if self._url.startswith("https:") else None
         return ask_web(self._url, headers, context, clock=self._clock)
 
-    def _explain(self, answer: WebAnswer) -> str:
+    def _explain(self, answer: HttpAnswer) -> str:
         step = _NEXT_STEPS.get(answer.status, "see its words" if answer.words() else "see the server's log")
         return f"{self._shown} answered with status {answer.status}: {answer.words() or 'no words'}; {step}"
-
-    def details(self) -> Mapping[str, HostDetails]:
-        return self._listed.details or {}
-
-    def left_out(self) -> Mapping[str, str]:
-        return {}
-
-    def notices(self) -> Mapping[str, float]:
-        passed_s = self._clock.monotonic_s() - self._listed_s
-        return {host: max(0.0, ends_s - passed_s) for host, ends_s in (self._listed.ends_s or {}).items()}
 
     def permissions(self) -> Iterable[Permission]:
         name = f"GET {self._shown}"
@@ -129,7 +105,7 @@ class Url:
 # --- the answer: pure ---
 
 
-def read_listed(answer: WebAnswer, slots: int | None) -> Listed:
+def read_listed(answer: HttpAnswer, slots: int | None) -> Answer:
     """The hosts of an answer with status 200, and what is known of them.
 
     Raises:
@@ -147,7 +123,7 @@ def read_listed(answer: WebAnswer, slots: int | None) -> Listed:
     hosts = [_read_line(line, slots) for line in lines if line]
     if not hosts:
         raise DiscoveryError(f"it lists no host; {_TEXT_FORM}, or JSON for none: {{}}")
-    return Listed(tuple(hosts))
+    return Answer(tuple(hosts))
 
 
 def _read_line(line: str, slots: int | None) -> HostSlots:
@@ -159,14 +135,14 @@ def _read_line(line: str, slots: int | None) -> HostSlots:
         raise UsageError(f"{line[:80]!r}: {error}") from error
 
 
-def _read_json(text: str, slots: int | None) -> Listed:
+def _read_json(text: str, slots: int | None) -> Answer:
     try:
         content = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_refuse_twice)
     except ValueError as error:
         raise DiscoveryError(f"it is no JSON: {error}") from error
     if isinstance(content.get("hosts"), list):
         return _read_entries(content["hosts"], slots)
-    return Listed(tuple(HostSlots(host, _read_slots(host, count, slots)) for host, count in content.items()))
+    return Answer(tuple(HostSlots(host, _read_slots(host, count, slots)) for host, count in content.items()))
 
 
 def _refuse_constant(name: str) -> Any:
@@ -190,10 +166,10 @@ def _read_slots(host: str, count: object, slots: int | None) -> int:
     return count
 
 
-def _read_entries(entries: list[Any], slots: int | None) -> Listed:
+def _read_entries(entries: list[Any], slots: int | None) -> Answer:
     hosts: list[HostSlots] = []
     details: dict[str, HostDetails] = {}
-    ends_s: dict[str, float] = {}
+    notices: dict[str, float] = {}
     for entry in entries:
         if not isinstance(entry, dict) or not isinstance(entry.get("host"), str):
             raise UsageError(f"{str(entry)[:80]} is no host; expected as in {_JSON_FORM}")
@@ -210,8 +186,8 @@ def _read_entries(entries: list[Any], slots: int | None) -> Listed:
             since_s=None if since is None else _read_time(name, since),
         )
         if notice_s is not None:
-            ends_s[name] = _read_number(name, "notice_s", notice_s)
-    return Listed(tuple(hosts), details, ends_s)
+            notices[name] = _read_number(name, "notice_s", notice_s)
+    return Answer(tuple(hosts), notices, details)
 
 
 def _read_word(host: str, key: str, entry: Mapping[str, Any]) -> str:
@@ -231,12 +207,9 @@ def _read_time(host: str, value: object) -> float:
     if not isinstance(value, str):
         return _read_number(host, "since", value)
     try:
-        time = datetime.datetime.fromisoformat(value.replace("Z", "+00:00"))
-    except ValueError:
-        time = datetime.datetime.min
-    if time.tzinfo is None:
-        raise UsageError(f"host {host!r} is there since {value!r}; expected e.g. '2026-01-31T12:00:00Z'")
-    return time.timestamp()
+        return seconds_since_epoch(value)
+    except ValueError as error:
+        raise UsageError(f"host {host!r} is there since {value!r}; expected e.g. '2026-01-31T12:00:00Z'") from error
 
 
 FLAGS, BARE_FLAG = ("url", "slots", "token-file", "ca-file", *REMOTE_FLAGS), "url"

@@ -1,15 +1,15 @@
-"""One bounded question over HTTP, with the standard library: a poll needs no packages."""
+"""Questions over HTTP as sources put them: addresses, tokens and certificates that users give, redirects, words."""
 
 from __future__ import annotations
 
 import http.client
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import DiscoveryError, UsageError
+from edl_hvd.http_client import BodyTooLongError, Bounds, HttpAnswer, exchange
 
 LONGEST_BODY_BYTES = 32 << 20
 # Five hundred pods are a few megabytes; more is no list of hosts.
@@ -19,27 +19,7 @@ WHOLE_S = 20.0
 # For all reads of one answer, so that one that trickles ends, too.
 REDIRECTS = 3
 # A slash at the end and a newer path; more is a circle.
-_CHUNK_BYTES = 1 << 16
 _REDIRECTING = (301, 302, 303, 307, 308)
-
-
-@dataclass(frozen=True)
-class WebAnswer:
-    """What a server said.
-
-    Attributes:
-        headers: By lower-case name.
-        is_whole: The server said how long the body is, so that nothing can be missing at its end.
-    """
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-    is_whole: bool
-
-    def words(self) -> str:
-        """The beginning of the body on one line, for messages."""
-        return " ".join(self.body[:200].decode(errors="replace").split())
 
 
 def read_address(text: str, flag: str) -> SplitResult:
@@ -67,7 +47,7 @@ def ask_web(
     socket_s: float = SOCKET_S,
     whole_s: float = WHOLE_S,
     clock: Clock = SYSTEM_CLOCK,
-) -> WebAnswer:
+) -> HttpAnswer:
     """GET; redirects are followed to the same host and port only, as a token must not go anywhere else.
 
     Raises:
@@ -76,8 +56,9 @@ def ask_web(
     deadline_s = clock.monotonic_s() + whole_s
     for _ in range(REDIRECTS + 1):
         address = urlsplit(url)
+        bounds = Bounds(socket_s, deadline_s - clock.monotonic_s(), LONGEST_BODY_BYTES)
         try:
-            answer = _ask_once(address, headers, context, socket_s, deadline_s, clock)
+            answer = exchange(address, headers, bounds, clock, context=context)
         except TimeoutError as error:
             raise DiscoveryError(f"{_place(address)} did not answer within {socket_s:g} s") from error
         except ssl.SSLCertVerificationError as error:
@@ -86,6 +67,8 @@ def ask_web(
             ) from error
         except http.client.IncompleteRead as error:
             raise DiscoveryError(f"the answer of {_place(address)} was cut off; ask again") from error
+        except BodyTooLongError as error:
+            raise DiscoveryError(f"{_place(address)} answered with {error}") from error
         except (OSError, http.client.HTTPException) as error:
             raise DiscoveryError(f"asking {_place(address)} failed: {type(error).__name__}: {error}") from error
         if answer.status not in _REDIRECTING or "location" not in answer.headers:
@@ -103,55 +86,6 @@ def _origin(address: SplitResult) -> tuple[str, str | None, int]:
 def _place(address: SplitResult) -> str:
     """Without the query, which may hold a secret."""
     return f"{address.scheme}://{address.netloc}{address.path}"
-
-
-def _ask_once(
-    address: SplitResult,
-    headers: Mapping[str, str],
-    context: ssl.SSLContext | None,
-    socket_s: float,
-    deadline_s: float,
-    clock: Clock,
-) -> WebAnswer:
-    connection = connect(address, context, socket_s)
-    try:
-        path = (address.path or "/") + (f"?{address.query}" if address.query else "")
-        connection.request("GET", path, headers={"Accept-Encoding": "identity", "Connection": "close", **headers})
-        response = connection.getresponse()
-        body = read_body(response, _place(address), deadline_s, clock)
-        named = {name.lower(): value for name, value in response.getheaders()}
-        is_whole = "content-length" in named or "chunked" in named.get("transfer-encoding", "").lower()
-        return WebAnswer(response.status, named, body, is_whole)
-    finally:
-        connection.close()
-
-
-def connect(address: SplitResult, context: ssl.SSLContext | None, socket_s: float) -> http.client.HTTPConnection:
-    """A connection to be opened by its first request; ``socket_s`` bounds each single wait."""
-    host = address.hostname or ""
-    if address.scheme == "https":
-        return http.client.HTTPSConnection(host, address.port, timeout=socket_s, context=context)
-    return http.client.HTTPConnection(host, address.port, timeout=socket_s)
-
-
-def read_body(response: http.client.HTTPResponse, what: str, deadline_s: float, clock: Clock) -> bytes:
-    """The whole body, of at most ``LONGEST_BODY_BYTES``.
-
-    Raises:
-        DiscoveryError: It is longer; ``what`` names who answered.
-        TimeoutError: It has not come by ``deadline_s``, of the monotonic clock.
-        http.client.IncompleteRead: The connection ended before it did.
-    """
-    body = bytearray()
-    while chunk := response.read1(_CHUNK_BYTES):
-        body += chunk
-        if len(body) > LONGEST_BODY_BYTES:
-            raise DiscoveryError(f"{what} answered with more than {LONGEST_BODY_BYTES >> 20} MiB")
-        if clock.monotonic_s() > deadline_s:
-            raise TimeoutError
-    if response.length:  # read1 does not notice that a connection ended before the body did
-        raise http.client.IncompleteRead(bytes(body), response.length)
-    return bytes(body)
 
 
 def read_token(path: str) -> str:

@@ -68,7 +68,7 @@ class Options:
         source: Where the hosts come from.
         poll_every_s: How often to ask it; see ``HostWatch``.
         is_damped: Leave out its hosts that come and go again and again.
-        preflight: A new host may be so many times as slow as the others; ``None``: it is not measured.
+        preflight: Largest ratio of a new host's time to that of the others; ``None``: it is not measured.
         rules: How many workers, and the bounds that were asked for.
         worker_variables: To be added to the workers' environment.
         network_interfaces: A worker may use any of them; empty: it finds one.
@@ -280,9 +280,9 @@ def _read_discover(text: str, slots: int | None, clock: Clock) -> _Hosts:
     question = read_source(text, imply, clock=clock)
     for source in sources_in(question.source):
         if isinstance(source, StaticFile):
-            source.hosts()
+            source.answer()
         if isinstance(source, Schedule | TraceReplay):
-            replace(source, start_s=0.0).hosts()
+            replace(source, start_s=0.0).answer()
     every_s = question.refresh_s or (SCRIPT_EVERY_S if question.needs_packages else LOCAL_EVERY_S)
     return _Hosts(question.source, every_s, is_damped=question.is_damped)
 

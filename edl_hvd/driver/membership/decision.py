@@ -164,7 +164,7 @@ def _regroup(draft: Draft) -> None:
 
 
 def _without_cold(draft: Draft, able: list[str]) -> list[str]:
-    """Leave out whom the others would have to wait for, where they can do without; it follows their world then.
+    """Leave out workers without state if enough workers have it; those left out follow the new world and join later.
 
     A spare is not left out: it is there to take a lost worker's place at once.
     """

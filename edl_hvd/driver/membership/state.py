@@ -32,8 +32,8 @@ class Rules:
         min_np: Workers that every later world needs.
         max_np: Most workers of a world.
         spares: Warm workers kept ready beside it.
-        settle_s: A newcomer that could join waits so long for others that are starting, to join together.
-        leave_s: Workers of a host that is to go leave so long before its end.
+        settle_s: Time that a newcomer which could join waits for others that are starting, to join together.
+        leave_s: Time before the end of a host that is to go at which its workers leave.
         follow_s: Longest time for a newcomer to catch up; after it, it joins while the others wait.
         start_s: Longest start of a worker, from its process to its first readiness.
         regroup_s: Longest time for members to leave a broken world, or to form a new one.
@@ -42,7 +42,7 @@ class Rules:
         removal_notice_s: How long a worker may stay on a host that discovery no longer lists, when nobody
             else holds the state.
         backoff_s: Pause before a crashed worker is started again; doubles with each crash, up to a minute.
-        steady_s: A worker that has run for so long has proved itself: its slot's pause starts small again.
+        steady_s: Time after which a running worker has proved itself: its slot's pause starts small again.
         host_failures: Crashes within ``failure_window_s`` after which a host is set aside for ``cooldown_s``.
         same_error_limit: Times the same error at the same step is met before it counts as the script's.
         reset_limit: Most worlds after the first, or ``None``.
@@ -199,5 +199,5 @@ def host_of(worker: str) -> str:
 
 
 def begin(rules: Rules, now_s: float) -> Membership:
-    """Of a job that has just started."""
+    """The membership of a job that has just started."""
     return replace(Membership(rules), hungry_s=now_s)

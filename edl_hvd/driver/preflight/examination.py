@@ -72,7 +72,7 @@ class Examination:
     Args:
         starter: Starts ``python -m edl_hvd.preflight`` on a host.
         network: How it reaches this machine.
-        bound: A host may be so many times as slow as the others.
+        bound: Largest ratio of a host's time to that of the others.
     """
 
     def __init__(self, starter: Starter, network: Network, bound: float) -> None:

@@ -19,6 +19,7 @@ RETRY_S = 15.0
 # A host that did not answer is starting up, more often than not.
 _NAMED = 5
 
+Look: TypeAlias = Callable[[Sequence[HostSlots], Sequence[Findings]], Awaitable[Sequence[Verdict]]]
 Passed: TypeAlias = Callable[[tuple[HostSlots, ...], tuple[str, ...]], None]
 
 
@@ -45,7 +46,7 @@ class Gate:
 
     def __init__(
         self,
-        look: Callable[[Sequence[HostSlots], Sequence[Findings]], Awaitable[Sequence[Verdict]]],
+        look: Look,
         passed: Passed,
         note: Callable[[str], None],
         clock: Clock = SYSTEM_CLOCK,
@@ -77,7 +78,7 @@ class Gate:
         self._begin()
 
     def going(self, host: str, left_s: float) -> bool:
-        """The host will be gone in so many seconds; false if it is in, and so the job's to deal with."""
+        """Note that a host will be gone in ``left_s`` seconds; false if it has passed: the job deals with it."""
         if host in self._known:
             return False
         self._aside[host] = Aside(f"it is to go in {left_s:.0f} s", self._clock.monotonic_s() + max(left_s, AGAIN_S))

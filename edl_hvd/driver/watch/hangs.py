@@ -55,7 +55,7 @@ _WARN_S = 60.0
 _FRESH_S = 1.0
 # Four beats. An older one does not say what its worker is doing now.
 _OWN_PAUSE_S = 1.0
-# A driver that slept so long has not heard anybody.
+# A driver that slept for this long has heard no worker.
 _REMEMBER_KILLS_S = 24 * 3600.0
 # A bound that was wrong should not be wrong again every epoch, and the odd real hang should not lame it for ever.
 _MOST_DOUBLINGS = 6
@@ -104,7 +104,7 @@ class _Seen:
 
 
 class _Waits:
-    """Of those who wait: for how long, by the number of calls that they have come through."""
+    """How long workers have waited, by the number of calls that they have completed."""
 
     def __init__(self, waiting: Iterable[_Seen]) -> None:
         self._longest_s: dict[int, float] = {}
@@ -115,7 +115,7 @@ class _Waits:
             self._step = max(self._step, seen.beat.step)
 
     def longest_s(self, calls: int) -> float:
-        """How long they have waited for a worker that has come through so many."""
+        """How long they have waited for a worker that has completed ``calls`` calls."""
         return max((seconds for own, seconds in self._longest_s.items() if own >= calls), default=0.0)
 
     def supposed(self, beat: Beat) -> Beat:

@@ -57,7 +57,7 @@ class _Finding:
 
 
 class Health:
-    """Of all workers. Belongs to the event loop.
+    """The health of all workers. Belongs to the event loop.
 
     Args:
         clock: Tells the time.

@@ -1,4 +1,4 @@
-"""Whose heart still beats. A worker that says nothing is stopped, cut off, or holds Python's lock in native code."""
+"""Which workers give signs of life. A silent one is stopped, cut off, or holds Python's lock in native code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ASK_EVERY_S = 0.5
 _UNKNOWN_S = 30.0
 # Nobody says anything of it: its host is gone, or the network. Gloo, too, waits for half a minute.
 _OWN_PAUSE_S = 1.0
-# A driver that slept so long knows nothing about its workers.
+# A driver that slept for this long knows nothing about its workers.
 _STOPPED = frozenset("Tt")  # proc(5): stopped, traced
 _ENDED = frozenset("ZX")  # zombie, dead; what waits for its end is about to hear of it
 
@@ -35,7 +35,7 @@ class _Heart:
 
 
 class Pulse:
-    """Of all workers.
+    """The signs of life of all workers.
 
     Args:
         clock: Tells the time.

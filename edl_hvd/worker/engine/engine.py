@@ -56,6 +56,7 @@ class Engine:
         self._collectives: HorovodCollectives | None = None
         self._lock = threading.Lock()
         self.present = 0
+        self._left = 0  # generation of the world that is being left
         self._forming = False
         self._endings: dict[int, Ending] = {}
 
@@ -147,20 +148,24 @@ class Engine:
             known = self._endings.get(generation)
             if known is None or grace_s < known.grace_s:
                 self._endings[generation] = Ending(worker, time.monotonic(), grace_s)
-            if generation == self.present and (self._forming or grace_s == 0):
+            ends = generation == self.present and (self._forming or grace_s == 0)
+            if ends or generation == self._left:
                 mended.abort(on=True)
 
     def stop(self, broken: bool) -> None:
         """Shut Horovod down: ``broken`` without a word to the others, else together with them."""
         with self._lock:
-            self.present = 0
-        if broken:
-            mended.abort(on=True)
+            self.present, self._left = 0, self.present
+            ending = self._endings.get(self._left)
+            if broken or (ending is not None and ending.grace_s == 0):
+                mended.abort(on=True)
         bound = _after(_LEAVE_S, mended.abort, True)
         try:
             hvd.shutdown()
         finally:
             bound.cancel()
+            with self._lock:
+                self._left = 0
 
     def times_started(self, names: Iterable[str]) -> list[int]:
         """How often each of these collectives was started in the present world. Any thread."""

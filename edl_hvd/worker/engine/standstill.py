@@ -35,10 +35,10 @@ _POLL_S = 0.01
 
 
 class Standstills:
-    """Of one world.
+    """The standstills of one world: all its members wait for each other.
 
     Args:
-        world: Which one.
+        world: World that is watched.
         store: Its key-value store.
         timeout_s: How long all may wait for each other.
         clock: Tells the time.
@@ -63,7 +63,7 @@ class Standstills:
         self._reports = 0
 
     def number(self) -> int:
-        """Of a report, so that no two of this worker are the same."""
+        """The number of the next report, so that no two of this worker are the same."""
         self._reports += 1
         return self._reports
 

@@ -13,7 +13,7 @@ import torch
 from edl_hvd.errors import RendezvousError
 from edl_hvd.tensor_threads import TensorThread
 from edl_hvd.worker.codec import decode
-from edl_hvd.worker.keeping.memory import Memory
+from edl_hvd.worker.commits.state_store import StateStore
 from edl_hvd.worker.newcomers.frames import Frame, receive
 from edl_hvd.worker.training.optimizer import is_distributed
 
@@ -41,11 +41,11 @@ class Following:
     """
 
     def __init__(
-        self, memory: Memory, address: str, port: int, secret: str, deliver: Callable[[Following], None]
+        self, store: StateStore, address: str, port: int, secret: str, deliver: Callable[[Following], None]
     ) -> None:
         self.level = self.complete = self.over = False
-        self._memory = memory
-        self._optimizers = list(memory.of_kind(is_distributed))
+        self._store = store
+        self._optimizers = list(store.of_kind(is_distributed))
         self._deliver = deliver
         self._frames: list[Frame | None] = []
         self._room = threading.Semaphore(_AHEAD)
@@ -56,7 +56,7 @@ class Following:
         """Stop; what was taken over so far is of no use."""
         self.over = True
         if not self.complete:
-            self._memory.forget()
+            self._store.clear()
         if self._connection is not None:
             with suppress(OSError):
                 self._connection.shutdown(socket.SHUT_RDWR)
@@ -71,19 +71,19 @@ class Following:
         if frame is None:
             self.over = True
             if not self.complete:
-                self._memory.forget()
+                self._store.clear()
         elif frame.what == "state":
             plain, names = frame.plain
-            self._memory.receive(plain, dict(zip(names, frame.tensors, strict=True)))
+            self._store.load(plain, dict(zip(names, frame.tensors, strict=True)))
         elif frame.what == "step":
             self._repeat(frame)
         elif frame.what == "commit":
             if not self._frames:
-                self._memory.take(frame.plain)  # so that there is less to copy at the end
+                self._store.save(frame.plain)  # so that there is less to copy at the end
                 self.level = True
         elif frame.what == "end":
             plain, names = frame.plain
-            self._memory.complete(plain, dict(zip(names, frame.tensors, strict=True)))
+            self._store.apply_delta(plain, dict(zip(names, frame.tensors, strict=True)))
             self.complete = True
 
     @torch.no_grad()

@@ -24,8 +24,8 @@ import torch
 
 from edl_hvd.tensor_threads import TensorThread
 from edl_hvd.worker.codec import encode
-from edl_hvd.worker.keeping.marks import Mark, marks_of
-from edl_hvd.worker.keeping.memory import Memory
+from edl_hvd.worker.commits.dirty import TensorVersion, versions_of
+from edl_hvd.worker.commits.state_store import StateStore
 from edl_hvd.worker.newcomers.frames import Frame, send
 from edl_hvd.worker.training.optimizer import is_distributed
 
@@ -37,15 +37,15 @@ _LONGEST_HELLO_BYTES = 4096
 
 
 class Guide:
-    """Of one worker.
+    """The side of one worker that hands its state on to newcomers.
 
     Args:
-        memory: What it keeps.
+        memory: State of the worker.
     """
 
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
-        self._optimizers = list(memory.of_kind(is_distributed))
+    def __init__(self, store: StateStore) -> None:
+        self._store = store
+        self._optimizers = list(store.of_kind(is_distributed))
         self._streams: list[_Stream] = []
         self._versions: list[int] = []  # of the parameters, as the last step left them
         for number, optimizer in enumerate(self._optimizers):
@@ -69,12 +69,12 @@ class Guide:
             return
         for stream in streams:
             if stream.origin is None and stream.connected and self._optimizers:
-                plain, tensors = self._memory.freeze()
-                origin = _Origin.of(self._memory, tensors)
+                plain, tensors = self._store.pin()
+                origin = _Origin.of(self._store, tensors)
                 stream.begin(origin, Frame("state", [plain, list(tensors)], list(tensors.values())))
                 self._versions = self._present_versions()
             elif stream.origin is not None:
-                stream.put(Frame("commit", self._memory.commit))
+                stream.put(Frame("commit", self._store.commit))
 
     def end(self) -> None:
         """This world is left at the last commit."""
@@ -115,7 +115,7 @@ class Guide:
 
     def _rest(self, origin: _Origin) -> tuple[Any, dict[str, torch.Tensor]]:
         """What the newcomer cannot know from the commit it began with and the steps since."""
-        plain, live = self._memory.live(self._memory.commit)
+        plain, live = self._store.live(self._store.commit)
         stepped = _stepped(self._optimizers)
         moved = {
             name: tensor.detach().clone()
@@ -130,24 +130,24 @@ class _Origin:
     """The commit that a newcomer began with.
 
     Attributes:
-        marks: Of the live tensors then.
+        versions: Of the live tensors then.
         buffers: The models' buffers as they were.
     """
 
-    marks: dict[str, Mark]
+    versions: dict[str, TensorVersion]
     buffers: dict[str, torch.Tensor]
 
     @classmethod
-    def of(cls, memory: Memory, frozen: dict[str, torch.Tensor]) -> _Origin:
-        live = memory.live(memory.commit)[1]
-        models = memory.of_kind(torch.nn.Module)
+    def of(cls, store: StateStore, frozen: dict[str, torch.Tensor]) -> _Origin:
+        live = store.live(store.commit)[1]
+        models = store.of_kind(torch.nn.Module)
         addresses = {buffer.data_ptr() for model in models for buffer in model.buffers()}
         buffers = {name: frozen[name] for name, tensor in live.items() if tensor.data_ptr() in addresses}
-        return cls(marks_of(live), buffers)
+        return cls(versions_of(live), buffers)
 
     def explains(self, name: str, tensor: torch.Tensor) -> bool:
         """The tensor is as it was."""
-        if name not in self.marks or not self.marks[name].fits(tensor):
+        if name not in self.versions or not self.versions[name].matches(tensor):
             return False
         # BatchNorm writes its statistics without counting a version.
         return name not in self.buffers or torch.equal(tensor, self.buffers[name])

@@ -18,8 +18,8 @@ from edl_hvd.events import CheckpointFailed, CheckpointWritten, EmergencyCheckpo
 from edl_hvd.settings import Settings
 from edl_hvd.storage import open_storage
 from edl_hvd.worker.codec import decode
+from edl_hvd.worker.commits.state_store import StateStore
 from edl_hvd.worker.engine.collectives import Collectives
-from edl_hvd.worker.keeping.memory import Memory
 from edl_hvd.worker.progress import progress
 from edl_hvd.worker.runtime import METRICS
 from edl_hvd.worker.saving.shared_restore import SharedRestore
@@ -145,13 +145,13 @@ class Checkpoints:
                 logger.info("checkpoints every %.0f s for now", self.schedule.interval_s)
 
     def _pace(self, workers: int) -> Pace:
-        """How fast one of so many workers of this host may write beside its training."""
+        """The pace at which one of this host's workers may write beside its training."""
         now_s, share = self._clock.monotonic_s(), self._settings.checkpoint_share
         since_s, self._begun_s = now_s - self._begun_s, now_s
         processors = share * len(os.sched_getaffinity(0)) / workers if share < 1 else None
         return Pace(processors, _SLOWEST * since_s, self._clock)
 
-    def save_last(self, memory: Memory, left_s: float | None) -> None:
+    def save_last(self, store: StateStore, left_s: float | None) -> None:
         """Write the last commit from this worker alone, if there is a place for it and time enough. Blocks.
 
         Args:
@@ -161,20 +161,20 @@ class Checkpoints:
         if self._storage is None:
             return
         start_s = self._clock.monotonic_s()
-        needed_s = memory.size_bytes / self._bytes_per_s if self._bytes_per_s else 0.0
+        needed_s = store.size_bytes / self._bytes_per_s if self._bytes_per_s else 0.0
         reason = ""
         if left_s is not None and needed_s > left_s:
             reason = f"it would take {needed_s:.1f} s at the speed of the last one, and {left_s:.1f} s are left"
         else:
-            attempt = f"last-{memory.step}-{secrets.randbits(64):016x}"
-            self.begin(lambda: (memory.for_checkpoint(), None), World(0, 0, 1, members=("",)), attempt)
+            attempt = f"last-{store.step}-{secrets.randbits(64):016x}"
+            self.begin(lambda: (store.checkpoint(), None), World(0, 0, 1, members=("",)), attempt)
             self.hurry()
             while self.busy:
                 self._clock.sleep(_POLL_S)
             reason = self.report()
-        logger.warning("step %d: %s", memory.step, f"not saved: {reason}" if reason else "saved")
+        logger.warning("step %d: %s", store.step, f"not saved: {reason}" if reason else "saved")
         seconds = round(self._clock.monotonic_s() - start_s, 3)
-        self._events.emit(EmergencyCheckpoint(self._storage.url, memory.step, not reason, seconds, reason))
+        self._events.emit(EmergencyCheckpoint(self._storage.url, store.step, not reason, seconds, reason))
 
     def hurry(self) -> None:
         """Somebody waits for what is being written."""
@@ -200,11 +200,11 @@ class Checkpoints:
             self._events.emit(event)
         return reason
 
-    def abandon(self, memory: Memory) -> None:
+    def abandon(self, store: StateStore) -> None:
         """Give up what is being written: the world it was shared out over is gone."""
         if self._writer is not None:
             self._writer.abandon()
-            memory.drop_copy()
+            store.drop_copy()
             self.report()
 
     def newest(self, collectives: Collectives, world: World) -> Snapshot | None:

@@ -21,8 +21,8 @@ from edl_hvd.checkpoint.snapshot import Snapshot
 from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError, StorageError, WorldBrokenError
 from edl_hvd.events import Event
 from edl_hvd.storage import Storage
+from edl_hvd.worker.commits.agreement import broadcast_json
 from edl_hvd.worker.engine.collectives import Collectives
-from edl_hvd.worker.keeping.sync import broadcast_json
 from edl_hvd.world import World
 
 logger = logging.getLogger(__name__)

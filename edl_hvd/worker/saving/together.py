@@ -10,9 +10,9 @@ import torch
 
 from edl_hvd.clock import Clock
 from edl_hvd.errors import OwnedError, StorageError
+from edl_hvd.worker.commits.agreement import broadcast_json
+from edl_hvd.worker.commits.state_store import StateStore
 from edl_hvd.worker.engine.collectives import Collectives
-from edl_hvd.worker.keeping.memory import Memory
-from edl_hvd.worker.keeping.sync import broadcast_json
 from edl_hvd.worker.saving.durable import Checkpoints
 from edl_hvd.world import World
 
@@ -63,7 +63,7 @@ def stop(checkpoints: Checkpoints, collectives: Collectives, world: World) -> No
 
 
 def write_last(
-    checkpoints: Checkpoints, memory: Memory, begin: Callable[[], None], collectives: Collectives, world: World,
+    checkpoints: Checkpoints, store: StateStore, begin: Callable[[], None], collectives: Collectives, world: World,
     clock: Clock,
 ) -> None:  # fmt: skip
     """Have the state of a finished training in storage. Blocks.
@@ -81,7 +81,7 @@ def write_last(
     """
 
     def is_behind() -> bool:
-        behind = world.rank == 0 and checkpoints.written_step < memory.step
+        behind = world.rank == 0 and checkpoints.written_step < store.step
         return bool(collectives.allreduce(torch.tensor([int(behind)]), "max").item())
 
     def wait_for_writers() -> None:

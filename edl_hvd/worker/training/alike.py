@@ -24,7 +24,7 @@ _TOLERANCE = 1e-4
 
 
 def is_due(step: int) -> bool:
-    """Whether weights are compared after so many steps: after 1, 2, 4, 8 and so on."""
+    """Whether weights are compared after step number ``step``: after 1, 2, 4, 8 and so on."""
     return step & (step - 1) == 0
 
 

@@ -11,7 +11,7 @@ from edl_hvd.worker import process
 
 
 def arithmetic() -> dict[str, str]:
-    """Of this process: two in which one of these differs may round differently."""
+    """The properties of this process that decide how it rounds; processes that differ in one may round differently."""
     device = process.device()
     is_gpu = device.type == "cuda"
     return {

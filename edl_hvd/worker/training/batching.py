@@ -46,13 +46,17 @@ _FLAT = "state.batches()"
 class Step:
     """One optimizer step: iterate over it for this worker's micro-batches, as often as the step needs.
 
-    Every loop over it ends in a sum over the workers: after it each parameter's ``.grad`` is the gradient of the whole
-    global batch, the same on every worker, and ``None`` where no worker has used the parameter. A second loop goes over
-    the same micro-batches again (a GAN's generator, SAM, a closure of LBFGS).
+    Items of ``state.steps(loader)``; a script does not make one. Every loop over it ends in a sum over the workers.
+    After the loop each parameter's ``.grad`` is the gradient of the whole global batch, the same on every worker, and
+    ``None`` where no worker has used the parameter. A second loop goes over the same micro-batches again (a GAN's
+    generator, SAM, a closure of LBFGS).
+
+    Collective: every rank makes the same number of loops over it, each to its end, and blocks there.
+    ``len(step)`` is the number of this worker's micro-batches, at least 0, and not collective.
 
     Attributes:
-        number: Optimizer steps of the run before this one; 0 for the first. The same on every worker.
-        samples: In the global batch, over all workers.
+        number: Number of optimizer steps of the run before this one; 0 for the first. The same on every worker.
+        samples: Number of samples in the global batch, over all workers.
     """
 
     def __init__(self, run: _Run, number: int, global_step: GlobalStep, items: Iterator[Any]) -> None:
@@ -64,11 +68,15 @@ class Step:
         self._is_over = False
 
     def __len__(self) -> int:
-        """Micro-batches of this worker, which may be none."""
+        """The number of micro-batches of this worker, at least 0. Any rank; not collective."""
         return len(self._step.share)
 
     def __iter__(self) -> Iterator[Any]:
-        """This worker's micro-batches. Every worker goes through them to the end: collective, blocks there."""
+        """Iterate over this worker's micro-batches. Collective: every rank goes to the end, and blocks there.
+
+        Raises:
+            UsageError: The step is over, another loop over it is under way, or one was left before its end.
+        """
         position.refuse_left_early()
         if self._is_over:
             raise UsageError(
@@ -83,13 +91,15 @@ class Step:
         return self._loop()
 
     def weigh(self, weight: float | torch.Tensor) -> None:
-        """Say how much the present micro-batch weighs, instead of its number of samples.
+        """Set the weight of the present micro-batch in the sum of the gradients. Not collective.
 
-        For a loss that is a mean over something else, such as tokens or pixels: give the number that it is a mean of,
-        before ``backward()``. The gradient is that of the mean over all of them in the global batch. Not collective.
+        For a loss that is a mean over something other than samples, such as tokens or pixels: give their number, before
+        ``backward()``. The gradient of the step is then that of the mean over all tokens of the global batch. Waits for
+        a GPU if ``weight`` is a tensor there.
 
         Args:
-            weight: At least 0, finite; 0 leaves the micro-batch out, whatever its gradient is.
+            weight: Weight instead of the number of samples, finite and at least 0: a number, or a tensor of one
+                element. 0 leaves the micro-batch out, whatever its gradient is.
 
         Raises:
             UsageError: No micro-batch is being computed, or its gradient has been already; or the weight is no number.
@@ -99,11 +109,11 @@ class Step:
     def record(self, **values: float | torch.Tensor) -> None:
         """Add numbers of the present micro-batch, such as its loss, to their mean over the global batch.
 
-        They travel with the gradients; :meth:`mean` tells the result after the loop. Call :meth:`weigh` before. Not
-        collective.
+        They travel with the gradients; :meth:`mean` tells the result after the loop. Call :meth:`weigh` before it, if
+        at all. Not collective; does not wait for a GPU.
 
         Args:
-            **values: By name; numbers or tensors of one element.
+            **values: Numbers, or tensors of one element on any device, by name.
 
         Raises:
             UsageError: No micro-batch is being computed, or a tensor has more elements.
@@ -119,6 +129,13 @@ class Step:
 
     def mean(self, name: str) -> float:
         """The mean of what all workers have recorded by a name, weighted as the gradients are. Not collective.
+
+        Args:
+            name: Name that :meth:`record` was given in the last loop over this step.
+
+        Returns:
+            The sum of w_j · v_j over the sum of w_j, where v_j was recorded for micro-batch j of weight w_j; the same
+            on every worker.
 
         Raises:
             UsageError: Nothing was recorded by that name in this step's last loop, or the loop is still under way.
@@ -157,7 +174,10 @@ class Step:
         position.left_early = False
 
     def end(self) -> None:
-        """Take from the loader what the script has not asked for, and let go of the micro-batches. For the loop."""
+        """Take from the loader what the script has not asked for, and drop the micro-batches. Not collective.
+
+        ``state.steps`` calls it when the body has run; a script does not.
+        """
         for _ in range(len(self._kept), len(self._step.share)):
             self._run.next_item(self._items)
         self._kept.clear()
@@ -170,8 +190,8 @@ def weigh(runtime: Runtime, weight: float | torch.Tensor, call: str) -> None:
     value = float(weight)
     if not 0 <= value < float("inf"):
         raise UsageError(f"{call} was given {value}; expected a finite number of at least 0, such as a count")
-    assert runtime.memory.reduction is not None
-    runtime.memory.reduction.weigh(value)
+    assert runtime.store.reduction is not None
+    runtime.store.reduction.weigh(value)
 
 
 def _refuse_outside(call: str) -> None:
@@ -195,7 +215,7 @@ def steps(runtime: Runtime, loader: Any) -> Iterator[Step]:
         run.begin_step(global_step)
         run.seed_step(global_step, 0)
         runtime.schedulers_may_move()
-        step = Step(run, runtime.memory.step, global_step, items)
+        step = Step(run, runtime.store.step, global_step, items)
         try:
             yield step
         except GeneratorExit:
@@ -286,27 +306,27 @@ class _Run:
     @classmethod
     def of(cls, runtime: Runtime, loader: Any, call: str) -> _Run:
         sampler = _sampler_of(runtime, loader, call)
-        reduction = runtime.memory.reduction
+        reduction = runtime.store.reduction
         if reduction is None:
             raise UsageError(
                 f"{call} found no DistributedOptimizer in State; expected State(optimizer="
                 "edl_hvd.DistributedOptimizer(…), …), because the optimizer has to know how a batch is dealt out"
             )
         _check_schedulers(runtime)
-        handlers = runtime.memory.handlers
+        handlers = runtime.store.handlers
         models = {name: kept.value for name, kept in handlers.items() if isinstance(kept.value, torch.nn.Module)}
         iterations = PowerIterations(models.values())
         if iterations and call == _FLAT:
             # With an idle worker there are collectives behind the optimizer's step. A world that breaks there goes
             # through the step again, and these would be made again from the weights behind it.
-            runtime.memory.watch.never_trust()
+            runtime.store.tracker.never_clean()
         statistics = Buffers(
             _exact_statistics(runtime, sampler),
             iterations,
             OtherBuffers(models, runtime.warn_once),
         )
         _check_models(runtime, reduction)
-        sampler.set_epoch(runtime.memory.epoch)
+        sampler.set_epoch(runtime.store.epoch)
         return cls(runtime, loader, call, sampler, reduction, statistics)
 
     def is_over(self) -> bool:
@@ -316,29 +336,29 @@ class _Run:
             UsageError: The script has gone through this epoch already.
         """
         runtime = self.runtime
-        memory = runtime.memory
+        store = runtime.store
         # By an earlier call of the elastic function, or by this one, whose world has stayed since.
         session, life, epoch = runtime.finished_pass
-        if epoch == memory.epoch and (life == runtime.life or session is not runtime.session):
+        if epoch == store.epoch and (life == runtime.life or session is not runtime.session):
             raise UsageError(
-                f"{self.call} was called again in epoch {runtime.memory.epoch}, whose samples are all consumed; write "
+                f"{self.call} was called again in epoch {runtime.store.epoch}, whose samples are all consumed; write "
                 "`for epoch in state.epochs(n):` around the loop, which counts the epochs"
             )
         is_left = any(True for _ in self.sampler.steps())
-        return runtime.counting.is_evaluated(memory.epoch, memory.step) and not is_left
+        return runtime.counting.is_evaluated(store.epoch, store.step) and not is_left
 
     def begin_pass(self) -> int:
         """The loop begins; the life that it belongs to."""
         runtime = self.runtime
-        runtime.counting.enter_pass(f"batches/{runtime.memory.epoch}")
+        runtime.counting.enter_pass(f"batches/{runtime.store.epoch}")
         trained = set(self.reduction.names)
-        models = [m for m in runtime.memory.of_kind(torch.nn.Module) if not trained.isdisjoint(m.parameters())]
+        models = [m for m in runtime.store.of_kind(torch.nn.Module) if not trained.isdisjoint(m.parameters())]
         # Others, such as a teacher, may be in evaluation mode all the time.
         progress.is_validating = lambda: not all(model.training for model in models)
         self.reduction.forget()
         self._tell_of_hooks()
         self.reduction.refresh()
-        for scaler in runtime.memory.of_kind(torch.amp.GradScaler):
+        for scaler in runtime.store.of_kind(torch.amp.GradScaler):
             if scaler.is_enabled() and scaler._scale is None:
                 # Else it exists on the workers alone that have computed a loss.
                 parameter = next(iter(self.reduction.names))
@@ -396,7 +416,7 @@ class _Run:
         if self.sampler.policy.needs_noise:
             self.reduction.measure_noise()
         if self.reduction.noise is not None:
-            scaler = next(iter(self.runtime.memory.of_kind(torch.amp.GradScaler)), None)
+            scaler = next(iter(self.runtime.store.of_kind(torch.amp.GradScaler)), None)
             self.reduction.noise.loss_scale = scaler.get_scale() if scaler is not None and scaler.is_enabled() else 1.0
 
     def parts(self, step: GlobalStep) -> Iterator[MicroBatch]:
@@ -437,7 +457,7 @@ class _Run:
         seed_everything(self.sampler.seed, self.sampler.epoch, step.offset, _STEP_LEVEL, loop)
 
     def join_others(self, step: GlobalStep, has_idle: bool, leaves: bool = False) -> bool:
-        """Of ``batches``: take part in what the other workers do in this step, where the script did not.
+        """Take part in what the other workers do in this step of ``batches``, where the script did not.
 
         Args:
             step: Whose body has run, on workers that have a part of it.
@@ -462,24 +482,24 @@ class _Run:
 
     def count(self, step: GlobalStep) -> None:
         """The world has stepped."""
-        runtime, memory = self.runtime, self.runtime.memory
+        runtime, store = self.runtime, self.runtime.store
         noise = self.reduction.noise
         scale = step.samples / self.sampler.policy.base_samples
-        memory.learning.count(runtime.learning_rate_factor, None if noise is None else noise.observation, scale)
+        store.learning.count(runtime.learning_rate_factor, None if noise is None else noise.observation, scale)
         self.sampler.advance(step)
         progress.steps += 1
         runtime.steps_here += 1
-        memory.step += 1
-        memory.samples += step.samples
+        store.step += 1
+        store.samples += step.samples
         runtime.move_schedulers()
 
     def commit(self) -> None:
         """Between two steps."""
         runtime = self.runtime
-        if runtime.memory.step % runtime.commit_every == 0:
+        if runtime.store.step % runtime.commit_every == 0:
             before = progress.enter("commit")
             runtime.commit_step(self.reduction.answer)
-            if is_compared(runtime.memory.step):
+            if is_compared(runtime.store.step):
                 # After the commit: a world that broke before it would go through a step that is made already, and what
                 # the script logs of it would be computed with the weights behind it.
                 runtime.check_alike()
@@ -495,7 +515,7 @@ class _Run:
         position.left_early = left_early
 
     def tell_of_leaving(self) -> None:
-        """Of ``batches``: the script leaves the loop, by a count of its own perhaps."""
+        """Note that the script leaves the loop of ``batches``, by a count of its own perhaps."""
         if position.per_step > 1 and not position.knows_step:
             self.runtime.left = (
                 "the loop of state.batches() was left before the end of the epoch, and its body runs once per "
@@ -513,7 +533,7 @@ class _Run:
         runtime.check_alike()
         runtime.level_buffers()
         runtime.counting.end_training_pass()
-        runtime.finished_pass = (runtime.session, runtime.life, runtime.memory.epoch)
+        runtime.finished_pass = (runtime.session, runtime.life, runtime.store.epoch)
         runtime.commit_whole()
         progress.enter("script")
 
@@ -521,7 +541,7 @@ class _Run:
 def encoded(runtime: Runtime) -> dict[str, Any]:
     """The plain attributes of a state, such that a change in place shows."""
     found = {}
-    for name, value in runtime.memory.attributes.items():
+    for name, value in runtime.store.attributes.items():
         if not name.startswith("_"):
             plain, tensors = encode(value, name)
             found[name] = plain, [(tensor.data_ptr(), tensor._version) for tensor in tensors.values()]
@@ -566,8 +586,8 @@ class _BodyWatch:
         if position.per_step > 1:
             self._attributes = encoded(self._runtime)
             self._others = self._look()
-            watch = self._runtime.memory.watch
-            self._disturbances = -1 if watch.is_disturbed() else watch.disturbances
+            watch = self._runtime.store.tracker
+            self._disturbances = -1 if watch.is_dirty() else watch.dirty_count
 
     def end(self, frame: Any, is_first: bool) -> None:
         """It has run.
@@ -588,15 +608,15 @@ class _BodyWatch:
             self._refuse(f"state.{changed[0]} was changed")
         if not self._others.fits():
             self._refuse("a model in State that no distributed optimizer moves was changed")
-        watch = self._runtime.memory.watch
-        if self._disturbances >= 0 and (watch.is_disturbed() or watch.disturbances > self._disturbances):
+        watch = self._runtime.store.tracker
+        if self._disturbances >= 0 and (watch.is_dirty() or watch.dirty_count > self._disturbances):
             self._refuse("a parameter was changed by something else than its optimizer")
         self._check_rates(is_first)
         self._look_for_counters(frame)
 
     def _check_steps(self) -> None:
         """Where the body steps in some batches only, it counts batches, of which there are as many as workers make."""
-        reduction = self._runtime.memory.reduction
+        reduction = self._runtime.store.reduction
         if position.per_step <= 1 or position.is_asked or reduction is None or not reduction.has_computed:
             return
         has_stepped = position.steps_in_body > 0
@@ -606,18 +626,18 @@ class _BodyWatch:
 
     def _check_rates(self, is_first: bool) -> None:
         """A script that sets a rate by ``state.step`` sets the same one in all bodies of a step."""
-        memory = self._runtime.memory
-        rates = [group.get("lr") for optimizer in memory.of_kind(is_distributed) for group in optimizer.param_groups]
-        has_schedulers = any(True for _ in memory.of_kind(torch.optim.lr_scheduler.LRScheduler))
+        store = self._runtime.store
+        rates = [group.get("lr") for optimizer in store.of_kind(is_distributed) for group in optimizer.param_groups]
+        has_schedulers = any(True for _ in store.of_kind(torch.optim.lr_scheduler.LRScheduler))
         if not is_first and rates != self._rates and not (position.ends_step and has_schedulers):
             self._refuse("a learning rate was changed")
         self._rates = rates
 
     def _look(self) -> Trace:
         """At parameters in State that the optimizers do not move, but for averages that move with the steps."""
-        memory = self._runtime.memory
-        trained = memory.reduction.names if memory.reduction is not None else {}
-        models = [m for m in memory.of_kind(torch.nn.Module) if not isinstance(m, torch.optim.swa_utils.AveragedModel)]
+        store = self._runtime.store
+        trained = store.reduction.names if store.reduction is not None else {}
+        models = [m for m in store.of_kind(torch.nn.Module) if not isinstance(m, torch.optim.swa_utils.AveragedModel)]
         return Trace([parameter for model in models for parameter in model.parameters() if parameter not in trained])
 
     def _refuse(self, what: str) -> None:
@@ -645,8 +665,8 @@ class _BodyWatch:
 
 
 def _exact_statistics(runtime: Runtime, sampler: ElasticBatchSampler) -> RunningStatistics:
-    """Of the models, where the optimizers are exact; of nothing elsewhere."""
-    memory, optimizers = runtime.memory, runtime.optimizers
+    """The running statistics of the models, where the optimizers are exact; of nothing elsewhere."""
+    store, optimizers = runtime.store, runtime.optimizers
     exact = [optimizer for optimizer in optimizers if optimizer.stepping.exact]
     if not exact:
         return RunningStatistics(())
@@ -660,35 +680,35 @@ def _exact_statistics(runtime: Runtime, sampler: ElasticBatchSampler) -> Running
             f"{sampler.policy}; expected all of them, and ElasticBatchSampler(…, global_batch=…, micro_batch=…): the "
             "same micro-batches in every world"
         )
-    assert isinstance(memory.reduction, ExactReduction)
-    memory.reduction.passes_infinity = any(s.is_enabled() for s in memory.of_kind(torch.amp.GradScaler))
-    return RunningStatistics(memory.of_kind(torch.nn.Module))
+    assert isinstance(store.reduction, ExactReduction)
+    store.reduction.passes_infinity = any(s.is_enabled() for s in store.of_kind(torch.amp.GradScaler))
+    return RunningStatistics(store.of_kind(torch.nn.Module))
 
 
 def _choose_batch(runtime: Runtime, sampler: ElasticBatchSampler) -> None:
     """With ``WorkerBatch("auto")``, now and then: see ``tuning.py``. The change is part of the next commit."""
-    memory = runtime.memory
+    store = runtime.store
     if not is_auto(sampler.policy):
         return
     runtime.step_timer.step()
     world = process.current().world
-    committed = memory.step % runtime.commit_every == 0
-    if world is not None and committed and is_due(memory.learning, memory.step):
+    committed = store.step % runtime.commit_every == 0
+    if world is not None and committed and is_due(store.learning, store.step):
         collectives = process.current().collectives
         chosen = choose(
-            sampler.policy, memory.learning, memory.step, runtime.step_timer, runtime.announce, collectives, world
+            sampler.policy, store.learning, store.step, runtime.step_timer, runtime.announce, collectives, world
         )
         if chosen is not None:
             sampler.policy = chosen
             factor = chosen.learning_rate_factor(world.size)
-            memory.ramp = memory.ramp.toward(factor, memory.samples, chosen.warmup_samples)
+            store.ramp = store.ramp.toward(factor, store.samples, chosen.warmup_samples)
 
 
 def _check_models(runtime: Runtime, reduction: Reduction) -> None:
     """What an optimizer moves has to be part of the state, or a worker that joins begins with other weights."""
-    memory = runtime.memory
-    kept = {id(parameter) for model in memory.of_kind(torch.nn.Module) for parameter in model.parameters()}
-    kept.update(id(value) for value in memory.attributes.values())
+    store = runtime.store
+    kept = {id(parameter) for model in store.of_kind(torch.nn.Module) for parameter in model.parameters()}
+    kept.update(id(value) for value in store.attributes.values())
     lost = [name for parameter, name in reduction.names.items() if id(parameter) not in kept]
     if lost:
         raise UsageError(
@@ -701,7 +721,7 @@ def _check_models(runtime: Runtime, reduction: Reduction) -> None:
 def _check_schedulers(runtime: Runtime) -> None:
     """A scheduler that State was not given would be forgotten with a worker, and move with every micro-batch."""
     kept = {id(scheduler) for scheduler in _schedulers(runtime)}
-    for name, handler in runtime.memory.handlers.items():
+    for name, handler in runtime.store.handlers.items():
         for scheduler in built_on(handler.value) if isinstance(handler.value, torch.optim.Optimizer) else ():
             if id(scheduler) not in kept:
                 raise UsageError(
@@ -712,7 +732,7 @@ def _check_schedulers(runtime: Runtime) -> None:
 
 def _schedulers(runtime: Runtime) -> Iterator[Any]:
     """Those in State, and those that they are made of, such as SequentialLR's."""
-    found = list(runtime.memory.of_kind(torch.optim.lr_scheduler.LRScheduler))
+    found = list(runtime.store.of_kind(torch.optim.lr_scheduler.LRScheduler))
     seen = set()
     while found:
         scheduler = found.pop()
@@ -724,7 +744,7 @@ def _schedulers(runtime: Runtime) -> Iterator[Any]:
 
 
 def _sampler_of(runtime: Runtime, loader: Any, call: str) -> ElasticBatchSampler:
-    given = list(runtime.memory.of_kind(ElasticBatchSampler))
+    given = list(runtime.store.of_kind(ElasticBatchSampler))
     used = getattr(loader, "batch_sampler", None)
     if isinstance(getattr(loader, "dataset", None), torch.utils.data.IterableDataset) and used not in given:
         raise UsageError(

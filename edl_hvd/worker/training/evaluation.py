@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from edl_hvd.worker.runtime import Runtime
 
 _COMMIT_S = 1.0
-# Between commits. As much is done twice after a death, and so long a change of the world waits; a commit takes
-# milliseconds.
+# Between commits. This much is done twice after a death, and a change of the world waits for this long; a commit
+# takes milliseconds.
 
 
 def evaluate(runtime: Runtime, loader: Any, clock: Clock = SYSTEM_CLOCK) -> Iterator[Any]:
@@ -34,10 +34,10 @@ def evaluate(runtime: Runtime, loader: Any, clock: Clock = SYSTEM_CLOCK) -> Iter
             "with ElasticBatchSampler(…, limit_batches=…)), or, at step level of state.steps(), have every worker go "
             "through a small validation set with its own DataLoader"
         )
-    number = sampler.begin(runtime.memory.epoch, runtime.memory.step)
+    number = sampler.begin(runtime.store.epoch, runtime.store.step)
     if number is None:
         return
-    runtime.counting.enter_pass(f"{name}/{runtime.memory.epoch}/{runtime.memory.step}/{number}")
+    runtime.counting.enter_pass(f"{name}/{runtime.store.epoch}/{runtime.store.step}/{number}")
     life, was_validating = runtime.life, progress.is_validating
     progress.is_validating = lambda: True
     try:
@@ -61,7 +61,7 @@ def _rounds(runtime: Runtime, sampler: EvaluationSampler, loader: Any, pace: _Pa
             item = next_item(items, "evaluation")
             progress.enter("compute")
             progress.batches += 1
-            seed_everything(0, runtime.memory.epoch, first)
+            seed_everything(0, runtime.store.epoch, first)
             yield item
         sampler.offset = round_.end
         if pace.is_due() and round_.end < sampler.length:
@@ -89,7 +89,7 @@ class _Pace:
         return max(1, min(2 * self._rounds, round(self._rounds * _COMMIT_S / seconds)))
 
     def next(self, rounds: int) -> None:
-        """All ranks have agreed on so many."""
+        """Note how many rounds all ranks have agreed on."""
         self._rounds = self._left = rounds
         self._since_s = self._clock.monotonic_s()
 
@@ -101,7 +101,7 @@ def _sampler_of(runtime: Runtime, loader: Any) -> tuple[str, EvaluationSampler]:
             f"state.evaluate() got a loader whose batch_sampler is {type(used).__name__}; expected DataLoader(dataset, "
             "batch_sampler=EvaluationSampler(len(dataset), batch_size=…)), and that sampler given to State"
         )
-    names = [name for name, handler in runtime.memory.handlers.items() if handler.value is used]
+    names = [name for name, handler in runtime.store.handlers.items() if handler.value is used]
     if not names:
         raise UsageError(
             "state.evaluate() got a loader whose EvaluationSampler is not part of the state, so its position would be "

@@ -217,7 +217,7 @@ class _Bucket:
         self._layouts = [(p.shape, torch.empty_like(p, device="meta").stride()) for p in parameters]
 
     def begin(self, terms: int) -> None:
-        """Expect so many terms, over all ranks."""
+        """Begin a sum of ``terms`` terms, over all ranks."""
         self._free += self.rows
         self.rows = []
         self.ready.clear()

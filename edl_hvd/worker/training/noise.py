@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class NoiseMeter:
-    """Of the gradients of a step.
+    """A meter of the noise of a step's gradients.
 
     Attributes:
         loss_scale: What the loss is multiplied with in this step, by a ``GradScaler``.

@@ -27,7 +27,7 @@ class Stepping:
     Attributes:
         before: Called before each, with the optimizer and whether it calls a closure.
         after: Called after each.
-        skip: So many it has made already, before the state was put back; they are not made again.
+        skip: Number of steps that it made before the state was put back; they are not made again.
         samples: Of the last one it has made; 0 where nobody knows.
         round_number: Of the round of gradients that the last one was made with.
         own: Steps outside of the loops of ``State`` since the last commit.
@@ -53,7 +53,7 @@ class _Distributed:
 
     @property
     def at_boundary(self) -> bool:
-        """``step()`` acts now: the step's micro-batches of this worker are all computed, or its last one is.
+        """Whether ``step()`` acts now: this worker's micro-batches of the step are computed, or the last one is.
 
         In the body of ``state.batches`` what belongs to a step may stand under ``if optimizer.at_boundary:``.
         """
@@ -62,7 +62,10 @@ class _Distributed:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients computed inside only accumulate; the first backward after it sums. As in DDP."""
+        """Accumulate gradients on this worker inside the block; the first backward after it sums them. As in DDP.
+
+        Every rank uses it at the same places. Not collective; does not block.
+        """
         self.reduction.paused = True
         try:
             yield
@@ -70,7 +73,7 @@ class _Distributed:
             self.reduction.paused = False
 
     def synchronize(self) -> None:
-        """Horovod's name for what is not needed here.
+        """Refuse Horovod's call, which is not needed here. Not collective.
 
         Raises:
             UsageError: Always.
@@ -83,15 +86,24 @@ class _Distributed:
     skip_synchronize = synchronize
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in ``torch.optim``; the new parameters' gradients are summed, too."""
+        """Add parameters, as in ``torch.optim``; their gradients are summed, too. Every rank; not collective."""
         super().add_param_group(param_group)  # type: ignore[misc]
         self.reduction.adopt_unnamed(self.param_groups[-1]["params"])
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One optimizer step. In the body of ``state.batches`` it acts at the end of a global batch only.
+        """Make one optimizer step. In the body of ``state.batches`` it acts at the end of a global batch only.
 
         The learning-rate factor of the batch policy is applied here and undone before it returns, so
         schedulers see, and set, the script's own learning rate.
+
+        Every rank calls it. Outside the loops of ``state.steps`` it may have to sum gradients first; then it is
+        collective and blocks.
+
+        Args:
+            closure: As in ``torch.optim``: computes the loss again and returns it.
+
+        Returns:
+            What the wrapped optimizer's ``step`` returns; ``None`` where the call does not act.
 
         Raises:
             UsageError: It was called in the loop over a step's micro-batches.
@@ -173,26 +185,44 @@ def DistributedOptimizer(
 ) -> _Optimizer:
     """Make an optimizer's steps those of the whole world.
 
-    The same object comes back, its class extended, so references to it stay good. In a world of one it
-    computes what it computed before.
+    The gradient of a step is that of the mean loss over the global batch, for any number of workers:
+
+        g = sum over j of (w_j / W) · g_j        W = sum over j of w_j
+
+    j numbers the micro-batches of all workers; g_j is the gradient of the script's mean loss over micro-batch j; w_j is
+    its number of samples, or what ``step.weigh`` was given. With the numbers of samples, W is the global batch. The
+    rule is original here; with equal micro-batches it is Horovod's average.
+
+    Every rank calls it, before it builds schedulers on the optimizer and before ``State(…)``. The call itself is not
+    collective and does not block. The sum is collective: it starts in ``backward()``, runs beside it, and is waited for
+    where ``backward()`` of the step's last micro-batch returns, or where the loop over a :class:`~edl_hvd.Step` ends.
+    ``optimizer.step()`` then computes the same on every worker. In a world of one it computes what it computed before.
+
+    The optimizer also gets ``at_boundary`` (whether ``step()`` acts now) and ``no_sync()`` (as in DDP).
 
     Args:
         optimizer: Any ``torch.optim.Optimizer`` with dense gradients.
-        named_parameters: ``model.named_parameters()``, or those of several models; must name every
-            parameter of the optimizer. Left out, parameters are named by their place in it.
-        exact: Sum gradients, and keep the running statistics of normalisation layers, such that the weights come out
-            identical, bit for bit, for any number of workers; see ``docs/exact.md`` for how and within which limits.
-        measure_noise: Measure how noisy the gradients are, for ``state.gradient_noise_scale``; batch policies that need
-            it do so anyway.
+        named_parameters: Pairs of name and parameter, as ``model.named_parameters()`` gives them, of one or several
+            models. They must name every parameter of the optimizer. Left out, parameters are named by their place in
+            it.
+        exact: Whether weights come out identical, bit for bit, for any number of workers. Gradients are then summed in
+            a fixed order, and running statistics of normalisation layers are computed as in one process. The limits are
+            in ``docs/exact.md``.
+        measure_noise: Whether to measure how noisy the gradients are, for ``state.gradient_noise_scale``. Batch
+            policies that need it measure it anyway.
         velocity: Name of the tensor in the optimizer's state that is a momentum with the learning rate in it
-            (v = m v + η g); it is corrected when the policy's factor changes (Goyal et al. 2017, section 3). No
-            optimizer of torch has one: their momentum is made of gradients alone and needs no correction.
+            (v = m v + η g). It is corrected when the policy's factor changes (Goyal et al. 2017, arXiv:1706.02677,
+            section 3). No optimizer of torch has one: their momentum consists of gradients alone and needs no
+            correction.
+        **horovods: Arguments of Horovod's own ``DistributedOptimizer`` that this one lacks. They are refused, with what
+            to write instead.
 
-        **horovods: Arguments that Horovod's own has and this has not; refused with what to write instead.
+    Returns:
+        The same object, its class extended, so that references to it stay valid.
 
     Raises:
-        UsageError: Names are missing or doubled, the optimizer is wrapped already, or a scheduler was
-            built on it before.
+        UsageError: Names are missing or doubled, the optimizer is wrapped already, a scheduler was built on it before,
+            or an argument of Horovod's was given.
     """
     _refuse_horovods(horovods)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -290,20 +320,49 @@ def _refuse_horovods(given: Mapping[str, Any]) -> None:
 
 
 class GradScaler(torch.amp.GradScaler):
-    """``torch.amp.GradScaler`` whose calls in the body of ``state.batches`` act at the end of a global batch only.
+    """Gradient scaler for mixed precision in float16, for use with a distributed optimizer.
 
-    Any other ``GradScaler`` becomes one when it is given to ``State``.
+    It is ``torch.amp.GradScaler``, with its arguments and methods, except that ``unscale_``, ``step`` and ``update`` in
+    the body of ``state.batches`` act at the end of a global batch only. In the loops of ``state.steps`` they belong at
+    step level. Give it to ``State``; a plain ``torch.amp.GradScaler`` that is given to ``State`` becomes one.
+
+    Every rank uses it alike. Not collective: the sum of the gradients is infinite or NaN on all ranks or on none, so
+    all ranks skip the same steps and hold the same scale.
     """
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the optimizer's gradients by the scale, in place, once per step. Every rank; not collective.
+
+        Before clipping. In the body of ``state.batches`` it does nothing before the global batch is complete.
+
+        Args:
+            optimizer: A ``DistributedOptimizer``.
+        """
         if not position.waits:
             super().unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
+        """Make the optimizer's step, or skip it where a gradient is infinite or NaN. Every rank; not collective.
+
+        Args:
+            optimizer: A ``DistributedOptimizer``.
+            *args: Passed on to ``optimizer.step``.
+            **kwargs: Passed on to ``optimizer.step``.
+
+        Returns:
+            What ``optimizer.step`` returns; ``None`` where the step is skipped or the global batch is not complete.
+        """
         position.steps_in_body += 1
         return None if position.waits else super().step(optimizer, *args, **kwargs)
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+        """Adapt the scale after a step: smaller after one that was skipped. Every rank; not collective.
+
+        In the body of ``state.batches`` it does nothing before the global batch is complete.
+
+        Args:
+            new_scale: Scale to set instead, greater than 0: a number, or a float32 tensor of one element on the GPU.
+        """
         if not position.waits:
             super().update(new_scale)
 

@@ -20,10 +20,10 @@ _LOOKS = 4  # at what a forward pass does, each epoch
 
 
 class OtherBuffers:
-    """Of some models.
+    """The buffers of some models that are neither running statistics nor vectors of a spectral norm.
 
     Args:
-        models: By their attribute of the state.
+        models: Models, by their attribute of the state.
         warn: Says something once, by what it is about.
     """
 

@@ -72,7 +72,7 @@ def _apart(tally: Tally) -> torch.Tensor:
 def _all_rows(
     metric: Metric, tally: Tally, counts: list[int], collectives: Collectives, rank: int
 ) -> list[torch.Tensor]:
-    """The rows of all ranks, which have so many each; collective, where anybody has some."""
+    """The rows of all ranks, ``counts`` of each; collective, where any rank has some."""
     if not any(counts):
         return []
     width = metric.layout.row_bytes

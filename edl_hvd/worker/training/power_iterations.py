@@ -22,7 +22,7 @@ from edl_hvd.worker.training.running_statistics import RunningStatistics
 
 
 class PowerIterations:
-    """Of all layers of some models that have a spectral norm, in either form that torch has for it."""
+    """The power iterations of all layers of some models that have a spectral norm, in either form of torch's."""
 
     def __init__(self, models: Iterable[torch.nn.Module]) -> None:
         vectors = {id(vector): vector for model in models for vector in _vectors_of(model)}

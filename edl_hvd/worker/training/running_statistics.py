@@ -23,7 +23,7 @@ from edl_hvd.worker import process
 
 
 class RunningStatistics:
-    """Of all normalisation layers of some models; passes are counted per layer.
+    """The running statistics of all normalisation layers of some models; passes are counted per layer.
 
     Raises:
         UsageError: One of the layers computes statistics over the workers of its world.

@@ -109,16 +109,38 @@ class PacedScheduler:
 
 
 def schedule(scheduler: _Scheduler, every: str) -> _Scheduler:
-    """Have ``State`` move a scheduler by what was trained, instead of the script by its loop.
+    """Have ``State`` move a scheduler by what was trained, instead of by calls in the script's loop.
 
-    The number of optimizer steps in an epoch depends on the world where each worker has a batch of its own; samples and
-    epochs do not, and scale-invariant steps are those that the script would have made with its own batch. Do not call
-    ``scheduler.step()`` then.
+    With a batch per worker (``WorkerBatch``) the number of optimizer steps in an epoch depends on the world; the
+    numbers of samples and epochs do not. Scale-invariant steps are those that the script would have made with its own
+    batch (Johnson et al. 2020, arXiv:2007.05105, section 3). Do not call ``scheduler.step()`` then: it raises.
+
+    After each optimizer step the scheduler has moved ``floor(p / every)`` times, where p is the position of the whole
+    run in the unit of ``every``. So it moves at the step that reaches a multiple, not after it: with "1000 samples" and
+    steps of 600 samples it moves at 1,200, 2,400 and 3,000 samples, the last one exactly at its boundary. A step that
+    crosses two multiples moves it twice.
+
+    Every rank calls it once, before ``State(…)``. Not collective; does not block.
+
+    >>> import torch
+    >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.8)
+    >>> halving = schedule(torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5), every="1000 samples")
+    >>> rates = {}
+    >>> for samples in (0, 600, 1200, 1800, 2400, 3000):  # what ``State`` does after each optimizer step
+    ...     optimizer.step()
+    ...     halving.edl_move({"samples": samples})
+    ...     rates[samples] = optimizer.param_groups[0]["lr"]
+    >>> rates
+    {0: 0.8, 600: 0.8, 1200: 0.4, 1800: 0.4, 2400: 0.2, 3000: 0.1}
 
     Args:
-        scheduler: Any of ``torch.optim.lr_scheduler`` whose ``step()`` takes no argument. The same object comes back;
-            it has to be given to ``State``.
-        every: What it moves after: "1000 samples", "1 epoch", "0.1 epochs", "100 steps" or "100 scale-invariant steps".
+        scheduler: Any scheduler of ``torch.optim.lr_scheduler`` whose ``step()`` takes no argument. Give it to
+            ``State``, which moves it.
+        every: Interval greater than 0, such as "1000 samples", "1 epoch", "0.1 epochs", "100 steps" or
+            "100 scale-invariant steps".
+
+    Returns:
+        The same object, its class extended.
 
     Raises:
         UsageError: ``every`` is not understood, or the scheduler cannot be moved like that.

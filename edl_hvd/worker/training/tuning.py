@@ -23,7 +23,7 @@ from edl_hvd.rescale.throughput import Timing, fit, with_timing
 from edl_hvd.worker.engine.collectives import Collectives
 from edl_hvd.world import World
 
-EVERY_STEPS = 50  # the median of so many step times is good to some percent; two small collectives are lost in them
+EVERY_STEPS = 50  # the median of this many step times is good to some percent; two small collectives are lost in them
 _LEAST_GAIN = 1.05  # of goodput: less is within the error of the model, and each change starts the loader anew
 _LARGEST_GROWTH = 2
 

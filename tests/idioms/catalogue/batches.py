@@ -993,7 +993,7 @@ IDIOMS = [
         break_flat_ours,
     ),
     Idiom(
-        "A run of so many steps",
+        "A run of a fixed number of steps",
         "`return` ends the run on every worker after the same step.",
         last_step_plain,
         last_step_ours,

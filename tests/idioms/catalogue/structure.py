@@ -1443,7 +1443,7 @@ IDIOMS = [
         randomness_ours,
     ),
     Idiom(
-        "So many steps",
+        "A fixed number of steps",
         "Return at step level, by `step.number` or `state.step`, which are the same on every worker.",
         stops_early_plain,
         stops_early_ours,

@@ -10,15 +10,16 @@ from worlds import alone
 
 import edl_hvd
 from edl_hvd.worker.codec import decode, encode
-from edl_hvd.worker.keeping.handlers import ModuleHandler, OptimizerHandler
-from edl_hvd.worker.keeping.parameter_watch import StillParameters
-from edl_hvd.worker.keeping.standing import Standing
+from edl_hvd.worker.commits.dirty import FrozenParameters
+from edl_hvd.worker.commits.encoding_cache import EncodingCache
+from edl_hvd.worker.commits.handlers import ModuleHandler, OptimizerHandler
+from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
 
 
 @pytest.fixture(autouse=True)
 def in_a_world():
     with alone():
-        edl_hvd.worker.process.current().joined = edl_hvd.SoloRendezvous().join(-1, -1, dict)
+        edl_hvd.worker.process.current().joined = SoloRendezvous().join(-1, -1, dict)
         yield
 
 
@@ -35,10 +36,10 @@ class Kept:
         self.optimizer = edl_hvd.DistributedOptimizer(optimizer(self.model.parameters()), self.model.named_parameters())
         stepped = frozenset(self.model.parameters())
         self._handlers = {
-            "model": ModuleHandler(self.model, stepped, StillParameters()),
+            "model": ModuleHandler(self.model, stepped, FrozenParameters()),
             "optimizer": OptimizerHandler(self.optimizer),
         }
-        self._standing = {name: Standing(name, handler) for name, handler in self._handlers.items()}
+        self._encodings = {name: EncodingCache(name, handler) for name, handler in self._handlers.items()}
         self.captured: list[str] = []
         for name, handler in self._handlers.items():
             handler.capture = self._counted(name, handler.capture)
@@ -60,12 +61,12 @@ class Kept:
         anew = {}
         for name, handler in self._handlers.items():
             self.captured.clear()
-            live, tensors = self._standing[name].encoded()
+            live, tensors = self._encodings[name].encoded()
             anew[name] = bool(self.captured)
-            rest, more = encode(handler.capture_rest(), name)
+            rest, more = encode(handler.capture_delta(), name)
             expected, fresh = encode(handler.capture(), name)
-            completed = decode(handler.completed(live, rest), values({**tensors, **more}))
-            assert completed == decode(expected, values(fresh))
+            merge_delta = decode(handler.merge_delta(live, rest), values({**tensors, **more}))
+            assert merge_delta == decode(expected, values(fresh))
             assert list(tensors) == list(fresh)
             assert all(tensors[key].is_set_to(tensor) for key, tensor in fresh.items())
         return anew
@@ -202,7 +203,7 @@ def test_a_model_that_hands_out_copies_is_asked_each_time():
     capture = kept._handlers["model"].capture
     for _ in range(2):
         kept.captured.clear()
-        _, tensors = kept._standing["model"].encoded()
+        _, tensors = kept._encodings["model"].encoded()
         assert kept.captured == ["model"]
         assert tensors.keys() == {f"model/{name}" for name in capture()}
         assert {tensor.dtype for tensor in tensors.values()} == {torch.float64}

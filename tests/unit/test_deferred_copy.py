@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl_hvd.worker.keeping import late_copy
-from edl_hvd.worker.keeping.late_copy import Blocks, LateCopy
+from edl_hvd.worker.commits import checkpoint_copy
+from edl_hvd.worker.commits.checkpoint_copy import Blocks, DeferredCopy
 
 SHAPES = st.one_of(
     st.just(()),
@@ -25,7 +25,7 @@ def never() -> bool:
     return False
 
 
-def together(copy: LateCopy, threads: int) -> list[bool]:
+def together(copy: DeferredCopy, threads: int) -> list[bool]:
     found: list[bool] = []
     others = [threading.Thread(target=lambda: found.append(copy.complete())) for _ in range(threads - 1)]
     for thread in others:
@@ -44,22 +44,22 @@ def test_all_is_copied_each_byte_once(shapes, threads, gap):
     into = {name: torch.full(tensor.shape, -1.0) for name, tensor in tensors.items()}
     copied: list[tuple[int, int]] = []
     looks: list[int] = []
-    real = late_copy._copy
+    real = checkpoint_copy._copy_chunk
 
-    def counted(portion: late_copy.Portion) -> None:
+    def counted(portion: checkpoint_copy.Chunk) -> None:
         copied.extend((tensor.data_ptr(), tensor.nbytes) for tensor in portion[1] if tensor.nbytes)
         real(portion)
 
-    def is_disturbed() -> bool:
+    def is_dirty() -> bool:
         assert all(torch.equal(tensors[name], tensor) for name, tensor in into.items()), "it came before the copy's end"
         looks.append(1)
         return False
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(late_copy, "_LEAST_BYTES", 64)
-        patch.setattr(late_copy, "_LARGE_BYTES", 128)
-        patch.setattr(late_copy, "_copy", counted)
-        assert together(LateCopy(tensors.values(), Blocks(into.values()), is_disturbed), threads) == [True] * threads
+        patch.setattr(checkpoint_copy, "_LEAST_BYTES", 64)
+        patch.setattr(checkpoint_copy, "_LARGE_BYTES", 128)
+        patch.setattr(checkpoint_copy, "_copy_chunk", counted)
+        assert together(DeferredCopy(tensors.values(), Blocks(into.values()), is_dirty), threads) == [True] * threads
     assert len(looks) == 1
     places = sorted(copied)
     assert all(start + size <= after for (start, size), (after, _) in pairwise(places))
@@ -68,10 +68,10 @@ def test_all_is_copied_each_byte_once(shapes, threads, gap):
 
 def test_who_comes_later_shares_what_is_left_of_one_large_tensor(monkeypatch):
     began, rest_is_done, go_on = threading.Event(), threading.Event(), threading.Event()
-    real = late_copy._copy
+    real = checkpoint_copy._copy_chunk
     rows: dict[str, int] = {}
 
-    def slow(portion: late_copy.Portion) -> None:
+    def slow(portion: checkpoint_copy.Chunk) -> None:
         name = threading.current_thread().name
         if name == "first" and not rows:
             rows[name] = 0
@@ -82,9 +82,9 @@ def test_who_comes_later_shares_what_is_left_of_one_large_tensor(monkeypatch):
         if rows.get("second") == 2048:  # all that the first has not taken
             rest_is_done.set()
 
-    monkeypatch.setattr(late_copy, "_copy", slow)
+    monkeypatch.setattr(checkpoint_copy, "_copy_chunk", slow)
     tensors, into = {"embedding": torch.rand(4096, 4096)}, {"embedding": torch.empty(4096, 4096)}
-    copy = LateCopy(tensors.values(), Blocks(into.values()), never)
+    copy = DeferredCopy(tensors.values(), Blocks(into.values()), never)
     first = threading.Thread(target=copy.complete, name="first")
     first.start()
     assert began.wait(60)
@@ -101,18 +101,18 @@ def test_who_comes_later_shares_what_is_left_of_one_large_tensor(monkeypatch):
 
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
 def test_a_copy_that_breaks_off_in_one_thread_is_of_no_use_to_the_other_which_does_not_wait_for_it(monkeypatch, error):
-    real = late_copy._copy
+    real = checkpoint_copy._copy_chunk
     began = threading.Event()
 
-    def breaking(portion: late_copy.Portion) -> None:
+    def breaking(portion: checkpoint_copy.Chunk) -> None:
         if threading.current_thread().name == "breaking":
             began.set()
             raise error
         real(portion)
 
-    monkeypatch.setattr(late_copy, "_copy", breaking)
+    monkeypatch.setattr(checkpoint_copy, "_copy_chunk", breaking)
     tensors = {str(number): torch.rand(300_000) for number in range(8)}
-    copy = LateCopy(tensors.values(), Blocks([torch.empty_like(tensor) for tensor in tensors.values()]), never)
+    copy = DeferredCopy(tensors.values(), Blocks([torch.empty_like(tensor) for tensor in tensors.values()]), never)
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -130,7 +130,7 @@ def test_a_copy_that_breaks_off_in_one_thread_is_of_no_use_to_the_other_which_do
 
 
 def test_what_was_disturbed_is_of_no_use_to_anybody():
-    assert together(LateCopy([torch.rand(8)], Blocks([torch.empty(8)]), lambda: True), 3) == [False] * 3
+    assert together(DeferredCopy([torch.rand(8)], Blocks([torch.empty(8)]), lambda: True), 3) == [False] * 3
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
@@ -139,13 +139,13 @@ def test_who_has_looked_itself_spares_the_copy_the_look(is_whole):
         raise AssertionError("somebody has looked already")
 
     tensor, into = torch.rand(8), torch.empty(8)
-    copy = LateCopy([tensor], Blocks([into]), looks)
+    copy = DeferredCopy([tensor], Blocks([into]), looks)
     assert copy.complete(is_whole) == is_whole
     assert copy.complete() == is_whole
     assert torch.equal(tensor, into)
 
 
 def test_a_copy_that_was_made_before_somebody_moved_the_tensors_is_whole():
-    copy = LateCopy([torch.rand(8)], Blocks([torch.empty(8)]), never)
+    copy = DeferredCopy([torch.rand(8)], Blocks([torch.empty(8)]), never)
     assert copy.complete()
     assert copy.complete(is_whole=False)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edl_hvd.worker.keeping.sync import without_strays
+from edl_hvd.worker.commits.agreement import drop_diverged
 
 
 class Gathered:
@@ -30,4 +30,4 @@ class Gathered:
     ],
 )
 def test_a_newcomer_whose_sample_differs_from_that_of_the_members_is_given_the_state(held, followed, digests, expected):
-    assert without_strays(Gathered(*digests), lambda: 0, held, followed) == expected
+    assert drop_diverged(Gathered(*digests), lambda: 0, held, followed) == expected

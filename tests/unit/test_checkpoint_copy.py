@@ -15,12 +15,13 @@ from edl_hvd.checkpoint.snapshot import Snapshot
 from edl_hvd.errors import StateError
 from edl_hvd.events import CheckpointFailed, CheckpointWritten
 from edl_hvd.storage.memory import MemoryStorage
+from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
 
 
 @pytest.fixture(autouse=True)
 def in_a_world() -> Iterator[None]:
     with alone():
-        edl_hvd.worker.process.current().joined = edl_hvd.SoloRendezvous().join(-1, -1, dict)
+        edl_hvd.worker.process.current().joined = SoloRendezvous().join(-1, -1, dict)
         yield
 
 
@@ -29,7 +30,7 @@ def assert_holds(snapshot: Snapshot, before) -> None:
 
 
 def holds_live_tensors(state, snapshot: Snapshot) -> bool:
-    live = {tensor.data_ptr() for tensor in state._runtime.memory.live(0)[1].values()}
+    live = {tensor.data_ptr() for tensor in state._runtime.store.live(0)[1].values()}
     return any(tensor.data_ptr() in live for tensor in snapshot.tensors.values())
 
 
@@ -37,7 +38,7 @@ def holds_live_tensors(state, snapshot: Snapshot) -> bool:
 def test_the_next_step_waits_for_a_copy_of_what_it_is_about_to_move(optimizer):
     state = train(make(lambda parameters: optimizer(parameters, lr=0.1)), 4)
     before = everything(state)
-    snapshot, copy = state._runtime.memory.for_late_checkpoint()
+    snapshot, copy = state._runtime.store.deferred_checkpoint()
     move(state)  # makes the copy, as nobody else has
     copy()
     assert_holds(snapshot, before)
@@ -46,7 +47,7 @@ def test_the_next_step_waits_for_a_copy_of_what_it_is_about_to_move(optimizer):
 
 def test_what_the_writer_has_copied_is_not_copied_again():
     state = train(make(), 4)
-    snapshot, copy = state._runtime.memory.for_late_checkpoint()
+    snapshot, copy = state._runtime.store.deferred_checkpoint()
     copy()
     for tensor in snapshot.tensors.values():
         tensor.zero_()
@@ -59,15 +60,15 @@ def test_what_the_writer_has_copied_is_not_copied_again():
 def test_whatever_moves_the_state_waits_for_the_copy(moment):
     state = train(make(), 4)
     before = everything(state)
-    other = train(make(), 7)._runtime.memory.live(7)
-    snapshot, copy = state._runtime.memory.for_late_checkpoint()
+    other = train(make(), 7)._runtime.store.live(7)
+    snapshot, copy = state._runtime.store.deferred_checkpoint()
     state.model(torch.randn(8, 4))  # BatchNorm moves what the commit has copied
     if moment == "commit":
-        state._runtime.memory.take(state._runtime.memory.commit + 1)
+        state._runtime.store.save(state._runtime.store.commit + 1)
     elif moment == "return to the commit":
-        state._runtime.memory.put_back()
+        state._runtime.store.restore()
     else:
-        state._runtime.memory.receive(*other)
+        state._runtime.store.load(*other)
     copy()
     assert_holds(snapshot, before)
 
@@ -85,7 +86,7 @@ def past_the_counter(state) -> None:
 @pytest.mark.parametrize("who", ["the writer", "the next step"])
 def test_a_copy_of_parameters_that_the_script_has_moved_itself_is_refused_and_the_next_is_made_at_once(write, who):
     state = train(make(), 4)
-    _, copy = state._runtime.memory.for_late_checkpoint()
+    _, copy = state._runtime.store.deferred_checkpoint()
     write(state)
     if who == "the next step":
         move(state)
@@ -95,7 +96,7 @@ def test_a_copy_of_parameters_that_the_script_has_moved_itself_is_refused_and_th
         move(state)
     finish(state)
     before = everything(state)
-    snapshot, copy = state._runtime.memory.for_late_checkpoint()
+    snapshot, copy = state._runtime.store.deferred_checkpoint()
     write(state)
     copy()
     assert_holds(snapshot, before)
@@ -103,10 +104,10 @@ def test_a_copy_of_parameters_that_the_script_has_moved_itself_is_refused_and_th
 
 def test_a_copy_that_nobody_wants_is_not_made():
     state = train(make(), 4)
-    snapshot, _ = state._runtime.memory.for_late_checkpoint()
+    snapshot, _ = state._runtime.store.deferred_checkpoint()
     for tensor in snapshot.tensors.values():
         tensor.zero_()
-    state._runtime.memory.drop_copy()
+    state._runtime.store.drop_copy()
     move(state)
     assert not any(tensor.any() for tensor in snapshot.tensors.values())
 
@@ -116,12 +117,12 @@ def test_a_checkpoint_begun_before_a_step_holds_the_commit_and_one_that_was_torn
     storage = MemoryStorage("late")
     writer = CheckpointWriter(storage)
     before = everything(state)
-    snapshot, copy = state._runtime.memory.for_late_checkpoint()
+    snapshot, copy = state._runtime.store.deferred_checkpoint()
     writer.begin(snapshot, 0, 1, "whole", first=copy)
     move(state)
     assert writer.wait(60)
     finish(state)
-    snapshot, copy = state._runtime.memory.for_late_checkpoint()
+    snapshot, copy = state._runtime.store.deferred_checkpoint()
     in_place(state)
     writer.begin(snapshot, 0, 1, "torn", first=copy)
     assert writer.wait(60)

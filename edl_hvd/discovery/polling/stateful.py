@@ -10,7 +10,6 @@ import json
 from edl_hvd.discovery.damping import Damping
 from edl_hvd.discovery.polling.record import Record
 from edl_hvd.discovery.question import Question
-from edl_hvd.discovery.source import Bridging, Remembering
 from edl_hvd.hosts import format_hosts
 
 
@@ -22,22 +21,21 @@ def answer(question: Question, record: Record) -> Record:
     """
     source, now_s = question.source, record.asked_s
     memory = _read(record.memory)
-    if isinstance(source, Remembering):
-        source.recall(memory.get("source"), record.answered_s)
-    hosts = source.hosts()
+    source.recall(memory.get("source"), record.answered_s)
+    found = source.answer()
+    hosts = found.hosts
     if not hosts:
         return record.answered_empty()
-    age_s, remark = source.bridged() if isinstance(source, Bridging) else (0.0, "")
-    remarks = [remark] if remark else []
+    remarks = [found.warning] if found.warning else []
     kept: dict[str, object] = {}
     if question.is_damped:
         damping = Damping().recalled(memory.get("damping"), record.answered_s).observed(hosts, now_s)
         hosts = damping.kept(hosts)
         remarks += [f"{host} is left out: {why}" for host, why in damping.left_out(now_s).items()]
         kept["damping"] = damping.to_memory(now_s)
-    if isinstance(source, Remembering):
+    if source.parts:
         kept["source"] = source.memory(now_s)
-    return record.answered(format_hosts(hosts), age_s, "; ".join(remarks), json.dumps(kept))
+    return record.answered(format_hosts(hosts), found.age_s, "; ".join(remarks), json.dumps(kept))
 
 
 def _read(text: str) -> dict[str, object]:

@@ -15,8 +15,8 @@ from edl_hvd.checkpoint.restoring import usable_manifest
 from edl_hvd.errors import StateError
 from edl_hvd.storage import open_storage
 from edl_hvd.worker.codec import decode
-from edl_hvd.worker.keeping.handlers import ModuleHandler
-from edl_hvd.worker.keeping.memory import Memory
+from edl_hvd.worker.commits.handlers import ModuleHandler
+from edl_hvd.worker.commits.state_store import StateStore
 
 _NAMED = 10  # of each kind in an error
 
@@ -47,12 +47,12 @@ class Fit:
         return "; ".join(f"{kind}: {_some(names)}" for kind, names in kinds.items() if names) or "everything fits"
 
 
-def load_weights(memory: Memory, url: str | os.PathLike[str], step: int | None, partial: bool) -> Fit:
+def load_weights(store: StateStore, url: str | os.PathLike[str], step: int | None, partial: bool) -> Fit:
     """See :meth:`edl_hvd.State.load_weights`."""
     storage = open_storage(os.fspath(url))
     [chosen] = chosen_steps(storage, step)
     manifest = usable_manifest(storage, chosen).manifest
-    models = {name: handler.value for name, handler in memory.handlers.items() if isinstance(handler, ModuleHandler)}
+    models = {name: handler.value for name, handler in store.handlers.items() if isinstance(handler, ModuleHandler)}
     saved: dict[str, Any] = {name: manifest.plain["attributes"].get(name, {}) for name in models}
     shapes = {name: torch.empty(entry.shape, device="meta") for name, entry in manifest.tensors.items()}
     fit = _compare({name: decode(value, shapes) for name, value in saved.items()}, models)

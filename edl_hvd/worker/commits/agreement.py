@@ -52,7 +52,7 @@ def broadcast_state(
     return plain, tensors
 
 
-def without_strays(
+def drop_diverged(
     collectives: Collectives, sample: Callable[[], int], held: list[int], followed: list[bool]
 ) -> list[int]:
     """What each member holds, -1 for a newcomer that has followed and yet holds the state of none of the others.
@@ -78,7 +78,7 @@ def without_strays(
     return [-1 if rank in strays else number for rank, number in enumerate(held)]
 
 
-def level_(collectives: Collectives, tensors: list[torch.Tensor], weight: int, rank: int) -> None:
+def average_(collectives: Collectives, tensors: list[torch.Tensor], weight: int, rank: int) -> None:
     """Make tensors equal on all ranks, in place: floating-point ones their mean, others their maximum.
 
     Collective; blocks.

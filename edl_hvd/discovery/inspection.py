@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.damping import Damping
 from edl_hvd.discovery.question import Question
-from edl_hvd.discovery.source import Bridging, HostDetails, details_of, left_out_of, notices_of
+from edl_hvd.discovery.source import Answer, HostDetails
 from edl_hvd.errors import DiscoveryError
 from edl_hvd.hosts import HostSlots, format_hosts
 
 
 @dataclass(frozen=True)
-class SeenHost:
+class ListedHost:
     """One host; what is not known is empty or ``None``.
 
     Attributes:
@@ -33,8 +33,8 @@ class SeenHost:
 
 
 @dataclass(frozen=True)
-class Look:
-    """One look at a source.
+class HostListing:
+    """What one inspection of a source finds.
 
     Attributes:
         hosts: Sorted by name.
@@ -42,7 +42,7 @@ class Look:
         remark: Why a part of it is old; empty when none is.
     """
 
-    hosts: tuple[SeenHost, ...]
+    hosts: tuple[ListedHost, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
     remark: str = ""
 
@@ -51,8 +51,8 @@ class Look:
         return sum(one.slots for one in self.hosts)
 
 
-class Looker:
-    """Looks at a source again and again, and leaves out what flaps, as a job would.
+class Inspector:
+    """Inspects a source again and again, and leaves out what flaps, as a job would.
 
     Args:
         question: What to ask.
@@ -63,47 +63,42 @@ class Looker:
         self._clock = clock
         self._damping = Damping()
         self._seen_s: dict[str, float] = {}
-        self._looks = 0
+        self._inspections = 0
 
-    def look(self) -> Look:
+    def inspect(self) -> HostListing:
         """Ask now; blocks for as long as the source takes.
 
         Raises:
             DiscoveryError: It does not answer, or not in a way that can be trusted.
         """
-        source = self._question.source
-        hosts = source.hosts()
+        answer = self._question.source.answer()
+        hosts, left_out = answer.hosts, dict(answer.left_out)
         try:
             format_hosts(hosts)  # raises when a host is listed twice
         except ValueError as error:
             raise DiscoveryError(str(error)) from error
         now_s, wall_s = self._clock.monotonic_s(), self._clock.wall_s()
-        # Who was there at the first look may have been there for long.
-        self._seen_s = {one.host: self._seen_s.get(one.host, wall_s if self._looks else 0.0) for one in hosts}
-        self._looks += 1
-        left_out = dict(left_out_of(source))
+        # Who was there at the first inspection may have been there for long.
+        self._seen_s = {one.host: self._seen_s.get(one.host, wall_s if self._inspections else 0.0) for one in hosts}
+        self._inspections += 1
         if self._question.is_damped:
             self._damping = self._damping.observed(hosts, now_s)
             hosts = self._damping.kept(hosts)
             left_out |= self._damping.left_out(now_s)
-        details, notices = details_of(source), notices_of(source)
-        remark = source.bridged()[1] if isinstance(source, Bridging) else ""
-        return Look(
-            tuple(self._describe(one, details.get(one.host), notices.get(one.host)) for one in sorted(hosts)),
-            dict(sorted(left_out.items())),
-            remark,
-        )
+        seen = tuple(self._describe(one, answer) for one in sorted(hosts))
+        return HostListing(seen, dict(sorted(left_out.items())), answer.warning)
 
-    def _describe(self, one: HostSlots, details: HostDetails | None, notice_s: float | None) -> SeenHost:
-        known = details or HostDetails()
+    def _describe(self, one: HostSlots, answer: Answer) -> ListedHost:
+        known = answer.details.get(one.host, HostDetails())
         since_s = known.since_s if known.since_s is not None else self._seen_s[one.host] or None
-        return SeenHost(one.host, one.slots, known.kind, known.zone, known.price_usd_per_h, since_s, notice_s)
+        notice_s = answer.notices.get(one.host)
+        return ListedHost(one.host, one.slots, known.kind, known.zone, known.price_usd_per_h, since_s, notice_s)
 
 
-def changes(before: Look | None, after: Look) -> list[str]:
-    """One line for each thing that has changed from one look to the next, as for a log.
+def changes(before: HostListing | None, after: HostListing) -> list[str]:
+    """One line for each thing that has changed from one listing to the next, as for a log.
 
-    >>> one, two = Look((SeenHost("a", 1),)), Look((SeenHost("b", 2),), {"a": "it is stopped"})
+    >>> one, two = HostListing((ListedHost("a", 1),)), HostListing((ListedHost("b", 2),), {"a": "it is stopped"})
     >>> changes(None, one), changes(one, two)
     (['+ a:1'], ['+ b:2', '- a:1 (it is stopped)', '  a is left out: it is stopped'])
     """

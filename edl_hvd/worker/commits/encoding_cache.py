@@ -1,4 +1,4 @@
-"""What a light commit leaves out, as it stands, without naming hundreds of tensors anew.
+"""The encoded structure of the state, kept from one checkpoint to the next.
 
 An optimizer's step moves the contents of the tensors, not the tensors. So how an object is encoded is kept from one
 checkpoint to the next, but for the tensors themselves: to keep those would keep memory that a script wants freed.
@@ -12,29 +12,29 @@ from typing import Any, NamedTuple
 import torch
 
 from edl_hvd.worker.codec import encode
-from edl_hvd.worker.keeping.handlers import Handler
+from edl_hvd.worker.commits.handlers import Handler
 
 _PLAIN_TENSORS = {torch.Tensor, torch.nn.Parameter}
 # Of others it is not known when two are the same memory.
 
 
-class _Encoded(NamedTuple):
+class _Encoding(NamedTuple):
     places: list[Hashable]
     plain: Any
     names: list[str]
 
 
-class Standing:
-    """Of one handler.
+class EncodingCache:
+    """Keeps the encoded structure of one handler's state.
 
     Args:
-        name: Of its attribute.
-        handler: It.
+        name: Attribute of ``State`` that the handler captures.
+        handler: Captures the attribute.
     """
 
     def __init__(self, name: str, handler: Handler) -> None:
         self._name, self._handler = name, handler
-        self._known: _Encoded | None = None
+        self._known: _Encoding | None = None
 
     def encoded(self) -> tuple[Any, dict[str, torch.Tensor]]:
         """What ``encode`` makes of ``handler.capture()`` now, with live tensors; do not change it."""
@@ -44,7 +44,7 @@ class Standing:
         plain, tensors = encode(self._handler.capture(), self._name)
         # Else there is more to it than the tensors, or others are made of them for each capture.
         is_told = bool(places) and _are_same(live, list(tensors.values()))
-        self._known = _Encoded(places, plain, list(tensors)) if is_told else None
+        self._known = _Encoding(places, plain, list(tensors)) if is_told else None
         return plain, tensors
 
 

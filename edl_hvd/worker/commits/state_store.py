@@ -16,23 +16,21 @@ from edl_hvd.metrics.metric import Metric
 from edl_hvd.rescale.learning import Learning
 from edl_hvd.rescale.ramp import Ramp
 from edl_hvd.worker.codec import decode, encode, placed
-from edl_hvd.worker.keeping.handlers import Handler, ModuleHandler, handler_for
-from edl_hvd.worker.keeping.host_copy import HostCopies
-from edl_hvd.worker.keeping.marks import Mark, marks_of
-from edl_hvd.worker.keeping.parameter_watch import ParameterWatch, StillParameters
-from edl_hvd.worker.keeping.sample import sample_of
-from edl_hvd.worker.keeping.snapshot import SnapshotBuffers
-from edl_hvd.worker.keeping.standing import Standing
+from edl_hvd.worker.commits.checkpoint_copy import CheckpointCopies
+from edl_hvd.worker.commits.dirty import DirtyTracker, FrozenParameters, TensorVersion, fingerprint, versions_of
+from edl_hvd.worker.commits.encoding_cache import EncodingCache
+from edl_hvd.worker.commits.handlers import Handler, ModuleHandler, handler_for
+from edl_hvd.worker.commits.snapshot import SnapshotBuffers
 from edl_hvd.worker.training.optimizer import is_distributed, join
 
 logger = logging.getLogger(__name__)
 
-_PLACES = 1 << 16
+_QUALITIES = 1 << 16
 _GRADIENT = "gradient/"  # in the names of tensors
 _OF_EACH_RANK = (Metric, ElasticBatchSampler, EvaluationSampler)
 
 
-class Memory:
+class StateStore:
     """The attributes and counters of a ``State`` and the snapshot of their last commit.
 
     Attributes:
@@ -58,36 +56,36 @@ class Memory:
         self._optimizers = list(distributed.values())
         models = {name: value for name, value in attributes.items() if isinstance(value, torch.nn.Module)}
         self.reduction = join(self._optimizers, models, list(distributed))
-        self._still = StillParameters()
+        self._frozen_parameters = FrozenParameters()
         self._stepped = set(self.reduction.names) if self.reduction is not None else set()
         # Whether each parameter requires a gradient; a script may freeze and unfreeze them later.
         self._parameters = {f"{name}.{key}": p for name, model in models.items() for key, p in model.named_parameters()}
         self._required = {name: parameter.requires_grad for name, parameter in self._parameters.items()}
         self._groups = {name: len(optimizer.param_groups) for name, optimizer in distributed.items()}
         for name, value in attributes.items():
-            handler = handler_for(name, value, self._stepped, self._still)
+            handler = handler_for(name, value, self._stepped, self._frozen_parameters)
             if handler is None:
                 self.attributes[name] = value
             else:
                 self.handlers[name] = handler
-        self._standing = {name: Standing(name, handler) for name, handler in self.handlers.items()}
+        self._encodings = {name: EncodingCache(name, handler) for name, handler in self.handlers.items()}
         # What is computed again after a light commit, buffers for one, may be computed with weights ahead of it.
         self.exact = any(optimizer.stepping.exact for optimizer in self._optimizers)
-        self._may_stand = self._moves_by_steps()
-        self._host = HostCopies()
-        self.watch = ParameterWatch(self._optimizers, self._before_move)
+        self._can_skip_parameters = self._moves_by_steps()
+        self._host = CheckpointCopies()
+        self.tracker = DirtyTracker(self._optimizers, self._before_move)
         self.step = self.epoch = self.samples = 0
         self.ramp = Ramp()
         self.learning = Learning()
         self.commit = -1
         self._snapshot = SnapshotBuffers()
-        self._frozen = False  # somebody still reads the snapshot: the next one takes other memory
-        self._rest = SnapshotBuffers()  # of a light commit
-        self._light = False
+        self._is_pinned = False  # somebody still reads the snapshot: the next one takes other memory
+        self._delta = SnapshotBuffers()  # of a light commit
+        self._is_delta = False
         self._ahead = [0] * len(self._optimizers)  # steps of the optimizers that the last commit has and its rest lacks
-        self._disturbed = False  # the script has moved parameters since, too
-        self.followed = False
-        self._marks: dict[str, Mark] = {}  # of the live tensors at the last take
+        self._dirty = False  # the script has moved parameters since, too
+        self.is_unverified = False
+        self._versions: dict[str, TensorVersion] = {}  # of the live tensors at the last take
 
     def _moves_by_steps(self) -> bool:
         """What optimizers move is found again in the models, by name."""
@@ -99,13 +97,13 @@ class Memory:
         if self.reduction is None or len(self.reduction.names) == len(self._stepped):
             return
         self._stepped.update(self.reduction.names)
-        self._still.drop(self._stepped)
+        self._frozen_parameters.drop(self._stepped)
         for handler in self.handlers.values():
             if isinstance(handler, ModuleHandler):
                 handler.move_by_steps(self._stepped)
-        self._may_stand = self._moves_by_steps()
-        self.watch.look()
-        self.watch.distrust()
+        self._can_skip_parameters = self._moves_by_steps()
+        self.tracker.note()
+        self.tracker.mark_dirty()
 
     def of_kind(self, kind: type | Callable[[object], bool]) -> Iterable[Any]:
         """The handled objects of a class, or those for which a predicate holds, in the order given."""
@@ -127,16 +125,16 @@ class Memory:
 
     @property
     def _last(self) -> SnapshotBuffers:
-        return self._rest if self._light else self._snapshot
+        return self._delta if self._is_delta else self._snapshot
 
     @property
     def ahead(self) -> list[int]:
         """By how many steps each distributed optimizer has moved on from the commit that this worker holds."""
-        since = self.watch.steps if self._light else [0] * len(self._ahead)
+        since = self.tracker.steps if self._is_delta else [0] * len(self._ahead)
         return [steps + more for steps, more in zip(self._ahead, since, strict=True)]
 
     @property
-    def standing(self) -> int:
+    def freshness(self) -> int:
         """How good a state this worker could give to others, -1 for none: the larger, the better.
 
         A later commit is better than an earlier one. Of one commit, the best is the state at it, then that of whose
@@ -145,10 +143,10 @@ class Memory:
         if self.held < 0:
             return -1
         ahead = sum(self.ahead)
-        place = 0 if self._disturbed else _PLACES - 1 if ahead == 0 else min(ahead, _PLACES - 2)
-        return self.held * _PLACES + place
+        place = 0 if self._dirty else _QUALITIES - 1 if ahead == 0 else min(ahead, _QUALITIES - 2)
+        return self.held * _QUALITIES + place
 
-    def take(self, number: int, light: bool = False) -> None:
+    def save(self, number: int, light: bool = False) -> None:
         """Keep the present state as commit ``number``. All or nothing.
 
         Args:
@@ -157,23 +155,23 @@ class Memory:
                 next step. A worker that then loses its world goes on from there (see ``ahead``).
         """
         self._look()
-        if light and self._may_stand and self.watch.trusted:
-            plain, tensors = self._rest_of(number)
-            self._rest.fill(tensors, plain)
-            self._light = True
-            self._snapshot, self._frozen = SnapshotBuffers(), False
+        if light and self._can_skip_parameters and self.tracker.is_clean:
+            plain, tensors = self._delta_of(number)
+            self._delta.fill(tensors, plain)
+            self._is_delta = True
+            self._snapshot, self._is_pinned = SnapshotBuffers(), False
         else:
             plain, tensors = self.live(number)
-            snapshot = SnapshotBuffers() if self._frozen else self._snapshot
+            snapshot = SnapshotBuffers() if self._is_pinned else self._snapshot
             snapshot.fill(tensors, plain)
-            self._snapshot, self._frozen, self._light = snapshot, False, False
-        self._marks = marks_of(tensors)
+            self._snapshot, self._is_pinned, self._is_delta = snapshot, False, False
+        self._versions = versions_of(tensors)
         self._begin_commit(number)
 
-    def pass_by(self, number: int) -> None:
-        """Commit ``number`` is one that nobody can come back to: keep nothing, until the next :meth:`take`."""
+    def skip(self, number: int) -> None:
+        """Commit ``number`` is one that nobody can come back to: keep nothing, until the next :meth:`save`."""
         self._look()
-        for buffers in (self._snapshot, self._rest):
+        for buffers in (self._snapshot, self._delta):
             buffers.invalidate()
         self._begin_commit(number)
 
@@ -185,27 +183,27 @@ class Memory:
             if self.reduction.is_interleaved:
                 # A round after a step may be made of what was computed before it: it cannot be made again after it
                 # alone.
-                self.watch.never_trust()
+                self.tracker.never_clean()
             self.reduction.has_stepped = False
-        self.watch.check()
-        self._still.commit()
+        self.tracker.check()
+        self._frozen_parameters.commit()
 
     def _begin_commit(self, number: int) -> None:
-        self.commit, self._ahead, self._disturbed = number, self._to_skip, False
-        self.watch.commit()
+        self.commit, self._ahead, self._dirty = number, self._to_skip, False
+        self.tracker.commit()
 
-    def retake(self) -> None:
+    def resave(self) -> None:
         """Take the last commit once more; copies only what has been written since."""
-        if self._light and not self.watch.trusted:
-            self.take(self.commit)
+        if self._is_delta and not self.tracker.is_clean:
+            self.save(self.commit)
             return
-        plain, tensors = self._rest_of(self.commit) if self._light else self.live(self.commit)
-        written = {name: tensor for name, tensor in tensors.items() if not self._is_marked(name, tensor)}
-        if tensors.keys() == self._marks.keys() and not self._frozen and self._last.refill(written, plain):
-            self._marks.update(marks_of(written))
+        plain, tensors = self._delta_of(self.commit) if self._is_delta else self.live(self.commit)
+        written = {name: tensor for name, tensor in tensors.items() if not self._is_unwritten(name, tensor)}
+        if tensors.keys() == self._versions.keys() and not self._is_pinned and self._last.refill(written, plain):
+            self._versions.update(versions_of(written))
             self._ahead = self._to_skip
         else:
-            self.take(self.commit, light=self._light)
+            self.save(self.commit, light=self._is_delta)
 
     @property
     def _to_skip(self) -> list[int]:
@@ -213,22 +211,22 @@ class Memory:
 
     @property
     def repeated_samples(self) -> int:
-        """Of the next step, where some optimizers have made it already, perhaps in a world of another size; else 0."""
+        """The samples of the next step, if some optimizers have already made it, in a world of any size; else 0."""
         return self._samples_of(self._to_skip)
 
     def _samples_of(self, ahead: list[int]) -> int:
         stepping = [optimizer.stepping for optimizer in self._optimizers]
         return max((made.samples for made, steps in zip(stepping, ahead, strict=True) if steps), default=0)
 
-    def _is_marked(self, name: str, tensor: torch.Tensor) -> bool:
-        return name in self._marks and self._marks[name].fits(tensor)
+    def _is_unwritten(self, name: str, tensor: torch.Tensor) -> bool:
+        return name in self._versions and self._versions[name].matches(tensor)
 
     def live(self, number: int) -> tuple[Any, dict[str, torch.Tensor]]:
         """The present state as commit ``number``: plain, and its tensors by name, not copied."""
         return self._captured(number, lambda handler: handler.capture())
 
-    def _rest_of(self, number: int) -> tuple[Any, dict[str, torch.Tensor]]:
-        return self._captured(number, lambda handler: handler.capture_rest())
+    def _delta_of(self, number: int) -> tuple[Any, dict[str, torch.Tensor]]:
+        return self._captured(number, lambda handler: handler.capture_delta())
 
     def _captured(self, number: int, capture: Callable[[Handler], Any]) -> tuple[Any, dict[str, torch.Tensor]]:
         tensors: dict[str, torch.Tensor] = {}
@@ -301,8 +299,8 @@ class Memory:
                 for handler in self.handlers.values():
                     if isinstance(handler, ModuleHandler):
                         handler.move_by_steps(self._stepped)
-                self._may_stand = self._moves_by_steps()
-                self.watch.look()
+                self._can_skip_parameters = self._moves_by_steps()
+                self.tracker.note()
 
     def _present(self) -> list[str]:
         """Parameters that have a gradient, whatever it is: a script may clear them to zeros, which is not ``None``."""
@@ -335,33 +333,38 @@ class Memory:
                     parameter.grad = torch.empty_like(parameter).copy_(gradient)
                     optimizer.stepping.round_number = optimizer.reduction.round_number - 1
 
-    def share(self) -> tuple[Any, dict[str, torch.Tensor]]:
+    def export(self) -> tuple[Any, dict[str, torch.Tensor]]:
         """The last commit's plain state and tensors, for the others; some may be live and stand until the next step."""
-        if not self._light:
+        if not self._is_delta:
             return self._snapshot.plain, self._snapshot.tensors
-        rest, tensors = self._rest.plain, dict(self._rest.tensors)
+        rest, tensors = self._delta.plain, dict(self._delta.tensors)
         plain = dict(rest["attributes"])
         for name, handler in self.handlers.items():
-            if handler.leaves_out:
-                live, parts = self._standing[name].encoded()
-                plain[name] = handler.completed(live, rest["attributes"][name])
+            if handler.has_delta:
+                live, parts = self._encodings[name].encoded()
+                plain[name] = handler.merge_delta(live, rest["attributes"][name])
                 tensors = {**parts, **tensors}
         ahead = {"ahead": self.ahead, "ahead_samples": self._samples_of(self.ahead)}
         return {"counters": {**rest["counters"], **ahead}, "attributes": plain}, tensors
 
-    def freeze(self) -> tuple[Any, dict[str, torch.Tensor]]:
+    def pin(self) -> tuple[Any, dict[str, torch.Tensor]]:
         """The last commit's plain state and tensors, which stay as they are: the next one takes other memory."""
-        if self._light:
-            self.take(self.commit)
-        self._frozen = True
+        if self._is_delta:
+            self.save(self.commit)
+        self._is_pinned = True
         return self._snapshot.plain, self._snapshot.tensors
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Hold no state any more: what the objects hold is that of no commit."""
-        self._snapshot, self._frozen, self._rest, self._light = SnapshotBuffers(), False, SnapshotBuffers(), False
-        self.commit, self.followed = -1, False
+        self._snapshot, self._is_pinned, self._delta, self._is_delta = (
+            SnapshotBuffers(),
+            False,
+            SnapshotBuffers(),
+            False,
+        )
+        self.commit, self.is_unverified = -1, False
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Make the last commit the present state again; does nothing where there is none.
 
         What a light commit left uncopied stays as it is: at the commit, or some steps ahead of it. The script goes
@@ -370,52 +373,52 @@ class Memory:
         self._host.finish()
         if not self._last.whole:
             return
-        if self._light:
-            self._put_back_rest()
+        if self._is_delta:
+            self._restore_delta()
         else:
             self._load(self._snapshot.plain, self._snapshot.tensors)
-            self._marks = marks_of(self.live(self.commit)[1])  # they are equal now
+            self._versions = versions_of(self.live(self.commit)[1])  # they are equal now
 
-    def _put_back_rest(self) -> None:
+    def _restore_delta(self) -> None:
         self._notice_new_parameters()
-        if self._is_disturbed():
+        if self._is_dirty():
             logger.warning(
                 "the script has moved parameters besides its optimizers since the last commit; they are kept"
             )
-            self._disturbed = True
-            self.watch.distrust()
-            self._still.commit()
-        ahead, plain, tensors = self.ahead, self._rest.plain, self._rest.tensors
+            self._dirty = True
+            self.tracker.mark_dirty()
+            self._frozen_parameters.commit()
+        ahead, plain, tensors = self.ahead, self._delta.plain, self._delta.tensors
         self._add_groups(plain["counters"].get("added_groups", {}))
         for name, handler in self.handlers.items():
-            handler.load_rest(decode(plain["attributes"][name], tensors))
+            handler.load_delta(decode(plain["attributes"][name], tensors))
         for name in self.attributes:
             self.attributes[name] = _copy(decode(plain["attributes"][name], tensors))
         self._count({**plain["counters"], "ahead": ahead})
         self._put_gradients(tensors, plain["counters"].get("present", ()))
-        self._ahead, self.watch.steps = ahead, [0] * len(ahead)
-        self._marks = marks_of(self._rest_of(self.commit)[1])  # they are equal now
-        self.watch.look()
-        self._still.look()
+        self._ahead, self.tracker.steps = ahead, [0] * len(ahead)
+        self._versions = versions_of(self._delta_of(self.commit)[1])  # they are equal now
+        self.tracker.note()
+        self._frozen_parameters.note()
 
-    def _before_move(self, is_disturbed: bool) -> None:
-        self._host.finish(is_whole=not is_disturbed and not self._still.is_disturbed())
+    def _before_move(self, is_dirty: bool) -> None:
+        self._host.finish(is_whole=not is_dirty and not self._frozen_parameters.is_dirty())
 
-    def _is_disturbed(self) -> bool:
-        return self.watch.is_disturbed() or self._still.is_disturbed()
+    def _is_dirty(self) -> bool:
+        return self.tracker.is_dirty() or self._frozen_parameters.is_dirty()
 
-    def sample(self) -> int:
+    def fingerprint(self) -> int:
         """A digest of some bytes of every live tensor, in 32 bits: equal for equal states, whatever their size.
 
         A different state shows with certainty where every element of a tensor differs, as after an optimizer's
         step, and by chance where few do.
         """
-        return sample_of(self.live(self.commit)[1])
+        return fingerprint(self.live(self.commit)[1])
 
-    def receive(self, plain: Any, tensors: dict[str, torch.Tensor]) -> None:
+    def load(self, plain: Any, tensors: dict[str, torch.Tensor]) -> None:
         """Take over a snapshot from another member or from storage, as the present state and as the commit."""
         self._load(plain, self._placed(plain["attributes"], tensors))
-        self.take(self.commit)
+        self.save(self.commit)
 
     def _placed(self, saved: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Tensors from elsewhere, on the devices of those that they take the place of."""
@@ -434,7 +437,7 @@ class Memory:
             if parameter.grad is not None
         }
         carried = [o.reduction.round_number > o.stepping.round_number for o in self._optimizers]
-        return {**plain, "steps": self.watch.steps, "carried": carried}, {**tensors, **gradients}
+        return {**plain, "steps": self.tracker.steps, "carried": carried}, {**tensors, **gradients}
 
     def take_over(self, plain: Any, tensors: dict[str, torch.Tensor]) -> None:
         """Be where another member is between two commits, but for what each has of its own: share and counts."""
@@ -452,9 +455,9 @@ class Memory:
             optimizer._opt_called = True
         for optimizer, is_carried in zip(self._optimizers, plain["carried"], strict=True):
             optimizer.stepping.round_number = optimizer.reduction.round_number - is_carried
-        self.watch.steps = list(plain["steps"])
-        self.watch.look()
-        self._still.look()
+        self.tracker.steps = list(plain["steps"])
+        self.tracker.note()
+        self._frozen_parameters.note()
 
     def _loose(self) -> Iterable[tuple[str, Any]]:
         """What does not itself bring its tensors to where it has them, as modules and optimizers do."""
@@ -463,7 +466,7 @@ class Memory:
                 yield name, handler.capture()
         yield from self.attributes.items()
 
-    def complete(self, plain: Any, moved: dict[str, torch.Tensor]) -> None:
+    def apply_delta(self, plain: Any, moved: dict[str, torch.Tensor]) -> None:
         """Become the commit that ``plain`` is of, where the live tensors are those of it but for ``moved``."""
         self._host.finish()
         saved = plain["attributes"]
@@ -486,10 +489,10 @@ class Memory:
                 self.attributes[name] = _copy(decode(saved[name], {**tensors, **placed(saved[name], moved, tensors)}))
         self._count(plain["counters"])
         self._put_gradients(moved, plain["counters"].get("present", ()))
-        self.watch.look()
-        self._still.look()
-        self.retake()
-        self.followed = True
+        self.tracker.note()
+        self._frozen_parameters.note()
+        self.resave()
+        self.is_unverified = True
 
     def _load(self, plain: Any, tensors: dict[str, torch.Tensor]) -> None:
         self._host.finish()
@@ -506,8 +509,8 @@ class Memory:
             self.attributes[name] = _copy(decode(saved[name], tensors))
         self._count(plain["counters"])
         self._put_gradients(tensors, plain["counters"].get("present", ()))
-        self.watch.look()
-        self._still.look()
+        self.tracker.note()
+        self._frozen_parameters.note()
 
     def _check_names(self, saved: dict[str, Any]) -> None:
         known = self.handlers.keys() | self.attributes.keys()
@@ -537,21 +540,21 @@ class Memory:
                 if parameter.requires_grad != required[name]:
                     parameter.requires_grad_(required[name])
 
-    def for_checkpoint(self) -> Snapshot:
+    def checkpoint(self) -> Snapshot:
         """The last commit as a value whose tensors stay as they are until the next call."""
-        return self._host.make(*self.share())
+        return self._host.make(*self.export())
 
-    def for_late_checkpoint(self) -> tuple[Snapshot, Callable[[], None]]:
+    def deferred_checkpoint(self) -> tuple[Snapshot, Callable[[], None]]:
         """The same, but its tensors hold the commit only when the second value was called, from any thread.
 
         That raises StateError where the script has moved parameters itself meanwhile.
         """
-        plain, tensors = self.share()
-        if not self._light or not all(tensor.is_cpu for tensor in tensors.values()):
+        plain, tensors = self.export()
+        if not self._is_delta or not all(tensor.is_cpu for tensor in tensors.values()):
             return self._host.make(plain, tensors), _nothing
-        return self._host.make_late(plain, tensors, self._is_disturbed)
+        return self._host.defer(plain, tensors, self._is_dirty)
 
-    def for_last_checkpoint(self) -> tuple[Snapshot, None]:
+    def last_checkpoint(self) -> tuple[Snapshot, None]:
         """The present state, which is no commit: nobody goes on from the end of the training."""
         return self._host.make(*self.live(self.commit + 1)), None
 
@@ -561,18 +564,18 @@ class Memory:
 
     @property
     def size_bytes(self) -> int:
-        """Of all tensors of the state."""
+        """The bytes of all tensors of the state."""
         return sum(tensor.nbytes for tensor in self.live(self.commit)[1].values())
 
 
-def commit_of(standing: int) -> int:
-    """The commit of ``Memory.standing``; -1 for none."""
-    return max(-1, standing // _PLACES)
+def commit_of(freshness: int) -> int:
+    """The commit of ``StateStore.freshness``; -1 for none."""
+    return max(-1, freshness // _QUALITIES)
 
 
-def is_disturbed(standing: int) -> bool:
-    """Whether ``Memory.standing`` is that of a worker whose script has moved parameters besides its optimizers."""
-    return standing >= 0 and standing % _PLACES == 0
+def is_dirty(freshness: int) -> bool:
+    """Whether ``StateStore.freshness`` is that of a worker whose script has moved parameters besides its optimizers."""
+    return freshness >= 0 and freshness % _QUALITIES == 0
 
 
 def _nothing() -> None:
