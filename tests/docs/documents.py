@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+DOCUMENTS = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 SCRIPTS = sorted(path for path in (REPOSITORY / "discovery_scripts").iterdir() if path.suffix == "")
 
 # A line of code that begins with one of these is a command.
 PROGRAM = re.compile(
-    r"(?:[A-Z_]+=\S+ )*(?:make|pip|python3?|horovodrun|mpirun|srun|edl-hvd|docker|discovery_scripts/\S+) "
+    r"(?:[A-Z_]+=\S+ )*(?:make|pip|python3?|edlrun -np|horovodrun|mpirun|srun|edl-hvd|docker|discovery_scripts/\S+) "
 )
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:^    .*\n)+", flags=re.MULTILINE)

@@ -59,6 +59,8 @@ class Ci:
 
 OVER_SSH = "tests/hosts/test_ssh.py::test_the_command_for_real_hosts_goes_on_when_a_host_joins_and_a_worker_is_killed"
 ON_EC2 = "tests/hosts/test_ssh.py::test_the_command_for_ec2_trains_on_the_tagged_instances"
+WITH_EDLRUN = "tests/hosts/test_ssh.py::test_the_commands_of_edlrun_for_several_hosts"
+MINIMAL = "tests/elastic/test_minimal.py::test_hosts_come_and_go_and_the_loss_is_that_of_one_process"
 BY_SUITE = "tests/contract/test_discovery_contract.py::test_an_answer_is_the_sorted_hosts_and_nothing_else"
 READ_BY_HOROVOD = "tests/contract/test_discovery_contract.py::test_horovod_reads_the_answer"
 # Nothing is downloaded or installed: pip reads the package, finds its extras, and says what it would do.
@@ -119,6 +121,15 @@ HOW: dict[str, Here | By | Ci] = {
              prints="step 3: valid"),
     "edl-hvd checkpoint prune s3://bucket/resnet50 --keep 3 --dry-run":
         Here(swaps=(TRAINED, ("--keep 3", "--keep 1")), prints="would be removed: step 2, 1"),
+    r"printf 'localhost\n127.0.0.1\n' > hosts.txt": By(MINIMAL),
+    "edlrun -np 2 --min-np 1 --discover file:hosts.txt python examples/minimal.py": By(MINIMAL),
+    "echo 127.0.0.1 > hosts.txt": By(MINIMAL),
+    "python examples/minimal.py": By(MINIMAL),
+    "horovodrun -np 2 --min-np 1 --max-np 2 --network-interfaces lo --host-discovery-script "
+    '"discovery_scripts/from_file hosts.txt" python examples/minimal.py':
+        Here(swaps=(("hosts.txt", "local.txt"),), prints="workers 2"),
+    "edlrun -np 2 --min-np 1 --max-np 8 --discover file:hosts.txt python train.py": By(WITH_EDLRUN),
+    "edlrun -np 2 --min-np 1 --max-np 8 --discover ec2:tag=job=resnet50 python train.py": By(WITH_EDLRUN),
     "python train.py": By("tests/elastic/test_launchers.py::test_as_a_single_process"),
     "horovodrun -np 2 --min-np 1 --max-np 8 --network-interfaces eth0 "
     '--host-discovery-script "discovery_scripts/from_file hosts.txt" python train.py': By(OVER_SSH),
@@ -377,6 +388,8 @@ def test_both_sides_of_the_readmes_diff_train(side, folder, aws):
     (folder / "diff.py").write_text(AROUND_THE_DIFF + script.replace("num_workers=8", "num_workers=0"))
     storage = aws.client("s3")
     storage.create_bucket(Bucket="bucket")
+    for entry in storage.list_objects_v2(Bucket="bucket").get("Contents", []):  # of the other side
+        storage.delete_object(Bucket="bucket", Key=entry["Key"])
     done = subprocess.run([sys.executable, "diff.py"], cwd=folder, env={**environment(folder), **aws.environment},
                           stderr=subprocess.PIPE, text=True, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr

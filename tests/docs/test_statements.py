@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import signal
 
 import pytest
-from documents import DOCUMENTS, REPOSITORY, SCRIPTS, commands_outside_console_blocks, links, prose, table
+from documents import (
+    DOCUMENTS,
+    REPOSITORY,
+    SCRIPTS,
+    commands_of_markdown,
+    commands_outside_console_blocks,
+    links,
+    prose,
+    table,
+)
 
 import edl_hvd
 import edl_hvd.events as events
+from edl_hvd.driver.job import INTERRUPTED
+from edl_hvd.driver.membership.decision import SAVED
 from edl_hvd.settings import Settings
+from edl_hvd.worker.joining.rendezvous import RUN_AGAIN
 
 EVERYTHING = "\n".join(path.read_text() for path in DOCUMENTS)
 VARIABLE = re.compile(r"\bEDL_HVD_[A-Z0-9_]*[A-Z0-9]\b")
@@ -64,7 +77,7 @@ def test_the_table_of_settings_is_that_of_the_code():
                    "EDL_HVD_COLLECTIVE_TIMEOUT": "collective_timeout_s",
                    "EDL_HVD_RESTART_LOST_PROGRESS": "restart_lost_progress"}  # fmt: skip
     documented = set()
-    for argument, variable, default, _ in table((REPOSITORY / "README.md").read_text(), "argument"):
+    for argument, variable, default, _ in table((REPOSITORY / "docs" / "settings.md").read_text(), "argument"):
         variable, default = variable.strip("`"), default.strip("`")
         if variable == "HOROVOD_GLOO_TIMEOUT_SECONDS":
             continue  # Horovod's own; the table says so.
@@ -79,6 +92,26 @@ def test_the_table_of_settings_is_that_of_the_code():
             other = "7" if told == 1 and not isinstance(told, bool) else other
             assert getattr(Settings.from_environment({variable: other}), name) != told, f"{variable} does nothing"
     assert documented == set(fields)
+
+
+def test_the_table_of_exit_codes_has_those_of_the_code():
+    rows = table((REPOSITORY / "docs" / "settings.md").read_text(), "code")
+    ours = {0, 1, 2, SAVED, RUN_AGAIN, INTERRUPTED, 128 + signal.SIGTERM}
+    assert {int(code) for code, _, _ in rows if code} == ours
+
+
+def test_the_readme_is_short_and_shows_edlrun():
+    text = (REPOSITORY / "README.md").read_text()
+    assert len(text.splitlines()) <= 120
+    shown = list(commands_of_markdown(text))
+    assert sum(command.startswith("edlrun ") for command in shown) >= 3
+    assert [command for command in shown if command.startswith("horovodrun ")] == [], "these are in docs/horovodrun.md"
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/horovodrun.md", "docs/settings.md"])
+def test_lines_are_short_but_for_tables_links_and_commands(name):
+    lines = (REPOSITORY / name).read_text().splitlines()
+    assert [line for line in lines if len(line) > 120 and not line.startswith(("|", "$ ")) and "](" not in line] == []
 
 
 def test_every_public_name_is_in_the_reference():

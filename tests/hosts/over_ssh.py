@@ -38,7 +38,7 @@ def ssh(tmp_path):
 
 @pytest.fixture
 def run_over_ssh(ssh, tmp_path, monkeypatch):
-    """Runs a job in a folder of the test's own with a command as the README has it: programs are found by ``PATH``."""
+    """Runs a job in a folder of the test's own with a command of the documents: programs are found by ``PATH``."""
 
     def run(job: Job, command: str, name: str = "job") -> Outcome:
         folder = tmp_path / name
@@ -53,7 +53,7 @@ def run_over_ssh(ssh, tmp_path, monkeypatch):
 
 
 def on_path(ssh: Any, **more: str) -> dict[str, str]:
-    """Variables under which the README's words mean the programs under test."""
+    """Variables under which the documents' words mean the programs under test."""
     path = os.pathsep.join([str(ssh.tools), str(Path(sys.executable).parent), os.environ["PATH"]])
     return {"PATH": path, "EDL_HVD_PYTHON": sys.executable, **more}
 
@@ -87,7 +87,7 @@ def image_of(ec2: Any) -> str:
 
 
 def run_instance(ec2: Any, subnet: str, address: str) -> str:
-    """Start an instance with that private address and the README's tag; its type has one GPU, hence one slot."""
+    """Start an instance with that private address and the documents' tag; its type has one GPU, hence one slot."""
     tags = [{"ResourceType": "instance", "Tags": [{"Key": "job", "Value": "resnet50"}]}]
     started = ec2.run_instances(ImageId=image_of(ec2), MinCount=1, MaxCount=1, InstanceType="g4dn.xlarge",
                                 SubnetId=subnet, PrivateIpAddress=address, TagSpecifications=tags)  # fmt: skip
