@@ -100,7 +100,7 @@ def exchange(
 
 
 def seconds_since_epoch(text: str) -> float:
-    """Of a time as clouds and Kubernetes write it (RFC 3339).
+    """The seconds since the epoch of a time as clouds and Kubernetes write it (RFC 3339).
 
     >>> seconds_since_epoch("2017-09-18T08:22:00Z")
     1505722920.0

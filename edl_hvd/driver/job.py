@@ -30,7 +30,7 @@ _HANG_UP_S = 1.0
 
 
 class Starter(Protocol):
-    """Starts a worker's process; see ``processes.Launcher``."""
+    """Starts a worker's process; see ``workers.launcher.Launcher``."""
 
     async def start(self, worker: str, variables: Mapping[str, str]) -> WorkerProcess: ...
 

@@ -100,7 +100,7 @@ def solve(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[flo
 def _derivative(
     residuals: Callable[[Sequence[float]], Sequence[float]], place: Sequence[float], now: Sequence[float], number: int
 ) -> list[float]:
-    """Of all residuals by one parameter."""
+    """The derivatives of all residuals by one parameter."""
     moved = [*place]
     moved[number] += _DIFFERENCE
     return [(b - a) / _DIFFERENCE for a, b in zip(now, residuals(moved), strict=True)]

@@ -18,7 +18,7 @@ from edl_hvd.traces.trace import Trace
 CURVE_POINTS = 144
 # Of a day, windows of ten minutes; with shorter ones the curves of a picture run into each other.
 _EVERY = Interval.parse("10min")
-# What the README's example says.
+# What the example of docs/simulate.md says.
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,6 @@ PLACEHOLDERS = {
     "edl_hvd.name": "any name",
     "edl_hvd.elastic.name": "any name",
 }
-# Named by a docstring that another change is about to correct.
-TO_BE_CORRECTED = {("driver/job.py", "processes.Launcher")}
 
 
 class Sources:
@@ -161,7 +159,7 @@ def test_what_docstrings_name_exists() -> None:
         for name in NAME.findall(text)
         if not resolves(name)
     }
-    assert missing - TO_BE_CORRECTED == set()
+    assert missing == set()
 
 
 def test_what_docstrings_refer_to_exists() -> None:

@@ -75,7 +75,7 @@ class Handover:
 
 
 class Rendezvous(Protocol):
-    """How to join a world. One per process; the loop calls join, leave, join, … and at last close."""
+    """How to join a world. One per process; the loop calls join, leave, join, … and at last ``ended``."""
 
     elastic: bool
     """The world may change: a broken one is worth leaving and joining anew."""
