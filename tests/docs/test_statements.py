@@ -114,6 +114,13 @@ def test_lines_are_short_but_for_tables_links_and_commands(name):
     assert [line for line in lines if len(line) > 120 and not line.startswith(("|", "$ ")) and "](" not in line] == []
 
 
+def test_the_glossary_is_short_and_names_counterparts():
+    rows = table((REPOSITORY / "docs" / "glossary.md").read_text(), "word")
+    words = [row[0] for row in rows]
+    assert len(words) == len(set(words)) <= 40
+    assert [row[0] for row in rows if len(row) != 5 or not all(cell.strip() for cell in row)] == []
+
+
 def test_every_public_name_is_in_the_reference():
     rows = table((REPOSITORY / "docs" / "reference.md").read_text(), "`edl_hvd.`")
     documented = {name for row in rows for name in re.findall(r"`(\w+)", row[0])}

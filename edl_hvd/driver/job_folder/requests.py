@@ -31,6 +31,8 @@ LONGEST_NOTICE_S = 86_400.0
 _PATIENCE_S = 5.0
 # To write one line takes no time; who does not is stuck, or plays.
 _MOST_CALLERS = 16
+_BACKLOG = 1024
+# Linux refuses who comes to a full one at once, and a busy driver may not take anybody for a while.
 _ANSWER_S = 10.0
 # The driver answers within milliseconds, unless its machine is very busy.
 
@@ -127,7 +129,9 @@ class Requests:
                 (folder / CONTROL).unlink()  # of an edlrun that was killed
             with _short(folder) as path:
                 listening.bind(path)
-            self._server = await asyncio.start_unix_server(self._serve, sock=listening, limit=LONGEST_LINE_BYTES)
+            self._server = await asyncio.start_unix_server(
+                self._serve, sock=listening, limit=LONGEST_LINE_BYTES, backlog=_BACKLOG
+            )
         except BaseException:
             listening.close()
             raise
