@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from edl_hvd.driver.membership.happenings import Exited, Kill
+from edl_hvd.driver.membership.events import Exited, Kill
 from edl_hvd.driver.membership.state import host_of
 
 _LAST_LINES = 20

@@ -12,7 +12,7 @@ from edl_hvd.cli.failure_report import Failures
 from edl_hvd.cli.live_line import LiveLine
 from edl_hvd.cli.words import SEPARATOR, duration, join, status_line
 from edl_hvd.cli.world_changes import WorldChanges
-from edl_hvd.driver.membership.happenings import Action, End, Exited, Happening, Kill, Publish, SetAside, Spawn
+from edl_hvd.driver.membership.events import Action, End, Exited, Kill, MembershipEvent, Publish, SetAside, Spawn
 from edl_hvd.driver.status import Status
 from edl_hvd.protocol import Beat
 from edl_hvd.settings import process_environment
@@ -54,10 +54,10 @@ class JobScreen:
 
     # --- what happens ---
 
-    def happened(self, happening: Happening) -> None:
-        if isinstance(happening, Exited):
-            self._failures.exited(happening, self._world.members, self._world.generation)
-        told = self._world.happened(happening, time.monotonic())
+    def on_event(self, event: MembershipEvent) -> None:
+        if isinstance(event, Exited):
+            self._failures.exited(event, self._world.members, self._world.generation)
+        told = self._world.on_event(event, time.monotonic())
         if told:
             self._say(told)
 

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from edl_hvd.driver.membership import happenings
-from edl_hvd.driver.membership.happenings import Action, Happening
+from edl_hvd.driver.membership import events
+from edl_hvd.driver.membership.events import Action, MembershipEvent
 from edl_hvd.driver.membership.history import Decision, read_history, replay
 from edl_hvd.driver.membership.state import Membership, begin
 
@@ -46,7 +46,7 @@ def _show_json(decisions: Iterable[Decision], membership: Membership, note: str)
     lines, difference = [], None
     for decision in decisions:
         membership, now = decision.membership, _plain(decision.actions)
-        lines.append({"at_s": decision.at_s, **happenings.to_json(decision.happening), "actions": now})
+        lines.append({"at_s": decision.at_s, **events.to_json(decision.event), "actions": now})
         if decision.differs:
             difference = {"at_s": decision.at_s, "recorded": _plain(decision.recorded or ()), "now": now}
             break
@@ -59,7 +59,7 @@ def _show_json(decisions: Iterable[Decision], membership: Membership, note: str)
 
 
 def _plain(actions: Iterable[Action]) -> list[dict[str, object]]:
-    return [happenings.to_json(action) for action in actions]
+    return [events.to_json(action) for action in actions]
 
 
 def _show_text(decisions: Iterable[Decision], membership: Membership, note: str) -> int:
@@ -67,7 +67,7 @@ def _show_text(decisions: Iterable[Decision], membership: Membership, note: str)
     difference: Decision | None = None
     for decision in decisions:
         membership = decision.membership
-        console.print(f"[cyan]{decision.at_s:>10.3f} s[/]  {_safe(_say_happening(decision.happening))}")
+        console.print(f"[cyan]{decision.at_s:>10.3f} s[/]  {_safe(_say_event(decision.event))}")
         if decision.differs:
             difference = decision
             break
@@ -116,52 +116,52 @@ def _name(worker: str, life: int) -> str:
     return worker if life == 1 else f"{worker} (life {life})"
 
 
-def _say_happening(happening: Happening) -> str:
-    match happening:
-        case happenings.HostsFound(hosts, unfit):
+def _say_event(event: MembershipEvent) -> str:
+    match event:
+        case events.HostsFound(hosts, unfit):
             named = f"the hosts are {', '.join(map(str, hosts))}" if hosts else "there are no hosts"
             return f"{named}; not good enough: {', '.join(unfit)}" if unfit else named
-        case happenings.Ready(worker, life, step):
+        case events.Ready(worker, life, step):
             return f"{_name(worker, life)} is ready and holds {f'step {step}' if step >= 0 else 'nothing'}"
-        case happenings.Warm(worker, life, generation):
+        case events.Warm(worker, life, generation):
             return f"{_name(worker, life)} has caught up with world {generation}"
-        case happenings.Formed(worker, life, generation):
+        case events.Formed(worker, life, generation):
             return f"{_name(worker, life)} has formed world {generation}"
-        case happenings.Raised(worker, life, step, error, _):
+        case events.Raised(worker, life, step, error, _):
             return f"{_name(worker, life)} raised at step {step}: {error}"
-        case happenings.Done(worker, life):
+        case events.Done(worker, life):
             return f"{_name(worker, life)} has completed the training"
-        case happenings.Exited(worker, life, clean, how):
+        case events.Exited(worker, life, clean, how):
             return f"{_name(worker, life)} has {'ended well' if clean else 'failed'}: {how}"
-        case happenings.Lost(worker, life, reason):
+        case events.Lost(worker, life, reason):
             return f"{_name(worker, life)} is lost: {reason}"
-        case happenings.DrainAsked(target, notice_s, stays):
+        case events.DrainAsked(target, notice_s, stays):
             return f"{target} is to {'go in' if stays else 'be left within'} {notice_s:g} s"
-        case happenings.Deadlocked(generation, reason):
+        case events.Deadlocked(generation, reason):
             return f"world {generation} is deadlocked: {reason}"
-        case happenings.Tick():
+        case events.Tick():
             return "time has passed"
 
 
 def _say_action(action: Action) -> str:
     match action:
-        case happenings.Spawn(worker, life):
+        case events.Spawn(worker, life):
             return f"start {_name(worker, life)}"
-        case happenings.Follow(worker, generation, guide):
+        case events.Follow(worker, generation, guide):
             return f"let {worker} take the state over from {guide}, while world {generation} trains"
-        case happenings.Publish(generation, members):
+        case events.Publish(generation, members):
             return f"publish world {generation}: {', '.join(members)}"
-        case happenings.AskChange(generation):
+        case events.AskChange(generation):
             return f"ask the members of world {generation} to leave it at the next commit"
-        case happenings.TellGone(generation, worker):
+        case events.TellGone(generation, worker):
             return f"tell the members of world {generation} that {worker} is gone"
-        case happenings.Dismiss(worker, life, save):
+        case events.Dismiss(worker, life, save):
             return f"send {_name(worker, life)} home{', with a checkpoint before' if save else ''}"
-        case happenings.Kill(worker, life, reason):
+        case events.Kill(worker, life, reason):
             return f"end {_name(worker, life)}: {reason}"
-        case happenings.SetAside(host, seconds):
+        case events.SetAside(host, seconds):
             return f"give host {host} no workers for {seconds:g} s"
-        case happenings.End(code, reason):
+        case events.End(code, reason):
             return f"end the job with exit code {code}{f': {reason}' if reason else ''}"
 
 

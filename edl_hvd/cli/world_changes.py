@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edl_hvd.cli.words import count, join
-from edl_hvd.driver.membership.happenings import (
+from edl_hvd.driver.membership.events import (
     Action,
     AskChange,
     Exited,
     Formed,
-    Happening,
     Kill,
+    MembershipEvent,
     Publish,
     Ready,
     Spawn,
@@ -51,16 +51,16 @@ class WorldChanges:
         self._ends: dict[Member, str] = {}
         self._stopped_s: float | None = None
 
-    def happened(self, happening: Happening, now_s: float) -> str:
+    def on_event(self, event: MembershipEvent, now_s: float) -> str:
         """A line, if this completes a world; else nothing."""
-        if isinstance(happening, Exited) and not happening.clean:
-            member = Member(happening.worker, happening.life)
-            self._ends.setdefault(member, happening.how)  # the reason for killing it says more
+        if isinstance(event, Exited) and not event.clean:
+            member = Member(event.worker, event.life)
+            self._ends.setdefault(member, event.how)  # the reason for killing it says more
             self._stop(member in self._now, now_s)
-        elif isinstance(happening, Ready):
-            self._held[happening.worker] = happening.step
-        elif isinstance(happening, Formed) and happening.generation == self.generation and not self.formed:
-            self._ready.add(happening.worker)
+        elif isinstance(event, Ready):
+            self._held[event.worker] = event.step
+        elif isinstance(event, Formed) and event.generation == self.generation and not self.formed:
+            self._ready.add(event.worker)
             if self._ready >= set(self.members):
                 self.formed = True
                 return self._tell(now_s)

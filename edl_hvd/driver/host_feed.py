@@ -9,7 +9,7 @@ from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.damping import Damping
 from edl_hvd.discovery.source import Source
 from edl_hvd.discovery.watch import HostWatch
-from edl_hvd.driver.membership.happenings import DrainAsked, HostsFound
+from edl_hvd.driver.membership.events import DrainAsked, HostsFound
 from edl_hvd.driver.preflight.gate import Gate, Look
 from edl_hvd.hosts import HostSlots
 

@@ -10,7 +10,7 @@ from edl_hvd import protocol
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.driver.assignment import Place, assign
 from edl_hvd.driver.control import Connected, Control, Unreachable
-from edl_hvd.driver.membership import happenings
+from edl_hvd.driver.membership import events
 from edl_hvd.driver.membership.decision import SAVED
 from edl_hvd.driver.membership.history import Recorder
 from edl_hvd.driver.membership.state import Rules, begin, host_of
@@ -38,9 +38,9 @@ class Starter(Protocol):
 class Listener(Protocol):
     """Hears what happens, for people. Every method returns at once."""
 
-    def happened(self, happening: happenings.Happening) -> None: ...
+    def on_event(self, event: events.MembershipEvent) -> None: ...
 
-    def done(self, action: happenings.Action) -> None: ...
+    def done(self, action: events.Action) -> None: ...
 
     def beat(self, worker: str, beat: protocol.Beat) -> None: ...
 
@@ -95,7 +95,7 @@ class Job:
         self.known_step = known_step
         self._health = Health(
             clock,
-            self.happen,
+            self.handle,
             listener.noticed,
             self._note_straggler,
             self._note_deadlock,
@@ -123,7 +123,7 @@ class Job:
 
     async def run(
         self, end_all: Callable[[], bool] = lambda: False, end_now: Callable[[], bool] = lambda: False
-    ) -> happenings.End:
+    ) -> events.End:
         """From the first process to the last; leaves none behind, whatever happens.
 
         Args:
@@ -136,16 +136,16 @@ class Job:
             while not self._ended.is_set():
                 if end_now():
                     self._kills = True
-                    return happenings.End(INTERRUPTED, "interrupted")
+                    return events.End(INTERRUPTED, "interrupted")
                 if ends_s is None and end_all():
                     ends_s = self.now_s + self._grace_s
                 if ends_s is not None:
                     if self.now_s > ends_s:
                         self._kills = True
-                        return happenings.End(SAVED, self._too_late())
+                        return events.End(SAVED, self._too_late())
                     self._drain_all(ends_s)
                 self._health.look(self.membership)
-                self.happen(happenings.Tick())
+                self.handle(events.Tick())
                 await asyncio.sleep(_TICK_S)
         finally:
             await self._clean_up()
@@ -157,7 +157,7 @@ class Job:
         for entry in self.membership.hosts:
             if entry.host not in self._drained:
                 self._drained.add(entry.host)
-                self.happen(happenings.DrainAsked(entry.host, max(0.0, ends_s - self.now_s)))
+                self.handle(events.DrainAsked(entry.host, max(0.0, ends_s - self.now_s)))
 
     def _too_late(self) -> str:
         """Why workers are killed that were to save and leave, for people."""
@@ -168,12 +168,12 @@ class Job:
             "again to go on at the newest checkpoint"
         )
 
-    def happen(self, happening: happenings.Happening) -> None:
+    def handle(self, event: events.MembershipEvent) -> None:
         """Take in what has happened and do what follows. In the event loop's thread."""
         now_s = self.now_s
-        self._listener.happened(happening)
-        self.membership, actions = self._recorder.advance(self.membership, happening, now_s)
-        started = [action.worker for action in actions if isinstance(action, happenings.Spawn)]
+        self._listener.on_event(event)
+        self.membership, actions = self._recorder.advance(self.membership, event, now_s)
+        started = [action.worker for action in actions if isinstance(action, events.Spawn)]
         told = {worker: place.rank for worker, place in self._places.items()}
         self._places.update(assign(self.membership, told, started))
         for action in actions:
@@ -192,34 +192,34 @@ class Job:
             self.known_step = max(self.known_step, said.step)
         match said:
             case protocol.Ready(step):
-                self.happen(happenings.Ready(worker, life, step))
+                self.handle(events.Ready(worker, life, step))
             case protocol.Warm(generation):
-                self.happen(happenings.Warm(worker, life, generation))
+                self.handle(events.Warm(worker, life, generation))
             case protocol.Guiding(generation, follower, address, port):
                 self._control.send(follower, protocol.Follow(generation, address, port))
             case protocol.Formed(generation):
-                self.happen(happenings.Formed(worker, life, generation))
+                self.handle(events.Formed(worker, life, generation))
             case protocol.Raised(step, error, hopeless):
-                self.happen(happenings.Raised(worker, life, step, error, hopeless))
+                self.handle(events.Raised(worker, life, step, error, hopeless))
             case protocol.Done():
-                self.happen(happenings.Done(worker, life))
+                self.handle(events.Done(worker, life))
             case protocol.Drain():
-                self.happen(happenings.DrainAsked(worker, self._grace_s))
+                self.handle(events.DrainAsked(worker, self._grace_s))
             case protocol.Notice(left_s):  # of its host; the worker itself tells people
-                self.happen(happenings.DrainAsked(host_of(worker), left_s, stays=True))
+                self.handle(events.DrainAsked(host_of(worker), left_s, stays=True))
             case protocol.Beat():
                 self._health.beat(worker, life, said, self.membership)
                 self._listener.beat(worker, said)
             case protocol.Waits():
                 self._health.answered(worker, life, said)
             case Unreachable():
-                self.happen(happenings.Lost(worker, life, "its host does not answer"))
+                self.handle(events.Lost(worker, life, "its host does not answer"))
 
     def _ask(self, worker: str, generation: int, collectives: Sequence[str]) -> None:
         self._control.send(worker, protocol.Explain(generation, tuple(collectives)))
 
-    def _note_deadlock(self, deadlocked: happenings.Deadlocked) -> None:
-        self.happen(deadlocked)
+    def _note_deadlock(self, deadlocked: events.Deadlocked) -> None:
+        self.handle(deadlocked)
         self._kills = self._ended.is_set()  # they come to no commit at which they would leave
 
     def _note_straggler(self, slow: protocol.Straggler) -> None:
@@ -228,44 +228,44 @@ class Job:
 
     # --- what is to be done ---
 
-    def _do(self, action: happenings.Action) -> None:
+    def _do(self, action: events.Action) -> None:
         members = self.membership.world.members
         match action:
-            case happenings.Spawn():
+            case events.Spawn():
                 task = asyncio.get_running_loop().create_task(self._live(action))
                 self._lives.add(task)
                 task.add_done_callback(self._lives.discard)
-            case happenings.Publish():
+            case events.Publish():
                 self._publish(action)
-            case happenings.Follow(worker, generation, guide):
+            case events.Follow(worker, generation, guide):
                 lines = self._control.lines((guide, worker))
                 own = MeetingPlace.of(lines).address_for(lines[guide]) if guide in lines else None
                 self._control.send(guide, protocol.Guide(generation, worker, own))
-            case happenings.AskChange(generation):
+            case events.AskChange(generation):
                 for member in members:
                     self._control.send(member, protocol.Change(generation))
-            case happenings.TellGone(generation, worker):
+            case events.TellGone(generation, worker):
                 for member in members:
                     if member != worker:
                         self._control.send(member, protocol.Gone(generation, worker))
-            case happenings.Dismiss(worker, life, save, left_s):
+            case events.Dismiss(worker, life, save, left_s):
                 if not self._control.send(worker, protocol.Dismiss(save, left_s)):
                     self._signal(worker, life, WorkerProcess.terminate)
-            case happenings.Kill(worker, life):
+            case events.Kill(worker, life):
                 self._signal(worker, life, WorkerProcess.kill)
-            case happenings.End():
+            case events.End():
                 self._ended.set()
-            case happenings.SetAside():
+            case events.SetAside():
                 pass  # for people only
 
-    async def _live(self, spawn: happenings.Spawn) -> None:
+    async def _live(self, spawn: events.Spawn) -> None:
         """One process, from its start to its end."""
         worker, life = spawn.worker, spawn.life
         try:
             address = await asyncio.to_thread(self._network.toward, host_of(worker))
             process = await self._starter.start(worker, self._variables(worker, life, address))
         except (OSError, EdlHvdError) as error:
-            self.happen(happenings.Exited(worker, life, clean=False, how=f"could not be started: {error}", began=False))
+            self.handle(events.Exited(worker, life, clean=False, how=f"could not be started: {error}", began=False))
             return
         self._processes[worker] = (life, process)
         if self._kills or self.membership.slots[worker].state in ("dying", "dismissed"):
@@ -278,7 +278,7 @@ class Job:
         # once: it would ask the others to leave with it at the next commit, while they already break with it.
         asyncio.get_running_loop().call_later(_HANG_UP_S, self._control.hang_up, worker, life)
         began = exit_.problem is None or not exit_.certain
-        self.happen(happenings.Exited(worker, life, clean=exit_.code == 0, how=exit_.text, began=began))
+        self.handle(events.Exited(worker, life, clean=exit_.code == 0, how=exit_.text, began=began))
 
     def _variables(self, worker: str, life: int, address: str) -> dict[str, str]:
         place = self._places[worker]
@@ -294,7 +294,7 @@ class Job:
             "HOROVOD_HOSTNAME": host_of(worker),
         }
 
-    def _publish(self, publish: happenings.Publish) -> None:
+    def _publish(self, publish: events.Publish) -> None:
         if self._store is not None:
             self._store.close()  # nobody of an older generation may meet anybody here
         lines = self._control.lines(publish.members)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.driver.job import Job, Listener
-from edl_hvd.driver.membership.happenings import Action, End, Exited, Happening, Tick
+from edl_hvd.driver.membership.events import Action, End, Exited, MembershipEvent, Tick
 from edl_hvd.driver.preflight.gate import Gate
 from edl_hvd.driver.status import Heard, Pace, Process, Remaining, Status, describe
 from edl_hvd.process_mark import mark_of
@@ -77,14 +77,14 @@ class Reporter:
 
     # --- what happens ---
 
-    def happened(self, happening: Happening) -> None:
-        self._screen.happened(happening)
-        if isinstance(happening, Tick):
+    def on_event(self, event: MembershipEvent) -> None:
+        self._screen.on_event(event)
+        if isinstance(event, Tick):
             self._look()
             return
         self._changed = True
-        if isinstance(happening, Exited):
-            self._heard.pop(happening.worker, None)
+        if isinstance(event, Exited):
+            self._heard.pop(event.worker, None)
 
     def done(self, action: Action) -> None:
         self._screen.done(action)

@@ -19,7 +19,7 @@ from edl_hvd.driver.job_folder.claim import JobFolder, claim
 from edl_hvd.driver.job_folder.requests import Requests, answer
 from edl_hvd.driver.local_hosts import is_local
 from edl_hvd.driver.membership.decision import SAVED
-from edl_hvd.driver.membership.happenings import DrainAsked, End, HostsFound
+from edl_hvd.driver.membership.events import DrainAsked, End, HostsFound
 from edl_hvd.driver.network import Network, choose_network
 from edl_hvd.driver.preflight.examination import Examination
 from edl_hvd.driver.preflight.gate import Look
@@ -121,7 +121,7 @@ async def _follow_through(
     reporter.watch(job, feed.gate)
     requests = Requests(lambda line: _obey(job, screen, line))
     await job.start()
-    job.happen(hosts)
+    job.handle(hosts)
     following = asyncio.get_running_loop().create_task(_follow(feed, job, screen))
     try:
         try:
@@ -137,8 +137,8 @@ async def _follow_through(
 def _obey(job: Job, screen: Screen, line: bytes) -> Mapping[str, object]:
     """Do what somebody in another terminal asks for."""
     reply = answer(line, job.membership, job.now_s)
-    if reply.happening is not None:
-        _drain(job, screen, reply.happening)
+    if reply.event is not None:
+        _drain(job, screen, reply.event)
     return reply.fields
 
 
@@ -148,7 +148,7 @@ def _drain(job: Job, screen: Screen, asked: DrainAsked) -> None:
         screen.note(f"{asked.target} is to go in {asked.notice_s:.0f} s; its workers leave {leave_s:.0f} s before that")
     else:
         screen.note(f"asked to leave {asked.target} within {asked.notice_s:.0f} s")
-    job.happen(asked)
+    job.handle(asked)
 
 
 async def _outlive_orphans(folder: JobFolder, screen: Screen, wishes: Wishes) -> None:
@@ -206,11 +206,11 @@ async def _first_hosts(feed: HostFeed, options: Options, wishes: Wishes) -> Host
 
 async def _follow(feed: HostFeed, job: Job, screen: Screen) -> None:
     while True:
-        happening = await feed.news.get()
-        if isinstance(happening, DrainAsked):
-            _drain(job, screen, happening)
+        event = await feed.news.get()
+        if isinstance(event, DrainAsked):
+            _drain(job, screen, event)
         else:
-            job.happen(happening)
+            job.handle(event)
 
 
 class Wishes:

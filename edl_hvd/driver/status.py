@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edl_hvd.driver.membership.happenings import End
+from edl_hvd.driver.membership.events import End
 from edl_hvd.driver.membership.state import Membership, host_of
 from edl_hvd.hosts import HostSlots
 from edl_hvd.protocol import Beat
@@ -247,8 +247,8 @@ def _shortage(membership: Membership, now_s: float) -> Shortage:
             reasons.append(f"{worker} starts again in {math.ceil(slot.not_before_s - now_s)} s")
     if starting:
         reasons.append(f"{starting} {'is' if starting == 1 else 'are'} starting")
-    hungry_s = 0.0 if membership.hungry_s is None else now_s - membership.hungry_s
-    remaining_s = max(0.0, rules.elastic_timeout_s - hungry_s) if hungry_s >= _NOT_YET_S else None
+    below_min_since_s = 0.0 if membership.below_min_since_s is None else now_s - membership.below_min_since_s
+    remaining_s = max(0.0, rules.elastic_timeout_s - below_min_since_s) if below_min_since_s >= _NOT_YET_S else None
     ready = [worker for worker in membership.having("ready") if worker in wanted]
     return Shortage(needed, len(ready), tuple(reasons), remaining_s)
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from edl_hvd.discovery.watch import TrustedHosts
-from edl_hvd.driver.membership import happenings
-from edl_hvd.driver.membership.happenings import Action, Happening
+from edl_hvd.driver.membership import events
+from edl_hvd.driver.membership.events import Action, MembershipEvent
 from edl_hvd.driver.membership.state import Membership, Rules, begin, host_of
 from edl_hvd.driver.membership.turn import advance_together
 from edl_hvd.hosts import HostSlots
@@ -23,7 +23,7 @@ from edl_hvd.simulator.puppets import Agenda, Names, Puppet
 from edl_hvd.simulator.timers import next_poll_s, next_tick_s, tick_before
 from edl_hvd.traces.trace import Change, Trace
 
-Turn: TypeAlias = Callable[[Membership, Sequence[Happening], float], tuple[Membership, tuple[Action, ...]]]
+Turn: TypeAlias = Callable[[Membership, Sequence[MembershipEvent], float], tuple[Membership, tuple[Action, ...]]]
 
 UNREACHABLE_S = 10.0
 # ssh's ConnectTimeout (``driver/workers/ssh.py``): nobody answers where a host was.
@@ -85,7 +85,7 @@ class Theatre:
                 self._agenda.take()()
             else:
                 self._now_s = moment_s
-                self._turn(happenings.Tick())
+                self._turn(events.Tick())
         self._now_s = end_s
         self._stop_training(lost=False)
 
@@ -99,7 +99,7 @@ class Theatre:
         self._training_s: float | None = None
         self._size = 0
         self._broken = False
-        self._end: happenings.End | None = None
+        self._end: events.End | None = None
         self._waits_for_hosts = True
         self._tick_s = math.inf
         if self._names.given:
@@ -108,12 +108,12 @@ class Theatre:
     def _look_just_before(self, moment_s: float) -> None:
         """Without a world, each tick moves on the moment from which the driver counts how long there is none."""
         tick_s = tick_before(moment_s)
-        idle = self._training_s is None and self._membership.hungry_s is not None and not self._waits_for_hosts
+        idle = self._training_s is None and self._membership.below_min_since_s is not None and not self._waits_for_hosts
         if idle and tick_s > self._now_s:
             self._now_s = tick_s
-            self._turn(happenings.Tick())
+            self._turn(events.Tick())
 
-    def _turn(self, *news: Happening) -> None:
+    def _turn(self, *news: MembershipEvent) -> None:
         self._membership, actions = self._advance(self._membership, news, self._now_s)
         if self._membership.world.phase == "broken":
             self._stop_training(lost=True)
@@ -160,7 +160,7 @@ class Theatre:
             if self._waits_for_hosts:  # as edlrun does before it begins
                 self._membership = begin(self._rules, self._now_s)
                 self._waits_for_hosts = False
-            self._turn(happenings.HostsFound(self._trusted.hosts))
+            self._turn(events.HostsFound(self._trusted.hosts))
 
     def _plan_notice(self, host: str) -> None:
         """Of a host that has just come: when it will be known to go."""
@@ -173,37 +173,37 @@ class Theatre:
 
     def _tell(self, name: str, gone_s: float) -> None:
         self._leaving.add(name)
-        self._turn(happenings.DrainAsked(name, gone_s - self._now_s, stays=True))
+        self._turn(events.DrainAsked(name, gone_s - self._now_s, stays=True))
 
     # --- what the driver orders ---
 
     def _do(self, action: Action) -> None:
         match action:
-            case happenings.Spawn(worker, life):
+            case events.Spawn(worker, life):
                 self._puppets[worker] = Puppet(life)
                 if host_of(worker) in self._names.given:
                     self._in(self._costs.start_s, lambda: self._be_ready(worker, life))
                 else:
                     self._in(UNREACHABLE_S, lambda: self._exit(worker, life, "it could not be reached", began=False))
-            case happenings.Follow(worker, generation, _):
+            case events.Follow(worker, generation, _):
                 self._puppets[worker].follows = generation
                 life = self._puppets[worker].life
                 self._in(self._costs.follow_s, lambda: self._catch_up(worker, life, generation))
-            case happenings.Publish(generation, members):
+            case events.Publish(generation, members):
                 self._gather(generation, members)
-            case happenings.AskChange(generation):
+            case events.AskChange(generation):
                 self._agenda.plan(self._next_commit_s(), lambda: self._leave(generation))
-            case happenings.TellGone(generation, _):
+            case events.TellGone(generation, _):
                 if not self._broken:
                     self._broken = True
                     self._in(0.0, lambda: self._leave(generation))
-            case happenings.Dismiss(worker, life, save, _):
+            case events.Dismiss(worker, life, save, _):
                 how = "exit code 0"
                 act = self._save if save else self._exit
                 self._in(self._costs.write_s if save else 0.0, lambda: act(worker, life, how, clean=True))
-            case happenings.Kill(worker, life, reason):
+            case events.Kill(worker, life, reason):
                 self._in(0.0, lambda: self._exit(worker, life, reason))
-            case happenings.End():
+            case events.End():
                 self._end = action
 
     def _is_current(self, worker: str, life: int) -> bool:
@@ -211,19 +211,19 @@ class Theatre:
 
     def _be_ready(self, worker: str, life: int) -> None:
         if self._is_current(worker, life):
-            self._turn(happenings.Ready(worker, life, -1))
+            self._turn(events.Ready(worker, life, -1))
 
     def _catch_up(self, worker: str, life: int, generation: int) -> None:
         world = self._membership.world
         whole = world.generation == generation and world.phase in ("running", "changing")
         if whole and self._is_current(worker, life) and self._puppets[worker].follows == generation:
             self._puppets[worker].warm = generation
-            self._turn(happenings.Warm(worker, life, generation))
+            self._turn(events.Warm(worker, life, generation))
 
     def _exit(self, worker: str, life: int, how: str, clean: bool = False, began: bool = True) -> None:
         if self._is_current(worker, life):
             del self._puppets[worker]
-            self._turn(happenings.Exited(worker, life, clean, how, began))
+            self._turn(events.Exited(worker, life, clean, how, began))
 
     def _save(self, worker: str, life: int, how: str, clean: bool) -> None:
         if self._is_current(worker, life):
@@ -254,7 +254,7 @@ class Theatre:
             self._training_s = self._now_s
             self._size = len(world.members)
             lives = {worker: self._puppets[worker].life for worker in world.members}
-            self._turn(*(happenings.Formed(worker, life, generation) for worker, life in lives.items()))
+            self._turn(*(events.Formed(worker, life, generation) for worker, life in lives.items()))
 
     def _next_commit_s(self) -> float:
         assert self._training_s is not None
@@ -270,7 +270,7 @@ class Theatre:
         for puppet in members.values():
             puppet.member, puppet.follows, puppet.warm = False, 0, 0
         if members:
-            self._turn(*(happenings.Ready(worker, puppet.life, puppet.step) for worker, puppet in members.items()))
+            self._turn(*(events.Ready(worker, puppet.life, puppet.step) for worker, puppet in members.items()))
 
     def _stop_training(self, lost: bool) -> None:
         """Of a world that breaks, the step in flight is lost."""

@@ -74,7 +74,7 @@ def _moments(membership: Membership, now_s: float) -> Iterator[float]:
     yield from membership.stays.values()
     yield from membership.aside.values()
     for since_s, bound_s in (
-        (membership.hungry_s, rules.elastic_timeout_s),
+        (membership.below_min_since_s, rules.elastic_timeout_s),
         (membership.finishing_s, rules.regroup_s),
     ):
         if since_s is not None:

@@ -27,7 +27,7 @@ from harness import HERE, Job, Outcome
 from invariants import check, check_faults, check_no_step_lost
 from training import Training
 
-from edl_hvd.driver.membership.happenings import End, Publish
+from edl_hvd.driver.membership.events import End, Publish
 from edl_hvd.driver.membership.history import read_history, replay
 
 ONE_HOST = ("localhost:1",)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edl_hvd.driver.membership import happenings
+from edl_hvd.driver.membership import events
 from edl_hvd.driver.membership.history import Decision, Recorder, read_history, replay
 from edl_hvd.driver.membership.state import Rules, begin
 from edl_hvd.hosts import HostSlots
@@ -30,7 +30,7 @@ class Puppet:
 
 
 class Stage:
-    """A membership and its puppets; checks after each happening what always has to hold.
+    """A membership and its puppets; checks after each event what always has to hold.
 
     Attributes:
         lived: Everything that happened, ticks without consequence as well.
@@ -43,47 +43,47 @@ class Stage:
         self.puppets: dict[str, Puppet] = {}
         self.step = 0
         self.generation = 0
-        self.end: happenings.End | None = None
+        self.end: events.End | None = None
         self.lived: list[Decision] = []
         self._script = io.StringIO()
         self._recorder = Recorder(self._script, self.membership)
 
-    def happen(self, happening: happenings.Happening) -> None:
-        if isinstance(happening, happenings.Exited):
-            puppet = self.puppets.get(happening.worker)
-            if puppet is not None and puppet.life == happening.life:
-                del self.puppets[happening.worker]
-        self.membership, actions = self._recorder.advance(self.membership, happening, self.now_s)
-        self.lived.append(Decision(self.now_s, happening, actions, self.membership, actions))
+    def handle(self, event: events.MembershipEvent) -> None:
+        if isinstance(event, events.Exited):
+            puppet = self.puppets.get(event.worker)
+            if puppet is not None and puppet.life == event.life:
+                del self.puppets[event.worker]
+        self.membership, actions = self._recorder.advance(self.membership, event, self.now_s)
+        self.lived.append(Decision(self.now_s, event, actions, self.membership, actions))
         for action in actions:
             self._obey(action)
 
-    def _obey(self, action: happenings.Action) -> None:
+    def _obey(self, action: events.Action) -> None:
         assert self.end is None, f"something is done after the end: {action}"
-        if isinstance(action, happenings.Spawn):
+        if isinstance(action, events.Spawn):
             assert action.worker not in self.puppets, f"two processes in one slot: {action}"
             self.puppets[action.worker] = Puppet(action.life)
-        elif isinstance(action, happenings.Publish):
+        elif isinstance(action, events.Publish):
             self._obey_publish(action)
-        elif isinstance(action, happenings.Follow):
+        elif isinstance(action, events.Follow):
             assert action.generation == self.generation
             assert self.puppets[action.guide].generation == self.generation, "the guide is a member"
             assert self.puppets[action.worker].state == "ready"
             self.puppets[action.worker].follows = action.generation
-        elif isinstance(action, happenings.AskChange):
+        elif isinstance(action, events.AskChange):
             assert action.generation == self.generation
             for puppet in self.puppets.values():
                 puppet.change = puppet.change or puppet.generation == action.generation
-        elif isinstance(action, (happenings.Dismiss, happenings.Kill)):
+        elif isinstance(action, (events.Dismiss, events.Kill)):
             assert self.puppets[action.worker].life == action.life
-            if isinstance(action, happenings.Dismiss):
+            if isinstance(action, events.Dismiss):
                 self._obey_dismiss(action)
             else:
                 self.puppets[action.worker].state = "dying"
-        elif isinstance(action, happenings.End):
+        elif isinstance(action, events.End):
             self.end = action
 
-    def _obey_publish(self, publish: happenings.Publish) -> None:
+    def _obey_publish(self, publish: events.Publish) -> None:
         assert publish.generation == self.generation + 1
         out = self.membership.aside or self.membership.unfit
         needed = self.rules.min_np if self.generation or out else self.rules.num_proc
@@ -96,7 +96,7 @@ class Stage:
             puppet.state, puppet.generation, puppet.formed, puppet.change = "member", publish.generation, False, False
             puppet.broken = False
 
-    def _obey_dismiss(self, dismiss: happenings.Dismiss) -> None:
+    def _obey_dismiss(self, dismiss: events.Dismiss) -> None:
         puppet = self.puppets[dismiss.worker]
         assert puppet.state != "member", "a member is asked to leave, not sent away"
         if puppet.step >= 0 and not dismiss.save and self.membership.finishing_s is None:
@@ -109,7 +109,7 @@ class Stage:
     def be_ready(self, worker: str) -> None:
         puppet = self.puppets[worker]
         puppet.state, puppet.generation, puppet.change, puppet.broken = "ready", 0, False, False
-        self.happen(happenings.Ready(worker, puppet.life, puppet.step))
+        self.handle(events.Ready(worker, puppet.life, puppet.step))
 
     def form(self, worker: str) -> None:
         puppet = self.puppets[worker]
@@ -119,14 +119,14 @@ class Stage:
             self.step += 1
             for other in members:
                 other.step = self.step  # the state is level now
-        self.happen(happenings.Formed(worker, puppet.life, puppet.generation))
+        self.handle(events.Formed(worker, puppet.life, puppet.generation))
 
     def fail(self, worker: str, step: int, error: str) -> None:
         """Its script raises an error; its process ends later."""
         puppet = self.puppets[worker]
         self._break_world(puppet)
         puppet.state, puppet.generation = "failing", 0
-        self.happen(happenings.Raised(worker, puppet.life, step, error))
+        self.handle(events.Raised(worker, puppet.life, step, error))
 
     def _break_world(self, puppet: Puppet) -> None:
         for other in self.puppets.values():
@@ -135,7 +135,7 @@ class Stage:
     def exit(self, worker: str, clean: bool = False) -> None:
         puppet = self.puppets[worker]
         self._break_world(puppet)
-        self.happen(happenings.Exited(worker, puppet.life, clean, "exit code 0" if clean else "killed by SIGKILL"))
+        self.handle(events.Exited(worker, puppet.life, clean, "exit code 0" if clean else "killed by SIGKILL"))
 
     def move_on(self, worker: str) -> None:
         """The next thing that a worker in good health does."""
@@ -144,7 +144,7 @@ class Stage:
             self.be_ready(worker)
         elif puppet.state == "ready" and puppet.follows:
             follows, puppet.follows = puppet.follows, 0
-            self.happen(happenings.Warm(worker, puppet.life, follows))
+            self.handle(events.Warm(worker, puppet.life, follows))
         elif puppet.state in ("failing", "dismissed", "dying"):
             self.exit(worker, clean=puppet.state == "dismissed")
         elif puppet.state == "member":
@@ -163,7 +163,7 @@ class Stage:
                 if worker in self.puppets:
                     self.move_on(worker)
             self.now_s += 0.25
-            self.happen(happenings.Tick())
+            self.handle(events.Tick())
 
     @property
     def history(self) -> str:
@@ -207,13 +207,13 @@ def check_replay(lived: list[Decision], path: Path) -> None:
 
 
 def is_idle(decision: Decision) -> bool:
-    return isinstance(decision.happening, happenings.Tick) and not decision.actions
+    return isinstance(decision.event, events.Tick) and not decision.actions
 
 
 HOSTS = ("a", "b", "c")
 
 
-EVERYWHERE = happenings.HostsFound(tuple(HostSlots(host, 2) for host in HOSTS))
+EVERYWHERE = events.HostsFound(tuple(HostSlots(host, 2) for host in HOSTS))
 
 
 def random_stage(chance: random.Random) -> Stage:
@@ -225,11 +225,11 @@ def random_stage(chance: random.Random) -> Stage:
 
 def play_at_random(stage: Stage, chance: random.Random, strikes: int) -> None:
     """From the first hosts on; in the end there are all hosts again."""
-    stage.happen(EVERYWHERE)
+    stage.handle(EVERYWHERE)
     for _ in range(strikes):
         if stage.end is None:
             strike(stage, chance)
-    stage.happen(EVERYWHERE)
+    stage.handle(EVERYWHERE)
 
 
 def strike(stage: Stage, chance: random.Random) -> None:
@@ -241,14 +241,14 @@ def strike(stage: Stage, chance: random.Random) -> None:
     workers = sorted(stage.puppets)
     if kind == "time" or (not workers and kind != "hosts"):
         stage.now_s += chance.choice((0.01, 0.3, 1.0, 5.0, 20.0))
-        stage.happen(happenings.Tick())
+        stage.handle(events.Tick())
     elif kind == "hosts":
         found = [host for host in HOSTS if chance.random() < 0.7]
         unfit = tuple(host for host in found if chance.random() < 0.1)
-        stage.happen(happenings.HostsFound(tuple(HostSlots(host, chance.randint(1, 2)) for host in found), unfit))
+        stage.handle(events.HostsFound(tuple(HostSlots(host, chance.randint(1, 2)) for host in found), unfit))
     elif kind == "drain":
         target, notice_s = chance.choice((*HOSTS, *workers)), chance.choice((0.0, 10.0, 120.0))
-        stage.happen(happenings.DrainAsked(target, notice_s, stays=chance.random() < 0.5))
+        stage.handle(events.DrainAsked(target, notice_s, stays=chance.random() < 0.5))
     else:
         _strike_worker(stage, chance, kind, chance.choice(workers))
 
@@ -262,6 +262,6 @@ def _strike_worker(stage: Stage, chance: random.Random, kind: str, worker: str) 
     elif kind == "raise" and puppet.state == "member":
         stage.fail(worker, stage.step, chance.choice(("ValueError: x", "OSError: y")))
     elif kind == "lost":
-        stage.happen(happenings.Lost(worker, puppet.life, "it said nothing"))
+        stage.handle(events.Lost(worker, puppet.life, "it said nothing"))
     elif kind == "done" and puppet.state == "member" and puppet.formed:
-        stage.happen(happenings.Done(worker, puppet.life))
+        stage.handle(events.Done(worker, puppet.life))

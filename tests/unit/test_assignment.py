@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from edl_hvd.driver.job import Job
-from edl_hvd.driver.membership.happenings import Exited, Formed, Happening, HostsFound, Raised, Ready
+from edl_hvd.driver.membership.events import Exited, Formed, HostsFound, MembershipEvent, Raised, Ready
 from edl_hvd.driver.membership.state import Rules
 from edl_hvd.driver.network import Network
 from edl_hvd.hosts import HostSlots
@@ -33,15 +33,15 @@ class Waiting:
         await asyncio.Event().wait()
 
 
-def started(*happenings: Happening, rules: Rules) -> list[tuple[str, dict[str, str]]]:
+def started(*events: MembershipEvent, rules: Rules) -> list[tuple[str, dict[str, str]]]:
     """What each worker got, in the order of their starts.."""
 
     async def play():
         starter = Waiting()
         job = Job(rules, starter, Network(lambda host: "127.0.0.1"), Deaf())
         await job.start()
-        for happening in happenings:
-            job.happen(happening)
+        for event in events:
+            job.handle(event)
             await asyncio.sleep(0.05)
         for life in list(job._lives):
             life.cancel()
@@ -63,7 +63,7 @@ def hosts(*entries: tuple[str, int]) -> HostsFound:
 AT_ONCE = Rules(4, 1, 8, backoff_s=0.0)
 
 
-def world(*members: str) -> list[Happening]:
+def world(*members: str) -> list[MembershipEvent]:
     return [*(Ready(member, 1) for member in members), *(Formed(member, 1, 1) for member in members)]
 
 
@@ -133,11 +133,11 @@ def test_the_drivers_words_survive_the_environment():
 
 
 def test_a_script_that_is_wrong_ends_the_job_at_once_before_the_first_step_only():
-    async def play(*happenings):
+    async def play(*events):
         job = Job(Rules(2, 1, 8), Waiting(), Network(lambda host: "127.0.0.1"), Deaf())
         await job.start()
-        for happening in happenings:
-            job.happen(happening)
+        for event in events:
+            job.handle(event)
         for life in list(job._lives):
             life.cancel()
         await job._clean_up()

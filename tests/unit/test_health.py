@@ -9,7 +9,7 @@ from typing import Any
 
 from clocks import FakeClock
 
-from edl_hvd.driver.membership.happenings import Deadlocked, Lost
+from edl_hvd.driver.membership.events import Deadlocked, Lost
 from edl_hvd.driver.membership.state import Membership, Rules, Slot, World
 from edl_hvd.driver.watch.health import Health
 from edl_hvd.protocol import Beat, Straggler, Waits

@@ -14,14 +14,14 @@ from click.testing import CliRunner
 from puppets import Stage, check_replay, kept_if_it_fails, play_at_random, random_stage
 
 from edl_hvd.cli.replay import replay_command
-from edl_hvd.driver.membership import happenings
+from edl_hvd.driver.membership import events
 from edl_hvd.driver.membership.history import FORMAT, Entry, History, Recorder, read_history, replay
 from edl_hvd.driver.membership.state import Rules, begin
 from edl_hvd.errors import UsageError
 from edl_hvd.hosts import HostSlots
 
 RULES = Rules(num_proc=2, min_np=1, max_np=4)
-ONE_HOST = happenings.HostsFound((HostSlots("a", 2),))
+ONE_HOST = events.HostsFound((HostSlots("a", 2),))
 
 
 def written(path: Path, *lines: object) -> Path:
@@ -34,12 +34,12 @@ def written(path: Path, *lines: object) -> Path:
 def played() -> Stage:
     """A short job: two workers train, one is killed and comes back, both come to the end."""
     stage = Stage(RULES)
-    stage.happen(ONE_HOST)
+    stage.handle(ONE_HOST)
     stage.settle(5)
     stage.exit("a:1")
     stage.settle(5)
     for worker in ("a:0", "a:1"):
-        stage.happen(happenings.Done(worker, stage.puppets[worker].life))
+        stage.handle(events.Done(worker, stage.puppets[worker].life))
     for worker in ("a:0", "a:1"):
         stage.exit(worker, clean=True)
     return stage
@@ -62,11 +62,11 @@ def test_a_random_history_written_and_replayed_gives_the_same_membership_and_the
 
 def test_a_history_that_is_looked_at_while_it_is_written_stays_exact(tmp_path):
     stage = Stage(RULES)
-    stage.happen(ONE_HOST)
+    stage.handle(ONE_HOST)
     path = tmp_path / "history.jsonl"
     for _ in range(50):
         stage.now_s += 0.05
-        stage.happen(happenings.Tick())
+        stage.handle(events.Tick())
         path.write_text(stage.history)
         check_replay(stage.lived, path)
 
@@ -74,11 +74,11 @@ def test_a_history_that_is_looked_at_while_it_is_written_stays_exact(tmp_path):
 def test_time_that_passes_during_a_long_start_takes_one_line_and_counts(tmp_path):
     """Each tick of a start moves the moment from which a job without workers is given up."""
     stage = Stage(replace(RULES, elastic_timeout_s=60))
-    stage.happen(ONE_HOST)
+    stage.handle(ONE_HOST)
     for _ in range(20 * 100):
         stage.now_s += 0.05
-        stage.happen(happenings.Tick())
-    stage.happen(happenings.HostsFound(()))
+        stage.handle(events.Tick())
+    stage.handle(events.HostsFound(()))
     for worker in ("a:0", "a:1"):
         stage.exit(worker)
     stage.settle(100)
@@ -90,14 +90,14 @@ def test_time_that_passes_during_a_long_start_takes_one_line_and_counts(tmp_path
     check_replay(stage.lived, path)
 
 
-def test_a_happening_that_the_state_machine_does_not_survive_is_the_last_line():
+def test_an_event_that_the_state_machine_does_not_survive_is_the_last_line():
     file = io.StringIO()
     membership = begin(RULES, 0.0)
     recorder = Recorder(file, membership)
     membership, _ = recorder.advance(membership, ONE_HOST, 0.0)
-    membership, _ = recorder.advance(membership, happenings.Tick(), 0.5)
+    membership, _ = recorder.advance(membership, events.Tick(), 0.5)
     with pytest.raises(TypeError):
-        recorder.advance(membership, happenings.DrainAsked("a", "soon"), 1.0)  # type: ignore[arg-type]
+        recorder.advance(membership, events.DrainAsked("a", "soon"), 1.0)  # type: ignore[arg-type]
     lines = [json.loads(line) for line in file.getvalue().splitlines()[1:]]
     assert [line["what"] for line in lines] == ["HostsFound", "Tick", "DrainAsked"]
     assert lines[-1] == {"at_s": 1.0, "what": "DrainAsked", "target": "a", "notice_s": "soon", "stays": False}
@@ -203,7 +203,7 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path):
 
 def test_rules_that_are_not_named_have_their_defaults_and_actions_may_be_left_out(tmp_path):
     history = read_history(written(tmp_path / "history", {"at_s": 0, "what": "Tick"}))
-    assert history == History(RULES, (Entry(0, happenings.Tick()),))
+    assert history == History(RULES, (Entry(0, events.Tick()),))
     assert [decision.differs for decision in replay(history)] == [False]
 
 
@@ -303,7 +303,7 @@ def test_what_a_worker_printed_stays_text(tmp_path):
     assert "a:0 raised at step 3: [red]no?[2J ?more[/x]\n" in shown(written(tmp_path / "history", raised))
 
 
-def test_every_happening_and_every_action_has_its_words(tmp_path):
+def test_every_event_and_every_action_has_its_words(tmp_path):
     lines: list[dict[str, object]] = [
         {"what": "HostsFound", "hosts": []},
         {"what": "Ready", "worker": "a:0", "life": 2, "step": 7},
@@ -328,8 +328,8 @@ def test_every_happening_and_every_action_has_its_words(tmp_path):
         {"what": "End", "code": 1, "reason": "it is over"},
     ]  # fmt: skip
     last: dict[str, object] = {"what": "Tick", "actions": actions}
-    assert {line["what"] for line in (*lines, last)} == {kind.__name__ for kind in get_args(happenings.Happening)}
-    assert {line["what"] for line in actions} == {kind.__name__ for kind in get_args(happenings.Action)}
+    assert {line["what"] for line in (*lines, last)} == {kind.__name__ for kind in get_args(events.MembershipEvent)}
+    assert {line["what"] for line in actions} == {kind.__name__ for kind in get_args(events.Action)}
     path = written(tmp_path / "history", *({"at_s": 0, **line} for line in (*lines, last)))
     words = [line[14:] for line in shown(path, exit_code=1).splitlines()]
     assert words[:21] == [
@@ -359,7 +359,7 @@ def test_every_happening_and_every_action_has_its_words(tmp_path):
 
 def test_a_failing_history_is_kept_where_it_can_be_replayed(tmp_path, capsys):
     stage = Stage(RULES)
-    stage.happen(ONE_HOST)
+    stage.handle(ONE_HOST)
     stage.exit("a:0")
     stage.puppets["a:0"] = stage.puppets["a:1"]  # as if the process had not ended
     path = tmp_path / "failed.jsonl"

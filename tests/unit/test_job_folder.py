@@ -22,7 +22,7 @@ from edl_hvd.discovery.sources.hostfile import FixedHosts
 from edl_hvd.driver.command_line.options import Options, read_options
 from edl_hvd.driver.job_folder.claim import claim
 from edl_hvd.driver.job_folder.files import LOCK, RECORD, STATUS, JobRecord, look, replace_file, to_text
-from edl_hvd.driver.membership import happenings
+from edl_hvd.driver.membership import events
 from edl_hvd.driver.status import Figures, WorkerStatus
 from edl_hvd.errors import PlatformError, UsageError
 from edl_hvd.hosts import HostSlots
@@ -137,7 +137,7 @@ def test_a_folder_in_which_an_edlrun_lives_is_refused_to_others_with_and_without
 
 def test_whoever_looks_at_a_job_keeps_no_edlrun_from_starting(runtime, tmp_path):
     job_dir = tmp_path / "job"
-    leave(job_dir, status("ended", end=happenings.End(0)))
+    leave(job_dir, status("ended", end=events.End(0)))
     ending = threading.Event()
 
     def keep_looking() -> None:
@@ -156,7 +156,7 @@ def test_whoever_looks_at_a_job_keeps_no_edlrun_from_starting(runtime, tmp_path)
 
 def test_a_used_folder_is_refused_in_one_line_that_says_what_it_holds_and_how_to_go_on(runtime, tmp_path):
     job_dir = tmp_path / "job"
-    leave(job_dir, status("ended", 412, end=happenings.End(75, "every host is left")))
+    leave(job_dir, status("ended", 412, end=events.End(75, "every host is left")))
     before = {path.name: path.read_bytes() for path in job_dir.iterdir()}
     with pytest.raises(UsageError) as refusal, claim(options(job_dir)):
         pass
@@ -189,7 +189,7 @@ def test_a_command_of_many_lines_is_told_in_one(runtime, tmp_path):
 
 def test_a_folder_in_which_nothing_was_trained_may_be_used_again(runtime, tmp_path):
     job_dir = tmp_path / "job"
-    leave(job_dir, status("ended", end=happenings.End(1, "the script cannot start")))
+    leave(job_dir, status("ended", end=events.End(1, "the script cannot start")))
     with claimed(job_dir) as folder:
         assert folder.record.run == 2
     (job_dir / "checkpoints" / ".partial").mkdir(parents=True)
@@ -330,7 +330,7 @@ def test_what_cannot_be_gone_on_with_is_refused_in_one_line(runtime, tmp_path, m
 
 def test_a_status_is_read_as_it_was_written(runtime, tmp_path):
     with claimed(tmp_path) as folder:
-        for one in (everything(), status("ended", end=happenings.End(1, "bad"))):
+        for one in (everything(), status("ended", end=events.End(1, "bad"))):
             folder.write_status(one)
             assert view_of(tmp_path).status == one
 
@@ -342,7 +342,7 @@ def test_a_job_runs_has_ended_or_is_dead(runtime, tmp_path):
         assert (view.running, view.dead) == (True, False)
     assert view_of(tmp_path).dead
     with claimed(tmp_path, resume=True) as folder:
-        folder.write_status(status("ended", end=happenings.End(0)))
+        folder.write_status(status("ended", end=events.End(0)))
     view = view_of(tmp_path)
     assert (view.running, view.dead) == (False, False)
 

@@ -6,7 +6,7 @@ import pytest
 from clocks import FakeClock
 
 from edl_hvd.driver.job import Job
-from edl_hvd.driver.membership.happenings import Formed, HostsFound, Ready
+from edl_hvd.driver.membership.events import Formed, HostsFound, Ready
 from edl_hvd.driver.membership.state import Rules
 from edl_hvd.driver.network import Network
 from edl_hvd.driver.workers.exits import Exit
@@ -39,8 +39,8 @@ def test_who_gets_sigterm_has_the_grace_that_the_environment_names(asked):
         running = asyncio.create_task(
             job.run(lambda: asked == "edlrun" and job.membership.world.generation > 0, lambda: stop)
         )
-        for happening in (HostsFound((HostSlots("a", 1),)), Ready("a:0", 1), Formed("a:0", 1, 1)):
-            job.happen(happening)
+        for event in (HostsFound((HostSlots("a", 1),)), Ready("a:0", 1), Formed("a:0", 1, 1)):
+            job.handle(event)
         if asked == "a worker":
             job._hear("a:0", 1, Drain())
         while not job.membership.drains:
@@ -99,15 +99,15 @@ def test_a_worker_that_does_not_leave_is_killed_after_the_grace_or_at_the_second
         job = Job(Rules(1, 1, 1), starter, network, Deaf(), clock=clock, grace_s=GRACE_S)
         await job.start()
         running = asyncio.create_task(job.run(lambda: len(asked) > 0, lambda: len(asked) > 1))
-        job.happen(HostsFound((HostSlots("a", 1),)))
+        job.handle(HostsFound((HostSlots("a", 1),)))
         while not job.processes:
             await asyncio.sleep(0.001)
-        for happening in (Ready("a:0", 1), Formed("a:0", 1, 1)):
-            job.happen(happening)
+        for event in (Ready("a:0", 1), Formed("a:0", 1, 1)):
+            job.handle(event)
         asked.append("SIGTERM")
         while not job.membership.drains:
             await asyncio.sleep(0.001)
-        job.happen(HostsFound((HostSlots("a", 1), HostSlots("b", 1))))
+        job.handle(HostsFound((HostSlots("a", 1), HostSlots("b", 1))))
         while len(job.membership.drains) < 2:  # what is found later is left as well
             await asyncio.sleep(0.001)
         clock.sleep(0.9 * GRACE_S)

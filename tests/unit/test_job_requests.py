@@ -23,7 +23,7 @@ from edl_hvd.cli.main import commands
 from edl_hvd.driver.job_folder.claim import JobFolder, claim
 from edl_hvd.driver.job_folder.files import CONTROL
 from edl_hvd.driver.job_folder.requests import LONGEST_LINE_BYTES, Requests, answer, ask
-from edl_hvd.driver.membership import happenings
+from edl_hvd.driver.membership import events
 from edl_hvd.driver.membership.state import Membership, Rules, begin
 from edl_hvd.driver.membership.turn import advance
 from edl_hvd.errors import PlatformError
@@ -34,8 +34,8 @@ def training(*entries: str, least: int = 1) -> Membership:
     """A job whose workers on these hosts train."""
     hosts = tuple(HostSlots(entry[0], int(entry[2])) for entry in entries)
     membership = begin(Rules(sum(host.slots for host in hosts), least, 9, settle_s=0.0), 0.0)
-    membership, _ = advance(membership, happenings.HostsFound(hosts), 0.0)
-    for kind in (lambda w: happenings.Ready(w, 1), lambda w: happenings.Formed(w, 1, 1)):
+    membership, _ = advance(membership, events.HostsFound(hosts), 0.0)
+    for kind in (lambda w: events.Ready(w, 1), lambda w: events.Formed(w, 1, 1)):
         for worker in list(membership.slots):
             membership, _ = advance(membership, kind(worker), 1.0)
     assert membership.world.phase == "running"
@@ -52,19 +52,19 @@ def drain(target: object, notice_s: object = 60) -> bytes:
 def test_a_host_or_worker_of_the_job_is_left(target, leaving, stay):
     membership = training("a:1", "b:2")
     said = answer(drain(target), membership, 1.0)
-    assert said.happening == happenings.DrainAsked(target, 60.0)
+    assert said.event == events.DrainAsked(target, 60.0)
     assert said.fields == {"ok": True, "workers": leaving, "stay": stay, "slots": stay, "least": 1}
 
 
 def test_who_leaves_already_does_not_count_as_staying():
-    membership, _ = advance(training("a:1", "b:2"), happenings.DrainAsked("b:0", 60.0), 2.0)
+    membership, _ = advance(training("a:1", "b:2"), events.DrainAsked("b:0", 60.0), 2.0)
     assert answer(drain("a"), membership, 2.0).fields["stay"] == 1
 
 
 @pytest.mark.parametrize("target", ["c", "b:2", "a:1", "", "b:", ":0", "b:0:0", " b", "B", None, 7, ["b"], {"b": 0}])
 def test_what_the_job_has_not_is_answered_with_the_hosts_there_are(target):
     said = answer(drain(target), training("a:1", "b:2"), 1.0)
-    assert said.happening is None
+    assert said.event is None
     assert said.fields["hosts"] == ["a", "b"]
     assert said.fields["problem"].endswith("its hosts are a, b")
 
@@ -72,14 +72,14 @@ def test_what_the_job_has_not_is_answered_with_the_hosts_there_are(target):
 @pytest.mark.parametrize("notice", [-1, 86_401, None, "60", True, float("inf"), float("nan"), 10**400, [60]])
 def test_a_notice_that_is_no_time_changes_nothing(notice):
     said = answer(drain("b", notice), training("b:1"), 1.0)
-    assert (said.happening, said.fields["ok"]) == (None, False)
+    assert (said.event, said.fields["ok"]) == (None, False)
 
 
 class Listening:
     """A job's side of its socket, in a thread of its own."""
 
     def __init__(self, folder: Path, membership: Membership) -> None:
-        self.heard: list[happenings.DrainAsked] = []
+        self.heard: list[events.DrainAsked] = []
         self.membership = membership
         self.loop = asyncio.new_event_loop()
         self.requests = Requests(self.take)
@@ -89,8 +89,8 @@ class Listening:
 
     def take(self, line: bytes):
         said = answer(line, self.membership, 1.0)
-        if said.happening is not None:
-            self.heard.append(said.happening)
+        if said.event is not None:
+            self.heard.append(said.event)
         return said.fields
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ def test_the_socket_is_for_this_user_alone_and_its_folder_may_have_a_long_name(j
     assert (stat.S_ISSOCK(mode), stat.S_IMODE(mode)) == (True, 0o600)
     said = ask(job_folder.path, {"what": "drain", "target": "b:0", "notice_s": 5})
     assert said["ok"]
-    assert listening.heard == [happenings.DrainAsked("b:0", 5.0)]
+    assert listening.heard == [events.DrainAsked("b:0", 5.0)]
 
 
 def test_a_socket_that_a_killed_edlrun_has_left_is_in_nobodys_way(job_folder):
@@ -199,7 +199,7 @@ def test_drain_says_what_follows(job_folder, listening):
     done = run("drain", "b:0", "--job", path, "--notice", "30")
     assert (done.exit_code, done.stdout) == (0, "1 worker leaves b:0 at the next commit; 2 workers stay\n")
     assert run("drain", "b", "--job", path).stdout == "2 workers leave b at the next commit; 1 worker stays\n"
-    assert listening.heard == [happenings.DrainAsked("b:0", 30.0), happenings.DrainAsked("b", 120.0)]
+    assert listening.heard == [events.DrainAsked("b:0", 30.0), events.DrainAsked("b", 120.0)]
     listening.membership = training("a:1", "b:2", least=2)
     waits = run("drain", "b", "--job", path).stdout
     assert waits.endswith("; 1 worker of the 2 that --min-np asks for stay, so the job waits for more\n")
@@ -213,7 +213,7 @@ def test_drain_refuses_in_one_line(job_folder, listening, tmp_path):
     assert done.stderr == "error: the job has no host or worker 'node-9'; its hosts are a, b\n"
     done = run("drain", "a", "--job", str(tmp_path))
     assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
-    leave(tmp_path / "over", status("ended", end=happenings.End(0)))
+    leave(tmp_path / "over", status("ended", end=events.End(0)))
     done = run("drain", "a", "--job", str(tmp_path / "over"))
     assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
     assert "does not run any more" in done.stderr
@@ -244,7 +244,7 @@ def test_without_a_job_drain_asks_whether_the_only_one_is_meant(job_folder, list
     code, out, err = at_a_terminal("y\n", "drain", "b")
     assert (code, out) == (0, "2 workers leave b at the next commit; 1 worker stays\n")
     assert err.startswith(f"Drain b of the job {job_folder.path} (python train.py --name 'two words')? [y/N]")
-    assert listening.heard == [happenings.DrainAsked("b", 120.0)]
+    assert listening.heard == [events.DrainAsked("b", 120.0)]
 
 
 @pytest.mark.parametrize("typed", ["\n", "n\n", "no\n"])
@@ -294,7 +294,7 @@ def test_status_as_json_is_what_the_files_hold(runtime, tmp_path):
 
 
 def test_a_status_that_is_watched_ends_with_its_job(runtime, tmp_path):
-    leave(tmp_path, status("ended", 9, end=happenings.End(75, "every host is left")))
+    leave(tmp_path, status("ended", 9, end=events.End(75, "every host is left")))
     done = run("status", str(tmp_path), "--watch")
     assert (done.exit_code, "ended with exit code 75" in done.stdout) == (0, True)
     done = run("status", str(tmp_path), "--watch", "--json")

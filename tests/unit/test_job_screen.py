@@ -19,7 +19,7 @@ from edl_hvd.cli.job_screen import JobScreen
 from edl_hvd.cli.live_line import LiveLine
 from edl_hvd.cli.world_changes import WorldChanges
 from edl_hvd.driver import status as status_module
-from edl_hvd.driver.membership.happenings import (
+from edl_hvd.driver.membership.events import (
     AskChange,
     End,
     Exited,
@@ -176,11 +176,11 @@ def member(generation: int = 1, *names: str) -> Publish:
 
 
 def play(changes: WorldChanges, *moments: object) -> list[str]:
-    """Happenings and actions, one after the other, each after a tenth of a second."""
+    """Events and actions, one after the other, each after a tenth of a second."""
     told = []
     for number, moment in enumerate(moments):
         if isinstance(moment, (Exited, Formed, Ready)):
-            told.append(changes.happened(moment, 0.1 * number))
+            told.append(changes.on_event(moment, 0.1 * number))
         else:
             changes.done(moment, 0.1 * number)  # type: ignore[arg-type]
     return [line for line in told if line]
@@ -233,20 +233,20 @@ def test_a_change_of_the_world_is_one_line_in_plain_words(moments, line):
 def test_the_time_is_that_from_the_first_cause_to_the_world_that_holds():
     changes = WorldChanges()
     play(changes, *world(1, FOUR))
-    changes.happened(Exited("b:1", 1, False, "killed by SIGKILL"), 10.0)
+    changes.on_event(Exited("b:1", 1, False, "killed by SIGKILL"), 10.0)
     changes.done(Publish(2, ("a:0", "a:1", "b:0")), 10.1)
-    changes.happened(Exited("b:0", 1, False, "killed by SIGKILL"), 10.2)
+    changes.on_event(Exited("b:0", 1, False, "killed by SIGKILL"), 10.2)
     changes.done(Publish(3, ("a:0", "a:1")), 10.3)
-    assert changes.happened(Formed("a:0", 1, 2), 10.35) == "", "that is of the world before"
-    assert changes.happened(Formed("a:0", 1, 3), 10.4) == ""
-    told = changes.happened(Formed("a:1", 1, 3), 10.5)
+    assert changes.on_event(Formed("a:0", 1, 2), 10.35) == "", "that is of the world before"
+    assert changes.on_event(Formed("a:0", 1, 3), 10.4) == ""
+    told = changes.on_event(Formed("a:1", 1, 3), 10.5)
     assert told == "host b lost (killed by SIGKILL) · 2 workers go on · 0.50 s"
 
 
 def test_an_end_long_ago_is_not_the_reason_for_leaving_now():
     changes = WorldChanges()
     play(changes, *world(1, {"a:0": 1}))
-    changes.happened(Exited("b:0", 1, False, "exit code 7"), 1.0)  # never was a member
+    changes.on_event(Exited("b:0", 1, False, "exit code 7"), 1.0)  # never was a member
     play(changes, AskChange(1), *world(2, {"a:0": 1, "b:0": 2}, 4))
     (told,) = play(changes, AskChange(2), *world(3, {"a:0": 1}, 9))
     assert told.startswith("host b left · ")
@@ -280,7 +280,7 @@ def screen_on(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> JobScreen:
 def begin_world(screen: JobScreen, generation: int, lives: dict[str, int], step: int = -1) -> None:
     for moment in world(generation, lives, step):
         if isinstance(moment, (Ready, Formed)):
-            screen.happened(moment)
+            screen.on_event(moment)
         else:
             screen.done(moment)  # type: ignore[arg-type]
 
@@ -305,9 +305,9 @@ def test_the_report_is_headed_by_the_first_failure_and_ends_with_its_traceback(s
     for number in range(30):
         screen.line("b:0", "stdout", f"step {number}\n".encode())
     screen.line("b:0", "stderr", b"ValueError: bad number\n")
-    screen.happened(Exited("b:0", 1, False, "exit code 1"))
+    screen.on_event(Exited("b:0", 1, False, "exit code 1"))
     screen.line("a:0", "stderr", b"another error\n")
-    screen.happened(Exited("a:0", 1, False, "exit code 1"))
+    screen.on_event(Exited("a:0", 1, False, "exit code 1"))
     end = End(1, "every worker failed at step 5: ValueError: bad number")
     screen.done(end)
     screen.ended(end)
@@ -321,13 +321,13 @@ def test_the_report_is_headed_by_the_first_failure_and_ends_with_its_traceback(s
 def test_a_failure_that_was_overcome_is_not_the_cause_of_a_later_one(screen):
     screen, shown = screen
     begin_world(screen, 1, {"a:0": 1, "b:0": 1})
-    screen.happened(Exited("b:0", 1, False, "killed by SIGKILL"))
+    screen.on_event(Exited("b:0", 1, False, "killed by SIGKILL"))
     screen.beat("a:0", replace(BEAT, generation=1, step=9))  # was on its way
     begin_world(screen, 2, {"a:0": 1}, step=9)
     screen.beat("a:0", replace(BEAT, generation=2, step=9))
     assert screen._failures.first is not None, "the new world has done nothing yet"
     screen.beat("a:0", replace(BEAT, generation=2, step=10))
-    screen.happened(Exited("a:0", 1, False, "killed by SIGSEGV"))
+    screen.on_event(Exited("a:0", 1, False, "killed by SIGSEGV"))
     screen.ended(End(1, "fewer than 2 workers were ready for 600 s"))
     assert (
         "first failure: host a, slot 0, rank 0 of 1, generation 2: killed by SIGSEGV (a crash in native code;"
@@ -340,7 +340,7 @@ def test_a_failure_before_any_world_and_one_that_we_caused_are_told_as_such(scre
     screen, shown = screen
     screen.done(Spawn("a:0", 1))
     screen.done(Kill("a:0", 1, "it was not ready 1800 s after its start"))
-    screen.happened(Exited("a:0", 1, False, "killed by SIGKILL"))
+    screen.on_event(Exited("a:0", 1, False, "killed by SIGKILL"))
     screen.ended(End(1, "no luck"))
     assert "slot 0, before it was a member of a world: killed by SIGKILL, because it was not ready 1800 s" in shown()
 
@@ -350,7 +350,7 @@ def test_who_is_ended_with_the_job_is_no_failure(screen):
     begin_world(screen, 1, {"a:0": 1})
     end = End(1, "fewer than 2 workers were ready for 600 s")
     screen.done(end)
-    screen.happened(Exited("a:0", 1, False, "killed by SIGTERM"))
+    screen.on_event(Exited("a:0", 1, False, "killed by SIGTERM"))
     screen.ended(end)
     assert "first failure" not in shown()
 

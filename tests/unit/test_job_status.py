@@ -11,7 +11,7 @@ import pytest
 
 from edl_hvd.cli.status import _SLOT_STATES
 from edl_hvd.driver.job import Job
-from edl_hvd.driver.membership.happenings import DrainAsked, End, Exited, Formed, HostsFound, Ready
+from edl_hvd.driver.membership.events import DrainAsked, End, Exited, Formed, HostsFound, Ready
 from edl_hvd.driver.membership.state import LIVE, Membership, Rules, begin
 from edl_hvd.driver.membership.turn import advance
 from edl_hvd.driver.network import Network
@@ -23,11 +23,11 @@ from edl_hvd.protocol import Beat
 BEAT = Beat(1, 7, 5, 80, -1, "compute", 0.1, 3.0, 4, 5, 5, 0.1)
 
 
-def told(*happenings: object, rules: Rules | None = None) -> Membership:
+def told(*events: object, rules: Rules | None = None) -> Membership:
     """The membership after these, one second apart."""
     membership = begin(rules or Rules(2, 2, 4, settle_s=0.0), 0.0)
-    for second, happening in enumerate(happenings):
-        membership, _ = advance(membership, happening, float(second))  # type: ignore[arg-type]
+    for second, event in enumerate(events):
+        membership, _ = advance(membership, event, float(second))  # type: ignore[arg-type]
     return membership
 
 
@@ -164,11 +164,11 @@ def test_the_status_is_kept_at_each_change_and_a_full_disk_stops_nothing(tmp_pat
             await asyncio.sleep(0.01)
         assert (keeper.written[0].state, keeper.written[0].figures) == ("starting", Figures(known_step=7, saved_step=5))
         keeper.broken = True
-        job.happen(HostsFound((HostSlots("a", 1),)))
+        job.handle(HostsFound((HostSlots("a", 1),)))
         while not keeper.notes:
             await asyncio.sleep(0.01)
         keeper.broken = False
-        job.happen(Ready("a:0", 1))
+        job.handle(Ready("a:0", 1))
         while keeper.written[-1].generation != 1:
             await asyncio.sleep(0.01)
         reporter.beat("a:0", replace(BEAT, step=0, samples=0))

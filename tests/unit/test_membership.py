@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from puppets import Stage, check_replay, kept_if_it_fails, play_at_random, random_stage
 
-from edl_hvd.driver.membership import happenings
+from edl_hvd.driver.membership import events
 from edl_hvd.driver.membership.draft import Draft
 from edl_hvd.driver.membership.history import Decision, Recorder
 from edl_hvd.driver.membership.state import Rules, Slot, begin
@@ -21,14 +21,14 @@ from edl_hvd.hosts import HostSlots
 RULES = Rules(num_proc=2, min_np=1, max_np=4)
 
 
-def hosts(*entries: str) -> happenings.HostsFound:
-    return happenings.HostsFound(tuple(HostSlots(entry[0], int(entry[2])) for entry in entries))
+def hosts(*entries: str) -> events.HostsFound:
+    return events.HostsFound(tuple(HostSlots(entry[0], int(entry[2])) for entry in entries))
 
 
 def training(*entries: str, rules: Rules = RULES) -> Stage:
     """A job that trains on these hosts."""
     stage = Stage(rules)
-    stage.happen(hosts(*entries))
+    stage.handle(hosts(*entries))
     stage.settle(5)
     return stage
 
@@ -53,7 +53,7 @@ def test_what_was_seen_of_a_draft_does_not_change():
 def test_a_job_starts_when_enough_workers_are_ready():
     stage = training("a:1")
     assert stage.running == []
-    stage.happen(hosts("a:1", "b:1"))
+    stage.handle(hosts("a:1", "b:1"))
     stage.settle(5)
     assert stage.running == ["a:0", "b:0"]
 
@@ -93,7 +93,7 @@ def test_the_pause_before_a_restart_doubles_and_starts_small_again_after_a_stead
         left_s = stage.now_s
         while "a:1" not in stage.puppets:
             stage.now_s += 0.25
-            stage.happen(happenings.Tick())
+            stage.handle(events.Tick())
         pauses.append(stage.now_s - left_s)
         stage.settle(5)
     assert pauses == [1, 2, 4, 1]
@@ -138,7 +138,7 @@ def test_a_process_that_does_not_end_after_its_error_is_ended():
     stage = training("a:2", "b:1")
     stage.fail("b:0", 7, "ValueError: bad")
     stage.now_s += RULES.farewell_s + 1
-    stage.happen(happenings.Tick())
+    stage.handle(events.Tick())
     assert stage.puppets["b:0"].state == "dying"
 
 
@@ -178,12 +178,12 @@ def test_an_error_of_one_worker_again_and_again_at_the_same_step_ends_the_job():
 
 def test_a_script_that_never_gets_to_training_ends_the_job_soon():
     stage = Stage(RULES)
-    stage.happen(hosts("a:2"))
+    stage.handle(hosts("a:2"))
     while stage.end is None and stage.now_s < 100:
         for worker in list(stage.puppets):
             stage.exit(worker)
         stage.now_s += 0.25
-        stage.happen(happenings.Tick())
+        stage.handle(events.Tick())
     assert stage.end is not None
     assert "before they reached the training function" in stage.end.reason
     assert stage.now_s < 10
@@ -191,7 +191,7 @@ def test_a_script_that_never_gets_to_training_ends_the_job_soon():
 
 def test_a_removed_host_leaves_at_the_next_commit():
     stage = training("a:1", "b:1")
-    stage.happen(hosts("b:1"))
+    stage.handle(hosts("b:1"))
     assert stage.puppets["a:0"].change
     stage.settle(5)
     assert stage.running == ["b:0"]
@@ -201,7 +201,7 @@ def test_a_removed_host_leaves_at_the_next_commit():
 def test_when_all_hosts_are_replaced_the_state_is_handed_on():
     stage = training("a:1", "b:1")
     step = stage.step
-    stage.happen(hosts("c:2"))
+    stage.handle(hosts("c:2"))
     stage.settle(20)
     assert stage.running == ["c:0", "c:1"]
     assert all(puppet.step > step for puppet in stage.puppets.values())
@@ -209,7 +209,7 @@ def test_when_all_hosts_are_replaced_the_state_is_handed_on():
 
 def test_the_state_is_handed_on_also_where_only_one_worker_is_allowed():
     stage = training("a:1", rules=Rules(num_proc=1, min_np=1, max_np=1, spares=1))
-    stage.happen(hosts("c:1"))
+    stage.handle(hosts("c:1"))
     stage.settle(20)
     assert stage.running == ["c:0"]
     assert stage.generation <= 3
@@ -217,30 +217,30 @@ def test_the_state_is_handed_on_also_where_only_one_worker_is_allowed():
 
 def test_a_host_that_is_unfit_gets_no_workers_and_the_job_begins_with_the_least_number_without_it():
     stage = Stage(replace(RULES, num_proc=2, min_np=1))
-    stage.happen(happenings.HostsFound((HostSlots("a", 1), HostSlots("b", 1)), unfit=("b",)))
+    stage.handle(events.HostsFound((HostSlots("a", 1), HostSlots("b", 1)), unfit=("b",)))
     stage.settle(5)
     assert stage.running == ["a:0"]
     assert list(stage.puppets) == ["a:0"]
-    stage.happen(hosts("a:1", "b:1"))
+    stage.handle(hosts("a:1", "b:1"))
     stage.settle(5)
     assert stage.running == ["a:0", "b:0"]
 
 
 def test_below_the_least_number_survivors_wait_and_newcomers_revive_the_job():
     stage = training("a:1", "b:1", rules=replace(RULES, min_np=2))
-    stage.happen(hosts("a:1"))
+    stage.handle(hosts("a:1"))
     stage.exit("b:0")
     stage.settle(60)
     assert stage.running == []
     assert stage.puppets["a:0"].state == "ready"
-    stage.happen(hosts("a:1", "c:1"))
+    stage.handle(hosts("a:1", "c:1"))
     stage.settle(10)
     assert stage.running == ["a:0", "c:0"]
 
 
 def test_below_the_least_number_for_too_long_ends_the_job():
     stage = training("a:1", "b:1", rules=replace(RULES, min_np=2, elastic_timeout_s=60))
-    stage.happen(hosts("a:1"))
+    stage.handle(hosts("a:1"))
     stage.exit("b:0")
     stage.settle(100)
     assert stage.end is not None
@@ -263,7 +263,7 @@ def test_a_worker_that_stays_in_a_broken_world_is_ended():
     stage.exit("b:0")
     stage.be_ready("a:0")
     stage.now_s += 61
-    stage.happen(happenings.Tick())
+    stage.handle(events.Tick())
     assert stage.puppets["a:1"].state == "dying"
     stage.settle(10)
     assert "a:0" in stage.running
@@ -271,7 +271,7 @@ def test_a_worker_that_stays_in_a_broken_world_is_ended():
 
 def test_a_silent_worker_is_ended_and_the_others_go_on():
     stage = training("a:2")
-    stage.happen(happenings.Lost("a:1", 1, "it said nothing for 3 s"))
+    stage.handle(events.Lost("a:1", 1, "it said nothing for 3 s"))
     assert stage.puppets["a:1"].state == "dying"
     stage.move_on("a:0")
     stage.move_on("a:0")
@@ -281,7 +281,7 @@ def test_a_silent_worker_is_ended_and_the_others_go_on():
 def test_a_job_ends_well_when_all_are_done_even_if_one_is_killed_then():
     stage = training("a:2", "b:1")
     for worker in ("a:0", "a:1"):
-        stage.happen(happenings.Done(worker, 1))
+        stage.handle(events.Done(worker, 1))
     stage.exit("b:0")
     for worker in ("a:0", "a:1"):
         stage.exit(worker, clean=True)
@@ -292,7 +292,7 @@ def test_a_job_ends_well_when_all_are_done_even_if_one_is_killed_then():
 
 def test_a_worker_that_fails_after_the_training_fails_the_job():
     stage = training("a:2")
-    stage.happen(happenings.Done("a:0", 1))
+    stage.handle(events.Done("a:0", 1))
     stage.exit("a:0")
     assert stage.end is not None
     assert stage.end.code == 1
@@ -309,18 +309,18 @@ def test_the_reset_limit_ends_the_job():
 @pytest.mark.parametrize("asked", [False, True], ids=["running", "changing"])
 def test_a_deadlock_ends_the_job_whose_next_world_would_come_to_the_same_place(asked):
     stage = training("a:2")
-    stage.happen(happenings.Deadlocked(stage.generation - 1, "it is of a world before"))
+    stage.handle(events.Deadlocked(stage.generation - 1, "it is of a world before"))
     assert stage.end is None
     if asked:
-        stage.happen(happenings.DrainAsked("a:0", 30.0))
-    stage.happen(happenings.Deadlocked(stage.generation, "they wait for each other"))
-    assert stage.end == happenings.End(1, "they wait for each other")
+        stage.handle(events.DrainAsked("a:0", 30.0))
+    stage.handle(events.Deadlocked(stage.generation, "they wait for each other"))
+    assert stage.end == events.End(1, "they wait for each other")
 
 
 def test_a_world_that_is_broken_already_is_not_deadlocked():
     stage = training("a:2")
     stage.exit("a:1")
-    stage.happen(happenings.Deadlocked(stage.generation, "they waited for each other"))
+    stage.handle(events.Deadlocked(stage.generation, "they waited for each other"))
     assert stage.end is None
 
 
@@ -336,7 +336,7 @@ def test_whatever_happens_what_always_holds_holds_and_the_job_recovers(seed, fai
     check_random_history(seed, strikes=250, failures=failures)
 
 
-def test_two_hundred_thousand_happenings_break_nothing(failures):
+def test_two_hundred_thousand_events_break_nothing(failures):
     events = seed = 0
     while events < 200_000:
         events += check_random_history(seed, strikes=400, failures=failures)
@@ -362,17 +362,17 @@ def check_random_history(seed: int, strikes: int, failures: Path) -> int:
 workers = st.sampled_from(["a:0", "a:1", "b:0", "?"])
 lives = st.integers(0, 3)
 anything = st.one_of(
-    st.builds(happenings.Ready, workers, lives, st.integers(-1, 9)),
-    st.builds(happenings.Formed, workers, lives, st.integers(0, 4)),
-    st.builds(happenings.Raised, workers, lives, st.integers(0, 3), st.sampled_from("xy")),
-    st.builds(happenings.Done, workers, lives),
-    st.builds(happenings.Exited, workers, lives, st.booleans(), st.just("?")),
-    st.builds(happenings.Lost, workers, lives, st.just("?")),
-    st.builds(happenings.Deadlocked, st.integers(0, 4), st.just("?")),
-    st.builds(happenings.DrainAsked, st.sampled_from(["a", "b", "a:0", "nowhere"]), st.floats(0, 100)),
+    st.builds(events.Ready, workers, lives, st.integers(-1, 9)),
+    st.builds(events.Formed, workers, lives, st.integers(0, 4)),
+    st.builds(events.Raised, workers, lives, st.integers(0, 3), st.sampled_from("xy")),
+    st.builds(events.Done, workers, lives),
+    st.builds(events.Exited, workers, lives, st.booleans(), st.just("?")),
+    st.builds(events.Lost, workers, lives, st.just("?")),
+    st.builds(events.Deadlocked, st.integers(0, 4), st.just("?")),
+    st.builds(events.DrainAsked, st.sampled_from(["a", "b", "a:0", "nowhere"]), st.floats(0, 100)),
     st.builds(lambda a, b: hosts(f"a:{a}", f"b:{b}"), st.integers(1, 2), st.integers(1, 2)),
-    st.just(happenings.HostsFound(())),
-    st.just(happenings.Tick()),
+    st.just(events.HostsFound(())),
+    st.just(events.Tick()),
 )
 
 
@@ -383,14 +383,14 @@ def test_anything_is_accepted_in_any_state_and_can_be_replayed(history, failures
     path, lived = failures / "anything.jsonl", []
     with path.open("w") as file:
         recorder = Recorder(file, membership)
-        for happening, pause_s in history:
+        for event, pause_s in history:
             now_s += pause_s
-            membership, actions = recorder.advance(membership, happening, now_s)
-            lived.append(Decision(now_s, happening, actions, membership, actions))
+            membership, actions = recorder.advance(membership, event, now_s)
+            lived.append(Decision(now_s, event, actions, membership, actions))
         recorder.flush()
     check_replay(lived, path)
 
 
 @given(anything)
-def test_a_happening_survives_being_written_down(happening):
-    assert happenings.happening_from_json(json.loads(json.dumps(happenings.to_json(happening)))) == happening
+def test_an_event_survives_being_written_down(event):
+    assert events.event_from_json(json.loads(json.dumps(events.to_json(event)))) == event

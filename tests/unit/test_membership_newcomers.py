@@ -9,7 +9,7 @@ import pytest
 from puppets import Stage
 from test_membership import RULES, hosts, training
 
-from edl_hvd.driver.membership import happenings
+from edl_hvd.driver.membership import events
 
 
 def warm_up(stage: Stage, worker: str) -> None:
@@ -21,7 +21,7 @@ def warm_up(stage: Stage, worker: str) -> None:
 def with_newcomer(member: str, **options: Any) -> Stage:
     """Training on one host; the worker of another is ready and begins to take the state over."""
     stage = training(member, **options)
-    stage.happen(hosts(member, "b:1"))
+    stage.handle(hosts(member, "b:1"))
     stage.be_ready("b:0")
     return stage
 
@@ -29,7 +29,7 @@ def with_newcomer(member: str, **options: Any) -> Stage:
 def test_a_newcomer_waits_a_moment_for_others_that_are_starting_and_joins_with_them():
     stage = training("a:2")
     generation = stage.generation
-    stage.happen(hosts("a:2", "b:2"))
+    stage.handle(hosts("a:2", "b:2"))
     warm_up(stage, "b:0")
     stage.now_s += 0.3
     warm_up(stage, "b:1")
@@ -41,14 +41,14 @@ def test_a_newcomer_waits_a_moment_for_others_that_are_starting_and_joins_with_t
 
 def test_it_waits_for_one_that_takes_the_state_over_and_not_longer_than_allowed():
     stage = training("a:2")
-    stage.happen(hosts("a:2", "b:2"))
+    stage.handle(hosts("a:2", "b:2"))
     stage.be_ready("b:1")
     warm_up(stage, "b:0")
     stage.now_s += 0.4
-    stage.happen(happenings.Tick())
+    stage.handle(events.Tick())
     assert not stage.puppets["a:0"].change
     stage.now_s += 0.1
-    stage.happen(happenings.Tick())
+    stage.handle(events.Tick())
     assert stage.puppets["a:0"].change
 
 
@@ -62,7 +62,7 @@ def test_a_newcomer_joins_at_once_where_nobody_else_is_on_the_way():
 def test_a_newcomer_takes_the_state_over_before_the_others_let_it_in_unless_that_takes_too_long(waited_s, joins):
     stage = with_newcomer("a:2")
     stage.now_s += waited_s
-    stage.happen(happenings.Tick())
+    stage.handle(events.Tick())
     assert stage.puppets["b:0"].follows == stage.generation
     assert stage.puppets["a:0"].change == joins
     stage.move_on("b:0")

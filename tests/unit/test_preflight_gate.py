@@ -10,7 +10,7 @@ from clocks import FakeClock
 
 from edl_hvd.discovery.sources.hostfile import FixedHosts
 from edl_hvd.driver.host_feed import HostFeed
-from edl_hvd.driver.membership.happenings import DrainAsked, HostsFound
+from edl_hvd.driver.membership.events import DrainAsked, HostsFound
 from edl_hvd.driver.preflight.examination import Verdict
 from edl_hvd.driver.preflight.gate import AGAIN_S, RETRY_S
 from edl_hvd.hosts import HostSlots

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from edl_hvd.driver.membership.happenings import Action, Happening
+from edl_hvd.driver.membership.events import Action, MembershipEvent
 from edl_hvd.driver.membership.state import Membership, Rules
 from edl_hvd.driver.membership.turn import advance
 from edl_hvd.simulator.costs import Costs
@@ -18,11 +18,11 @@ from edl_hvd.traces.trace import Change, Trace
 
 
 def advance_one_by_one(
-    membership: Membership, news: Sequence[Happening], now_s: float
+    membership: Membership, news: Sequence[MembershipEvent], now_s: float
 ) -> tuple[Membership, tuple[Action, ...]]:
     done: list[Action] = []
-    for happening in news:
-        membership, actions = advance(membership, happening, now_s)
+    for event in news:
+        membership, actions = advance(membership, event, now_s)
         done += actions
     return membership, tuple(done)
 

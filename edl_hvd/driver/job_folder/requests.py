@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from edl_hvd.driver.job_folder.files import CONTROL
-from edl_hvd.driver.membership.happenings import DrainAsked
+from edl_hvd.driver.membership.events import DrainAsked
 from edl_hvd.driver.membership.state import LIVE, Membership, host_of
 from edl_hvd.errors import PlatformError
 from edl_hvd.json_values import show
@@ -43,11 +43,11 @@ class Answer:
 
     Attributes:
         fields: What is said.
-        happening: What happens to the job thereby, or ``None``.
+        event: What happens to the job thereby, or ``None``.
     """
 
     fields: Mapping[str, Any]
-    happening: DrainAsked | None = None
+    event: DrainAsked | None = None
 
 
 def answer(line: bytes, membership: Membership, now_s: float) -> Answer:

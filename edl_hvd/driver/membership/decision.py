@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edl_hvd.driver.membership import happenings
+from edl_hvd.driver.membership import events
 from edl_hvd.driver.membership.draft import Draft
 from edl_hvd.driver.membership.intake import HOW_TO_TRAIN
 from edl_hvd.driver.membership.state import LIVE, Slot, World, host_of
@@ -19,9 +19,9 @@ def decide(draft: Draft) -> None:
         return
     _spawn(draft)
     if draft.membership.having("member"):
-        _reshape(draft)
+        _resize_if_needed(draft)
     else:
-        _regroup(draft)
+        _form_world(draft)
 
 
 def _enforce_bounds(draft: Draft) -> None:
@@ -74,10 +74,10 @@ def _spawn(draft: Draft) -> None:
         if room > 0 and slot.state == "empty" and slot.not_before_s <= draft.now_s:
             room -= 1
             draft.set(worker, "starting", life=slot.life + 1, born_s=draft.now_s, step=-1, done=False, raised=None)
-            draft.act(happenings.Spawn(worker, slot.life + 1))
+            draft.act(events.Spawn(worker, slot.life + 1))
 
 
-def _reshape(draft: Draft) -> None:
+def _resize_if_needed(draft: Draft) -> None:
     """There is a world; should it change?"""
     membership, rules, now_s = draft.membership, draft.membership.rules, draft.now_s
     wanted = set(membership.wanted(now_s))
@@ -113,7 +113,7 @@ def _let_follow(draft: Draft, room: int, members: list[str]) -> None:
         if slot.step < 0 and slot.follows != generation:
             near = [member for member in members if host_of(member) == host_of(worker)]
             draft.set(worker, "ready", follows=generation)
-            draft.act(happenings.Follow(worker, generation, (near or members)[-1]))
+            draft.act(events.Follow(worker, generation, (near or members)[-1]))
 
 
 def _can_join(draft: Draft, worker: str) -> bool:
@@ -141,13 +141,13 @@ def _told_deadline_s(draft: Draft, worker: str) -> float | None:
     return min((drains[what] for what in (worker, host_of(worker)) if what in drains), default=None)
 
 
-def _regroup(draft: Draft) -> None:
+def _form_world(draft: Draft) -> None:
     """There is no world; can there be one?"""
     membership = draft.membership
     wanted = membership.wanted(draft.now_s)
     ready = membership.having("ready")
     leavers = [worker for worker in ready if worker not in set(wanted)]
-    able = _without_cold(draft, [worker for worker in ready if worker not in leavers])
+    able = _exclude_unsynced(draft, [worker for worker in ready if worker not in leavers])
     holders = [worker for worker in leavers if membership.slots[worker].step >= 0]
     handing_on: list[str] = []
     if able and not any(membership.slots[worker].step >= 0 for worker in able):
@@ -159,11 +159,11 @@ def _regroup(draft: Draft) -> None:
         _publish(draft, able, handing_on)
         return
     if not wanted and not membership.having("starting"):
-        _send_home(draft, holders, leavers)
-    _starve(draft, able)
+        _drain_all(draft, holders, leavers)
+    _check_elastic_timeout(draft, able)
 
 
-def _without_cold(draft: Draft, able: list[str]) -> list[str]:
+def _exclude_unsynced(draft: Draft, able: list[str]) -> list[str]:
     """Leave out workers without state if enough workers have it; those left out follow the new world and join later.
 
     A spare is not left out: it is there to take a lost worker's place at once.
@@ -194,7 +194,7 @@ def _have_settled(draft: Draft, able: list[str]) -> bool:
     return draft.now_s - max(membership.slots[worker].since_s for worker in able) >= membership.rules.settle_s
 
 
-def _send_home(draft: Draft, holders: list[str], leavers: list[str]) -> None:
+def _drain_all(draft: Draft, holders: list[str], leavers: list[str]) -> None:
     """Nobody can come any more: the freshest saves, all go."""
     freshest = max(holders, key=lambda worker: draft.membership.slots[worker].step, default=None)
     for worker in leavers:
@@ -205,13 +205,15 @@ def _send_home(draft: Draft, holders: list[str], leavers: list[str]) -> None:
         draft.end(SAVED, "every host is left; run it again to go on")
 
 
-def _starve(draft: Draft, able: list[str]) -> None:
+def _check_elastic_timeout(draft: Draft, able: list[str]) -> None:
     membership, rules = draft.membership, draft.membership.rules
     starting = membership.having("starting")
     on_their_way = len(able) + len(starting) >= _needed(draft)
-    if membership.hungry_s is None or (on_their_way and not any(membership.slots[w].backoff_s for w in starting)):
-        draft.change(hungry_s=draft.now_s)  # a first start has its own bound
-    elif draft.now_s - membership.hungry_s > rules.elastic_timeout_s and membership.end is None:
+    if membership.below_min_since_s is None or (
+        on_their_way and not any(membership.slots[w].backoff_s for w in starting)
+    ):
+        draft.change(below_min_since_s=draft.now_s)  # a first start has its own bound
+    elif draft.now_s - membership.below_min_since_s > rules.elastic_timeout_s and membership.end is None:
         draft.end(
             1,
             f"fewer than {_needed(draft)} workers were ready for {rules.elastic_timeout_s:.0f} s; see their output "
@@ -235,5 +237,5 @@ def _publish(draft: Draft, able: list[str], handing_on: list[str]) -> None:
     generation = world.generation + 1
     for worker in members:
         draft.set(worker, "member")
-    draft.change(world=World(generation, members, "forming", draft.now_s), hungry_s=None)
-    draft.act(happenings.Publish(generation, members))
+    draft.change(world=World(generation, members, "forming", draft.now_s), below_min_since_s=None)
+    draft.act(events.Publish(generation, members))

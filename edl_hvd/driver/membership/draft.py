@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from edl_hvd.driver.membership import happenings
+from edl_hvd.driver.membership import events
 from edl_hvd.driver.membership.state import Membership, Slot, World
 
 _EMPTY = Slot()
@@ -23,7 +23,7 @@ class Draft:
     """
 
     def __init__(self, membership: Membership, now_s: float) -> None:
-        self.actions: list[happenings.Action] = []
+        self.actions: list[events.Action] = []
         self.now_s = now_s
         self._membership = membership
         self._slots: dict[str, Slot] | None = None
@@ -49,7 +49,7 @@ class Draft:
         slots = self._membership.slots if self._slots is None else self._slots
         return slots.get(worker)
 
-    def act(self, action: happenings.Action) -> None:
+    def act(self, action: events.Action) -> None:
         self.actions.append(action)
 
     def change(self, **changes: object) -> None:
@@ -70,22 +70,22 @@ class Draft:
 
     def ask_change(self) -> None:
         self.set_phase("changing")
-        self.act(happenings.AskChange(self.world.generation))
+        self.act(events.AskChange(self.world.generation))
 
     def dismiss(self, worker: str, save: bool = False, left_s: float | None = None) -> None:
         slot = self.membership.slots[worker]
         self.set(worker, "dismissed")
-        self.act(happenings.Dismiss(worker, slot.life, save, left_s))
+        self.act(events.Dismiss(worker, slot.life, save, left_s))
 
     def kill(self, worker: str, reason: str) -> None:
         slot = self.membership.slots[worker]
         self.set(worker, "dying")
-        self.act(happenings.Kill(worker, slot.life, reason))
+        self.act(events.Kill(worker, slot.life, reason))
         if slot.state == "member":
             self.leave_world(worker)
 
     def end(self, code: int, reason: str = "") -> None:
-        end = happenings.End(code, reason)
+        end = events.End(code, reason)
         self.change(end=end)
         self.act(end)
 
@@ -95,4 +95,4 @@ class Draft:
         if world.phase != "broken":
             self.set_phase("broken")
         if self.membership.having("member"):
-            self.act(happenings.TellGone(world.generation, worker))
+            self.act(events.TellGone(world.generation, worker))

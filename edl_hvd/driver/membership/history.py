@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from os import PathLike, fspath
 from typing import Any, NoReturn, TextIO
 
-from edl_hvd.driver.membership.happenings import Action, Happening, Tick, action_from_json, happening_from_json, to_json
+from edl_hvd.driver.membership.events import Action, MembershipEvent, Tick, action_from_json, event_from_json, to_json
 from edl_hvd.driver.membership.state import Membership, Rules, begin
 from edl_hvd.driver.membership.turn import advance
 from edl_hvd.errors import UsageError
@@ -39,7 +39,7 @@ class Entry:
     """One line of a history. ``actions`` followed, as far as it says so."""
 
     at_s: float
-    happening: Happening
+    event: MembershipEvent
     actions: tuple[Action, ...] | None = None
 
 
@@ -58,14 +58,14 @@ class Decision:
 
     Attributes:
         at_s: Seconds since the start of the job.
-        happening: What happened.
+        event: What happened.
         actions: What follows now.
         membership: After it.
         recorded: What followed then, or ``None`` where the history does not say.
     """
 
     at_s: float
-    happening: Happening
+    event: MembershipEvent
     actions: tuple[Action, ...]
     membership: Membership
     recorded: tuple[Action, ...] | None
@@ -98,24 +98,24 @@ class Recorder:
         self._write({"format": FORMAT, "rules": asdict(membership.rules)})
 
     def advance(
-        self, membership: Membership, happening: Happening, now_s: float
+        self, membership: Membership, event: MembershipEvent, now_s: float
     ) -> tuple[Membership, tuple[Action, ...]]:
         """``turn.advance``, recorded; ``membership`` is what the call before returned."""
         try:
-            after, actions = outcome = advance(membership, happening, now_s)
+            after, actions = outcome = advance(membership, event, now_s)
         except BaseException:
-            # A happening that the state machine does not survive is the one that somebody will want to replay.
+            # A event that the state machine does not survive is the one that somebody will want to replay.
             self.flush()
-            self._write_entry(now_s, happening)
+            self._write_entry(now_s, event)
             raise
         if self._file is None:
             return outcome
-        if self._held is not None and advance(self._replayed, happening, now_s) != outcome:
+        if self._held is not None and advance(self._replayed, event, now_s) != outcome:
             self.flush()
-        if isinstance(happening, Tick) and not actions:
+        if isinstance(event, Tick) and not actions:
             self._held = None if after == self._replayed else (now_s, after)
         else:
-            self._write_entry(now_s, happening, actions)
+            self._write_entry(now_s, event, actions)
             self._replayed, self._held = after, None
         return outcome
 
@@ -126,9 +126,9 @@ class Recorder:
             self._held = None
             self._write_entry(at_s, Tick(), ())
 
-    def _write_entry(self, at_s: float, happening: Happening, actions: Sequence[Action] | None = None) -> None:
+    def _write_entry(self, at_s: float, event: MembershipEvent, actions: Sequence[Action] | None = None) -> None:
         followed = {} if actions is None else {"actions": [to_json(action) for action in actions]}
-        self._write({"at_s": at_s, **to_json(happening), **followed})
+        self._write({"at_s": at_s, **to_json(event), **followed})
 
     def _write(self, line: dict[str, Any]) -> None:
         if self._file is None:
@@ -198,7 +198,7 @@ def _entry(line: object, earliest_s: float) -> Entry:
     if actions is not None and not isinstance(actions, list):
         raise UsageError(f"'actions' is {show(actions)}; expected a list")
     followed = None if actions is None else tuple(map(action_from_json, actions))
-    return Entry(at_s, happening_from_json(fields), followed)
+    return Entry(at_s, event_from_json(fields), followed)
 
 
 def _is_cut_short(line: bytes) -> bool:
@@ -233,5 +233,5 @@ def replay(history: History) -> Iterator[Decision]:
     """Each entry through the state machine, as it is today. Pure: nothing is started and nobody is told."""
     membership = begin(history.rules, 0.0)
     for entry in history.entries:
-        membership, actions = advance(membership, entry.happening, entry.at_s)
-        yield Decision(entry.at_s, entry.happening, actions, membership, entry.actions)
+        membership, actions = advance(membership, entry.event, entry.at_s)
+        yield Decision(entry.at_s, entry.event, actions, membership, entry.actions)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edl_hvd.driver.membership import happenings
+from edl_hvd.driver.membership import events
 from edl_hvd.driver.membership.draft import Draft
 from edl_hvd.driver.membership.state import Slot, host_of
 
@@ -16,23 +16,23 @@ HOW_TO_TRAIN = (
 )
 
 
-def take(draft: Draft, happening: happenings.Happening) -> None:
-    if isinstance(happening, happenings.HostsFound):
-        _list_hosts(draft, happening)
-    elif isinstance(happening, happenings.DrainAsked):
-        _drain(draft, happening)
-    elif isinstance(happening, happenings.Deadlocked):
+def apply(draft: Draft, event: events.MembershipEvent) -> None:
+    if isinstance(event, events.HostsFound):
+        _list_hosts(draft, event)
+    elif isinstance(event, events.DrainAsked):
+        _drain(draft, event)
+    elif isinstance(event, events.Deadlocked):
         world = draft.world
-        if happening.generation == world.generation and world.phase in ("running", "changing"):
-            draft.end(1, happening.reason)  # another world would come to the same place
-    elif isinstance(happening, happenings.News):
-        slot = draft.slot(happening.worker)
+        if event.generation == world.generation and world.phase in ("running", "changing"):
+            draft.end(1, event.reason)  # another world would come to the same place
+    elif isinstance(event, events.News):
+        slot = draft.slot(event.worker)
         # Late news of an earlier life of this slot concerns nobody.
-        if slot is not None and slot.state != "empty" and slot.life == happening.life:
-            _hear(draft, happening, slot)
+        if slot is not None and slot.state != "empty" and slot.life == event.life:
+            _apply_worker_event(draft, event, slot)
 
 
-def _list_hosts(draft: Draft, found: happenings.HostsFound) -> None:
+def _list_hosts(draft: Draft, found: events.HostsFound) -> None:
     listed = {entry.host for entry in found.hosts}
     # One that was to go, and is gone, may come back under the same name.
     drains = {
@@ -47,7 +47,7 @@ def _list_hosts(draft: Draft, found: happenings.HostsFound) -> None:
     draft.change(hosts=(*found.hosts, *staying), unfit=found.unfit, drains=drains, stays=stays)
 
 
-def _drain(draft: Draft, asked: happenings.DrainAsked) -> None:
+def _drain(draft: Draft, asked: events.DrainAsked) -> None:
     deadline_s = draft.now_s + asked.notice_s
     drains, stays = draft.membership.drains, dict(draft.membership.stays)
     if asked.stays and (asked.target in stays or asked.target not in drains):
@@ -59,34 +59,34 @@ def _drain(draft: Draft, asked: happenings.DrainAsked) -> None:
     draft.change(drains={**drains, asked.target: deadline_s}, stays=stays)
 
 
-def _hear(draft: Draft, happening: happenings.News, slot: Slot) -> None:
-    worker = happening.worker
-    if isinstance(happening, happenings.Ready) and slot.state in ("starting", "ready", "member"):
-        draft.set(worker, "ready", step=happening.step, follows=0, warm=0)
+def _apply_worker_event(draft: Draft, event: events.News, slot: Slot) -> None:
+    worker = event.worker
+    if isinstance(event, events.Ready) and slot.state in ("starting", "ready", "member"):
+        draft.set(worker, "ready", step=event.step, follows=0, warm=0)
         if slot.state == "member" and draft.world.phase in ("forming", "running"):
             draft.leave_world(worker)  # a collective of it has failed before anybody died
-    elif isinstance(happening, happenings.Warm):
+    elif isinstance(event, events.Warm):
         if slot.state == "ready":
-            draft.set(worker, "ready", warm=happening.generation)
-    elif isinstance(happening, happenings.Formed):
-        _note_formed(draft, worker, happening.generation)
-    elif isinstance(happening, happenings.Raised):
-        draft.set(worker, raised=(happening.step, happening.error))
+            draft.set(worker, "ready", warm=event.generation)
+    elif isinstance(event, events.Formed):
+        _note_formed(draft, worker, event.generation)
+    elif isinstance(event, events.Raised):
+        draft.set(worker, raised=(event.step, event.error))
         # Nobody has ever made a step. Later the others may be well, and this one's host another.
-        if happening.hopeless and draft.membership.world.generation <= (slot.state == "member"):
-            draft.end(1, f"the script of {worker} cannot be trained: {happening.error}")
+        if event.hopeless and draft.membership.world.generation <= (slot.state == "member"):
+            draft.end(1, f"the script of {worker} cannot be trained: {event.error}")
             return
         if slot.state == "member":  # its process may take seconds to end; the others need not wait for that
             draft.set(worker, "failing")
             draft.leave_world(worker)
-    elif isinstance(happening, happenings.Done):
+    elif isinstance(event, events.Done):
         draft.set(worker, done=True)
         if draft.membership.finishing_s is None:
             draft.change(finishing_s=draft.now_s)
-    elif isinstance(happening, happenings.Exited):
-        _bury(draft, happening, slot)
-    elif isinstance(happening, happenings.Lost) and slot.state != "dying":
-        draft.kill(worker, happening.reason)
+    elif isinstance(event, events.Exited):
+        _on_exit(draft, event, slot)
+    elif isinstance(event, events.Lost) and slot.state != "dying":
+        draft.kill(worker, event.reason)
 
 
 def _note_formed(draft: Draft, worker: str, generation: int) -> None:
@@ -98,7 +98,7 @@ def _note_formed(draft: Draft, worker: str, generation: int) -> None:
             draft.set_phase("running")
 
 
-def _bury(draft: Draft, exited: happenings.Exited, slot: Slot) -> None:
+def _on_exit(draft: Draft, exited: events.Exited, slot: Slot) -> None:
     worker = exited.worker
     draft.set(worker, "empty", done=False, raised=None, step=-1)
     if slot.state == "member" and not slot.done:
@@ -113,7 +113,7 @@ def _bury(draft: Draft, exited: happenings.Exited, slot: Slot) -> None:
     _note_crash(draft, worker, slot, exited)
 
 
-def _note_crash(draft: Draft, worker: str, slot: Slot, exited: happenings.Exited) -> None:
+def _note_crash(draft: Draft, worker: str, slot: Slot, exited: events.Exited) -> None:
     rules, membership = draft.membership.rules, draft.membership
     proved = draft.now_s - slot.born_s > rules.steady_s
     pause_s = rules.backoff_s if proved or not slot.backoff_s else slot.backoff_s
@@ -123,16 +123,16 @@ def _note_crash(draft: Draft, worker: str, slot: Slot, exited: happenings.Exited
     recent.append(draft.now_s)
     if len(recent) >= rules.host_failures:
         draft.change(aside={**membership.aside, host: draft.now_s + rules.cooldown_s})
-        draft.act(happenings.SetAside(host, rules.cooldown_s, exited.how))
+        draft.act(events.SetAside(host, rules.cooldown_s, exited.how))
         recent = []
     draft.change(failures={**membership.failures, host: tuple(recent)})
     if slot.state == "starting" and membership.world.generation == 0:
-        _note_false_start(draft, exited)
+        _note_startup_failure(draft, exited)
     elif slot.raised is not None:
         _note_error(draft, worker, *slot.raised)
 
 
-def _note_false_start(draft: Draft, exited: happenings.Exited) -> None:
+def _note_startup_failure(draft: Draft, exited: events.Exited) -> None:
     """Nothing has ever trained. When nobody gets to the training function, nobody will."""
     rules, worker, how = draft.membership.rules, exited.worker, exited.how
     if not exited.began and not rules.hosts_are_fixed:
@@ -140,8 +140,8 @@ def _note_false_start(draft: Draft, exited: happenings.Exited) -> None:
     if exited.clean and not draft.membership.having("ready"):
         draft.end(1, f"{worker} ended with exit code 0 without a call of its training function; {HOW_TO_TRAIN}")
         return
-    starts = draft.membership.false_starts + 1
-    draft.change(false_starts=starts)
+    starts = draft.membership.startup_failures + 1
+    draft.change(startup_failures=starts)
     if starts < rules.same_error_limit or draft.membership.having("ready"):
         return
     if exited.began:

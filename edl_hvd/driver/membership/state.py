@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from edl_hvd.driver.membership.happenings import End
+from edl_hvd.driver.membership.events import End
 from edl_hvd.hosts import HostSlots
 
 LIVE = ("starting", "ready", "member", "failing", "dismissed", "dying")
@@ -135,10 +135,10 @@ class Membership:
         stays: How long workers of these may stay all the same, as long as there are others.
         failures: Moments of the crashes of each host.
         aside: Hosts set aside, and until when.
-        false_starts: Workers that ended before they were ready, or could not be started on hosts that are fixed, while
+        startup_failures: Workers that ended before they were ready, or could not be started on hosts that are fixed, while
             there was no world yet.
         repeated: Step and error met last, and who met it.
-        hungry_s: Since when there has been no world, or ``None``.
+        below_min_since_s: Since when there has been no world, or ``None``.
         finishing_s: Since when a worker's training is complete, or ``None``.
         end: How the job ended, or ``None``.
     """
@@ -152,9 +152,9 @@ class Membership:
     stays: Mapping[str, float] = field(default_factory=dict)
     failures: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     aside: Mapping[str, float] = field(default_factory=dict)
-    false_starts: int = 0
+    startup_failures: int = 0
     repeated: tuple[int, str, tuple[str, ...]] = (-1, "", ())
-    hungry_s: float | None = None
+    below_min_since_s: float | None = None
     finishing_s: float | None = None
     end: End | None = None
 
@@ -202,4 +202,4 @@ def host_of(worker: str) -> str:
 
 def begin(rules: Rules, now_s: float) -> Membership:
     """The membership of a job that has just started."""
-    return replace(Membership(rules), hungry_s=now_s)
+    return replace(Membership(rules), below_min_since_s=now_s)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from edl_hvd.clock import Clock
 from edl_hvd.deadlock import describe_deadlock, describe_standstill, is_deadlock
-from edl_hvd.driver.membership.happenings import Deadlocked, Lost
+from edl_hvd.driver.membership.events import Deadlocked, Lost
 from edl_hvd.driver.membership.intake import HOW_TO_TRAIN
 from edl_hvd.driver.membership.state import Membership
 from edl_hvd.driver.watch.hangs import Hung, ProgressWatch

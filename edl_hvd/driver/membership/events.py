@@ -124,7 +124,7 @@ class Tick:
 
 # What one worker says, or what is seen of it.
 News: TypeAlias = Ready | Warm | Formed | Raised | Done | Exited | Lost
-Happening: TypeAlias = HostsFound | News | DrainAsked | Deadlocked | Tick
+MembershipEvent: TypeAlias = HostsFound | News | DrainAsked | Deadlocked | Tick
 
 # --- what the driver does ---
 
@@ -213,20 +213,20 @@ Action: TypeAlias = Spawn | Follow | Publish | AskChange | TellGone | Dismiss | 
 # --- written down ---
 
 Kind = TypeVar("Kind")
-_HAPPENINGS: Mapping[str, type[Happening]] = {kind.__name__: kind for kind in get_args(Happening)}
+_HAPPENINGS: Mapping[str, type[MembershipEvent]] = {kind.__name__: kind for kind in get_args(MembershipEvent)}
 _ACTIONS: Mapping[str, type[Action]] = {kind.__name__: kind for kind in get_args(Action)}
 
 
-def to_json(what: Happening | Action) -> dict[str, Any]:
+def to_json(what: MembershipEvent | Action) -> dict[str, Any]:
     """As a JSON object: ``{"what": "Ready", "worker": …}``."""
     return {"what": type(what).__name__, **asdict(what)}
 
 
-def happening_from_json(line: object) -> Happening:
+def event_from_json(line: object) -> MembershipEvent:
     """The inverse of :func:`to_json`.
 
     Raises:
-        UsageError: It is no happening, lacks a field, or has one that is unknown or of another type.
+        UsageError: It is no event, lacks a field, or has one that is unknown or of another type.
     """
     return _from_json(_HAPPENINGS, line)
 
