@@ -31,7 +31,7 @@ from edl_hvd.errors import EdlHvdError, PlatformError
 from edl_hvd.settings import Settings, own_environment
 
 _ORPHANS_S = 600.0
-# A last checkpoint of some gigabytes over a slow network, as for a worker that is sent home.
+# A last checkpoint of some gigabytes over a slow network, as for a worker that is asked to exit.
 _ORPHAN_POLL_S = 0.2
 
 

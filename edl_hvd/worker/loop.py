@@ -30,8 +30,8 @@ from edl_hvd.settings import Settings
 from edl_hvd.worker import process
 from edl_hvd.worker.commits.agreement import average_, broadcast_json, broadcast_state, drop_diverged
 from edl_hvd.worker.commits.state_store import is_dirty
-from edl_hvd.worker.interruption import Interruption
-from edl_hvd.worker.joining.rendezvous import Dismissed, Handover
+from edl_hvd.worker.downtime import Downtime
+from edl_hvd.worker.joining.rendezvous import GracefulExit, Handover
 from edl_hvd.worker.newcomers.follower import Following
 from edl_hvd.worker.newcomers.guide import Guide
 from edl_hvd.worker.progress import progress
@@ -47,10 +47,10 @@ from edl_hvd.world import World
 logger = logging.getLogger(__name__)
 
 # A world that breaks again and again before its first commit, with nobody missing, will not get better.
-_BARREN_WORLDS = 5
+_MAX_RESETS_WITHOUT_COMMIT = 5
 
 
-class ResizeAgreed(Exception):
+class HostsUpdatedInterrupt(Exception):
     """Every rank agreed at this commit to form another world. Not an error."""
 
 
@@ -89,7 +89,7 @@ class Session:
         self._known_step = -1
         self._nonce = 0
         self._writers_busy = False
-        self._interruption = Interruption(self._events, clock)
+        self._downtime = Downtime(self._events, clock)
         self._runtime.attach(self, settings.commit_every)
         self._runtime.checkpoint = settings.checkpoint
 
@@ -118,10 +118,10 @@ class Session:
                 self._runtime.check_finished()
                 self._finish()
                 return result
-            except ResizeAgreed:
+            except HostsUpdatedInterrupt:
                 self._leave("change")
-            except Dismissed as dismissal:
-                self._go_home(dismissal)
+            except GracefulExit as dismissal:
+                self._exit_gracefully(dismissal)
             except BaseException as error:
                 if not _is_broken_world(error):
                     if not self._process.rendezvous.elastic:
@@ -139,10 +139,10 @@ class Session:
                 self._checkpoints.schedule.note_failure()
                 self._leave("failure")
                 self._store.restore()
-                if self._interruption.barren >= _BARREN_WORLDS:
+                if self._downtime.resets_without_commit >= _MAX_RESETS_WITHOUT_COMMIT:
                     raise PlatformError(
-                        f"{self._interruption.barren} worlds of the same workers broke before their first commit, so "
-                        f"another will not help; the last one with: {error}"
+                        f"{self._downtime.resets_without_commit} worlds of the same workers broke before their first "
+                        f"commit, so another will not help; the last one with: {error}"
                     ) from error
 
     def _call(self, function: Callable[[], Any]) -> Any:
@@ -165,18 +165,18 @@ class Session:
             raise missing from error
 
     @progress.during("end")
-    def _go_home(self, dismissal: Dismissed) -> NoReturn:
+    def _exit_gracefully(self, dismissal: GracefulExit) -> NoReturn:
         logger.info("%s", dismissal)
         if dismissal.save and self._store.held >= 0:
             self._checkpoints.save_last(self._store, dismissal.left_s)
             self._checkpoints.release()
-        launch, generation = self._process.launch, self._interruption.generation
+        launch, generation = self._process.launch, self._downtime.generation
         self._events.emit(WorkerLeft(generation, f"{launch.host}:{launch.local_rank}", self._store.step))
         sys.exit(dismissal.code)
 
     def _leave(self, cause: str) -> None:
         progress.enter("join")
-        self._interruption.begin(cause, self._process.world)
+        self._downtime.begin(cause, self._process.world)
         if cause == "change":
             self._guide.end()
         else:
@@ -199,7 +199,7 @@ class Session:
         self._known_step = max(self._known_step, joined.known_step)
         own = JoinReport(
             freshness=self._store.freshness,
-            generation=self._interruption.generation,
+            generation=self._downtime.generation,
             known_step=self._known_step,
             nonce=secrets.randbits(62),
             is_unverified=self._store.is_unverified,
@@ -213,9 +213,9 @@ class Session:
         if self._store.exact:
             refuse_other_arithmetic(broadcast_json(joined.collectives, arithmetic(), 0, world.rank))
         self._synchronise(world, drop_diverged(joined.collectives, self._store.fingerprint, held, followed))
-        self._take_place(world)
-        self._interruption.announce(world, [report.generation for report in reports], self._store.step)
-        if self._interruption.before is not None:
+        self._apply_world(world)
+        self._downtime.announce(world, [report.generation for report in reports], self._store.step)
+        if self._downtime.before is not None:
             self._runtime.run_callbacks()
 
     def _synchronise(self, world: World, held: list[int]) -> None:
@@ -250,7 +250,7 @@ class Session:
             self._store.save(0)
         return False
 
-    def _take_place(self, world: World) -> None:
+    def _apply_world(self, world: World) -> None:
         """Deal batches and scale the learning rate for this world, and make that part of the commit."""
         self._runtime.begin_life()
         self._runtime.counting.set_world(world.rank, world.size)
@@ -307,10 +307,10 @@ class Session:
         if self._process.joined is None or world is None:
             return
         store = self._store
-        self._interruption.end()
+        self._downtime.end()
         self._checkpoints.report()
         self._checkpoints.schedule.note_commit(self._writers_busy)
-        agreed = self._agree_at_once() if answer is None else answer
+        agreed = self._vote_out_of_band() if answer is None else answer
         self._writers_busy = bool(agreed.writing)
         self._guide.commit()
         self._known_step = max(self._known_step, store.step)
@@ -324,9 +324,9 @@ class Session:
         if agreed.checkpoint:
             self._begin_checkpoint(world)
         if agreed.resize:
-            raise ResizeAgreed
+            raise HostsUpdatedInterrupt
 
-    def _agree_at_once(self) -> Vote:
+    def _vote_out_of_band(self) -> Vote:
         """One collective of its own: nothing has travelled with gradients."""
         own = torch.tensor(self._vote(0, 0), dtype=torch.float32)
         return Vote(*self._process.collectives.allreduce(own, "max").tolist())
@@ -335,7 +335,7 @@ class Session:
     def _begin_checkpoint(self, world: World, is_last: bool = False) -> None:
         store, schedule = self._store, self._checkpoints.schedule
         start_s = self._clock.monotonic_s()
-        if self._runtime.level_buffers() and not is_last:
+        if self._runtime.sync_buffers() and not is_last:
             store.save(store.commit, light=True)
         copied = store.last_checkpoint if is_last else store.deferred_checkpoint
         self._checkpoints.begin(copied, world, f"{world.generation}-{store.step}-{self._nonce:016x}")

@@ -15,7 +15,7 @@ from edl_hvd.worker.engine import calls
 from edl_hvd.worker.engine.calls import Operation
 from edl_hvd.worker.engine.collectives import Collectives
 from edl_hvd.worker.joining.notices import watch_for_notices
-from edl_hvd.worker.joining.rendezvous import Joined, Rendezvous
+from edl_hvd.worker.joining.rendezvous import Rendezvous, RendezvousInfo
 from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
 from edl_hvd.worker.position import position
 from edl_hvd.world import World
@@ -41,15 +41,15 @@ class Process:
         self.rendezvous = rendezvous
         self.notices: NoticeWatch | None = None
         self.last: World | None = None
-        self._joined: Joined | None = None
+        self._joined: RendezvousInfo | None = None
 
     @property
-    def joined(self) -> Joined | None:
+    def joined(self) -> RendezvousInfo | None:
         """The present world and its collectives; ``None`` between worlds."""
         return self._joined
 
     @joined.setter
-    def joined(self, joined: Joined | None) -> None:
+    def joined(self, joined: RendezvousInfo | None) -> None:
         self._joined = joined
         if joined is not None:
             self.last = joined.world

@@ -336,7 +336,7 @@ class Runtime:
 
     # --- together with the other ranks ---
 
-    def level_buffers(self) -> bool:
+    def sync_buffers(self) -> bool:
         """Make the models' buffers equal on all ranks; whether any may have changed. Collective; blocks.
 
         BatchNorm's running statistics are those of the samples a worker saw: floating-point buffers are averaged,

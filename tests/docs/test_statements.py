@@ -23,7 +23,7 @@ import edl_hvd.events as events
 from edl_hvd.driver.job import INTERRUPTED
 from edl_hvd.driver.membership.decision import SAVED
 from edl_hvd.settings import Settings
-from edl_hvd.worker.joining.rendezvous import RUN_AGAIN
+from edl_hvd.worker.joining.rendezvous import EX_TEMPFAIL
 
 EVERYTHING = "\n".join(path.read_text() for path in DOCUMENTS)
 VARIABLE = re.compile(r"\bEDL_HVD_[A-Z0-9_]*[A-Z0-9]\b")
@@ -96,7 +96,7 @@ def test_the_table_of_settings_is_that_of_the_code():
 
 def test_the_table_of_exit_codes_has_those_of_the_code():
     rows = table((REPOSITORY / "docs" / "settings.md").read_text(), "code")
-    ours = {0, 1, 2, SAVED, RUN_AGAIN, INTERRUPTED, 128 + signal.SIGTERM}
+    ours = {0, 1, 2, SAVED, EX_TEMPFAIL, INTERRUPTED, 128 + signal.SIGTERM}
     assert {int(code) for code, _, _ in rows if code} == ours
 
 

@@ -23,7 +23,7 @@ from edl_hvd.errors import WorldBrokenError
 from edl_hvd.settings import Launch
 from edl_hvd.worker import process
 from edl_hvd.worker.engine.collectives import SoloCollectives
-from edl_hvd.worker.joining.rendezvous import Dismissed, Joined
+from edl_hvd.worker.joining.rendezvous import GracefulExit, RendezvousInfo
 from edl_hvd.worker.position import position
 from edl_hvd.worker.process import Process
 from edl_hvd.worker.progress import progress
@@ -211,7 +211,7 @@ class Simulation:
 
     # --- worlds ---
 
-    def join(self, number: int) -> Joined:
+    def join(self, number: int) -> RendezvousInfo:
         """The next world, once all its members are there."""
         worker = self._workers[number]
         if worker.is_killed:
@@ -224,13 +224,13 @@ class Simulation:
             self.worlds.append(list(self.members))
         names = tuple(f"host{member}:0" for member in self.members)
         world = World.of(generation, names, self.members.index(number))
-        return Joined(world, _Collectives(self, number, generation, list(self.members)), -1)
+        return RendezvousInfo(world, _Collectives(self, number, generation, list(self.members)), -1)
 
     def _gather_members(self, number: int) -> int:
         """Wait until all members of a generation are there; its number."""
         while True:
             if number not in self.members:
-                raise Dismissed("this worker has no place any more")
+                raise GracefulExit("this worker has no place any more")
             generation = self.generation
             here = self._laid.setdefault(("join", generation), {})
             here[number] = True
@@ -338,7 +338,7 @@ class _Rendezvous:
         self._simulation, self._number = simulation, number
         self.generation = 0
 
-    def join(self, known_step: int, held_step: int, handover: Any = None) -> Joined:
+    def join(self, known_step: int, held_step: int, handover: Any = None) -> RendezvousInfo:
         return self._simulation.join(self._number)
 
     def change_pending(self) -> bool:

@@ -12,7 +12,7 @@ from edl_hvd.driver.network import Network
 from edl_hvd.hosts import HostSlots
 from edl_hvd.settings import Driver, Launch, own_environment
 from edl_hvd.worker import process
-from edl_hvd.worker.joining.rendezvous import Joined
+from edl_hvd.worker.joining.rendezvous import RendezvousInfo
 
 
 class Deaf:
@@ -122,7 +122,7 @@ def test_before_and_between_worlds_the_rank_is_the_last_that_is_known(monkeypatc
     place = process.Process(Launch(rank=2, size=3), None)
     monkeypatch.setattr(process, "_process", place)
     assert (process.rank(), process.size()) == (2, 3)
-    place.joined = Joined(World(1, 1, 2, members=("a:0", "a:1")), None, -1)
+    place.joined = RendezvousInfo(World(1, 1, 2, members=("a:0", "a:1")), None, -1)
     place.joined = None
     assert (process.rank(), process.size()) == (1, 2)
 

@@ -1,4 +1,4 @@
-"""A newcomer that follows a world, when it is sent home or its driver goes; the driver is a real connection."""
+"""A newcomer that follows a world, when it is asked to exit or its driver goes; the driver is a real connection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from edl_hvd.protocol import FROM_WORKER, Dismiss, Explain, Follow, Message, Waits, decode, encode
 from edl_hvd.settings import Driver
 from edl_hvd.worker.joining.driver_rendezvous import DriverRendezvous
-from edl_hvd.worker.joining.rendezvous import Dismissed, Handover
+from edl_hvd.worker.joining.rendezvous import GracefulExit, Handover
 
 FOLLOW = Follow(1, "127.0.0.1", 1)
 DISMISS = Dismiss(save=False, left_s=None)
@@ -37,7 +37,7 @@ def own_sigterm():
     signal.signal(signal.SIGTERM, before)
 
 
-@pytest.mark.parametrize("news", [[FOLLOW, DISMISS], [FOLLOW]], ids=["sent home", "driver gone"])
+@pytest.mark.parametrize("news", [[FOLLOW, DISMISS], [FOLLOW]], ids=["asked to exit", "driver gone"])
 def test_a_newcomer_that_leaves_stops_following(news: list[Message]):
     following = Following()
     handover = Handover(lambda address, secret: 0, lambda address, port, secret, deliver: following)
@@ -48,7 +48,7 @@ def test_a_newcomer_that_leaves_stops_following(news: list[Message]):
         with driver:
             driver.sendall(b"".join(map(encode, news)))
             driver.shutdown(socket.SHUT_WR)
-            with pytest.raises(Dismissed):
+            with pytest.raises(GracefulExit):
                 rendezvous.join(-1, -1, handover)
     assert following.abandoned
 

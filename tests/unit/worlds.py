@@ -12,7 +12,7 @@ from waiting import soon
 
 from edl_hvd.worker import process
 from edl_hvd.worker.engine.collectives import SoloCollectives
-from edl_hvd.worker.joining.rendezvous import Joined
+from edl_hvd.worker.joining.rendezvous import RendezvousInfo
 from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
 from edl_hvd.worker.position import position
 from edl_hvd.world import World
@@ -36,7 +36,7 @@ def rank_of(rank: int, size: int) -> Iterator[RecordingCollectives]:
     process.init(SoloRendezvous())
     collectives = RecordingCollectives()
     world = World(1, rank, size, members=tuple(f"host:{i}" for i in range(size)))
-    process.current().joined = Joined(world, collectives, -1)
+    process.current().joined = RendezvousInfo(world, collectives, -1)
     try:
         yield collectives
     finally:
@@ -194,7 +194,7 @@ class Turns:
                     world = World(1, rank, self._size, members=tuple(f"host:{i}" for i in range(self._size)))
                     process.shutdown()
                     process.init(SoloRendezvous())
-                    process.current().joined = Joined(world, TurnCollectives(self, rank), -1)
+                    process.current().joined = RendezvousInfo(world, TurnCollectives(self, rank), -1)
                     results[rank] = work(rank)
             except BaseException as error:
                 errors.append(error)

@@ -30,7 +30,7 @@ def _enforce_bounds(draft: Draft) -> None:
         if draft.age(worker) > rules.start_s:
             how = f"; {HOW_TO_TRAIN}" if world.generation == 0 else ""
             draft.kill(worker, f"it was not ready {rules.start_s:.0f} s after its start{how}")
-    for state, event in (("dismissed", "being sent home"), ("failing", "its error")):
+    for state, event in (("dismissed", "being asked to exit"), ("failing", "its error")):
         for worker in draft.membership.having(state):
             if draft.age(worker) > rules.farewell_s:
                 draft.kill(worker, f"it did not end within {rules.farewell_s:.0f} s of {event}")

@@ -37,7 +37,7 @@ class Rules:
         follow_s: Longest time for a newcomer to catch up; after it, it joins while the others wait.
         start_s: Longest start of a worker, from its process to its first readiness.
         regroup_s: Longest time for members to leave a broken world, or to form a new one.
-        farewell_s: Longest time for a worker that was sent home to end; it may write a checkpoint.
+        farewell_s: Longest time for a worker that was asked to exit to end; it may write a checkpoint.
         elastic_timeout_s: Longest time without a world.
         removal_notice_s: How long a worker may stay on a host that discovery no longer lists, when nobody
             else holds the state.
@@ -135,8 +135,8 @@ class Membership:
         stays: How long workers of these may stay all the same, as long as there are others.
         failures: Moments of the crashes of each host.
         aside: Hosts set aside, and until when.
-        startup_failures: Workers that ended before they were ready, or could not be started on hosts that are fixed, while
-            there was no world yet.
+        startup_failures: Workers that ended before they were ready, or could not be started on hosts that are fixed,
+            while there was no world yet.
         repeated: Step and error met last, and who met it.
         below_min_since_s: Since when there has been no world, or ``None``.
         finishing_s: Since when a worker's training is complete, or ``None``.

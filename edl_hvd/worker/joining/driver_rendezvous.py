@@ -20,7 +20,7 @@ from edl_hvd.network_interface import interface_of
 from edl_hvd.settings import Launch
 from edl_hvd.worker.engine.engine import Engine, refuse_own_horovod
 from edl_hvd.worker.joining.driver_line import AtOnce, DriverLine, Lost, Silence, Work
-from edl_hvd.worker.joining.rendezvous import RUN_AGAIN, Dismissed, Following, Handover, Joined
+from edl_hvd.worker.joining.rendezvous import EX_TEMPFAIL, Following, GracefulExit, Handover, RendezvousInfo
 from edl_hvd.worker.progress import progress
 from edl_hvd.world import World
 
@@ -85,7 +85,7 @@ class DriverRendezvous:
     def change_pending(self) -> bool:
         return self._line.lost or self._line.change == self._engine.generation > 0
 
-    def join(self, known_step: int, held_step: int, handover: Handover | None = None) -> Joined:
+    def join(self, known_step: int, held_step: int, handover: Handover | None = None) -> RendezvousInfo:
         engine = self._engine
         engine.known_step = max(engine.known_step, known_step)
         self._handover = handover
@@ -108,9 +108,9 @@ class DriverRendezvous:
                 following.abandon()
             match news:
                 case Lost():
-                    raise Dismissed("the driver is gone", code=RUN_AGAIN, save=self._engine.rank == 0)
+                    raise GracefulExit("the driver is gone", code=EX_TEMPFAIL, save=self._engine.rank == 0)
                 case protocol.Dismiss(save, left_s):
-                    raise Dismissed(f"the driver sends {self._name} home", save=save, left_s=left_s)
+                    raise GracefulExit(f"the driver asked {self._name} to exit", save=save, left_s=left_s)
                 case protocol.World(generation) if generation > self._engine.generation:
                     world = news
                 case protocol.Follow(generation, address, port):
@@ -130,7 +130,7 @@ class DriverRendezvous:
             return None
         return handover.follow(address, port, self._token, lambda following: self._line.put(Work(following)))
 
-    def _enter(self, told: protocol.World) -> Joined | None:
+    def _enter(self, told: protocol.World) -> RendezvousInfo | None:
         engine = self._engine
         world = World.of(told.generation, told.members, told.members.index(self._name))
         engine.known_step = max(engine.known_step, told.known_step)
@@ -145,7 +145,7 @@ class DriverRendezvous:
         if collectives is None:
             return None
         self._line.say(protocol.Formed(world.generation))
-        return Joined(world, collectives, engine.known_step)
+        return RendezvousInfo(world, collectives, engine.known_step)
 
     def leave(self, broken: bool) -> None:
         self._engine.stop(broken)

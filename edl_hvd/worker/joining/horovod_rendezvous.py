@@ -33,7 +33,7 @@ from edl_hvd.settings import Launch, Settings
 from edl_hvd.worker.engine.children import keep_from_children, open_sockets
 from edl_hvd.worker.engine.engine import Engine, refuse_own_horovod
 from edl_hvd.worker.joining.meeting import Hello, Meeting
-from edl_hvd.worker.joining.rendezvous import RUN_AGAIN, Dismissed, Handover, Joined
+from edl_hvd.worker.joining.rendezvous import EX_TEMPFAIL, GracefulExit, Handover, RendezvousInfo
 from edl_hvd.world import World
 
 logger = logging.getLogger(__name__)
@@ -114,11 +114,11 @@ class HorovodRendezvous:
     def change_pending(self) -> bool:
         return self._changes.pending or self._going_s is not None
 
-    def join(self, known_step: int, held_step: int, handover: Handover | None = None) -> Joined:
+    def join(self, known_step: int, held_step: int, handover: Handover | None = None) -> RendezvousInfo:
         if self._going_s is not None:
             # An error to the launcher, which then leaves the host alone.
             left_s = self._going_s - time.monotonic()
-            raise Dismissed("the host is about to go", code=RUN_AGAIN, save=True, left_s=left_s)
+            raise GracefulExit("the host is about to go", code=EX_TEMPFAIL, save=True, left_s=left_s)
         if self._engine.generation == 0:
             refuse_own_horovod()
         deadline = time.monotonic() + self._settings.elastic_timeout_s
@@ -167,7 +167,7 @@ class HorovodRendezvous:
         answer = self._launcher_get(path, timeout_s=self._settings.elastic_timeout_s + 60)
         numbers = [int(number) for number in (answer or b"-1").decode().split(",")]
         if numbers[0] < 0:
-            raise Dismissed(f"the launcher removed {self._name} from the job")
+            raise GracefulExit(f"the launcher removed {self._name} from the job")
         return Assignment(*numbers)
 
     def _launcher_get(self, path: str, timeout_s: float) -> bytes | None:
@@ -228,7 +228,7 @@ class HorovodRendezvous:
 
     # --- starting Horovod ---
 
-    def _form(self, assignment: Assignment, meeting: Meeting) -> Joined | None:
+    def _form(self, assignment: Assignment, meeting: Meeting) -> RendezvousInfo | None:
         hellos = meeting.hellos
         members = tuple(member.name for member in hellos)
         world = World(max(member.generation for member in hellos) + 1, assignment.rank, assignment.size,
@@ -243,7 +243,7 @@ class HorovodRendezvous:
             self._close_store(broken=True)
             return None
         self._meeting = meeting
-        return Joined(world, collectives, self._engine.known_step)
+        return RendezvousInfo(world, collectives, self._engine.known_step)
 
 
 def _local_address_toward(launcher: StoreAddress) -> str:

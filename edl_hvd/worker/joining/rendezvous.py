@@ -9,11 +9,11 @@ from typing import Any, Protocol
 from edl_hvd.worker.engine.collectives import Collectives
 from edl_hvd.world import World
 
-RUN_AGAIN = 75
+EX_TEMPFAIL = 75
 """Exit code of a worker that could not train on where it was, EX_TEMPFAIL: run me again."""
 
 
-class Dismissed(Exception):
+class GracefulExit(Exception):
     """This worker is to end: the launcher has no place for it any more, or is gone. Not an error.
 
     Attributes:
@@ -30,7 +30,7 @@ class Dismissed(Exception):
 
 
 @dataclass(frozen=True)
-class Joined:
+class RendezvousInfo:
     """What a join ends in.
 
     Attributes:
@@ -80,7 +80,7 @@ class Rendezvous(Protocol):
     elastic: bool
     """The world may change: a broken one is worth leaving and joining anew."""
 
-    def join(self, known_step: int, held_step: int, handover: Handover | None = None) -> Joined:
+    def join(self, known_step: int, held_step: int, handover: Handover | None = None) -> RendezvousInfo:
         """Block until this worker is part of a complete world.
 
         Args:
@@ -90,7 +90,7 @@ class Rendezvous(Protocol):
                 its own; some launchers make use of it.
 
         Raises:
-            Dismissed: This worker is to end.
+            GracefulExit: This worker is to end.
             RendezvousError: No world could be formed in the time allowed.
         """
 

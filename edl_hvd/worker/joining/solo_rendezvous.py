@@ -11,7 +11,7 @@ from typing import Any
 
 from edl_hvd.settings import Settings
 from edl_hvd.worker.engine.collectives import SoloCollectives
-from edl_hvd.worker.joining.rendezvous import RUN_AGAIN, Dismissed, Handover, Joined
+from edl_hvd.worker.joining.rendezvous import EX_TEMPFAIL, GracefulExit, Handover, RendezvousInfo
 from edl_hvd.world import SOLO
 
 logger = logging.getLogger(__name__)
@@ -33,18 +33,18 @@ class SoloRendezvous:
         self._going_s: float | None = None  # when this host will be gone
         self._before: Any = None  # its handler until the world was joined
 
-    def join(self, known_step: int, held_step: int, handover: Handover | None = None) -> Joined:
+    def join(self, known_step: int, held_step: int, handover: Handover | None = None) -> RendezvousInfo:
         if self._asked_s is not None:
             left_s = Settings.from_environment().grace_s - (time.monotonic() - self._asked_s)
             code = _KILLED_BY + signal.SIGTERM
-            raise Dismissed("SIGTERM came", code=code, save=True, left_s=left_s)
+            raise GracefulExit("SIGTERM came", code=code, save=True, left_s=left_s)
         if self._going_s is not None:
             left_s = self._going_s - time.monotonic()
-            raise Dismissed("the host is about to go", code=RUN_AGAIN, save=True, left_s=left_s)
+            raise GracefulExit("the host is about to go", code=EX_TEMPFAIL, save=True, left_s=left_s)
         # A handler of the script's own stays; signals reach the main thread only.
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             self._before = signal.signal(signal.SIGTERM, self._on_sigterm)
-        return Joined(SOLO, SoloCollectives(), known_step)
+        return RendezvousInfo(SOLO, SoloCollectives(), known_step)
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         self._asked_s = time.monotonic()

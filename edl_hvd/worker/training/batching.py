@@ -531,7 +531,7 @@ class _Run:
         self.reduction.forget()
         progress.enter("commit")
         runtime.check_alike()
-        runtime.level_buffers()
+        runtime.sync_buffers()
         runtime.counting.end_training_pass()
         runtime.finished_pass = (runtime.session, runtime.life, runtime.store.epoch)
         runtime.commit_whole()

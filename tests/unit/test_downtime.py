@@ -9,7 +9,7 @@ import pytest
 from clocks import FakeClock
 
 from edl_hvd.events import EventLog
-from edl_hvd.worker.interruption import Interruption
+from edl_hvd.worker.downtime import Downtime
 from edl_hvd.world import World
 
 THREE = ("a:0", "b:0", "c:0")
@@ -21,7 +21,7 @@ class Told:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.clock = FakeClock()
-        self.interruption = Interruption(EventLog(path, self.clock), self.clock)
+        self.interruption = Downtime(EventLog(path, self.clock), self.clock)
 
     def events(self) -> list[dict[str, object]]:
         lines = self._path.read_text().splitlines()
@@ -75,7 +75,7 @@ def test_worlds_that_break_are_counted_while_nobody_is_missing_and_nothing_is_co
     found = []
     for generation, members in enumerate([THREE, THREE, THREE, ("a:0", "b:0"), ("a:0", "b:0")], start=1):
         told.interruption.begin("failure", World(generation, 0, len(members), members=members))
-        found.append(told.interruption.barren)
+        found.append(told.interruption.resets_without_commit)
     assert found == [1, 2, 3, 1, 2]
     told.interruption.end()
-    assert told.interruption.barren == 0
+    assert told.interruption.resets_without_commit == 0

@@ -9,7 +9,7 @@ from edl_hvd.events import EventLog, Resized, WorkerLost, WorldFormed
 from edl_hvd.world import World
 
 
-class Interruption:
+class Downtime:
     """An interruption of one worker's training: from the end of a world to the next commit.
 
     Args:
@@ -18,7 +18,7 @@ class Interruption:
 
     Attributes:
         before: The last world that has ended, if any.
-        barren: Number of worlds of the same members, in a row, that broke before their first commit.
+        resets_without_commit: Number of worlds of the same members, in a row, that broke before their first commit.
     """
 
     def __init__(self, events: EventLog, clock: Clock) -> None:
@@ -26,7 +26,7 @@ class Interruption:
         self._clock = clock
         self._stopped: tuple[str, float] | None = None  # why and when
         self.before: World | None = None
-        self.barren = 0
+        self.resets_without_commit = 0
 
     @property
     def generation(self) -> int:
@@ -47,11 +47,11 @@ class Interruption:
         last, self.before = self.before, world or self.before
         if cause == "failure":
             is_same = last is not None and self.before is not None and last.members == self.before.members
-            self.barren = self.barren + 1 if is_same else 1
+            self.resets_without_commit = self.resets_without_commit + 1 if is_same else 1
 
     def end(self) -> None:
         """Training has come to a commit."""
-        self._stopped, self.barren = None, 0
+        self._stopped, self.resets_without_commit = None, 0
 
     def announce(self, world: World, generations: Sequence[int], step: int) -> None:
         """Write what happened between the worlds, from the first rank that was in the last one.
