@@ -26,7 +26,16 @@ from dataclasses import replace
 from edl_hvd.checkpoint import layout
 from edl_hvd.checkpoint.catalog import Catalog, read_catalog
 from edl_hvd.checkpoint.files import UnreadableError
-from edl_hvd.checkpoint.retention import Facts, Keep, Pruning, looks_intact, plan, plan_for, read_facts, unknown_metric
+from edl_hvd.checkpoint.retention import (
+    Facts,
+    Pruning,
+    RetentionPolicy,
+    looks_intact,
+    plan,
+    plan_for,
+    read_facts,
+    unknown_metric,
+)
 from edl_hvd.clock import Clock
 from edl_hvd.storage import Storage, StoredObject
 
@@ -48,7 +57,7 @@ class Collector:
         clock: Measures the grace time.
     """
 
-    def __init__(self, storage: Storage, keep: Keep, clock: Clock) -> None:
+    def __init__(self, storage: Storage, keep: RetentionPolicy, clock: Clock) -> None:
         self._storage = storage
         self._keep = keep
         self._clock = clock
@@ -123,7 +132,7 @@ class Collector:
                     self._storage.delete(entry.key)
 
 
-def plan_by_hand(storage: Storage, keep: Keep, clock: Clock) -> Pruning:
+def plan_by_hand(storage: Storage, keep: RetentionPolicy, clock: Clock) -> Pruning:
     """What ``plan_for`` says, and the orphans beside what stays that were written more than ``GRACE_S`` ago.
 
     Raises as ``plan_for`` does.

@@ -15,7 +15,7 @@ from edl_hvd.storage import Storage
 
 
 @dataclass(frozen=True)
-class Keep:
+class RetentionPolicy:
     """What stays.
 
     Attributes:
@@ -70,7 +70,11 @@ class Pruning:
 
 
 def plan(
-    catalog: Catalog, keep: Keep, facts: Mapping[int, Facts], intact: Callable[[int], bool], written: int | None = None
+    catalog: Catalog,
+    keep: RetentionPolicy,
+    facts: Mapping[int, Facts],
+    intact: Callable[[int], bool],
+    written: int | None = None,
 ) -> Pruning:
     """Keep the newest intact checkpoints, milestones and the best; everything older goes, dead attempts included.
 
@@ -175,7 +179,7 @@ def read_facts(storage: Storage, step: int, key: str) -> Facts | None:
     return Facts(manifest.samples, manifest.epoch, manifest.metrics, files)
 
 
-def plan_for(storage: Storage, keep: Keep) -> Pruning:
+def plan_for(storage: Storage, keep: RetentionPolicy) -> Pruning:
     """The plan for what is in a storage now, by hand.
 
     Raises:
@@ -206,7 +210,7 @@ def plan_for(storage: Storage, keep: Keep) -> Pruning:
     return pruning
 
 
-def unknown_metric(keep: Keep, facts: Mapping[int, Facts]) -> str:
+def unknown_metric(keep: RetentionPolicy, facts: Mapping[int, Facts]) -> str:
     """Why no checkpoint is the best: none has the metric, which may be misspelt; empty if one has it."""
     there = {name for found in facts.values() for name in found.metrics}
     if keep.best is None or keep.best.metric in there:

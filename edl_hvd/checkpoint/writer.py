@@ -13,7 +13,7 @@ from edl_hvd.checkpoint.attempt import Attempt
 from edl_hvd.checkpoint.collector import Collector
 from edl_hvd.checkpoint.layout import is_attempt_name
 from edl_hvd.checkpoint.pace import Pace
-from edl_hvd.checkpoint.retention import Keep
+from edl_hvd.checkpoint.retention import RetentionPolicy
 from edl_hvd.checkpoint.snapshot import Snapshot, check_snapshot
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import InternalError
@@ -51,7 +51,7 @@ class CheckpointWriter:
         if keep < 1:
             raise InternalError(f"keep={keep}; expected at least 1")
         self._storage = storage
-        self._collector = Collector(storage, Keep(keep, keep_every, keep_best), clock)
+        self._collector = Collector(storage, RetentionPolicy(keep, keep_every, keep_best), clock)
         self._clock = clock
         self._patience_s = patience_s
         self._attempt: Attempt | None = None

@@ -14,7 +14,7 @@ from edl_hvd.checkpoint.collector import plan_by_hand
 from edl_hvd.checkpoint.copying import Copied, copy_each, restore_to
 from edl_hvd.checkpoint.export import export
 from edl_hvd.checkpoint.files import chosen_steps
-from edl_hvd.checkpoint.retention import Keep, Pruning, carry_out
+from edl_hvd.checkpoint.retention import Pruning, RetentionPolicy, carry_out
 from edl_hvd.cli.checkpoint_common import all_option, bar, check_choice, json_option, opened, size, step_option
 from edl_hvd.cli.words import count
 from edl_hvd.clock import SYSTEM_CLOCK
@@ -107,7 +107,7 @@ def prune_command(
     with opened(url) as [storage]:
         every = None if keep_every is None else Interval.parse_counted(keep_every)
         best = None if keep_best is None else Best.parse(keep_best)
-        pruning = plan_by_hand(storage, Keep(keep, every, best), SYSTEM_CLOCK)
+        pruning = plan_by_hand(storage, RetentionPolicy(keep, every, best), SYSTEM_CLOCK)
         if not dry_run:
             with bar("Removing", "objects") as tell:
                 carry_out(storage, pruning, tell)

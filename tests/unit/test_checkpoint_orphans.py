@@ -19,7 +19,7 @@ from waiting import soon
 from edl_hvd.checkpoint import CheckpointWriter, layout, restore, restore_newest, steps
 from edl_hvd.checkpoint.collector import GRACE_S, orphans, plan_by_hand
 from edl_hvd.checkpoint.ownership import take
-from edl_hvd.checkpoint.retention import Facts, Keep, carry_out
+from edl_hvd.checkpoint.retention import Facts, RetentionPolicy, carry_out
 from edl_hvd.clock import SYSTEM_CLOCK
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, Event
 from edl_hvd.interval import Interval
@@ -267,7 +267,7 @@ def test_pruning_by_hand_takes_what_was_left_more_than_an_hour_ago_beside_what_s
         age_s = GRACE_S - 60 if "just-dead" in entry.key or "00002-of" in entry.key else GRACE_S + 60
         os.utime(tmp_path / entry.key, (time.time() - age_s,) * 2)
     before = {entry.key for entry in storage.list()}
-    pruning = plan_by_hand(storage, Keep(9), SYSTEM_CLOCK)
+    pruning = plan_by_hand(storage, RetentionPolicy(9), SYSTEM_CLOCK)
     carry_out(storage, pruning, lambda done, of: None)
     gone = before - {entry.key for entry in storage.list()}
     assert sorted(gone) == sorted(pruning.orphans) == sorted(pruning.keys)
@@ -284,7 +284,7 @@ def test_pruning_by_hand_leaves_what_it_does_not_know_the_age_of() -> None:
     write_rank(storage, snapshot_of(10, 1), 1, 2, "dead")
     clock = FakeClock()
     clock.now_s += 10 * GRACE_S
-    assert plan_by_hand(storage, Keep(1), clock).keys == []
+    assert plan_by_hand(storage, RetentionPolicy(1), clock).keys == []
 
 
 def test_pruning_by_hand_leaves_pieces_beside_a_manifest_that_cannot_be_read(tmp_path: Path) -> None:
@@ -294,4 +294,4 @@ def test_pruning_by_hand_leaves_pieces_beside_a_manifest_that_cannot_be_read(tmp
     (tmp_path / layout.manifest_key(10)).write_text("{")
     for entry in storage.list(layout.ROOT):
         os.utime(tmp_path / entry.key, (0, 0))
-    assert plan_by_hand(storage, Keep(2), SYSTEM_CLOCK).keys == []
+    assert plan_by_hand(storage, RetentionPolicy(2), SYSTEM_CLOCK).keys == []

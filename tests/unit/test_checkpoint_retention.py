@@ -19,7 +19,7 @@ from edl_hvd.checkpoint import CheckpointWriter, layout, restore, restore_newest
 from edl_hvd.checkpoint.catalog import Catalog
 from edl_hvd.checkpoint.files import read_listed
 from edl_hvd.checkpoint.inspection import verify_each
-from edl_hvd.checkpoint.retention import Facts, Keep, Pruning, best_of, milestones, plan, plan_for
+from edl_hvd.checkpoint.retention import Facts, Pruning, RetentionPolicy, best_of, milestones, plan, plan_for
 from edl_hvd.errors import SettingsError, StorageError, UsageError
 from edl_hvd.events import CheckpointWritten, Event
 from edl_hvd.interval import Interval
@@ -44,7 +44,7 @@ def facts_of(samples: int = 0, epochs: int = 0, **metrics: float) -> Facts:
     return Facts(samples, epochs, metrics, frozenset())
 
 
-def write_measured(storage: Storage, steps: Mapping[int, float], keep: Keep) -> None:
+def write_measured(storage: Storage, steps: Mapping[int, float], keep: RetentionPolicy) -> None:
     """Checkpoints in this order, each with its accuracy, by one writer."""
     writer = CheckpointWriter(storage, keep.newest, FakeClock(), keep_every=keep.every, keep_best=keep.best)
     for step, accuracy in steps.items():
@@ -65,7 +65,7 @@ def test_the_newest_intact_ones_are_kept_and_stopping_nowhere_leaves_a_torn_one(
     """``others`` maps steps to whether they are listed; ``broken`` are the damaged ones among them."""
     checkpoints = {**others, written: True}
     found = [entry for step, listed in checkpoints.items() for entry in a_checkpoint(step, listed)]
-    keys = plan(Catalog.of(found), Keep(keep), {}, lambda step: step not in broken, written).keys
+    keys = plan(Catalog.of(found), RetentionPolicy(keep), {}, lambda step: step not in broken, written).keys
     good = sorted((step for step in others if others[step] and step < written and step not in broken), reverse=True)
     kept = {written, *good[: keep - 1]}
     remaining = {entry.key for entry in found} - set(keys)
@@ -81,7 +81,7 @@ def test_the_newest_intact_ones_are_kept_and_stopping_nowhere_leaves_a_torn_one(
 def test_strangers_are_left_alone() -> None:
     strangers = objects("checkpoints/notes.txt", "checkpoints/1/manifest.json", "data/x", "checkpoints/best/a")
     catalog = Catalog.of(strangers + a_checkpoint(1) + a_checkpoint(2))
-    assert plan(catalog, Keep(1), {}, lambda step: True, written=2).keys == [
+    assert plan(catalog, RetentionPolicy(1), {}, lambda step: True, written=2).keys == [
         layout.manifest_key(1),
         layout.folder(1) + layout.shard_name(0, 1),
     ]
@@ -167,7 +167,7 @@ def histories(draw: st.DrawFn) -> tuple[list[tuple[int, Facts]], list[bool]]:
 
 
 KEEPS = st.builds(
-    Keep,
+    RetentionPolicy,
     st.integers(1, 3),
     st.sampled_from([None, "20 steps", "640 samples", "2 epochs"]).map(lambda text: text and Interval.parse(text)),
     st.sampled_from([None, Best("accuracy", "max"), Best("accuracy", "min")]),
@@ -177,7 +177,7 @@ KEEPS = st.builds(
 @settings(max_examples=500)
 @given(histories(), KEEPS)
 def test_what_stays_does_not_depend_on_when_the_others_were_removed(
-    history: tuple[list[tuple[int, Facts]], list[bool]], keep: Keep
+    history: tuple[list[tuple[int, Facts]], list[bool]], keep: RetentionPolicy
 ) -> None:
     written, tidies = history
 
@@ -203,7 +203,7 @@ def test_what_stays_does_not_depend_on_when_the_others_were_removed(
 
 @given(histories(), KEEPS)
 def test_whatever_is_kept_keeps_all_its_objects_and_everything_else_that_is_older_goes(
-    history: tuple[list[tuple[int, Facts]], list[bool]], keep: Keep
+    history: tuple[list[tuple[int, Facts]], list[bool]], keep: RetentionPolicy
 ) -> None:
     facts = dict(history[0])
     catalog = Catalog.of(entry for step in facts for entry in a_checkpoint(step))
@@ -217,7 +217,7 @@ def test_whatever_is_kept_keeps_all_its_objects_and_everything_else_that_is_olde
 
 def test_a_job_keeps_milestones_and_the_best_beside_the_newest() -> None:
     storage = WatchedStorage()
-    keep = Keep(2, Interval(100, "steps"), Best("accuracy", "max"))
+    keep = RetentionPolicy(2, Interval(100, "steps"), Best("accuracy", "max"))
     accuracies = {40: 0.2, 90: 0.9, 130: 0.5, 160: 0.6, 250: 0.9, 280: math.nan, 330: 0.7, 360: 0.8, 380: 0.8}
     write_measured(storage, accuracies, keep)
     assert steps(storage) == [380, 360, 330, 250, 130, 90]
@@ -225,12 +225,12 @@ def test_a_job_keeps_milestones_and_the_best_beside_the_newest() -> None:
     assert not any(found.damaged for found in verify_each(storage, steps(storage), quiet))
     found = plan_for(storage, keep)
     assert (found.kept, found.milestones, found.best, found.keys) == ([380, 360], [330, 250, 130], 90, [])
-    assert plan_for(storage, Keep(2)).removed == [330, 250, 130, 90]
+    assert plan_for(storage, RetentionPolicy(2)).removed == [330, 250, 130, 90]
 
 
 def test_another_worker_that_becomes_rank_0_knows_the_best_from_the_manifests() -> None:
     storage = WatchedStorage()
-    keep = Keep(1, None, Best("accuracy", "max"))
+    keep = RetentionPolicy(1, None, Best("accuracy", "max"))
     for step, accuracy in {10: 0.5, 20: 0.9, 30: 0.6, 40: 0.7}.items():
         write_measured(storage, {step: accuracy}, keep)
     assert steps(storage) == [40, 20]
@@ -240,7 +240,7 @@ def test_another_worker_that_becomes_rank_0_knows_the_best_from_the_manifests() 
 def test_a_manifest_is_read_once_for_what_it_says_however_many_milestones_there_are() -> None:
     reads: list[str] = []
     storage = WatchedStorage(lambda method, key: reads.append(key) if method == "read" else None)
-    write_measured(storage, dict.fromkeys(range(10, 200, 10), 0.5), Keep(1, Interval(10, "steps")))
+    write_measured(storage, dict.fromkeys(range(10, 200, 10), 0.5), RetentionPolicy(1, Interval(10, "steps")))
     assert len(steps(storage)) == 19
     assert len(reads) == len(set(reads)) == 19
 
@@ -272,7 +272,7 @@ def test_the_best_is_the_oldest_with_the_best_number(metrics: dict[int, float], 
 
 def test_a_damaged_checkpoint_is_not_the_best() -> None:
     storage = WatchedStorage()
-    keep = Keep(1, None, Best("accuracy", "max"))
+    keep = RetentionPolicy(1, None, Best("accuracy", "max"))
     write_measured(storage, {10: 0.5, 20: 0.9}, replace(keep, newest=9))
     storage.delete(layout.folder(20) + layout.shard_name(0, 1))
     write_measured(storage, {30: 0.4}, keep)
@@ -283,7 +283,7 @@ def test_a_metric_that_no_checkpoint_has_removes_nothing_by_hand_and_is_told_by_
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     storage = WatchedStorage()
-    misspelt = Keep(1, None, Best("acuracy", "max"))
+    misspelt = RetentionPolicy(1, None, Best("acuracy", "max"))
     with caplog.at_level(logging.WARNING):
         write_measured(storage, {10: 0.5, 20: 0.9, 30: 0.4}, misspelt)
     words = "none has the metric 'acuracy'; those there are: accuracy"

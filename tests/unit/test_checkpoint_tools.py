@@ -27,7 +27,7 @@ from edl_hvd.checkpoint.entries import Piece, TensorEntry
 from edl_hvd.checkpoint.export import modules_of
 from edl_hvd.checkpoint.files import read_listed
 from edl_hvd.checkpoint.inspection import verify_each
-from edl_hvd.checkpoint.retention import Keep, carry_out, plan, plan_for
+from edl_hvd.checkpoint.retention import RetentionPolicy, carry_out, plan, plan_for
 from edl_hvd.checkpoint.shards import DTYPE_NAMES
 from edl_hvd.checkpoint.weight_files import write_safetensors, write_torch
 from edl_hvd.errors import CheckpointDamagedError, ObjectExistsError, StorageError
@@ -85,11 +85,11 @@ def test_pruning_by_hand_decides_as_after_the_newest_intact_checkpoint(
     listing: tuple[list[StoredObject], set[int]], keep: int
 ) -> None:
     objects, intact = listing
-    found = plan(Catalog.of(objects), Keep(keep), {}, intact.__contains__)
+    found = plan(Catalog.of(objects), RetentionPolicy(keep), {}, intact.__contains__)
     if not intact:
         assert found.keys == []
         return
-    assert found == plan(Catalog.of(objects), Keep(keep), {}, intact.__contains__, written=max(intact))
+    assert found == plan(Catalog.of(objects), RetentionPolicy(keep), {}, intact.__contains__, written=max(intact))
     assert found.kept == sorted(intact, reverse=True)[:keep]
     listed = list(layout.manifests(objects))
     assert sorted(found.kept + found.spared + found.removed, reverse=True) == listed
@@ -97,8 +97,11 @@ def test_pruning_by_hand_decides_as_after_the_newest_intact_checkpoint(
     assert not [key for key in found.keys if any(key.startswith(folder) for folder in stay)]
 
 
-@pytest.mark.parametrize("keep", [Keep(1), Keep(1, Interval(20, "steps")), Keep(1, None, Best("accuracy", "max"))])
-def test_pruning_that_stops_anywhere_leaves_no_torn_checkpoint(keep: Keep) -> None:
+@pytest.mark.parametrize(
+    "keep",
+    [RetentionPolicy(1), RetentionPolicy(1, Interval(20, "steps")), RetentionPolicy(1, None, Best("accuracy", "max"))],
+)
+def test_pruning_that_stops_anywhere_leaves_no_torn_checkpoint(keep: RetentionPolicy) -> None:
     class StopError(Exception):
         """Ends the work in the middle."""
 
@@ -131,15 +134,21 @@ def test_a_checkpoint_of_another_version_is_not_this_ones_to_count_or_to_remove(
     storage.write(layout.manifest_key(20), b'{"format": 1}')
     before = storage.list()
     with pytest.raises(StorageError, match=r"format 1 .*use the version that wrote it"):
-        plan_for(storage, Keep(2))
+        plan_for(storage, RetentionPolicy(2))
     with caplog.at_level(logging.WARNING):
         [[event]] = write(storage, snapshot_of(40), keep=3)
     assert isinstance(event, CheckpointWritten)
     assert "cannot remove old checkpoints" in caplog.text
     assert [entry for entry in storage.list() if "40/" not in entry.key] == before
-    assert plan_for(storage, Keep(1)).removed == [30, 20, 10], "once enough newer ones are there it is not looked at"
-    assert plan_for(storage, Keep(1, Interval(20, "steps"))).removed == [30, 10], "its step says enough"
-    for keep in (Keep(1, Interval(1, "epochs")), Keep(1, Interval(32, "samples")), Keep(1, None, Best("a", "min"))):
+    assert plan_for(storage, RetentionPolicy(1)).removed == [30, 20, 10], (
+        "once enough newer ones are there it is not looked at"
+    )
+    assert plan_for(storage, RetentionPolicy(1, Interval(20, "steps"))).removed == [30, 10], "its step says enough"
+    for keep in (
+        RetentionPolicy(1, Interval(1, "epochs")),
+        RetentionPolicy(1, Interval(32, "samples")),
+        RetentionPolicy(1, None, Best("a", "min")),
+    ):
         with pytest.raises(StorageError, match="format 1"):
             plan_for(storage, keep)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import configparser
+import io
 import re
 import sys
+import tokenize
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from token import NAME
 
 import pytest
 
@@ -221,3 +224,31 @@ def test_lines_of_documents_are_short() -> None:
 )
 def test_the_rule_sees_long_lines(document: str, count: int) -> None:
     assert len(overlong(document)) == count
+
+
+# Names of before, and the field's terms that took their places.
+RETIRED_NAMES = {
+    "Happening": "MembershipEvent", "happening": "event", "happenings": "events", "happen": "handle",
+    "Dismissed": "GracefulExit", "Joined": "RendezvousInfo", "ResizeAgreed": "HostsUpdatedInterrupt",
+    "RUN_AGAIN": "EX_TEMPFAIL", "Interruption": "Downtime", "barren": "resets_without_commit",
+    "Memory": "StateStore", "put_back": "restore", "retake": "resave", "ParameterWatch": "DirtyTracker",
+    "StillParameters": "FrozenParameters", "is_disturbed": "is_dirty", "distrust": "mark_dirty",
+    "LateCopy": "DeferredCopy", "Standing": "EncodingCache", "Mark": "TensorVersion", "sample_of": "fingerprint",
+    "without_strays": "drop_diverged", "level_buffers": "sync_buffers", "Found": "HostFeed",
+    "Keep": "RetentionPolicy or CacheEntry", "Looker": "Inspector",
+    "hungry_s": "below_min_since_s", "false_starts": "startup_failures", "Loans": "none",
+    "rebirth": "none", "Foresighted": "Answer", "Remembering": "Source.memory", "Bridging": "Answer.warning",
+}  # fmt: skip
+
+
+def names_in(source: str) -> set[str]:
+    return {token.string for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type == NAME}
+
+
+def test_retired_names_do_not_come_back() -> None:
+    found = {
+        (path.relative_to(PACKAGE).as_posix(), name)
+        for path in PACKAGE.rglob("*.py")
+        for name in names_in(path.read_text()) & RETIRED_NAMES.keys()
+    }
+    assert found == set(), f"write instead: {RETIRED_NAMES}"
