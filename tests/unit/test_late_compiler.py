@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 BEGIN = """
 import sys
 import torch
@@ -86,13 +88,20 @@ assert len(train(torch.optim.Adam).state) == 4
 """)  # fmt: skip
 
 
-def test_every_way_to_ask_for_it_gets_it():
-    for way in ("torch._dynamo.reset()", "import torch._dynamo.config as config; config.suppress_errors",
-                "from torch._dynamo import config; config.suppress_errors",
-                "import torch._dynamo.testing; torch._dynamo.testing.CompileCounter",
-                "torch.compiler.disable(lambda: 1)()", "torch._dynamo.disable(lambda: 1)()",
-                "torch.compiler.reset()"):  # fmt: skip
-        run(BEGIN, "train(torch.optim.SGD)\n", way, "\nassert is_there(), 'it is not there'\ntrain(torch.optim.SGD)\n")
+@pytest.mark.parametrize(
+    "way",
+    [
+        "torch._dynamo.reset()",
+        "import torch._dynamo.config as config; config.suppress_errors",
+        "from torch._dynamo import config; config.suppress_errors",
+        "import torch._dynamo.testing; torch._dynamo.testing.CompileCounter",
+        "torch.compiler.disable(lambda: 1)()",
+        "torch._dynamo.disable(lambda: 1)()",
+        "torch.compiler.reset()",
+    ],
+)
+def test_every_way_to_ask_for_it_gets_it(way):
+    run(BEGIN, "train(torch.optim.SGD)\n", way, "\nassert is_there(), 'it is not there'\ntrain(torch.optim.SGD)\n")
 
 
 def test_who_looks_at_all_modules_does_not_import_it():
