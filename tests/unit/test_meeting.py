@@ -1,5 +1,6 @@
 import queue
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
@@ -52,8 +53,10 @@ def world(come):
 
 
 def waiting(store, count):
+    deadline_s = time.monotonic() + PATIENCE_S
     while sum(len(exchange.parts) for exchange in [*store._exchanges.values()]) < count:
-        pass
+        assert time.monotonic() < deadline_s, f"{count} members have not come"
+        time.sleep(0.001)
 
 
 def test_a_member_that_does_not_come_ends_the_meeting_for_all(store, come):
