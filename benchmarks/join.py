@@ -4,11 +4,12 @@
                               [--kinds still trained] [--start-up 20]
 
 Real runs of the fault tests' training on this machine; newcomers wait for so many seconds more before they import
-anything. Counted is the pause: from the start of the last micro-batch before the new world to the start of the first in
-it, on a worker that was there before. Any two steps have this distance, of which the pause is one; so beside it stands
-the distance that is usual in the world before, whose step the pause holds, and in the world after. Two hosts that come
-at once may join one after the other; then both pauses count, and two steps. The state holds a table of so many MB that no step moves ("still"), or a network with momentum, half of it
-weights ("trained"); beside either stand BatchNorm's running statistics, which each worker has of its own.
+anything. Counted is the pause: from the start of the last micro-batch before the new world to the start of the first
+in it, on a worker that was there before. Any two steps have this distance, of which the pause is one; so beside it
+stands the distance that is usual in the world before, whose step the pause holds, and in the world after. Two hosts
+that come at once may join one after the other; then both pauses count, and two steps. The state holds a table of so
+many MB that no step moves ("still"), or a network with momentum, half of it weights ("trained"); beside either stand
+BatchNorm's running statistics, which each worker has of its own.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def main() -> None:
     print(f"{'workers':<9}{'state':<16}{'launcher':<12}{'pause':>7}{'before':>9}{'after':>8}{'beyond':>8}")
     for world, kind, launcher in itertools.product(arguments.worlds, arguments.kinds, arguments.launchers):
         for size_mb in arguments.sizes:
-            joins = [join_of(measure(launcher, world, kind, size_mb, arguments.start_up)) for _ in range(arguments.runs)]
+            joins = [
+                join_of(measure(launcher, world, kind, size_mb, arguments.start_up)) for _ in range(arguments.runs)
+            ]
             row = f"{world:<9}{f'{size_mb} MB {kind}':<16}{launcher:<12}"
             pause_s, before_s, after_s, beyond_s = (
                 statistics.median(values) for values in zip(*(one.columns for one in joins), strict=True)
@@ -127,7 +130,9 @@ def measure(launcher: str, world: str, kind: str, size_mb: int, start_up_s: floa
     faults = (HostChange(add=newcomers, step=5), *(starts if start_up_s else []))
     training = replace(training_of(kind, size_mb), until_size=len(hosts) + len(newcomers))
     with tempfile.TemporaryDirectory() as folder:
-        outcome = run(Job(hosts=hosts, faults=faults, training=training, launcher=launcher, deadline_s=600), Path(folder) / "job")
+        outcome = run(
+            Job(hosts=hosts, faults=faults, training=training, launcher=launcher, deadline_s=600), Path(folder) / "job"
+        )
     if outcome.exit_code != 0:
         raise SystemExit(f"a run ended with exit code {outcome.exit_code}:\n{outcome.output[-4000:]}")
     return outcome

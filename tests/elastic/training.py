@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-
 # Numbers. A Python list of 100 million takes 3 GB.
 LARGEST_REPORTED = 10_000_000
 
