@@ -174,10 +174,10 @@ def _install(points: Points) -> None:
         "edl_hvd.worker.commits.state_store:StateStore.apply_delta", "followed", prepare=lambda: points.note("followed")
     )
     points.around("horovod.torch:shutdown", "shutdown")
-    points.around("edl_hvd.worker.loop:Session._synchronise", "sync", prepare=place)
+    points.around("edl_hvd.worker.state_agreement:StateAgreement._synchronise", "sync", prepare=place)
     points.around("edl_hvd.worker.engine.horovod_collectives:HorovodCollectives.broadcast_", "broadcast", prepare=place)
     points.around("edl_hvd.worker.commits.snapshot:SnapshotBuffers.fill", "commit")
-    points.around("edl_hvd.worker.loop:Session.agree", "committed")
+    points.around("edl_hvd.worker.commit_protocol:CommitProtocol.agree", "committed")
 
 
 if __name__ == "__main__":
