@@ -8,11 +8,11 @@ from edl_hvd.clock import Clock
 from edl_hvd.events import Committed, Event, EventLog, Straggler
 from edl_hvd.worker import process
 from edl_hvd.worker.downtime import Downtime
-from edl_hvd.worker.newcomers.guide import Guide
 from edl_hvd.worker.progress import progress
 from edl_hvd.worker.runtime import Runtime
 from edl_hvd.worker.saving import together
 from edl_hvd.worker.saving.durable import Checkpoints
+from edl_hvd.worker.standby.donor import StateDonor
 from edl_hvd.worker.training.reduction import Vote
 from edl_hvd.world import World
 
@@ -27,7 +27,7 @@ class CommitProtocol:
     Args:
         runtime: State of the worker.
         checkpoints: Checkpoints of the job.
-        guide: Sends each commit on to newcomers.
+        donor: Sends each commit on to standbys.
         downtime: Ends with a commit.
         events: Log for what was committed.
         clock: Measures how long training stands still for a checkpoint.
@@ -37,13 +37,13 @@ class CommitProtocol:
     """
 
     def __init__(
-        self, runtime: Runtime, checkpoints: Checkpoints, guide: Guide, downtime: Downtime, events: EventLog,
+        self, runtime: Runtime, checkpoints: Checkpoints, donor: StateDonor, downtime: Downtime, events: EventLog,
         clock: Clock,
     ) -> None:  # fmt: skip
         self._runtime = runtime
         self._store = runtime.store
         self._checkpoints = checkpoints
-        self._guide = guide
+        self._donor = donor
         self._downtime = downtime
         self._events = events
         self._clock = clock
@@ -126,7 +126,7 @@ class CommitProtocol:
         self._checkpoints.schedule.note_commit(self._writers_busy)
         agreed = self._vote_out_of_band() if answer is None else answer
         self._writers_busy = bool(agreed.writing)
-        self._guide.commit()
+        self._donor.commit()
         self._note_commit(world)
         self._act(agreed, world)
 

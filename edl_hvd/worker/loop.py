@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import sys
@@ -19,11 +18,11 @@ from edl_hvd.settings import Settings
 from edl_hvd.worker import process
 from edl_hvd.worker.commit_protocol import CommitProtocol, HostsUpdatedInterrupt
 from edl_hvd.worker.downtime import Downtime
-from edl_hvd.worker.joining.rendezvous import GracefulExit, Handover
-from edl_hvd.worker.newcomers.follower import Following
-from edl_hvd.worker.newcomers.guide import Guide
+from edl_hvd.worker.joining.rendezvous import GracefulExit, StateTransfer
 from edl_hvd.worker.progress import progress
 from edl_hvd.worker.saving.durable import Checkpoints
+from edl_hvd.worker.standby.donor import StateDonor
+from edl_hvd.worker.standby.replica import StandbyReplica
 from edl_hvd.worker.state import State
 from edl_hvd.worker.state_agreement import StateAgreement
 from edl_hvd.worker.training import tuning
@@ -50,18 +49,18 @@ class ElasticLoop:
         self._process = process.current()
         self._events = EventLog(settings.events, clock)
         self._checkpoints = Checkpoints(settings, self._events, clock, self._process.launch.run)
-        self._guide = Guide(self._store)
+        self._donor = StateDonor(self._store)
         self._downtime = Downtime(self._events, clock)
         self._agreement = StateAgreement(self._store, self._checkpoints, settings.restart_lost_progress)
         self._commits = CommitProtocol(
-            self._runtime, self._checkpoints, self._guide, self._downtime, self._events, clock
+            self._runtime, self._checkpoints, self._donor, self._downtime, self._events, clock
         )
         self._runtime.attach(self._commits, settings.commit_every)
         self._runtime.checkpoint = settings.checkpoint
 
     def close(self) -> None:
         """Let go of everything that the call has held. Not collective."""
-        self._guide.abandon()
+        self._donor.abandon()
         self._checkpoints.own(0, speaks=False)
         self._runtime.attach(None)
         self._events.close()
@@ -138,9 +137,9 @@ class ElasticLoop:
         progress.enter("join")
         self._downtime.begin(cause, self._process.world)
         if cause == "change":
-            self._guide.end()
+            self._donor.end()
         else:
-            self._guide.abandon()
+            self._donor.abandon()
         self._checkpoints.abandon(self._store)
         self._runtime.begin_life()
         if self._process.joined is not None:
@@ -157,8 +156,8 @@ class ElasticLoop:
         """Become a member of a world whose members all stand at the same commit."""
         progress.enter("join")
         if self._process.joined is None:
-            handover = Handover(self._guide.invite, functools.partial(Following, self._store))
-            self._process.joined = self._process.rendezvous.join(self._known_step, self._store.held_step, handover)
+            transfer = StateTransfer(self._donor.serve, self._receive_state)
+            self._process.joined = self._process.rendezvous.join(self._known_step, self._store.held_step, transfer)
         joined = self._process.joined
         world = joined.world
         agreed = self._agreement.reach(joined, self._known_step, self._downtime.generation)
@@ -169,6 +168,11 @@ class ElasticLoop:
         self._downtime.announce(world, agreed.generations, self._store.step)
         if self._downtime.before is not None:
             self._runtime.run_callbacks()
+
+    def _receive_state(
+        self, address: str, port: int, secret: str, deliver: Callable[[StandbyReplica], None]
+    ) -> StandbyReplica:
+        return StandbyReplica(self._store, address, port, secret, deliver)
 
     def _apply_world(self, world: World) -> None:
         """Deal batches and scale the learning rate for this world, and make that part of the commit."""

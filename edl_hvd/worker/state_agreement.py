@@ -23,7 +23,7 @@ class JoinReport(NamedTuple):
         generation: Generation of the last world that it was in; 0 for none.
         known_step: The furthest step that it has heard of.
         nonce: Random; that of rank 0 is part of the names of this world's checkpoints.
-        is_unverified: Whether it came by its state by following a world, and nobody has compared it yet.
+        is_unverified: Whether it has taken its state over as a standby, and has not compared it with the others yet.
         owner: Owner of the checkpoint URL, as far as it knows; 0 for none.
     """
 

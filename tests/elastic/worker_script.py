@@ -169,7 +169,7 @@ def _install(points: Points) -> None:
     points.around("edl_hvd.worker.joining.driver_rendezvous:DriverRendezvous._next_world", "ready")
     points.around("edl_hvd.worker.joining.driver_rendezvous:DriverRendezvous._enter", "rendezvous")
     points.around("edl_hvd.worker.joining.driver_rendezvous:DriverRendezvous.leave", "leaving")
-    points.around("edl_hvd.worker.newcomers.follower:Following.work", "following")
+    points.around("edl_hvd.worker.standby.replica:StandbyReplica.apply_next", "following")
     points.around(
         "edl_hvd.worker.commits.state_store:StateStore.apply_delta", "followed", prepare=lambda: points.note("followed")
     )

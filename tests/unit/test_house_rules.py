@@ -238,6 +238,7 @@ RETIRED_NAMES = {
     "Keep": "RetentionPolicy or CacheEntry", "Looker": "Inspector",
     "hungry_s": "below_min_since_s", "false_starts": "startup_failures", "Loans": "none",
     "rebirth": "none", "Foresighted": "Answer", "Remembering": "Source.memory", "Bridging": "Answer.warning",
+    "Following": "StandbyReplica", "Handover": "StateTransfer", "invite": "serve",
 }  # fmt: skip
 
 

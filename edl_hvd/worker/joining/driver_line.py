@@ -16,7 +16,7 @@ from typing import TypeAlias
 from edl_hvd import protocol
 from edl_hvd.errors import ProtocolError, RendezvousError
 from edl_hvd.settings import Driver
-from edl_hvd.worker.joining.rendezvous import Following
+from edl_hvd.worker.joining.rendezvous import Replica
 from edl_hvd.worker.progress import progress
 
 _CONNECT_TIMEOUT_S = 10.0
@@ -27,10 +27,10 @@ _LONGEST_LINE_BYTES = 1 << 20  # a world lists every member: 64 KiB hold 1,000 o
 
 
 @dataclass(frozen=True)
-class Work:
-    """Something has come for this follower of a world."""
+class FrameArrived:
+    """Something has come that this replica of a standby is to apply."""
 
-    following: Following
+    replica: Replica
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Lost:
 
 
 AtOnce: TypeAlias = protocol.Gone | protocol.Guide | protocol.Explain | Lost
-News: TypeAlias = protocol.World | protocol.Follow | protocol.Dismiss | Work | Silence | Lost
+News: TypeAlias = protocol.World | protocol.Follow | protocol.Dismiss | FrameArrived | Silence | Lost
 
 
 class DriverLine:

@@ -19,8 +19,8 @@ from edl_hvd.key_value_store import StoreAddress
 from edl_hvd.network_interface import interface_of
 from edl_hvd.settings import Launch
 from edl_hvd.worker.engine.engine import Engine, refuse_own_horovod
-from edl_hvd.worker.joining.driver_line import AtOnce, DriverLine, Lost, Silence, Work
-from edl_hvd.worker.joining.rendezvous import EX_TEMPFAIL, Following, GracefulExit, Handover, RendezvousInfo
+from edl_hvd.worker.joining.driver_line import AtOnce, DriverLine, FrameArrived, Lost, Silence
+from edl_hvd.worker.joining.rendezvous import EX_TEMPFAIL, GracefulExit, RendezvousInfo, Replica, StateTransfer
 from edl_hvd.worker.progress import progress
 from edl_hvd.world import World
 
@@ -28,7 +28,7 @@ _LOOPBACK = "lo"
 # Who waits for longer without a driver is cut off from the others, or one of them is stuck. It loses at most what came
 # after its last commit.
 _ORPHAN_GRACE_S = 3.0
-# The others wait for what is still on its way to a newcomer; sending all of it anew takes them longer than this.
+# The others wait for what is still on its way to a standby; sending the whole state again takes longer than this.
 _LAST_STEPS_S = 10.0
 _LONGEST_ERROR = 2000  # characters; the whole traceback is in the worker's output
 
@@ -47,7 +47,7 @@ class DriverRendezvous:
         self._name = launch.driver.worker
         self._engine = Engine(self._name, elastic=True)
         self._token = launch.driver.token
-        self._handover: Handover | None = None
+        self._transfer: StateTransfer | None = None
         self._line = DriverLine(launch.driver, lambda: progress.beat(self._engine.generation), self._act_at_once)
         self._has_raised = False
         self._excepthook, sys.excepthook = sys.excepthook, self._on_uncaught
@@ -69,11 +69,11 @@ class DriverRendezvous:
         match news:
             case protocol.Gone(generation, worker):
                 self._engine.end(generation, worker)
-            case protocol.Guide(generation, follower, address):
+            case protocol.Guide(generation, standby, address):
                 port, own = 0, address or self._line.local_address
-                if self._handover is not None and generation == self._engine.generation:
-                    port = self._handover.invite(own, self._token)
-                self._line.say(protocol.Guiding(generation, follower, own, port))
+                if self._transfer is not None and generation == self._engine.generation:
+                    port = self._transfer.serve(own, self._token)
+                self._line.say(protocol.Guiding(generation, standby, own, port))
             case protocol.Explain(generation, collectives) if generation == self._engine.generation:
                 place, stack = progress.where()
                 started = tuple(self._engine.times_started(collectives))
@@ -85,27 +85,27 @@ class DriverRendezvous:
     def change_pending(self) -> bool:
         return self._line.lost or self._line.change == self._engine.generation > 0
 
-    def join(self, known_step: int, held_step: int, handover: Handover | None = None) -> RendezvousInfo:
+    def join(self, known_step: int, held_step: int, transfer: StateTransfer | None = None) -> RendezvousInfo:
         engine = self._engine
         engine.known_step = max(engine.known_step, known_step)
-        self._handover = handover
+        self._transfer = transfer
         if engine.generation == 0:
             refuse_own_horovod()
         while True:
             self._line.say(protocol.Ready(held_step))
-            joined = self._enter(self._next_world(handover))
+            joined = self._enter(self._next_world(transfer))
             if joined is not None:
                 return joined
 
-    def _next_world(self, handover: Handover | None) -> protocol.World:
-        """Wait for the world to enter; meanwhile follow the one that trains, if the driver says so."""
-        following: Following | None = None
+    def _next_world(self, transfer: StateTransfer | None) -> protocol.World:
+        """Wait for the world to enter; meanwhile take the state over from one that trains, if the driver says so."""
+        replica: Replica | None = None
         world: protocol.World | None = None
-        follows = 0
+        catches_up = 0  # generation of the world whose state it takes over, until the driver is told that it has it
         while True:
             news = self._line.next(_LAST_STEPS_S if world else None)
-            if following is not None and isinstance(news, protocol.Follow | protocol.Dismiss | Silence | Lost):
-                following.abandon()
+            if replica is not None and isinstance(news, protocol.Follow | protocol.Dismiss | Silence | Lost):
+                replica.abandon()
             match news:
                 case Lost():
                     raise GracefulExit("the driver is gone", code=EX_TEMPFAIL, save=self._engine.rank == 0)
@@ -114,21 +114,21 @@ class DriverRendezvous:
                 case protocol.World(generation) if generation > self._engine.generation:
                     world = news
                 case protocol.Follow(generation, address, port):
-                    follows, following = generation, self._follow(handover, address, port)
-                case Work(follower) if follower is following:
-                    follower.work()
-            if follows and (following is None or following.level or following.over):
-                self._line.say(protocol.Warm(follows))
-                follows = 0
-            if following is not None and following.over:
-                following = None
-            if world is not None and following is None:
+                    catches_up, replica = generation, self._receive(transfer, address, port)
+                case FrameArrived(recipient) if recipient is replica:
+                    recipient.apply_next()
+            if catches_up and (replica is None or replica.caught_up or replica.closed):
+                self._line.say(protocol.Warm(catches_up))
+                catches_up = 0
+            if replica is not None and replica.closed:
+                replica = None
+            if world is not None and replica is None:
                 return world
 
-    def _follow(self, handover: Handover | None, address: str, port: int) -> Following | None:
-        if handover is None or port == 0:
+    def _receive(self, transfer: StateTransfer | None, address: str, port: int) -> Replica | None:
+        if transfer is None or port == 0:
             return None
-        return handover.follow(address, port, self._token, lambda following: self._line.put(Work(following)))
+        return transfer.receive(address, port, self._token, lambda replica: self._line.put(FrameArrived(replica)))
 
     def _enter(self, told: protocol.World) -> RendezvousInfo | None:
         engine = self._engine

@@ -33,7 +33,7 @@ from edl_hvd.settings import Launch, Settings
 from edl_hvd.worker.engine.children import keep_from_children, open_sockets
 from edl_hvd.worker.engine.engine import Engine, refuse_own_horovod
 from edl_hvd.worker.joining.meeting import Hello, Meeting
-from edl_hvd.worker.joining.rendezvous import EX_TEMPFAIL, GracefulExit, Handover, RendezvousInfo
+from edl_hvd.worker.joining.rendezvous import EX_TEMPFAIL, GracefulExit, RendezvousInfo, StateTransfer
 from edl_hvd.world import World
 
 logger = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class HorovodRendezvous:
     def change_pending(self) -> bool:
         return self._changes.pending or self._going_s is not None
 
-    def join(self, known_step: int, held_step: int, handover: Handover | None = None) -> RendezvousInfo:
+    def join(self, known_step: int, held_step: int, transfer: StateTransfer | None = None) -> RendezvousInfo:
         if self._going_s is not None:
             # An error to the launcher, which then leaves the host alone.
             left_s = self._going_s - time.monotonic()

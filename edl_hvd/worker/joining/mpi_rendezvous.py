@@ -17,7 +17,7 @@ from edl_hvd.errors import PlatformError
 from edl_hvd.key_value_store import KeyValueStore
 from edl_hvd.settings import Settings
 from edl_hvd.worker.engine.engine import Engine, refuse_own_horovod
-from edl_hvd.worker.joining.rendezvous import Handover, RendezvousInfo
+from edl_hvd.worker.joining.rendezvous import RendezvousInfo, StateTransfer
 from edl_hvd.world import World
 
 
@@ -38,7 +38,7 @@ class MpiRendezvous:
         self._interface = interface
         self._store: KeyValueStore | None = None
 
-    def join(self, known_step: int, held_step: int, handover: Handover | None = None) -> RendezvousInfo:
+    def join(self, known_step: int, held_step: int, transfer: StateTransfer | None = None) -> RendezvousInfo:
         refuse_own_horovod()
         communicator = self._communicator
         rank = communicator.Get_rank()

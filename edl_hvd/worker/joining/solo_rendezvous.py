@@ -11,7 +11,7 @@ from typing import Any
 
 from edl_hvd.settings import Settings
 from edl_hvd.worker.engine.collectives import SoloCollectives
-from edl_hvd.worker.joining.rendezvous import EX_TEMPFAIL, GracefulExit, Handover, RendezvousInfo
+from edl_hvd.worker.joining.rendezvous import EX_TEMPFAIL, GracefulExit, RendezvousInfo, StateTransfer
 from edl_hvd.world import SOLO
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class SoloRendezvous:
         self._going_s: float | None = None  # when this host will be gone
         self._before: Any = None  # its handler until the world was joined
 
-    def join(self, known_step: int, held_step: int, handover: Handover | None = None) -> RendezvousInfo:
+    def join(self, known_step: int, held_step: int, transfer: StateTransfer | None = None) -> RendezvousInfo:
         if self._asked_s is not None:
             left_s = Settings.from_environment().grace_s - (time.monotonic() - self._asked_s)
             code = _KILLED_BY + signal.SIGTERM

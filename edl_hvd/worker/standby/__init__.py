@@ -1,1 +1,1 @@
-"""Handing the state to a newcomer while the training goes on."""
+"""A standby is a worker that takes the state of a world over while the world trains on, before it joins."""
