@@ -5,16 +5,18 @@ from __future__ import annotations
 import torch
 
 from edl_hvd.clock import Clock
+from edl_hvd.errors import StorageError
 from edl_hvd.events import Committed, Event, EventLog, Straggler
 from edl_hvd.worker import process
 from edl_hvd.worker.downtime import Downtime
 from edl_hvd.worker.progress import progress
 from edl_hvd.worker.runtime import Runtime
-from edl_hvd.worker.saving import together
-from edl_hvd.worker.saving.durable import Checkpoints
+from edl_hvd.worker.saving.manager import CheckpointManager
 from edl_hvd.worker.standby.donor import StateDonor
 from edl_hvd.worker.training.reduction import Vote
 from edl_hvd.world import World
+
+_FINAL_ATTEMPTS = 3  # to write the checkpoint of a finished training
 
 
 class HostsUpdatedInterrupt(Exception):
@@ -37,7 +39,7 @@ class CommitProtocol:
     """
 
     def __init__(
-        self, runtime: Runtime, checkpoints: Checkpoints, donor: StateDonor, downtime: Downtime, events: EventLog,
+        self, runtime: Runtime, checkpoints: CheckpointManager, donor: StateDonor, downtime: Downtime, events: EventLog,
         clock: Clock,
     ) -> None:  # fmt: skip
         self._runtime = runtime
@@ -140,7 +142,7 @@ class CommitProtocol:
 
     def _act(self, agreed: Vote, world: World) -> None:
         if agreed.stop:
-            together.stop(self._checkpoints, self._process.collectives, world)
+            self._checkpoints.stop_job(self._process.collectives, world)
         if agreed.checkpoint:
             self._begin_checkpoint(world)
         if agreed.resize:
@@ -152,7 +154,7 @@ class CommitProtocol:
         start_s = self._clock.monotonic_s()
         if self._runtime.sync_buffers() and not is_last:
             store.save(store.commit, light=True)
-        copied = store.last_checkpoint if is_last else store.deferred_checkpoint
+        copied = store.last_checkpoint() if is_last else store.deferred_checkpoint()
         self._checkpoints.begin(copied, world, f"{world.generation}-{store.step}-{self._nonce:016x}")
         schedule.mark(store.step, store.samples, self._runtime.epoch_position())
         schedule.note_stall(self._clock.monotonic_s() - start_s)
@@ -164,11 +166,18 @@ class CommitProtocol:
         Raises:
             StorageError: It could not be written; on every rank.
         """
-
-        def begin() -> None:
+        checkpoints, collectives = self._checkpoints, self._process.collectives
+        checkpoints.wait_for_writers(collectives, world)
+        for _ in range(_FINAL_ATTEMPTS):
+            if checkpoints.has_written(self._store.step, collectives, world):
+                return
             self._begin_checkpoint(world, is_last=True)
-
-        together.write_last(self._checkpoints, self._store, begin, self._process.collectives, world, self._clock)
+            checkpoints.wait_for_writers(collectives, world)
+        if not checkpoints.has_written(self._store.step, collectives, world):
+            raise StorageError(
+                f"training is complete, but its last checkpoint could not be written to {checkpoints.url} in "
+                f"{_FINAL_ATTEMPTS} attempts; see the log and the checkpoint_failed events"
+            )
 
     # --- events ---
 

@@ -20,7 +20,7 @@ from edl_hvd.worker.commit_protocol import CommitProtocol, HostsUpdatedInterrupt
 from edl_hvd.worker.downtime import Downtime
 from edl_hvd.worker.joining.rendezvous import GracefulExit, StateTransfer
 from edl_hvd.worker.progress import progress
-from edl_hvd.worker.saving.durable import Checkpoints
+from edl_hvd.worker.saving.manager import CheckpointManager
 from edl_hvd.worker.standby.donor import StateDonor
 from edl_hvd.worker.standby.replica import StandbyReplica
 from edl_hvd.worker.state import State
@@ -48,7 +48,7 @@ class ElasticLoop:
         self._store = self._runtime.store
         self._process = process.current()
         self._events = EventLog(settings.events, clock)
-        self._checkpoints = Checkpoints(settings, self._events, clock, self._process.launch.run)
+        self._checkpoints = CheckpointManager(settings, self._events, clock, self._process.launch.run)
         self._donor = StateDonor(self._store)
         self._downtime = Downtime(self._events, clock)
         self._agreement = StateAgreement(self._store, self._checkpoints, settings.restart_lost_progress)
@@ -61,7 +61,7 @@ class ElasticLoop:
     def close(self) -> None:
         """Let go of everything that the call has held. Not collective."""
         self._donor.abandon()
-        self._checkpoints.own(0, speaks=False)
+        self._checkpoints.lease.set(0, renews=False)
         self._runtime.attach(None)
         self._events.close()
 
@@ -84,7 +84,7 @@ class ElasticLoop:
             except BaseException as error:
                 if not _is_broken_world(error):
                     if not self._process.rendezvous.elastic:
-                        self._checkpoints.release()  # nobody goes on
+                        self._checkpoints.lease.release()  # nobody goes on
                     self._process.rendezvous.ended(self._store.step, error)
                     self._leave("error")  # at once, so that the others learn of it
                     raise
@@ -127,8 +127,8 @@ class ElasticLoop:
     def _exit_gracefully(self, dismissal: GracefulExit) -> NoReturn:
         logger.info("%s", dismissal)
         if dismissal.save and self._store.held >= 0:
-            self._checkpoints.save_last(self._store, dismissal.left_s)
-            self._checkpoints.release()
+            self._checkpoints.write_emergency(self._store, dismissal.left_s)
+            self._checkpoints.lease.release()
         launch, generation = self._process.launch, self._downtime.generation
         self._events.emit(WorkerLeft(generation, f"{launch.host}:{launch.local_rank}", self._store.step))
         sys.exit(dismissal.code)
@@ -204,7 +204,7 @@ class ElasticLoop:
         self._store.save(self._store.commit + 1)
         self._process.rendezvous.ended(self._store.step, None)
         if world.rank == 0:
-            self._checkpoints.release()
+            self._checkpoints.lease.release()
             self._events.emit(JobEnded(self._store.step, self._store.epoch, self._store.samples))
 
 

@@ -10,8 +10,7 @@ from edl_hvd.errors import ProgressLostError
 from edl_hvd.worker.commits.agreement import broadcast_json, broadcast_state, drop_diverged
 from edl_hvd.worker.commits.state_store import StateStore, is_dirty
 from edl_hvd.worker.joining.rendezvous import RendezvousInfo
-from edl_hvd.worker.saving import together
-from edl_hvd.worker.saving.durable import Checkpoints
+from edl_hvd.worker.saving.manager import CheckpointManager
 from edl_hvd.worker.training.arithmetic import arithmetic, refuse_other_arithmetic
 
 
@@ -24,7 +23,7 @@ class JoinReport(NamedTuple):
         known_step: The furthest step that it has heard of.
         nonce: Random; that of rank 0 is part of the names of this world's checkpoints.
         is_unverified: Whether it has taken its state over as a standby, and has not compared it with the others yet.
-        owner: Owner of the checkpoint URL, as far as it knows; 0 for none.
+        lease: Number of the lease of the checkpoint URL, as far as it knows; 0 for none.
     """
 
     freshness: int
@@ -32,7 +31,7 @@ class JoinReport(NamedTuple):
     known_step: int
     nonce: int
     is_unverified: int
-    owner: int
+    lease: int
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class StateAgreement:
         known_step: The furthest step that any member of its worlds had heard of; -1 before the first world.
     """
 
-    def __init__(self, store: StateStore, checkpoints: Checkpoints, may_restart: bool) -> None:
+    def __init__(self, store: StateStore, checkpoints: CheckpointManager, may_restart: bool) -> None:
         self._store = store
         self._checkpoints = checkpoints
         self._may_restart = may_restart
@@ -77,7 +76,7 @@ class StateAgreement:
             generation: Generation of the last world of this worker; 0 for none.
 
         Raises:
-            OwnedError: Another job owns the checkpoint URL; on every rank.
+            OwnedError: Another job holds the lease of the checkpoint URL; on every rank.
             ProgressLostError: No member holds the state, and no checkpoint does.
             StorageError: The checkpoints cannot be read; on every rank.
             UsageError: With ``exact=True``, this worker computes with other hardware or settings than rank 0.
@@ -90,11 +89,11 @@ class StateAgreement:
             known_step=self.known_step,
             nonce=secrets.randbits(62),
             is_unverified=store.is_unverified,
-            owner=checkpoints.owner,
+            lease=checkpoints.lease.number,
         )
         reports = [JoinReport(*row) for row in collectives.gather_integers(own)]
         self.known_step = max(report.known_step for report in reports)
-        together.own(checkpoints, collectives, world, [report.owner for report in reports])
+        checkpoints.lease.acquire(collectives, world, [report.lease for report in reports])
         held, unverified = [report.freshness for report in reports], [bool(report.is_unverified) for report in reports]
         if store.exact:
             refuse_other_arithmetic(broadcast_json(collectives, arithmetic(), 0, world.rank))

@@ -239,6 +239,7 @@ RETIRED_NAMES = {
     "hungry_s": "below_min_since_s", "false_starts": "startup_failures", "Loans": "none",
     "rebirth": "none", "Foresighted": "Answer", "Remembering": "Source.memory", "Bridging": "Answer.warning",
     "Following": "StandbyReplica", "Handover": "StateTransfer", "invite": "serve",
+    "Checkpoints": "CheckpointManager", "take_url": "CheckpointLease.acquire", "speaks": "renews",
 }  # fmt: skip
 
 
