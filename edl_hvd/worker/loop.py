@@ -79,8 +79,8 @@ class ElasticLoop:
                 return result
             except HostsUpdatedInterrupt:
                 self._leave("change")
-            except GracefulExit as dismissal:
-                self._exit_gracefully(dismissal)
+            except GracefulExit as exit_:
+                self._exit_gracefully(exit_)
             except BaseException as error:
                 if not _is_broken_world(error):
                     if not self._process.rendezvous.elastic:
@@ -124,14 +124,14 @@ class ElasticLoop:
             raise missing from error
 
     @progress.during("end")
-    def _exit_gracefully(self, dismissal: GracefulExit) -> NoReturn:
-        logger.info("%s", dismissal)
-        if dismissal.save and self._store.held >= 0:
-            self._checkpoints.write_emergency(self._store, dismissal.left_s)
+    def _exit_gracefully(self, exit_: GracefulExit) -> NoReturn:
+        logger.info("%s", exit_)
+        if exit_.save and self._store.held >= 0:
+            self._checkpoints.write_emergency(self._store, exit_.remaining_s)
             self._checkpoints.lease.release()
         launch, generation = self._process.launch, self._downtime.generation
         self._events.emit(WorkerLeft(generation, f"{launch.host}:{launch.local_rank}", self._store.step))
-        sys.exit(dismissal.code)
+        sys.exit(exit_.code)
 
     def _leave(self, cause: str) -> None:
         progress.enter("join")

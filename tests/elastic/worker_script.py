@@ -162,7 +162,7 @@ def _install(points: Points) -> None:
     def place() -> None:
         points.rank, points.size = edl_hvd.rank(), edl_hvd.size()
 
-    points.around("edl_hvd.worker.joining.horovod_rendezvous:HorovodRendezvous._meet", "rendezvous")
+    points.around("edl_hvd.worker.joining.horovod_rendezvous:HorovodRendezvous._join_barrier", "rendezvous")
     points.around("horovod.torch:init", "forming")
     points.around("horovod.torch:poll", "waiting")
     points.around("edl_hvd.worker.joining.horovod_rendezvous:HorovodRendezvous.leave", "leaving")

@@ -347,7 +347,7 @@ class _Rendezvous:
     def leave(self, broken: bool) -> None:
         self._simulation.left(self._number, self.generation)
 
-    def host_going(self, left_s: float) -> None:
+    def on_preemption_notice(self, remaining_s: float) -> None:
         pass
 
     def ended(self, step: int, error: BaseException | None) -> None:

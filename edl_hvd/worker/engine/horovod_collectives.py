@@ -25,13 +25,13 @@ _POLL_S, _LONGEST_POLL_S, _POLLS_OF_A_WAIT = 0.0001, 0.01, 50
 
 
 @dataclass(frozen=True)
-class Ending:
-    """Why a world ends.
+class WorldFailure:
+    """The loss of a member, with which a world ends.
 
     Attributes:
-        reason: Who is gone, for people.
-        since_s: When that became known, by ``time.monotonic()``.
-        grace_s: How long a collective may wait after that, or after its own beginning.
+        reason: Name of the member, for people.
+        since_s: Time at which the loss became known, by ``time.monotonic()``.
+        grace_s: Seconds that a collective may wait after that, or after its own beginning.
     """
 
     reason: str
@@ -45,19 +45,19 @@ class HorovodCollectives:
     Names are constant per purpose: Horovod negotiates a name it has seen before from its cache.
 
     Args:
-        ending: Tells why this world ends; ``None`` while it does not.
-        standstills: Tells when all members wait for each other; ``None`` where a driver does.
+        failure: Function for the failure of this world; ``None`` while there is none.
+        standstills: Detector of members that wait for each other; ``None`` where a driver detects them.
 
     Attributes:
-        started: How often each collective was started, by name.
+        started: Number of times that each collective was started, by name.
     """
 
     def __init__(
         self,
-        ending: Callable[[], Ending | None] = lambda: None,
+        failure: Callable[[], WorldFailure | None] = lambda: None,
         standstills: Standstills | None = None,
     ) -> None:
-        self._ending = ending
+        self._failure = failure
         self._standstills = standstills
         self.started: Counter[str] = Counter()
         self._names: dict[int, str] = {}  # of those that are under way
@@ -134,8 +134,8 @@ class HorovodCollectives:
         started_s = time.monotonic()
         while not hvd.poll(handle):
             now_s = time.monotonic()
-            ending = self._ending()
-            if ending is not None and now_s - max(ending.since_s, started_s) > ending.grace_s:
+            failure = self._failure()
+            if failure is not None and now_s - max(failure.since_s, started_s) > failure.grace_s:
                 mended.abort(True)  # the collective ends with an error
             waited_s = now_s - started_s
             yield waited_s
@@ -151,8 +151,8 @@ class HorovodCollectives:
                     f"the workers called different collectives: {error}; every worker must build the same model and "
                     "run the same commits, allreduces and epochs"
                 ) from error
-            ending = self._ending()
-            who = f"{ending.reason} is gone" if ending is not None else "probably because a member is gone"
+            failure = self._failure()
+            who = f"{failure.reason} is gone" if failure is not None else "probably because a member is gone"
             raise WorldBrokenError(f"a collective failed, {who}: {error}") from error
 
 

@@ -14,19 +14,19 @@ EX_TEMPFAIL = 75
 
 
 class GracefulExit(Exception):
-    """This worker is to end: the launcher has no place for it any more, or is gone. Not an error.
+    """The end of this worker: the launcher has no place for it any more, or is gone. Not an error.
 
     Attributes:
         code: Exit code for the process.
-        save: Write the state to a checkpoint before.
-        left_s: Seconds that are left for that; ``None`` if nobody knows.
+        save: Whether to write the state to a checkpoint before.
+        remaining_s: Seconds until the process is killed; ``None`` if not known.
     """
 
-    def __init__(self, reason: str, code: int = 0, save: bool = False, left_s: float | None = None) -> None:
+    def __init__(self, reason: str, code: int = 0, save: bool = False, remaining_s: float | None = None) -> None:
         super().__init__(reason)
         self.code = code
         self.save = save
-        self.left_s = left_s
+        self.remaining_s = remaining_s
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ class Rendezvous(Protocol):
     def leave(self, broken: bool) -> None:
         """Leave the present world: ``broken`` when a collective of it failed, else while it still works."""
 
-    def host_going(self, left_s: float) -> None:
-        """This host will be gone in ``left_s`` seconds: leave at the next commit. Any thread."""
+    def on_preemption_notice(self, remaining_s: float) -> None:
+        """Leave at the next commit, because this host will be gone in ``remaining_s`` seconds. Any thread."""
 
     def ended(self, step: int, error: BaseException | None) -> None:
         """The training function has returned, or ended in an error of the script's own; for the launcher."""
