@@ -40,7 +40,7 @@ class ElasticLoop:
     Args:
         state: State of the job, as the script made it.
         settings: Settings of the elastic function.
-        clock: Tells the time.
+        clock: Clock of this worker.
     """
 
     def __init__(self, state: State, settings: Settings, clock: Clock = SYSTEM_CLOCK) -> None:

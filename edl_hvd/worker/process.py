@@ -34,7 +34,7 @@ class Process:
     """The place of this process in the job, which :func:`init` sets up.
 
     Attributes:
-        launch: What the launcher has told this process.
+        launch: Variables of the launcher.
         rendezvous: Way in which it joins worlds.
         notices: Watch for preemption notices of this host; ``None`` where there is none.
         last: The present world, or between two worlds the one before; ``None`` before the first.

@@ -18,7 +18,7 @@ class JoinReport(NamedTuple):
     """What each member of a new world tells the others: a row of integers.
 
     Attributes:
-        freshness: How good a state it holds; see ``StateStore.freshness``.
+        freshness: Freshness of the state that it holds; see ``StateStore.freshness``.
         generation: Generation of the last world that it was in; 0 for none.
         known_step: The furthest step that it has heard of.
         nonce: Random; that of rank 0 is part of the names of this world's checkpoints.

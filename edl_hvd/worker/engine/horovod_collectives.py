@@ -15,7 +15,7 @@ from horovod.common.exceptions import HorovodInternalError
 
 from edl_hvd.errors import UsageError, WorldBrokenError
 from edl_hvd.worker.engine import mended
-from edl_hvd.worker.engine.standstill import LongWait, Standstills
+from edl_hvd.worker.engine.stall_inspector import StalledCollective, StallInspector
 from edl_hvd.worker.progress import LONGEST_NAME, progress
 
 _OPERATIONS = {"sum": hvd.Sum, "max": hvd.Max, "min": hvd.Min}
@@ -46,7 +46,7 @@ class HorovodCollectives:
 
     Args:
         failure: Function for the failure of this world; ``None`` while there is none.
-        standstills: Detector of members that wait for each other; ``None`` where a driver detects them.
+        stall_inspector: Inspector of members that wait for each other; ``None`` where a driver finds them.
 
     Attributes:
         started: Number of times that each collective was started, by name.
@@ -55,12 +55,12 @@ class HorovodCollectives:
     def __init__(
         self,
         failure: Callable[[], WorldFailure | None] = lambda: None,
-        standstills: Standstills | None = None,
+        stall_inspector: StallInspector | None = None,
     ) -> None:
         self._failure = failure
-        self._standstills = standstills
+        self._stall_inspector = stall_inspector
         self.started: Counter[str] = Counter()
-        self._names: dict[int, str] = {}  # of those that are under way
+        self._names: dict[int, str] = {}  # of collectives that are under way, by handle
         progress.waits = 0
 
     def start_sum(self, tensor: torch.Tensor, name: str, scale: float) -> int:
@@ -118,19 +118,19 @@ class HorovodCollectives:
 
     def _finish(self, handle: int) -> Any:
         progress.collective = name = self._names.pop(handle, "")
-        long: LongWait | None = None
+        stalled: StalledCollective | None = None
         try:
             for waited_s in self._polls(handle):
-                if self._standstills is not None and waited_s > self._standstills.timeout_s:
-                    long = long or LongWait(self._standstills, name, self.started)
-                    long.look()
+                if self._stall_inspector is not None and waited_s > self._stall_inspector.timeout_s:
+                    stalled = stalled or StalledCollective(self._stall_inspector, name, self.started)
+                    stalled.look()
         finally:
-            if long is not None:
-                long.end()
+            if stalled is not None:
+                stalled.end()
         return hvd.synchronize(handle)
 
     def _polls(self, handle: int) -> Iterator[float]:
-        """For how long it has waited, now and then until the collective has ended."""
+        """The seconds waited so far, at each look until the collective has ended."""
         started_s = time.monotonic()
         while not hvd.poll(handle):
             now_s = time.monotonic()

@@ -18,7 +18,7 @@ from edl_hvd.network_interface import require_address
 from edl_hvd.worker.engine import mended
 from edl_hvd.worker.engine.children import close_on_fork, open_sockets
 from edl_hvd.worker.engine.horovod_collectives import HorovodCollectives, WorldFailure
-from edl_hvd.worker.engine.standstill import Standstills
+from edl_hvd.worker.engine.stall_inspector import StallInspector
 from edl_hvd.world import World
 
 logger = logging.getLogger(__name__)
@@ -100,8 +100,8 @@ class HorovodRuntime:
             )
         close_on_fork(open_sockets() - before)
         timeout_s = self._collective_timeout_s
-        standstills = None if timeout_s is None else Standstills(world, store, timeout_s)
-        self._collectives = HorovodCollectives(lambda: self._failures.get(world.generation), standstills)
+        inspector = None if timeout_s is None else StallInspector(world, store, timeout_s)
+        self._collectives = HorovodCollectives(lambda: self._failures.get(world.generation), inspector)
         logger.info("generation %d: rank %d of %d", world.generation, world.rank, world.size)
         return self._collectives
 

@@ -37,7 +37,7 @@ class DriverRendezvous:
     """See :class:`edl_hvd.worker.joining.rendezvous.Rendezvous`. For processes started by ``edlrun``.
 
     Args:
-        launch: What the driver put into the environment.
+        launch: Variables that the driver has put into the environment.
     """
 
     elastic = True

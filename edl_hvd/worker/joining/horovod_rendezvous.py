@@ -67,7 +67,7 @@ class HorovodRendezvous:
     """See :class:`edl_hvd.worker.joining.rendezvous.Rendezvous`. For processes started by ``horovodrun``.
 
     Args:
-        launch: What the launcher put into the environment.
+        launch: Variables that the launcher has put into the environment.
         settings: Timeouts.
     """
 

@@ -25,7 +25,7 @@ class CheckpointLease:
         storage: Storage at the URL; ``None`` where the job writes no checkpoints, and needs no lease.
         run: Name of this run of the job, the same on every worker.
         take_over: Whether to take the URL over from a job that still holds it.
-        clock: Tells the time.
+        clock: Clock of this worker.
 
     Attributes:
         number: Number of the lease; 0 while this worker knows of none.
