@@ -84,7 +84,7 @@ class CommitProtocol:
         due = (
             world is not None
             and world.rank == 0
-            and checkpoints.wanted
+            and checkpoints.is_enabled
             and not self._writers_busy
             # The next commit is at the same step, and has what the script measures after the epoch.
             and not self._runtime.ends_epoch(samples)

@@ -107,21 +107,11 @@ class ElasticLoop:
     def _call(self, function: Callable[[], Any]) -> Any:
         try:
             return function()
-        except torch.cuda.OutOfMemoryError as error:  # torch.OutOfMemoryError is the same, from torch 2.5 on
-            explained = self._runtime.out_of_memory(error)
+        except Exception as error:
+            explained = self._runtime.explain(error)
             if explained is None:
                 raise
             raise explained from error
-        except NameError as error:
-            said = self._runtime.never_assigned(error)
-            if said is None:
-                raise
-            raise said from error
-        except (AttributeError, TypeError) as error:
-            missing = self._runtime.gradient_missing(error)
-            if missing is None:
-                raise
-            raise missing from error
 
     @progress.during("end")
     def _exit_gracefully(self, exit_: GracefulExit) -> NoReturn:
@@ -198,7 +188,7 @@ class ElasticLoop:
         world = self._process.world
         assert world is not None
         self._runtime.counting.pool()
-        if self._checkpoints.wanted:
+        if self._checkpoints.is_enabled:
             self._commits.write_last_checkpoint(world)
         self._process.collectives.allreduce(torch.zeros(1, dtype=torch.int64), "max")
         self._store.save(self._store.commit + 1)

@@ -397,6 +397,16 @@ class Runtime:
         if not ran:
             self.store.take_over(plain, tensors)
 
+    def explain(self, error: Exception) -> UsageError | None:
+        """The error to raise instead of one of the script's, where that says little of what to do; else ``None``."""
+        if isinstance(error, torch.cuda.OutOfMemoryError):  # torch.OutOfMemoryError is the same, from torch 2.5 on
+            return self.out_of_memory(error)
+        if isinstance(error, NameError):
+            return self.never_assigned(error)
+        if isinstance(error, (AttributeError, TypeError)):
+            return self.gradient_missing(error)
+        return None
+
     def never_assigned(self, error: NameError) -> UsageError | None:
         """What to tell the user, where a variable is missing that only the loop over micro-batches assigns."""
         if self.has_computed:

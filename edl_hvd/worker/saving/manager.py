@@ -74,7 +74,7 @@ class CheckpointManager:
         self._writers = 1
 
     @property
-    def wanted(self) -> bool:
+    def is_enabled(self) -> bool:
         """Whether the job writes checkpoints."""
         return self._storage is not None
 
