@@ -122,5 +122,6 @@ def test_whether_a_last_checkpoint_fits_is_judged_by_the_speed_without_holding_b
     monkeypatch.setattr(checkpoints._writer, "poll", list)
     begun = []
     monkeypatch.setattr(checkpoints, "begin", lambda *arguments, **named: begun.append(arguments))
-    checkpoints.write_emergency(SimpleNamespace(size_bytes=1_000_000, step=2, checkpoint=Snapshot), remaining_s=10.0)
+    store = SimpleNamespace(size_bytes=1_000_000, step=2, checkpoint=lambda: Snapshot({}))
+    checkpoints.write_emergency(store, remaining_s=10.0)
     assert bool(begun) == fits
