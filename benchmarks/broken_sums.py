@@ -26,7 +26,7 @@ import torch
 
 from edl_hvd.errors import WorldBrokenError
 from edl_hvd.key_value_store import KeyValueStore, StoreAddress
-from edl_hvd.worker.engine.engine import Engine
+from edl_hvd.worker.engine.horovod_runtime import HorovodRuntime
 from edl_hvd.world import World
 
 # Gloo sends by writev, from C++: whoever is to die there needs its own.
@@ -109,8 +109,8 @@ def be_rank(rank: int, arguments: argparse.Namespace, store: StoreAddress, outpu
         os.write(output, json.dumps({**came_to, "how": how}).encode() + b"\n")
         os._exit(0)
 
-    engine = Engine(members[rank], elastic=True)
-    collectives = engine.start(World.of(1, members, rank), store)
+    runtime = HorovodRuntime(members[rank], elastic=True)
+    collectives = runtime.start(World.of(1, members, rank), store)
     assert collectives is not None
     if rank == arguments.dies:
         library = ctypes.CDLL(os.environ[LIBRARY])
@@ -125,7 +125,7 @@ def be_rank(rank: int, arguments: argparse.Namespace, store: StoreAddress, outpu
                 came_to["garbage"] = came_to["sums"]
             came_to["sums"] += 1
     except WorldBrokenError:
-        engine.stop(broken=True)
+        runtime.stop(broken=True)
     end("failed")
 
 

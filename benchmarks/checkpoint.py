@@ -10,7 +10,6 @@ state in memory.
     Horovod commit           hvd.elastic.TorchState.commit
     edl_hvd commit           between two batches, after an optimizer step
     edl_hvd commit, copying  as for a script that moves parameters itself
-    agreement                what the ranks' agreement adds to summing the gradients of a small model
     edl_hvd checkpoint       the commit with which one begins; it is copied beside the next batch, then written
     ... and a next step      that, with the rest of the copy that the next optimizer step finds to do after a batch
     ... and a step at once   the same without a batch to compute
@@ -45,8 +44,6 @@ import psutil
 
 # Parameters in a model come in tensors of many sizes; a commit pays per tensor as well as per byte.
 TENSORS = 160
-# That a rank may have for a commit, see Session.wishes; the second is a checkpoint.
-WISHES = 6
 # How long a batch takes: a few times as long as a copy of the state.
 BATCH_BYTES_PER_S = 1.5e9
 # Of a larger state, not all the copies of two workers fit into a small machine at once.
@@ -81,7 +78,6 @@ def fits(row: str, size_mb: int) -> bool:
         "Horovod commit": 4.0,
         "edl_hvd commit": 2.0,
         "edl_hvd commit, copying": 2.0,
-        "agreement": 2.0,
         "torch.save": 2.0,
     }
     return workers_of(size_mb) * copies.get(row, 3.0) * size_mb * 1e6 < 0.95 * psutil.virtual_memory().available
@@ -201,10 +197,10 @@ def horovod_commit(state: Any, folder: Path) -> Action:
 
 
 def light_commit(state: Any, folder: Path) -> Action:
-    import torch
+    from edl_hvd.worker.training.reduction import Vote
 
     def commit() -> None:
-        state._runtime.commit_step(torch.zeros(WISHES))
+        state._runtime.commit_step(Vote())
 
     for _ in range(3):
         step(state.optimizer)
@@ -216,40 +212,14 @@ def copying_commit(state: Any, folder: Path) -> Action:
     return lambda: step(state.optimizer), state.commit, nothing
 
 
-def agreement(state: Any, folder: Path) -> Action:
-    """The time with the wishes on board, less the time without just before."""
-    import torch
-
-    import edl_hvd
-
-    layers = torch.nn.Sequential(*[torch.nn.Linear(100, 100) for _ in range(10)])
-    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(layers.parameters(), lr=0.1), layers.named_parameters())
-    inputs = torch.randn(8, 100)
-
-    def batch(wishes: Any) -> float:
-        optimizer.zero_grad()
-        optimizer.reduction.wishes = wishes
-        loss = layers(inputs).square().mean()
-        edl_hvd.barrier()
-        started = time.perf_counter()
-        loss.backward()
-        return time.perf_counter() - started
-
-    def difference() -> float:
-        without = statistics.median(batch(None) for _ in range(9))
-        return statistics.median(batch(lambda: torch.zeros(WISHES)) for _ in range(9)) - without
-
-    return nothing, difference, nothing
-
-
 def checkpoint(state: Any, folder: Path, then: str = "") -> Action:
     import torch
 
     import edl_hvd
+    from edl_hvd.worker.training.reduction import Vote
 
-    session: Any = state._session
-    due = torch.zeros(WISHES)
-    due[1] = 1.0
+    commits: Any = state._runtime.session
+    due = Vote(checkpoint=1.0)
 
     def begin() -> None:
         state._runtime.commit_step(due)
@@ -273,11 +243,11 @@ def checkpoint(state: Any, folder: Path, then: str = "") -> Action:
             watcher(state.optimizer, False)
 
     def written() -> None:
-        while edl_hvd.allreduce(torch.tensor([float(session._checkpoints.busy)]), op="sum").item():
+        while edl_hvd.allreduce(torch.tensor([float(commits._checkpoints.busy)]), op="sum").item():
             time.sleep(0.01)
-        session._checkpoints.report()
-        assert session._checkpoints.written_step in (-1, state._runtime.store.step), "the checkpoint failed"
-        session._writers_busy = False
+        commits._checkpoints.report()
+        assert commits._checkpoints.written_step in (-1, state._runtime.store.step), "the checkpoint failed"
+        commits._writers_busy = False
 
     def before() -> None:
         step(state.optimizer)
@@ -329,7 +299,6 @@ PREPARED: dict[str, Callable[[Any, Path], Action]] = {
     "Horovod commit": horovod_commit,
     "edl_hvd commit": light_commit,
     "edl_hvd commit, copying": copying_commit,
-    "agreement": agreement,
     "edl_hvd checkpoint": checkpoint,
     "... and a next step": partial(checkpoint, then="a batch"),
     "... and a step at once": partial(checkpoint, then="a step"),

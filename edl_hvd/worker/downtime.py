@@ -1,4 +1,4 @@
-"""The time between two worlds, in which training stands still: since when and why, and who is gone after it."""
+"""The time between two worlds, in which training stands still: its start and its cause, and which members are lost."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Downtime:
     """An interruption of one worker's training: from the end of a world to the next commit.
 
     Args:
-        events: Told what happened between the worlds.
-        clock: Tells the time.
+        events: Log for what happened between the worlds.
+        clock: Clock of this worker.
 
     Attributes:
         before: The last world that has ended, if any.
@@ -34,11 +34,11 @@ class Downtime:
         return self.before.generation if self.before else 0
 
     def begin(self, cause: str, world: World | None) -> None:
-        """Training stops.
+        """Note that training stops.
 
         Args:
             cause: ``"failure"``, ``"change"`` or ``"error"`` (of the script).
-            world: That ends, if it had begun.
+            world: World that ends; ``None`` if it had not begun.
         """
         if self._stopped is None:
             self._stopped = (cause, self._clock.monotonic_s())
@@ -50,16 +50,16 @@ class Downtime:
             self.resets_without_commit = self.resets_without_commit + 1 if is_same else 1
 
     def end(self) -> None:
-        """Training has come to a commit."""
+        """Note that training has come to a commit."""
         self._stopped, self.resets_without_commit = None, 0
 
     def announce(self, world: World, generations: Sequence[int], step: int) -> None:
         """Write what happened between the worlds, from the first rank that was in the last one.
 
         Args:
-            world: The new one.
-            generations: The last world of each of its members, 0 for none.
-            step: At which it goes on.
+            world: New world.
+            generations: Generation of the last world of each of its members, 0 for none.
+            step: Optimizer step at which training goes on.
         """
         last = max(generations)
         if world.rank != generations.index(last):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, overload
 
 from edl_hvd.horovod_names import explain_elastic
 from edl_hvd.settings import Settings
-from edl_hvd.worker.loop import Session
+from edl_hvd.worker.loop import ElasticLoop
 from edl_hvd.worker.state import State
 
 Arguments = ParamSpec("Arguments")
@@ -128,11 +128,11 @@ def elastic(
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def run(state: State, *args: Any, **kwargs: Any) -> Any:
-            session = Session(state, settings)
+            loop = ElasticLoop(state, settings)
             try:
-                return session.run(lambda: function(state, *args, **kwargs))
+                return loop.run(lambda: function(state, *args, **kwargs))
             finally:
-                session.close()
+                loop.close()
 
         return run
 

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import faulthandler
+import logging
 import signal
 
 import torch
 
 from edl_hvd.errors import PlatformError, UsageError
 from edl_hvd.late_compiler import import_compiler_late
-from edl_hvd.notices.watch import NoticeWatch
+from edl_hvd.notices.notice import Notice
+from edl_hvd.notices.places import Addresses
+from edl_hvd.notices.watch import NoticeWatch, open_watch
 from edl_hvd.settings import Launch, Settings, platform_addresses
 from edl_hvd.worker.engine import calls
 from edl_hvd.worker.engine.calls import Operation
 from edl_hvd.worker.engine.collectives import Collectives
-from edl_hvd.worker.joining.notices import watch_for_notices
 from edl_hvd.worker.joining.rendezvous import Rendezvous, RendezvousInfo
 from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
 from edl_hvd.worker.position import position
 from edl_hvd.world import World
+
+logger = logging.getLogger(__name__)
 
 _OUTSIDE = (
     "{} was called outside a world; collectives work inside the function decorated with @edl_hvd.elastic, because the "
@@ -27,12 +31,12 @@ _OUTSIDE = (
 
 
 class Process:
-    """What :func:`init` sets up.
+    """The place of this process in the job, which :func:`init` sets up.
 
     Attributes:
-        launch: How this process was started.
-        rendezvous: How it joins worlds.
-        notices: Who asks whether this host is about to go, or ``None``.
+        launch: Variables of the launcher.
+        rendezvous: Way in which it joins worlds.
+        notices: Watch for preemption notices of this host; ``None`` where there is none.
         last: The present world, or between two worlds the one before; ``None`` before the first.
     """
 
@@ -94,20 +98,28 @@ def init(rendezvous: Rendezvous | None = None) -> None:
         return
     launch = Launch.from_environment()
     if launch.driver is not None:
-        _show_stack_when_asked()
+        _print_stacks_on_sigquit()
     settings = Settings.from_environment()
     import_compiler_late()
     _process = Process(launch, rendezvous or _rendezvous_for(launch))
     if launch.local_rank == 0:  # one worker of each host
-        _process.notices = watch_for_notices(
-            settings.notices, platform_addresses(), settings.grace_s, _process.rendezvous
-        )
+        _process.notices = _watch_for_notices(settings, _process.rendezvous)
     if torch.cuda.is_available():
         torch.cuda.set_device(device())
 
 
-def _show_stack_when_asked() -> None:
-    """Let SIGQUIT print where each thread stands. The driver sends it before it ends a worker that does not move.
+def _watch_for_notices(settings: Settings, rendezvous: Rendezvous) -> NoticeWatch | None:
+    """Ask the platform in a thread whether this host will be gone; ``None`` where there is no platform to ask."""
+
+    def on_notice(notice: Notice) -> None:
+        rendezvous.on_preemption_notice(settings.grace_s if notice.deadline_s is None else max(0.0, notice.deadline_s))
+        logger.warning("notice for this host: %s", notice.words)
+
+    return open_watch(settings.notices, on_notice, Addresses(**platform_addresses()))
+
+
+def _print_stacks_on_sigquit() -> None:
+    """Have SIGQUIT print where each thread stands. The driver sends it before it ends a worker that does not move.
 
     The handler is native: it needs neither the main thread nor Python's lock, which may be what the worker hangs in.
     """

@@ -1,4 +1,4 @@
-"""What this worker is doing right now, for whoever watches it.
+"""What this worker is doing right now, for the threads that report it.
 
 The main thread enters phases; another thread reads them, several times a second. What goes on inside a phase of the
 script's own is recognised from outside, without help of the script: a model in evaluation mode is validated, a stack
@@ -26,10 +26,10 @@ from edl_hvd.protocol import Beat, Straggler
 
 # Phases whose length repeats itself from batch to batch.
 _REPEATED = frozenset(("compute", "input", "commit"))
-_FORGET = 0.998
+_DECAY = 0.998
 # Per phase: what was slow once counts half some 350 phases or 90 batches later, and the first batches not for ever.
 _RECOGNISE_AFTER_S = 1.0
-# Looking at every stack four times a second would cost more than it tells; nobody is judged by a second.
+# Looking at every stack four times a second would cost more than it tells; a second decides nothing.
 
 _COMPILERS = frozenset(
     (
@@ -65,8 +65,8 @@ class Progress:
         collective: Name of the collective that it waits for; empty while it waits for none, or nobody knows.
         steps: Optimizer steps that this process took part in.
         batches: Micro-batches that it has begun to compute.
-        is_validating: Tells whether a model is in evaluation mode; any thread.
-        stragglers: What the driver has found out about this world, to be written down.
+        is_validating: Function for whether a model is in evaluation mode; called in any thread.
+        stragglers: Stragglers that the driver has found in this world, for rank 0 to write down.
     """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -85,13 +85,17 @@ class Progress:
         self._recognised_s: float | None = None
 
     def enter(self, phase: str) -> str:
-        """Begin a phase; the one before is returned."""
+        """Begin a phase.
+
+        Returns:
+            The phase before.
+        """
         before, now_s = self.phase, self._clock.monotonic_s()
         if self._recognised_s is not None:
             self._recognised_s = None  # it says nothing about the phases to come
         elif before in _REPEATED:
             lasted_s = now_s - self._since_s
-            self._slowest_s = max(lasted_s, self._slowest_s * _FORGET)
+            self._slowest_s = max(lasted_s, self._slowest_s * _DECAY)
             if before == "compute":
                 self._compute_s += lasted_s
         self.phase, self._since_s = phase, now_s

@@ -14,16 +14,16 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from edl_hvd.data.evaluation import EvaluationSampler
 from edl_hvd.data.sampler import ElasticBatchSampler
 from edl_hvd.errors import EdlHvdWarning, UsageError
-from edl_hvd.events import Event
+from edl_hvd.events import Event, Metrics
 from edl_hvd.metrics.metric import Metric
 from edl_hvd.worker import process
-from edl_hvd.worker.commits.agreement import broadcast_state
+from edl_hvd.worker.commits.agreement import average_, broadcast_state
 from edl_hvd.worker.commits.state_store import StateStore
 from edl_hvd.worker.position import position
 from edl_hvd.worker.training.alike import check_alike, differing
 from edl_hvd.worker.training.optimizer import is_distributed
 from edl_hvd.worker.training.out_of_memory import explained
-from edl_hvd.worker.training.pooling import Counting
+from edl_hvd.worker.training.pooling import Counting, pool
 from edl_hvd.worker.training.reduction import Vote
 from edl_hvd.worker.training.scheduler import SCALE_INVARIANT, GatedScheduler, PacedScheduler
 from edl_hvd.worker.training.tuning import StepTimer
@@ -35,7 +35,7 @@ METRICS = "_metrics"
 
 
 class Session(Protocol):
-    """The run of an elastic function that a state is part of; see ``loop.py``."""
+    """The run of an elastic function that a state is part of; see ``commit_protocol.py``."""
 
     @property
     def generation(self) -> int:
@@ -49,18 +49,6 @@ class Session(Protocol):
 
     def agree(self, answer: Vote | None = None) -> None:
         """Act on the ranks' votes at a commit. Collective; blocks, unless their sum is there already."""
-
-    def pool(self, metrics: Sequence[Metric], pass_: str | None, word: int) -> int:
-        """Bring together what the ranks' metrics have counted, see ``training/pooling.py``. Collective; blocks."""
-
-    def level(self, tensors: list[torch.Tensor], weight: int) -> bool:
-        """Make tensors equal on all ranks, in place; whether any may have changed. Collective; blocks.
-
-        ``weight``: Of those of this rank, in the mean.
-        """
-
-    def report(self, values: dict[str, float]) -> None:
-        """Write numbers to the event log, from rank 0."""
 
     def announce(self, event: Event) -> None:
         """Write an event, from rank 0."""
@@ -128,7 +116,7 @@ class Runtime:
     def attach(self, session: Session | None, commit_every: int = 1) -> None:
         """Commits go through ``session`` from now on."""
         self.session, self.commit_every = session, commit_every
-        self.counting.attach(None if session is None else session.pool)
+        self.counting.attach(None if session is None else self._pool)
         for sampler in self.store.of_kind(ElasticBatchSampler):
             sampler.is_watched = session is not None
         position.leave()
@@ -222,6 +210,10 @@ class Runtime:
     def vote(self, samples: int) -> Vote:
         """See :class:`Session`."""
         return self.session.vote(samples) if self.session is not None else Vote()
+
+    def report(self, values: dict[str, float]) -> None:
+        """Write numbers to the event log, from rank 0."""
+        self.announce(Metrics(self.store.step, self.store.epoch, self.store.samples, values))
 
     def announce(self, event: Event) -> None:
         """Write an event, from rank 0."""
@@ -345,9 +337,20 @@ class Runtime:
         """
         if self.session is None or self.store.exact:
             return False
-        models = self.store.of_kind(torch.nn.Module)
         passes, self.passes = self.passes, 0
-        return self.session.level([buffer for model in models for buffer in model.buffers()], passes)
+        world = process.current().world
+        buffers = [buffer for model in self.store.of_kind(torch.nn.Module) for buffer in model.buffers()]
+        if world is None or world.size == 1 or not buffers:
+            return False
+        average_(process.current().collectives, buffers, passes, world.rank)
+        return True
+
+    def _pool(self, metrics: Sequence[Metric], pass_: str | None, word: int) -> int:
+        """Bring together what the ranks' metrics have counted. Collective; blocks."""
+        world = process.current().world
+        if world is None or world.size == 1:
+            return word  # metrics see to themselves
+        return pool(metrics, process.current().collectives, world.rank, world.size, pass_, word)
 
     def check_alike(self) -> None:
         """Refuse to go on where the workers' weights have come apart, and tell of attributes. Collective; blocks.
@@ -393,6 +396,16 @@ class Runtime:
         plain, tensors = broadcast_state(collectives, plain, tensors, root, world.rank)
         if not ran:
             self.store.take_over(plain, tensors)
+
+    def explain(self, error: Exception) -> UsageError | None:
+        """The error to raise instead of one of the script's, where that says little of what to do; else ``None``."""
+        if isinstance(error, torch.cuda.OutOfMemoryError):  # torch.OutOfMemoryError is the same, from torch 2.5 on
+            return self.out_of_memory(error)
+        if isinstance(error, NameError):
+            return self.never_assigned(error)
+        if isinstance(error, (AttributeError, TypeError)):
+            return self.gradient_missing(error)
+        return None
 
     def never_assigned(self, error: NameError) -> UsageError | None:
         """What to tell the user, where a variable is missing that only the loop over micro-batches assigns."""

@@ -319,8 +319,7 @@ class State:
             return
         attributes = self._runtime.store.attributes
         attributes[METRICS] = {**attributes[METRICS], **values}
-        if self._runtime.session is not None:
-            self._runtime.session.report(values)
+        self._runtime.report(values)
 
     def load_weights(self, url: str | os.PathLike[str], step: int | None = None, partial: bool = False) -> Fit:
         """Load the weights of another run's checkpoint into the models of this state, for fine-tuning.

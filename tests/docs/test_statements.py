@@ -159,7 +159,7 @@ def test_every_test_and_every_row_of_a_benchmark_that_is_named_exists():
 @pytest.mark.parametrize(
     ("document", "folder"), [("architecture.md", "edl_hvd"),
                              *(("architecture.md", f"edl_hvd/worker/{room}")
-                               for room in ("", "joining", "engine", "training", "commits", "newcomers", "saving")),
+                               for room in ("", "joining", "engine", "training", "commits", "standby", "saving")),
                              *(("edlrun.md", f"edl_hvd/driver/{room}")
                                for room in ("", "membership", "workers", "watch", "job_folder", "command_line")),
                              ("imagenet.md", "examples/imagenet"), ("testing.md", "tests"),

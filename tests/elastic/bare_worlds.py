@@ -21,8 +21,8 @@ import torch
 from edl_hvd import key_value_store
 from edl_hvd.errors import WorldBrokenError
 from edl_hvd.key_value_store import KeyValueStore, StoreAddress
-from edl_hvd.worker.engine import engine as engine_module
-from edl_hvd.worker.engine.engine import Engine
+from edl_hvd.worker.engine import horovod_runtime
+from edl_hvd.worker.engine.horovod_runtime import HorovodRuntime
 from edl_hvd.world import World
 
 VARIABLES = {
@@ -32,7 +32,7 @@ VARIABLES = {
 PATIENCE_S = 60.0
 
 
-class AsReleased(Engine):
+class AsReleased(HorovodRuntime):
     """Starts as the release of Horovod does, in the mended one."""
 
     def _prepare(self, world: World, store: StoreAddress) -> None:
@@ -82,10 +82,10 @@ class Rank:
 def be_rank(name: str, as_released: bool, orders: int, results: int) -> NoReturn:
     os.environ.update(VARIABLES)
     torch.set_num_threads(1)
-    engine_module._LEAVE_S = 1e6  # who leaves is not helped by the clock
+    horovod_runtime._LEAVE_S = 1e6  # who leaves is not helped by the clock
     if "BARE_WORLDS_SPEAK" not in os.environ:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what Gloo says as it fails
-    engine: Engine = (AsReleased if as_released else Engine)(name, elastic=True)
+    runtime: HorovodRuntime = (AsReleased if as_released else HorovodRuntime)(name, elastic=True)
     news: queue.Queue[dict[str, Any]] = queue.Queue()
 
     def read() -> None:
@@ -93,7 +93,7 @@ def be_rank(name: str, as_released: bool, orders: int, results: int) -> NoReturn
             for line in lines:
                 order = json.loads(line)
                 if order["what"] == "gone":
-                    engine.end(order["generation"], "a rank")
+                    runtime.end_world(order["generation"], "a rank")
                 else:
                     news.put(order)
         os._exit(0)
@@ -103,19 +103,19 @@ def be_rank(name: str, as_released: bool, orders: int, results: int) -> NoReturn
     while True:
         order, result, began_s = news.get(), {}, time.monotonic()
         if order["what"] == "leave":
-            engine.stop(broken=False)
+            runtime.stop(broken=False)
             result["left_after_s"] = time.monotonic() - began_s
         elif order["what"] == "sum":
             assert collectives is not None
             try:
                 collectives.allreduce(torch.ones(8), "sum")
             except WorldBrokenError:
-                engine.stop(broken=True)
+                runtime.stop(broken=True)
                 result["broken"] = True
         else:
             members = order["members"]
             world = World.of(order["generation"], members, members.index(name))
-            collectives = engine.start(world, StoreAddress(**order["store"]))
+            collectives = runtime.start(world, StoreAddress(**order["store"]))
             result["formed"] = collectives is not None
             result["started_after_s"] = time.monotonic() - began_s
             if collectives is not None and order["sums"]:

@@ -124,9 +124,9 @@ def main(folder: Path) -> None:
 
 
 def _install(points: Points) -> None:
-    points.around("edl_hvd.worker.loop:pool", "pool", prepare=lambda: points.note("pool", step=points.step))
+    points.around("edl_hvd.worker.runtime:pool", "pool", prepare=lambda: points.note("pool", step=points.step))
     points.around("edl_hvd.worker.commits.snapshot:SnapshotBuffers.fill", "commit")
-    points.around("edl_hvd.worker.loop:Session.agree", "committed")
+    points.around("edl_hvd.worker.commit_protocol:CommitProtocol.agree", "committed")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ _SCRIPT = textwrap.dedent("""
     import torch
     torch.set_num_threads(1)
     from edl_hvd.key_value_store import KeyValueStore
-    from edl_hvd.worker.engine.engine import Engine
+    from edl_hvd.worker.engine.horovod_runtime import HorovodRuntime
     from edl_hvd.world import World
 
     os.environ["HOROVOD_GLOO_IFACE"] = "lo"
@@ -31,20 +31,20 @@ _SCRIPT = textwrap.dedent("""
     os.environ["HOROVOD_CONTROLLER"] = os.environ["HOROVOD_CPU_OPERATIONS"] = "gloo"
     os.environ["HOROVOD_ELASTIC"] = "1"
 
-    def start(engine, generation, members):
+    def start(runtime, generation, members):
         store = KeyValueStore("127.0.0.1", token="secret")
-        return store, engine.start(World.of(generation, members, 0), store.place)
+        return store, runtime.start(World.of(generation, members, 0), store.place)
 
-    engine = Engine("localhost:0", elastic=True)
+    runtime = HorovodRuntime("localhost:0", elastic=True)
     for generation in range(1, 1 + int(sys.argv[1])):
-        threading.Timer(0.05 * generation, engine.end, (2 * generation, "localhost:1")).start()
-        store, collectives = start(engine, 2 * generation, ("localhost:0", "localhost:1"))
+        threading.Timer(0.05 * generation, runtime.end_world, (2 * generation, "localhost:1")).start()
+        store, collectives = start(runtime, 2 * generation, ("localhost:0", "localhost:1"))
         assert collectives is None, "a world formed without its second member"
         store.close()
-        store, collectives = start(engine, 2 * generation + 1, ("localhost:0",))
+        store, collectives = start(runtime, 2 * generation + 1, ("localhost:0",))
         total = collectives.allreduce(torch.full((3,), 2.0), "sum", "test")
         assert total.tolist() == [2.0, 2.0, 2.0], total
-        engine.stop(broken=False)
+        runtime.stop(broken=False)
         store.close()
     print("done")
 """)

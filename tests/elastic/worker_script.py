@@ -162,22 +162,22 @@ def _install(points: Points) -> None:
     def place() -> None:
         points.rank, points.size = edl_hvd.rank(), edl_hvd.size()
 
-    points.around("edl_hvd.worker.joining.horovod_rendezvous:HorovodRendezvous._meet", "rendezvous")
+    points.around("edl_hvd.worker.joining.horovod_rendezvous:HorovodRendezvous._join_barrier", "rendezvous")
     points.around("horovod.torch:init", "forming")
     points.around("horovod.torch:poll", "waiting")
     points.around("edl_hvd.worker.joining.horovod_rendezvous:HorovodRendezvous.leave", "leaving")
     points.around("edl_hvd.worker.joining.driver_rendezvous:DriverRendezvous._next_world", "ready")
     points.around("edl_hvd.worker.joining.driver_rendezvous:DriverRendezvous._enter", "rendezvous")
     points.around("edl_hvd.worker.joining.driver_rendezvous:DriverRendezvous.leave", "leaving")
-    points.around("edl_hvd.worker.newcomers.follower:Following.work", "following")
+    points.around("edl_hvd.worker.standby.replica:StandbyReplica.apply_next", "following")
     points.around(
         "edl_hvd.worker.commits.state_store:StateStore.apply_delta", "followed", prepare=lambda: points.note("followed")
     )
     points.around("horovod.torch:shutdown", "shutdown")
-    points.around("edl_hvd.worker.loop:Session._synchronise", "sync", prepare=place)
+    points.around("edl_hvd.worker.state_agreement:StateAgreement._synchronise", "sync", prepare=place)
     points.around("edl_hvd.worker.engine.horovod_collectives:HorovodCollectives.broadcast_", "broadcast", prepare=place)
     points.around("edl_hvd.worker.commits.snapshot:SnapshotBuffers.fill", "commit")
-    points.around("edl_hvd.worker.loop:Session.agree", "committed")
+    points.around("edl_hvd.worker.commit_protocol:CommitProtocol.agree", "committed")
 
 
 if __name__ == "__main__":

@@ -338,7 +338,7 @@ class _Rendezvous:
         self._simulation, self._number = simulation, number
         self.generation = 0
 
-    def join(self, known_step: int, held_step: int, handover: Any = None) -> RendezvousInfo:
+    def join(self, known_step: int, held_step: int, transfer: Any = None) -> RendezvousInfo:
         return self._simulation.join(self._number)
 
     def change_pending(self) -> bool:
@@ -347,7 +347,7 @@ class _Rendezvous:
     def leave(self, broken: bool) -> None:
         self._simulation.left(self._number, self.generation)
 
-    def host_going(self, left_s: float) -> None:
+    def on_preemption_notice(self, remaining_s: float) -> None:
         pass
 
     def ended(self, step: int, error: BaseException | None) -> None:

@@ -17,7 +17,7 @@ from edl_hvd.clock import SYSTEM_CLOCK
 from edl_hvd.events import CheckpointWritten, EventLog
 from edl_hvd.settings import Settings
 from edl_hvd.storage import open_storage
-from edl_hvd.worker.saving.durable import Checkpoints
+from edl_hvd.worker.saving.manager import CheckpointManager
 
 
 def work(milliseconds: float) -> None:
@@ -115,12 +115,13 @@ def test_one_that_is_given_up_is_held_back_no_more(tmp_path):
 def test_whether_a_last_checkpoint_fits_is_judged_by_the_speed_without_holding_back(
     tmp_path, monkeypatch, held_s, fits
 ):
-    checkpoints = Checkpoints(Settings(checkpoint=str(tmp_path)), EventLog(None))
+    checkpoints = CheckpointManager(Settings(checkpoint=str(tmp_path)), EventLog(None))
     written = CheckpointWritten(checkpoints.url, 1, size_bytes=1_000_000, seconds=100.0, held_s=held_s)
     monkeypatch.setattr(checkpoints._writer, "poll", lambda: [written])
     checkpoints.report()
     monkeypatch.setattr(checkpoints._writer, "poll", list)
     begun = []
     monkeypatch.setattr(checkpoints, "begin", lambda *arguments, **named: begun.append(arguments))
-    checkpoints.save_last(SimpleNamespace(size_bytes=1_000_000, step=2), left_s=10.0)
+    store = SimpleNamespace(size_bytes=1_000_000, step=2, checkpoint=lambda: Snapshot({}))
+    checkpoints.write_emergency(store, remaining_s=10.0)
     assert bool(begun) == fits

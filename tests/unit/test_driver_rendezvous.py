@@ -1,4 +1,4 @@
-"""A newcomer that follows a world, when it is asked to exit or its driver goes; the driver is a real connection."""
+"""A standby, when it is asked to exit or its driver goes; the driver is a real connection."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import pytest
 from edl_hvd.protocol import FROM_WORKER, Dismiss, Explain, Follow, Message, Waits, decode, encode
 from edl_hvd.settings import Driver
 from edl_hvd.worker.joining.driver_rendezvous import DriverRendezvous
-from edl_hvd.worker.joining.rendezvous import GracefulExit, Handover
+from edl_hvd.worker.joining.rendezvous import GracefulExit, StateTransfer
 
 FOLLOW = Follow(1, "127.0.0.1", 1)
 DISMISS = Dismiss(save=False, left_s=None)
 
 
-class Following:
+class Replica:
     """Has not caught up."""
 
-    level = complete = over = abandoned = False
+    caught_up = closed = abandoned = False
 
-    def work(self) -> None:
+    def apply_next(self) -> None:
         raise AssertionError("nothing has come")
 
     def abandon(self) -> None:
@@ -38,9 +38,9 @@ def own_sigterm():
 
 
 @pytest.mark.parametrize("news", [[FOLLOW, DISMISS], [FOLLOW]], ids=["asked to exit", "driver gone"])
-def test_a_newcomer_that_leaves_stops_following(news: list[Message]):
-    following = Following()
-    handover = Handover(lambda address, secret: 0, lambda address, port, secret, deliver: following)
+def test_a_standby_that_leaves_stops_receiving(news: list[Message]):
+    replica = Replica()
+    transfer = StateTransfer(lambda address, secret: 0, lambda address, port, secret, deliver: replica)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         launch: Any = SimpleNamespace(driver=Driver("127.0.0.1", listener.getsockname()[1], "token", "b:0", 1))
         rendezvous = DriverRendezvous(launch)
@@ -49,15 +49,15 @@ def test_a_newcomer_that_leaves_stops_following(news: list[Message]):
             driver.sendall(b"".join(map(encode, news)))
             driver.shutdown(socket.SHUT_WR)
             with pytest.raises(GracefulExit):
-                rendezvous.join(-1, -1, handover)
-    assert following.abandoned
+                rendezvous.join(-1, -1, transfer)
+    assert replica.abandoned
 
 
 def test_a_worker_explains_what_it_waits_for_in_the_present_world_and_no_other():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         launch: Any = SimpleNamespace(driver=Driver("127.0.0.1", listener.getsockname()[1], "token", "b:0", 1))
         rendezvous = DriverRendezvous(launch)
-        rendezvous._engine._collectives = SimpleNamespace(started={"A": 3, "B": 1})
+        rendezvous._horovod._collectives = SimpleNamespace(started={"A": 3, "B": 1})
         driver, _ = listener.accept()
         with driver, driver.makefile("rb") as words:
             for generation in (7, 0):

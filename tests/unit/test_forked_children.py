@@ -13,18 +13,18 @@ import textwrap
 import pytest
 from waiting import soon
 
-from edl_hvd.worker.engine.children import keep_from_children, open_sockets
+from edl_hvd.worker.engine.children import close_on_fork, open_sockets
 
 # A worker that has formed a world and forked a loading process, which waits as if for its next order.
 WORKER = """
     import multiprocessing, signal
-    from edl_hvd.worker.engine.children import keep_from_children, open_sockets
+    from edl_hvd.worker.engine.children import close_on_fork, open_sockets
 
     def load(ready):
         ready.set()
         signal.pause()
 
-    keep_from_children(open_sockets())
+    close_on_fork(open_sockets())
     context = multiprocessing.get_context("fork")
     ready = context.Event()
     context.Process(target=load, args=(ready,)).start()
@@ -48,7 +48,7 @@ def test_loading_processes_die_with_their_worker_and_let_go_of_its_output():
 def test_a_forked_child_does_not_hold_the_connection_open():
     before = open_sockets()
     ours, theirs = socket.socketpair()
-    keep_from_children(frozenset(entry for entry in open_sockets() - before if entry[0] == ours.fileno()))
+    close_on_fork(frozenset(entry for entry in open_sockets() - before if entry[0] == ours.fileno()))
     reader, writer = os.pipe()
     child = multiprocessing.get_context("fork").Process(target=os.read, args=(reader, 1))  # lives until told
     child.start()
@@ -58,7 +58,7 @@ def test_a_forked_child_does_not_hold_the_connection_open():
             theirs.settimeout(60)
             assert theirs.recv(1) == b""
     finally:
-        keep_from_children(frozenset())
+        close_on_fork(frozenset())
         os.write(writer, b"x")
         soon(child)
         os.close(reader)

@@ -26,7 +26,7 @@ ALLOWED = {
     "settings.py": "the one place that reads settings from it",
     "discovery/polling/poll.py": "keeps answers apart by the variables of flags, accounts, clusters and jobs",
     "preflight/exchange.py": "sets what Gloo reads when it connects",
-    "worker/engine/engine.py": "sets what Horovod's native core reads when it starts",
+    "worker/engine/horovod_runtime.py": "sets what Horovod's native core reads when it starts",
     "worker/joining/driver_rendezvous.py": "the same, for the network interface",
     "worker/joining/mpi_rendezvous.py": "the same, before Horovod starts over MPI",
 }
@@ -238,6 +238,10 @@ RETIRED_NAMES = {
     "Keep": "RetentionPolicy or CacheEntry", "Looker": "Inspector",
     "hungry_s": "below_min_since_s", "false_starts": "startup_failures", "Loans": "none",
     "rebirth": "none", "Foresighted": "Answer", "Remembering": "Source.memory", "Bridging": "Answer.warning",
+    "Following": "StandbyReplica", "Handover": "StateTransfer", "invite": "serve",
+    "Checkpoints": "CheckpointManager", "take_url": "CheckpointLease.acquire", "speaks": "renews",
+    "keep_from_children": "close_on_fork", "host_going": "on_preemption_notice", "DriverLine": "DriverConnection",
+    "AtOnce": "Urgent", "hellos": "requests", "Ending": "WorldFailure",
 }  # fmt: skip
 
 

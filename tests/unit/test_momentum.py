@@ -10,8 +10,8 @@ from worlds import alone
 import edl_hvd
 from edl_hvd.worker.codec import encode
 from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
-from edl_hvd.worker.newcomers.follower import Following
-from edl_hvd.worker.newcomers.guide import _step_frame
+from edl_hvd.worker.standby.donor import _step_frame
+from edl_hvd.worker.standby.replica import StandbyReplica
 
 RATE, MOMENTUM = 0.1, 0.9
 FACTORS = (1.0, 1.0, 4.0, 4.0, 4.0, 0.5, 2.0)
@@ -155,15 +155,15 @@ def test_another_process_goes_on_with_it():
 
 
 def test_a_newcomer_repeats_the_correction():
-    """From the gradients and the options of the groups alone, as a guide sends them."""
+    """From the gradients and the options of the groups alone, as a donor sends them."""
     state, newcomer = make(), make()
     frames = []
     state.optimizer.stepping.before.append(lambda optimizer, _: frames.append(_step_frame(0, optimizer)))
-    follower = Following.__new__(Following)
-    follower._optimizers = [newcomer.optimizer]
+    replica = StandbyReplica.__new__(StandbyReplica)
+    replica._optimizers = [newcomer.optimizer]
     for seed, factor in enumerate(FACTORS):
         step(state, factor, seed)
-        follower._repeat(frames[-1])
+        replica._repeat(frames[-1])
     assert torch.equal(weights_of(newcomer), weights_of(state))
     assert (
         encode(newcomer.optimizer.state_dict(), "")[0]["state"] == encode(state.optimizer.state_dict(), "")[0]["state"]

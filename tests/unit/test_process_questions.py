@@ -140,9 +140,9 @@ def test_the_stack_is_part_of_the_output_and_names_the_place(local, code, place)
 
 
 INITIALISED = HANG.replace("faulthandler.register(signal.SIGQUIT, file=2)", """
-    from edl_hvd.worker.process import _show_stack_when_asked
+    from edl_hvd.worker.process import _print_stacks_on_sigquit
     {before}
-    _show_stack_when_asked()""")  # fmt: skip
+    _print_stacks_on_sigquit()""")  # fmt: skip
 
 
 @pytest.mark.parametrize(

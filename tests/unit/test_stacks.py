@@ -29,7 +29,7 @@ Python v3.11.7 (/usr/bin/python3.11)
 Thread 10895 (active+gil): "MainThread"
     sleep (/job/helpers (old).py:12)
     <module> (/job/train.py:6)
-Thread 10912 (idle): "edl-heart"
+Thread 10912 (idle): "edl-heartbeat"
     Condition.wait (/usr/lib/python3.11/threading.py:331)
 """.splitlines()
 

@@ -35,8 +35,8 @@ import torch
 import edl_hvd
 from edl_hvd.worker import process
 from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
-from edl_hvd.worker.newcomers.follower import Following
-from edl_hvd.worker.newcomers.guide import Guide
+from edl_hvd.worker.standby.replica import StandbyReplica
+from edl_hvd.worker.standby.donor import StateDonor
 
 edl_hvd.init()
 process.current().joined = SoloRendezvous().join(-1, -1, dict)
@@ -44,34 +44,34 @@ process.current().joined = SoloRendezvous().join(-1, -1, dict)
 def worker():
     model = torch.nn.ParameterList(torch.zeros(10) for _ in range(20_000))
     optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
-    memory = edl_hvd.State(model=model, optimizer=optimizer)._runtime.store
-    memory.save(0)
-    return memory
+    store = edl_hvd.State(model=model, optimizer=optimizer)._runtime.store
+    store.save(0)
+    return store
 
-guide = Guide(worker())
-port = guide.invite("127.0.0.1", "secret")
+donor = StateDonor(worker())
+port = donor.serve("127.0.0.1", "secret")
 """
 MEMBER = """
 newcomer = socket.create_connection(("127.0.0.1", port))
 newcomer.sendall(b"secret\\n")
-while not any(stream.connected for stream in guide._streams):
+while not any(stream.connected for stream in donor._streams):
     time.sleep(0.001)
-guide.commit()
+donor.commit()
 newcomer.recv(1000)
 threading.Thread(target=lambda: [None for _ in iter(lambda: newcomer.recv(1000), b"")], daemon=True).start()
-guide.abandon()
+donor.abandon()
 """
 NEWCOMER = """
 work = queue.SimpleQueue()
-following = Following(worker(), "127.0.0.1", port, "secret", work.put)
-while not any(stream.connected for stream in guide._streams):
+replica = StandbyReplica(worker(), "127.0.0.1", port, "secret", work.put)
+while not any(stream.connected for stream in donor._streams):
     time.sleep(0.001)
-guide.commit()
-while following._connection is None:
+donor.commit()
+while replica._connection is None:
     time.sleep(0.001)
 time.sleep({pause_s})
-following.abandon()
-guide.abandon()
+replica.abandon()
+donor.abandon()
 """
 
 

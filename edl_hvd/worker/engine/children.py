@@ -1,4 +1,4 @@
-"""What the processes that a worker forks, such as a data loader's, must not do: outlive it and speak for it.
+"""Forked processes of a worker, such as a data loader's, neither outlive it nor keep its connections open.
 
 They are forked with copies of all descriptors, and when their worker is killed they live on for some
 seconds. While they hold its connections open the other members see nothing, and while they hold its
@@ -18,12 +18,12 @@ _DESCRIPTORS = "/proc/self/fd"
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
-_private: frozenset[tuple[int, str]] | None = None
+_closed_on_fork: frozenset[tuple[int, str]] | None = None
 _forked_by_main_thread = True
 
 
 def open_sockets() -> frozenset[tuple[int, str]]:
-    """The sockets this process has open now, as (descriptor, inode name).
+    """The sockets that this process has open, as (descriptor, inode name).
 
     The inode is kept because a closed descriptor's number is given out again.
     """
@@ -37,24 +37,24 @@ def open_sockets() -> frozenset[tuple[int, str]]:
     return frozenset(found)
 
 
-def keep_from_children(sockets: frozenset[tuple[int, str]]) -> None:
+def close_on_fork(sockets: frozenset[tuple[int, str]]) -> None:
     """Have every process forked from now on close these sockets, and die with this one.
 
     Replaces the sockets named before.
     """
-    global _private
-    if _private is None:
-        os.register_at_fork(before=_note_thread, after_in_child=_become_private)
-    _private = sockets
+    global _closed_on_fork
+    if _closed_on_fork is None:
+        os.register_at_fork(before=_before_fork, after_in_child=_after_in_child)
+    _closed_on_fork = sockets
 
 
-def _note_thread() -> None:
+def _before_fork() -> None:
     global _forked_by_main_thread
     _forked_by_main_thread = threading.current_thread() is threading.main_thread()
 
 
-def _become_private() -> None:
-    for descriptor, _ in (_private or frozenset()) & open_sockets():
+def _after_in_child() -> None:
+    for descriptor, _ in (_closed_on_fork or frozenset()) & open_sockets():
         with suppress(OSError):
             os.close(descriptor)
     prctl = getattr(_LIBC, "prctl", None)  # Linux only

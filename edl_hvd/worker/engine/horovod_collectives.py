@@ -15,7 +15,7 @@ from horovod.common.exceptions import HorovodInternalError
 
 from edl_hvd.errors import UsageError, WorldBrokenError
 from edl_hvd.worker.engine import mended
-from edl_hvd.worker.engine.standstill import LongWait, Standstills
+from edl_hvd.worker.engine.stall_inspector import StalledCollective, StallInspector
 from edl_hvd.worker.progress import LONGEST_NAME, progress
 
 _OPERATIONS = {"sum": hvd.Sum, "max": hvd.Max, "min": hvd.Min}
@@ -25,13 +25,13 @@ _POLL_S, _LONGEST_POLL_S, _POLLS_OF_A_WAIT = 0.0001, 0.01, 50
 
 
 @dataclass(frozen=True)
-class Ending:
-    """Why a world ends.
+class WorldFailure:
+    """The loss of a member, with which a world ends.
 
     Attributes:
-        reason: Who is gone, for people.
-        since_s: When that became known, by ``time.monotonic()``.
-        grace_s: How long a collective may wait after that, or after its own beginning.
+        reason: Name of the member, for people.
+        since_s: Time at which the loss became known, by ``time.monotonic()``.
+        grace_s: Seconds that a collective may wait after that, or after its own beginning.
     """
 
     reason: str
@@ -45,22 +45,22 @@ class HorovodCollectives:
     Names are constant per purpose: Horovod negotiates a name it has seen before from its cache.
 
     Args:
-        ending: Tells why this world ends; ``None`` while it does not.
-        standstills: Tells when all members wait for each other; ``None`` where a driver does.
+        failure: Function for the failure of this world; ``None`` while there is none.
+        stall_inspector: Inspector of members that wait for each other; ``None`` where a driver finds them.
 
     Attributes:
-        started: How often each collective was started, by name.
+        started: Number of times that each collective was started, by name.
     """
 
     def __init__(
         self,
-        ending: Callable[[], Ending | None] = lambda: None,
-        standstills: Standstills | None = None,
+        failure: Callable[[], WorldFailure | None] = lambda: None,
+        stall_inspector: StallInspector | None = None,
     ) -> None:
-        self._ending = ending
-        self._standstills = standstills
+        self._failure = failure
+        self._stall_inspector = stall_inspector
         self.started: Counter[str] = Counter()
-        self._names: dict[int, str] = {}  # of those that are under way
+        self._names: dict[int, str] = {}  # of collectives that are under way, by handle
         progress.waits = 0
 
     def start_sum(self, tensor: torch.Tensor, name: str, scale: float) -> int:
@@ -118,24 +118,24 @@ class HorovodCollectives:
 
     def _finish(self, handle: int) -> Any:
         progress.collective = name = self._names.pop(handle, "")
-        long: LongWait | None = None
+        stalled: StalledCollective | None = None
         try:
             for waited_s in self._polls(handle):
-                if self._standstills is not None and waited_s > self._standstills.timeout_s:
-                    long = long or LongWait(self._standstills, name, self.started)
-                    long.look()
+                if self._stall_inspector is not None and waited_s > self._stall_inspector.timeout_s:
+                    stalled = stalled or StalledCollective(self._stall_inspector, name, self.started)
+                    stalled.look()
         finally:
-            if long is not None:
-                long.end()
+            if stalled is not None:
+                stalled.end()
         return hvd.synchronize(handle)
 
     def _polls(self, handle: int) -> Iterator[float]:
-        """For how long it has waited, now and then until the collective has ended."""
+        """The seconds waited so far, at each look until the collective has ended."""
         started_s = time.monotonic()
         while not hvd.poll(handle):
             now_s = time.monotonic()
-            ending = self._ending()
-            if ending is not None and now_s - max(ending.since_s, started_s) > ending.grace_s:
+            failure = self._failure()
+            if failure is not None and now_s - max(failure.since_s, started_s) > failure.grace_s:
                 mended.abort(True)  # the collective ends with an error
             waited_s = now_s - started_s
             yield waited_s
@@ -151,8 +151,8 @@ class HorovodCollectives:
                     f"the workers called different collectives: {error}; every worker must build the same model and "
                     "run the same commits, allreduces and epochs"
                 ) from error
-            ending = self._ending()
-            who = f"{ending.reason} is gone" if ending is not None else "probably because a member is gone"
+            failure = self._failure()
+            who = f"{failure.reason} is gone" if failure is not None else "probably because a member is gone"
             raise WorldBrokenError(f"a collective failed, {who}: {error}") from error
 
 

@@ -18,9 +18,9 @@ from edl_hvd.errors import UsageError
 from edl_hvd.key_value_store import StoreAddress
 from edl_hvd.network_interface import interface_of
 from edl_hvd.settings import Launch
-from edl_hvd.worker.engine.engine import Engine, refuse_own_horovod
-from edl_hvd.worker.joining.driver_line import AtOnce, DriverLine, Lost, Silence, Work
-from edl_hvd.worker.joining.rendezvous import EX_TEMPFAIL, Following, GracefulExit, Handover, RendezvousInfo
+from edl_hvd.worker.engine.horovod_runtime import HorovodRuntime, refuse_own_horovod
+from edl_hvd.worker.joining.driver_connection import DriverConnection, DriverLost, FrameArrived, TimedOut, Urgent
+from edl_hvd.worker.joining.rendezvous import EX_TEMPFAIL, GracefulExit, RendezvousInfo, Replica, StateTransfer
 from edl_hvd.worker.progress import progress
 from edl_hvd.world import World
 
@@ -28,7 +28,7 @@ _LOOPBACK = "lo"
 # Who waits for longer without a driver is cut off from the others, or one of them is stuck. It loses at most what came
 # after its last commit.
 _ORPHAN_GRACE_S = 3.0
-# The others wait for what is still on its way to a newcomer; sending all of it anew takes them longer than this.
+# The others wait for what is still on its way to a standby; sending the whole state again takes longer than this.
 _LAST_STEPS_S = 10.0
 _LONGEST_ERROR = 2000  # characters; the whole traceback is in the worker's output
 
@@ -37,7 +37,7 @@ class DriverRendezvous:
     """See :class:`edl_hvd.worker.joining.rendezvous.Rendezvous`. For processes started by ``edlrun``.
 
     Args:
-        launch: What the driver put into the environment.
+        launch: Variables that the driver has put into the environment.
     """
 
     elastic = True
@@ -45,10 +45,10 @@ class DriverRendezvous:
     def __init__(self, launch: Launch) -> None:
         assert launch.driver is not None
         self._name = launch.driver.worker
-        self._engine = Engine(self._name, elastic=True)
+        self._horovod = HorovodRuntime(self._name, elastic=True)
         self._token = launch.driver.token
-        self._handover: Handover | None = None
-        self._line = DriverLine(launch.driver, lambda: progress.beat(self._engine.generation), self._act_at_once)
+        self._transfer: StateTransfer | None = None
+        self._driver = DriverConnection(launch.driver, lambda: progress.beat(self._horovod.generation), self._on_urgent)
         self._has_raised = False
         self._excepthook, sys.excepthook = sys.excepthook, self._on_uncaught
         if threading.current_thread() is threading.main_thread():
@@ -56,111 +56,113 @@ class DriverRendezvous:
         refuse_own_horovod()
 
     def _on_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """The script is wrong, outside of its training function: the driver need not try it again to know."""
+        """Tell the driver that the script is wrong outside of its training function, so that it is not tried again."""
         if isinstance(error, UsageError) and not self._has_raised:
-            self._say_raised(-1, error)
+            self._send_raised(-1, error)
         self._excepthook(kind, error, trace)
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         # Whoever sends it wants this host back: leave at the next commit, and lose nothing.
-        self._line.ask_to_go()
+        self._driver.request_drain()
 
-    def _act_at_once(self, news: AtOnce) -> None:
+    def _on_urgent(self, news: Urgent) -> None:
         match news:
             case protocol.Gone(generation, worker):
-                self._engine.end(generation, worker)
-            case protocol.Guide(generation, follower, address):
-                port, own = 0, address or self._line.local_address
-                if self._handover is not None and generation == self._engine.generation:
-                    port = self._handover.invite(own, self._token)
-                self._line.say(protocol.Guiding(generation, follower, own, port))
-            case protocol.Explain(generation, collectives) if generation == self._engine.generation:
+                self._horovod.end_world(generation, worker)
+            case protocol.Guide(generation, standby, address):
+                port, own = 0, address or self._driver.local_address
+                if self._transfer is not None and generation == self._horovod.generation:
+                    port = self._transfer.serve(own, self._token)
+                self._driver.send(protocol.Guiding(generation, standby, own, port))
+            case protocol.Explain(generation, collectives) if generation == self._horovod.generation:
                 place, stack = progress.where()
-                started = tuple(self._engine.times_started(collectives))
-                self._line.say(protocol.Waits(generation, progress.waits, progress.collective, started, place, stack))
-            case Lost():
+                started = tuple(self._horovod.times_started(collectives))
+                self._driver.send(
+                    protocol.Waits(generation, progress.waits, progress.collective, started, place, stack)
+                )
+            case DriverLost():
                 # Nobody tells of members that leave any more. The workers agree at their next commit to stop.
-                self._engine.end(self._engine.present, "the driver", _ORPHAN_GRACE_S)
+                self._horovod.end_world(self._horovod.current, "the driver", _ORPHAN_GRACE_S)
 
     def change_pending(self) -> bool:
-        return self._line.lost or self._line.change == self._engine.generation > 0
+        return self._driver.lost or self._driver.change == self._horovod.generation > 0
 
-    def join(self, known_step: int, held_step: int, handover: Handover | None = None) -> RendezvousInfo:
-        engine = self._engine
-        engine.known_step = max(engine.known_step, known_step)
-        self._handover = handover
-        if engine.generation == 0:
+    def join(self, known_step: int, held_step: int, transfer: StateTransfer | None = None) -> RendezvousInfo:
+        horovod = self._horovod
+        horovod.known_step = max(horovod.known_step, known_step)
+        self._transfer = transfer
+        if horovod.generation == 0:
             refuse_own_horovod()
         while True:
-            self._line.say(protocol.Ready(held_step))
-            joined = self._enter(self._next_world(handover))
+            self._driver.send(protocol.Ready(held_step))
+            joined = self._enter(self._next_world(transfer))
             if joined is not None:
                 return joined
 
-    def _next_world(self, handover: Handover | None) -> protocol.World:
-        """Wait for the world to enter; meanwhile follow the one that trains, if the driver says so."""
-        following: Following | None = None
+    def _next_world(self, transfer: StateTransfer | None) -> protocol.World:
+        """Wait for the world to enter; meanwhile take the state over from one that trains, if the driver says so."""
+        replica: Replica | None = None
         world: protocol.World | None = None
-        follows = 0
+        catches_up = 0  # generation of the world whose state it takes over, until the driver is told that it has it
         while True:
-            news = self._line.next(_LAST_STEPS_S if world else None)
-            if following is not None and isinstance(news, protocol.Follow | protocol.Dismiss | Silence | Lost):
-                following.abandon()
+            news = self._driver.next(_LAST_STEPS_S if world else None)
+            if replica is not None and isinstance(news, protocol.Follow | protocol.Dismiss | TimedOut | DriverLost):
+                replica.abandon()
             match news:
-                case Lost():
-                    raise GracefulExit("the driver is gone", code=EX_TEMPFAIL, save=self._engine.rank == 0)
-                case protocol.Dismiss(save, left_s):
-                    raise GracefulExit(f"the driver asked {self._name} to exit", save=save, left_s=left_s)
-                case protocol.World(generation) if generation > self._engine.generation:
+                case DriverLost():
+                    raise GracefulExit("the driver is gone", code=EX_TEMPFAIL, save=self._horovod.rank == 0)
+                case protocol.Dismiss(save, remaining_s):
+                    raise GracefulExit(f"the driver asked {self._name} to exit", save=save, remaining_s=remaining_s)
+                case protocol.World(generation) if generation > self._horovod.generation:
                     world = news
                 case protocol.Follow(generation, address, port):
-                    follows, following = generation, self._follow(handover, address, port)
-                case Work(follower) if follower is following:
-                    follower.work()
-            if follows and (following is None or following.level or following.over):
-                self._line.say(protocol.Warm(follows))
-                follows = 0
-            if following is not None and following.over:
-                following = None
-            if world is not None and following is None:
+                    catches_up, replica = generation, self._receive(transfer, address, port)
+                case FrameArrived(recipient) if recipient is replica:
+                    recipient.apply_next()
+            if catches_up and (replica is None or replica.caught_up or replica.closed):
+                self._driver.send(protocol.Warm(catches_up))
+                catches_up = 0
+            if replica is not None and replica.closed:
+                replica = None
+            if world is not None and replica is None:
                 return world
 
-    def _follow(self, handover: Handover | None, address: str, port: int) -> Following | None:
-        if handover is None or port == 0:
+    def _receive(self, transfer: StateTransfer | None, address: str, port: int) -> Replica | None:
+        if transfer is None or port == 0:
             return None
-        return handover.follow(address, port, self._token, lambda following: self._line.put(Work(following)))
+        return transfer.receive(address, port, self._token, lambda replica: self._driver.enqueue(FrameArrived(replica)))
 
     def _enter(self, told: protocol.World) -> RendezvousInfo | None:
-        engine = self._engine
+        horovod = self._horovod
         world = World.of(told.generation, told.members, told.members.index(self._name))
-        engine.known_step = max(engine.known_step, told.known_step)
-        if self._line.lost:
+        horovod.known_step = max(horovod.known_step, told.known_step)
+        if self._driver.lost:
             return None
-        interface = told.interface or interface_of(told.address or self._line.local_address)
+        interface = told.interface or interface_of(told.address or self._driver.local_address)
         os.environ["HOROVOD_GLOO_IFACE"] = interface
         if interface != _LOOPBACK:
             # As horovodrun does. NCCL looks once: on loopback it had better choose itself, other hosts may join.
             os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
-        collectives = engine.start(world, StoreAddress(told.store_address, told.store_port, self._token))
+        collectives = horovod.start(world, StoreAddress(told.store_address, told.store_port, self._token))
         if collectives is None:
             return None
-        self._line.say(protocol.Formed(world.generation))
-        return RendezvousInfo(world, collectives, engine.known_step)
+        self._driver.send(protocol.Formed(world.generation))
+        return RendezvousInfo(world, collectives, horovod.known_step)
 
     def leave(self, broken: bool) -> None:
-        self._engine.stop(broken)
+        self._horovod.stop(broken)
 
-    def host_going(self, left_s: float) -> None:
-        self._line.say(protocol.Notice(left_s))
+    def on_preemption_notice(self, remaining_s: float) -> None:
+        self._driver.send(protocol.Notice(remaining_s))
 
     def ended(self, step: int, error: BaseException | None) -> None:
         if error is None:
-            self._line.say(protocol.Done())
+            self._driver.send(protocol.Done())
         else:
-            self._say_raised(step, error)
+            self._send_raised(step, error)
 
-    def _say_raised(self, step: int, error: BaseException) -> None:
+    def _send_raised(self, step: int, error: BaseException) -> None:
         self._has_raised = True
         hopeless = isinstance(error, UsageError) and progress.steps == 0
         text = f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]
-        self._line.say(protocol.Raised(step, text, hopeless))
+        self._driver.send(protocol.Raised(step, text, hopeless))

@@ -1,11 +1,11 @@
-"""Joining worlds under stock ``horovodrun``: its rendezvous server decides, the members meet, Horovod starts.
+"""Joining worlds under stock ``horovodrun``: its server assigns ranks, the members meet at a barrier, Horovod starts.
 
 What differs from Horovod's own elastic mode, and why (rows of the project's failure table):
 
 - The worker asks for its rank itself before ``hvd.init()``, so one that was removed leaves politely
   instead of aborting with a C++ stack (D3).
-- Members meet before they start Horovod, in a key-value store of rank 0, and stay connected; so a death is known
-  whatever Horovod is doing.
+- Members meet at a barrier before they start Horovod, in a key-value store of rank 0, and stay connected; so a death is
+  known whatever Horovod is doing.
 - A broken world is given up at the first error, so recovery does not wait for the Gloo timeout (C1).
 - Host-change notices are listened to from the start of the process and dropped only once a later
   assignment covers them (B9).
@@ -14,7 +14,6 @@ What differs from Horovod's own elastic mode, and why (rows of the project's fai
 from __future__ import annotations
 
 import atexit
-import functools
 import json
 import logging
 import secrets
@@ -30,21 +29,21 @@ from edl_hvd import key_value_store
 from edl_hvd.errors import RendezvousError
 from edl_hvd.key_value_store import KeyValueStore, StoreAddress
 from edl_hvd.settings import Launch, Settings
-from edl_hvd.worker.engine.children import keep_from_children, open_sockets
-from edl_hvd.worker.engine.engine import Engine, refuse_own_horovod
-from edl_hvd.worker.joining.meeting import Hello, Meeting
-from edl_hvd.worker.joining.rendezvous import EX_TEMPFAIL, GracefulExit, Handover, RendezvousInfo
+from edl_hvd.worker.engine.children import close_on_fork, open_sockets
+from edl_hvd.worker.engine.horovod_runtime import HorovodRuntime, refuse_own_horovod
+from edl_hvd.worker.joining.barrier import Barrier, JoinRequest
+from edl_hvd.worker.joining.rendezvous import EX_TEMPFAIL, GracefulExit, RendezvousInfo, StateTransfer
 from edl_hvd.world import World
 
 logger = logging.getLogger(__name__)
 
-_MEETING = "/edl_hvd/meeting"
+_STORE_KEY = "/edl_hvd/meeting"
 _POLL_S = 0.02
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """The launcher's word: rank, size, local rank, local size, cross rank, cross size."""
+    """A worker's place in the next world, as the launcher assigns it."""
 
     rank: int
     size: int
@@ -52,12 +51,6 @@ class Assignment:
     local_size: int
     cross_rank: int
     cross_size: int
-
-    @property
-    def text(self) -> str:
-        """As Horovod's C++ reads it."""
-        numbers = (self.rank, self.size, self.local_rank, self.local_size, self.cross_rank, self.cross_size)
-        return ",".join(map(str, numbers))
 
 
 class _ChangeListener:
@@ -74,7 +67,7 @@ class HorovodRendezvous:
     """See :class:`edl_hvd.worker.joining.rendezvous.Rendezvous`. For processes started by ``horovodrun``.
 
     Args:
-        launch: What the launcher put into the environment.
+        launch: Variables that the launcher has put into the environment.
         settings: Timeouts.
     """
 
@@ -84,24 +77,24 @@ class HorovodRendezvous:
         self._launch = launch
         self._settings = settings
         self._name = f"{launch.host}:{launch.local_rank}"
-        self._engine = Engine(self._name, launch.elastic, settings.collective_timeout_s)
+        self._horovod = HorovodRuntime(self._name, launch.elastic, settings.collective_timeout_s)
         self._launcher = StoreAddress(launch.address or "", launch.port)
         self._address = _local_address_toward(self._launcher)
-        self._given: Assignment | None = Assignment(launch.rank, launch.size, launch.local_rank, launch.local_size,
+        self._assigned: Assignment | None = Assignment(launch.rank, launch.size, launch.local_rank, launch.local_size,
                                                     launch.cross_rank, launch.cross_size)  # fmt: skip
         self._last_generation = 0  # also of a world that did not form
         self._store: KeyValueStore | None = None
-        self._meeting: Meeting | None = None
+        self._barrier: Barrier | None = None
         self._changes = _ChangeListener()
-        self._going_s: float | None = None  # when this host will be gone
+        self._gone_at_s: float | None = None  # when this host will be gone
         if self.elastic:
             self._listen_for_changes()
-        atexit.register(self._say_goodbye)
+        atexit.register(self._leave_at_exit)
 
-    def _say_goodbye(self) -> None:
+    def _leave_at_exit(self) -> None:
         # The others may still be busy with the last collective, so that this end must not look like a death.
-        if self._meeting is not None:
-            self._meeting.leave(regular=True)
+        if self._barrier is not None:
+            self._barrier.leave(regular=True)
         self._close_store(broken=False)
 
     def _listen_for_changes(self) -> None:
@@ -112,26 +105,26 @@ class HorovodRendezvous:
         notices.init(launch.address, launch.port, launch.interface, launch.host, launch.local_rank)
 
     def change_pending(self) -> bool:
-        return self._changes.pending or self._going_s is not None
+        return self._changes.pending or self._gone_at_s is not None
 
-    def join(self, known_step: int, held_step: int, handover: Handover | None = None) -> RendezvousInfo:
-        if self._going_s is not None:
+    def join(self, known_step: int, held_step: int, transfer: StateTransfer | None = None) -> RendezvousInfo:
+        if self._gone_at_s is not None:
             # An error to the launcher, which then leaves the host alone.
-            left_s = self._going_s - time.monotonic()
-            raise GracefulExit("the host is about to go", code=EX_TEMPFAIL, save=True, left_s=left_s)
-        if self._engine.generation == 0:
+            remaining_s = self._gone_at_s - time.monotonic()
+            raise GracefulExit("the host is about to go", code=EX_TEMPFAIL, save=True, remaining_s=remaining_s)
+        if self._horovod.generation == 0:
             refuse_own_horovod()
-        deadline = time.monotonic() + self._settings.elastic_timeout_s
-        self._engine.known_step = max(self._engine.known_step, known_step)
+        deadline_s = time.monotonic() + self._settings.elastic_timeout_s
+        self._horovod.known_step = max(self._horovod.known_step, known_step)
         before = open_sockets()
         while True:
-            assignment, self._given = self._given or self._ask_launcher(), None
-            meeting = self._meet(assignment)
-            joined = self._form(assignment, meeting) if meeting is not None else None
+            assignment, self._assigned = self._assigned or self._ask_launcher(), None
+            barrier = self._join_barrier(assignment)
+            joined = self._start_horovod(assignment, barrier) if barrier is not None else None
             if joined is not None:
-                keep_from_children(open_sockets() - before)
+                close_on_fork(open_sockets() - before)
                 return joined
-            if not self.elastic or time.monotonic() > deadline:
+            if not self.elastic or time.monotonic() > deadline_s:
                 raise RendezvousError(
                     f"worker {self._name} met no complete world of {assignment.size} within "
                     f"{self._settings.elastic_timeout_s:.0f} s; check that every worker enters the "
@@ -139,10 +132,10 @@ class HorovodRendezvous:
                 )
 
     def leave(self, broken: bool) -> None:
-        if self._meeting is not None:
-            self._meeting.leave(regular=not broken)
-            self._meeting = None
-        self._engine.stop(broken)
+        if self._barrier is not None:
+            self._barrier.leave(regular=not broken)
+            self._barrier = None
+        self._horovod.stop(broken)
         self._close_store(broken)
 
     def _close_store(self, broken: bool) -> None:
@@ -150,9 +143,9 @@ class HorovodRendezvous:
             self._store.close(broken)
             self._store = None
 
-    def host_going(self, left_s: float) -> None:
+    def on_preemption_notice(self, remaining_s: float) -> None:
         if self.elastic:  # else all end with it
-            self._going_s = time.monotonic() + left_s
+            self._gone_at_s = time.monotonic() + remaining_s
 
     def ended(self, step: int, error: BaseException | None) -> None:
         """``horovodrun`` sees the exit code, and nothing else."""
@@ -181,44 +174,44 @@ class HorovodRendezvous:
 
     # --- meeting the others ---
 
-    def _meet(self, assignment: Assignment) -> Meeting | None:
-        """Meet the others; ``None`` if one of them did not come, or left."""
+    def _join_barrier(self, assignment: Assignment) -> Barrier | None:
+        """Wait for the others; ``None`` if one of them did not come, or left."""
         # The stock elastic launcher does not tell that a starting worker died; asking it again does. A
         # static launcher ends everybody in that case, so there it is enough to wait.
-        patience_s = self._settings.meet_timeout_s if self.elastic else self._settings.elastic_timeout_s
+        barrier_timeout_s = self._settings.meet_timeout_s if self.elastic else self._settings.elastic_timeout_s
         if assignment.rank == 0:
             self._store = KeyValueStore(self._address, token=secrets.token_hex(16))
-            self._advertise(asdict(self._store.place))
+            self._publish(asdict(self._store.place))
             store: StoreAddress | None = self._store.place
         else:
-            store = self._find_store(patience_s)
-            patience_s += 10  # rank 0 gives up first, and so tells that it is gone when it does not
-        hello = Hello(assignment.rank, self._name, self._last_generation, self._engine.known_step)
+            store = self._find_store(barrier_timeout_s)
+            barrier_timeout_s += 10  # rank 0 gives up first, and so tells that it is gone when it does not
+        own = JoinRequest(assignment.rank, self._name, self._last_generation, self._horovod.known_step)
         if store is not None:
             with suppress(OSError, HTTPException, ValueError):
-                return Meeting(store, assignment.size, hello, patience_s)
+                return Barrier(store, assignment.size, own, barrier_timeout_s)
         if self._store is not None:
-            self._advertise({"closed": True})
+            self._publish({"closed": True})
             self._close_store(broken=True)
         return None
 
-    def _advertise(self, notice: dict[str, object]) -> None:
-        value = json.dumps({**notice, "step": self._engine.known_step}).encode()
+    def _publish(self, notice: dict[str, object]) -> None:
+        value = json.dumps({**notice, "step": self._horovod.known_step}).encode()
         try:
-            key_value_store.put(self._launcher, _MEETING, value, 10)
+            key_value_store.put(self._launcher, _STORE_KEY, value, 10)
         except (OSError, HTTPException) as error:
             raise RendezvousError(
                 f"the launcher at {self._launch.address}:{self._launch.port} does not answer PUT: {error}; "
                 "it has probably ended, see its output"
             ) from error
 
-    def _find_store(self, patience_s: float) -> StoreAddress | None:
-        """Where rank 0 of the next world serves its store."""
-        deadline = time.monotonic() + patience_s
-        while time.monotonic() < deadline:
-            answer = self._launcher_get(_MEETING, timeout_s=10)
+    def _find_store(self, barrier_timeout_s: float) -> StoreAddress | None:
+        """The address of the store that rank 0 of the next world serves; ``None`` if it is not there in time."""
+        deadline_s = time.monotonic() + barrier_timeout_s
+        while time.monotonic() < deadline_s:
+            answer = self._launcher_get(_STORE_KEY, timeout_s=10)
             notice = json.loads(answer) if answer else {}
-            self._engine.known_step = max(self._engine.known_step, notice.get("step", -1))
+            self._horovod.known_step = max(self._horovod.known_step, notice.get("step", -1))
             if "port" in notice:
                 return StoreAddress(notice["address"], notice["port"], notice["token"])
             if "closed" in notice:
@@ -228,22 +221,22 @@ class HorovodRendezvous:
 
     # --- starting Horovod ---
 
-    def _form(self, assignment: Assignment, meeting: Meeting) -> RendezvousInfo | None:
-        hellos = meeting.hellos
-        members = tuple(member.name for member in hellos)
-        world = World(max(member.generation for member in hellos) + 1, assignment.rank, assignment.size,
+    def _start_horovod(self, assignment: Assignment, barrier: Barrier) -> RendezvousInfo | None:
+        requests = barrier.requests
+        members = tuple(member.name for member in requests)
+        world = World(max(member.generation for member in requests) + 1, assignment.rank, assignment.size,
                       assignment.local_rank, assignment.local_size, assignment.cross_rank, assignment.cross_size,
                       members)  # fmt: skip
         self._last_generation = world.generation
-        meeting.watch(functools.partial(self._engine.end, world.generation))
-        self._engine.known_step = max(member.known_step for member in hellos)
-        collectives = self._engine.start(world, meeting.store)
+        barrier.watch(lambda worker: self._horovod.end_world(world.generation, worker))
+        self._horovod.known_step = max(member.known_step for member in requests)
+        collectives = self._horovod.start(world, barrier.store)
         if collectives is None:
-            meeting.leave(regular=False)
+            barrier.leave(regular=False)
             self._close_store(broken=True)
             return None
-        self._meeting = meeting
-        return RendezvousInfo(world, collectives, self._engine.known_step)
+        self._barrier = barrier
+        return RendezvousInfo(world, collectives, self._horovod.known_step)
 
 
 def _local_address_toward(launcher: StoreAddress) -> str:

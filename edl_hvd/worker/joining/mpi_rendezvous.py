@@ -16,8 +16,8 @@ from mpi4py import MPI
 from edl_hvd.errors import PlatformError
 from edl_hvd.key_value_store import KeyValueStore
 from edl_hvd.settings import Settings
-from edl_hvd.worker.engine.engine import Engine, refuse_own_horovod
-from edl_hvd.worker.joining.rendezvous import Handover, RendezvousInfo
+from edl_hvd.worker.engine.horovod_runtime import HorovodRuntime, refuse_own_horovod
+from edl_hvd.worker.joining.rendezvous import RendezvousInfo, StateTransfer
 from edl_hvd.world import World
 
 
@@ -34,11 +34,11 @@ class MpiRendezvous:
         refuse_own_horovod()
         self._communicator = MPI.COMM_WORLD
         name, timeout_s = f"rank {self._communicator.Get_rank()}", Settings.from_environment().collective_timeout_s
-        self._engine = Engine(name, elastic=False, collective_timeout_s=timeout_s)
+        self._horovod = HorovodRuntime(name, elastic=False, collective_timeout_s=timeout_s)
         self._interface = interface
         self._store: KeyValueStore | None = None
 
-    def join(self, known_step: int, held_step: int, handover: Handover | None = None) -> RendezvousInfo:
+    def join(self, known_step: int, held_step: int, transfer: StateTransfer | None = None) -> RendezvousInfo:
         refuse_own_horovod()
         communicator = self._communicator
         rank = communicator.Get_rank()
@@ -56,7 +56,7 @@ class MpiRendezvous:
             HOROVOD_HOSTNAME=hosts[rank],
             HOROVOD_GLOO_IFACE=interface,
         )
-        collectives = self._engine.start(world, store)
+        collectives = self._horovod.start(world, store)
         assert collectives is not None, "a world that is not elastic forms or fails"
         return RendezvousInfo(world, collectives, known_step)
 
@@ -82,12 +82,12 @@ class MpiRendezvous:
         return False
 
     def leave(self, broken: bool) -> None:
-        self._engine.stop(broken)
+        self._horovod.stop(broken)
         if self._store is not None:
             self._store.close()
             self._store = None
 
-    def host_going(self, left_s: float) -> None:
+    def on_preemption_notice(self, remaining_s: float) -> None:
         """A fixed world ends with its first host, and its last checkpoint is what there is."""
 
     def ended(self, step: int, error: BaseException | None) -> None:

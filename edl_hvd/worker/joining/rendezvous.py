@@ -14,19 +14,19 @@ EX_TEMPFAIL = 75
 
 
 class GracefulExit(Exception):
-    """This worker is to end: the launcher has no place for it any more, or is gone. Not an error.
+    """The end of this worker: the launcher has no place for it any more, or is gone. Not an error.
 
     Attributes:
         code: Exit code for the process.
-        save: Write the state to a checkpoint before.
-        left_s: Seconds that are left for that; ``None`` if nobody knows.
+        save: Whether to write the state to a checkpoint before.
+        remaining_s: Seconds until the process is killed; ``None`` if not known.
     """
 
-    def __init__(self, reason: str, code: int = 0, save: bool = False, left_s: float | None = None) -> None:
+    def __init__(self, reason: str, code: int = 0, save: bool = False, remaining_s: float | None = None) -> None:
         super().__init__(reason)
         self.code = code
         self.save = save
-        self.left_s = left_s
+        self.remaining_s = remaining_s
 
 
 @dataclass(frozen=True)
@@ -45,33 +45,36 @@ class RendezvousInfo:
     known_step: int
 
 
-class Following(Protocol):
-    """A newcomer that follows a world: what comes is worked through on the main thread."""
+class Replica(Protocol):
+    """The state of a standby, which a member of a world that trains keeps up to date.
 
-    level: bool
-    complete: bool
-    over: bool
+    Attributes:
+        caught_up: Whether everything that has come is applied, up to a commit.
+        closed: Whether nothing more will come.
+    """
 
-    def work(self) -> None:
-        """Work through one thing that came."""
+    caught_up: bool
+    closed: bool
+
+    def apply_next(self) -> None:
+        """Apply one thing that came. Main thread."""
 
     def abandon(self) -> None:
-        """Stop."""
+        """Stop, and hold no state."""
 
 
 @dataclass(frozen=True)
-class Handover:
-    """How the training state is handed on while the training goes on.
+class StateTransfer:
+    """Ways to move the training state from a member to a standby while the training goes on.
 
     Attributes:
-        invite: ``invite(address, secret)`` waits for a newcomer that knows the secret, and returns the port. Any
-            thread.
-        follow: ``follow(address, port, secret, deliver)`` follows a world from now on; ``deliver(following)`` is
-            called, in another thread, whenever there is work.
+        serve: ``serve(address, secret)`` waits for a standby that knows the secret, and returns the port. Any thread.
+        receive: ``receive(address, port, secret, deliver)`` takes the state over from now on; ``deliver(replica)`` is
+            called, in another thread, whenever there is something to apply.
     """
 
-    invite: Callable[[str, str], int]
-    follow: Callable[[str, int, str, Callable[[Any], None]], Following]
+    serve: Callable[[str, str], int]
+    receive: Callable[[str, int, str, Callable[[Any], None]], Replica]
 
 
 class Rendezvous(Protocol):
@@ -80,14 +83,13 @@ class Rendezvous(Protocol):
     elastic: bool
     """The world may change: a broken one is worth leaving and joining anew."""
 
-    def join(self, known_step: int, held_step: int, handover: Handover | None = None) -> RendezvousInfo:
+    def join(self, known_step: int, held_step: int, transfer: StateTransfer | None = None) -> RendezvousInfo:
         """Block until this worker is part of a complete world.
 
         Args:
             known_step: The furthest step this worker has heard of, for the other members.
             held_step: The step of the state it holds; -1 if it holds none.
-            handover: How this worker takes the state over from a world that trains, and gives it to newcomers of
-                its own; some launchers make use of it.
+            transfer: Ways to take the state over as a standby, and to give it to standbys; some launchers use them.
 
         Raises:
             GracefulExit: This worker is to end.
@@ -100,8 +102,8 @@ class Rendezvous(Protocol):
     def leave(self, broken: bool) -> None:
         """Leave the present world: ``broken`` when a collective of it failed, else while it still works."""
 
-    def host_going(self, left_s: float) -> None:
-        """This host will be gone in ``left_s`` seconds: leave at the next commit. Any thread."""
+    def on_preemption_notice(self, remaining_s: float) -> None:
+        """Leave at the next commit, because this host will be gone in ``remaining_s`` seconds. Any thread."""
 
     def ended(self, step: int, error: BaseException | None) -> None:
         """The training function has returned, or ended in an error of the script's own; for the launcher."""

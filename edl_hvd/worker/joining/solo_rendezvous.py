@@ -11,7 +11,7 @@ from typing import Any
 
 from edl_hvd.settings import Settings
 from edl_hvd.worker.engine.collectives import SoloCollectives
-from edl_hvd.worker.joining.rendezvous import EX_TEMPFAIL, GracefulExit, Handover, RendezvousInfo
+from edl_hvd.worker.joining.rendezvous import EX_TEMPFAIL, GracefulExit, RendezvousInfo, StateTransfer
 from edl_hvd.world import SOLO
 
 logger = logging.getLogger(__name__)
@@ -29,41 +29,41 @@ class SoloRendezvous:
     elastic = False
 
     def __init__(self) -> None:
-        self._asked_s: float | None = None  # when SIGTERM came
-        self._going_s: float | None = None  # when this host will be gone
-        self._before: Any = None  # its handler until the world was joined
+        self._sigterm_s: float | None = None  # when SIGTERM came
+        self._gone_at_s: float | None = None  # when this host will be gone
+        self._handler_before: Any = None  # its handler until the world was joined
 
-    def join(self, known_step: int, held_step: int, handover: Handover | None = None) -> RendezvousInfo:
-        if self._asked_s is not None:
-            left_s = Settings.from_environment().grace_s - (time.monotonic() - self._asked_s)
+    def join(self, known_step: int, held_step: int, transfer: StateTransfer | None = None) -> RendezvousInfo:
+        if self._sigterm_s is not None:
+            remaining_s = Settings.from_environment().grace_s - (time.monotonic() - self._sigterm_s)
             code = _KILLED_BY + signal.SIGTERM
-            raise GracefulExit("SIGTERM came", code=code, save=True, left_s=left_s)
-        if self._going_s is not None:
-            left_s = self._going_s - time.monotonic()
-            raise GracefulExit("the host is about to go", code=EX_TEMPFAIL, save=True, left_s=left_s)
+            raise GracefulExit("SIGTERM came", code=code, save=True, remaining_s=remaining_s)
+        if self._gone_at_s is not None:
+            remaining_s = self._gone_at_s - time.monotonic()
+            raise GracefulExit("the host is about to go", code=EX_TEMPFAIL, save=True, remaining_s=remaining_s)
         # A handler of the script's own stays; signals reach the main thread only.
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            self._before = signal.signal(signal.SIGTERM, self._on_sigterm)
+            self._handler_before = signal.signal(signal.SIGTERM, self._on_sigterm)
         return RendezvousInfo(SOLO, SoloCollectives(), known_step)
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        self._asked_s = time.monotonic()
+        self._sigterm_s = time.monotonic()
         self._restore_handler()
         logger.warning("SIGTERM: saving and leaving at the next commit; another one ends this process at once")
 
     def _restore_handler(self) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
-            self._before = None
+        if self._handler_before is not None:
+            signal.signal(signal.SIGTERM, self._handler_before)
+            self._handler_before = None
 
     def change_pending(self) -> bool:
-        return self._asked_s is not None or self._going_s is not None
+        return self._sigterm_s is not None or self._gone_at_s is not None
 
     def leave(self, broken: bool) -> None:
         self._restore_handler()
 
-    def host_going(self, left_s: float) -> None:
-        self._going_s = time.monotonic() + left_s
+    def on_preemption_notice(self, remaining_s: float) -> None:
+        self._gone_at_s = time.monotonic() + remaining_s
 
     def ended(self, step: int, error: BaseException | None) -> None:
         self._restore_handler()

@@ -44,10 +44,10 @@ class SharedRestore:
     """One restore by the ranks of a world. Collective; blocks.
 
     Args:
-        storage: Where the checkpoints are, for this rank.
-        collectives: Of the world.
-        world: Which one.
-        memory_mb: What reading may take beside the state, in megabytes.
+        storage: Storage with the checkpoints, as this rank sees it.
+        collectives: Collectives of the world.
+        world: World of this rank.
+        memory_mb: Memory in megabytes that reading may take beside the state.
     """
 
     def __init__(self, storage: Storage, collectives: Collectives, world: World, memory_mb: int = 64) -> None:
@@ -60,7 +60,7 @@ class SharedRestore:
         """The newest checkpoint that verifies, on every rank; ``None`` if none was ever written.
 
         Args:
-            report: Gets the events, on rank 0.
+            report: Function that is given the events, on rank 0.
 
         Raises:
             StorageError: On every rank, with the reason of one.
@@ -159,7 +159,7 @@ class SharedRestore:
                 place[:] = part
 
     def _told(self, order: dict[str, Any] | None) -> dict[str, Any]:
-        """What rank 0 tells everybody to do next."""
+        """The order of rank 0 for what all ranks do next. Collective; blocks."""
         return dict(broadcast_json(self._collectives, order, 0, self._world.rank))
 
 

@@ -1,12 +1,12 @@
-"""Gives the state of this worker to newcomers while it trains on, so that their joining costs nobody a wait.
+"""Gives the state of this worker to standbys while it trains on, so that no member waits when they join.
 
-A newcomer gets the last commit, and after it what every optimizer step is made of: the summed gradients and the
+A standby gets the last commit, and after it what every optimizer step is made of: the summed gradients and the
 options of the parameter groups. It repeats the steps, which takes a fraction of computing them, and so keeps up. When
-the world is left for one with the newcomer in it, the little that no step explains follows: attributes, buffers,
+the world is left for one with the standby in it, the donor sends what no step has moved: attributes, buffers,
 counters.
 
 The last commit is copied once for this, unless it is a copy already. All calls are the main thread's, but for
-``invite`` and the sending.
+``serve`` and the sending.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from edl_hvd.tensor_threads import TensorThread
 from edl_hvd.worker.codec import encode
 from edl_hvd.worker.commits.dirty import TensorVersion, versions_of
 from edl_hvd.worker.commits.state_store import StateStore
-from edl_hvd.worker.newcomers.frames import Frame, send
+from edl_hvd.worker.standby.frames import Frame, send
 from edl_hvd.worker.training.optimizer import is_distributed
 
 logger = logging.getLogger(__name__)
 
-_CALL_S = 30.0  # a newcomer calls at once; a busy machine takes its time
+_CALL_S = 30.0  # a standby connects at once; a busy machine takes its time
 _LEAST_QUEUE_BYTES = 256 << 20  # small states may lag for longer
-_LONGEST_HELLO_BYTES = 4096
+_LONGEST_SECRET_BYTES = 4096
 
 
-class Guide:
-    """The side of one worker that hands its state on to newcomers.
+class StateDonor:
+    """The side of one member that sends its state to standbys.
 
     Args:
-        memory: State of the worker.
+        store: State of the member.
     """
 
     def __init__(self, store: StateStore) -> None:
@@ -54,33 +54,41 @@ class Guide:
             )
             optimizer.stepping.after.append(self._note_versions)
 
-    def invite(self, address: str, secret: str) -> int:
-        """Wait for the call of one newcomer, who has to know the secret; the port. Any thread; does not block."""
+    def serve(self, address: str, secret: str) -> int:
+        """Wait in a thread for the connection of one standby. Any thread; does not block.
+
+        Args:
+            address: Address of this host to listen at.
+            secret: Line with which the standby proves that it is a worker of the job.
+
+        Returns:
+            The port.
+        """
         stream = _Stream(address, secret)
         self._streams = [*self._streams, stream]
         return stream.port
 
     def commit(self) -> None:
-        """The world has agreed on the last commit."""
+        """Send the last commit, which the world has agreed on, or tell of it."""
         streams = self._active()
-        if any(stream.origin for stream in streams) and self._versions != self._present_versions():
-            logger.info("the script moves weights besides its optimizers; newcomers join with a wait")
+        if any(stream.base for stream in streams) and self._versions != self._present_versions():
+            logger.info("the script moves weights besides its optimizers; standbys join with a wait")
             self.abandon()
             return
         for stream in streams:
-            if stream.origin is None and stream.connected and self._optimizers:
+            if stream.base is None and stream.connected and self._optimizers:
                 plain, tensors = self._store.pin()
-                origin = _Origin.of(self._store, tensors)
-                stream.begin(origin, Frame("state", [plain, list(tensors)], list(tensors.values())))
+                base = _BaseSnapshot.of(self._store, tensors)
+                stream.begin(base, Frame("state", [plain, list(tensors)], list(tensors.values())))
                 self._versions = self._present_versions()
-            elif stream.origin is not None:
+            elif stream.base is not None:
                 stream.put(Frame("commit", self._store.commit))
 
     def end(self) -> None:
-        """This world is left at the last commit."""
+        """Send the rest of the last commit, at which this world is left, and end all transfers."""
         for stream in self._active():
-            if stream.origin is not None:
-                plain, moved = self._rest(stream.origin)
+            if stream.base is not None:
+                plain, moved = self._delta_since(stream.base)
                 stream.put(Frame("end", [plain, list(moved)], list(moved.values())))
                 stream.put(None)
             else:
@@ -88,17 +96,17 @@ class Guide:
         self._streams = []
 
     def abandon(self) -> None:
-        """This world is left."""
+        """End all transfers at once."""
         for stream in self._streams:
             stream.close()
         self._streams = []
 
     def _active(self) -> list[_Stream]:
-        self._streams = [stream for stream in self._streams if not stream.over]
+        self._streams = [stream for stream in self._streams if not stream.closed]
         return self._streams
 
     def _on_step(self, number: int, optimizer: Any, closure: bool) -> None:
-        streams = [stream for stream in self._streams if stream.origin is not None]
+        streams = [stream for stream in self._streams if stream.base is not None]
         if not streams:
             return
         frame = None if closure else _step_frame(number, optimizer)
@@ -113,40 +121,40 @@ class Guide:
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         return [parameter._version for group in groups for parameter in group["params"]]
 
-    def _rest(self, origin: _Origin) -> tuple[Any, dict[str, torch.Tensor]]:
-        """What the newcomer cannot know from the commit it began with and the steps since."""
+    def _delta_since(self, base: _BaseSnapshot) -> tuple[Any, dict[str, torch.Tensor]]:
+        """The part of the last commit that a standby cannot know from its base and the steps since."""
         plain, live = self._store.live(self._store.commit)
         stepped = _stepped(self._optimizers)
         moved = {
             name: tensor.detach().clone()
             for name, tensor in live.items()
-            if tensor.data_ptr() not in stepped and not origin.explains(name, tensor)
+            if tensor.data_ptr() not in stepped and not base.is_unchanged(name, tensor)
         }
         return plain, moved
 
 
 @dataclass(frozen=True)
-class _Origin:
-    """The commit that a newcomer began with.
+class _BaseSnapshot:
+    """The commit that a standby began with.
 
     Attributes:
-        versions: Of the live tensors then.
-        buffers: The models' buffers as they were.
+        versions: Versions of the live tensors at that commit.
+        buffers: The models' buffers at that commit.
     """
 
     versions: dict[str, TensorVersion]
     buffers: dict[str, torch.Tensor]
 
     @classmethod
-    def of(cls, store: StateStore, frozen: dict[str, torch.Tensor]) -> _Origin:
+    def of(cls, store: StateStore, frozen: dict[str, torch.Tensor]) -> _BaseSnapshot:
         live = store.live(store.commit)[1]
         models = store.of_kind(torch.nn.Module)
         addresses = {buffer.data_ptr() for model in models for buffer in model.buffers()}
         buffers = {name: frozen[name] for name, tensor in live.items() if tensor.data_ptr() in addresses}
         return cls(versions_of(live), buffers)
 
-    def explains(self, name: str, tensor: torch.Tensor) -> bool:
-        """The tensor is as it was."""
+    def is_unchanged(self, name: str, tensor: torch.Tensor) -> bool:
+        """Whether a live tensor is what it was at that commit."""
         if name not in self.versions or not self.versions[name].matches(tensor):
             return False
         # BatchNorm writes its statistics without counting a version.
@@ -179,18 +187,18 @@ def _options(group: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Stream:
-    """To one newcomer; a thread waits for its call and sends.
+    """The transfer to one standby; a thread waits for its connection and sends.
 
     Attributes:
-        port: Where it is to call.
-        origin: What it began with, once it has begun.
-        connected: It has called.
-        over: Nobody listens any more.
+        port: Port that the standby connects to.
+        base: Commit that the standby began with; ``None`` before it has begun.
+        connected: Whether the standby has connected.
+        closed: Whether the transfer has ended.
     """
 
     def __init__(self, address: str, secret: str) -> None:
-        self.origin: _Origin | None = None
-        self.connected = self.over = False
+        self.base: _BaseSnapshot | None = None
+        self.connected = self.closed = False
         self._secret = secret
         self._frames: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         self._put_bytes = self._sent_bytes = 0  # each is written by one thread
@@ -199,44 +207,44 @@ class _Stream:
         self._listener = socket.create_server((address, 0))
         self._listener.settimeout(_CALL_S)
         self.port: int = self._listener.getsockname()[1]
-        TensorThread(self._run, "edl-guide").start()
+        TensorThread(self._run, "edl-donor").start()
 
-    def begin(self, origin: _Origin, state: Frame) -> None:
-        self.origin = origin
+    def begin(self, base: _BaseSnapshot, state: Frame) -> None:
+        self.base = base
         # What can wait while the state is on its way: as much as that again.
         self._most_bytes = max(_LEAST_QUEUE_BYTES, 2 * state.size_bytes)
         self.put(state)
 
     def put(self, frame: Frame | None) -> None:
-        """Send a frame in its turn, or hang up."""
+        """Send a frame after those before it; ``None`` ends the transfer."""
         size_bytes = frame.size_bytes if frame is not None else 0
         if self._put_bytes - self._sent_bytes + size_bytes > self._most_bytes:
-            logger.info("a newcomer cannot keep up with the training; it joins with a wait")
-            frame, self.over = None, True
+            logger.info("a standby cannot keep up with the training; it joins with a wait")
+            frame, self.closed = None, True
         self._put_bytes += size_bytes
         self._frames.put(frame)
 
     def close(self) -> None:
-        """Hang up at once."""
-        self.over = True
+        """End the transfer at once."""
+        self.closed = True
         self._frames.put(None)
         with suppress(OSError):
             (self._connection or self._listener).shutdown(socket.SHUT_RDWR)
 
     def _run(self) -> None:
-        with suppress(OSError), self._call() as connection:
+        with suppress(OSError), self._accept() as connection:
             self._connection, self.connected = connection, True
-            while (frame := self._frames.get()) is not None and not self.over:
+            while (frame := self._frames.get()) is not None and not self.closed:
                 send(connection, frame)
                 self._sent_bytes += frame.size_bytes
-        self.over = True
+        self.closed = True
 
-    def _call(self) -> socket.socket:
+    def _accept(self) -> socket.socket:
         with self._listener:
             while True:
                 connection, _ = self._listener.accept()
                 connection.settimeout(_CALL_S)
-                hello = connection.makefile("rb").readline(_LONGEST_HELLO_BYTES)
-                if hmac.compare_digest(hello.rstrip(b"\n"), self._secret.encode()):
+                line = connection.makefile("rb").readline(_LONGEST_SECRET_BYTES)
+                if hmac.compare_digest(line.rstrip(b"\n"), self._secret.encode()):
                     return connection
                 connection.close()  # a stranger

@@ -16,30 +16,30 @@ from edl_hvd.errors import RendezvousError, UsageError
 from edl_hvd.key_value_store import StoreAddress
 from edl_hvd.network_interface import require_address
 from edl_hvd.worker.engine import mended
-from edl_hvd.worker.engine.children import keep_from_children, open_sockets
-from edl_hvd.worker.engine.horovod_collectives import Ending, HorovodCollectives
-from edl_hvd.worker.engine.standstill import Standstills
+from edl_hvd.worker.engine.children import close_on_fork, open_sockets
+from edl_hvd.worker.engine.horovod_collectives import HorovodCollectives, WorldFailure
+from edl_hvd.worker.engine.stall_inspector import StallInspector
 from edl_hvd.world import World
 
 logger = logging.getLogger(__name__)
 
 _LEAVE_S = 5.0  # far more than leaving takes on a busy machine
-_OF_GLOO_TIMEOUT = 0.9  # a start that takes longer is ended, before Gloo does it
+_GLOO_TIMEOUT_FRACTION = 0.9  # a start that takes longer is ended, before Gloo does it
 
 
-class Engine:
-    """See the module.
+class HorovodRuntime:
+    """Horovod in this process, which is started and stopped once for each world.
 
     Args:
-        name: This worker, as ``host:slot``.
-        elastic: A world may be left for another; else the job ends when one breaks.
-        collective_timeout_s: How long the members may wait for each other; ``None`` where a driver sees to it.
+        name: Name of this worker, as ``host:slot``.
+        elastic: Whether a world may be left for another; else the job ends when one breaks.
+        collective_timeout_s: Seconds that the members may wait for each other; ``None`` where a driver sees to it.
 
     Attributes:
-        generation: Of the last world started.
-        rank: In the last world started; -1 before the first.
+        generation: Generation of the last world started; 0 before the first.
+        rank: Rank in the last world started; -1 before the first.
         known_step: The furthest step heard of.
-        present: Generation of the world that forms or lives; 0 for none.
+        current: Generation of the world that forms or lives; 0 for none.
 
     Raises:
         PlatformError: The installed Horovod is not mended.
@@ -55,17 +55,17 @@ class Engine:
         self._collective_timeout_s = collective_timeout_s
         self._collectives: HorovodCollectives | None = None
         self._lock = threading.Lock()
-        self.present = 0
+        self.current = 0
         self._left = 0  # generation of the world that is being left
         self._forming = False
-        self._endings: dict[int, Ending] = {}
+        self._failures: dict[int, WorldFailure] = {}
 
     def start(self, world: World, store: StoreAddress) -> HorovodCollectives | None:
         """Start Horovod as a member of ``world``; blocks until all members have.
 
         Args:
-            world: The world, with this worker's place in it.
-            store: The key-value store of this generation.
+            world: World to start, with this worker's place in it.
+            store: Address of the key-value store of this generation.
 
         Returns:
             Its collectives; ``None`` if a member or the store is gone, and with it the world.
@@ -77,36 +77,36 @@ class Engine:
         self._prepare(world, store)
         before = open_sockets()
         with self._lock:
-            for generation in [old for old in self._endings if old < world.generation]:
-                del self._endings[generation]
-            self.present, self._forming = world.generation, True
-            mended.abort(on=world.generation in self._endings)  # else what was given up is over
+            for generation in [old for old in self._failures if old < world.generation]:
+                del self._failures[generation]
+            self.current, self._forming = world.generation, True
+            mended.abort(on=world.generation in self._failures)  # else what was given up is over
         formed = self._init(world.generation)
         with self._lock:
             self._forming = False
-            ending = self._endings.get(world.generation)
-            if formed and ending is None:
+            failure = self._failures.get(world.generation)
+            if formed and failure is None:
                 self.generation, self.rank = world.generation, world.rank
             else:
-                self.present = 0
-        if self.present == 0:
+                self.current = 0
+        if self.current == 0:
             self.stop(broken=True)
-            reason = ending.reason if ending is not None else "a member or the key-value store"
+            reason = failure.reason if failure is not None else "a member or the key-value store"
             logger.warning("generation %d did not form: %s is gone", world.generation, reason)
             if self._elastic:
                 return None
             raise RendezvousError(
                 f"Horovod cannot start: {reason} is gone; the output of the other workers may say more"
             )
-        keep_from_children(open_sockets() - before)
+        close_on_fork(open_sockets() - before)
         timeout_s = self._collective_timeout_s
-        standstills = None if timeout_s is None else Standstills(world, store, timeout_s)
-        self._collectives = HorovodCollectives(lambda: self._endings.get(world.generation), standstills)
+        inspector = None if timeout_s is None else StallInspector(world, store, timeout_s)
+        self._collectives = HorovodCollectives(lambda: self._failures.get(world.generation), inspector)
         logger.info("generation %d: rank %d of %d", world.generation, world.rank, world.size)
         return self._collectives
 
     def _prepare(self, world: World, store: StoreAddress) -> None:
-        """Hand the place in the world to Horovod, whose C++ reads these at init."""
+        """Set the place in the world, which Horovod's C++ reads from the environment at init."""
         if os.environ.get("HOROVOD_GLOO_IFACE"):
             require_address(os.environ["HOROVOD_GLOO_IFACE"])
         key = hmac.digest(store.token.encode(), f"generation {world.generation}".encode(), hashlib.sha256)
@@ -125,9 +125,9 @@ class Engine:
         )
 
     def _init(self, generation: int) -> bool:
-        """Let Horovod start; false if the world did not form."""
-        bound_s = _OF_GLOO_TIMEOUT * float(os.environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "30"))
-        bound = _after(bound_s, self.end, generation, f"a member that was waited for for {bound_s:.0f} s")
+        """Start Horovod; false if the world did not form."""
+        bound_s = _GLOO_TIMEOUT_FRACTION * float(os.environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "30"))
+        bound = _after(bound_s, self.end_world, generation, f"a member that was waited for for {bound_s:.0f} s")
         try:
             hvd.init()
         except ValueError:  # what hvd.init() makes of an error
@@ -136,28 +136,32 @@ class Engine:
             bound.cancel()
         return True
 
-    def end(self, generation: int, worker: str, grace_s: float = 0.0) -> None:
-        """A world has lost a member: end what waits in it. Any thread, any time; does not block.
+    def end_world(self, generation: int, worker: str, grace_s: float = 0.0) -> None:
+        """End what waits in a world that has lost a member. Any thread, any time; does not block.
 
         Args:
-            generation: Which world, also one that this worker is yet to hear of.
-            worker: Who is gone, for people.
-            grace_s: How long a collective may still wait. A world that forms ends at once.
+            generation: Generation of the world, also of one that this worker is yet to hear of.
+            worker: Name of the member that is gone, for people.
+            grace_s: Seconds that a collective may still wait. A world that forms ends at once.
         """
         with self._lock:
-            known = self._endings.get(generation)
+            known = self._failures.get(generation)
             if known is None or grace_s < known.grace_s:
-                self._endings[generation] = Ending(worker, time.monotonic(), grace_s)
-            ends = generation == self.present and (self._forming or grace_s == 0)
-            if ends or generation == self._left:
+                self._failures[generation] = WorldFailure(worker, time.monotonic(), grace_s)
+            is_ended = generation == self.current and (self._forming or grace_s == 0)
+            if is_ended or generation == self._left:
                 mended.abort(on=True)
 
     def stop(self, broken: bool) -> None:
-        """Shut Horovod down: ``broken`` without a word to the others, else together with them."""
+        """Shut Horovod down. Blocks for some seconds at most.
+
+        Args:
+            broken: Whether the world is broken; else its members shut down together.
+        """
         with self._lock:
-            self.present, self._left = 0, self.present
-            ending = self._endings.get(self._left)
-            if broken or (ending is not None and ending.grace_s == 0):
+            self.current, self._left = 0, self.current
+            failure = self._failures.get(self._left)
+            if broken or (failure is not None and failure.grace_s == 0):
                 mended.abort(on=True)
         bound = _after(_LEAVE_S, mended.abort, True)
         try:
@@ -168,7 +172,7 @@ class Engine:
                 self._left = 0
 
     def times_started(self, names: Iterable[str]) -> list[int]:
-        """How often each of these collectives was started in the present world. Any thread."""
+        """The number of times that each of these collectives was started in the present world. Any thread."""
         started = self._collectives.started if self._collectives is not None else {}
         return [started.get(name, 0) for name in names]
 

@@ -11,7 +11,7 @@ import pytest
 from edl_hvd.errors import RendezvousError
 from edl_hvd.protocol import HELLO, Beat, Change, Dismiss, Gone, Hello, decode, encode
 from edl_hvd.settings import Driver
-from edl_hvd.worker.joining.driver_line import AtOnce, DriverLine, Lost
+from edl_hvd.worker.joining.driver_connection import DriverConnection, DriverLost, Urgent
 
 BEAT = Beat(0, 1, 0, 0, -1, "start", 0.0, 0.0, 0, 0, 0, 0.0)
 
@@ -27,17 +27,17 @@ def driver_at(listener: socket.socket) -> Driver:
 
 
 def test_what_cannot_wait_is_told_at_once_and_the_rest_in_its_turn(listener):
-    told: queue.Queue[AtOnce] = queue.Queue()
-    line = DriverLine(driver_at(listener), lambda: BEAT, told.put)
+    told: queue.Queue[Urgent] = queue.Queue()
+    connection = DriverConnection(driver_at(listener), lambda: BEAT, told.put)
     driver, _ = listener.accept()
     with driver, driver.makefile("rb") as words:
         assert decode(words.readline(), HELLO) == Hello("token", "b:0", 3)
         driver.sendall(encode(Change(7)) + encode(Dismiss(save=False, left_s=None)) + encode(Gone(7, "a:0")))
         driver.shutdown(socket.SHUT_RDWR)
-    assert [told.get(timeout=60), told.get(timeout=60)] == [Gone(7, "a:0"), Lost()]
-    assert line.lost
-    assert line.change == 7
-    assert [line.next(), line.next()] == [Dismiss(save=False, left_s=None), Lost()]
+    assert [told.get(timeout=60), told.get(timeout=60)] == [Gone(7, "a:0"), DriverLost()]
+    assert connection.lost
+    assert connection.change == 7
+    assert [connection.next(), connection.next()] == [Dismiss(save=False, left_s=None), DriverLost()]
 
 
 @pytest.mark.parametrize(
@@ -46,17 +46,17 @@ def test_what_cannot_wait_is_told_at_once_and_the_rest_in_its_turn(listener):
     ids=["no JSON", "no message to a worker", "a field is missing", "too long"],
 )
 def test_a_driver_that_is_not_understood_is_gone(listener, words):
-    told: queue.Queue[AtOnce] = queue.Queue()
-    line = DriverLine(driver_at(listener), lambda: BEAT, told.put)
+    told: queue.Queue[Urgent] = queue.Queue()
+    connection = DriverConnection(driver_at(listener), lambda: BEAT, told.put)
     driver, _ = listener.accept()
     with driver:
         driver.sendall(words + encode(Gone(7, "a:0")))
-        assert told.get(timeout=60) == Lost()
-    assert line.next() == Lost()
+        assert told.get(timeout=60) == DriverLost()
+    assert connection.next() == DriverLost()
 
 
 def test_a_driver_that_has_to_be_there_and_is_not_is_an_error(listener):
     driver = driver_at(listener)
     listener.close()
     with pytest.raises(RendezvousError, match=r"worker b:0 cannot reach its driver at 127\.0\.0\.1"):
-        DriverLine(driver, lambda: BEAT, lambda news: None)
+        DriverConnection(driver, lambda: BEAT, lambda news: None)

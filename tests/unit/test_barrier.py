@@ -8,16 +8,16 @@ import pytest
 from waiting import soon
 
 from edl_hvd.key_value_store import KeyValueStore, StoreAddress
-from edl_hvd.worker.joining.meeting import Hello, Meeting
+from edl_hvd.worker.joining.barrier import Barrier, JoinRequest
 
 PATIENCE_S = 60
 
 
-def hello(rank):
-    return Hello(rank, f"{'abc'[rank]}:0", generation=2, known_step=rank * 10)
+def request_of(rank):
+    return JoinRequest(rank, f"{'abc'[rank]}:0", generation=2, known_step=rank * 10)
 
 
-HELLOS = [hello(rank) for rank in range(3)]
+REQUESTS = [request_of(rank) for rank in range(3)]
 
 
 @pytest.fixture
@@ -34,20 +34,20 @@ def pool():
 
 @pytest.fixture
 def come(store, pool):
-    return lambda rank, timeout_s=PATIENCE_S: pool.submit(Meeting, store.place, 3, hello(rank), timeout_s)
+    return lambda rank, timeout_s=PATIENCE_S: pool.submit(Barrier, store.place, 3, request_of(rank), timeout_s)
 
 
 @pytest.fixture
 def world(come):
-    """The meetings of all members, what each hears of deaths, and the threads that listen."""
-    meetings = [soon(coming) for coming in [come(2), come(0), come(1)]]
-    meetings.append(meetings.pop(0))
-    assert [meeting.hellos for meeting in meetings] == [HELLOS] * 3
-    deaths = [queue.Queue() for _ in meetings]
-    threads = [meeting.watch(heard.put) for meeting, heard in zip(meetings, deaths, strict=True)]
-    yield meetings, deaths, threads
-    for meeting in meetings:
-        meeting.leave(regular=False)
+    """The barriers of all members, what each hears of deaths, and the threads that listen."""
+    barriers = [soon(coming) for coming in [come(2), come(0), come(1)]]
+    barriers.append(barriers.pop(0))
+    assert [barrier.requests for barrier in barriers] == [REQUESTS] * 3
+    deaths = [queue.Queue() for _ in barriers]
+    threads = [barrier.watch(heard.put) for barrier, heard in zip(barriers, deaths, strict=True)]
+    yield barriers, deaths, threads
+    for barrier in barriers:
+        barrier.leave(regular=False)
     for thread in threads:  # each closes what it watches
         thread.join(PATIENCE_S)
 
@@ -59,7 +59,7 @@ def waiting(store, count):
         time.sleep(0.001)
 
 
-def test_a_member_that_does_not_come_ends_the_meeting_for_all(store, come):
+def test_a_member_that_does_not_come_ends_the_barrier_for_all(store, come):
     patient = come(1)
     waiting(store, 1)
     with pytest.raises(OSError, match="timed out"):
@@ -68,7 +68,7 @@ def test_a_member_that_does_not_come_ends_the_meeting_for_all(store, come):
         soon(patient)
 
 
-def test_a_member_that_leaves_while_others_come_ends_the_meeting(store, come):
+def test_a_member_that_leaves_while_others_come_ends_the_barrier(store, come):
     patient = come(0)
     waiting(store, 1)
     with socket.create_connection((store.address, store.port)) as leaver:
@@ -80,8 +80,8 @@ def test_a_member_that_leaves_while_others_come_ends_the_meeting(store, come):
 
 
 def test_the_death_of_a_member_reaches_every_other(world):
-    meetings, deaths, _ = world
-    meetings[2].leave(regular=False)
+    barriers, deaths, _ = world
+    barriers[2].leave(regular=False)
     assert deaths[0].get(timeout=PATIENCE_S) == deaths[1].get(timeout=PATIENCE_S) == "rank 2 (c:0)"
     assert deaths[2].empty()
 
@@ -94,12 +94,12 @@ def test_the_death_of_rank_0_reaches_every_member(store, world):
 
 @pytest.mark.parametrize("first", ["the members", "the store"])
 def test_when_all_leave_nothing_goes_on_and_nobody_died(store, world, first):
-    meetings, deaths, threads = world
+    barriers, deaths, threads = world
     if first == "the store":
         store.close()
-    for meeting in meetings:
-        meeting.leave(regular=True)
-        meeting.leave(regular=True)
+    for barrier in barriers:
+        barrier.leave(regular=True)
+        barrier.leave(regular=True)
     for thread in threads:
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
@@ -109,16 +109,16 @@ def test_when_all_leave_nothing_goes_on_and_nobody_died(store, world, first):
 
 
 def test_a_death_after_others_have_left_reaches_those_who_are_left(world):
-    meetings, deaths, _ = world
-    meetings[1].leave(regular=True)
-    meetings[2].leave(regular=False)
+    barriers, deaths, _ = world
+    barriers[1].leave(regular=True)
+    barriers[2].leave(regular=False)
     assert deaths[0].get(timeout=PATIENCE_S) == "rank 2 (c:0)"
     assert deaths[1].empty()
 
 
-def test_a_store_that_says_nonsense_is_no_meeting():
+def test_a_store_that_says_nonsense_is_no_barrier():
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as pool:
-        coming = pool.submit(Meeting, StoreAddress(*server.getsockname()), 2, hello(1), PATIENCE_S)
+        coming = pool.submit(Barrier, StoreAddress(*server.getsockname()), 2, request_of(1), PATIENCE_S)
         connection, _ = server.accept()
         with connection:
             connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n\0\0\0\7{}")
@@ -134,9 +134,9 @@ def test_strangers_are_turned_away(store, come, intruder):
             stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
     else:
         with pytest.raises(OSError, match="status 401"):
-            Meeting(StoreAddress(store.address, store.port, "?"), 3, hello(2), PATIENCE_S)
+            Barrier(StoreAddress(store.address, store.port, "?"), 3, request_of(2), PATIENCE_S)
     others = [come(2), come(0)]
-    assert [soon(coming).hellos for coming in (first, *others)] == [HELLOS] * 3
+    assert [soon(coming).requests for coming in (first, *others)] == [REQUESTS] * 3
     for coming in (first, *others):
         soon(coming).leave(regular=True)
         soon(coming).watch(lambda who: None).join(PATIENCE_S)

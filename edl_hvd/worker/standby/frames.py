@@ -23,9 +23,9 @@ class Frame:
     """One message.
 
     Attributes:
-        what: Its kind.
-        plain: Its JSON part.
-        tensors: On the CPU.
+        what: Kind of the message.
+        plain: JSON part of the message.
+        tensors: Tensors, any shape and type; received ones are on the CPU.
     """
 
     what: str
@@ -65,7 +65,7 @@ def receive(connection: BinaryIO) -> Frame | None:
         tensors = [torch.empty(shape, dtype=getattr(torch, dtype)) for dtype, shape in header["tensors"]]
         frame = Frame(header["what"], header["plain"], tensors)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise RendezvousError(f"the guide of this newcomer sent something unreadable: {error}") from error
+        raise RendezvousError(f"the donor of this standby sent something unreadable: {error}") from error
     for tensor in tensors:
         rest = _bytes_of(tensor)
         while rest:

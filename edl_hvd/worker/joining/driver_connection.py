@@ -1,4 +1,4 @@
-"""A worker's connection to its driver (``edlrun``): what it says is read by a thread as soon as it comes."""
+"""A worker's connection to its driver (``edlrun``): a thread reads what the driver sends, as soon as it comes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import TypeAlias
 from edl_hvd import protocol
 from edl_hvd.errors import ProtocolError, RendezvousError
 from edl_hvd.settings import Driver
-from edl_hvd.worker.joining.rendezvous import Following
+from edl_hvd.worker.joining.rendezvous import Replica
 from edl_hvd.worker.progress import progress
 
 _CONNECT_TIMEOUT_S = 10.0
@@ -27,52 +27,52 @@ _LONGEST_LINE_BYTES = 1 << 20  # a world lists every member: 64 KiB hold 1,000 o
 
 
 @dataclass(frozen=True)
-class Work:
-    """Something has come for this follower of a world."""
+class FrameArrived:
+    """Something has come that this replica of a standby is to apply."""
 
-    following: Following
+    replica: Replica
 
 
 @dataclass(frozen=True)
-class Silence:
+class TimedOut:
     """Nothing has come for as long as the main thread was to wait."""
 
 
 @dataclass(frozen=True)
-class Lost:
+class DriverLost:
     """The driver is gone."""
 
 
-AtOnce: TypeAlias = protocol.Gone | protocol.Guide | protocol.Explain | Lost
-News: TypeAlias = protocol.World | protocol.Follow | protocol.Dismiss | Work | Silence | Lost
+Urgent: TypeAlias = protocol.Gone | protocol.Guide | protocol.Explain | DriverLost
+Queued: TypeAlias = protocol.World | protocol.Follow | protocol.Dismiss | FrameArrived | TimedOut | DriverLost
 
 
-class DriverLine:
-    """See the module.
+class DriverConnection:
+    """The connection of one worker to its driver.
 
     Args:
-        driver: Where it listens, and who this worker is for it.
-        beat: What this worker does, asked several times a second.
-        at_once: Gets what cannot wait for the main thread, in the reading thread, as soon as it comes.
+        driver: Address of the driver, and name of this worker.
+        beat: Function for the heartbeat of this worker, called several times a second.
+        on_urgent: Function for what cannot wait for the main thread; called in the reading thread.
 
     Attributes:
         change: Generation of the world that is to change at its next commit; 0 for none.
-        lost: The driver is gone.
+        lost: Whether the driver is gone.
 
     Raises:
         RendezvousError: The driver cannot be reached.
     """
 
-    def __init__(self, driver: Driver, beat: Callable[[], protocol.Beat], at_once: Callable[[AtOnce], None]) -> None:
+    def __init__(self, driver: Driver, beat: Callable[[], protocol.Beat], on_urgent: Callable[[Urgent], None]) -> None:
         self.change = 0
         self.lost = False
-        self._wants_to_go = False
-        self._woken, self._wake = os.pipe()
-        os.set_blocking(self._wake, False)
+        self._drain_requested = False
+        self._wake_reader, self._wake_writer = os.pipe()
+        os.set_blocking(self._wake_writer, False)
         self._beat = beat
-        self._at_once = at_once
-        self._news: queue.Queue[News] = queue.Queue()
-        self._one_at_a_time = threading.Lock()
+        self._on_urgent = on_urgent
+        self._queue: queue.Queue[Queued] = queue.Queue()
+        self._send_lock = threading.Lock()
         self.local_address = ""
         try:
             self._socket = socket.create_connection((driver.address, driver.port), timeout=_CONNECT_TIMEOUT_S)
@@ -86,64 +86,64 @@ class DriverLine:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * _UNANSWERED_S))
-        self.say(protocol.Hello(driver.token, driver.worker, driver.life))
+        self.send(protocol.Hello(driver.token, driver.worker, driver.life))
         threading.Thread(target=self._read, name="edl-driver", daemon=True).start()
-        threading.Thread(target=self._beat_on, name="edl-heart", daemon=True).start()
-        atexit.register(self._beat_last, os.getpid())
+        threading.Thread(target=self._send_heartbeats, name="edl-heartbeat", daemon=True).start()
+        atexit.register(self._send_last_heartbeat, os.getpid())
 
-    def say(self, message: protocol.Hello | protocol.FromWorker) -> None:
-        """Tell the driver something; that it is gone shows in ``lost``."""
-        with suppress(OSError), self._one_at_a_time:
+    def send(self, message: protocol.Hello | protocol.FromWorker) -> None:
+        """Send a message. That the driver is gone shows in ``lost``. Any thread."""
+        with suppress(OSError), self._send_lock:
             self._socket.sendall(protocol.encode(message))
 
-    def ask_to_go(self) -> None:
+    def request_drain(self) -> None:
         """Ask to be drained. For signal handlers, which must not wait for a lock: another thread says it."""
-        self._wants_to_go = True
+        self._drain_requested = True
         with suppress(BlockingIOError):
-            os.write(self._wake, b"!")
+            os.write(self._wake_writer, b"!")
 
-    def put(self, news: News) -> None:
-        """Let :meth:`next` return this in its turn. Any thread."""
-        self._news.put(news)
+    def enqueue(self, queued: Queued) -> None:
+        """Have :meth:`next` return this after what came before it. Any thread."""
+        self._queue.put(queued)
 
-    def next(self, timeout_s: float | None = None) -> News:
-        """Block until there is something for the main thread, or the timeout is over."""
+    def next(self, timeout_s: float | None = None) -> Queued:
+        """The next thing for the main thread; blocks until there is one, or the timeout is over."""
         try:
-            return self._news.get(timeout=timeout_s)
+            return self._queue.get(timeout=timeout_s)
         except queue.Empty:
-            return Silence()
+            return TimedOut()
 
     def _read(self) -> None:
         with suppress(OSError, ValueError, ProtocolError), self._socket.makefile("rb") as lines:
             while (line := lines.readline(_LONGEST_LINE_BYTES)).endswith(b"\n"):
-                self._take(protocol.decode(line, protocol.TO_WORKER))
+                self._dispatch(protocol.decode(line, protocol.TO_WORKER))
         self.lost = True
-        self._at_once(Lost())
-        self._news.put(Lost())
+        self._on_urgent(DriverLost())
+        self._queue.put(DriverLost())
 
-    def _take(self, message: protocol.ToWorker) -> None:
+    def _dispatch(self, message: protocol.ToWorker) -> None:
         match message:
             case protocol.Change(generation):
                 self.change = generation
             case protocol.Straggler():
                 progress.stragglers.append(message)
             case protocol.Gone() | protocol.Guide() | protocol.Explain():
-                self._at_once(message)
+                self._on_urgent(message)
             case protocol.World() | protocol.Follow() | protocol.Dismiss():
-                self._news.put(message)
+                self._queue.put(message)
 
-    def _beat_on(self) -> None:
+    def _send_heartbeats(self) -> None:
         waking = select.poll()
-        waking.register(self._woken, select.POLLIN)
+        waking.register(self._wake_reader, select.POLLIN)
         while not self.lost:
-            if self._wants_to_go:
-                self._wants_to_go = False
-                self.say(protocol.Drain())
-            self.say(self._beat())
+            if self._drain_requested:
+                self._drain_requested = False
+                self.send(protocol.Drain())
+            self.send(self._beat())
             if waking.poll(1000 * _BEAT_S):
-                os.read(self._woken, 64)
+                os.read(self._wake_reader, 64)
 
-    def _beat_last(self, pid: int) -> None:
+    def _send_last_heartbeat(self, pid: int) -> None:
         """The last steps, and the last checkpoint, are often complete only when the process is about to end."""
         if not self.lost and os.getpid() == pid:
-            self.say(self._beat())
+            self.send(self._beat())

@@ -9,7 +9,7 @@ from clocks import FakeClock
 
 from edl_hvd.errors import UsageError
 from edl_hvd.key_value_store import StoreAddress
-from edl_hvd.worker.engine.standstill import LongWait, Standstills
+from edl_hvd.worker.engine.stall_inspector import StalledCollective, StallInspector
 from edl_hvd.world import World
 
 MEMBERS = ("a:0", "b:0")
@@ -56,11 +56,11 @@ def clock() -> Together:
     return Together()
 
 
-def member(rank: int, store: Store, clock: FakeClock) -> Standstills:
-    return Standstills(World.of(1, MEMBERS, rank), STORE, 60.0, clock, store.get, store.put)
+def member(rank: int, store: Store, clock: FakeClock) -> StallInspector:
+    return StallInspector(World.of(1, MEMBERS, rank), STORE, 60.0, clock, store.get, store.put)
 
 
-def look(*waits: LongWait, clock: FakeClock, times: int = 1) -> None:
+def look(*waits: StalledCollective, clock: FakeClock, times: int = 1) -> None:
     for _ in range(times):
         for wait in waits:
             wait.look()
@@ -68,8 +68,8 @@ def look(*waits: LongWait, clock: FakeClock, times: int = 1) -> None:
 
 
 def test_every_member_comes_to_the_same_verdict(store, clock):
-    first = LongWait(member(0, store, clock), "A", {"A": 1})
-    second = LongWait(member(1, store, clock), "edl_hvd.flags", {"edl_hvd.flags": 5, "A": 0})
+    first = StalledCollective(member(0, store, clock), "A", {"A": 1})
+    second = StalledCollective(member(1, store, clock), "edl_hvd.flags", {"edl_hvd.flags": 5, "A": 0})
     look(first, second, clock=clock)
     errors: list[UsageError] = []
 
@@ -84,32 +84,32 @@ def test_every_member_comes_to_the_same_verdict(store, clock):
     with pytest.raises(UsageError) as error:
         look(first, clock=clock, times=5)
     assert re.sub(r"for \d+ s", "", str(errors[0])) == re.sub(r"for \d+ s", "", str(error.value))
-    assert "rank 0 (a:0) in 'A' at test_standstill.py:" in str(error.value)
-    assert "; rank 1 (b:0) in the sum of gradients at test_standstill.py:" in str(error.value)
+    assert "rank 0 (a:0) in 'A' at test_stall_inspector.py:" in str(error.value)
+    assert "; rank 1 (b:0) in the sum of gradients at test_stall_inspector.py:" in str(error.value)
 
 
 def test_who_waits_alone_for_a_member_that_computes_comes_to_no_verdict(store, clock, caplog):
-    look(LongWait(member(0, store, clock), "A", {"A": 1}), clock=clock, times=100)
+    look(StalledCollective(member(0, store, clock), "A", {"A": 1}), clock=clock, times=100)
     assert caplog.messages == []
 
 
 def test_a_collective_that_all_have_started_is_told_once_and_goes_on(store, clock, caplog):
-    first = LongWait(member(0, store, clock), "B", {"A": 1, "B": 1})
-    second = LongWait(member(1, store, clock), "A", {"A": 1})
+    first = StalledCollective(member(0, store, clock), "B", {"A": 1, "B": 1})
+    second = StalledCollective(member(1, store, clock), "A", {"A": 1})
     look(first, second, clock=clock, times=100)
     [message] = caplog.messages
     assert message.startswith("all 2 workers have waited 61 s at step ")
 
 
 def test_a_report_that_was_withdrawn_or_replaced_between_two_looks_does_not_count(store, clock):
-    first = LongWait(member(0, store, clock), "A", {"A": 1})
+    first = StalledCollective(member(0, store, clock), "A", {"A": 1})
     others = member(1, store, clock)
-    second = LongWait(others, "B", {"B": 1})
+    second = StalledCollective(others, "B", {"B": 1})
     look(first, second, clock=clock)
     second.end()
     look(first, clock=clock, times=10)
     for _ in range(10):  # each of them stands at one look
-        second = LongWait(others, "B", {"B": 1})
+        second = StalledCollective(others, "B", {"B": 1})
         second.look()
         look(first, clock=clock)
         second.end()
@@ -117,8 +117,8 @@ def test_a_report_that_was_withdrawn_or_replaced_between_two_looks_does_not_coun
 
 
 def test_a_store_that_is_gone_decides_nothing(store, clock):
-    first = LongWait(member(0, store, clock), "A", {"A": 1})
-    second = LongWait(member(1, store, clock), "B", {"B": 1})
+    first = StalledCollective(member(0, store, clock), "A", {"A": 1})
+    second = StalledCollective(member(1, store, clock), "B", {"B": 1})
     look(first, second, clock=clock)
     store.gone = True
     look(first, second, clock=clock, times=10)
@@ -126,8 +126,8 @@ def test_a_store_that_is_gone_decides_nothing(store, clock):
 
 
 def test_a_member_that_never_comes_to_the_verdict_is_not_waited_for_for_ever(store, clock):
-    first = LongWait(member(0, store, clock), "A", {"A": 1})
-    look(first, LongWait(member(1, store, clock), "B", {"B": 1}), clock=clock)
+    first = StalledCollective(member(0, store, clock), "A", {"A": 1})
+    look(first, StalledCollective(member(1, store, clock), "B", {"B": 1}), clock=clock)
     began_s = clock.now_s
     with pytest.raises(UsageError):
         look(first, clock=clock, times=5)
@@ -136,6 +136,6 @@ def test_a_member_that_never_comes_to_the_verdict_is_not_waited_for_for_ever(sto
 
 def test_the_report_of_a_large_model_fits_the_store(store, clock):
     started = {f"edl_hvd.gradient.layers.{number}.attention.projection.weight": 10**6 for number in range(20_000)}
-    LongWait(member(0, store, clock), "A", started).look()
+    StalledCollective(member(0, store, clock), "A", started).look()
     [report] = store.values.values()
     assert len(report) < 1 << 20

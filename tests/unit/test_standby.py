@@ -1,4 +1,4 @@
-"""A member hands its state to a newcomer while it trains on: both ends, over a real connection, in one process."""
+"""A member sends its state to a standby while it trains on: both ends, over a real connection, in one process."""
 
 import queue
 import socket
@@ -13,10 +13,10 @@ from worlds import alone
 
 import edl_hvd
 from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
-from edl_hvd.worker.newcomers import frames, guide
-from edl_hvd.worker.newcomers.follower import Following
-from edl_hvd.worker.newcomers.frames import Frame
-from edl_hvd.worker.newcomers.guide import Guide
+from edl_hvd.worker.standby import donor, frames
+from edl_hvd.worker.standby.donor import StateDonor
+from edl_hvd.worker.standby.frames import Frame
+from edl_hvd.worker.standby.replica import StandbyReplica
 
 SECRET = "only the job knows"
 
@@ -64,41 +64,41 @@ class Worker:
 
 @pytest.fixture
 def pair(request):
-    """A member that has trained a little, and a newcomer with other weights."""
+    """A member that has trained a little, and a standby with other weights."""
     optimizer = getattr(request, "param", "sgd")
     with alone():
         edl_hvd.worker.process.current().joined = SoloRendezvous().join(-1, -1)
-        member, newcomer = Worker(optimizer), Worker(optimizer, seed=1)
+        member, standby = Worker(optimizer), Worker(optimizer, seed=1)
         member.store.save(0)
         member.step()
-        yield member, newcomer
+        yield member, standby
 
 
-class Handover:
-    """Both ends at work."""
+class Transfer:
+    """Both ends of one transfer."""
 
-    def __init__(self, member: Worker, newcomer: Worker, secret: str = SECRET) -> None:
+    def __init__(self, member: Worker, standby: Worker, secret: str = SECRET) -> None:
         self.member = member
-        self.guide = Guide(member.store)
-        self.work: queue.SimpleQueue[Following] = queue.SimpleQueue()
-        port = self.guide.invite("127.0.0.1", SECRET)
-        self.following = Following(newcomer.store, "127.0.0.1", port, secret, self.work.put)
+        self.donor = StateDonor(member.store)
+        self.arrived: queue.SimpleQueue[StandbyReplica] = queue.SimpleQueue()
+        port = self.donor.serve("127.0.0.1", SECRET)
+        self.replica = StandbyReplica(standby.store, "127.0.0.1", port, secret, self.arrived.put)
 
     def train(self) -> None:
         self.member.step()
-        self.guide.commit()
+        self.donor.commit()
 
-    def train_until_level(self) -> None:
-        """The member takes what steps it takes; the newcomer works when it has to, in between."""
-        while not self.following.level:
+    def train_until_caught_up(self) -> None:
+        """The member takes what steps it takes; the standby applies them, in between."""
+        while not self.replica.caught_up:
             self.train()
-            while not self.work.empty():
-                soon(self.work).work()
+            while not self.arrived.empty():
+                soon(self.arrived).apply_next()
             time.sleep(0)  # lets the threads run
 
     def finish(self) -> None:
-        while not self.following.over:
-            soon(self.work).work()
+        while not self.replica.closed:
+            soon(self.arrived).apply_next()
 
 
 def assert_equal(one: Worker, other: Worker) -> None:
@@ -111,33 +111,33 @@ def assert_equal(one: Worker, other: Worker) -> None:
 
 
 @pytest.mark.parametrize("pair", ["sgd", "adamw", "adamax"], indirect=True)
-def test_a_newcomer_holds_the_very_state_of_the_member_that_trained_on_meanwhile(pair):
-    member, newcomer = pair
-    handover = Handover(member, newcomer)
-    handover.train_until_level()
+def test_a_standby_holds_the_very_state_of_the_member_that_trained_on_meanwhile(pair):
+    member, standby = pair
+    transfer = Transfer(member, standby)
+    transfer.train_until_caught_up()
     for _ in range(5):
-        handover.train()
-    handover.guide.end()
-    handover.finish()
-    assert handover.following.complete
-    assert newcomer.store.held == member.store.held > 5
-    assert_equal(member, newcomer)
-    assert newcomer.store.fingerprint() == member.store.fingerprint()
+        transfer.train()
+    transfer.donor.end()
+    transfer.finish()
+    assert transfer.replica.synced
+    assert standby.store.held == member.store.held > 5
+    assert_equal(member, standby)
+    assert standby.store.fingerprint() == member.store.fingerprint()
     # What it holds is also what it would come back to.
     with torch.no_grad():
-        newcomer.model[0].weight.zero_()
-    newcomer.store.restore()
-    assert_equal(member, newcomer)
+        standby.model[0].weight.zero_()
+    standby.store.restore()
+    assert_equal(member, standby)
 
 
 def test_what_is_sent_at_the_end_does_not_grow_with_what_no_step_moves(pair, monkeypatch):
-    member, newcomer = pair
+    member, standby = pair
     sent = []
-    monkeypatch.setattr(guide, "send", lambda connection, frame: (sent.append(frame), frames.send(connection, frame)))
-    handover = Handover(member, newcomer)
-    handover.train_until_level()
-    handover.guide.end()
-    handover.finish()
+    monkeypatch.setattr(donor, "send", lambda connection, frame: (sent.append(frame), frames.send(connection, frame)))
+    transfer = Transfer(member, standby)
+    transfer.train_until_caught_up()
+    transfer.donor.end()
+    transfer.finish()
     [state] = [frame for frame in sent if frame.what == "state"]
     [end] = [frame for frame in sent if frame.what == "end"]
     moved = set(end.plain[1])
@@ -149,43 +149,43 @@ def test_what_is_sent_at_the_end_does_not_grow_with_what_no_step_moves(pair, mon
 
 
 def test_weights_that_the_script_moves_besides_show_in_the_sample(pair):
-    member, newcomer = pair
-    handover = Handover(member, newcomer)
-    handover.train_until_level()
+    member, standby = pair
+    transfer = Transfer(member, standby)
+    transfer.train_until_caught_up()
     member.model[4].weight.data.clamp_(-0.01, 0.01)
-    handover.train()
-    handover.guide.end()
-    handover.finish()
-    assert newcomer.store.is_unverified
-    assert newcomer.store.fingerprint() != member.store.fingerprint()
+    transfer.train()
+    transfer.donor.end()
+    transfer.finish()
+    assert standby.store.is_unverified
+    assert standby.store.fingerprint() != member.store.fingerprint()
 
 
-def test_a_script_that_is_seen_to_move_weights_besides_is_not_followed(pair):
-    member, newcomer = pair
-    handover = Handover(member, newcomer)
-    handover.train_until_level()
-    handover.train()
+def test_a_script_that_is_seen_to_move_weights_besides_is_not_transferred(pair):
+    member, standby = pair
+    transfer = Transfer(member, standby)
+    transfer.train_until_caught_up()
+    transfer.train()
     with torch.no_grad():
         member.model[4].bias[0] += 1
-    handover.guide.commit()
-    handover.finish()
-    assert newcomer.store.held == -1
+    transfer.donor.commit()
+    transfer.finish()
+    assert standby.store.held == -1
 
 
-def test_a_world_that_breaks_leaves_the_newcomer_with_nothing(pair):
-    member, newcomer = pair
-    handover = Handover(member, newcomer)
-    handover.train_until_level()
-    handover.guide.abandon()
-    handover.finish()
-    assert not handover.following.complete
-    assert newcomer.store.held == -1
+def test_a_world_that_breaks_leaves_the_standby_with_nothing(pair):
+    member, standby = pair
+    transfer = Transfer(member, standby)
+    transfer.train_until_caught_up()
+    transfer.donor.abandon()
+    transfer.finish()
+    assert not transfer.replica.synced
+    assert standby.store.held == -1
 
 
-def test_the_last_commit_survives_being_handed_over(pair):
-    member, newcomer = pair
-    handover = Handover(member, newcomer)
-    handover.train_until_level()
+def test_the_last_commit_survives_being_transferred(pair):
+    member, standby = pair
+    transfer = Transfer(member, standby)
+    transfer.train_until_caught_up()
     plain, tensors = member.everything()
     with torch.no_grad():
         member.model[0].weight.zero_()
@@ -194,29 +194,29 @@ def test_the_last_commit_survives_being_handed_over(pair):
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in member.everything()[1].items())
 
 
-def test_an_optimizer_that_computes_its_own_gradients_is_not_followed(pair):
-    member, newcomer = pair
-    handover = Handover(member, newcomer)
-    handover.train_until_level()
+def test_an_optimizer_that_computes_its_own_gradients_is_not_transferred(pair):
+    member, standby = pair
+    transfer = Transfer(member, standby)
+    transfer.train_until_caught_up()
     member.optimizer.step(lambda: torch.tensor(0.0))
-    handover.finish()
-    assert not handover.following.complete
+    transfer.finish()
+    assert not transfer.replica.synced
 
 
-def test_a_newcomer_that_cannot_keep_up_is_let_go(pair, monkeypatch):
-    monkeypatch.setattr(guide, "_LEAST_QUEUE_BYTES", 1)
-    member, newcomer = pair
-    handover = Handover(member, newcomer)
-    while handover.guide._streams:  # nobody works: what was read waits, what was sent fills the sockets
-        handover.train()
-    handover.finish()
-    assert newcomer.store.held == -1
+def test_a_standby_that_cannot_keep_up_is_let_go(pair, monkeypatch):
+    monkeypatch.setattr(donor, "_LEAST_QUEUE_BYTES", 1)
+    member, standby = pair
+    transfer = Transfer(member, standby)
+    while transfer.donor._streams:  # nobody works: what was read waits, what was sent fills the sockets
+        transfer.train()
+    transfer.finish()
+    assert standby.store.held == -1
 
 
 def test_who_does_not_know_the_secret_gets_nothing_and_stops_nobody(pair):
-    member, newcomer = pair
-    handover = Handover(member, newcomer)
-    port = Guide(member.store).invite("127.0.0.1", SECRET)
+    member, standby = pair
+    transfer = Transfer(member, standby)
+    port = StateDonor(member.store).serve("127.0.0.1", SECRET)
     for words in (b"", b"wrong\n", b"x" * 100_000):
         with socket.create_connection(("127.0.0.1", port)) as stranger:
             try:
@@ -225,7 +225,7 @@ def test_who_does_not_know_the_secret_gets_nothing_and_stops_nobody(pair):
                 assert stranger.recv(1) == b""
             except OSError:
                 pass  # hung up while it still talked
-    handover.train_until_level()
+    transfer.train_until_caught_up()
 
 
 @pytest.mark.parametrize(

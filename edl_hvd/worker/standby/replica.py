@@ -1,4 +1,4 @@
-"""Takes over the state of a world that trains on, and keeps up with it until it joins; see ``guide.py``."""
+"""Takes over the state of a world that trains on, and keeps up with it until this worker joins; see ``donor.py``."""
 
 from __future__ import annotations
 
@@ -14,63 +14,64 @@ from edl_hvd.errors import RendezvousError
 from edl_hvd.tensor_threads import TensorThread
 from edl_hvd.worker.codec import decode
 from edl_hvd.worker.commits.state_store import StateStore
-from edl_hvd.worker.newcomers.frames import Frame, receive
+from edl_hvd.worker.standby.frames import Frame, receive
 from edl_hvd.worker.training.optimizer import is_distributed
 
 logger = logging.getLogger(__name__)
 
 _CONNECT_S = 10.0
-_SILENT_S = 600.0  # a step on slow hosts; a guide that dies is noticed by its connection
-_AHEAD = 4  # frames read before they are worked through: one arrives while another is repeated
+_SILENT_S = 600.0  # a step on slow hosts; a donor that dies is noticed by its connection
+_AHEAD = 4  # frames read before they are applied: one arrives while another is repeated
 
 
-class Following:
-    """One newcomer following one guide. A thread reads, the main thread works through what came.
+class StandbyReplica:
+    """The state of a standby, which one donor keeps up to date. A thread receives, the main thread applies.
 
     Args:
-        memory: What this worker keeps.
-        address: Of the guide.
-        port: Of the guide; 0 if it cannot guide.
-        secret: Proves to the guide that this is a worker of the job.
-        deliver: Is given this object whenever :meth:`work` has something to do; called in the reading thread.
+        store: State of the standby.
+        address: Address of the donor.
+        port: Port of the donor; 0 if it cannot send.
+        secret: Line that proves to the donor that this is a worker of the job.
+        deliver: Function that is given this object whenever :meth:`apply_next` has something to do; called in the
+            receiving thread.
 
     Attributes:
-        level: Everything that has come is worked through, up to a commit.
-        complete: The guide has left its world, and this worker holds the state of its last commit.
-        over: Nothing more will come.
+        caught_up: Whether everything that has come is applied, up to a commit.
+        synced: Whether the donor has left its world, and this worker holds the state of its last commit.
+        closed: Whether nothing more will come.
     """
 
     def __init__(
-        self, store: StateStore, address: str, port: int, secret: str, deliver: Callable[[Following], None]
+        self, store: StateStore, address: str, port: int, secret: str, deliver: Callable[[StandbyReplica], None]
     ) -> None:
-        self.level = self.complete = self.over = False
+        self.caught_up = self.synced = self.closed = False
         self._store = store
         self._optimizers = list(store.of_kind(is_distributed))
         self._deliver = deliver
         self._frames: list[Frame | None] = []
         self._room = threading.Semaphore(_AHEAD)
         self._connection: socket.socket | None = None
-        TensorThread(lambda: self._read(address, port, secret), "edl-follower").start()
+        TensorThread(lambda: self._read(address, port, secret), "edl-standby").start()
 
     def abandon(self) -> None:
-        """Stop; what was taken over so far is of no use."""
-        self.over = True
-        if not self.complete:
+        """Stop, and hold no state."""
+        self.closed = True
+        if not self.synced:
             self._store.clear()
         if self._connection is not None:
             with suppress(OSError):
                 self._connection.shutdown(socket.SHUT_RDWR)
         self._room.release()
 
-    def work(self) -> None:
-        """Work through the next frame. Main thread."""
+    def apply_next(self) -> None:
+        """Apply the next frame. Main thread."""
         frame = self._frames.pop(0)
         self._room.release()
-        if self.over:
+        if self.closed:
             return
         if frame is None:
-            self.over = True
-            if not self.complete:
+            self.closed = True
+            if not self.synced:
                 self._store.clear()
         elif frame.what == "state":
             plain, names = frame.plain
@@ -80,18 +81,18 @@ class Following:
         elif frame.what == "commit":
             if not self._frames:
                 self._store.save(frame.plain)  # so that there is less to copy at the end
-                self.level = True
+                self.caught_up = True
         elif frame.what == "end":
             plain, names = frame.plain
             self._store.apply_delta(plain, dict(zip(names, frame.tensors, strict=True)))
-            self.complete = True
+            self.synced = True
 
     @torch.no_grad()
     def _repeat(self, frame: Frame) -> None:
         number, options, places = frame.plain
         optimizer = self._optimizers[number]
         if len(options) != len(optimizer.param_groups):
-            self.abandon()  # it has been given more parameters; the state comes with a wait
+            self.abandon()  # the donor's has been given more parameters; the state comes with a wait
             return
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         for parameter in parameters:
@@ -111,11 +112,11 @@ class Following:
                     connection.settimeout(_SILENT_S)
                     connection.sendall(secret.encode() + b"\n")
                     with connection.makefile("rb") as stream:
-                        while not self.over and (frame := receive(stream)) is not None:
+                        while not self.closed and (frame := receive(stream)) is not None:
                             self._room.acquire()
                             self._pass_on(frame)
         except (OSError, RendezvousError) as error:
-            logger.info("following the world ended: %s", error)
+            logger.info("taking the state over ended: %s", error)
         self._pass_on(None)
 
     def _pass_on(self, frame: Frame | None) -> None:

@@ -1,4 +1,4 @@
-"""When a checkpoint is due, and handing the commit to the layer that writes it."""
+"""The checkpoints of a job, as its workers write and restore them: when one is due, and what has become of it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ import os
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NoReturn
 
-from edl_hvd.checkpoint import CheckpointWriter, Snapshot, ownership
-from edl_hvd.checkpoint.heartbeat import Heartbeat
-from edl_hvd.checkpoint.ownership import Owner
+import torch
+
+from edl_hvd.checkpoint import CheckpointWriter, Snapshot
 from edl_hvd.checkpoint.pace import Pace
 from edl_hvd.checkpoint.schedule import Schedule
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.errors import StorageError
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, EmergencyCheckpoint, EventLog, Restored
 from edl_hvd.settings import Settings
 from edl_hvd.storage import open_storage
 from edl_hvd.worker.codec import decode
+from edl_hvd.worker.commits.agreement import broadcast_json
 from edl_hvd.worker.commits.state_store import StateStore
 from edl_hvd.worker.engine.collectives import Collectives
 from edl_hvd.worker.progress import progress
 from edl_hvd.worker.runtime import METRICS
+from edl_hvd.worker.saving.lease import CheckpointLease
 from edl_hvd.worker.saving.shared_restore import SharedRestore
 from edl_hvd.world import World
 
@@ -32,19 +36,19 @@ _SLOWEST = 0.1
 # Of the time between two checkpoints: what is lost with a job is half of that on average, and hardly more for this.
 
 
-class Checkpoints:
-    """The checkpoints of one job; without a URL in the settings it does nothing.
+class CheckpointManager:
+    """The checkpoints of one job on one worker; without a URL in the settings it does nothing.
 
     Args:
-        settings: Where and how often.
-        events: Where to tell.
-        clock: For intervals in seconds.
-        run: Names this run of the job, see ``ownership.py``; the same on every worker.
+        settings: Settings of the elastic function: where checkpoints are, and how often one is due.
+        events: Log for what was written and restored.
+        clock: Measures intervals.
+        run: Name of this run of the job, the same on every worker.
 
     Attributes:
-        schedule: When the next one is due.
-        written_step: Step of the last one that became visible; -1 for none.
-        owner: Number of the job's ownership of the URL; 0 if it is not known to this worker.
+        schedule: Intervals, and the checkpoint that they begin with.
+        lease: Lease of the URL.
+        written_step: Step of the last checkpoint that became visible; -1 for none.
     """
 
     def __init__(self, settings: Settings, events: EventLog, clock: Clock = SYSTEM_CLOCK, run: str = "alone") -> None:
@@ -63,83 +67,52 @@ class Checkpoints:
         )
         self.schedule = Schedule(settings.checkpoint_every, clock)
         self.written_step = -1
-        self.owner = 0
-        self._run = run
+        self.lease = CheckpointLease(self._storage, run, settings.take_over, clock)
         self._begun_s = clock.monotonic_s()
-        self._heartbeat: Heartbeat | None = None
         self._failure = ""
         self._bytes_per_s = 0.0  # of one rank, as far as rank 0 knows it
         self._writers = 1
 
     @property
-    def wanted(self) -> bool:
+    def is_enabled(self) -> bool:
+        """Whether the job writes checkpoints."""
         return self._storage is not None
 
     @property
     def busy(self) -> bool:
-        """This rank is still writing."""
+        """Whether this rank is still writing."""
         return self._writer is not None and self._writer.busy
 
     @property
     def url(self) -> str:
+        """The URL of the checkpoints; empty for none."""
         return self._storage.url if self._storage is not None else ""
 
     @property
     def stop_reason(self) -> str:
-        """Why the whole job has to end, as far as this rank knows; empty if it has not to."""
-        if self._heartbeat is not None and self._heartbeat.lost is not None:
-            return str(self._heartbeat.lost)
-        return self._failure
+        """The reason why the whole job has to end, as far as this rank knows; empty for none."""
+        return self.lease.lost or self._failure
 
-    def take_url(self) -> int:
-        """Become the owner of the URL, on behalf of the job; its number. Blocks.
-
-        Raises:
-            OwnedError: Another job owns it.
-            StorageError: The storage does not answer.
-        """
-        if self._storage is None:
-            return 0
-        process = Owner.this_process(self._run, self._clock)
-        return ownership.take(self._storage, process, self._clock, self._settings.take_over)
-
-    def own(self, owner: int, speaks: bool) -> None:
-        """The job is this owner of the URL; ``speaks`` if this worker is to give the signs of life."""
-        if self._heartbeat is not None and not (speaks and owner == self.owner):
-            self._heartbeat.stop(ended=False)
-            self._heartbeat = None
-        self.owner = owner
-        if speaks and owner and self._storage is not None and self._heartbeat is None:
-            self._heartbeat = Heartbeat(self._storage, owner, Owner.this_process(self._run, self._clock))
-
-    def release(self) -> None:
-        """The job has ended, and another may have the URL at once."""
-        if self._storage is not None and self.owner:
-            self.own(self.owner, speaks=True)
-            assert self._heartbeat is not None
-            self._heartbeat.stop(ended=True)
-            self._heartbeat = None
+    # --- of this worker ---
 
     def due(self, step: int, samples: int, epoch_position: float) -> bool:
-        """The interval since the last one will have passed at this point of the run. Asked on rank 0."""
+        """Whether the interval since the last checkpoint has passed at this point of the run. Rank 0."""
         return self._writer is not None and self.schedule.is_due(step, samples, epoch_position)
 
-    def begin(
-        self, copied: Callable[[], tuple[Snapshot, Callable[[], None] | None]], world: World, attempt: str
-    ) -> None:
+    def begin(self, copied: tuple[Snapshot, Callable[[], None] | None], world: World, attempt: str) -> None:
         """Start writing this rank's share of a checkpoint in the background. Every rank; does not block.
 
         Args:
-            copied: Gives what to write, and what has to be called before it is read, if anything.
-            world: Which one.
-            attempt: See ``CheckpointWriter.begin``.
+            copied: Snapshot to write, and a function that is called before its tensors are read, if any.
+            world: World whose ranks write it.
+            attempt: Name of the attempt, see ``CheckpointWriter.begin``.
         """
         rank, size = world.rank, world.size
         if self._writer is not None:
-            snapshot, copy = copied()
+            snapshot, copy = copied
             metrics = decode(snapshot.plain["attributes"].get(METRICS, {}), {})
             pace = self._pace(world.local_size)
-            self._writer.begin(replace(snapshot, metrics=metrics), rank, size, attempt, self.owner, copy, pace)
+            self._writer.begin(replace(snapshot, metrics=metrics), rank, size, attempt, self.lease.number, copy, pace)
             self._writers = size
             if self._settings.checkpoint_every.is_auto:
                 logger.info("checkpoints every %.0f s for now", self.schedule.interval_s)
@@ -151,23 +124,23 @@ class Checkpoints:
         processors = share * len(os.sched_getaffinity(0)) / workers if share < 1 else None
         return Pace(processors, _SLOWEST * since_s, self._clock)
 
-    def save_last(self, store: StateStore, left_s: float | None) -> None:
-        """Write the last commit from this worker alone, if there is a place for it and time enough. Blocks.
+    def write_emergency(self, store: StateStore, remaining_s: float | None) -> None:
+        """Write the last commit from this worker alone, if there is a URL and time for it. Blocks.
 
         Args:
-            memory: Holds the commit.
-            left_s: Seconds until the process will be killed, if known.
+            store: State with the commit.
+            remaining_s: Seconds until the process will be killed; ``None`` if not known.
         """
         if self._storage is None:
             return
         start_s = self._clock.monotonic_s()
         needed_s = store.size_bytes / self._bytes_per_s if self._bytes_per_s else 0.0
         reason = ""
-        if left_s is not None and needed_s > left_s:
-            reason = f"it would take {needed_s:.1f} s at the speed of the last one, and {left_s:.1f} s are left"
+        if remaining_s is not None and needed_s > remaining_s:
+            reason = f"it would take {needed_s:.1f} s at the speed of the last one, and {remaining_s:.1f} s are left"
         else:
             attempt = f"last-{store.step}-{secrets.randbits(64):016x}"
-            self.begin(lambda: (store.checkpoint(), None), World(0, 0, 1, members=("",)), attempt)
+            self.begin((store.checkpoint(), None), World(0, 0, 1, members=("",)), attempt)
             self.hurry()
             while self.busy:
                 self._clock.sleep(_POLL_S)
@@ -177,12 +150,16 @@ class Checkpoints:
         self._events.emit(EmergencyCheckpoint(self._storage.url, store.step, not reason, seconds, reason))
 
     def hurry(self) -> None:
-        """Somebody waits for what is being written."""
+        """Write without regard to the training from now on: this worker waits for it."""
         if self._writer is not None:
             self._writer.hurry()
 
     def report(self) -> str:
-        """Tell what the writer has finished since the last call; why the last one failed, if it did."""
+        """Write the events of what the writer has finished since the last call.
+
+        Returns:
+            The reason why the last checkpoint failed; empty if it did not.
+        """
         reason = ""
         for event in self._writer.poll() if self._writer is not None else ():
             if isinstance(event, CheckpointWritten):
@@ -191,8 +168,7 @@ class Checkpoints:
             if isinstance(event, CheckpointFailed):
                 logger.warning("checkpoint of step %d failed: %s", event.step, event.reason)
                 reason = event.reason
-                if self._heartbeat is not None:
-                    self._heartbeat.hurry()  # perhaps another job has taken over
+                self.lease.check_soon()  # perhaps another job has taken over
                 if self._settings.on_checkpoint_failure == "stop":
                     self._failure = (
                         f"the checkpoint of step {event.step} failed, and on_checkpoint_failure is 'stop': {reason}"
@@ -201,11 +177,13 @@ class Checkpoints:
         return reason
 
     def abandon(self, store: StateStore) -> None:
-        """Give up what is being written: the world it was shared out over is gone."""
+        """Abandon the checkpoint that is being written: the world whose ranks share it is gone."""
         if self._writer is not None:
             self._writer.abandon()
             store.drop_copy()
             self.report()
+
+    # --- of all ranks together ---
 
     def newest(self, collectives: Collectives, world: World) -> Snapshot | None:
         """The newest valid checkpoint, read by all ranks together. Collective; blocks."""
@@ -222,3 +200,31 @@ class Checkpoints:
             )
             logger.info("restored step %d from %s", snapshot.step, self._storage.url)
         return snapshot
+
+    def wait_for_writers(self, collectives: Collectives, world: World) -> None:
+        """Wait until no rank is writing. Every rank; collective; blocks.
+
+        Raises:
+            StorageError: The job is to end; on every rank.
+        """
+        self.hurry()
+        while collectives.allreduce(torch.tensor([int(self.busy)]), "max").item():
+            self._clock.sleep(_POLL_S)
+        self.report()
+        if collectives.allreduce(torch.tensor([bool(self.stop_reason)], dtype=torch.int64), "max").item():
+            self.stop_job(collectives, world)
+
+    def has_written(self, step: int, collectives: Collectives, world: World) -> bool:
+        """Whether the checkpoint of a step is in storage, which rank 0 knows. Every rank; collective; blocks."""
+        is_behind = world.rank == 0 and self.written_step < step
+        return not collectives.allreduce(torch.tensor([int(is_behind)]), "max").item()
+
+    def stop_job(self, collectives: Collectives, world: World) -> NoReturn:
+        """End the job with the reason that one rank has. Every rank; collective; blocks.
+
+        Raises:
+            StorageError: Always; on every rank.
+        """
+        reasons = collectives.gather_integers([bool(self.stop_reason)])
+        root = next((rank for rank, [has_one] in enumerate(reasons) if has_one), 0)
+        raise StorageError(broadcast_json(collectives, self.stop_reason, root, world.rank))

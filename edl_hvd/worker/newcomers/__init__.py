@@ -1,1 +1,0 @@
-"""Handing the state to a newcomer while the training goes on."""

@@ -1,0 +1,102 @@
+"""Whose the checkpoint URL is: the job holds it by a lease, which one worker renews for all."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from edl_hvd.checkpoint import ownership
+from edl_hvd.checkpoint.heartbeat import Heartbeat
+from edl_hvd.checkpoint.ownership import Owner
+from edl_hvd.clock import Clock
+from edl_hvd.errors import OwnedError, StorageError
+from edl_hvd.storage import Storage
+from edl_hvd.worker.commits.agreement import broadcast_json
+from edl_hvd.worker.engine.collectives import Collectives
+from edl_hvd.world import World
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointLease:
+    """The job's lease of its checkpoint URL, as this worker knows it; see ``ownership.py``.
+
+    Args:
+        storage: Storage at the URL; ``None`` where the job writes no checkpoints, and needs no lease.
+        run: Name of this run of the job, the same on every worker.
+        take_over: Whether to take the URL over from a job that still holds it.
+        clock: Clock of this worker.
+
+    Attributes:
+        number: Number of the lease; 0 while this worker knows of none.
+    """
+
+    def __init__(self, storage: Storage | None, run: str, take_over: bool, clock: Clock) -> None:
+        self._storage = storage
+        self._run = run
+        self._take_over = take_over
+        self._clock = clock
+        self._heartbeat: Heartbeat | None = None
+        self.number = 0
+
+    @property
+    def lost(self) -> str:
+        """The reason why the job holds the lease no more, as far as this worker knows; empty while it holds it."""
+        return str(self._heartbeat.lost) if self._heartbeat is not None and self._heartbeat.lost is not None else ""
+
+    def acquire(self, collectives: Collectives, world: World, known: Sequence[int]) -> None:
+        """Acquire the lease for the job, unless a member knows that it has it. Every rank; collective; blocks.
+
+        Rank 0 renews it from then on.
+
+        Args:
+            collectives: Collectives of the world.
+            world: World of this worker.
+            known: Number of the lease that each rank knows, in rank order; 0 for none.
+
+        Raises:
+            OwnedError: Another job holds the lease; on every rank.
+            StorageError: The storage does not answer; on every rank.
+        """
+        number = max(known)
+        if self._storage is not None and not number:
+            found = {"owner": 0, "owned": False, "error": ""}
+            if world.rank == 0:
+                try:
+                    process = Owner.this_process(self._run, self._clock)
+                    found["owner"] = ownership.take(self._storage, process, self._clock, self._take_over)
+                except Exception as error:  # told to every rank, which then all end with it
+                    logger.error("%s", error)
+                    found.update(owned=isinstance(error, OwnedError), error=str(error))
+            found = broadcast_json(collectives, found, 0, world.rank)
+            if found["error"]:
+                raise (OwnedError if found["owned"] else StorageError)(found["error"])
+            number = int(found["owner"])
+        self.set(number, renews=world.rank == 0)
+
+    def set(self, number: int, renews: bool) -> None:
+        """Note which lease the job holds. Any rank; does not block.
+
+        Args:
+            number: Number of the lease; 0 for none.
+            renews: Whether this worker renews it.
+        """
+        if self._heartbeat is not None and not (renews and number == self.number):
+            self._heartbeat.stop(ended=False)
+            self._heartbeat = None
+        self.number = number
+        if renews and number and self._storage is not None and self._heartbeat is None:
+            self._heartbeat = Heartbeat(self._storage, number, Owner.this_process(self._run, self._clock))
+
+    def release(self) -> None:
+        """Give the lease back, because the job has ended: another may have the URL at once. Blocks for one write."""
+        if self._storage is not None and self.number:
+            self.set(self.number, renews=True)
+            assert self._heartbeat is not None
+            self._heartbeat.stop(ended=True)
+            self._heartbeat = None
+
+    def check_soon(self) -> None:
+        """Look now, not at the next renewal, whether the job still holds the lease. Does not block."""
+        if self._heartbeat is not None:
+            self._heartbeat.hurry()

@@ -1,0 +1,141 @@
+"""What the members of a new world agree on: one state, the freshest that any of them holds, and the checkpoint URL."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from edl_hvd.errors import ProgressLostError
+from edl_hvd.worker.commits.agreement import broadcast_json, broadcast_state, drop_diverged
+from edl_hvd.worker.commits.state_store import StateStore, is_dirty
+from edl_hvd.worker.joining.rendezvous import RendezvousInfo
+from edl_hvd.worker.saving.manager import CheckpointManager
+from edl_hvd.worker.training.arithmetic import arithmetic, refuse_other_arithmetic
+
+
+class JoinReport(NamedTuple):
+    """What each member of a new world tells the others: a row of integers.
+
+    Attributes:
+        freshness: Freshness of the state that it holds; see ``StateStore.freshness``.
+        generation: Generation of the last world that it was in; 0 for none.
+        known_step: The furthest step that it has heard of.
+        nonce: Random; that of rank 0 is part of the names of this world's checkpoints.
+        is_unverified: Whether it has taken its state over as a standby, and has not compared it with the others yet.
+        lease: Number of the lease of the checkpoint URL, as far as it knows; 0 for none.
+    """
+
+    freshness: int
+    generation: int
+    known_step: int
+    nonce: int
+    is_unverified: int
+    lease: int
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What the members of a new world have agreed on, beside the state.
+
+    Attributes:
+        nonce: Random number, part of the names of this world's checkpoints.
+        generations: Generation of each member's last world, in rank order; 0 for none.
+        is_restored: Whether the state is that of a checkpoint.
+    """
+
+    nonce: int
+    generations: tuple[int, ...]
+    is_restored: bool
+
+
+class StateAgreement:
+    """The part of one worker in the agreements of its worlds.
+
+    Args:
+        store: State of this worker.
+        checkpoints: Checkpoints of the job.
+        may_restart: Whether training may begin again at step 0 when the job has lost its progress.
+
+    Attributes:
+        known_step: The furthest step that any member of its worlds had heard of; -1 before the first world.
+    """
+
+    def __init__(self, store: StateStore, checkpoints: CheckpointManager, may_restart: bool) -> None:
+        self._store = store
+        self._checkpoints = checkpoints
+        self._may_restart = may_restart
+        self.known_step = -1
+
+    def reach(self, joined: RendezvousInfo, known_step: int, generation: int) -> Agreement:
+        """Bring this worker to the state that all members go on from. Every rank of a new world; collective; blocks.
+
+        Args:
+            joined: New world and its collectives.
+            known_step: Furthest step that this worker has heard of; -1 for none.
+            generation: Generation of the last world of this worker; 0 for none.
+
+        Raises:
+            OwnedError: Another job holds the lease of the checkpoint URL; on every rank.
+            ProgressLostError: No member holds the state, and no checkpoint does.
+            StorageError: The checkpoints cannot be read; on every rank.
+            UsageError: With ``exact=True``, this worker computes with other hardware or settings than rank 0.
+        """
+        store, checkpoints, collectives, world = self._store, self._checkpoints, joined.collectives, joined.world
+        self.known_step = max(known_step, joined.known_step)
+        own = JoinReport(
+            freshness=store.freshness,
+            generation=generation,
+            known_step=self.known_step,
+            nonce=secrets.randbits(62),
+            is_unverified=store.is_unverified,
+            lease=checkpoints.lease.number,
+        )
+        reports = [JoinReport(*row) for row in collectives.gather_integers(own)]
+        self.known_step = max(report.known_step for report in reports)
+        checkpoints.lease.acquire(collectives, world, [report.lease for report in reports])
+        held, unverified = [report.freshness for report in reports], [bool(report.is_unverified) for report in reports]
+        if store.exact:
+            refuse_other_arithmetic(broadcast_json(collectives, arithmetic(), 0, world.rank))
+        is_restored = self._synchronise(joined, drop_diverged(collectives, store.fingerprint, held, unverified))
+        return Agreement(reports[0].nonce, tuple(report.generation for report in reports), is_restored)
+
+    def _synchronise(self, joined: RendezvousInfo, held: list[int]) -> bool:
+        """Give the best of the states that the members hold to all; whether it is that of a checkpoint.
+
+        Args:
+            joined: New world and its collectives.
+            held: ``StateStore.freshness`` of each member, in rank order.
+        """
+        world, freshest = joined.world, max(held)
+        root = held.index(freshest)
+        dirty = is_dirty(freshest)  # by each script in its own way, perhaps
+        if freshest < 0:
+            if self._restore(joined):
+                return True
+            root = 0
+        elif all(number == freshest for number in held) and not dirty:
+            return False
+        plain, tensors = self._store.export() if world.rank == root else (None, {})
+        plain, tensors = broadcast_state(joined.collectives, plain, tensors, root, world.rank)
+        if held[world.rank] != freshest or ((freshest < 0 or dirty) and world.rank != root):
+            self._store.load(plain, tensors)
+        return False
+
+    def _restore(self, joined: RendezvousInfo) -> bool:
+        """Load the newest checkpoint on all ranks, where no member holds state; false if there is none.
+
+        Rank 0 then holds what its script built.
+        """
+        snapshot = self._checkpoints.newest(joined.collectives, joined.world)
+        if snapshot is not None:
+            self._store.load(snapshot.plain, dict(snapshot.tensors))
+            return True
+        if self.known_step > 0 and not self._may_restart:
+            raise ProgressLostError(
+                f"the job had reached step {self.known_step}, but every worker that held its state is gone and there "
+                "is no checkpoint; set checkpoint=… for next time, or EDL_HVD_RESTART_LOST_PROGRESS=1 to start anew"
+            )
+        if joined.world.rank == 0:
+            self._store.save(0)
+        return False
