@@ -41,7 +41,8 @@ from edl_hvd.worker.state import State
 from edl_hvd.worker.training import tuning
 from edl_hvd.worker.training.arithmetic import arithmetic, refuse_other_arithmetic
 from edl_hvd.worker.training.pooling import pool
-from edl_hvd.worker.training.reduction import Vote
+from edl_hvd.worker.training.process_group import PresentGroup, WorldGroup
+from edl_hvd.worker.training.round_message import Vote
 from edl_hvd.world import World
 
 logger = logging.getLogger(__name__)
@@ -97,6 +98,7 @@ class Session:
         self._guide.abandon()
         self._checkpoints.own(0, speaks=False)
         self._runtime.attach(None)
+        self._runtime.bind(PresentGroup())
         self._events.close()
 
     @property
@@ -185,6 +187,7 @@ class Session:
         self._runtime.begin_life()
         if self._process.joined is not None:
             self._process.joined = None
+            self._runtime.bind(PresentGroup())
             # After an error of the script Horovod itself is well: a regular shutdown tells the others at once.
             self._process.rendezvous.leave(broken=cause == "failure")
 
@@ -196,6 +199,7 @@ class Session:
             self._process.joined = self._process.rendezvous.join(self._known_step, self._store.held_step, handover)
         joined = self._process.joined
         world = joined.world
+        self._runtime.bind(WorldGroup(world.rank, world.size, joined.collectives))
         self._known_step = max(self._known_step, joined.known_step)
         own = JoinReport(
             freshness=self._store.freshness,

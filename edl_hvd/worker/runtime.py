@@ -16,15 +16,15 @@ from edl_hvd.data.sampler import ElasticBatchSampler
 from edl_hvd.errors import EdlHvdWarning, UsageError
 from edl_hvd.events import Event
 from edl_hvd.metrics.metric import Metric
-from edl_hvd.worker import process
 from edl_hvd.worker.commits.agreement import broadcast_state
 from edl_hvd.worker.commits.state_store import StateStore
 from edl_hvd.worker.position import position
 from edl_hvd.worker.training.alike import check_alike, differing
+from edl_hvd.worker.training.micro_batch import out_of_memory_error
 from edl_hvd.worker.training.optimizer import is_distributed
-from edl_hvd.worker.training.out_of_memory import explained
 from edl_hvd.worker.training.pooling import Counting
-from edl_hvd.worker.training.reduction import Vote
+from edl_hvd.worker.training.process_group import PresentGroup, ProcessGroup
+from edl_hvd.worker.training.round_message import Vote
 from edl_hvd.worker.training.scheduler import SCALE_INVARIANT, GatedScheduler, PacedScheduler
 from edl_hvd.worker.training.tuning import StepTimer
 
@@ -76,6 +76,7 @@ class Runtime:
         step_timer: How long steps take.
         counting: The metrics, and the loop that they count in.
         session: The run of the elastic function; ``None`` outside.
+        group: Workers of the present world.
         callbacks: Called in each new world but the first.
         checkpoint: Where the job's checkpoints are, if anywhere.
         began_at: The step that a checkpoint had brought this job to when it began; 0 where it began anew.
@@ -94,6 +95,7 @@ class Runtime:
         self.step_timer = StepTimer()
         self.counting = Counting(self.store.of_kind(Metric), self.store.of_kind(EvaluationSampler))
         self.session: Session | None = None
+        self.group: ProcessGroup = PresentGroup()
         self.callbacks: list[Callable[[], None]] = []
         self.checkpoint: str | None = None
         self.began_at = 0
@@ -135,6 +137,12 @@ class Runtime:
         if self._step_hook is not None:
             self._step_hook.remove()
         self._step_hook = None if session is None else register_optimizer_step_pre_hook(self._check_optimizer)
+
+    def bind(self, group: ProcessGroup) -> None:
+        """Compute together with these workers from now on: a world was entered, or left."""
+        self.group = group
+        if self.store.reduction is not None:
+            self.store.reduction.bind(group)
 
     def _check_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """An optimizer of any kind is about to step.
@@ -355,9 +363,9 @@ class Runtime:
         Raises:
             UsageError: They have; on all ranks.
         """
-        world, reduction = process.current().world, self.store.reduction
-        if self.session is not None and world is not None and world.size > 1 and reduction is not None:
-            collectives = process.current().collectives
+        reduction = self.store.reduction
+        if self.session is not None and self.group.size > 1 and reduction is not None:
+            collectives = self.group.collectives
             averages = {
                 parameter: f"{name}.{key}"
                 for name, handler in self.store.handlers.items()
@@ -381,16 +389,15 @@ class Runtime:
         Args:
             ran: The script has gone through the step here.
         """
-        world = process.current().world
-        if world is None or world.size == 1:
+        if self.group.size == 1:
             return
-        collectives = process.current().collectives
+        collectives, rank = self.group.collectives, self.group.rank
         have_run = [bool(row[0]) for row in collectives.gather_integers([int(ran)])]
         if all(have_run) or not any(have_run):
             return
         root = have_run.index(True)
-        plain, tensors = self.store.between() if world.rank == root else (None, {})
-        plain, tensors = broadcast_state(collectives, plain, tensors, root, world.rank)
+        plain, tensors = self.store.between() if rank == root else (None, {})
+        plain, tensors = broadcast_state(collectives, plain, tensors, root, rank)
         if not ran:
             self.store.take_over(plain, tensors)
 
@@ -422,4 +429,4 @@ class Runtime:
         """What to tell the user, where it happened to a micro-batch of :meth:`edl_hvd.State.batches`."""
         part = self.store.reduction.micro_batch if self.store.reduction is not None else None
         samplers = list(self.store.of_kind(ElasticBatchSampler))
-        return explained(samplers[0].policy, part, error) if samplers and part is not None else None
+        return out_of_memory_error(samplers[0].policy, part, error) if samplers and part is not None else None

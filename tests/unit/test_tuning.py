@@ -20,8 +20,8 @@ from edl_hvd.rescale.policy import WorkerBatch
 from edl_hvd.rescale.throughput import ThroughputModel
 from edl_hvd.worker.engine.collectives import SoloCollectives
 from edl_hvd.worker.training import tuning
+from edl_hvd.worker.training.process_group import WorldGroup
 from edl_hvd.worker.training.tuning import EVERY_STEPS, StepTimer, choose, is_due, place
-from edl_hvd.world import World
 
 MODEL = ThroughputModel(micro_batch_s=0.05, sample_s=0.001, sync_s=0.1)
 NOISE = Noise(variance=400.0, square=1.0, weight=1.0)
@@ -54,8 +54,7 @@ class Job:
             self.step,
             self.timer,
             self.events.append,
-            SoloCollectives(),
-            World(1, 0, 1, members=("a",)),
+            WorldGroup(0, 1, SoloCollectives()),
         )
         self.sampler.policy = chosen or policy
         return self.sampler.policy.worker_batch
@@ -135,7 +134,9 @@ def test_all_ranks_take_the_choice_of_rank_0_and_the_mean_of_the_times(monkeypat
             clock.sleep(steps_s[world.rank])
             timer.step()
         policy = WorkerBatch("auto", min=16, max=4096).with_batch(16, 2)
-        chosen = choose(policy, learning, 50, timer, events.append, collectives, world)
+        chosen = choose(
+            policy, learning, 50, timer, events.append, WorldGroup(world.rank, world.size, collectives)
+        )
         return chosen.worker_batch, learning, len(events)
 
     monkeypatch.setattr(tuning, "_best", lambda *arguments: 48)

@@ -14,7 +14,7 @@ from edl_hvd.data.evaluation import EvaluationSampler
 from edl_hvd.data.randomness import seed_everything
 from edl_hvd.errors import UsageError
 from edl_hvd.worker.progress import progress
-from edl_hvd.worker.training.batching import next_item
+from edl_hvd.worker.training.loader_checks import next_item
 
 if TYPE_CHECKING:
     from edl_hvd.worker.runtime import Runtime

@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 from edl_hvd.errors import UsageError
 from edl_hvd.worker.position import position
 from edl_hvd.worker.training import momentum
-from edl_hvd.worker.training.exact import ExactReduction
+from edl_hvd.worker.training.process_group import PresentGroup
 from edl_hvd.worker.training.reduction import Reduction
 
 _Optimizer = TypeVar("_Optimizer", bound=torch.optim.Optimizer)
@@ -88,7 +88,7 @@ class _Distributed:
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, as in ``torch.optim``; their gradients are summed, too. Every rank; not collective."""
         super().add_param_group(param_group)  # type: ignore[misc]
-        self.reduction.adopt_unnamed(self.param_groups[-1]["params"])
+        self.reduction.parameters.adopt_unnamed(self.param_groups[-1]["params"])
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one optimizer step. In the body of ``state.batches`` it acts at the end of a global batch only.
@@ -138,7 +138,7 @@ class _Distributed:
         reduction.has_stepped = True
         position.steps_in_body += 1
         stepping.own += not (position.in_batches or position.in_step)
-        reduction.attach()
+        reduction.parameters.attach()
         for callback in stepping.after:
             callback()
         return result
@@ -246,7 +246,7 @@ def DistributedOptimizer(
         )
     kind = type(optimizer)
     optimizer.__class__ = type(kind.__name__, (_Distributed, kind), {})
-    optimizer.reduction = ExactReduction(named) if exact else Reduction(named)  # type: ignore[attr-defined]
+    optimizer.reduction = Reduction(named, PresentGroup(), exact)  # type: ignore[attr-defined]
     optimizer.stepping = Stepping(exact=exact)  # type: ignore[attr-defined]
     optimizer.velocity = velocity  # type: ignore[attr-defined]
     if measure_noise:
@@ -286,11 +286,11 @@ def join(
         for parameter, name in optimizer.reduction.names.items():
             if parameter in own:
                 named.setdefault(parameter, catalogue.get(parameter) or f"{attribute}.{name}")
-        optimizer.reduction.detach()
+        optimizer.reduction.parameters.detach()
     exact = all(optimizer.stepping.exact for optimizer in optimizers)
     listed = [(name, parameter) for parameter, name in named.items()]
-    reduction = ExactReduction(listed) if exact else Reduction(listed)
-    reduction.catalogue = catalogue
+    reduction = Reduction(listed, PresentGroup(), exact)
+    reduction.parameters.catalogue = catalogue
     reduction.is_joined = True
     reduction.noise = noise
     for optimizer in optimizers:

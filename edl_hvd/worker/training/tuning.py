@@ -20,8 +20,7 @@ from edl_hvd.rescale.goodput import Division, best, efficiency, expected
 from edl_hvd.rescale.learning import Learning
 from edl_hvd.rescale.policy import WorkerBatch
 from edl_hvd.rescale.throughput import Timing, fit, with_timing
-from edl_hvd.worker.engine.collectives import Collectives
-from edl_hvd.world import World
+from edl_hvd.worker.training.process_group import ProcessGroup
 
 EVERY_STEPS = 50  # the median of this many step times is good to some percent; two small collectives are lost in them
 _LEAST_GAIN = 1.05  # of goodput: less is within the error of the model, and each change starts the loader anew
@@ -89,8 +88,7 @@ def choose(
     step: int,
     timer: StepTimer,
     announce: Callable[[Event], None],
-    collectives: Collectives,
-    world: World,
+    group: ProcessGroup,
 ) -> WorkerBatch | None:
     """The policy with another batch, or ``None`` if the present one stays. Collective; blocks.
 
@@ -100,10 +98,9 @@ def choose(
         step: The present one.
         timer: This rank's.
         announce: Writes an event; called on rank 0.
-        collectives: Of the world.
-        world: The present one.
+        group: Workers of the present world.
     """
-    size = world.size
+    size, collectives = group.size, group.collectives
     steps_ns = [row[0] for row in collectives.gather_integers([timer.take_ns()])]
     learning.chosen_at = step
     if 0 in steps_ns:  # epochs of one step
@@ -113,7 +110,7 @@ def choose(
     timing = Timing(size, present.micro_batch, present.parts, sum(steps_ns) / size / 1e9)
     learning.timings = with_timing(before, timing)
     batch = policy.worker_batch
-    if world.rank == 0:
+    if group.rank == 0:
         batch = _best(policy, learning, size, present)
         announce(_event(policy, learning, step, timing, before, batch))
     batch = collectives.gather_integers([batch])[0][0]
