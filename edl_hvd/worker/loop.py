@@ -39,7 +39,7 @@ from edl_hvd.worker.saving import together
 from edl_hvd.worker.saving.durable import Checkpoints
 from edl_hvd.worker.state import State
 from edl_hvd.worker.training import tuning
-from edl_hvd.worker.training.arithmetic import arithmetic, refuse_other_arithmetic
+from edl_hvd.worker.training.alike import check_same_numerics, numerics_fingerprint
 from edl_hvd.worker.training.pooling import pool
 from edl_hvd.worker.training.process_group import PresentGroup, WorldGroup
 from edl_hvd.worker.training.round_message import Vote
@@ -215,7 +215,8 @@ class Session:
         together.own(self._checkpoints, joined.collectives, world, [report.owner for report in reports])
         held, followed = [report.freshness for report in reports], [bool(report.is_unverified) for report in reports]
         if self._store.exact:
-            refuse_other_arithmetic(broadcast_json(joined.collectives, arithmetic(), 0, world.rank))
+            own_numerics = numerics_fingerprint(process.device())
+            check_same_numerics(own_numerics, broadcast_json(joined.collectives, own_numerics, 0, world.rank))
         self._synchronise(world, drop_diverged(joined.collectives, self._store.fingerprint, held, followed))
         self._apply_world(world)
         self._downtime.announce(world, [report.generation for report in reports], self._store.step)

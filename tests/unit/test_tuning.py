@@ -134,9 +134,7 @@ def test_all_ranks_take_the_choice_of_rank_0_and_the_mean_of_the_times(monkeypat
             clock.sleep(steps_s[world.rank])
             timer.step()
         policy = WorkerBatch("auto", min=16, max=4096).with_batch(16, 2)
-        chosen = choose(
-            policy, learning, 50, timer, events.append, WorldGroup(world.rank, world.size, collectives)
-        )
+        chosen = choose(policy, learning, 50, timer, events.append, WorldGroup(world.rank, world.size, collectives))
         return chosen.worker_batch, learning, len(events)
 
     monkeypatch.setattr(tuning, "_best", lambda *arguments: 48)
