@@ -7,7 +7,7 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -25,7 +25,6 @@ from edl_hvd.events import (
     Straggler,
     WorkerLeft,
 )
-from edl_hvd.metrics.metric import Metric
 from edl_hvd.settings import Settings
 from edl_hvd.worker import process
 from edl_hvd.worker.commits.agreement import average_, broadcast_json, broadcast_state, drop_diverged
@@ -40,8 +39,7 @@ from edl_hvd.worker.saving.durable import Checkpoints
 from edl_hvd.worker.state import State
 from edl_hvd.worker.training import tuning
 from edl_hvd.worker.training.alike import check_same_numerics, numerics_fingerprint
-from edl_hvd.worker.training.pooling import pool
-from edl_hvd.worker.training.process_group import PresentGroup, WorldGroup
+from edl_hvd.worker.training.process_group import WorldGroup
 from edl_hvd.worker.training.round_message import Vote
 from edl_hvd.world import World
 
@@ -98,7 +96,7 @@ class Session:
         self._guide.abandon()
         self._checkpoints.own(0, speaks=False)
         self._runtime.attach(None)
-        self._runtime.bind(PresentGroup())
+        self._runtime.bind(None)
         self._events.close()
 
     @property
@@ -187,7 +185,7 @@ class Session:
         self._runtime.begin_life()
         if self._process.joined is not None:
             self._process.joined = None
-            self._runtime.bind(PresentGroup())
+            self._runtime.bind(None)
             # After an error of the script Horovod itself is well: a regular shutdown tells the others at once.
             self._process.rendezvous.leave(broken=cause == "failure")
 
@@ -348,12 +346,6 @@ class Session:
         schedule.note_stall(self._clock.monotonic_s() - start_s)
         self._writers_busy = True
 
-    def pool(self, metrics: Sequence[Metric], pass_: str | None, word: int) -> int:
-        world = self._process.world
-        if world is None or world.size == 1:
-            return word  # metrics see to themselves
-        return pool(metrics, self._process.collectives, world.rank, world.size, pass_, word)
-
     def level(self, tensors: list[torch.Tensor], weight: int) -> bool:
         world = self._process.world
         if world is None or world.size == 1 or not tensors:
@@ -381,7 +373,7 @@ class Session:
         progress.enter("end")
         world = self._process.world
         assert world is not None
-        self._runtime.counting.pool()
+        self._runtime.counting.sync()
         if self._checkpoints.wanted:
             begin = functools.partial(self._begin_checkpoint, world, is_last=True)
             together.write_last(self._checkpoints, self._store, begin, self._process.collectives, world, self._clock)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -20,10 +20,10 @@ from edl_hvd.worker.commits.agreement import broadcast_state
 from edl_hvd.worker.commits.state_store import StateStore
 from edl_hvd.worker.position import position
 from edl_hvd.worker.training.alike import check_alike, differing
+from edl_hvd.worker.training.metric_sync import MetricSync
 from edl_hvd.worker.training.micro_batch import out_of_memory_error
 from edl_hvd.worker.training.optimizer import is_distributed
-from edl_hvd.worker.training.pooling import Counting
-from edl_hvd.worker.training.process_group import PresentGroup, ProcessGroup
+from edl_hvd.worker.training.process_group import PresentGroup, ProcessGroup, WorldGroup
 from edl_hvd.worker.training.round_message import Vote
 from edl_hvd.worker.training.scheduler import SCALE_INVARIANT, GatedScheduler, PacedScheduler
 from edl_hvd.worker.training.tuning import StepTimer
@@ -50,9 +50,6 @@ class Session(Protocol):
     def agree(self, answer: Vote | None = None) -> None:
         """Act on the ranks' votes at a commit. Collective; blocks, unless their sum is there already."""
 
-    def pool(self, metrics: Sequence[Metric], pass_: str | None, word: int) -> int:
-        """Bring together what the ranks' metrics have counted, see ``training/pooling.py``. Collective; blocks."""
-
     def level(self, tensors: list[torch.Tensor], weight: int) -> bool:
         """Make tensors equal on all ranks, in place; whether any may have changed. Collective; blocks.
 
@@ -74,7 +71,7 @@ class Runtime:
         life: Rises whenever the state is put back or a world is joined.
         commit_every: Optimizer steps between commits.
         step_timer: How long steps take.
-        counting: The metrics, and the loop that they count in.
+        counting: Metrics, and the loop that they count in.
         session: The run of the elastic function; ``None`` outside.
         group: Workers of the present world.
         callbacks: Called in each new world but the first.
@@ -93,7 +90,7 @@ class Runtime:
         self.life = 0
         self.commit_every = 1
         self.step_timer = StepTimer()
-        self.counting = Counting(self.store.of_kind(Metric), self.store.of_kind(EvaluationSampler))
+        self.counting = MetricSync(self.store.of_kind(Metric), self.store.of_kind(EvaluationSampler))
         self.session: Session | None = None
         self.group: ProcessGroup = PresentGroup()
         self.callbacks: list[Callable[[], None]] = []
@@ -130,7 +127,8 @@ class Runtime:
     def attach(self, session: Session | None, commit_every: int = 1) -> None:
         """Commits go through ``session`` from now on."""
         self.session, self.commit_every = session, commit_every
-        self.counting.attach(None if session is None else session.pool)
+        if session is None:
+            self.counting.set_world(0, 1)
         for sampler in self.store.of_kind(ElasticBatchSampler):
             sampler.is_watched = session is not None
         position.leave()
@@ -138,11 +136,12 @@ class Runtime:
             self._step_hook.remove()
         self._step_hook = None if session is None else register_optimizer_step_pre_hook(self._check_optimizer)
 
-    def bind(self, group: ProcessGroup) -> None:
-        """Compute together with these workers from now on: a world was entered, or left."""
-        self.group = group
+    def bind(self, group: WorldGroup | None) -> None:
+        """Compute together with these workers from now on: a world was entered; ``None`` where it was left."""
+        self.group = group or PresentGroup()
+        self.counting.bind(group)
         if self.store.reduction is not None:
-            self.store.reduction.bind(group)
+            self.store.reduction.bind(self.group)
 
     def _check_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """An optimizer of any kind is about to step.
@@ -241,7 +240,7 @@ class Runtime:
         position.refuse_left_early()
         position.left_unused = False
         self._count_own_steps()
-        self.counting.pool()
+        self.counting.sync()
         self.commit_whole()
 
     def _count_own_steps(self) -> None:
@@ -258,7 +257,7 @@ class Runtime:
     def commit_step(self, answer: Vote | None) -> None:
         """The commit after a step, whose gradients brought the ranks' votes along."""
         if answer is None or self.counting.may_have_trained or answer.metrics > 0:
-            self.counting.pool()
+            self.counting.sync()
         self.commit_light(answer)
 
     def commit_whole(self) -> None:

@@ -89,7 +89,7 @@ class EpochLoop:
     def begin(self) -> int:
         """The loop begins; the life that it belongs to."""
         runtime = self.runtime
-        runtime.counting.enter_pass(f"batches/{runtime.store.epoch}")
+        runtime.counting.begin_loop(f"batches/{runtime.store.epoch}")
         trained = set(self.reduction.names)
         models = [m for m in runtime.store.of_kind(torch.nn.Module) if not trained.isdisjoint(m.parameters())]
         # Others, such as a teacher, may be in evaluation mode all the time.
@@ -248,7 +248,7 @@ class EpochLoop:
     def leave(self) -> None:
         """The script has left the loop early."""
         progress.enter("script")
-        self.runtime.counting.leave_pass()
+        self.runtime.counting.leave_loop()
         left_early = position.left_early
         position.leave()
         position.left_early = left_early
@@ -271,7 +271,7 @@ class EpochLoop:
         progress.enter("commit")
         runtime.check_alike()
         runtime.sync_buffers()
-        runtime.counting.end_training_pass()
+        runtime.counting.end_training_loop()
         runtime.finished_pass = (runtime.session, runtime.life, runtime.store.epoch)
         runtime.commit_whole()
         progress.enter("script")
