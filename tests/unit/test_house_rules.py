@@ -237,6 +237,10 @@ RETIRED_NAMES = {
     "without_strays": "drop_diverged", "level_buffers": "sync_buffers", "Found": "HostFeed",
     "Keep": "RetentionPolicy or CacheEntry", "Looker": "Inspector",
     "hungry_s": "below_min_since_s", "false_starts": "startup_failures", "Loans": "none",
+    "ExactReduction": "ExactGradientSum", "Counting": "MetricSync", "enter_pass": "begin_loop",
+    "leave_pass": "leave_loop", "end_training_pass": "end_training_loop", "absorb": "merge",
+    "refuse_other_arithmetic": "check_same_numerics", "DealtIndices": "BatchIndices", "Division": "BatchPlan",
+    "division_of": "batch_plan",
     "rebirth": "none", "Foresighted": "Answer", "Remembering": "Source.memory", "Bridging": "Answer.warning",
 }  # fmt: skip
 

@@ -63,7 +63,7 @@ class Job:
 def test_it_doubles_once_to_learn_and_then_goes_where_the_goodput_is():
     job = Job(WorkerBatch("auto", min=16, max=4096, learning_rate="adascale"))
     batches = [job.window() for _ in range(8)]
-    ideal = best(MODEL, 400.0, 16, 1, (16, 4096), None).division.worker_batch
+    ideal = best(MODEL, 400.0, 16, 1, (16, 4096), None).plan.worker_batch
     assert batches[0] == 32
     assert best_share(batches[-1], ideal) > 0.95
     assert all(after <= 2 * max(batches[: i + 1]) for i, after in enumerate(batches[1:]))
@@ -148,7 +148,7 @@ def test_all_ranks_take_the_choice_of_rank_0_and_the_mean_of_the_times(monkeypat
 @pytest.mark.parametrize("commit_every", [1, 3])
 @pytest.mark.parametrize("loader", [{}, {"num_workers": 1, "persistent_workers": True, "prefetch_factor": 4}])
 def test_a_change_in_mid_epoch_leaves_no_sample_out_and_takes_none_twice(monkeypatch, loader, commit_every):
-    """What the loader has prefetched in the old division is dropped."""
+    """What the loader has prefetched in the old plan is dropped."""
     monkeypatch.setattr(tuning, "EVERY_STEPS", 5)
     sizes = iter([8, 12, 4, 16] * 100)
     monkeypatch.setattr(tuning, "_best", lambda *arguments: next(sizes))

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from edl_hvd.errors import UsageError
-from edl_hvd.rescale.deal import share
+from edl_hvd.rescale.partition import partition_range
 from edl_hvd.rescale.summation import Node, Summation, additions, nodes_of
 from edl_hvd.worker.training.gradient_sum import GradientSum
 from edl_hvd.worker.training.micro_batch import MicroBatch
@@ -149,7 +149,7 @@ class ExactGradientSum(GradientSum):
         if size == 1:
             self._started[bucket] = None
             return
-        sizes = [last - first for first, last in (share(bucket.elements, rank, size) for rank in range(size))]
+        sizes = [last - first for first, last in (partition_range(bucket.elements, rank, size) for rank in range(size))]
         rows = bucket.rows
         if len(rows) == 1:
             message = rows[0].flat
@@ -284,5 +284,5 @@ def _sum_of(received: torch.Tensor, terms: int, size: int) -> torch.Tensor:
 @functools.lru_cache
 def _plan(terms: int, size: int) -> tuple[int, list[tuple[int, int]]]:
     """How many nodes the ranks of a world hold together, and how their values become the sum."""
-    nodes = [node for rank in range(size) for node in nodes_of(*share(terms, rank, size), terms)]
+    nodes = [node for rank in range(size) for node in nodes_of(*partition_range(terms, rank, size), terms)]
     return len(nodes), additions(nodes, terms)
