@@ -184,7 +184,7 @@ def cost(folder: Path) -> None:
 
 def show(jobs: dict[str, list[dict[str, Any]]]) -> None:
     """The looks of the jobs with a chosen batch, and a table of all jobs."""
-    from edl_hvd.rescale.goodput import division_of
+    from edl_hvd.rescale.goodput import batch_plan
     from edl_hvd.rescale.throughput import Timing, fit, with_timing
 
     known: tuple[Timing, ...] = ()
@@ -212,8 +212,8 @@ def show(jobs: dict[str, list[dict[str, Any]]]) -> None:
         middle = {key: statistics.median(job[key] for job in found) for key in numbers}
         predicted = ""
         if kind != "auto":
-            division = division_of(int(kind), WORKERS, None)
-            predicted = f"{model.samples_per_s(WORKERS, division.micro_batch, division.parts):.0f}"
+            plan = batch_plan(int(kind), WORKERS, None)
+            predicted = f"{model.samples_per_s(WORKERS, plan.micro_batch, plan.accumulation_steps):.0f}"
         print(
             f"{kind:<8}{middle['samples'] / middle['seconds']:>10.0f}{predicted:>11}"
             f"{middle['base_samples'] / middle['seconds']:>9.0f}{middle['seconds']:>9.1f}{middle['steps']:>7.0f}"

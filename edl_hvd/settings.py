@@ -14,9 +14,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from edl_hvd.best import Best
 from edl_hvd.errors import SettingsError
-from edl_hvd.interval import Interval
+from edl_hvd.values import Best, Interval
 
 NOTICES = ("off", "auto", "ec2", "google", "azure", "kubernetes")
 _TEN_MINUTES = Interval(600, "seconds")

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from edl_hvd.best import Best
 from edl_hvd.checkpoint import layout
 from edl_hvd.checkpoint.catalog import Catalog, read_catalog
 from edl_hvd.checkpoint.files import Tell, missing_or_short, read_listed_key
 from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError, UsageError
-from edl_hvd.interval import Interval
 from edl_hvd.storage import Storage
+from edl_hvd.values import Best, Interval
 
 
 @dataclass(frozen=True)

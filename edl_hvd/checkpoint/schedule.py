@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from edl_hvd.clock import Clock
-from edl_hvd.interval import Interval
+from edl_hvd.values import Interval
 
 _SHORTEST_S, _LONGEST_S = 10.0, 3600.0
 # Below, listings and deletions cost more than the copy that is measured; above, a whole lost hour surprises people.

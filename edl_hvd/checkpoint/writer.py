@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import torch
 
-from edl_hvd.best import Best
 from edl_hvd.checkpoint.assembly import Task
 from edl_hvd.checkpoint.attempt import Attempt
 from edl_hvd.checkpoint.collector import Collector
@@ -18,8 +17,8 @@ from edl_hvd.checkpoint.snapshot import Snapshot, check_snapshot
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import InternalError
 from edl_hvd.events import Event
-from edl_hvd.interval import Interval
 from edl_hvd.storage import Storage
+from edl_hvd.values import Best, Interval
 
 _PATIENCE_S = 60.0
 # Ranks begin within one step of each other and write equal shares; a minute covers a slow start of an upload.

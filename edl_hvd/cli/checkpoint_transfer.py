@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from edl_hvd.best import Best
 from edl_hvd.checkpoint.collector import plan_by_hand
 from edl_hvd.checkpoint.copying import Copied, copy_each, restore_to
 from edl_hvd.checkpoint.export import export
@@ -18,7 +17,7 @@ from edl_hvd.checkpoint.retention import Pruning, RetentionPolicy, carry_out
 from edl_hvd.cli.checkpoint_common import all_option, bar, check_choice, json_option, opened, size, step_option
 from edl_hvd.cli.words import count
 from edl_hvd.clock import SYSTEM_CLOCK
-from edl_hvd.interval import Interval
+from edl_hvd.values import Best, Interval
 
 
 @click.command("restore")

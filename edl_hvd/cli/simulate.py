@@ -17,13 +17,13 @@ from edl_hvd.cli.checkpoint_common import print_table
 from edl_hvd.cli.words import duration
 from edl_hvd.errors import UsageError
 from edl_hvd.events import read_events
-from edl_hvd.interval import Interval
 from edl_hvd.simulator.comparison import Comparison, Plan, compare
 from edl_hvd.simulator.costs import Costs, flag_of
 from edl_hvd.simulator.course import Result
 from edl_hvd.simulator.measured import Measured, measure, with_measured
 from edl_hvd.simulator.picture import NAMES, draw
 from edl_hvd.traces.text import read_trace
+from edl_hvd.values import Interval
 
 
 class Seconds(click.ParamType):

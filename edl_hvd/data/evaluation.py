@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import Sampler
 
 from edl_hvd.errors import StateError, UsageError
-from edl_hvd.rescale.deal import Slice, deal
+from edl_hvd.rescale.partition import Slice, partition
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class EvaluationSampler(Sampler[list[int]]):
         rank, size, offset = self.rank, self._size, self.offset
         while offset < self.length:
             samples = min(size * self.batch_size, self.length - offset)
-            share = deal(samples, rank, size, self.batch_size)
+            share = partition(samples, rank, size, self.batch_size)
             yield Round(offset + samples, tuple((offset + first, offset + last) for first, last in share))
             offset += samples
 

@@ -11,7 +11,7 @@ from torch.utils.data import Sampler
 
 from edl_hvd.data.order import IndexOrder, Order, ShuffledOrder
 from edl_hvd.errors import StateError, UsageError
-from edl_hvd.rescale.deal import Slice, deal
+from edl_hvd.rescale.partition import Slice, partition
 from edl_hvd.rescale.policy import BatchPolicy, GlobalBatch
 
 
@@ -34,7 +34,7 @@ class StepsUnknownError(UsageError, TypeError):
     """How many steps an epoch has depends on the world; also a ``TypeError``, as of anything without a length."""
 
 
-class DealtIndices(list[int]):
+class BatchIndices(list[int]):
     """The indices of a micro-batch, which also say whose they are; this travels with them to a loader's process.
 
     Attributes:
@@ -219,7 +219,7 @@ class ElasticBatchSampler(Sampler[list[int]]):
         wanted = self._repeated or batch
         while offset < end:
             samples = min(wanted, end - offset)
-            yield GlobalStep(offset, samples, deal(samples, rank, size, self.policy.micro_batch))
+            yield GlobalStep(offset, samples, partition(samples, rank, size, self.policy.micro_batch))
             offset, wanted = offset + samples, batch
 
     @contextmanager
@@ -246,7 +246,7 @@ class ElasticBatchSampler(Sampler[list[int]]):
             for first, last in step.share:
                 position = step.offset + first
                 indices = share[position - begin : step.offset + last - begin]
-                yield DealtIndices(indices, seed, epoch, position, order)
+                yield BatchIndices(indices, seed, epoch, position, order)
 
     def __len__(self) -> int:
         """The number of optimizer steps of a whole epoch, the same in every world; ``len(loader)`` is that, too.

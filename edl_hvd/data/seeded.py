@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from edl_hvd.data.randomness import seed_loading
-from edl_hvd.data.sampler import DealtIndices
+from edl_hvd.data.sampler import BatchIndices
 from edl_hvd.errors import UsageError
 
 # Keep the numbers of a sample, of a batch put together, and of a training step apart.
@@ -54,13 +54,13 @@ class SeededDataset(Dataset[Any]):
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         """The samples of a micro-batch; called by the ``DataLoader``, in its processes."""
-        if not isinstance(indices, DealtIndices):
+        if not isinstance(indices, BatchIndices):
             raise UsageError(_REFUSED.format(f"a {type(indices).__name__} of {len(indices)} indices"))
         return seeded(indices, self.dataset.__getitem__)
 
 
 def seeded(
-    indices: DealtIndices, get: Callable[[int], Any], reach: Callable[[int], object] = lambda index: None
+    indices: BatchIndices, get: Callable[[int], Any], reach: Callable[[int], object] = lambda index: None
 ) -> list[Any]:
     """``get`` of each index, with the generators seeded for it; at the end they are seeded for the ``collate_fn``.
 

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import numpy
 from torch.utils.data import Dataset
 
-from edl_hvd.data.sampler import DealtIndices, ElasticBatchSampler
+from edl_hvd.data.sampler import BatchIndices, ElasticBatchSampler
 from edl_hvd.data.seeded import seeded
 from edl_hvd.data.shard_order import ShardOrder, lanes_for
 from edl_hvd.errors import UsageError
@@ -113,7 +113,7 @@ class ElasticShards(Dataset[Any], Generic[Shard]):
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         """The samples of a micro-batch; called by the ``DataLoader``, in its processes."""
-        if not isinstance(indices, DealtIndices) or not indices.order.startswith("shards-"):
+        if not isinstance(indices, BatchIndices) or not indices.order.startswith("shards-"):
             order = getattr(indices, "order", f"a {type(indices).__name__}")
             raise UsageError(
                 f"ElasticShards was given indices in another order ({order}), in which each sample would open a shard; "

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edl_hvd.errors import UsageError
-from edl_hvd.interval import Interval
+from edl_hvd.values import Interval
 
 
 class Flags:

@@ -17,12 +17,12 @@ class Pending:
     Attributes:
         tally: Counted.
         anew: What was counted before it is to be forgotten.
-        pass_: The pass it was counted in; ``None`` outside of any.
+        loop: Name of the loop it was counted in; ``None`` outside of any.
     """
 
     tally: Tally
     anew: bool
-    pass_: str | None
+    loop: str | None
 
 
 class Metric:
@@ -35,9 +35,9 @@ class Metric:
     Any rank may call ``update`` as often as it has samples: that is not collective. ``compute`` reads the last commit,
     which was collective.
 
-    **Passes.** A metric updated in a loop of ``state.steps`` or ``state.batches`` is about this epoch's training, in a
+    **Loops.** A metric updated in a loop of ``state.steps`` or ``state.batches`` is about this epoch's training, in a
     loop of ``state.evaluate`` about this evaluation. It starts from zero by itself with the first update in another
-    pass, so a script need not call ``reset``. Updated elsewhere, it goes on until it is reset.
+    loop, so a script need not call ``reset``. Updated elsewhere, it goes on until it is reset.
 
     Without ``State`` it counts what this process gives it.
 
@@ -52,10 +52,10 @@ class Metric:
 
     def __init__(self) -> None:
         self._total = Tally.empty(self.layout)  # of the world, at the last commit
-        self._total_pass: str | None = None
+        self._total_loop: str | None = None
         self._pending: Pending | None = None
-        self._pass: str | None = None  # what is counted now belongs to it
-        self._starts_anew = False  # with the next update outside of any pass
+        self._loop: str | None = None  # what is counted now belongs to it
+        self._starts_anew = False  # with the next update outside of any loop
         self._trains = True  # it may be updated in the training loop; known after a whole epoch
         self._size = 1
 
@@ -64,14 +64,14 @@ class Metric:
     def reset(self) -> None:
         """Forget everything. Every rank calls it; not collective; does not block.
 
-        Outside of the loops, what was counted in a pass stays until the next update. For a training function that runs
-        again after a resize calls it once more, and then goes on with the pass, or finds it complete.
+        Outside of the loops, what was counted in a loop stays until the next update. For a training function that runs
+        again after a resize calls it once more, and then goes on with the loop, or finds it complete.
         """
         self._settle()
-        if self._pass is None and self._total_pass is not None:
+        if self._loop is None and self._total_loop is not None:
             self._starts_anew = True
             return
-        self._total, self._total_pass = Tally.empty(self.layout), None
+        self._total, self._total_loop = Tally.empty(self.layout), None
         self._pending = Pending(Tally.empty(self.layout), True, None)
 
     def state_dict(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class Metric:
         rows = self._total.all_rows(self.layout) if self.layout.row_bytes else None
         return {
             "kind": type(self).__name__, "sums": self._total.sums, "largest": self._total.largest, "rows": rows,
-            "pass": self._total_pass, "trains": self._trains,
+            "pass": self._total_loop, "trains": self._trains,
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -103,7 +103,7 @@ class Metric:
                 f"{self.layout.sums}; give State the metrics that it had when it was saved"
             )
         self._total = Tally(sums.cpu().clone(), largest.cpu().clone(), [] if rows is None else [rows.cpu().clone()])
-        self._total_pass, self._trains = state["pass"], state["trains"]
+        self._total_loop, self._trains = state["pass"], state["trains"]
         self._pending, self._starts_anew = None, False
 
     # --- for its subclass ---
@@ -111,11 +111,11 @@ class Metric:
     def _count(self, tally: Tally) -> None:
         """Add what an update has counted, on any device."""
         pending, device = self._pending, tally.sums.device
-        before = self._total_pass if pending is None else pending.pass_
-        starts_anew = self._starts_anew if self._pass is None else self._pass != before
+        before = self._total_loop if pending is None else pending.loop
+        starts_anew = self._starts_anew if self._loop is None else self._loop != before
         self._starts_anew = False
         if pending is None or starts_anew:
-            pending = self._pending = Pending(Tally.empty(self.layout, device), starts_anew, self._pass)
+            pending = self._pending = Pending(Tally.empty(self.layout, device), starts_anew, self._loop)
         elif pending.tally.sums.device != device:
             pending.tally = pending.tally.to(device)
         pending.tally.add(tally)
@@ -123,7 +123,7 @@ class Metric:
     def _counted(self) -> Tally:
         """The counts of the whole world, on the CPU."""
         self._settle()
-        if self._pending is not None and self._pass is None:
+        if self._pending is not None and self._loop is None:
             raise UsageError(
                 f"{type(self).__name__}.compute() was called before the ranks have brought together what they counted; "
                 "call state.commit() on every rank first, as state.batches and state.evaluate do at their ends"
@@ -134,9 +134,9 @@ class Metric:
         """In a world of one everything counted is the world's."""
         if self._size == 1 and self._pending is not None:
             pending = self._pending
-            self.absorb(True, pending.anew, pending.tally.to("cpu"), pending.pass_)
+            self.merge(True, pending.anew, pending.tally.to("cpu"), pending.loop)
 
-    # --- for the loop; see ``worker/training/pooling.py`` ---
+    # --- for the loop; see ``worker/training/metric_sync.py`` ---
 
     @property
     def pending(self) -> Pending | None:
@@ -148,10 +148,10 @@ class Metric:
         """Whether it may be updated in the training loop."""
         return self._trains
 
-    def end_training_pass(self) -> None:
+    def end_training_loop(self) -> None:
         """Note that an epoch's training is complete on every rank, and added up. Called by ``State``."""
         self._settle()
-        self._trains = self._total_pass == self._pass
+        self._trains = self._total_loop == self._loop
 
     def set_world(self, size: int) -> None:
         """Belong to another world from now on. Called by ``State``.
@@ -161,15 +161,15 @@ class Metric:
         """
         self._size = size
 
-    def enter_pass(self, name: str | None) -> None:
-        """Begin a pass that later counts belong to. Called by ``State``.
+    def begin_loop(self, name: str | None) -> None:
+        """Begin a loop that later counts belong to. Called by ``State``.
 
         Args:
-            name: Name of the pass; ``None`` for none.
+            name: Name of the loop; ``None`` for none.
         """
-        self._pass = name
+        self._loop = name
 
-    def absorb(self, touched: bool, anew: bool, tally: Tally, pass_: str | None) -> None:
+    def merge(self, touched: bool, anew: bool, tally: Tally, loop: str | None) -> None:
         """Take the counts of the whole world since the last time, in place of what is pending here.
 
         Called by ``State``, on every rank.
@@ -178,15 +178,15 @@ class Metric:
             touched: Whether any rank has counted.
             anew: Whether any rank has started from zero.
             tally: Counts of all ranks, on the CPU.
-            pass_: Name of the pass that they belong to.
+            loop: Name of the loop that they belong to; ``None`` for none.
         """
         if anew:
             self._total = Tally.empty(self.layout)
-        self._total = self._tidied(self._total.plus(tally))
+        self._total = self._compacted(self._total.plus(tally))
         if touched:
-            self._total_pass = pass_
+            self._total_loop = loop
         self._pending = None
 
-    def _tidied(self, total: Tally) -> Tally:
+    def _compacted(self, total: Tally) -> Tally:
         """The same, with room for more."""
         return total

@@ -63,7 +63,7 @@ class Mean(Metric):
         sums = self._counted().sums
         return ratio_of(sums[:WORDS], sums[WORDS:])
 
-    def _tidied(self, total: Tally) -> Tally:
+    def _compacted(self, total: Tally) -> Tally:
         total.sums = torch.cat([carried(total.sums[:WORDS]), carried(total.sums[WORDS:])])
         return total
 
@@ -101,7 +101,7 @@ class Sum(Metric):
         """
         return value_of(self._counted().sums)
 
-    def _tidied(self, total: Tally) -> Tally:
+    def _compacted(self, total: Tally) -> Tally:
         total.sums = carried(total.sums)
         return total
 

@@ -36,33 +36,33 @@ def efficiency(noise_samples: float, base_samples: int, samples: float) -> float
 
 
 @dataclass(frozen=True)
-class Division:
+class BatchPlan:
     """How each worker divides its batch.
 
     Attributes:
         micro_batch: Samples per forward and backward pass.
-        parts: How many of them per optimizer step.
+        accumulation_steps: Micro-batches per worker and optimizer step.
     """
 
     micro_batch: int
-    parts: int
+    accumulation_steps: int
 
     @property
     def worker_batch(self) -> int:
-        return self.micro_batch * self.parts
+        return self.micro_batch * self.accumulation_steps
 
 
 @dataclass(frozen=True)
 class Goodput:
-    """What is expected of a division.
+    """What is expected of a plan.
 
     Attributes:
-        division: Division that is judged.
+        plan: Plan that is judged.
         samples_per_s: Samples per second of the whole world.
         efficiency: Worth of a sample, relative to one of the script's own batch.
     """
 
-    division: Division
+    plan: BatchPlan
     samples_per_s: float
     efficiency: float
 
@@ -72,15 +72,15 @@ class Goodput:
         return self.samples_per_s * self.efficiency
 
 
-def division_of(worker_batch: int, size: int, largest_micro_batch: int | None) -> Division:
+def batch_plan(worker_batch: int, size: int, largest_micro_batch: int | None) -> BatchPlan:
     """As few micro-batches as fit: each costs a fixed time, and the last one hides the summing the better, the larger.
 
     A worker alone makes two, because the noise of a gradient shows only in the difference of two.
 
-    >>> division_of(48, size=2, largest_micro_batch=32)
-    Division(micro_batch=24, parts=2)
-    >>> division_of(48, size=1, largest_micro_batch=None)
-    Division(micro_batch=24, parts=2)
+    >>> batch_plan(48, size=2, largest_micro_batch=32)
+    BatchPlan(micro_batch=24, accumulation_steps=2)
+    >>> batch_plan(48, size=1, largest_micro_batch=None)
+    BatchPlan(micro_batch=24, accumulation_steps=2)
 
     Args:
         worker_batch: Samples per worker; where it is not a multiple of the parts, the micro-batch is rounded up.
@@ -90,13 +90,13 @@ def division_of(worker_batch: int, size: int, largest_micro_batch: int | None) -
     parts = -(-worker_batch // (largest_micro_batch or worker_batch))
     if size == 1 and worker_batch > 1:
         parts = max(parts, 2)
-    return Division(-(-worker_batch // parts), parts)
+    return BatchPlan(-(-worker_batch // parts), parts)
 
 
-def expected(model: ThroughputModel, noise_samples: float, base_samples: int, size: int, division: Division) -> Goodput:
-    """What a division is worth. Arguments as in :func:`efficiency` and :class:`ThroughputModel`."""
-    samples_per_s = model.samples_per_s(size, division.micro_batch, division.parts)
-    return Goodput(division, samples_per_s, efficiency(noise_samples, base_samples, size * division.worker_batch))
+def expected(model: ThroughputModel, noise_samples: float, base_samples: int, size: int, plan: BatchPlan) -> Goodput:
+    """What a plan is worth. Arguments as in :func:`efficiency` and :class:`ThroughputModel`."""
+    samples_per_s = model.samples_per_s(size, plan.micro_batch, plan.accumulation_steps)
+    return Goodput(plan, samples_per_s, efficiency(noise_samples, base_samples, size * plan.worker_batch))
 
 
 def best(
@@ -107,7 +107,7 @@ def best(
     bounds: tuple[int, int],
     largest_micro_batch: int | None,
 ) -> Goodput:
-    """The division of the highest goodput.
+    """The plan of the highest goodput.
 
     Args:
         model: How long steps take.
@@ -115,15 +115,15 @@ def best(
         base_samples: M₀, over the whole world.
         size: Workers.
         bounds: The least and the most samples per worker.
-        largest_micro_batch: As in :func:`division_of`.
+        largest_micro_batch: As in :func:`batch_plan`.
     """
     least, most = bounds
-    divisions = {division_of(batch, size, largest_micro_batch) for batch in _candidates(least, most)}
-    fitting = [division for division in divisions if least <= division.worker_batch <= most]
+    plans = {batch_plan(batch, size, largest_micro_batch) for batch in _candidates(least, most)}
+    fitting = [plan for plan in plans if least <= plan.worker_batch <= most]
     # Where no multiple of the parts lies within the bounds, the smallest batch is cut unevenly.
-    options = sorted(fitting or [division_of(least, size, largest_micro_batch)], key=lambda d: d.worker_batch)
+    options = sorted(fitting or [batch_plan(least, size, largest_micro_batch)], key=lambda plan: plan.worker_batch)
     return max(
-        (expected(model, noise_samples, base_samples, size, division) for division in options),
+        (expected(model, noise_samples, base_samples, size, plan) for plan in options),
         key=lambda option: option.goodput,
     )
 

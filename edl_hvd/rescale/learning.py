@@ -20,7 +20,7 @@ class Learning:
             script's own batch that they equal (Johnson et al. 2020, arXiv:2007.05105, section 3).
         worker_batch: Samples per worker that were chosen for the next step; ``None`` where nobody chooses.
         chosen_at: Optimizer step at which that was looked at last.
-        timings: How long steps took, of each division of the batch that was tried.
+        timings: How long steps took, of each batch plan that was tried.
     """
 
     noise: Noise = field(default_factory=Noise)

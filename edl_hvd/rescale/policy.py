@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from edl_hvd.errors import UsageError
-from edl_hvd.rescale.goodput import division_of
+from edl_hvd.rescale.goodput import batch_plan
 from edl_hvd.rescale.noise import Noise
 
 RULES = ("linear", "sqrt", "adascale")
@@ -225,8 +225,8 @@ class WorkerBatch:
             size: Number of workers that the batch is divided for, at least 1.
         """
         largest = self.largest_micro_batch if self.chosen is not None else self.micro_batch
-        division = division_of(worker_batch, size, largest)
-        return replace(self, chosen=worker_batch, micro_batch=division.micro_batch, largest_micro_batch=largest)
+        plan = batch_plan(worker_batch, size, largest)
+        return replace(self, chosen=worker_batch, micro_batch=plan.micro_batch, largest_micro_batch=largest)
 
     def global_batch(self, size: int) -> int:
         """The number of samples per optimizer step: ``worker_batch * size``.
@@ -301,3 +301,37 @@ def _check_divisible(size: int, micro_batch: int) -> None:
         f"global batch {size} cannot be cut into micro batches of {micro_batch}; expected a multiple: the nearest "
         f"are a micro batch of {below} or {above}, or a global batch of {whole} or {whole + micro_batch}"
     )
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """Linear from ``start`` at ``begin`` to ``target`` at ``begin + length`` and after.
+
+    factor(s) = start + (target - start) · (s - begin) / length   for begin <= s < begin + length
+    factor(s) = target                                             for s >= begin + length
+
+    where s is the number of samples consumed by the whole run. At s = begin the factor is ``start``
+    when length > 0 and ``target`` when length = 0.
+
+    >>> Ramp(start=1.0, target=3.0, begin=100, length=200).factor(200)
+    2.0
+    """
+
+    start: float = 1.0
+    target: float = 1.0
+    begin: int = 0
+    length: int = 0
+
+    def factor(self, samples: int) -> float:
+        if samples >= self.begin + self.length:
+            return self.target
+        return self.start + (self.target - self.start) * (samples - self.begin) / self.length
+
+    def toward(self, target: float, samples: int, length: int) -> Ramp:
+        """The ramp from where this one stands at ``samples`` to ``target``; itself if that is its target."""
+        if target == self.target:
+            return self
+        return Ramp(self.factor(samples), target, samples, length)
+
+    def as_dict(self) -> dict[str, float]:
+        return {"start": self.start, "target": self.target, "begin": self.begin, "length": self.length}

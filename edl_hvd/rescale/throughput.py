@@ -25,42 +25,42 @@ _LARGEST_OVERLAP = 10.0  # the paper's bounds of γ: 1 to 10
 
 @dataclass(frozen=True)
 class Timing:
-    """What was measured of one division of the batch.
+    """What was measured of one batch plan.
 
     Attributes:
         size: Workers, W.
         micro_batch: Samples per micro-batch, m.
-        parts: Micro-batches per worker and step, a.
+        accumulation_steps: Micro-batches per worker and step, a.
         step_s: Seconds per optimizer step.
         windows: From how many spans of steps that was taken.
     """
 
     size: int
     micro_batch: int
-    parts: int
+    accumulation_steps: int
     step_s: float
     windows: int = 1
 
     @property
-    def division(self) -> tuple[int, int, int]:
-        return self.size, self.micro_batch, self.parts
+    def plan(self) -> tuple[int, int, int]:
+        return self.size, self.micro_batch, self.accumulation_steps
 
     def as_list(self) -> list[float]:
-        return [self.size, self.micro_batch, self.parts, self.step_s, self.windows]
+        return [self.size, self.micro_batch, self.accumulation_steps, self.step_s, self.windows]
 
 
 def with_timing(timings: Sequence[Timing], new: Timing) -> tuple[Timing, ...]:
-    """The timings with one more; of a division known already the geometric mean, the later ones weighing more.
+    """The timings with one more; of a plan known already the geometric mean, the later ones weighing more.
 
     >>> with_timing([Timing(2, 8, 1, 1.0)], Timing(2, 8, 1, 4.0))
-    (Timing(size=2, micro_batch=8, parts=1, step_s=2.0, windows=2),)
+    (Timing(size=2, micro_batch=8, accumulation_steps=1, step_s=2.0, windows=2),)
     """
-    known = next((timing for timing in timings if timing.division == new.division), None)
+    known = next((timing for timing in timings if timing.plan == new.plan), None)
     if known is None:
         return (*timings, new)
     share = max(1 / (known.windows + 1), 0.25)  # hosts and data change: what was measured long ago fades
     step_s = known.step_s ** (1 - share) * new.step_s**share
-    merged = Timing(*known.division, step_s, known.windows + 1)
+    merged = Timing(*known.plan, step_s, known.windows + 1)
     return tuple(merged if timing is known else timing for timing in timings)
 
 
@@ -76,7 +76,7 @@ class ThroughputModel:
         overlap: γ.
 
     >>> model = ThroughputModel(micro_batch_s=0.1, sample_s=0.01, sync_s=0.4, overlap=2.0)
-    >>> round(model.step_s(size=2, micro_batch=20, parts=3), 3)
+    >>> round(model.step_s(size=2, micro_batch=20, accumulation_steps=3), 3)
     1.1
     """
 
@@ -86,17 +86,18 @@ class ThroughputModel:
     sync_worker_s: float = 0.0
     overlap: float = 1.0
 
-    def step_s(self, size: int, micro_batch: int, parts: int) -> float:
+    def step_s(self, size: int, micro_batch: int, accumulation_steps: int) -> float:
         """Seconds per optimizer step."""
         gradient_s = self.micro_batch_s + self.sample_s * micro_batch
         sync_s = self.sync_s + self.sync_worker_s * (size - 2) if size > 1 else 0.0
         longer_s, shorter_s = max(gradient_s, sync_s), min(gradient_s, sync_s)
         together_s: float = longer_s * (1 + (shorter_s / longer_s) ** self.overlap) ** (1 / self.overlap)
-        return (parts - 1) * gradient_s + together_s
+        return (accumulation_steps - 1) * gradient_s + together_s
 
-    def samples_per_s(self, size: int, micro_batch: int, parts: int) -> float:
+    def samples_per_s(self, size: int, micro_batch: int, accumulation_steps: int) -> float:
         """The samples per second of the whole world."""
-        return size * micro_batch * parts / self.step_s(size, micro_batch, parts)
+        samples = size * micro_batch * accumulation_steps
+        return samples / self.step_s(size, micro_batch, accumulation_steps)
 
 
 def fit(timings: Iterable[Timing]) -> ThroughputModel:
@@ -109,8 +110,8 @@ def fit(timings: Iterable[Timing]) -> ThroughputModel:
         timings: At least one.
     """
     known = list(timings)
-    shortest = min(known, key=lambda timing: timing.step_s / timing.parts)
-    part_s = shortest.step_s / shortest.parts
+    shortest = min(known, key=lambda timing: timing.step_s / timing.accumulation_steps)
+    part_s = shortest.step_s / shortest.accumulation_steps
     found: list[Minimum] = []
     for fixed in (0.1, 0.5, 0.9):  # the valley is curved: begin on either side of it
         for sync in (0.05, 0.5):
@@ -139,7 +140,7 @@ def _descend(timings: Sequence[Timing], start: Sequence[float]) -> Minimum:
     def residuals(place: Sequence[float]) -> list[float]:
         model = _model(timings, place)
         errors = [
-            math.sqrt(timing.windows) * math.log(model.step_s(*timing.division) / timing.step_s) for timing in timings
+            math.sqrt(timing.windows) * math.log(model.step_s(*timing.plan) / timing.step_s) for timing in timings
         ]
         return errors + [_PULL * (value - begun) for value, begun in zip(place, start, strict=True)]
 

@@ -8,12 +8,12 @@ from itertools import pairwise
 from edl_hvd.checkpoint.schedule import least_loss_interval_s
 from edl_hvd.driver.membership.state import Rules
 from edl_hvd.errors import UsageError
-from edl_hvd.interval import Interval
 from edl_hvd.simulator.costs import Costs
 from edl_hvd.simulator.course import Course, Hosts, Result, sum_up
 from edl_hvd.simulator.project import Theatre
 from edl_hvd.simulator.stock import StockElastic, restart_from_checkpoints
 from edl_hvd.traces.trace import Trace
+from edl_hvd.values import Interval
 
 CURVE_POINTS = 144
 # Of a day, windows of ten minutes; with shorter ones the curves of a picture run into each other.

@@ -13,7 +13,7 @@ from edl_hvd.worker.progress import progress
 from edl_hvd.worker.runtime import Runtime
 from edl_hvd.worker.saving.manager import CheckpointManager
 from edl_hvd.worker.standby.donor import StateDonor
-from edl_hvd.worker.training.reduction import Vote
+from edl_hvd.worker.training.round_message import Vote
 from edl_hvd.world import World
 
 _FINAL_ATTEMPTS = 3  # to write the checkpoint of a finished training

@@ -26,6 +26,7 @@ from edl_hvd.worker.standby.replica import StandbyReplica
 from edl_hvd.worker.state import State
 from edl_hvd.worker.state_agreement import StateAgreement
 from edl_hvd.worker.training import tuning
+from edl_hvd.worker.training.process_group import WorldGroup
 from edl_hvd.world import World
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class ElasticLoop:
         self._donor.abandon()
         self._checkpoints.lease.set(0, renews=False)
         self._runtime.attach(None)
+        self._runtime.bind(None)
         self._events.close()
 
     def run(self, function: Callable[[], Any]) -> Any:
@@ -134,6 +136,7 @@ class ElasticLoop:
         self._runtime.begin_life()
         if self._process.joined is not None:
             self._process.joined = None
+            self._runtime.bind(None)
             # After an error of the script Horovod itself is well: a regular shutdown tells the others at once.
             self._process.rendezvous.leave(broken=cause == "failure")
 
@@ -150,6 +153,7 @@ class ElasticLoop:
             self._process.joined = self._process.rendezvous.join(self._known_step, self._store.held_step, transfer)
         joined = self._process.joined
         world = joined.world
+        self._runtime.bind(WorldGroup(world.rank, world.size, joined.collectives))
         agreed = self._agreement.reach(joined, self._known_step, self._downtime.generation)
         if agreed.is_restored and world.rank == 0:
             self._runtime.began_at = self._store.step
@@ -187,7 +191,7 @@ class ElasticLoop:
         progress.enter("end")
         world = self._process.world
         assert world is not None
-        self._runtime.counting.pool()
+        self._runtime.counting.sync()
         if self._checkpoints.is_enabled:
             self._commits.write_last_checkpoint(world)
         self._process.collectives.allreduce(torch.zeros(1, dtype=torch.int64), "max")

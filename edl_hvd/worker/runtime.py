@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -16,15 +16,15 @@ from edl_hvd.data.sampler import ElasticBatchSampler
 from edl_hvd.errors import EdlHvdWarning, UsageError
 from edl_hvd.events import Event, Metrics
 from edl_hvd.metrics.metric import Metric
-from edl_hvd.worker import process
 from edl_hvd.worker.commits.agreement import average_, broadcast_state
 from edl_hvd.worker.commits.state_store import StateStore
 from edl_hvd.worker.position import position
 from edl_hvd.worker.training.alike import check_alike, differing
+from edl_hvd.worker.training.metric_sync import MetricSync
+from edl_hvd.worker.training.micro_batch import out_of_memory_error
 from edl_hvd.worker.training.optimizer import is_distributed
-from edl_hvd.worker.training.out_of_memory import explained
-from edl_hvd.worker.training.pooling import Counting, pool
-from edl_hvd.worker.training.reduction import Vote
+from edl_hvd.worker.training.process_group import PresentGroup, ProcessGroup, WorldGroup
+from edl_hvd.worker.training.round_message import Vote
 from edl_hvd.worker.training.scheduler import SCALE_INVARIANT, GatedScheduler, PacedScheduler
 from edl_hvd.worker.training.tuning import StepTimer
 
@@ -62,8 +62,9 @@ class Runtime:
         life: Rises whenever the state is put back or a world is joined.
         commit_every: Optimizer steps between commits.
         step_timer: How long steps take.
-        counting: The metrics, and the loop that they count in.
+        counting: Metrics, and the loop that they count in.
         session: The run of the elastic function; ``None`` outside.
+        group: Workers of the present world.
         callbacks: Called in each new world but the first.
         checkpoint: Where the job's checkpoints are, if anywhere.
         began_at: The step that a checkpoint had brought this job to when it began; 0 where it began anew.
@@ -80,8 +81,9 @@ class Runtime:
         self.life = 0
         self.commit_every = 1
         self.step_timer = StepTimer()
-        self.counting = Counting(self.store.of_kind(Metric), self.store.of_kind(EvaluationSampler))
+        self.counting = MetricSync(self.store.of_kind(Metric), self.store.of_kind(EvaluationSampler))
         self.session: Session | None = None
+        self.group: ProcessGroup = PresentGroup()
         self.callbacks: list[Callable[[], None]] = []
         self.checkpoint: str | None = None
         self.began_at = 0
@@ -116,13 +118,21 @@ class Runtime:
     def attach(self, session: Session | None, commit_every: int = 1) -> None:
         """Commits go through ``session`` from now on."""
         self.session, self.commit_every = session, commit_every
-        self.counting.attach(None if session is None else self._pool)
+        if session is None:
+            self.counting.set_world(0, 1)
         for sampler in self.store.of_kind(ElasticBatchSampler):
             sampler.is_watched = session is not None
         position.leave()
         if self._step_hook is not None:
             self._step_hook.remove()
         self._step_hook = None if session is None else register_optimizer_step_pre_hook(self._check_optimizer)
+
+    def bind(self, group: WorldGroup | None) -> None:
+        """Compute together with these workers from now on: a world was entered; ``None`` where it was left."""
+        self.group = group or PresentGroup()
+        self.counting.bind(group)
+        if self.store.reduction is not None:
+            self.store.reduction.bind(self.group)
 
     def _check_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """An optimizer of any kind is about to step.
@@ -225,7 +235,7 @@ class Runtime:
         position.refuse_left_early()
         position.left_unused = False
         self._count_own_steps()
-        self.counting.pool()
+        self.counting.sync()
         self.commit_whole()
 
     def _count_own_steps(self) -> None:
@@ -242,7 +252,7 @@ class Runtime:
     def commit_step(self, answer: Vote | None) -> None:
         """The commit after a step, whose gradients brought the ranks' votes along."""
         if answer is None or self.counting.may_have_trained or answer.metrics > 0:
-            self.counting.pool()
+            self.counting.sync()
         self.commit_light(answer)
 
     def commit_whole(self) -> None:
@@ -338,19 +348,11 @@ class Runtime:
         if self.session is None or self.store.exact:
             return False
         passes, self.passes = self.passes, 0
-        world = process.current().world
         buffers = [buffer for model in self.store.of_kind(torch.nn.Module) for buffer in model.buffers()]
-        if world is None or world.size == 1 or not buffers:
+        if self.group.size == 1 or not buffers:
             return False
-        average_(process.current().collectives, buffers, passes, world.rank)
+        average_(self.group.collectives, buffers, passes, self.group.rank)
         return True
-
-    def _pool(self, metrics: Sequence[Metric], pass_: str | None, word: int) -> int:
-        """Bring together what the ranks' metrics have counted. Collective; blocks."""
-        world = process.current().world
-        if world is None or world.size == 1:
-            return word  # metrics see to themselves
-        return pool(metrics, process.current().collectives, world.rank, world.size, pass_, word)
 
     def check_alike(self) -> None:
         """Refuse to go on where the workers' weights have come apart, and tell of attributes. Collective; blocks.
@@ -358,9 +360,9 @@ class Runtime:
         Raises:
             UsageError: They have; on all ranks.
         """
-        world, reduction = process.current().world, self.store.reduction
-        if self.session is not None and world is not None and world.size > 1 and reduction is not None:
-            collectives = process.current().collectives
+        reduction = self.store.reduction
+        if self.session is not None and self.group.size > 1 and reduction is not None:
+            collectives = self.group.collectives
             averages = {
                 parameter: f"{name}.{key}"
                 for name, handler in self.store.handlers.items()
@@ -384,16 +386,15 @@ class Runtime:
         Args:
             ran: The script has gone through the step here.
         """
-        world = process.current().world
-        if world is None or world.size == 1:
+        if self.group.size == 1:
             return
-        collectives = process.current().collectives
+        collectives, rank = self.group.collectives, self.group.rank
         have_run = [bool(row[0]) for row in collectives.gather_integers([int(ran)])]
         if all(have_run) or not any(have_run):
             return
         root = have_run.index(True)
-        plain, tensors = self.store.between() if world.rank == root else (None, {})
-        plain, tensors = broadcast_state(collectives, plain, tensors, root, world.rank)
+        plain, tensors = self.store.between() if rank == root else (None, {})
+        plain, tensors = broadcast_state(collectives, plain, tensors, root, rank)
         if not ran:
             self.store.take_over(plain, tensors)
 
@@ -435,4 +436,4 @@ class Runtime:
         """What to tell the user, where it happened to a micro-batch of :meth:`edl_hvd.State.batches`."""
         part = self.store.reduction.micro_batch if self.store.reduction is not None else None
         samplers = list(self.store.of_kind(ElasticBatchSampler))
-        return explained(samplers[0].policy, part, error) if samplers and part is not None else None
+        return out_of_memory_error(samplers[0].policy, part, error) if samplers and part is not None else None

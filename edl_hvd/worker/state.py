@@ -11,8 +11,9 @@ import torch
 from edl_hvd.errors import StateError
 from edl_hvd.worker.position import position
 from edl_hvd.worker.runtime import METRICS, Runtime
-from edl_hvd.worker.training.batching import Step, batches, steps, weigh
+from edl_hvd.worker.training.batching import batches, steps
 from edl_hvd.worker.training.evaluation import evaluate
+from edl_hvd.worker.training.step import Step, weigh
 
 if TYPE_CHECKING:
     from edl_hvd.worker.commits.weights import Fit

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from edl_hvd.errors import ProgressLostError
+from edl_hvd.worker import process
 from edl_hvd.worker.commits.agreement import broadcast_json, broadcast_state, drop_diverged
 from edl_hvd.worker.commits.state_store import StateStore, is_dirty
 from edl_hvd.worker.joining.rendezvous import RendezvousInfo
 from edl_hvd.worker.saving.manager import CheckpointManager
-from edl_hvd.worker.training.arithmetic import arithmetic, refuse_other_arithmetic
+from edl_hvd.worker.training.alike import check_same_numerics, numerics_fingerprint
 
 
 class JoinReport(NamedTuple):
@@ -96,7 +97,8 @@ class StateAgreement:
         checkpoints.lease.acquire(collectives, world, [report.lease for report in reports])
         held, unverified = [report.freshness for report in reports], [bool(report.is_unverified) for report in reports]
         if store.exact:
-            refuse_other_arithmetic(broadcast_json(collectives, arithmetic(), 0, world.rank))
+            own_numerics = numerics_fingerprint(process.device())
+            check_same_numerics(own_numerics, broadcast_json(collectives, own_numerics, 0, world.rank))
         is_restored = self._synchronise(joined, drop_diverged(collectives, store.fingerprint, held, unverified))
         return Agreement(reports[0].nonce, tuple(report.generation for report in reports), is_restored)
 

@@ -12,8 +12,8 @@ from vision import torchvision
 
 from edl_hvd.errors import EdlHvdError, UsageError
 from edl_hvd.events import EventLog
-from edl_hvd.interval import Interval
 from edl_hvd.storage import open_storage
+from edl_hvd.values import Interval
 
 # Goyal et al., "Accurate, Large Minibatch SGD", 2017: 0.1 at 256 images, in proportion for other batches.
 LEARNING_RATE_PER_IMAGE = 0.1 / 256

@@ -124,7 +124,8 @@ def main(folder: Path) -> None:
 
 
 def _install(points: Points) -> None:
-    points.around("edl_hvd.worker.runtime:pool", "pool", prepare=lambda: points.note("pool", step=points.step))
+    synced = "edl_hvd.worker.training.metric_sync:sync_metrics"
+    points.around(synced, "pool", prepare=lambda: points.note("pool", step=points.step))
     points.around("edl_hvd.worker.commits.snapshot:SnapshotBuffers.fill", "commit")
     points.around("edl_hvd.worker.commit_protocol:CommitProtocol.agree", "committed")
 

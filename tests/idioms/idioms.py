@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import edl_hvd
-from edl_hvd.worker.training.momentum import FACTOR
+from edl_hvd.worker.training.optimizer import VELOCITY_FACTOR
 
 SAMPLES = 40
 GLOBAL_BATCH = 12  # so the last step of an epoch has 4 samples
@@ -114,7 +114,7 @@ def flattened(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     elif isinstance(value, torch.optim.Optimizer):
         saved = value.state_dict()
         state = {
-            number: {key: item for key, item in kept.items() if key != FACTOR}
+            number: {key: item for key, item in kept.items() if key != VELOCITY_FACTOR}
             for number, kept in saved["state"].items()
         }
         yield from flattened(state, f"{path}/state")

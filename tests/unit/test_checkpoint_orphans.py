@@ -22,8 +22,8 @@ from edl_hvd.checkpoint.ownership import take
 from edl_hvd.checkpoint.retention import Facts, RetentionPolicy, carry_out
 from edl_hvd.clock import SYSTEM_CLOCK
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, Event
-from edl_hvd.interval import Interval
 from edl_hvd.storage import StoredObject, open_storage
+from edl_hvd.values import Interval
 
 
 class Job:

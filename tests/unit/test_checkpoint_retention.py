@@ -14,7 +14,6 @@ from clocks import FakeClock
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from edl_hvd.best import Best
 from edl_hvd.checkpoint import CheckpointWriter, layout, restore, restore_newest, steps
 from edl_hvd.checkpoint.catalog import Catalog
 from edl_hvd.checkpoint.files import read_listed
@@ -22,9 +21,9 @@ from edl_hvd.checkpoint.inspection import verify_each
 from edl_hvd.checkpoint.retention import Facts, Pruning, RetentionPolicy, best_of, milestones, plan, plan_for
 from edl_hvd.errors import SettingsError, StorageError, UsageError
 from edl_hvd.events import CheckpointWritten, Event
-from edl_hvd.interval import Interval
 from edl_hvd.settings import Settings
 from edl_hvd.storage import Storage, StoredObject
+from edl_hvd.values import Best, Interval
 
 
 def quiet(done: int, whole: int) -> None:

@@ -8,8 +8,8 @@ from clocks import FakeClock
 
 from edl_hvd.checkpoint.schedule import Schedule, least_loss_interval_s
 from edl_hvd.errors import SettingsError
-from edl_hvd.interval import Interval
 from edl_hvd.settings import Settings
+from edl_hvd.values import Interval
 
 AUTO = Interval.parse_or_auto("auto")
 DAY_S = 86400.0

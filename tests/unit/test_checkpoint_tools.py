@@ -18,7 +18,6 @@ from checkpoints import WatchedStorage, snapshot_of, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edl_hvd.best import Best
 from edl_hvd.checkpoint import Snapshot, layout
 from edl_hvd.checkpoint.catalog import Catalog
 from edl_hvd.checkpoint.copying import copy, copy_each
@@ -32,8 +31,8 @@ from edl_hvd.checkpoint.shards import DTYPE_NAMES
 from edl_hvd.checkpoint.weight_files import write_safetensors, write_torch
 from edl_hvd.errors import CheckpointDamagedError, ObjectExistsError, StorageError
 from edl_hvd.events import CheckpointWritten
-from edl_hvd.interval import Interval
 from edl_hvd.storage import StoredObject, open_storage
+from edl_hvd.values import Best, Interval
 
 
 def quiet(done: int, whole: int) -> None:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 import edl_hvd
 from edl_hvd.data.order import Order
-from edl_hvd.data.sampler import DealtIndices
+from edl_hvd.data.sampler import BatchIndices
 from edl_hvd.errors import UsageError
 
 SAMPLES, EPOCHS = 23, 2
@@ -126,7 +126,7 @@ def test_indices_say_whose_they_are_after_a_journey_to_another_process():
     sampler = edl_hvd.ElasticBatchSampler(SAMPLES, global_batch=8, seed=3)
     sampler.set_epoch(5)
     indices = pickle.loads(pickle.dumps(next(iter(sampler))))
-    assert isinstance(indices, DealtIndices)
+    assert isinstance(indices, BatchIndices)
     assert indices == next(iter(sampler))
     assert (indices.seed, indices.epoch, indices.position, indices.order) == (3, 5, 0, "feistel-1")
 

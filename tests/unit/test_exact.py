@@ -18,7 +18,7 @@ from worlds import Turns
 import edl_hvd
 from edl_hvd.errors import UsageError
 from edl_hvd.worker.codec import encode
-from edl_hvd.worker.training.arithmetic import arithmetic, refuse_other_arithmetic
+from edl_hvd.worker.training.alike import check_same_numerics, numerics_fingerprint
 
 SAMPLES, GLOBAL_BATCH, MICRO_BATCH = 53, 24, 3  # three steps an epoch: eight micro-batches twice, then two, one short
 
@@ -276,11 +276,11 @@ def test_one_worker_keeps_the_statistics_that_plain_torch_keeps():
 
 
 def test_workers_that_compute_otherwise_are_refused():
-    own = Turns(1).run(lambda rank: arithmetic())[0]
-    Turns(1).run(lambda rank: refuse_other_arithmetic(own))
+    own = Turns(1).run(lambda rank: numerics_fingerprint(edl_hvd.device()))[0]
+    Turns(1).run(lambda rank: check_same_numerics(numerics_fingerprint(edl_hvd.device()), own))
     other = {**own, "device": "another chip"}
     with pytest.raises(UsageError, match=r"device: .* instead of 'another chip'"):
-        Turns(1).run(lambda rank: refuse_other_arithmetic(other))
+        Turns(1).run(lambda rank: check_same_numerics(numerics_fingerprint(edl_hvd.device()), other))
 
 
 def test_a_batch_that_the_script_gives_up_leaves_the_statistics_as_they_were():

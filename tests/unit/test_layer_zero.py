@@ -8,8 +8,8 @@ import pytest
 from edl_hvd.errors import SettingsError, UsageError
 from edl_hvd.events import Committed, EventLog, JobEnded, read_events
 from edl_hvd.hosts import HostSlots, format_hosts, parse_host
-from edl_hvd.interval import Interval
 from edl_hvd.settings import Launch, Settings
+from edl_hvd.values import Interval
 
 
 def test_importing_the_package_imports_neither_torch_nor_horovod():

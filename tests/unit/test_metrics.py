@@ -16,7 +16,8 @@ from edl_hvd.data.evaluation import EvaluationSampler
 from edl_hvd.errors import StateError, UsageError
 from edl_hvd.metrics import AUC, Accuracy, Max, Mean, Min, Sum
 from edl_hvd.metrics.exact_sum import carried, exact_sum, ratio_of, value_of
-from edl_hvd.worker.training.pooling import pool
+from edl_hvd.worker.training.metric_sync import sync_metrics
+from edl_hvd.worker.training.process_group import WorldGroup
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False, width=64)
 THREADS = settings(max_examples=25)
@@ -246,7 +247,7 @@ def evaluate_together(state, data, batch_size, size, commits, dies_after):
         rank.sampler.begin(0, 0)
         for metric in rank.metrics:
             metric.set_world(size)
-            metric.enter_pass("evaluation")
+            metric.begin_loop("evaluation")
         kept, number = rank.state(), 0
         batches = iter(rank.sampler)
         for number, round_ in enumerate(rank.sampler.rounds()):
@@ -257,7 +258,7 @@ def evaluate_together(state, data, batch_size, size, commits, dies_after):
                 return kept, False
             if number in commits or round_.end == len(data[0]):
                 if size > 1:
-                    pool(rank.metrics, collectives, world.rank, size, "evaluation", 0)
+                    sync_metrics(rank.metrics, WorldGroup(world.rank, size, collectives), "evaluation", 0)
                 kept = rank.state()
         return kept, True
 
@@ -305,8 +306,8 @@ def test_all_ranks_hold_the_same_and_only_some_have_counted():
             metrics[2].update(torch.tensor([0.25]), torch.tensor([1]))
         if world.rank == 2:
             metrics[2].update(torch.tensor([0.75, 0.5]), torch.tensor([0, 1]))
-        total = pool(metrics, collectives, world.rank, 3, None, world.rank)
-        again = pool(metrics, collectives, world.rank, 3, None, 5)
+        total = sync_metrics(metrics, WorldGroup(world.rank, 3, collectives), None, world.rank)
+        again = sync_metrics(metrics, WorldGroup(world.rank, 3, collectives), None, 5)
         return total, again, metrics[0].compute(), metrics[1].samples, sorted(metrics[2].state_dict()["rows"].tolist())
 
     first, second, third = together(3, work)
@@ -324,7 +325,7 @@ def test_a_newcomer_does_not_count_what_it_was_given():
         metric.load_state_dict(old.state_dict())
         metric.set_world(2)
         metric.update(1.0)
-        pool([metric], collectives, world.rank, 2, None, 0)
+        sync_metrics([metric], WorldGroup(world.rank, 2, collectives), None, 0)
         return metric.compute()
 
     assert together(2, work) == [7.0, 7.0]
@@ -344,21 +345,21 @@ def test_reading_before_the_ranks_have_come_together_is_an_error():
 def test_a_metric_starts_anew_in_another_pass_and_goes_on_in_the_same():
     metric = Sum()
     for name, value, expected in [("a", 1, 1), ("a", 2, 3), ("b", 5, 5), (None, 1, 6), ("c", 2, 2)]:
-        metric.enter_pass(name)
+        metric.begin_loop(name)
         metric.update(value)
-        metric.enter_pass(None)
+        metric.begin_loop(None)
         assert metric.compute() == expected
 
 
 def test_a_reset_between_passes_keeps_what_was_counted_until_the_next_update():
     metric = Sum()
-    metric.enter_pass("epoch 1")
+    metric.begin_loop("epoch 1")
     metric.update(3.0)
-    metric.enter_pass(None)
+    metric.begin_loop(None)
     metric.reset()  # as before the pass, by a function that is run again from its top
-    metric.enter_pass("epoch 1")
+    metric.begin_loop("epoch 1")
     metric.update(1.0)
-    metric.enter_pass(None)
+    metric.begin_loop(None)
     assert metric.compute() == 4.0
     metric.reset()
     assert metric.compute() == 4.0
@@ -372,13 +373,13 @@ def test_a_reset_inside_a_pass_has_its_effect_on_all_ranks():
     def work(collectives, world):
         metric = Sum()
         metric.set_world(2)
-        metric.enter_pass("a")
+        metric.begin_loop("a")
         metric.update(10.0)
-        pool([metric], collectives, world.rank, 2, "a", 0)
+        sync_metrics([metric], WorldGroup(world.rank, 2, collectives), "a", 0)
         if world.rank == 0:
             metric.reset()
             metric.update(1.0)
-        pool([metric], collectives, world.rank, 2, "a", 0)
+        sync_metrics([metric], WorldGroup(world.rank, 2, collectives), "a", 0)
         return metric.compute()
 
     assert together(2, work) == [1.0, 1.0]

@@ -14,8 +14,8 @@ from worlds import alone
 
 import edl_hvd
 from edl_hvd.events import read_events
-from edl_hvd.rescale.deal import deal
 from edl_hvd.rescale.noise import Noise, Observation
+from edl_hvd.rescale.partition import partition
 from edl_hvd.rescale.policy import WorkerBatch
 from edl_hvd.worker.training.noise import _square_of
 
@@ -75,7 +75,9 @@ def square_of(first: int, last: int, samples: int) -> float:
 def test_a_step_is_observed_as_its_definition_says(size, samples, micro_batch):
     """Unequal shares, micro-batches of unequal size, a rank that was dealt nothing."""
     firsts = [
-        deal(samples, rank, size, micro_batch)[0] for rank in range(size) if deal(samples, rank, size, micro_batch)
+        partition(samples, rank, size, micro_batch)[0]
+        for rank in range(size)
+        if partition(samples, rank, size, micro_batch)
     ]
     seen = observe(size, samples, micro_batch)
     assert seen.small_square == pytest.approx(sum(square_of(*part, samples) for part in firsts) / len(firsts), rel=1e-6)

@@ -9,7 +9,7 @@ from worlds import alone, body_of, rank_of
 
 import edl_hvd
 from edl_hvd.errors import UsageError
-from edl_hvd.worker.training.reduction import MicroBatch
+from edl_hvd.worker.training.micro_batch import MicroBatch
 
 FEATURES, CLASSES = 6, 3
 

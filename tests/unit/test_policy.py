@@ -3,8 +3,7 @@ import re
 import pytest
 
 from edl_hvd.errors import UsageError
-from edl_hvd.rescale.policy import GlobalBatch, WorkerBatch
-from edl_hvd.rescale.ramp import Ramp
+from edl_hvd.rescale.policy import GlobalBatch, Ramp, WorkerBatch
 
 
 def test_a_global_batch_does_not_depend_on_the_world():

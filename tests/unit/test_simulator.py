@@ -12,7 +12,6 @@ from test_simulator_turns import random_trace
 
 from edl_hvd.driver.membership.state import Rules
 from edl_hvd.errors import UsageError
-from edl_hvd.interval import Interval
 from edl_hvd.simulator.comparison import Comparison, Plan, compare
 from edl_hvd.simulator.costs import Costs
 from edl_hvd.simulator.course import Course, Result, sum_up
@@ -22,6 +21,7 @@ from edl_hvd.simulator.stock import StockElastic, restart_from_checkpoints
 from edl_hvd.traces.market import Market, generate
 from edl_hvd.traces.text import read_trace
 from edl_hvd.traces.trace import Change, Trace
+from edl_hvd.values import Interval
 
 RECORDED = os.environ.get("EDL_HVD_TRACES")
 COSTS = Costs(start_s=10, step_s=1, restore_s=5, resize_s=2, recover_s=1, follow_s=4, copy_s=0, write_s=3,

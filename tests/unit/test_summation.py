@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl_hvd.rescale import deal, summation
-from edl_hvd.rescale.deal import share
+from edl_hvd.rescale import partition, summation
+from edl_hvd.rescale.partition import partition_range
 from edl_hvd.rescale.summation import Node, Summation, additions, nodes_of
 
 TERMS = st.integers(1, 70)
 
 
-@pytest.mark.parametrize("module", [summation, deal])
+@pytest.mark.parametrize("module", [summation, partition])
 def test_doctests(module):
     assert doctest.testmod(module).failed == 0
 
@@ -41,7 +41,7 @@ def dealt_sum(terms: list[numpy.float32], size: int) -> numpy.float32:
     """Each rank adds its share while the terms come in; one adds up what the ranks have."""
     values, nodes = [], []
     for rank in range(size):
-        first, last = share(len(terms), rank, size)
+        first, last = partition_range(len(terms), rank, size)
         own, adding = [], Summation(len(terms))
         for term in range(first, last):
             own.append(terms[term])
@@ -69,7 +69,7 @@ def test_the_sum_is_that_of_the_tree_whatever_the_world(terms, size):
 def test_every_term_is_covered_once_by_few_nodes(terms, size):
     covered = []
     for rank in range(size):
-        nodes = nodes_of(*share(terms, rank, size), terms)
+        nodes = nodes_of(*partition_range(terms, rank, size), terms)
         assert len(nodes) <= 2 * max(1, height(terms))
         for node in nodes:
             covered += range(node.index << node.level, min((node.index + 1) << node.level, terms))

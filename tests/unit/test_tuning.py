@@ -20,8 +20,8 @@ from edl_hvd.rescale.policy import WorkerBatch
 from edl_hvd.rescale.throughput import ThroughputModel
 from edl_hvd.worker.engine.collectives import SoloCollectives
 from edl_hvd.worker.training import tuning
+from edl_hvd.worker.training.process_group import WorldGroup
 from edl_hvd.worker.training.tuning import EVERY_STEPS, StepTimer, choose, is_due, place
-from edl_hvd.world import World
 
 MODEL = ThroughputModel(micro_batch_s=0.05, sample_s=0.001, sync_s=0.1)
 NOISE = Noise(variance=400.0, square=1.0, weight=1.0)
@@ -54,8 +54,7 @@ class Job:
             self.step,
             self.timer,
             self.events.append,
-            SoloCollectives(),
-            World(1, 0, 1, members=("a",)),
+            WorldGroup(0, 1, SoloCollectives()),
         )
         self.sampler.policy = chosen or policy
         return self.sampler.policy.worker_batch
@@ -64,7 +63,7 @@ class Job:
 def test_it_doubles_once_to_learn_and_then_goes_where_the_goodput_is():
     job = Job(WorkerBatch("auto", min=16, max=4096, learning_rate="adascale"))
     batches = [job.window() for _ in range(8)]
-    ideal = best(MODEL, 400.0, 16, 1, (16, 4096), None).division.worker_batch
+    ideal = best(MODEL, 400.0, 16, 1, (16, 4096), None).plan.worker_batch
     assert batches[0] == 32
     assert best_share(batches[-1], ideal) > 0.95
     assert all(after <= 2 * max(batches[: i + 1]) for i, after in enumerate(batches[1:]))
@@ -135,7 +134,7 @@ def test_all_ranks_take_the_choice_of_rank_0_and_the_mean_of_the_times(monkeypat
             clock.sleep(steps_s[world.rank])
             timer.step()
         policy = WorkerBatch("auto", min=16, max=4096).with_batch(16, 2)
-        chosen = choose(policy, learning, 50, timer, events.append, collectives, world)
+        chosen = choose(policy, learning, 50, timer, events.append, WorldGroup(world.rank, world.size, collectives))
         return chosen.worker_batch, learning, len(events)
 
     monkeypatch.setattr(tuning, "_best", lambda *arguments: 48)
@@ -149,7 +148,7 @@ def test_all_ranks_take_the_choice_of_rank_0_and_the_mean_of_the_times(monkeypat
 @pytest.mark.parametrize("commit_every", [1, 3])
 @pytest.mark.parametrize("loader", [{}, {"num_workers": 1, "persistent_workers": True, "prefetch_factor": 4}])
 def test_a_change_in_mid_epoch_leaves_no_sample_out_and_takes_none_twice(monkeypatch, loader, commit_every):
-    """What the loader has prefetched in the old division is dropped."""
+    """What the loader has prefetched in the old plan is dropped."""
     monkeypatch.setattr(tuning, "EVERY_STEPS", 5)
     sizes = iter([8, 12, 4, 16] * 100)
     monkeypatch.setattr(tuning, "_best", lambda *arguments: next(sizes))

@@ -12,7 +12,7 @@ from edl_hvd.discovery.source import Answer, Source
 from edl_hvd.discovery.sources.static_file import read_whole_file
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots, parse_host
-from edl_hvd.interval import Interval
+from edl_hvd.values import Interval
 
 _LINE_FORM = "expected 'TIME add HOST[:SLOTS]', 'TIME remove HOST' or 'TIME notice HOST TIME', e.g. '20 add node-2:4'"
 

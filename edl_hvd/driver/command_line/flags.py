@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 
 from edl_hvd.errors import UsageError
-from edl_hvd.interval import Interval
+from edl_hvd.values import Interval
 
 
 class Line:

@@ -12,8 +12,9 @@ from torch.optim.swa_utils import AveragedModel
 from edl_hvd.errors import StateError
 from edl_hvd.worker.codec import encode
 from edl_hvd.worker.commits.dirty import FrozenParameters
-from edl_hvd.worker.training.optimizer import gate_average, gate_scaler, is_distributed
+from edl_hvd.worker.training.optimizer import is_distributed
 from edl_hvd.worker.training.scheduler import gate
+from edl_hvd.worker.training.step_gates import gate_average, gate_scaler
 
 
 class Handler(Protocol):

@@ -14,7 +14,7 @@ from edl_hvd.data.sampler import ElasticBatchSampler
 from edl_hvd.errors import StateError
 from edl_hvd.metrics.metric import Metric
 from edl_hvd.rescale.learning import Learning
-from edl_hvd.rescale.ramp import Ramp
+from edl_hvd.rescale.policy import Ramp
 from edl_hvd.worker.codec import decode, encode, placed
 from edl_hvd.worker.commits.checkpoint_copy import CheckpointCopies
 from edl_hvd.worker.commits.dirty import DirtyTracker, FrozenParameters, TensorVersion, fingerprint, versions_of

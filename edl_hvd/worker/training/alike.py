@@ -3,7 +3,8 @@
 They begin with the same ones, and move them by the same gradients. What a script computes at step level from what only
 one worker has, such as the last micro-batch, or by a generator of its own, drives them apart, without any error. So the
 weights are compared after the first steps, then more and more rarely, and at the end of each epoch. So are the numbers,
-lists and tensors in ``State``; these may be meant to differ, which is said once.
+lists and tensors in ``State``; these may be meant to differ, which is said once. With ``exact=True`` a worker that may
+round differently is stopped before it computes.
 """
 
 from __future__ import annotations
@@ -65,6 +66,39 @@ def differing(attributes: Mapping[str, Any], collectives: Collectives) -> list[s
     digests = torch.tensor([_digest_of(attributes[name], name) for name in names])
     high, low = collectives.allreduce(torch.stack([digests, -digests]), "max")
     return [name for name, apart in zip(names, (high + low).tolist(), strict=True) if apart]
+
+
+def numerics_fingerprint(device: torch.device) -> dict[str, str]:
+    """The properties of this process that decide how it rounds; processes that differ in one may round differently.
+
+    Args:
+        device: Device that the model is computed on.
+    """
+    is_gpu = device.type == "cuda"
+    return {
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device) if is_gpu else torch.backends.cpu.get_cpu_capability(),
+        "threads (torch.get_num_threads)": str(torch.get_num_threads()),
+        "precision of matrix products (torch.get_float32_matmul_precision)": torch.get_float32_matmul_precision(),
+    }
+
+
+def check_same_numerics(own: Mapping[str, str], of_first: Mapping[str, str]) -> None:
+    """Stop a worker whose results may differ from those of rank 0 in their last bits.
+
+    Args:
+        own: Numerics of this worker.
+        of_first: Numerics of rank 0.
+
+    Raises:
+        UsageError: They differ.
+    """
+    others = [f"{name}: {own[name]!r} instead of {of_first[name]!r}" for name in own if own[name] != of_first[name]]
+    if others:
+        raise UsageError(
+            f"exact=True needs workers that compute alike, and this one differs from rank 0 in {'; '.join(others)}; "
+            "give all hosts the same hardware and settings (OMP_NUM_THREADS sets the threads), or leave exact=True out"
+        )
 
 
 def _digest_of(value: Any, name: str) -> int:

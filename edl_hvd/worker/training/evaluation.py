@@ -14,7 +14,7 @@ from edl_hvd.data.evaluation import EvaluationSampler
 from edl_hvd.data.randomness import seed_everything
 from edl_hvd.errors import UsageError
 from edl_hvd.worker.progress import progress
-from edl_hvd.worker.training.batching import next_item
+from edl_hvd.worker.training.loader_checks import next_item
 
 if TYPE_CHECKING:
     from edl_hvd.worker.runtime import Runtime
@@ -27,7 +27,7 @@ _COMMIT_S = 1.0
 def evaluate(runtime: Runtime, loader: Any, clock: Clock = SYSTEM_CLOCK) -> Iterator[Any]:
     """See :meth:`edl_hvd.State.evaluate`."""
     name, sampler = _sampler_of(runtime, loader)
-    if runtime.counting.is_in_pass:
+    if runtime.counting.is_in_loop:
         raise UsageError(
             "state.evaluate() was called inside a loop of state.steps(), state.batches() or state.evaluate(), whose "
             "position it would share; call it after that loop, in `for epoch in state.epochs(n):` (epochs get shorter "
@@ -37,18 +37,18 @@ def evaluate(runtime: Runtime, loader: Any, clock: Clock = SYSTEM_CLOCK) -> Iter
     number = sampler.begin(runtime.store.epoch, runtime.store.step)
     if number is None:
         return
-    runtime.counting.enter_pass(f"{name}/{runtime.store.epoch}/{runtime.store.step}/{number}")
+    runtime.counting.begin_loop(f"{name}/{runtime.store.epoch}/{runtime.store.step}/{number}")
     life, was_validating = runtime.life, progress.is_validating
     progress.is_validating = lambda: True
     try:
         yield from _rounds(runtime, sampler, loader, _Pace(clock))
         sampler.finish()
         with progress.during("commit"):
-            runtime.counting.end_pass()
+            runtime.counting.end_loop()
             runtime.commit_light()
     finally:
         if runtime.life == life:
-            runtime.counting.leave_pass()
+            runtime.counting.leave_loop()
             progress.is_validating = was_validating
             progress.enter("script")
 
@@ -66,7 +66,7 @@ def _rounds(runtime: Runtime, sampler: EvaluationSampler, loader: Any, pace: _Pa
         sampler.offset = round_.end
         if pace.is_due() and round_.end < sampler.length:
             with progress.during("commit"):
-                pace.next(runtime.counting.pool(pace.proposal() if sampler.rank == 0 else 0))
+                pace.next(runtime.counting.sync(pace.proposal() if sampler.rank == 0 else 0))
                 runtime.commit_light()
 
 

@@ -10,40 +10,47 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from edl_hvd.errors import UsageError
-from edl_hvd.rescale.deal import share
+from edl_hvd.rescale.partition import partition_range
 from edl_hvd.rescale.summation import Node, Summation, additions, nodes_of
-from edl_hvd.worker import process
-from edl_hvd.worker.training.reduction import MicroBatch, Reduction
+from edl_hvd.worker.training.gradient_sum import GradientSum
+from edl_hvd.worker.training.micro_batch import MicroBatch
+from edl_hvd.worker.training.process_group import ProcessGroup
 
 _BUCKET_BYTES = 16 << 20
 # A message takes a millisecond whatever its size; smaller ones leave more of the transfer to the time of backward.
 
 
-class ExactReduction(Reduction):
-    """See the module, and :class:`~edl_hvd.worker.training.reduction.Reduction`.
+class ExactGradientSum(GradientSum):
+    """See the module, and :class:`~edl_hvd.worker.training.gradient_sum.GradientSum`.
 
     Attributes:
         passes_infinity: Gradients may overflow, because a ``GradScaler`` looks after that; else it is an error.
     """
 
-    is_exact = True
-
-    def __init__(self, named_parameters: list[tuple[str, torch.nn.Parameter]]) -> None:
+    def __init__(self, names: Mapping[torch.nn.Parameter, str], group: ProcessGroup) -> None:
         self._buckets: list[_Bucket] = []
         self._bucket_of: dict[torch.nn.Parameter, _Bucket] = {}
         self._term = 0
-        super().__init__(named_parameters)
+        super().__init__(names, group)
         self.passes_infinity = False
-        if any(parameter.device.type != "cpu" for parameter in self.names):
+        if any(parameter.device.type != "cpu" for parameter in names):
             torch.use_deterministic_algorithms(True)
             torch.backends.cudnn.benchmark = False  # it chooses kernels by their speed of the moment
+
+    # --- what is summed ---
+
+    def begin_round(self) -> None:
+        super().begin_round()
+        self._started: dict[_Bucket, Any] = {}
+        self._used: set[torch.nn.Parameter] = set()  # this rank has a gradient of them, of an earlier term
+        self._terms = 0
 
     def begin(self, micro_batch: MicroBatch) -> None:
         if not micro_batch.first:
@@ -51,27 +58,31 @@ class ExactReduction(Reduction):
         super().begin(micro_batch)
         self._term = micro_batch.index
 
-    def _begin_round(self) -> None:
-        super()._begin_round()
-        self._started: dict[_Bucket, Any] = {}
-        self._used: set[torch.nn.Parameter] = set()  # this rank has a gradient of them, of an earlier term
-        self._terms = 0
+    def weigh(self, weight: float) -> None:
+        if not float(weight).is_integer():
+            raise UsageError(
+                f"step.weigh() was given {weight}; with exact=True expected a whole number, because sums of others "
+                "depend on their order"
+            )
+        super().weigh(weight)
 
-    def _expect(self) -> None:
-        """Begin to take in the terms of this round, unless that is under way."""
-        if self._terms:
-            return
-        trained = [parameter for parameter in self.names if parameter.requires_grad]
-        if self._bucket_of.keys() != set(trained):
-            self._buckets = list(_buckets_of(trained))
-            self._bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
+    # --- this rank's part ---
+
+    def has(self, parameter: torch.nn.Parameter) -> bool:
+        return parameter in self._held or parameter in self._used
+
+    @property
+    def row(self) -> int:
+        """A row for each micro-batch: they are added in one order."""
+        return 0 if self.micro_batch is None else self.micro_batch.index
+
+    @property
+    def rows(self) -> int:
         part = self.micro_batch
-        if part is None:  # every worker computes one term, of equal weight
-            self._terms, self._term = process.size(), process.rank()
-        else:
-            self._terms = -(-part.global_samples // part.unit)
-        for bucket in self._buckets:
-            bucket.begin(self._terms)
+        return 1 if part is None else -(-part.global_samples // part.unit)
+
+    def _is_started(self, parameter: torch.nn.Parameter) -> bool:
+        return bool(self._started) and self._bucket_of[parameter] in self._started
 
     def _first_unit(self) -> float:
         return self._least_unit
@@ -82,24 +93,39 @@ class ExactReduction(Reduction):
         part = self.micro_batch
         return 1.0 if part is None else float(min(part.unit, part.global_samples))
 
-    @property
-    def _row(self) -> int:
-        """A row for each micro-batch: they are added in one order."""
-        return 0 if self.micro_batch is None else self.micro_batch.index
-
-    @property
-    def _rows(self) -> int:
+    def _expect(self) -> None:
+        """Begin to take in the terms of this round, unless that is under way."""
+        if self._terms:
+            return
+        trained = [parameter for parameter in self._names if parameter.requires_grad]
+        if self._bucket_of.keys() != set(trained):
+            self._buckets = list(_buckets_of(trained))
+            self._bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
         part = self.micro_batch
-        return 1 if part is None else -(-part.global_samples // part.unit)
+        if part is None:  # every worker computes one term, of equal weight
+            self._terms, self._term = self.group.size, self.group.rank
+        else:
+            self._terms = -(-part.global_samples // part.unit)
+        for bucket in self._buckets:
+            bucket.begin(self._terms)
 
-    def _is_started(self, parameter: torch.nn.Parameter) -> bool:
-        return bool(self._started) and self._bucket_of[parameter] in self._started
+    def _end_term(self) -> None:
+        """A micro-batch is through: what it has made of the gradients is the next term."""
+        self._expect()
+        for bucket in self._buckets:
+            self._add_term(bucket)
+        self._used.update(self._held)
+        self._held.clear()
 
-    def _has(self, parameter: torch.nn.Parameter) -> bool:
-        return parameter in self._held or parameter in self._used
+    @torch.no_grad()
+    def _add_term(self, bucket: _Bucket) -> None:
+        held = self._held
+        bucket.add(self._term, [held[p] if p in held else torch.zeros_like(p) for p in bucket.parameters])
 
-    def _start_early(self, parameter: torch.nn.Parameter) -> None:
-        if self.deferred:
+    # --- the sum ---
+
+    def start_early(self, parameter: torch.nn.Parameter, may_grow: bool) -> None:
+        if may_grow:
             return  # gradients that came later would be added in another order
         self._expect()
         bucket = self._bucket_of[parameter]
@@ -107,49 +133,37 @@ class ExactReduction(Reduction):
         if len(bucket.ready) == len(bucket.parameters):
             self._start_bucket(bucket)
 
-    def _end_term(self) -> None:
-        """A micro-batch is through: what it has made of the gradients is the next term."""
-        self._end_micro_batch()
+    def start(self, used: Sequence[torch.nn.Parameter]) -> None:
         self._expect()
-        for bucket in self._buckets:
-            self._add(bucket)
-        self._used.update(self._held)
-        self._held.clear()
+        for bucket in self._buckets_with(used):
+            if bucket not in self._started:
+                self._start_bucket(bucket)
 
-    @torch.no_grad()
-    def _add(self, bucket: _Bucket) -> None:
-        held = self._held
-        bucket.add(self._term, [held[p] if p in held else torch.zeros_like(p) for p in bucket.parameters])
+    def _buckets_with(self, used: Sequence[torch.nn.Parameter]) -> list[_Bucket]:
+        return [bucket for bucket in self._buckets if not set(used).isdisjoint(bucket.parameters)]
 
     def _start_bucket(self, bucket: _Bucket) -> None:
         if self.micro_batch is None or self.micro_batch.samples:
-            self._add(bucket)
-        size = process.size()
+            self._add_term(bucket)
+        size = self.group.size
         if size == 1:
             self._started[bucket] = None
             return
-        sizes = [last - first for first, last in (share(bucket.elements, rank, size) for rank in range(size))]
+        sizes = [last - first for first, last in (partition_range(bucket.elements, rank, size) for rank in range(size))]
         rows = bucket.rows
         if len(rows) == 1:
             message = rows[0].flat
         else:
             parts_by_rank = zip(*(row.flat.split(sizes) for row in rows), strict=True)
             message = torch.cat([bucket.nothing, *itertools.chain.from_iterable(parts_by_rank)])
-        self._started[bucket] = process.current().collectives.start_exchange(
+        self._started[bucket] = self.group.collectives.start_exchange(
             message, [len(rows) * part for part in sizes], f"edl_hvd.exact.{bucket.number}"
         )
 
-    def _sum_alone(self, used: list[torch.nn.Parameter]) -> None:
-        self._sum(used, self._total_weight, is_late=False)
-
-    def _sum(self, used: Sequence[torch.nn.Parameter], weight: float, is_late: bool) -> None:
-        collectives, size = process.current().collectives, process.size()
-        self._expect()
-        buckets = [bucket for bucket in self._buckets if not set(used).isdisjoint(bucket.parameters)]
-        for bucket in buckets:
-            if bucket not in self._started:
-                self._start_bucket(bucket)
-        measured = self.noise.start() if self.noise is not None else []
+    def finish(
+        self, used: Sequence[torch.nn.Parameter], weight: float, is_late: bool, others: Sequence[Any]
+    ) -> dict[torch.nn.Parameter, torch.Tensor]:
+        collectives, size, buckets = self.group.collectives, self.group.size, self._buckets_with(used)
         scale = 1 / self._terms if self.micro_batch is None else self._least_unit / (weight or 1.0)
         if size > 1:
             for bucket in buckets:
@@ -161,15 +175,15 @@ class ExactReduction(Reduction):
             row = bucket.row_of(total)
             self._refuse_infinity(bucket, row)
             sums.update((p, view.to(p.dtype)) for p, view in zip(bucket.parameters, row.views, strict=True))
-        collectives.finish(measured)
-        self._publish({parameter: sums[parameter] for parameter in used})
+        collectives.finish(others)
+        return {parameter: sums[parameter] for parameter in used}
 
     def _refuse_infinity(self, bucket: _Bucket, sums: _Row) -> None:
         # A sum costs one pass over memory. One that overflows by itself is looked at once more.
         if self.passes_infinity or sums.flat.sum().isfinite() or sums.flat.isfinite().all():
             return
         parts = zip(bucket.parameters, sums.views, strict=True)
-        names = [self.names[parameter] for parameter, part in parts if not part.isfinite().all()]
+        names = [self._names[parameter] for parameter, part in parts if not part.isfinite().all()]
         raise UsageError(
             f"the gradient of {names[0]!r} (and of {len(names) - 1} more parameters), summed over all workers, is "
             "infinite or not a number; lower the learning rate, look for a division by zero in the loss, or, with "
@@ -270,5 +284,5 @@ def _sum_of(received: torch.Tensor, terms: int, size: int) -> torch.Tensor:
 @functools.lru_cache
 def _plan(terms: int, size: int) -> tuple[int, list[tuple[int, int]]]:
     """How many nodes the ranks of a world hold together, and how their values become the sum."""
-    nodes = [node for rank in range(size) for node in nodes_of(*share(terms, rank, size), terms)]
+    nodes = [node for rank in range(size) for node in nodes_of(*partition_range(terms, rank, size), terms)]
     return len(nodes), additions(nodes, terms)

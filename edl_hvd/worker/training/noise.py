@@ -7,15 +7,13 @@ finishes them and before they are summed; the large one is the sum. Three number
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from edl_hvd.rescale.noise import Observation
-from edl_hvd.worker import process
-
-if TYPE_CHECKING:
-    from edl_hvd.worker.training.reduction import MicroBatch
+from edl_hvd.worker.engine.collectives import Collectives
+from edl_hvd.worker.training.micro_batch import MicroBatch
 
 
 class NoiseMeter:
@@ -52,13 +50,13 @@ class NoiseMeter:
         if self._part is not None and self._part.first:
             self._squares[parameter] = _square_of(gradient) / scale**2
 
-    def start(self) -> list[Any]:
+    def start(self, collectives: Collectives) -> list[Any]:
         """Begin to sum what the ranks have measured; handles to be finished with those of the gradients."""
         if self._part is None:  # a script without state.batches: nobody knows how many samples a gradient is of
             return []
         row = [_total(self._squares.values()), 1.0 / self._samples, 1.0] if self._squares else [0.0, 0.0, 0.0]
         self._sums = torch.tensor(row, dtype=torch.float64)
-        return [process.current().collectives.start_sum(self._sums, "edl_hvd.noise", 1.0)]
+        return [collectives.start_sum(self._sums, "edl_hvd.noise", 1.0)]
 
     def large(self, gradients: Iterable[torch.Tensor]) -> None:
         """These are the sums."""

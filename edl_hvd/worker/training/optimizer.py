@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
-from torch.optim.swa_utils import AveragedModel
 
 from edl_hvd.errors import UsageError
 from edl_hvd.worker.position import position
-from edl_hvd.worker.training import momentum
-from edl_hvd.worker.training.exact import ExactReduction
+from edl_hvd.worker.training.process_group import PresentGroup
 from edl_hvd.worker.training.reduction import Reduction
 
 _Optimizer = TypeVar("_Optimizer", bound=torch.optim.Optimizer)
+
+# Of a parameter group: the policy's factor for this step. Of a parameter's state: that of the last step.
+VELOCITY_FACTOR = "edl_hvd_factor"
 
 
 @dataclass
@@ -88,7 +88,7 @@ class _Distributed:
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, as in ``torch.optim``; their gradients are summed, too. Every rank; not collective."""
         super().add_param_group(param_group)  # type: ignore[misc]
-        self.reduction.adopt_unnamed(self.param_groups[-1]["params"])
+        self.reduction.parameters.adopt_unnamed(self.param_groups[-1]["params"])
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one optimizer step. In the body of ``state.batches`` it acts at the end of a global batch only.
@@ -138,7 +138,7 @@ class _Distributed:
         reduction.has_stepped = True
         position.steps_in_body += 1
         stepping.own += not (position.in_batches or position.in_step)
-        reduction.attach()
+        reduction.parameters.attach()
         for callback in stepping.after:
             callback()
         return result
@@ -152,7 +152,7 @@ class _Distributed:
         for group in groups:
             group["lr"] = group["lr"] * reduction.learning_rate_factor
             if self.velocity is not None:
-                group[momentum.FACTOR] = reduction.learning_rate_factor
+                group[VELOCITY_FACTOR] = reduction.learning_rate_factor
         try:
             for watcher in self.stepping.before:
                 watcher(self, closure is not None)
@@ -168,9 +168,9 @@ class _Distributed:
     def _corrected_step(self, closure: Callable[[], Any] | None) -> Any:
         if self.velocity is None:
             return super().step(closure)  # type: ignore[misc]
-        momentum.correct(self, self.velocity)  # type: ignore[arg-type]
+        _correct_velocity(self, self.velocity)  # type: ignore[arg-type]
         result = super().step(closure)  # type: ignore[misc]
-        momentum.note(self, self.velocity)  # type: ignore[arg-type]
+        _note_velocity(self, self.velocity)  # type: ignore[arg-type]
         return result
 
 
@@ -246,12 +246,55 @@ def DistributedOptimizer(
         )
     kind = type(optimizer)
     optimizer.__class__ = type(kind.__name__, (_Distributed, kind), {})
-    optimizer.reduction = ExactReduction(named) if exact else Reduction(named)  # type: ignore[attr-defined]
+    optimizer.reduction = Reduction(named, PresentGroup(), exact)  # type: ignore[attr-defined]
     optimizer.stepping = Stepping(exact=exact)  # type: ignore[attr-defined]
     optimizer.velocity = velocity  # type: ignore[attr-defined]
     if measure_noise:
         optimizer.reduction.measure_noise()  # type: ignore[attr-defined]
     return optimizer
+
+
+# Momentum that has the learning rate in it is corrected when the policy's factor changes abruptly. Two forms of SGD
+# with momentum are in use (Goyal et al. 2017, arXiv:1706.02677, section 3, equations 9 and 10):
+#
+#     u = m u + g,      w = w - η u            torch.optim.SGD, RMSprop, and most others
+#     v = m v + η g,    w = w - v              some optimizers of other packages, LARS as published
+#
+# They are the same while the rate η stays. When it changes, the first form needs nothing: u is made of gradients alone,
+# and the new rate acts on all of it. In the second, v still has the old rate in it, and to remain the same as the first
+# it has to be multiplied with new / old, the *momentum correction*; the smaller the old rate, the less stable without.
+# Adam and its kin need none either: their moments are made of gradients alone.
+#
+# The factor that a velocity was made with stands beside it in the optimizer's state, so wherever the one goes, or
+# stays, the other does: a commit, a checkpoint, a newcomer that repeats steps, a step that is not made again.
+
+
+@torch.no_grad()
+def _correct_velocity(optimizer: torch.optim.Optimizer, velocity: str) -> None:
+    """Bring all velocities to the rate of this step, before it.
+
+    Args:
+        optimizer: Optimizer whose groups have this step's ``VELOCITY_FACTOR``.
+        velocity: Name of the tensor in its state that has the rate in it.
+    """
+    for factor, kept in _velocities(optimizer, velocity):
+        before = kept.get(VELOCITY_FACTOR, factor)
+        if before != factor:
+            kept[velocity].mul_(factor / before)
+
+
+def _note_velocity(optimizer: torch.optim.Optimizer, velocity: str) -> None:
+    """Keep what the velocities were made with, after a step."""
+    for factor, kept in _velocities(optimizer, velocity):
+        kept[VELOCITY_FACTOR] = factor
+
+
+def _velocities(optimizer: torch.optim.Optimizer, velocity: str) -> Iterator[tuple[float, dict[str, Any]]]:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            kept = optimizer.state.get(parameter)
+            if kept and isinstance(kept.get(velocity), torch.Tensor):
+                yield group[VELOCITY_FACTOR], kept
 
 
 def is_distributed(value: object) -> bool:
@@ -286,11 +329,11 @@ def join(
         for parameter, name in optimizer.reduction.names.items():
             if parameter in own:
                 named.setdefault(parameter, catalogue.get(parameter) or f"{attribute}.{name}")
-        optimizer.reduction.detach()
+        optimizer.reduction.parameters.detach()
     exact = all(optimizer.stepping.exact for optimizer in optimizers)
     listed = [(name, parameter) for parameter, name in named.items()]
-    reduction = ExactReduction(listed) if exact else Reduction(listed)
-    reduction.catalogue = catalogue
+    reduction = Reduction(listed, PresentGroup(), exact)
+    reduction.parameters.catalogue = catalogue
     reduction.is_joined = True
     reduction.noise = noise
     for optimizer in optimizers:
@@ -317,96 +360,3 @@ def _refuse_horovods(given: Mapping[str, Any]) -> None:
         raise UsageError(
             f"DistributedOptimizer was given {name}={given[name]!r}, an argument of Horovod's own; {_HOROVODS[name]}"
         )
-
-
-class GradScaler(torch.amp.GradScaler):
-    """Gradient scaler for mixed precision in float16, for use with a distributed optimizer.
-
-    It is ``torch.amp.GradScaler``, with its arguments and methods, except that ``unscale_``, ``step`` and ``update`` in
-    the body of ``state.batches`` act at the end of a global batch only. In the loops of ``state.steps`` they belong at
-    step level. Give it to ``State``; a plain ``torch.amp.GradScaler`` that is given to ``State`` becomes one.
-
-    Every rank uses it alike. Not collective: the sum of the gradients is infinite or NaN on all ranks or on none, so
-    all ranks skip the same steps and hold the same scale.
-    """
-
-    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the optimizer's gradients by the scale, in place, once per step. Every rank; not collective.
-
-        Before clipping. In the body of ``state.batches`` it does nothing before the global batch is complete.
-
-        Args:
-            optimizer: A ``DistributedOptimizer``.
-        """
-        if not position.waits:
-            super().unscale_(optimizer)
-
-    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        """Make the optimizer's step, or skip it where a gradient is infinite or NaN. Every rank; not collective.
-
-        Args:
-            optimizer: A ``DistributedOptimizer``.
-            *args: Passed on to ``optimizer.step``.
-            **kwargs: Passed on to ``optimizer.step``.
-
-        Returns:
-            What ``optimizer.step`` returns; ``None`` where the step is skipped or the global batch is not complete.
-        """
-        position.steps_in_body += 1
-        return None if position.waits else super().step(optimizer, *args, **kwargs)
-
-    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
-        """Adapt the scale after a step: smaller after one that was skipped. Every rank; not collective.
-
-        In the body of ``state.batches`` it does nothing before the global batch is complete.
-
-        Args:
-            new_scale: Scale to set instead, greater than 0: a number, or a float32 tensor of one element on the GPU.
-        """
-        if not position.waits:
-            super().update(new_scale)
-
-
-def gate_scaler(scaler: torch.amp.GradScaler) -> None:
-    """Make a plain scaler one of :class:`GradScaler`, in place."""
-    if not isinstance(scaler, GradScaler):
-        kind = type(scaler)
-        scaler.__class__ = GradScaler if kind is torch.amp.GradScaler else type(kind.__name__, (GradScaler, kind), {})
-
-
-def _refusing(update: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(update)
-    def update_parameters(average: AveragedModel, model: torch.nn.Module) -> None:
-        if not isinstance(average, _StepwiseAverage) and (position.in_step or position.in_batches):
-            raise UsageError(
-                "update_parameters() was called in the loop of an AveragedModel that State(…) was not given, so the "
-                "average would be lost with a worker; add it: State(ema=ema, …)"
-            )
-        update(average, model)
-
-    return update_parameters
-
-
-# For the whole process: else nobody would see an average that is not part of the state.
-AveragedModel.update_parameters = _refusing(AveragedModel.update_parameters)  # type: ignore[method-assign]
-
-
-class _StepwiseAverage:
-    """Mixed into the class of an ``AveragedModel`` that is given to ``State``."""
-
-    def update_parameters(self, model: torch.nn.Module) -> None:
-        """As in torch; in the body of ``state.batches`` once per optimizer step.
-
-        Raises:
-            UsageError: It was called in the loop over a step's micro-batches.
-        """
-        position.refuse_in_step("update_parameters()")
-        if not position.waits:
-            super().update_parameters(model)  # type: ignore[misc]
-
-
-def gate_average(average: AveragedModel) -> None:
-    """Have an average of weights move with the optimizer steps, in place."""
-    kind = type(average)
-    if not isinstance(average, _StepwiseAverage):
-        average.__class__ = type(kind.__name__, (_StepwiseAverage, kind), {})

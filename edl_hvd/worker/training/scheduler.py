@@ -12,7 +12,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from edl_hvd.errors import SettingsError, UsageError
-from edl_hvd.interval import Interval
+from edl_hvd.values import Interval
 from edl_hvd.worker.position import position
 
 _Scheduler = TypeVar("_Scheduler", bound=LRScheduler)

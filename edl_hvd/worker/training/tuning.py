@@ -16,12 +16,11 @@ from typing import Any, TypeGuard
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.events import BatchChosen, Event
-from edl_hvd.rescale.goodput import Division, best, efficiency, expected
+from edl_hvd.rescale.goodput import BatchPlan, best, efficiency, expected
 from edl_hvd.rescale.learning import Learning
 from edl_hvd.rescale.policy import WorkerBatch
 from edl_hvd.rescale.throughput import Timing, fit, with_timing
-from edl_hvd.worker.engine.collectives import Collectives
-from edl_hvd.world import World
+from edl_hvd.worker.training.process_group import ProcessGroup
 
 EVERY_STEPS = 50  # the median of this many step times is good to some percent; two small collectives are lost in them
 _LEAST_GAIN = 1.05  # of goodput: less is within the error of the model, and each change starts the loader anew
@@ -89,8 +88,7 @@ def choose(
     step: int,
     timer: StepTimer,
     announce: Callable[[Event], None],
-    collectives: Collectives,
-    world: World,
+    group: ProcessGroup,
 ) -> WorkerBatch | None:
     """The policy with another batch, or ``None`` if the present one stays. Collective; blocks.
 
@@ -100,20 +98,19 @@ def choose(
         step: The present one.
         timer: This rank's.
         announce: Writes an event; called on rank 0.
-        collectives: Of the world.
-        world: The present one.
+        group: Workers of the present world.
     """
-    size = world.size
+    size, collectives = group.size, group.collectives
     steps_ns = [row[0] for row in collectives.gather_integers([timer.take_ns()])]
     learning.chosen_at = step
     if 0 in steps_ns:  # epochs of one step
         return None
     before = learning.timings
-    present = Division(policy.micro_batch or policy.worker_batch, -(-policy.worker_batch // (policy.micro_batch or 1)))
-    timing = Timing(size, present.micro_batch, present.parts, sum(steps_ns) / size / 1e9)
+    present = BatchPlan(policy.micro_batch or policy.worker_batch, -(-policy.worker_batch // (policy.micro_batch or 1)))
+    timing = Timing(size, present.micro_batch, present.accumulation_steps, sum(steps_ns) / size / 1e9)
     learning.timings = with_timing(before, timing)
     batch = policy.worker_batch
-    if world.rank == 0:
+    if group.rank == 0:
         batch = _best(policy, learning, size, present)
         announce(_event(policy, learning, step, timing, before, batch))
     batch = collectives.gather_integers([batch])[0][0]
@@ -124,19 +121,19 @@ def choose(
     return policy.with_batch(batch, size)
 
 
-def _best(policy: WorkerBatch, learning: Learning, size: int, present: Division) -> int:
+def _best(policy: WorkerBatch, learning: Learning, size: int, present: BatchPlan) -> int:
     noise = learning.noise.samples
     if noise is None:
         return policy.worker_batch
     model = fit(learning.timings)
-    known = max(timing.micro_batch * timing.parts for timing in learning.timings)
+    known = max(timing.micro_batch * timing.accumulation_steps for timing in learning.timings)
     most = min(policy.max or known, max(_LARGEST_GROWTH * known, policy.least))
     largest = policy.largest_micro_batch
     if len({timing.micro_batch for timing in learning.timings}) == 1 and most > policy.worker_batch:
         return most  # one size of micro-batch does not tell the time per sample from the time per micro-batch
     found = best(model, noise, policy.base_samples, size, (policy.least, most), largest)
     now = expected(model, noise, policy.base_samples, size, present)
-    return found.division.worker_batch if found.goodput > _LEAST_GAIN * now.goodput else policy.worker_batch
+    return found.plan.worker_batch if found.goodput > _LEAST_GAIN * now.goodput else policy.worker_batch
 
 
 def _event(
@@ -144,7 +141,7 @@ def _event(
 ) -> BatchChosen:
     noise = learning.noise.samples
     samples = policy.global_batch(timing.size)
-    predicted = fit(before).step_s(*timing.division) if before else None
+    predicted = fit(before).step_s(*timing.plan) if before else None
     return BatchChosen(
         step=step,
         size=timing.size,

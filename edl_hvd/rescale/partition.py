@@ -5,7 +5,7 @@ from __future__ import annotations
 Slice = tuple[int, int]
 
 
-def deal(samples: int, rank: int, size: int, micro_batch: int | None = None) -> tuple[Slice, ...]:
+def partition(samples: int, rank: int, size: int, micro_batch: int | None = None) -> tuple[Slice, ...]:
     """The parts of a global batch that one rank computes, as half-open sample ranges.
 
     With ``micro_batch`` = m the batch is always the same M = ceil(samples / m) micro-batches, whoever
@@ -13,13 +13,13 @@ def deal(samples: int, rank: int, size: int, micro_batch: int | None = None) -> 
     samples themselves are split the same way, so shares differ by at most one. Over all ranks every
     sample is dealt exactly once, in order; a rank's share may be empty.
 
-    >>> deal(10, rank=1, size=3)
+    >>> partition(10, rank=1, size=3)
     ((3, 6),)
-    >>> deal(10, rank=0, size=2, micro_batch=4)
+    >>> partition(10, rank=0, size=2, micro_batch=4)
     ((0, 4),)
-    >>> deal(10, rank=1, size=2, micro_batch=4)
+    >>> partition(10, rank=1, size=2, micro_batch=4)
     ((4, 8), (8, 10))
-    >>> deal(2, rank=0, size=3)
+    >>> partition(2, rank=0, size=3)
     ()
 
     Args:
@@ -29,16 +29,16 @@ def deal(samples: int, rank: int, size: int, micro_batch: int | None = None) -> 
         micro_batch: Largest number of samples in one forward and backward pass, at least 1.
     """
     unit = micro_batch or 1
-    first, last = share(-(-samples // unit), rank, size)
+    first, last = partition_range(-(-samples // unit), rank, size)
     if micro_batch is None:
         return ((first, last),) if first < last else ()
     return tuple((i * unit, min((i + 1) * unit, samples)) for i in range(first, last))
 
 
-def share(units: int, rank: int, size: int) -> Slice:
+def partition_range(units: int, rank: int, size: int) -> Slice:
     """The range of numbered units that one rank gets: ``floor(r·M/W)`` up to, not including, ``floor((r+1)·M/W)``.
 
-    >>> [share(8, rank, size=3) for rank in range(3)]
+    >>> [partition_range(8, rank, size=3) for rank in range(3)]
     [(0, 2), (2, 5), (5, 8)]
     """
     return rank * units // size, (rank + 1) * units // size

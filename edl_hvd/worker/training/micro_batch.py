@@ -1,22 +1,46 @@
-"""A forward or backward pass for which the GPU's memory does not suffice: which argument to change, and to what."""
+"""What one forward and backward pass computes, and what to say where the GPU's memory does not suffice for it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from edl_hvd.errors import UsageError
 from edl_hvd.rescale.policy import BatchPolicy, GlobalBatch
-from edl_hvd.worker.training.reduction import MicroBatch
 
 
-def explained(policy: BatchPolicy, part: MicroBatch, error: Exception) -> UsageError:
-    """What to tell the user.
+@dataclass(frozen=True)
+class MicroBatch:
+    """The part of a global batch that the next backward computes.
+
+    Attributes:
+        samples: Number of samples n_j; 0 for a worker that was dealt nothing.
+        global_samples: Number of samples G in the global batch.
+        first: It is this worker's first of the step, or of one loop over it.
+        last: It is this worker's last.
+        index: Number j, in the global batch.
+        unit: Samples of every micro-batch of the step but the last one, which may have fewer; at least 1.
+        offset: Position of its first sample, in the epoch's order.
+    """
+
+    samples: int
+    global_samples: int
+    first: bool
+    last: bool
+    index: int = 0
+    unit: int = 1
+    offset: int = 0
+
+
+def out_of_memory_error(policy: BatchPolicy, part: MicroBatch, error: Exception) -> UsageError:
+    """The error that says which argument to change, and to what.
 
     Args:
-        policy: Of the batch.
-        part: The micro-batch that was computed.
-        error: Torch's own.
+        policy: Policy of the batch.
+        part: Micro-batch that was computed.
+        error: Error of torch.
 
     >>> part = MicroBatch(samples=64, global_samples=256, first=True, last=True)
-    >>> print(explained(GlobalBatch(256, micro_batch=64), part, MemoryError("tried to allocate 2 GiB")))
+    >>> print(out_of_memory_error(GlobalBatch(256, micro_batch=64), part, MemoryError("tried to allocate 2 GiB")))
     the memory of the GPU does not suffice for a micro-batch of 64 samples (micro_batch=64): tried to allocate 2 GiB; \
 give ElasticBatchSampler(…) or its policy micro_batch=32: the batch of a step stays as it is, computed in more parts
     """

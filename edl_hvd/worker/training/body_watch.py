@@ -1,0 +1,142 @@
+"""What a body of the loops has changed that it may change once per optimizer step only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from edl_hvd.errors import UsageError
+from edl_hvd.worker.codec import encode
+from edl_hvd.worker.position import position
+from edl_hvd.worker.trace import Trace
+from edl_hvd.worker.training.optimizer import is_distributed
+
+if TYPE_CHECKING:
+    from edl_hvd.worker.runtime import Runtime
+
+
+def encoded(runtime: Runtime) -> dict[str, Any]:
+    """The plain attributes of a state, such that a change in place shows."""
+    found = {}
+    for name, value in runtime.store.attributes.items():
+        if not name.startswith("_"):
+            plain, tensors = encode(value, name)
+            found[name] = plain, [(tensor.data_ptr(), tensor._version) for tensor in tensors.values()]
+    return found
+
+
+def refuse_changes(before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Workers compute different micro-batches, so what they change there differs."""
+    changed = [name for name in after if after[name] != before.get(name)]
+    if changed:
+        raise UsageError(
+            f"state.{changed[0]} was changed in the loop over a step's micro-batches, of which every worker has "
+            "others; change it after that loop, in the body of `for step in state.steps(loader):`, and use "
+            "step.record(…) and step.mean(…) for numbers of micro-batches"
+        )
+
+
+class BodyWatch:
+    """Sees what the body of ``state.batches`` does once per micro-batch that ordinary code means once per step.
+
+    Where a global batch is several micro-batches, the body runs as often as this worker has some. What is given to
+    ``State`` must not change then but by what waits for the end of the step; and a counter of the script's own counts
+    something else than steps, which is said once.
+    """
+
+    _LOOKS = 4  # at the script's variables, in which a counter rises each time
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._attributes: dict[str, Any] = {}
+        self._others = Trace([])
+        self._dirty_count = -1
+        self._has_stepped: bool | None = None
+        self._rates: list[Any] = []
+        self._rising: set[str] = set()
+        self._counters: dict[str, int] | None = None
+        self._looks = self._LOOKS
+
+    def begin(self) -> None:
+        """A body is about to run."""
+        position.is_asked, position.steps_in_body = False, 0
+        if position.per_step > 1:
+            self._attributes = encoded(self._runtime)
+            self._others = self._look()
+            watch = self._runtime.store.tracker
+            self._dirty_count = -1 if watch.is_dirty() else watch.dirty_count
+
+    def end(self, frame: Any, is_first: bool) -> None:
+        """It has run.
+
+        Args:
+            frame: Of the script.
+            is_first: Of this worker's bodies in the step.
+
+        Raises:
+            UsageError: It has changed what it may change once per step only.
+        """
+        self._check_steps()
+        if position.per_step <= 1 or (position.is_asked and position.ends_step):
+            return
+        now = encoded(self._runtime)
+        changed = [name for name in now if now[name] != self._attributes.get(name)]
+        if changed:
+            self._refuse(f"state.{changed[0]} was changed")
+        if not self._others.fits():
+            self._refuse("a model in State that no distributed optimizer moves was changed")
+        watch = self._runtime.store.tracker
+        if self._dirty_count >= 0 and (watch.is_dirty() or watch.dirty_count > self._dirty_count):
+            self._refuse("a parameter was changed by something else than its optimizer")
+        self._check_rates(is_first)
+        self._look_for_counters(frame)
+
+    def _check_steps(self) -> None:
+        """Where the body steps in some batches only, it counts batches, of which there are as many as workers make."""
+        reduction = self._runtime.store.reduction
+        if position.per_step <= 1 or position.is_asked or reduction is None or not reduction.has_computed:
+            return
+        has_stepped = position.steps_in_body > 0
+        if self._has_stepped not in (None, has_stepped):
+            self._refuse("optimizer.step() was called for some batches and not for others")
+        self._has_stepped = has_stepped
+
+    def _check_rates(self, is_first: bool) -> None:
+        """A script that sets a rate by ``state.step`` sets the same one in all bodies of a step."""
+        store = self._runtime.store
+        rates = [group.get("lr") for optimizer in store.of_kind(is_distributed) for group in optimizer.param_groups]
+        has_schedulers = any(True for _ in store.of_kind(torch.optim.lr_scheduler.LRScheduler))
+        if not is_first and rates != self._rates and not (position.ends_step and has_schedulers):
+            self._refuse("a learning rate was changed")
+        self._rates = rates
+
+    def _look(self) -> Trace:
+        """At parameters in State that the optimizers do not move, but for averages that move with the steps."""
+        store = self._runtime.store
+        trained = store.reduction.names if store.reduction is not None else {}
+        models = [m for m in store.of_kind(torch.nn.Module) if not isinstance(m, torch.optim.swa_utils.AveragedModel)]
+        return Trace([parameter for model in models for parameter in model.parameters() if parameter not in trained])
+
+    def _refuse(self, what: str) -> None:
+        raise UsageError(
+            f"{what} in the body of state.batches(), which runs once per micro-batch ({position.per_step} per step, "
+            "over all workers), so the result would depend on how many workers there are; write the loop with `for "
+            "step in state.steps(loader):`, or change it after the loop, or under `if optimizer.at_boundary:`"
+        )
+
+    def _look_for_counters(self, frame: Any) -> None:
+        if self._looks <= 0 or frame is None:
+            return
+        self._looks -= 1
+        now = {name: value for name, value in frame.f_locals.items() if type(value) is int}
+        before, self._counters = self._counters, now
+        rising = {name for name, value in now.items() if before is not None and before.get(name) == value - 1}
+        self._rising = rising if self._looks == self._LOOKS - 2 else self._rising & rising
+        if self._looks == 0 and self._rising:
+            self._runtime.warn_once(
+                "counter",
+                f"{', '.join(sorted(self._rising))} rises by one in each body of state.batches(), which runs once per "
+                f"micro-batch, {position.per_step} times per optimizer step over all workers; count steps with "
+                "state.step, or write the loop with `for step in state.steps(loader):`",
+            )

@@ -1,0 +1,315 @@
+"""One loop over the batches of an epoch: dealing them out, counting them once the world has stepped, committing."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from edl_hvd.data.randomness import seed_everything
+from edl_hvd.data.sampler import ElasticBatchSampler, GlobalStep
+from edl_hvd.errors import UsageError
+from edl_hvd.rescale.policy import GlobalBatch
+from edl_hvd.worker.position import position
+from edl_hvd.worker.progress import progress
+from edl_hvd.worker.training.alike import is_due as is_compared
+from edl_hvd.worker.training.buffers import Buffers, OtherBuffers, PowerIterations, RunningStatistics
+from edl_hvd.worker.training.exact import ExactGradientSum
+from edl_hvd.worker.training.loader_checks import check_models, check_schedulers, next_item, sampler_of
+from edl_hvd.worker.training.micro_batch import MicroBatch
+from edl_hvd.worker.training.reduction import Reduction
+from edl_hvd.worker.training.tuning import choose, is_auto, is_due
+
+if TYPE_CHECKING:
+    from edl_hvd.worker.runtime import Runtime
+
+FLAT = "state.batches()"
+# What random numbers at step level are seeded with, behind the place of the step; a micro-batch has its own place.
+_STEP_LEVEL = -1
+
+
+@dataclass
+class EpochLoop:
+    """One loop over the batches of an epoch."""
+
+    runtime: Runtime
+    loader: Any
+    call: str
+    sampler: ElasticBatchSampler
+    reduction: Reduction
+    buffers: Buffers
+
+    @classmethod
+    def of(cls, runtime: Runtime, loader: Any, call: str) -> EpochLoop:
+        sampler = sampler_of(runtime.store, loader, call)
+        reduction = runtime.store.reduction
+        if reduction is None:
+            raise UsageError(
+                f"{call} found no DistributedOptimizer in State; expected State(optimizer="
+                "edl_hvd.DistributedOptimizer(…), …), because the optimizer has to know how a batch is dealt out"
+            )
+        check_schedulers(runtime.store)
+        handlers = runtime.store.handlers
+        models = {name: kept.value for name, kept in handlers.items() if isinstance(kept.value, torch.nn.Module)}
+        iterations = PowerIterations(models.values(), runtime.group)
+        if iterations and call == FLAT:
+            # With an idle worker there are collectives behind the optimizer's step. A world that breaks there goes
+            # through the step again, and these would be made again from the weights behind it.
+            runtime.store.tracker.never_clean()
+        buffers = Buffers(
+            _exact_statistics(runtime, sampler),
+            iterations,
+            OtherBuffers(models, runtime.group, runtime.warn_once),
+        )
+        check_models(runtime.store, reduction)
+        sampler.set_epoch(runtime.store.epoch)
+        return cls(runtime, loader, call, sampler, reduction, buffers)
+
+    def is_over(self) -> bool:
+        """Nothing is left of the epoch, and what comes after it has begun before the script was run again.
+
+        Raises:
+            UsageError: The script has gone through this epoch already.
+        """
+        runtime = self.runtime
+        store = runtime.store
+        # By an earlier call of the elastic function, or by this one, whose world has stayed since.
+        session, life, epoch = runtime.finished_pass
+        if epoch == store.epoch and (life == runtime.life or session is not runtime.session):
+            raise UsageError(
+                f"{self.call} was called again in epoch {runtime.store.epoch}, whose samples are all consumed; write "
+                "`for epoch in state.epochs(n):` around the loop, which counts the epochs"
+            )
+        is_left = any(True for _ in self.sampler.steps())
+        return runtime.counting.is_evaluated(store.epoch, store.step) and not is_left
+
+    def begin(self) -> int:
+        """The loop begins; the life that it belongs to."""
+        runtime = self.runtime
+        runtime.counting.begin_loop(f"batches/{runtime.store.epoch}")
+        trained = set(self.reduction.names)
+        models = [m for m in runtime.store.of_kind(torch.nn.Module) if not trained.isdisjoint(m.parameters())]
+        # Others, such as a teacher, may be in evaluation mode all the time.
+        progress.is_validating = lambda: not all(model.training for model in models)
+        self.reduction.forget()
+        self._tell_of_hooks()
+        self.reduction.parameters.refresh()
+        for scaler in runtime.store.of_kind(torch.amp.GradScaler):
+            if scaler.is_enabled() and scaler._scale is None:
+                # Else it exists on the workers alone that have computed a loss.
+                parameter = next(iter(self.reduction.names))
+                scaler.scale(torch.zeros(1, device=parameter.device))
+        return runtime.life
+
+    def _tell_of_hooks(self) -> None:
+        policy, size = self.sampler.policy, self.runtime.group.size
+        if size == 1 and (policy.micro_batch is None or policy.global_batch(1) <= policy.micro_batch):
+            return
+        hooked = self.reduction.parameters.hooked_by_script()
+        if hooked:
+            self.runtime.warn_once(
+                "hook",
+                f"the hook of the script on the gradient of {hooked[0]!r} is called with that of each micro-batch; a "
+                "factor or a mask comes to the same, but what is not linear, such as clipping, belongs behind the loop "
+                "over a step, in `for step in state.steps(loader):`",
+            )
+
+    def global_steps(self) -> Iterator[tuple[GlobalStep, Iterator[Any]]]:
+        """The steps left in the epoch, with the loader's items; both begin anew where the batch has changed."""
+        dealt: Any = None
+        while self.sampler.policy is not dealt:
+            dealt = self.sampler.policy
+            with self.sampler.dealing():
+                items = iter(self.loader)
+            self.runtime.step_timer.pause()
+            for step in self.sampler.steps():
+                yield step, items
+                if self.sampler.policy is not dealt:
+                    break  # what the loader has prefetched is divided as before
+
+    def place(self, step: GlobalStep) -> bool:
+        """Note how the step is dealt; whether some worker gets nothing of it."""
+        policy, size = self.sampler.policy, self.runtime.group.size
+        if policy.micro_batch is None:
+            position.per_step, here = 1, min(step.samples, size)
+        else:
+            position.per_step = -(-policy.global_batch(size) // policy.micro_batch)
+            here = -(-step.samples // policy.micro_batch)
+        position.is_even = here == size and position.per_step <= size
+        if here < size and position.per_step < size and policy.micro_batch is not None:
+            self.runtime.warn_once(
+                "idle",
+                f"{size} workers share {position.per_step} micro-batches per step, so {size - position.per_step} of "
+                "them compute nothing; give ElasticBatchSampler(…) a smaller micro_batch, or a larger global batch",
+            )
+        position.has_idle = here < size
+        return here < size
+
+    def begin_step(self, step: GlobalStep, announces: bool = False) -> None:
+        """A global batch begins."""
+        self.reduction.begin_step(announces)
+        self.reduction.learning_rate_factor = self.runtime.learning_rate_factor
+        if self.sampler.policy.needs_noise:
+            self.reduction.measure_noise()
+        if self.reduction.noise is not None:
+            scaler = next(iter(self.runtime.store.of_kind(torch.amp.GradScaler)), None)
+            self.reduction.noise.loss_scale = scaler.get_scale() if scaler is not None and scaler.is_enabled() else 1.0
+
+    def parts(self, step: GlobalStep) -> Iterator[MicroBatch]:
+        """This worker's micro-batches of a step."""
+        unit = self.sampler.policy.micro_batch or step.samples
+        count = len(step.share)
+        for number, (first, last) in enumerate(step.share):
+            yield MicroBatch(
+                last - first, step.samples, number == 0, number == count - 1, first // unit, unit, step.offset + first
+            )
+
+    def next_item(self, items: Iterator[Any]) -> Any:
+        """The loader's next item."""
+        progress.enter("input")
+        item = next_item(items)
+        progress.enter("compute")
+        return item
+
+    def begin_micro_batch(self, part: MicroBatch, step: GlobalStep, loop: int) -> None:
+        """The script is about to compute a micro-batch."""
+        progress.batches += 1
+        self.runtime.passes += 1
+        seed_everything(self.sampler.seed, self.sampler.epoch, part.offset, *([loop] if loop else []))
+        if part.last:
+            self.reduction.vote = functools.partial(self.runtime.vote, step.samples)
+        self.reduction.begin(part)
+        self.runtime.has_computed = True
+        position.in_micro_batch = True
+
+    def begin_empty(self, step: GlobalStep) -> None:
+        """This worker has nothing to compute in the step."""
+        unit = self.sampler.policy.micro_batch or step.samples
+        self.reduction.vote = functools.partial(self.runtime.vote, step.samples)
+        self.reduction.begin(MicroBatch(0, step.samples, first=True, last=True, unit=unit))
+
+    def seed_step(self, step: GlobalStep, loop: int) -> None:
+        """What the script draws at step level is the same on every worker."""
+        seed_everything(self.sampler.seed, self.sampler.epoch, step.offset, _STEP_LEVEL, loop)
+
+    def join_others(self, step: GlobalStep, has_idle: bool, leaves: bool = False) -> bool:
+        """Take part in what the other workers do in this step of ``batches``, where the script did not.
+
+        Args:
+            step: Whose body has run, on workers that have a part of it.
+            has_idle: Some have none.
+            leaves: The script has left the loop here.
+
+        Returns:
+            Whether the scripts that ran the body have left the loop, so that this one has to as well.
+        """
+        reduction = self.reduction
+        ran, others_leave = bool(step.share), False
+        if not ran:
+            self.begin_empty(step)
+        elif not reduction.rounds:
+            reduction.complete(skipped=True)
+            ran = False
+        if has_idle:
+            others_leave = reduction.join_with_zeros(leaves)
+        if has_idle or reduction.skipped:
+            self.runtime.take_over(ran)
+        return others_leave
+
+    def count(self, step: GlobalStep) -> None:
+        """The world has stepped."""
+        runtime, store = self.runtime, self.runtime.store
+        noise = self.reduction.noise
+        scale = step.samples / self.sampler.policy.base_samples
+        store.learning.count(runtime.learning_rate_factor, None if noise is None else noise.observation, scale)
+        self.sampler.advance(step)
+        progress.steps += 1
+        runtime.steps_here += 1
+        store.step += 1
+        store.samples += step.samples
+        runtime.move_schedulers()
+
+    def commit(self) -> None:
+        """Between two steps."""
+        runtime = self.runtime
+        if runtime.store.step % runtime.commit_every == 0:
+            before = progress.enter("commit")
+            runtime.commit_step(self.reduction.answer)
+            if is_compared(runtime.store.step):
+                # After the commit: a world that broke before it would go through a step that is made already, and what
+                # the script logs of it would be computed with the weights behind it.
+                runtime.check_alike()
+            progress.enter(before)
+        _choose_batch(runtime, self.sampler)
+
+    def leave(self) -> None:
+        """The script has left the loop early."""
+        progress.enter("script")
+        self.runtime.counting.leave_loop()
+        left_early = position.left_early
+        position.leave()
+        position.left_early = left_early
+
+    def tell_of_leaving(self) -> None:
+        """Note that the script leaves the loop of ``batches``, by a count of its own perhaps."""
+        if position.per_step > 1 and not position.knows_step:
+            self.runtime.left = (
+                "the loop of state.batches() was left before the end of the epoch, and its body runs once per "
+                f"micro-batch, {position.per_step} times per optimizer step over all workers, so where it ends depends "
+                "on how many workers there are; decide by state.step, or write the loop with `for step in "
+                "state.steps(loader):`"
+            )
+
+    def end(self) -> None:
+        """The loop is through, on every rank."""
+        runtime = self.runtime
+        position.leave()
+        self.reduction.forget()
+        progress.enter("commit")
+        runtime.check_alike()
+        runtime.sync_buffers()
+        runtime.counting.end_training_loop()
+        runtime.finished_pass = (runtime.session, runtime.life, runtime.store.epoch)
+        runtime.commit_whole()
+        progress.enter("script")
+
+
+def _exact_statistics(runtime: Runtime, sampler: ElasticBatchSampler) -> RunningStatistics:
+    """The running statistics of the models, where the optimizers are exact; of nothing elsewhere."""
+    store, optimizers = runtime.store, runtime.optimizers
+    exact = [optimizer for optimizer in optimizers if optimizer.stepping.exact]
+    if not exact:
+        return RunningStatistics((), runtime.group)
+    if (
+        len(exact) < len(optimizers)
+        or not isinstance(sampler.policy, GlobalBatch)
+        or sampler.policy.micro_batch is None
+    ):
+        raise UsageError(
+            f"{len(exact)} of the {len(optimizers)} optimizers in State have exact=True, and the batch policy is "
+            f"{sampler.policy}; expected all of them, and ElasticBatchSampler(…, global_batch=…, micro_batch=…): the "
+            "same micro-batches in every world"
+        )
+    assert store.reduction is not None
+    assert isinstance(store.reduction.sum, ExactGradientSum)
+    store.reduction.sum.passes_infinity = any(s.is_enabled() for s in store.of_kind(torch.amp.GradScaler))
+    return RunningStatistics(store.of_kind(torch.nn.Module), runtime.group)
+
+
+def _choose_batch(runtime: Runtime, sampler: ElasticBatchSampler) -> None:
+    """With ``WorkerBatch("auto")``, now and then: see ``tuning.py``. The change is part of the next commit."""
+    store = runtime.store
+    if not is_auto(sampler.policy):
+        return
+    runtime.step_timer.step()
+    group = runtime.group
+    committed = store.step % runtime.commit_every == 0
+    if committed and is_due(store.learning, store.step):
+        chosen = choose(sampler.policy, store.learning, store.step, runtime.step_timer, runtime.announce, group)
+        if chosen is not None:
+            sampler.policy = chosen
+            factor = chosen.learning_rate_factor(group.size)
+            store.ramp = store.ramp.toward(factor, store.samples, chosen.warmup_samples)

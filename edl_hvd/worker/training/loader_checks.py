@@ -1,0 +1,120 @@
+"""Whether what a script has given fits together: loader, sampler, models, optimizers and schedulers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from edl_hvd.data.sampler import ElasticBatchSampler
+from edl_hvd.errors import UsageError
+from edl_hvd.worker.training.reduction import Reduction
+from edl_hvd.worker.training.scheduler import built_on
+
+if TYPE_CHECKING:
+    from edl_hvd.worker.commits.state_store import StateStore
+
+
+def check_models(store: StateStore, reduction: Reduction) -> None:
+    """Check that what an optimizer moves is part of the state; else a worker that joins begins with other weights.
+
+    Raises:
+        UsageError: A model was not given.
+    """
+    kept = {id(parameter) for model in store.of_kind(torch.nn.Module) for parameter in model.parameters()}
+    kept.update(id(value) for value in store.attributes.values())
+    lost = [name for parameter, name in reduction.names.items() if id(parameter) not in kept]
+    if lost:
+        raise UsageError(
+            f"State(…) was given an optimizer, and not the model whose parameters it moves ({lost[0]!r} and "
+            f"{len(lost) - 1} more), so a worker that joins would begin with other weights; add it: State(model=model, "
+            "…)"
+        )
+
+
+def check_schedulers(store: StateStore) -> None:
+    """Check that the state has all schedulers; another is forgotten with a worker, and moves with every micro-batch.
+
+    Raises:
+        UsageError: One was not given.
+    """
+    kept = {id(scheduler) for scheduler in _schedulers(store)}
+    for name, handler in store.handlers.items():
+        for scheduler in built_on(handler.value) if isinstance(handler.value, torch.optim.Optimizer) else ():
+            if id(scheduler) not in kept:
+                raise UsageError(
+                    f"a {type(scheduler).__name__} was built on the optimizer state.{name}, and State(…) was not given "
+                    "it, so its position would be lost with a worker; add it: State(scheduler=scheduler, …)"
+                )
+
+
+def _schedulers(store: StateStore) -> Iterator[Any]:
+    """Those in State, and those that they are made of, such as SequentialLR's."""
+    found = list(store.of_kind(torch.optim.lr_scheduler.LRScheduler))
+    seen = set()
+    while found:
+        scheduler = found.pop()
+        if id(scheduler) not in seen:
+            seen.add(id(scheduler))
+            yield scheduler
+            parts = [part for value in vars(scheduler).values() for part in (value if type(value) is list else [value])]
+            found += [part for part in parts if isinstance(part, torch.optim.lr_scheduler.LRScheduler)]
+
+
+def sampler_of(store: StateStore, loader: Any, call: str) -> ElasticBatchSampler:
+    """The sampler that deals the loader's batches.
+
+    Args:
+        store: What the state keeps.
+        loader: Loader that the script has given.
+        call: Call of the script, for the message.
+
+    Raises:
+        UsageError: It is not part of the state, or deals for a data set of another length.
+    """
+    given = list(store.of_kind(ElasticBatchSampler))
+    used = getattr(loader, "batch_sampler", None)
+    if isinstance(getattr(loader, "dataset", None), torch.utils.data.IterableDataset) and used not in given:
+        raise UsageError(
+            f"{call} got a loader of {type(loader.dataset).__name__}, an IterableDataset, of which nobody can tell "
+            "what it has dealt to whom, so samples would be lost or come twice; give its files to "
+            "edl_hvd.ElasticShards: shards = ElasticShards(paths, counts, read=…), batches = "
+            "shards.sampler(global_batch=…), and DataLoader(shards, batch_sampler=batches)"
+        )
+    # A loader of another make may use the sampler in a way that cannot be seen from here.
+    unknown = used is None and not isinstance(loader, torch.utils.data.DataLoader)
+    if len(given) != 1 or (used is not given[0] and not unknown):
+        raise UsageError(
+            f"{call} cannot tell how batches are dealt: State holds {len(given)} ElasticBatchSampler(s) and "
+            f"the loader's batch_sampler is {type(used).__name__}; expected one sampler, given to both: "
+            "DataLoader(dataset, batch_sampler=batches) and State(batches=batches, …)"
+        )
+    _check_length(given[0], getattr(loader, "dataset", None))
+    return given[0]
+
+
+def _check_length(sampler: ElasticBatchSampler, dataset: Any) -> None:
+    try:
+        length = len(dataset)
+    except (TypeError, NotImplementedError):  # there is none, or it does not know
+        return
+    if length != sampler.length:
+        raise UsageError(
+            f"the loader's data set has {length} samples, and its batch_sampler deals {sampler.length}; expected "
+            "ElasticBatchSampler(len(dataset), …) with the data set of the loader"
+        )
+
+
+def next_item(items: Iterator[Any], of: str = "epoch") -> Any:
+    """The loader's next item.
+
+    Raises:
+        UsageError: There is none, in the middle of the epoch, or of what ``of`` names.
+    """
+    try:
+        return next(items)
+    except StopIteration:
+        raise UsageError(
+            f"the loader ended before the {of} did; expected one item per micro-batch of its batch_sampler"
+        ) from None
