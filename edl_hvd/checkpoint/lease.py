@@ -1,4 +1,4 @@
-"""Who may write checkpoints at a URL: one run at a time, and a later owner shuts an earlier one out for good.
+"""The lease on a checkpoint URL: one run at a time writes there, and a later owner shuts an earlier one out for good.
 
 Owners have numbers, given by creating ``owners/<number>.json``, which only one can do. Of an earlier owner counts what
 the present one found when it came, and nothing that is added later. A writer that was paused, cut off or taken for dead
@@ -18,12 +18,13 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 from dataclasses import dataclass, fields
 from datetime import datetime, timezone
 
-from edl_hvd.checkpoint import decoding, document, layout
+from edl_hvd.checkpoint.format import document, layout
 from edl_hvd.clock import Clock
-from edl_hvd.errors import ObjectExistsError, ObjectMissingError, OwnedError, UsageError
+from edl_hvd.errors import ObjectExistsError, ObjectMissingError, OwnedError, StorageError, UsageError
 from edl_hvd.process_mark import lives, mark_of, numbering
 from edl_hvd.storage import Storage
 
@@ -38,13 +39,16 @@ PATIENCE_S = 3 * BEAT_S
 _SUCCESSOR_S = 2.0
 # The process is known to have ended: long enough for another worker of its job to take its place.
 
+_CLOSING_S = 5.0
+# A last renewal that takes longer is left to the end of the process.
+
 _LOOK_S = 0.5
 _KEPT = 3  # of the entries of former owners; only the newest matters, and one before it should that be damaged
 _LONGEST_TEXT = 1000
 
 
 @dataclass(frozen=True)
-class Owner:
+class LeaseHolder:
     """A process that speaks for a run.
 
     Attributes:
@@ -62,7 +66,7 @@ class Owner:
     since: str
 
     @classmethod
-    def this_process(cls, run: str, clock: Clock) -> Owner:
+    def this_process(cls, run: str, clock: Clock) -> LeaseHolder:
         since = datetime.fromtimestamp(clock.wall_s(), timezone.utc).isoformat(timespec="seconds")
         return cls(run, socket.gethostname(), os.getpid(), numbering(), mark_of(os.getpid()), since)
 
@@ -78,10 +82,10 @@ class Owner:
 
 
 @dataclass(frozen=True)
-class Sign:
+class LeaseRenewal:
     """A sign of life: the process that speaks for the owner now, how many it has given, and whether it was the last."""
 
-    process: Owner
+    process: LeaseHolder
     number: int
     ended: bool
 
@@ -89,13 +93,13 @@ class Sign:
         return document.encode({**vars(self), "process": vars(self.process)})
 
     @classmethod
-    def decode(cls, data: bytes) -> Sign:
-        content = decoding.fields(document.decode(data), "its content", [field.name for field in fields(cls)])
-        number = decoding.whole_number(content["number"], "'number' of its content")
-        return cls(_decode_owner(content["process"], "'process' of its content"), number, content["ended"] is True)
+    def decode(cls, data: bytes) -> LeaseRenewal:
+        content = document.fields(document.decode(data), "its content", [field.name for field in fields(cls)])
+        number = document.whole_number(content["number"], "'number' of its content")
+        return cls(_decode_holder(content["process"], "'process' of its content"), number, content["ended"] is True)
 
 
-def take(storage: Storage, process: Owner, clock: Clock, take_over: bool = False) -> int:
+def acquire(storage: Storage, process: LeaseHolder, clock: Clock, take_over: bool = False) -> int:
     """Become the owner of a URL. Blocks while it is not certain that the present one has ended.
 
     Args:
@@ -114,7 +118,7 @@ def take(storage: Storage, process: Owner, clock: Clock, take_over: bool = False
     while True:
         newest = newest_owner(storage)
         if newest and not take_over:
-            former = _read_owner(storage, newest)
+            former = _read_holder(storage, newest)
             if former is None or former.run != process.run:
                 _wait_until_gone(storage, newest, former, clock)
         number = newest + 1
@@ -122,7 +126,7 @@ def take(storage: Storage, process: Owner, clock: Clock, take_over: bool = False
             storage.write_new(layout.owner_key(number), document.encode(vars(process)))
         except ObjectExistsError:
             continue  # somebody else was faster
-        storage.write(layout.alive_key(number), Sign(process, 0, ended=False).encode())
+        storage.write(layout.alive_key(number), LeaseRenewal(process, 0, ended=False).encode())
         _accept(storage, number)
         return number
 
@@ -141,7 +145,7 @@ def check_owner(storage: Storage, number: int) -> None:
     """
     newest = newest_owner(storage)
     if newest > number:
-        other = _read_owner(storage, newest)
+        other = _read_holder(storage, newest)
         raise OwnedError(
             f"{storage.url} was taken over by {other or 'another job'}; this one may not write checkpoints there any "
             "more. To go on from where it stands, start it with another checkpoint URL"
@@ -179,6 +183,69 @@ def rule(storage: Storage) -> Rule:
     return EVERYTHING
 
 
+class Heartbeat:
+    """Gives signs of life in the background until it is stopped.
+
+    Args:
+        storage: Where.
+        owner: Number of the owner.
+        process: Who speaks for it from now on.
+        beat_s: How often, in seconds.
+
+    Attributes:
+        lost: Why this process may write there no more; ``None`` while it may.
+    """
+
+    def __init__(self, storage: Storage, owner: int, process: LeaseHolder, beat_s: float = BEAT_S) -> None:
+        self.lost: OwnedError | None = None
+        self._storage = storage
+        self._owner = owner
+        self._process = process
+        self._beat_s = beat_s
+        self._wake = threading.Event()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._beat, name="edl-hvd-heartbeat", daemon=True)
+        self._thread.start()
+
+    def renew(self) -> None:
+        """Look now, not at the next beat, whether this is the owner still. Does not block."""
+        self._wake.set()
+
+    def stop(self, ended: bool) -> None:
+        """Give no more signs; with ``ended`` one more, that the URL is free. Blocks for that one only.
+
+        Raises nothing: without the last sign the next owner waits some seconds.
+        """
+        self._stopped = True
+        self._wake.set()
+        if not ended or self.lost is not None:
+            return
+        self._thread.join(_CLOSING_S)
+        if not self._thread.is_alive():
+            self._write(0, ended=True)
+
+    def _beat(self) -> None:
+        number = 0
+        while True:
+            number += 1
+            self._write(number, ended=False)
+            self._wake.wait(self._beat_s)
+            self._wake.clear()
+            if self._stopped:
+                return
+
+    def _write(self, number: int, ended: bool) -> None:
+        try:
+            check_owner(self._storage, self._owner)
+            self._storage.write(layout.alive_key(self._owner), LeaseRenewal(self._process, number, ended).encode())
+        except OwnedError as error:
+            self.lost = error
+            self._stopped = True
+            self._wake.set()
+        except StorageError as error:
+            _LOG.warning("cannot tell that this job still uses %s: %s", self._storage.url, error)
+
+
 def _accept(storage: Storage, number: int) -> None:
     """Let count what is there, and forget owners of long ago."""
     found = layout.manifests(storage.list(layout.ROOT))
@@ -190,20 +257,20 @@ def _accept(storage: Storage, number: int) -> None:
             storage.delete(key)
 
 
-def _wait_until_gone(storage: Storage, number: int, owner: Owner | None, clock: Clock) -> None:
+def _wait_until_gone(storage: Storage, number: int, owner: LeaseHolder | None, clock: Clock) -> None:
     """Return when the owner has ended; raises ``OwnedError`` when it turns out to live, and to go on living.
 
     It may be about to end: workers whose driver is gone save what they hold.
     """
     start_s = changed_s = clock.monotonic_s()
-    first = sign = _read_sign(storage, number)
-    while sign is None or not sign.ended:
-        gone = sign.process.has_ended if sign is not None else None
+    first = renewal = _read_renewal(storage, number)
+    while renewal is None or not renewal.ended:
+        gone = renewal.process.has_ended if renewal is not None else None
         now_s = clock.monotonic_s()
         if gone and now_s - changed_s >= _SUCCESSOR_S:
             return
         if now_s - start_s >= PATIENCE_S:
-            if gone is False or sign != first:
+            if gone is False or renewal != first:
                 raise OwnedError(
                     f"cannot write checkpoints to {storage.url}: it belongs to {owner or 'another job'}, and is alive; "
                     "end that job, choose another URL, or take it over with 'edlrun --take-over' or "
@@ -216,35 +283,35 @@ def _wait_until_gone(storage: Storage, number: int, owner: Owner | None, clock: 
                 storage.url, owner or "another job", PATIENCE_S,
             )  # fmt: skip
         clock.sleep(_LOOK_S)
-        before, sign = sign, _read_sign(storage, number)
-        changed_s = changed_s if sign == before else clock.monotonic_s()
+        before, renewal = renewal, _read_renewal(storage, number)
+        changed_s = changed_s if renewal == before else clock.monotonic_s()
 
 
-def _read_sign(storage: Storage, number: int) -> Sign | None:
+def _read_renewal(storage: Storage, number: int) -> LeaseRenewal | None:
     try:
-        return Sign.decode(storage.read(layout.alive_key(number), limit_bytes=document.LARGEST_BYTES))
+        return LeaseRenewal.decode(storage.read(layout.alive_key(number), limit_bytes=document.LARGEST_BYTES))
     except UsageError:
         raise
     except (ObjectMissingError, ValueError):
         return None
 
 
-def _read_owner(storage: Storage, number: int) -> Owner | None:
+def _read_holder(storage: Storage, number: int) -> LeaseHolder | None:
     content = _read(storage, layout.owner_key(number))
     try:
-        return None if content is None else _decode_owner(content, "its content")
+        return None if content is None else _decode_holder(content, "its content")
     except ValueError:
         return None
 
 
-def _decode_owner(value: object, what: str) -> Owner:
-    names = [field.name for field in fields(Owner)]
-    content = decoding.fields(value, what, names)
-    pid = decoding.whole_number(content["pid"], f"'pid' of {what}")
+def _decode_holder(value: object, what: str) -> LeaseHolder:
+    names = [field.name for field in fields(LeaseHolder)]
+    content = document.fields(value, what, names)
+    pid = document.whole_number(content["pid"], f"'pid' of {what}")
     run, host, numbering, mark, since = (
-        decoding.text(content[name], f"{name!r} of {what}", _LONGEST_TEXT) for name in names if name != "pid"
+        document.text(content[name], f"{name!r} of {what}", _LONGEST_TEXT) for name in names if name != "pid"
     )
-    return Owner(run, host, pid, numbering, mark, since)
+    return LeaseHolder(run, host, pid, numbering, mark, since)
 
 
 def _read(storage: Storage, key: str) -> dict[str, object] | None:

@@ -237,6 +237,8 @@ RETIRED_NAMES = {
     "without_strays": "drop_diverged", "level_buffers": "sync_buffers", "Found": "HostFeed",
     "Keep": "RetentionPolicy or CacheEntry", "Looker": "Inspector",
     "hungry_s": "below_min_since_s", "false_starts": "startup_failures", "Loans": "none",
+    "Owner": "LeaseHolder", "Sign": "LeaseRenewal", "breathe": "throttle", "hurry": "expedite",
+    "_look_over": "_checksum", "_tidy": "_apply_retention",
     "rebirth": "none", "Foresighted": "Answer", "Remembering": "Source.memory", "Bridging": "Answer.warning",
 }  # fmt: skip
 

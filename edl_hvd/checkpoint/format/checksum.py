@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from edl_hvd.errors import UsageError
@@ -9,6 +10,8 @@ from edl_hvd.errors import UsageError
 CHUNK_BYTES = 16 * 1024 * 1024
 # Elements are checksummed in chunks of this size: small enough to say where the damage is and to be verified while the
 # next ones are read, large enough that the checksums of a terabyte are three megabytes of manifest.
+
+_CHECKSUM = re.compile(r"xxh3-128:[0-9a-f]{32}")
 
 
 def checksum(data: bytes | bytearray | memoryview) -> str:
@@ -40,3 +43,8 @@ def chunks(size_bytes: int, chunk_bytes: int) -> Iterator[tuple[int, int]]:
     """
     for start in range(0, size_bytes, chunk_bytes):
         yield start, min(start + chunk_bytes, size_bytes)
+
+
+def is_checksum(text: str) -> bool:
+    """Whether a text has the form that ``checksum`` gives."""
+    return _CHECKSUM.fullmatch(text) is not None

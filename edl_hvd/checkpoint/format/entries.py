@@ -6,17 +6,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edl_hvd.checkpoint import decoding
-from edl_hvd.checkpoint.decoding import show
-from edl_hvd.checkpoint.element_types import ELEMENT_TYPES
-from edl_hvd.checkpoint.layout import is_shard_name
+from edl_hvd.checkpoint.format import document
+from edl_hvd.checkpoint.format.document import show
+from edl_hvd.checkpoint.format.layout import is_shard_name
+from edl_hvd.checkpoint.format.safetensors import ELEMENT_TYPES
 
 RESERVED_NAME = "__metadata__"
 # What the safetensors format keeps for itself.
 
 _LONGEST_FILE_NAME = 200
 
-_CHECKSUM = re.compile(r"xxh3-128:[0-9a-f]{32}")
 _LIKE_A_PIECE = re.compile(r".*\[rows [0-9]+:[0-9]+\]", re.DOTALL)
 
 
@@ -62,7 +61,7 @@ class TensorEntry:
 
     @property
     def row_bytes(self) -> int:
-        return decoding.bytes_of_shape(self.shape[1:], ELEMENT_TYPES[self.dtype].size_bytes, "a row")
+        return document.bytes_of_shape(self.shape[1:], ELEMENT_TYPES[self.dtype].size_bytes, "a row")
 
     @property
     def size_bytes(self) -> int:
@@ -108,14 +107,8 @@ def stored_by_file(tensors: Mapping[str, TensorEntry]) -> dict[str, dict[str, St
 # From JSON; all of this raises ``ValueError`` with what was found, where, and what is expected.
 
 
-def decode_checksum(value: object, what: str) -> str:
-    if isinstance(value, str) and _CHECKSUM.fullmatch(value):
-        return value
-    raise ValueError(f"{what} is {show(value)}; expected 'xxh3-128:' and 32 hexadecimal digits")
-
-
 def decode_files(value: object) -> dict[str, FileEntry]:
-    entries = decoding.mapping(value, "'files' of its content")
+    entries = document.mapping(value, "'files' of its content")
     for name in entries:
         # Names are joined to a path: only names that the writer gives are believed.
         if not is_shard_name(name) or len(name) > _LONGEST_FILE_NAME:
@@ -124,12 +117,12 @@ def decode_files(value: object) -> dict[str, FileEntry]:
 
 
 def _file(value: object, what: str) -> FileEntry:
-    entry = decoding.fields(value, what, ("size_bytes", "header_bytes", "header_checksum", "chunk_bytes"))
+    entry = document.fields(value, what, ("size_bytes", "header_bytes", "header_checksum", "chunk_bytes"))
     return FileEntry(
-        size_bytes=decoding.whole_number(entry["size_bytes"], f"'size_bytes' of {what}"),
-        header_bytes=decoding.whole_number(entry["header_bytes"], f"'header_bytes' of {what}"),
-        header_checksum=decode_checksum(entry["header_checksum"], f"'header_checksum' of {what}"),
-        chunk_bytes=decoding.whole_number(entry["chunk_bytes"], f"'chunk_bytes' of {what}", least=1),
+        size_bytes=document.whole_number(entry["size_bytes"], f"'size_bytes' of {what}"),
+        header_bytes=document.whole_number(entry["header_bytes"], f"'header_bytes' of {what}"),
+        header_checksum=document.checksum_text(entry["header_checksum"], f"'header_checksum' of {what}"),
+        chunk_bytes=document.whole_number(entry["chunk_bytes"], f"'chunk_bytes' of {what}", least=1),
     )
 
 
@@ -141,7 +134,7 @@ def decode_tensors(value: object, files: Mapping[str, FileEntry], whole: bool) -
         files: Those that there are.
         whole: Whether the pieces of a tensor must be all of it; those that one rank wrote need not.
     """
-    entries = decoding.mapping(value, "'tensors' of its content")
+    entries = document.mapping(value, "'tensors' of its content")
     if RESERVED_NAME in entries:
         raise ValueError(f"tensor {RESERVED_NAME!r} has the one name that no tensor can have")
     tensors = {name: _tensor(entry, f"tensor {show(name)}", files, whole) for name, entry in entries.items()}
@@ -158,10 +151,10 @@ def decode_tensors(value: object, files: Mapping[str, FileEntry], whole: bool) -
 
 
 def _tensor(value: object, what: str, files: Mapping[str, FileEntry], whole: bool) -> TensorEntry:
-    told = decoding.fields(value, what, ("dtype", "shape", "pieces"))
-    dtype = decoding.one_of(told["dtype"], f"'dtype' of {what}", ELEMENT_TYPES)
-    shape = decoding.shape(told["shape"], f"'shape' of {what}")
-    decoding.bytes_of_shape(shape, ELEMENT_TYPES[dtype].size_bytes, what)
+    told = document.fields(value, what, ("dtype", "shape", "pieces"))
+    dtype = document.one_of(told["dtype"], f"'dtype' of {what}", ELEMENT_TYPES)
+    shape = document.shape(told["shape"], f"'shape' of {what}")
+    document.bytes_of_shape(shape, ELEMENT_TYPES[dtype].size_bytes, what)
     if not isinstance(told["pieces"], list):
         raise ValueError(f"'pieces' of {what} is {show(told['pieces'])}; expected a list of objects")
     pieces = [_piece(piece, f"piece {number} of {what}", files) for number, piece in enumerate(told["pieces"], start=1)]
@@ -178,15 +171,15 @@ def _tensor(value: object, what: str, files: Mapping[str, FileEntry], whole: boo
 
 
 def _piece(value: object, what: str, files: Mapping[str, FileEntry]) -> Piece:
-    piece = decoding.fields(value, what, ("file", "first_row", "rows", "checksums"))
+    piece = document.fields(value, what, ("file", "first_row", "rows", "checksums"))
     checksums = piece["checksums"]
     if not isinstance(checksums, list):
         raise ValueError(f"'checksums' of {what} is {show(checksums)}; expected a list")
     return Piece(
-        file=decoding.one_of(piece["file"], f"'file' of {what}", files, "the manifest's files"),
-        first_row=decoding.whole_number(piece["first_row"], f"'first_row' of {what}"),
-        rows=decoding.whole_number(piece["rows"], f"'rows' of {what}"),
-        checksums=[decode_checksum(one, f"one of the 'checksums' of {what}") for one in checksums],
+        file=document.one_of(piece["file"], f"'file' of {what}", files, "the manifest's files"),
+        first_row=document.whole_number(piece["first_row"], f"'first_row' of {what}"),
+        rows=document.whole_number(piece["rows"], f"'rows' of {what}"),
+        checksums=[document.checksum_text(one, f"one of the 'checksums' of {what}") for one in checksums],
     )
 
 

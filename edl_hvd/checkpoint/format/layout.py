@@ -5,7 +5,7 @@ Below the storage's URL:
     checkpoints/000000012345/tensors-00000-of-00004.safetensors    one per rank that has a share
     checkpoints/000000012345/parts/<attempt>-00000.json            what that rank wrote; gone once visible
     checkpoints/000000012345/manifest.json                         written last: its presence is the commit
-    checkpoints/000000012345/manifest-00002.json                   that of the URL's second owner, see ``ownership.py``
+    checkpoints/000000012345/manifest-00002.json                   that of the URL's second owner, see ``lease.py``
     owners/00002.json, 00002-alive.json, 00002-accepted.json       who that is, its signs of life, what it found
 """
 

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from edl_hvd.checkpoint import decoding
-from edl_hvd.checkpoint.decoding import show
-from edl_hvd.checkpoint.document import LARGEST_BYTES, decode, encode
-from edl_hvd.checkpoint.entries import FileEntry, TensorEntry, decode_files, decode_tensors
-from edl_hvd.checkpoint.layout import is_attempt_name
+from edl_hvd.checkpoint.format import document
+from edl_hvd.checkpoint.format.document import LARGEST_BYTES, decode, encode, show
+from edl_hvd.checkpoint.format.entries import FileEntry, TensorEntry, decode_files, decode_tensors
+from edl_hvd.checkpoint.format.layout import is_attempt_name
 
 _DIGEST = 16  # hexadecimal digits
 
@@ -40,7 +39,7 @@ class Part:
     @classmethod
     def decode(cls, data: bytes) -> Part:
         """Raises ``ValueError`` if this is not a whole part, ``StorageError`` if it is of another format."""
-        content = decoding.fields(decode(data), "its content", _names(cls))
+        content = document.fields(decode(data), "its content", _names(cls))
         failure = content["failure"]
         return cls(
             rank=_number(content, "rank"),
@@ -50,7 +49,7 @@ class Part:
             files=(files := decode_files(content["files"])),
             tensors=decode_tensors(content["tensors"], files, whole=False),
             digests=_digests(content["digests"]),
-            failure=None if failure is None else decoding.text(failure, "'failure' of its content", LARGEST_BYTES),
+            failure=None if failure is None else document.text(failure, "'failure' of its content", LARGEST_BYTES),
         )
 
 
@@ -93,8 +92,8 @@ class Manifest:
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
         """Raises ``ValueError`` if this is not a whole manifest, ``StorageError`` if it is of another format."""
-        content = decoding.fields(decode(data), "its content", _names(cls))
-        attempt, versions = content["attempt"], decoding.mapping(content["versions"], "'versions' of its content")
+        content = document.fields(decode(data), "its content", _names(cls))
+        attempt, versions = content["attempt"], document.mapping(content["versions"], "'versions' of its content")
         if not isinstance(attempt, str) or not is_attempt_name(attempt):
             raise ValueError(f"'attempt' of its content is {show(attempt)}; expected letters, digits and '_.-'")
         return cls(
@@ -104,12 +103,12 @@ class Manifest:
             samples=_number(content, "samples"),
             metrics=_metrics(content["metrics"]),
             world_size=_number(content, "world_size", least=1),
-            created=decoding.text(content["created"], "'created' of its content", _LONGEST_WORD),
+            created=document.text(content["created"], "'created' of its content", _LONGEST_WORD),
             versions={
-                name: decoding.text(version, f"{show(name)} in 'versions' of its content", _LONGEST_WORD)
+                name: document.text(version, f"{show(name)} in 'versions' of its content", _LONGEST_WORD)
                 for name, version in versions.items()
             },
-            plain=decoding.mapping(content["plain"], "'plain' of its content"),
+            plain=document.mapping(content["plain"], "'plain' of its content"),
             files=(files := decode_files(content["files"])),
             tensors=decode_tensors(content["tensors"], files, whole=True),
         )
@@ -120,12 +119,12 @@ def _names(kind: type[Part] | type[Manifest]) -> list[str]:
 
 
 def _digests(value: object) -> dict[str, str]:
-    digests = decoding.mapping(value, "'digests' of its content")
-    return {name: decoding.text(digest, f"digest {decoding.show(name)}", _DIGEST) for name, digest in digests.items()}
+    digests = document.mapping(value, "'digests' of its content")
+    return {name: document.text(digest, f"digest {show(name)}", _DIGEST) for name, digest in digests.items()}
 
 
 def _metrics(value: object) -> dict[str, float]:
-    metrics = decoding.mapping(value, "'metrics' of its content")
+    metrics = document.mapping(value, "'metrics' of its content")
     for name, measured in metrics.items():
         if not isinstance(measured, float):
             raise ValueError(f"{show(name)} in 'metrics' of its content is {show(measured)}; expected a float")
@@ -133,4 +132,4 @@ def _metrics(value: object) -> dict[str, float]:
 
 
 def _number(content: Mapping[str, object], name: str, least: int = 0) -> int:
-    return decoding.whole_number(content[name], f"{name!r} of its content", least)
+    return document.whole_number(content[name], f"{name!r} of its content", least)

@@ -1,4 +1,7 @@
-"""The header of a safetensors file: written, and checked before anything is made of what it says."""
+"""Safetensors files, where torch may be missing: what elements may be, and the header.
+
+A header is checked before anything is made of what it says.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,45 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from edl_hvd.checkpoint import decoding
-from edl_hvd.checkpoint.decoding import show
-from edl_hvd.checkpoint.element_types import ELEMENT_TYPES
+from edl_hvd.checkpoint.format import document
+from edl_hvd.checkpoint.format.document import show
 
 _LENGTH_BYTES = 8
 # A safetensors file: the length of its header as 64 bits, little end first; the header, in JSON; the elements.
 
 _ALIGNMENT = 8
 # Readers that map the file find elements of any type where they can be used.
+
+
+@dataclass(frozen=True)
+class ElementType:
+    """A type of element: its name in safetensors files, and its size."""
+
+    name: str
+    size_bytes: int
+
+
+# By torch's name, as manifests have it.
+ELEMENT_TYPES = {
+    "bool": ElementType("BOOL", 1),
+    "uint8": ElementType("U8", 1),
+    "uint16": ElementType("U16", 2),
+    "uint32": ElementType("U32", 4),
+    "uint64": ElementType("U64", 8),
+    "int8": ElementType("I8", 1),
+    "int16": ElementType("I16", 2),
+    "int32": ElementType("I32", 4),
+    "int64": ElementType("I64", 8),
+    "float8_e4m3fn": ElementType("F8_E4M3", 1),
+    "float8_e4m3fnuz": ElementType("F8_E4M3FNUZ", 1),
+    "float8_e5m2": ElementType("F8_E5M2", 1),
+    "float8_e5m2fnuz": ElementType("F8_E5M2FNUZ", 1),
+    "float16": ElementType("F16", 2),
+    "bfloat16": ElementType("BF16", 2),
+    "float32": ElementType("F32", 4),
+    "float64": ElementType("F64", 8),
+    "complex64": ElementType("C64", 8),
+}
 
 _NAMES = {element.name: name for name, element in ELEMENT_TYPES.items()}
 
@@ -46,7 +79,7 @@ def write_header(
     end = 0
     for name in names:
         dtype, shape = tensors[name]
-        start, end = end, end + decoding.bytes_of_shape([*shape], ELEMENT_TYPES[dtype].size_bytes, name)
+        start, end = end, end + document.bytes_of_shape([*shape], ELEMENT_TYPES[dtype].size_bytes, name)
         offsets[name] = (start, end)
         described[name] = {"dtype": ELEMENT_TYPES[dtype].name, "shape": [*shape], "data_offsets": [start, end]}
     text = json.dumps(described, separators=(",", ":"), ensure_ascii=False).encode()
@@ -100,18 +133,18 @@ def _described(data: bytes | bytearray | memoryview, size_bytes: int) -> tuple[i
     begin = header_length(data)
     if begin > len(data):
         raise ValueError(f"a header of {begin - _LENGTH_BYTES} bytes does not fit into a file of {size_bytes}")
-    described = decoding.mapping(decoding.parse(bytes(data[_LENGTH_BYTES:begin]), "its header"), "its header")
+    described = document.mapping(document.parse(bytes(data[_LENGTH_BYTES:begin]), "its header"), "its header")
     if "__metadata__" in described:
         raise ValueError(f"its header has unexpected metadata {show(described['__metadata__'])}")
     return begin, described
 
 
 def _entry(value: object, what: str, begin: int) -> HeaderEntry:
-    told = decoding.fields(value, what, ("dtype", "shape", "data_offsets"))
-    dtype = _NAMES[decoding.one_of(told["dtype"], f"'dtype' of {what}", _NAMES)]
-    shape = decoding.shape(told["shape"], f"'shape' of {what}")
-    needed = decoding.bytes_of_shape(shape, ELEMENT_TYPES[dtype].size_bytes, what)
-    offsets = decoding.shape(told["data_offsets"], f"'data_offsets' of {what}")
+    told = document.fields(value, what, ("dtype", "shape", "data_offsets"))
+    dtype = _NAMES[document.one_of(told["dtype"], f"'dtype' of {what}", _NAMES)]
+    shape = document.shape(told["shape"], f"'shape' of {what}")
+    needed = document.bytes_of_shape(shape, ELEMENT_TYPES[dtype].size_bytes, what)
+    offsets = document.shape(told["data_offsets"], f"'data_offsets' of {what}")
     if len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ValueError(f"'data_offsets' of {what} is {show(offsets)}; expected where it begins and where it ends")
     start, end = offsets

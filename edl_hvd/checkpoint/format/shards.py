@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import numpy
 import torch
 
-from edl_hvd.checkpoint.checksum import CHUNK_BYTES, checksum, chunks
-from edl_hvd.checkpoint.element_types import ELEMENT_TYPES
-from edl_hvd.checkpoint.entries import FileEntry
-from edl_hvd.checkpoint.header import write_header
+from edl_hvd.checkpoint.format.checksum import CHUNK_BYTES, checksum, chunks
+from edl_hvd.checkpoint.format.entries import FileEntry
+from edl_hvd.checkpoint.format.safetensors import ELEMENT_TYPES, write_header
 
 # What the format can hold and this torch has: torch's type -> the name a manifest uses, and back.
 DTYPE_NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in ELEMENT_TYPES if hasattr(torch, name)}

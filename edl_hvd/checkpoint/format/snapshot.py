@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from edl_hvd.checkpoint.entries import RESERVED_NAME
-from edl_hvd.checkpoint.shards import DTYPE_NAMES
+from edl_hvd.checkpoint.format.entries import RESERVED_NAME
+from edl_hvd.checkpoint.format.shards import DTYPE_NAMES
 from edl_hvd.errors import StateError
 
 _LEAVES = frozenset({type(None), bool, int, float, str})

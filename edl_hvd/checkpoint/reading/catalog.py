@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from edl_hvd.checkpoint import layout, ownership
-from edl_hvd.checkpoint.ownership import EVERYTHING, Rule
+from edl_hvd.checkpoint import lease
+from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.lease import EVERYTHING, Rule
+from edl_hvd.errors import ObjectMissingError
 from edl_hvd.storage import Storage, StoredObject
 
 
@@ -42,4 +44,37 @@ def read_catalog(storage: Storage, step: int | None = None) -> Catalog:
         StorageError: The storage does not answer.
     """
     objects = storage.list(layout.ROOT if step is None else layout.folder(step))
-    return Catalog.of(objects, ownership.rule(storage))  # in this order
+    return Catalog.of(objects, lease.rule(storage))  # in this order
+
+
+def chosen_steps(storage: Storage, step: int | None, every: bool = False) -> list[int]:
+    """Steps that are meant, newest first: every listed one, or this one, or the newest.
+
+    Raises:
+        ObjectMissingError: None is listed, or not this one; then the message names those there are.
+    """
+    listed = read_catalog(storage).steps
+    if not listed:
+        raise ObjectMissingError(f"no checkpoint is listed in {storage.url}; expected the URL that a job was given")
+    if every or step is None:
+        return listed if every else listed[:1]
+    if step not in listed:
+        there = ", ".join(map(str, listed))
+        raise ObjectMissingError(f"no checkpoint of step {step} is listed in {storage.url}; those there are: {there}")
+    return [step]
+
+
+def listed_key(storage: Storage, step: int) -> str:
+    """Where the manifest of ``step`` is, or would be.
+
+    Raises:
+        ObjectMissingError: There are only manifests that do not count.
+        StorageError: The storage does not answer.
+    """
+    catalog = read_catalog(storage, step)
+    if step not in catalog.manifests and (others := layout.manifests(catalog.objects).get(step)):
+        raise ObjectMissingError(
+            f"no checkpoint of step {step} is listed in {storage.url}: {others[0]} was written by a job after another "
+            "had taken over from it"
+        )
+    return catalog.manifests.get(step, layout.manifest_key(step))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from edl_hvd.checkpoint import layout
-from edl_hvd.checkpoint.catalog import read_catalog
-from edl_hvd.checkpoint.document import LARGEST_BYTES
-from edl_hvd.checkpoint.entries import Stored, stored_by_file
-from edl_hvd.checkpoint.manifest import Manifest
-from edl_hvd.checkpoint.tensor_bytes import verified_views
+from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format.document import LARGEST_BYTES
+from edl_hvd.checkpoint.format.entries import Stored, stored_by_file
+from edl_hvd.checkpoint.format.manifest import Manifest
+from edl_hvd.checkpoint.reading.catalog import listed_key, read_catalog
+from edl_hvd.checkpoint.reading.verification import verified_views
 from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError, ObjectTooLargeError, StorageError, UsageError
 from edl_hvd.storage import Storage, StoredObject
 
@@ -31,23 +31,6 @@ class Listed:
     manifest: Manifest
 
 
-def chosen_steps(storage: Storage, step: int | None, every: bool = False) -> list[int]:
-    """Steps that are meant, newest first: every listed one, or this one, or the newest.
-
-    Raises:
-        ObjectMissingError: None is listed, or not this one; then the message names those there are.
-    """
-    listed = read_catalog(storage).steps
-    if not listed:
-        raise ObjectMissingError(f"no checkpoint is listed in {storage.url}; expected the URL that a job was given")
-    if every or step is None:
-        return listed if every else listed[:1]
-    if step not in listed:
-        there = ", ".join(map(str, listed))
-        raise ObjectMissingError(f"no checkpoint of step {step} is listed in {storage.url}; those there are: {there}")
-    return [step]
-
-
 def read_listed(storage: Storage, step: int) -> Listed:
     """The manifest of ``step``.
 
@@ -57,23 +40,7 @@ def read_listed(storage: Storage, step: int) -> Listed:
         UnreadableError: Another version of this package wrote it.
         StorageError: The storage does not answer.
     """
-    return read_listed_key(storage, step, manifest_key(storage, step))
-
-
-def manifest_key(storage: Storage, step: int) -> str:
-    """Where the manifest of ``step`` is, or would be.
-
-    Raises:
-        ObjectMissingError: There are only manifests that do not count.
-        StorageError: The storage does not answer.
-    """
-    catalog = read_catalog(storage, step)
-    if step not in catalog.manifests and (others := layout.manifests(catalog.objects).get(step)):
-        raise ObjectMissingError(
-            f"no checkpoint of step {step} is listed in {storage.url}: {others[0]} was written by a job after another "
-            "had taken over from it"
-        )
-    return catalog.manifests.get(step, layout.manifest_key(step))
+    return read_listed_key(storage, step, listed_key(storage, step))
 
 
 def read_listed_key(storage: Storage, step: int, key: str) -> Listed:

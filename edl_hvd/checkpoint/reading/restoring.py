@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import torch
 
-from edl_hvd.checkpoint import layout
-from edl_hvd.checkpoint.catalog import read_catalog
-from edl_hvd.checkpoint.entries import stored_by_file
-from edl_hvd.checkpoint.files import Listed, missing_or_short, read_listed, read_shard
-from edl_hvd.checkpoint.manifest import Manifest
-from edl_hvd.checkpoint.reading import empty_tensors, read_spans, spans_of
-from edl_hvd.checkpoint.shards import DTYPES
-from edl_hvd.checkpoint.snapshot import Snapshot
+from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format.entries import stored_by_file
+from edl_hvd.checkpoint.format.manifest import Manifest
+from edl_hvd.checkpoint.format.shards import DTYPES
+from edl_hvd.checkpoint.format.snapshot import Snapshot
+from edl_hvd.checkpoint.reading.catalog import read_catalog
+from edl_hvd.checkpoint.reading.files import Listed, missing_or_short, read_listed, read_shard
+from edl_hvd.checkpoint.reading.spans import empty_tensors, read_spans, spans_of
 from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError, StorageError
 from edl_hvd.events import CheckpointDamaged, Event
 from edl_hvd.storage import Storage

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy
 import torch
 
-from edl_hvd.checkpoint import layout
-from edl_hvd.checkpoint.entries import Stored, TensorEntry, stored_by_file
-from edl_hvd.checkpoint.files import refuse_if_removed
-from edl_hvd.checkpoint.header import HeaderEntry, header_length
-from edl_hvd.checkpoint.manifest import Manifest
-from edl_hvd.checkpoint.shards import DTYPES, bytes_of
-from edl_hvd.checkpoint.tensor_bytes import damaged_chunks, raise_damaged, verified_header
+from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format.entries import Stored, TensorEntry, stored_by_file
+from edl_hvd.checkpoint.format.manifest import Manifest
+from edl_hvd.checkpoint.format.safetensors import HeaderEntry, header_length
+from edl_hvd.checkpoint.format.shards import DTYPES, bytes_of
+from edl_hvd.checkpoint.reading.files import refuse_if_removed
+from edl_hvd.checkpoint.reading.verification import damaged_chunks, raise_damaged, verified_header
 from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError
 from edl_hvd.storage import Storage
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edl_hvd.checkpoint.checksum import checksum, chunks
-from edl_hvd.checkpoint.decoding import show
-from edl_hvd.checkpoint.entries import FileEntry, Stored
-from edl_hvd.checkpoint.header import HeaderEntry, read_header
+from edl_hvd.checkpoint.format.checksum import checksum, chunks
+from edl_hvd.checkpoint.format.document import show
+from edl_hvd.checkpoint.format.entries import FileEntry, Stored
+from edl_hvd.checkpoint.format.safetensors import HeaderEntry, read_header
 
 _MOST_PLACES = 3
 # That a message names; a disk that loses a block, or a file that is another one, has many.

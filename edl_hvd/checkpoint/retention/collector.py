@@ -9,7 +9,7 @@ process has found it orphaned twice, an hour apart. No attempt loses what it nee
 - One given up in a former world: it writes no manifest any more (``Attempt.cancel``), so its pieces are of no use.
 - One of a process that was stopped all that time, and does not know that it was given up: having written its manifest,
   it finds that the pieces are gone, and takes the manifest back (``Attempt._write_manifest``).
-- One of an owner that was taken over: its manifest does not count (``ownership.py``).
+- One of an owner that was taken over: its manifest does not count (``lease.py``).
 
 Whoever prunes by hand looks once, and takes an orphan's age from the storage; where that does not tell, it stays.
 
@@ -23,10 +23,10 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
-from edl_hvd.checkpoint import layout
-from edl_hvd.checkpoint.catalog import Catalog, read_catalog
-from edl_hvd.checkpoint.files import UnreadableError
-from edl_hvd.checkpoint.retention import (
+from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.reading.catalog import Catalog, read_catalog
+from edl_hvd.checkpoint.reading.files import UnreadableError
+from edl_hvd.checkpoint.retention.policy import (
     Facts,
     Pruning,
     RetentionPolicy,
@@ -53,13 +53,13 @@ class Collector:
 
     Args:
         storage: Where.
-        keep: What stays.
+        policy: What stays.
         clock: Measures the grace time.
     """
 
-    def __init__(self, storage: Storage, keep: RetentionPolicy, clock: Clock) -> None:
+    def __init__(self, storage: Storage, policy: RetentionPolicy, clock: Clock) -> None:
         self._storage = storage
-        self._keep = keep
+        self._policy = policy
         self._clock = clock
         # A manifest never changes, so what it says is read once: milestones may be many.
         self._facts: dict[StoredObject, Facts | None] = {}
@@ -84,7 +84,7 @@ class Collector:
         by_key = {entry.key: found for entry, found in facts.items()}
         listed = {step: found for step, key in catalog.manifests.items() if (found := by_key[key]) is not None}
         self._warn_once(listed)
-        pruning = plan(catalog, self._keep, listed, lambda step: looks_intact(storage, catalog, step), written)
+        pruning = plan(catalog, self._policy, listed, lambda step: looks_intact(storage, catalog, step), written)
         for key in [*parts, *pruning.keys]:
             check()
             storage.delete(key)
@@ -103,14 +103,14 @@ class Collector:
         try:
             return read_facts(self._storage, step, key)
         except UnreadableError:
-            if self._keep.needs_manifests and catalog.manifests.get(step) == key:
+            if self._policy.needs_manifests and catalog.manifests.get(step) == key:
                 raise
             return None
 
     def _warn_once(self, listed: Mapping[int, Facts]) -> None:
         # What is measured after an epoch is there after the first one.
         if not self._warned and any(found.metrics and found.epochs for found in listed.values()):
-            if unknown := unknown_metric(self._keep, listed):
+            if unknown := unknown_metric(self._policy, listed):
                 _LOG.warning("keep_best keeps no checkpoint in %s so far: %s", self._storage.url, unknown)
             self._warned = True
 
@@ -132,12 +132,12 @@ class Collector:
                     self._storage.delete(entry.key)
 
 
-def plan_by_hand(storage: Storage, keep: RetentionPolicy, clock: Clock) -> Pruning:
+def plan_by_hand(storage: Storage, policy: RetentionPolicy, clock: Clock) -> Pruning:
     """What ``plan_for`` says, and the orphans beside what stays that were written more than ``GRACE_S`` ago.
 
     Raises as ``plan_for`` does.
     """
-    pruning = plan_for(storage, keep)
+    pruning = plan_for(storage, policy)
     objects = storage.list(layout.ROOT)
     facts: dict[str, Facts | None] = {}
     for step, keys in layout.manifests(objects).items():

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from edl_hvd.best import Best
-from edl_hvd.checkpoint import layout
-from edl_hvd.checkpoint.catalog import Catalog, read_catalog
-from edl_hvd.checkpoint.files import Tell, missing_or_short, read_listed_key
+from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.reading.catalog import Catalog, read_catalog
+from edl_hvd.checkpoint.reading.files import Tell, missing_or_short, read_listed_key
 from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError, UsageError
 from edl_hvd.interval import Interval
 from edl_hvd.storage import Storage
@@ -71,7 +71,7 @@ class Pruning:
 
 def plan(
     catalog: Catalog,
-    keep: RetentionPolicy,
+    policy: RetentionPolicy,
     facts: Mapping[int, Facts],
     intact: Callable[[int], bool],
     written: int | None = None,
@@ -82,8 +82,8 @@ def plan(
 
     Args:
         catalog: All checkpoints.
-        keep: What stays.
-        facts: Of listed checkpoints whose manifest is whole, by step; may be empty if ``keep`` does not need them.
+        policy: What stays.
+        facts: Of listed checkpoints whose manifest is whole, by step; may be empty if ``policy`` does not need them.
         intact: Whether a listed checkpoint is worth counting; asked newest first, no more than needed.
         written: Step of a checkpoint just written. It counts as the newest: what is newer was passed over when
             the job began, and will be older than the oldest kept one some day.
@@ -91,14 +91,14 @@ def plan(
     listed = catalog.steps
     kept = [] if written is None else [written]
     for step in listed:
-        if len(kept) == keep.newest:
+        if len(kept) == policy.newest:
             break
         if (written is None or step < written) and intact(step):
             kept.append(step)
     if not kept:
         return Pruning([], [], None, listed, [], [], 0)
-    for_good = milestones(_positions(listed, keep.every, facts), keep.every.count) if keep.every else set()
-    best = best_of(facts, keep.best, intact) if keep.best else None
+    for_good = milestones(_positions(listed, policy.every, facts), policy.every.count) if policy.every else set()
+    best = best_of(facts, policy.best, intact) if policy.best else None
     staying = {step for step in listed if step >= kept[-1] or step in for_good or step == best}
     sizes_bytes = {entry.key: entry.size_bytes for entry in catalog.objects}
     steps = {key: layout.step_of(key) for key in sizes_bytes}
@@ -179,29 +179,29 @@ def read_facts(storage: Storage, step: int, key: str) -> Facts | None:
     return Facts(manifest.samples, manifest.epoch, manifest.metrics, files)
 
 
-def plan_for(storage: Storage, keep: RetentionPolicy) -> Pruning:
+def plan_for(storage: Storage, policy: RetentionPolicy) -> Pruning:
     """The plan for what is in a storage now, by hand.
 
     Raises:
-        UsageError: ``keep`` counts below 1, or names a metric that no checkpoint has.
+        UsageError: ``policy`` counts below 1, or names a metric that no checkpoint has.
         ObjectMissingError: No checkpoint is listed.
         CheckpointDamagedError: None of those listed is intact, so any of them may be worth repairing.
         StorageError: The storage does not answer, or another version of this package wrote a checkpoint that has to
             be looked at.
     """
-    if keep.newest < 1:
-        raise UsageError(f"cannot keep {keep.newest} checkpoints; expected at least 1")
+    if policy.newest < 1:
+        raise UsageError(f"cannot keep {policy.newest} checkpoints; expected at least 1")
     catalog = read_catalog(storage)
     if not catalog.manifests:
         raise ObjectMissingError(f"no checkpoint is listed in {storage.url}, so there is nothing to remove")
     facts = {}
-    for step, key in catalog.manifests.items() if keep.needs_manifests else ():
+    for step, key in catalog.manifests.items() if policy.needs_manifests else ():
         found = read_facts(storage, step, key)
         if found is not None:
             facts[step] = found
-    if unknown := unknown_metric(keep, facts):
+    if unknown := unknown_metric(policy, facts):
         raise UsageError(f"cannot keep the best checkpoint in {storage.url}: {unknown}")
-    pruning = plan(catalog, keep, facts, lambda step: looks_intact(storage, catalog, step))
+    pruning = plan(catalog, policy, facts, lambda step: looks_intact(storage, catalog, step))
     if not pruning.kept:
         raise CheckpointDamagedError(
             f"none of the {len(pruning.spared)} checkpoints in {storage.url} is intact, so nothing was removed; "
@@ -210,12 +210,12 @@ def plan_for(storage: Storage, keep: RetentionPolicy) -> Pruning:
     return pruning
 
 
-def unknown_metric(keep: RetentionPolicy, facts: Mapping[int, Facts]) -> str:
+def unknown_metric(policy: RetentionPolicy, facts: Mapping[int, Facts]) -> str:
     """Why no checkpoint is the best: none has the metric, which may be misspelt; empty if one has it."""
     there = {name for found in facts.values() for name in found.metrics}
-    if keep.best is None or keep.best.metric in there:
+    if policy.best is None or policy.best.metric in there:
         return ""
-    return f"none has the metric {keep.best.metric!r}; those there are: {', '.join(sorted(there)) or 'none'}"
+    return f"none has the metric {policy.best.metric!r}; those there are: {', '.join(sorted(there)) or 'none'}"
 
 
 def carry_out(storage: Storage, pruning: Pruning, tell: Tell) -> None:

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from edl_hvd.checkpoint import layout, ownership
-from edl_hvd.checkpoint.catalog import read_catalog
-from edl_hvd.checkpoint.entries import Stored, stored_by_file
-from edl_hvd.checkpoint.files import Listed, Tell, UnreadableError, read_listed, read_shard
+from edl_hvd.checkpoint import lease
+from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format.entries import Stored, stored_by_file
+from edl_hvd.checkpoint.reading.catalog import read_catalog
+from edl_hvd.checkpoint.reading.files import Listed, Tell, UnreadableError, read_listed, read_shard
 from edl_hvd.errors import CheckpointDamagedError, ObjectExistsError, ObjectMissingError, UsageError
 from edl_hvd.storage import Storage, open_storage
 from edl_hvd.storage.base import RESERVED_FOLDER
@@ -60,7 +61,7 @@ def copy(source: Storage, target: Storage, step: int, tell: Tell) -> bool:
     """
     listed = read_listed(source, step)
     # Of the target's present owner, if it has one: those of others do not count there.
-    key = read_catalog(target, step).manifests.get(step) or layout.manifest_key(step, ownership.newest_owner(target))
+    key = read_catalog(target, step).manifests.get(step) or layout.manifest_key(step, lease.newest_owner(target))
     existing = _read(target, key)
     _refuse_if_different(existing, listed, target)
     stored = stored_by_file(listed.manifest.tensors)

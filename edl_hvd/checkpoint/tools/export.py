@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from edl_hvd.checkpoint.entries import Piece, stored_by_file
-from edl_hvd.checkpoint.files import Tell, read_listed, read_shard
-from edl_hvd.checkpoint.manifest import Manifest
-from edl_hvd.checkpoint.weight_files import Pieces, write_safetensors, write_torch
+from edl_hvd.checkpoint.format.entries import Piece, stored_by_file
+from edl_hvd.checkpoint.format.manifest import Manifest
+from edl_hvd.checkpoint.reading.files import Tell, read_listed, read_shard
+from edl_hvd.checkpoint.tools.weight_files import Pieces, write_safetensors, write_torch
 from edl_hvd.errors import ObjectExistsError, StorageError, UsageError
 from edl_hvd.storage import Storage
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from edl_hvd.checkpoint import layout
-from edl_hvd.checkpoint.catalog import Catalog, read_catalog
-from edl_hvd.checkpoint.entries import stored_by_file
-from edl_hvd.checkpoint.files import Tell, UnreadableError, manifest_key, missing_or_short, read_listed_key, read_shard
-from edl_hvd.checkpoint.manifest import Manifest
+from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format.entries import stored_by_file
+from edl_hvd.checkpoint.format.manifest import Manifest
+from edl_hvd.checkpoint.reading.catalog import Catalog, listed_key, read_catalog
+from edl_hvd.checkpoint.reading.files import Tell, UnreadableError, missing_or_short, read_listed_key, read_shard
 from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError
 from edl_hvd.storage import Storage
 
@@ -84,7 +84,7 @@ def verify(storage: Storage, step: int, tell: Tell) -> Verified:
         ObjectMissingError: No checkpoint of that step is listed.
         StorageError: The storage does not answer.
     """
-    key = manifest_key(storage, step)
+    key = listed_key(storage, step)
     try:
         manifest = read_listed_key(storage, step, key).manifest
     except (CheckpointDamagedError, UnreadableError) as error:

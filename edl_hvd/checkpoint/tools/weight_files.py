@@ -13,9 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import BinaryIO
 
-from edl_hvd.checkpoint.element_types import ELEMENT_TYPES
-from edl_hvd.checkpoint.entries import TensorEntry
-from edl_hvd.checkpoint.header import write_header
+from edl_hvd.checkpoint.format.entries import TensorEntry
+from edl_hvd.checkpoint.format.safetensors import ELEMENT_TYPES, write_header
 
 Pieces = Iterator[tuple[str, memoryview]]
 # The tensors in any order: the name of each and its elements, or some of them and then the next ones.

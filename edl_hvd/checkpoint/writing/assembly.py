@@ -9,13 +9,13 @@ from datetime import datetime, timezone
 import torch
 
 import edl_hvd
-from edl_hvd.checkpoint.collector import Collector
-from edl_hvd.checkpoint.entries import TensorEntry
-from edl_hvd.checkpoint.manifest import Manifest, Part
-from edl_hvd.checkpoint.pace import Pace
-from edl_hvd.checkpoint.shards import DTYPE_NAMES
-from edl_hvd.checkpoint.shares import Extent, Rows, share_out
-from edl_hvd.checkpoint.snapshot import Snapshot
+from edl_hvd.checkpoint.format.entries import TensorEntry
+from edl_hvd.checkpoint.format.manifest import Manifest, Part
+from edl_hvd.checkpoint.format.shards import DTYPE_NAMES
+from edl_hvd.checkpoint.format.snapshot import Snapshot
+from edl_hvd.checkpoint.retention.collector import Collector
+from edl_hvd.checkpoint.writing.shares import Extent, Rows, share_out
+from edl_hvd.checkpoint.writing.throttle import CpuThrottle
 from edl_hvd.errors import StorageError
 from edl_hvd.storage import Storage
 
@@ -31,8 +31,8 @@ class Task:
         name: The attempt; the same on every rank, never used before.
         collector: Deletes what is not kept.
         patience_s: Least time rank 0 waits for the other ranks.
-        owner: Number of the job's ownership of the storage, see ``ownership.py``; 0 if it has none.
-        pace: How fast.
+        owner: Number of the job's ownership of the storage, see ``lease.py``; 0 if it has none.
+        cpu: Holds back what the attempt computes.
         first: Makes the snapshot's tensors hold what they should.
     """
 
@@ -43,7 +43,7 @@ class Task:
     name: str
     collector: Collector
     patience_s: float
-    pace: Pace
+    cpu: CpuThrottle
     owner: int = 0
     first: Callable[[], None] | None = None
 

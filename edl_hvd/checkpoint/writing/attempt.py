@@ -5,27 +5,27 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 
 import torch
 
-from edl_hvd.checkpoint import layout
-from edl_hvd.checkpoint.aside import Aside
-from edl_hvd.checkpoint.assembly import Task, assemble, rows_of, shares_of
-from edl_hvd.checkpoint.audit import digests_of, drifted
-from edl_hvd.checkpoint.document import LARGEST_BYTES
-from edl_hvd.checkpoint.entries import FileEntry, Piece, TensorEntry, stored_name
-from edl_hvd.checkpoint.files import missing_or_short, read_listed_key, verify
-from edl_hvd.checkpoint.manifest import Manifest, Part
-from edl_hvd.checkpoint.ownership import check_owner
-from edl_hvd.checkpoint.shards import DTYPE_NAMES, Packed, checksums_of, elements_of, pack
-from edl_hvd.checkpoint.shares import Rows
-from edl_hvd.checkpoint.snapshot import check_plain
+from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format.document import LARGEST_BYTES
+from edl_hvd.checkpoint.format.entries import FileEntry, Piece, TensorEntry, stored_name
+from edl_hvd.checkpoint.format.manifest import Manifest, Part
+from edl_hvd.checkpoint.format.shards import DTYPE_NAMES, Packed, checksums_of, elements_of, pack
+from edl_hvd.checkpoint.format.snapshot import check_plain
+from edl_hvd.checkpoint.lease import check_owner
+from edl_hvd.checkpoint.reading.files import missing_or_short, read_listed_key, verify
+from edl_hvd.checkpoint.writing.assembly import Task, assemble, rows_of, shares_of
+from edl_hvd.checkpoint.writing.audit import digests_of, drifted
+from edl_hvd.checkpoint.writing.shares import Rows
 from edl_hvd.clock import Clock
 from edl_hvd.errors import CheckpointDamagedError, ObjectExistsError, StateError, StorageError
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, Event, ReplicasDrifted
 from edl_hvd.storage.pieces import Pieces
-from edl_hvd.tensor_threads import TensorThread
+from edl_hvd.tensor_threads import TensorThread, run_in_tensor_thread
 
 _LOG = logging.getLogger(__name__)
 
@@ -68,13 +68,13 @@ class Attempt:
     def cancel(self) -> None:
         """On return the tensors may change: what is on the wire holds anything then, and no manifest will name it."""
         self._cancelled.set()
-        self.hurry()
+        self.expedite()
         with self._exclusive:
             pass
 
-    def hurry(self) -> None:
+    def expedite(self) -> None:
         """Write as fast as can be."""
-        self._task.pace.hurry()
+        self._task.cpu.expedite()
 
     def _run(self) -> None:
         try:
@@ -86,7 +86,7 @@ class Attempt:
             part = self._write_share()
             if self._task.rank == 0:
                 self._publish(self._gather(part))
-                self._tidy()
+                self._apply_retention()
         except _Cancelled:
             return
         except Exception as error:
@@ -112,7 +112,7 @@ class Attempt:
     @contextmanager
     def _in_turn(self) -> Iterator[None]:
         """The same, for something that takes a while."""
-        self._task.pace.breathe()
+        self._task.cpu.throttle()
         with self._not_cancelled():
             yield
 
@@ -123,13 +123,16 @@ class Attempt:
         packed = self._pack(shares[task.rank])
         files = {}
         # The file does not hold its checksums, so it need not wait for them.
-        with Aside(lambda: self._look_over(shares, packed)) as seen:
+        seen = run_in_tensor_thread(lambda: self._checksum(shares, packed), "edl-hvd-checkpoint-checksum")
+        try:
             if shares[task.rank]:
-                data = Pieces(packed.data, between=task.pace.breathe)
+                data = Pieces(packed.data, between=task.cpu.throttle)
                 name = self._write_shard(layout.shard_name(task.rank, task.size), data)
                 # If the attempt was given up meanwhile, the tensors are the caller's again: the file may hold anything.
                 self._check_cancelled()
                 files[name] = packed.entry
+        finally:
+            wait([seen])  # from here on no thread of this attempt reads the tensors
         checksums, digests = seen.result()
         tensors = self._described(shares[task.rank], next(iter(files), ""), checksums)
         part = self._part(files, tensors, digests)
@@ -148,7 +151,7 @@ class Attempt:
     def _stored_name(self, rows: Rows) -> str:
         return stored_name(rows.name, rows.first, rows.count, rows_of(self._task.snapshot.tensors[rows.name]))
 
-    def _look_over(self, shares: list[list[Rows]], packed: Packed) -> tuple[dict[str, list[str]], dict[str, str]]:
+    def _checksum(self, shares: list[list[Rows]], packed: Packed) -> tuple[dict[str, list[str]], dict[str, str]]:
         """Checksums of this rank's pieces, and digests of all tensors, if there is another rank to compare with."""
         checksums = packed.checksums(self._in_turn)
         if self._task.size == 1:
@@ -218,7 +221,7 @@ class Attempt:
             manifest = self._settle(manifest)
         self._check_owner()
         seconds = self._clock.monotonic_s() - self._start_s
-        held_s = min(task.pace.held_s, seconds)
+        held_s = min(task.cpu.held_s, seconds)
         self._report(CheckpointWritten(task.storage.url, manifest.step, manifest.size_bytes, seconds, held_s))
 
     def _settle(self, manifest: Manifest) -> Manifest:
@@ -250,7 +253,7 @@ class Attempt:
         if self._task.owner:
             check_owner(self._task.storage, self._task.owner)
 
-    def _tidy(self) -> None:
+    def _apply_retention(self) -> None:
         """Remove what is no longer needed; the checkpoint stands whether or not this succeeds."""
         task = self._task
         try:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 import xxhash
 
-from edl_hvd.checkpoint.shares import Rows
+from edl_hvd.checkpoint.writing.shares import Rows
 
 
 def digests_of(

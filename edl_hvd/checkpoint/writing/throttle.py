@@ -1,4 +1,4 @@
-"""How fast a checkpoint is written beside the training."""
+"""What writing a checkpoint may use of the processors beside the training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LONGEST_PAUSE_S = 5.0
 # S3 closes a connection that carries nothing for 20 s.
 
 
-class Pace:
+class CpuThrottle:
     """Keeps what several threads do within a share of the processors, until somebody waits for it.
 
     Args:
@@ -24,9 +24,9 @@ class Pace:
     def __init__(self, processors: float | None, most_s: float, clock: Clock) -> None:
         self._processors = processors
         self._clock = clock
-        self._hurry = threading.Event()
+        self._unlimited = threading.Event()
         if processors is None or most_s <= 0:
-            self._hurry.set()
+            self._unlimited.set()
         self._ends_s = clock.monotonic_s() + min(most_s, _EVER_S)
         self._paid_until_s = clock.monotonic_s()
         self._lock = threading.Lock()
@@ -38,13 +38,13 @@ class Pace:
         """By so much it may have taken longer: what the thread that was held back most has waited."""
         return self._held_s
 
-    def hurry(self) -> None:
+    def expedite(self) -> None:
         """Hold nobody back any more."""
-        self._hurry.set()
+        self._unlimited.set()
 
-    def breathe(self) -> None:
+    def throttle(self) -> None:
         """Wait until what the threads have used so far is within the share. Called by each after every bit of work."""
-        if self._hurry.is_set() or self._processors is None:
+        if self._unlimited.is_set() or self._processors is None:
             return
         used_s = time.thread_time() - getattr(self._own, "used_s", 0.0)
         now_s = self._clock.monotonic_s()
@@ -53,9 +53,9 @@ class Pace:
             self._paid_until_s = max(self._paid_until_s, now_s - used_s) + used_s / self._processors
             pause_s = min(self._paid_until_s - now_s, self._ends_s - now_s, _LONGEST_PAUSE_S)
         if now_s >= self._ends_s:
-            self._hurry.set()
+            self._unlimited.set()
         elif pause_s > 0:
-            self._hurry.wait(pause_s)
+            self._unlimited.wait(pause_s)
             self._own.held_s = getattr(self._own, "held_s", 0.0) + self._clock.monotonic_s() - now_s
             with self._lock:
                 self._held_s = max(self._held_s, self._own.held_s)

@@ -8,13 +8,13 @@ from collections.abc import Callable
 import torch
 
 from edl_hvd.best import Best
-from edl_hvd.checkpoint.assembly import Task
-from edl_hvd.checkpoint.attempt import Attempt
-from edl_hvd.checkpoint.collector import Collector
-from edl_hvd.checkpoint.layout import is_attempt_name
-from edl_hvd.checkpoint.pace import Pace
-from edl_hvd.checkpoint.retention import RetentionPolicy
-from edl_hvd.checkpoint.snapshot import Snapshot, check_snapshot
+from edl_hvd.checkpoint.format.layout import is_attempt_name
+from edl_hvd.checkpoint.format.snapshot import Snapshot, check_snapshot
+from edl_hvd.checkpoint.retention.collector import Collector
+from edl_hvd.checkpoint.retention.policy import RetentionPolicy
+from edl_hvd.checkpoint.writing.assembly import Task
+from edl_hvd.checkpoint.writing.attempt import Attempt
+from edl_hvd.checkpoint.writing.throttle import CpuThrottle
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import InternalError
 from edl_hvd.events import Event
@@ -40,7 +40,7 @@ class CheckpointWriter:
         clock: Measures and waits.
         patience_s: Rank 0 waits for the other ranks' shares this long, or four times the time its own
             took, whichever is longer.
-        keep_every: Milestones of this interval are kept for good, see ``retention.milestones``.
+        keep_every: Milestones of this interval are kept for good, see ``policy.milestones``.
         keep_best: The best checkpoint by this metric is kept.
     """
 
@@ -62,7 +62,7 @@ class CheckpointWriter:
 
     def begin(
         self, snapshot: Snapshot, rank: int, size: int, attempt: str, owner: int = 0,
-        first: Callable[[], None] | None = None, pace: Pace | None = None,
+        first: Callable[[], None] | None = None, cpu: CpuThrottle | None = None,
     ) -> None:  # fmt: skip
         """Start writing this rank's share of a checkpoint; returns at once.
 
@@ -75,9 +75,9 @@ class CheckpointWriter:
             size: Ranks that take part.
             attempt: Name of this attempt, equal on all ranks and never used before at this URL, not even
                 by an earlier run of the job (so with something random in it); letters, digits, ``_.-``.
-            owner: What ``ownership.take`` gave the job; 0 if nobody else can write to this storage.
+            owner: What ``lease.acquire`` gave the job; 0 if nobody else can write to this storage.
             first: Called in the background before the tensors are read; the checkpoint fails if it raises.
-            pace: How fast to write; ``None``: as fast as can be.
+            cpu: Holds writing back; ``None``: it may take all processors.
 
         Raises:
             StateError: The snapshot has tensors, metrics or counters that cannot be written.
@@ -89,8 +89,8 @@ class CheckpointWriter:
             raise InternalError(f"not an attempt: rank={rank}, size={size}, attempt={attempt!r}")
         check_snapshot(snapshot, self._seen)
         self._seen = dict(snapshot.tensors)
-        pace = pace or Pace(None, 0.0, self._clock)
-        task = Task(self._storage, snapshot, rank, size, attempt, self._collector, self._patience_s, pace, owner, first)
+        cpu = cpu or CpuThrottle(None, 0.0, self._clock)
+        task = Task(self._storage, snapshot, rank, size, attempt, self._collector, self._patience_s, cpu, owner, first)
         self._attempt = Attempt(task, self._clock, self._collect)
         self._attempt.thread.start()
 
@@ -105,15 +105,15 @@ class CheckpointWriter:
             events, self._events = self._events, []
         return events
 
-    def hurry(self) -> None:
+    def expedite(self) -> None:
         """Somebody waits for the attempt under way: it may take all processors."""
         if self._attempt is not None:
-            self._attempt.hurry()
+            self._attempt.expedite()
 
     def wait(self, timeout_s: float) -> bool:
         """Block until no attempt is under way, at most ``timeout_s``; whether that is so."""
         if self._attempt is not None:
-            self.hurry()
+            self.expedite()
             self._attempt.thread.join(timeout_s)
         return not self.busy
 

@@ -8,11 +8,10 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 
-from edl_hvd.checkpoint import CheckpointWriter, Snapshot, ownership
-from edl_hvd.checkpoint.heartbeat import Heartbeat
-from edl_hvd.checkpoint.ownership import Owner
-from edl_hvd.checkpoint.pace import Pace
-from edl_hvd.checkpoint.schedule import Schedule
+from edl_hvd.checkpoint import CheckpointWriter, Snapshot, lease
+from edl_hvd.checkpoint.lease import Heartbeat, LeaseHolder
+from edl_hvd.checkpoint.writing.schedule import Schedule
+from edl_hvd.checkpoint.writing.throttle import CpuThrottle
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, EmergencyCheckpoint, EventLog, Restored
 from edl_hvd.settings import Settings
@@ -39,7 +38,7 @@ class Checkpoints:
         settings: Where and how often.
         events: Where to tell.
         clock: For intervals in seconds.
-        run: Names this run of the job, see ``ownership.py``; the same on every worker.
+        run: Names this run of the job, see ``lease.py``; the same on every worker.
 
     Attributes:
         schedule: When the next one is due.
@@ -100,8 +99,8 @@ class Checkpoints:
         """
         if self._storage is None:
             return 0
-        process = Owner.this_process(self._run, self._clock)
-        return ownership.take(self._storage, process, self._clock, self._settings.take_over)
+        process = LeaseHolder.this_process(self._run, self._clock)
+        return lease.acquire(self._storage, process, self._clock, self._settings.take_over)
 
     def own(self, owner: int, speaks: bool) -> None:
         """The job is this owner of the URL; ``speaks`` if this worker is to give the signs of life."""
@@ -110,7 +109,7 @@ class Checkpoints:
             self._heartbeat = None
         self.owner = owner
         if speaks and owner and self._storage is not None and self._heartbeat is None:
-            self._heartbeat = Heartbeat(self._storage, owner, Owner.this_process(self._run, self._clock))
+            self._heartbeat = Heartbeat(self._storage, owner, LeaseHolder.this_process(self._run, self._clock))
 
     def release(self) -> None:
         """The job has ended, and another may have the URL at once."""
@@ -138,18 +137,18 @@ class Checkpoints:
         if self._writer is not None:
             snapshot, copy = copied()
             metrics = decode(snapshot.plain["attributes"].get(METRICS, {}), {})
-            pace = self._pace(world.local_size)
-            self._writer.begin(replace(snapshot, metrics=metrics), rank, size, attempt, self.owner, copy, pace)
+            cpu = self._cpu_throttle(world.local_size)
+            self._writer.begin(replace(snapshot, metrics=metrics), rank, size, attempt, self.owner, copy, cpu)
             self._writers = size
             if self._settings.checkpoint_every.is_auto:
                 logger.info("checkpoints every %.0f s for now", self.schedule.interval_s)
 
-    def _pace(self, workers: int) -> Pace:
-        """The pace at which one of this host's workers may write beside its training."""
+    def _cpu_throttle(self, workers: int) -> CpuThrottle:
+        """What one of this host's workers may use of the processors to write beside its training."""
         now_s, share = self._clock.monotonic_s(), self._settings.checkpoint_share
         since_s, self._begun_s = now_s - self._begun_s, now_s
         processors = share * len(os.sched_getaffinity(0)) / workers if share < 1 else None
-        return Pace(processors, _SLOWEST * since_s, self._clock)
+        return CpuThrottle(processors, _SLOWEST * since_s, self._clock)
 
     def save_last(self, store: StateStore, left_s: float | None) -> None:
         """Write the last commit from this worker alone, if there is a place for it and time enough. Blocks.
@@ -168,7 +167,7 @@ class Checkpoints:
         else:
             attempt = f"last-{store.step}-{secrets.randbits(64):016x}"
             self.begin(lambda: (store.checkpoint(), None), World(0, 0, 1, members=("",)), attempt)
-            self.hurry()
+            self.expedite()
             while self.busy:
                 self._clock.sleep(_POLL_S)
             reason = self.report()
@@ -176,10 +175,10 @@ class Checkpoints:
         seconds = round(self._clock.monotonic_s() - start_s, 3)
         self._events.emit(EmergencyCheckpoint(self._storage.url, store.step, not reason, seconds, reason))
 
-    def hurry(self) -> None:
+    def expedite(self) -> None:
         """Somebody waits for what is being written."""
         if self._writer is not None:
-            self._writer.hurry()
+            self._writer.expedite()
 
     def report(self) -> str:
         """Tell what the writer has finished since the last call; why the last one failed, if it did."""
@@ -192,7 +191,7 @@ class Checkpoints:
                 logger.warning("checkpoint of step %d failed: %s", event.step, event.reason)
                 reason = event.reason
                 if self._heartbeat is not None:
-                    self._heartbeat.hurry()  # perhaps another job has taken over
+                    self._heartbeat.renew()  # perhaps another job has taken over
                 if self._settings.on_checkpoint_failure == "stop":
                     self._failure = (
                         f"the checkpoint of step {event.step} failed, and on_checkpoint_failure is 'stop': {reason}"

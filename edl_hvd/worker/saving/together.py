@@ -85,7 +85,7 @@ def write_last(
         return bool(collectives.allreduce(torch.tensor([int(behind)]), "max").item())
 
     def wait_for_writers() -> None:
-        checkpoints.hurry()
+        checkpoints.expedite()
         while collectives.allreduce(torch.tensor([int(checkpoints.busy)]), "max").item():
             clock.sleep(_POLL_S)
         checkpoints.report()
