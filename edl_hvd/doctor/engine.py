@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-from edl_hvd.build.engine_edits import REVISION
+from edl_hvd.build.edits.release import REVISION
 from edl_hvd.build.plan import cxx_standard
 from edl_hvd.build.torch_facts import TorchFacts, ask_torch
 from edl_hvd.build.verify import HorovodFacts, ask_horovod
