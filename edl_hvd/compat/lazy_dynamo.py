@@ -19,20 +19,22 @@ from typing import Any
 
 import torch
 
+from edl_hvd.compat.patching import is_made
+
 _NAME = "torch._dynamo"
 _WRAPPER_NAME = "__dynamo_disable"
 # Where ``torch._compile`` keeps what the compiler's ``disable`` has made of a function.
 
 
-def import_compiler_late() -> None:
-    """Let torch's compiler be imported when it is needed. Does nothing where it is there already."""
-    if _NAME not in sys.modules:
-        stand_in = _StandIn()
-        sys.modules[_NAME] = stand_in
-        torch._dynamo = stand_in
+def import_dynamo_lazily() -> None:
+    """Let torch's compiler be imported when it is needed. Does nothing where it is there already, or is left out."""
+    if _NAME not in sys.modules and is_made("lazy_dynamo"):
+        lazy = _LazyDynamo()
+        sys.modules[_NAME] = lazy
+        torch._dynamo = lazy
 
 
-class _StandIn(ModuleType):
+class _LazyDynamo(ModuleType):
     """What optimizers want of ``torch._dynamo``; for anything else, that itself."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ exist. Once the two exist by name, everything that does not call them works: mod
 
 Call ``define_missing_operators`` before the first import of torchvision::
 
-    from edl_hvd.torchvision_operators import define_missing_operators
+    from edl_hvd.compat.torchvision_operators import define_missing_operators
 
     define_missing_operators()
     import torchvision

@@ -7,8 +7,8 @@ import signal
 
 import torch
 
+from edl_hvd.compat.lazy_dynamo import import_dynamo_lazily
 from edl_hvd.errors import PlatformError, UsageError
-from edl_hvd.late_compiler import import_compiler_late
 from edl_hvd.notices.watch import NoticeWatch
 from edl_hvd.settings import Launch, Settings, platform_addresses
 from edl_hvd.worker.engine import calls
@@ -96,7 +96,7 @@ def init(rendezvous: Rendezvous | None = None) -> None:
     if launch.driver is not None:
         _show_stack_when_asked()
     settings = Settings.from_environment()
-    import_compiler_late()
+    import_dynamo_lazily()
     _process = Process(launch, rendezvous or _rendezvous_for(launch))
     if launch.local_rank == 0:  # one worker of each host
         _process.notices = watch_for_notices(
