@@ -238,6 +238,7 @@ RETIRED_NAMES = {
     "Keep": "RetentionPolicy or CacheEntry", "Looker": "Inspector",
     "hungry_s": "below_min_since_s", "false_starts": "startup_failures", "Loans": "none",
     "Owner": "LeaseHolder", "Sign": "LeaseRenewal", "breathe": "throttle", "hurry": "expedite",
+    "import_compiler_late": "import_dynamo_lazily", "_StandIn": "_LazyDynamo",
     "_look_over": "_checksum", "_tidy": "_apply_retention",
     "rebirth": "none", "Foresighted": "Answer", "Remembering": "Source.memory", "Bridging": "Answer.warning",
 }  # fmt: skip
