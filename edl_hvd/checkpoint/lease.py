@@ -52,9 +52,9 @@ class LeaseHolder:
     """A process that speaks for a run.
 
     Attributes:
-        run: Names the run; its workers know it from their launcher.
-        host, pid: For people.
-        numbering, mark: Tell whether the process lives, where that can be told; see ``process_mark.py``.
+        run: Name of the run; its workers know it from their launcher.
+        host, pid: Host and number of the process, for people.
+        numbering, mark: Marks that tell whether the process lives, where that can be told; see ``process_mark.py``.
         since: UTC time in ISO 8601 form, for people.
     """
 
@@ -83,7 +83,7 @@ class LeaseHolder:
 
 @dataclass(frozen=True)
 class LeaseRenewal:
-    """A sign of life: the process that speaks for the owner now, how many it has given, and whether it was the last."""
+    """A sign of life: the process that speaks for the owner now, a number that rises, and whether it is the last."""
 
     process: LeaseHolder
     number: int
@@ -103,10 +103,10 @@ def acquire(storage: Storage, process: LeaseHolder, clock: Clock, take_over: boo
     """Become the owner of a URL. Blocks while it is not certain that the present one has ended.
 
     Args:
-        storage: Where.
-        process: Who.
-        clock: Waits.
-        take_over: Do not ask whether the present owner lives.
+        storage: Storage at the URL.
+        process: Process that speaks for the run.
+        clock: Clock that measures and waits.
+        take_over: Whether to become the owner although the present one may live.
 
     Returns:
         The number of the owner that ``process`` has become.
@@ -132,12 +132,14 @@ def acquire(storage: Storage, process: LeaseHolder, clock: Clock, take_over: boo
 
 
 def newest_owner(storage: Storage) -> int:
-    """Its number; 0 if nobody has ever owned the URL."""
+    """The number of the newest owner; 0 if the URL has never had one."""
     return next(iter(layout.owners(storage.list(layout.OWNERS))), 0)
 
 
 def check_owner(storage: Storage, number: int) -> None:
-    """Whoever is told that a checkpoint is written can rely on it if this succeeds after its manifest was written.
+    """Refuse to go on where there is a later owner.
+
+    If this succeeds after a manifest was written, later owners will find the checkpoint.
 
     Raises:
         OwnedError: There is a later owner than ``number``.
@@ -184,16 +186,16 @@ def rule(storage: Storage) -> Rule:
 
 
 class Heartbeat:
-    """Gives signs of life in the background until it is stopped.
+    """Renewal of the lease in the background, until it is stopped.
 
     Args:
-        storage: Where.
+        storage: Storage at the URL.
         owner: Number of the owner.
-        process: Who speaks for it from now on.
-        beat_s: How often, in seconds.
+        process: Process that speaks for it from now on.
+        beat_s: Time between two renewals in seconds, greater than 0.
 
     Attributes:
-        lost: Why this process may write there no more; ``None`` while it may.
+        lost: Reason why this process may write there no more; ``None`` while it may.
     """
 
     def __init__(self, storage: Storage, owner: int, process: LeaseHolder, beat_s: float = BEAT_S) -> None:
@@ -208,13 +210,13 @@ class Heartbeat:
         self._thread.start()
 
     def renew(self) -> None:
-        """Look now, not at the next beat, whether this is the owner still. Does not block."""
+        """Renew now, not at the next beat, and so find out whether this is the owner still. Does not block."""
         self._wake.set()
 
     def stop(self, ended: bool) -> None:
-        """Give no more signs; with ``ended`` one more, that the URL is free. Blocks for that one only.
+        """Renew no more; with ``ended`` once more, to say that the URL is free. Blocks for that renewal only.
 
-        Raises nothing: without the last sign the next owner waits some seconds.
+        Raises nothing: without the last renewal the next owner waits some seconds.
         """
         self._stopped = True
         self._wake.set()
@@ -247,7 +249,7 @@ class Heartbeat:
 
 
 def _accept(storage: Storage, number: int) -> None:
-    """Let count what is there, and forget owners of long ago."""
+    """Accept the checkpoints that are there, and forget owners of long ago."""
     found = layout.manifests(storage.list(layout.ROOT))
     before = rule(storage)
     accepted = sorted(key for keys in found.values() for key in keys if before.counts(key))

@@ -24,7 +24,7 @@ class FileEntry:
     """A shard file.
 
     Attributes:
-        size_bytes: Its length.
+        size_bytes: Length of the file.
         header_bytes: Length of its header; all the rest are elements of its tensors.
         header_checksum: Checksum of the header.
         chunk_bytes: Bytes of each tensor's elements that share a checksum.
@@ -130,8 +130,8 @@ def decode_tensors(value: object, files: Mapping[str, FileEntry], whole: bool) -
     """The tensors, which are just what is in the files.
 
     Args:
-        value: From JSON.
-        files: Those that there are.
+        value: Value from JSON.
+        files: Files of the document, by name.
         whole: Whether the pieces of a tensor must be all of it; those that one rank wrote need not.
     """
     entries = document.mapping(value, "'tensors' of its content")

@@ -38,7 +38,12 @@ class Part:
 
     @classmethod
     def decode(cls, data: bytes) -> Part:
-        """Raises ``ValueError`` if this is not a whole part, ``StorageError`` if it is of another format."""
+        """Read a part.
+
+        Raises:
+            ValueError: This is not a whole one.
+            StorageError: It is of another format.
+        """
         content = document.fields(decode(data), "its content", _names(cls))
         failure = content["failure"]
         return cls(
@@ -58,13 +63,13 @@ class Manifest:
     """A checkpoint, complete.
 
     Attributes:
-        attempt: The attempt that wrote it.
+        attempt: Name of the attempt that wrote it.
         step, epoch, samples: Progress of the job, see ``Snapshot``.
-        metrics: What had been reported last when it was written, by name.
-        world_size: Ranks that wrote it; it can be restored by any number.
+        metrics: Values that had been reported last when it was written, by name.
+        world_size: Number of ranks that wrote it; it can be restored by any number.
         created: UTC time in ISO 8601 form, for people.
-        versions: Of edl_hvd and torch.
-        plain: The snapshot's plain state.
+        versions: Versions of edl_hvd and torch.
+        plain: Plain state of the snapshot.
         files: Shards by file name.
         tensors: Tensors by name, in the snapshot's order.
     """
@@ -91,7 +96,12 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
-        """Raises ``ValueError`` if this is not a whole manifest, ``StorageError`` if it is of another format."""
+        """Read a manifest.
+
+        Raises:
+            ValueError: This is not a whole one.
+            StorageError: It is of another format.
+        """
         content = document.fields(decode(data), "its content", _names(cls))
         attempt, versions = content["attempt"], document.mapping(content["versions"], "'versions' of its content")
         if not isinstance(attempt, str) or not is_attempt_name(attempt):

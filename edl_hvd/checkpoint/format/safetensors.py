@@ -69,8 +69,8 @@ def write_header(
     """The header of a file of these tensors, and where in the file the elements of each go, in that order.
 
     Args:
-        tensors: By name, torch's name of the type, and the shape.
-        metadata: Of the file, if it is to have any.
+        tensors: Torch's name of the type and the shape of each, by name.
+        metadata: Metadata of the file, if it is to have any.
     """
     # The widest elements first: then each tensor begins at a multiple of its elements' size.
     names = sorted(tensors, key=lambda name: (-ELEMENT_TYPES[tensors[name][0]].size_bytes, name))
@@ -96,7 +96,7 @@ def read_header(data: bytes | bytearray | memoryview, size_bytes: int) -> dict[s
     """The tensors of a safetensors file that is nothing but these tensors, in the order of their elements.
 
     Args:
-        data: The file, or its beginning with all of the header.
+        data: Bytes of the file, or its beginning with all of the header.
         size_bytes: Length of the file.
 
     Raises:

@@ -27,9 +27,9 @@ class Packed:
     """A shard, where its bytes lie.
 
     Attributes:
-        data: Its buffers in order: the header, then the memory of the tensors themselves.
-        entry: What a manifest says of it.
-        elements: That memory, by the tensors' names.
+        data: Buffers in the order of the file: the header, then the memory of the tensors themselves.
+        entry: Entry of a manifest for it.
+        elements: Memory of the tensors, by name.
     """
 
     data: list[memoryview]
@@ -49,7 +49,7 @@ def pack(tensors: Mapping[str, torch.Tensor], chunk_bytes: int = CHUNK_BYTES, gu
     Args:
         tensors: Host tensors of the types in ``DTYPE_NAMES``; they must stay as they are until the file is written.
         chunk_bytes: Length of what gets one checksum.
-        guard: See ``Guard``.
+        guard: Context for each look at tensors, see ``Guard``.
     """
     described = {name: (DTYPE_NAMES[tensor.dtype], tensor.shape) for name, tensor in tensors.items()}
     header, places = write_header(described)

@@ -27,12 +27,12 @@ class Snapshot:
     Attributes:
         tensors: Host tensors by name; any shape and layout in memory, also views of one another. They
             come back contiguous, each with memory of its own.
-        plain: Everything else, as a JSON value: dictionaries with string keys, lists, strings, whole
+        plain: State that is not tensors, as a JSON value: dictionaries with string keys, lists, strings, whole
             numbers, floats (infinities and NaN included), booleans, ``None``.
         step: Optimizer steps since the job began.
         epoch: Epoch the job is in.
         samples: Samples consumed since the job began.
-        metrics: What the training measured last, by name; any floats.
+        metrics: Values that the training measured last, by name; any floats.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -47,8 +47,8 @@ def check_snapshot(snapshot: Snapshot, seen: Mapping[str, torch.Tensor] | None =
     """Refuse what would not come back as it was. Looks at names and types, not at contents; for these, ``check_plain``.
 
     Args:
-        snapshot: What is to be written.
-        seen: The tensors of one that was not refused: if these are the same, nobody looks at them again.
+        snapshot: Snapshot that is to be written.
+        seen: Tensors of one that was not refused: if these are the same, they are not looked at again.
 
     Raises:
         StateError: With one line per problem.

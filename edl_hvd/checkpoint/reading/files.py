@@ -79,10 +79,10 @@ def read_shard(storage: Storage, manifest: Manifest, name: str, expected: Mappin
     """One file, every byte of it verified.
 
     Args:
-        storage: Where the checkpoint is.
-        manifest: Its manifest.
-        name: Which file.
-        expected: What is in it, from ``stored_by_file``.
+        storage: Storage that has the checkpoint.
+        manifest: Manifest of the checkpoint.
+        name: Name of the file.
+        expected: Pieces in it, from ``stored_by_file``.
 
     Raises:
         CheckpointDamagedError: Missing, of another length, or changed.

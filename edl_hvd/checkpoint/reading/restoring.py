@@ -81,9 +81,9 @@ def restore_newest(
     storage is not taken for damage: it raises, so that no progress is thrown away for a passing fault.
 
     Args:
-        storage: Where the checkpoints are.
-        report: Gets a ``CheckpointDamaged`` for each one passed over.
-        restore: Restores one, and raises as :func:`restore` does.
+        storage: Storage that has the checkpoints.
+        report: Function that is given a ``CheckpointDamaged`` for each one passed over.
+        restore: Function that restores one, and raises as :func:`restore` does.
 
     Raises:
         CheckpointDamagedError: Checkpoints are listed and none verifies; names them all.

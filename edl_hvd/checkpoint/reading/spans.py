@@ -37,10 +37,10 @@ class Span:
     """Whole chunks of a piece, which one reader reads and verifies.
 
     Attributes:
-        file: The shard.
-        name: What the piece is called there.
-        first_byte: Of the piece's elements; a multiple of the file's ``chunk_bytes``.
-        size_bytes: How many; 0 for a piece without elements.
+        file: Name of the shard.
+        name: Name of the piece there.
+        first_byte: Place of its first byte among the piece's; a multiple of the file's ``chunk_bytes``.
+        size_bytes: Number of its bytes; 0 for a piece without elements.
     """
 
     file: str

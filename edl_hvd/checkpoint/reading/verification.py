@@ -20,9 +20,9 @@ def verified_views(data: bytes, file: FileEntry, expected: Mapping[str, Stored])
     are just the pieces expected, and each chunk of each has a checksum.
 
     Args:
-        data: The shard.
-        file: What the manifest says of it.
-        expected: What the manifest says is in it, by the names there.
+        data: Bytes of the shard.
+        file: Entry of the manifest for it.
+        expected: Pieces that the manifest lists for it, by their names there.
 
     Raises:
         ValueError: It is anything else; names the first places that are damaged.
@@ -45,9 +45,9 @@ def verified_header(
     """Where in a shard each piece is.
 
     Args:
-        data: The shard, or its beginning with all of the header.
-        file: What the manifest says of it.
-        expected: What the manifest says is in it, by the names there.
+        data: Bytes of the shard, or its beginning with all of the header.
+        file: Entry of the manifest for it.
+        expected: Pieces that the manifest lists for it, by their names there.
 
     Raises:
         ValueError: It is not the header of just that.
@@ -74,11 +74,11 @@ def damaged_chunks(elements: memoryview, stored: Stored, first_byte: int, chunk_
     """Places whose checksum is not the manifest's.
 
     Args:
-        elements: Of whole chunks of the piece.
-        stored: The piece.
-        first_byte: Of the piece's elements; that of a chunk.
+        elements: Elements of whole chunks of the piece.
+        stored: Piece that they belong to.
+        first_byte: Place of their first byte among the piece's, where a chunk begins.
         chunk_bytes: Length of a chunk.
-        begin: Where in the file the piece's elements begin.
+        begin: Place in the file where the piece's elements begin.
     """
     right = stored.piece.checksums[first_byte // chunk_bytes :]
     return [

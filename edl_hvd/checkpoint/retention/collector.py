@@ -52,9 +52,9 @@ class Collector:
     dictionaries and puts them in place whole, and one that comes late makes the other read, or wait, once more.
 
     Args:
-        storage: Where.
-        policy: What stays.
-        clock: Measures the grace time.
+        storage: Storage that has the checkpoints.
+        policy: Rule of what stays.
+        clock: Clock that measures the grace time.
     """
 
     def __init__(self, storage: Storage, policy: RetentionPolicy, clock: Clock) -> None:
@@ -70,9 +70,9 @@ class Collector:
         """After the checkpoint of step ``written``: delete what is superfluous now.
 
         Args:
-            written: The step.
+            written: Step of the new checkpoint.
             parts: Keys of the parts that it was put together from.
-            check: Called before each deletion; raises if nothing may be deleted any more.
+            check: Function called before each deletion; raises if nothing may be deleted any more.
 
         Raises:
             StorageError: The storage does not answer, or has a checkpoint of another version of this package among
@@ -164,10 +164,10 @@ def orphans(objects: Collection[StoredObject], facts: Mapping[str, Facts | None]
     """The pieces at steps up to ``written`` that no manifest names.
 
     Args:
-        objects: All, or all of a step.
-        facts: What each manifest among them says, by its key; ``None`` if that is not known, then nothing is an orphan
-            at its step.
-        written: The newest step to look at.
+        objects: Objects of all steps, or all of one step.
+        facts: Facts of each manifest among them, by its key; ``None`` if they are not known, then nothing is an
+            orphan at its step.
+        written: Newest step to look at.
     """
     manifests = layout.manifests(objects)
     unknown = {step for step, keys in manifests.items() if any(facts[key] is None for key in keys)}

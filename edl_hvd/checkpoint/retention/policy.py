@@ -50,13 +50,13 @@ class Pruning:
 
     Attributes:
         kept: Steps of the newest checkpoints counted, newest first.
-        milestones: Steps of those that stay for good, newest first; they may be among the other ones, too.
+        milestones: Steps of those that stay for good, newest first; they may be in ``kept``, too.
         best: Step of the best one, if one is asked for and known; likewise.
         spared: Listed steps that are neither counted nor removed: newer ones, and damaged ones among those counted.
         removed: Steps of the listed checkpoints that go, newest first.
         keys: Objects to delete, in this order: what dead attempts left is among them.
-        size_bytes: Their bytes.
-        orphans: Those among them that dead attempts have left beside checkpoints that stay, see ``collector.py``.
+        size_bytes: Number of their bytes.
+        orphans: Keys among them that dead attempts have left beside checkpoints that stay, see ``collector.py``.
     """
 
     kept: list[int]
@@ -81,10 +81,10 @@ def plan(
     With fewer intact ones than that, only what is older than the oldest of them goes; with none, nothing.
 
     Args:
-        catalog: All checkpoints.
-        policy: What stays.
-        facts: Of listed checkpoints whose manifest is whole, by step; may be empty if ``policy`` does not need them.
-        intact: Whether a listed checkpoint is worth counting; asked newest first, no more than needed.
+        catalog: Catalog of all checkpoints.
+        policy: Rule of what stays.
+        facts: Facts of listed checkpoints whose manifest is whole, by step; may be empty if ``policy`` needs none.
+        intact: Function that says whether a listed checkpoint counts; asked newest first, no more than needed.
         written: Step of a checkpoint just written. It counts as the newest: what is newer was passed over when
             the job began, and will be older than the oldest kept one some day.
     """
@@ -128,8 +128,8 @@ def milestones(positions: Mapping[int, int], every: float) -> set[int]:
     decided. Whether a checkpoint is damaged does not count: a milestone may be worth repairing.
 
     Args:
-        positions: Of each checkpoint, by its step, in the unit of ``every``.
-        every: The interval.
+        positions: Position of each checkpoint, by its step, in the unit of ``every``.
+        every: Interval between multiples, greater than 0.
     """
     first: dict[int, tuple[int, int]] = {}
     for step, position in positions.items():

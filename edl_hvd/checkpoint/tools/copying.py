@@ -48,10 +48,10 @@ def copy(source: Storage, target: Storage, step: int, tell: Tell) -> bool:
     the target is replaced.
 
     Args:
-        source: Where it is.
-        target: Where it goes.
-        step: Which one.
-        tell: Told the bytes copied so far, and all.
+        source: Storage that has it.
+        target: Storage that it is copied to.
+        step: Step of the checkpoint.
+        tell: Function that is given the bytes copied so far, and all.
 
     Raises:
         ObjectMissingError: The source lists no such checkpoint.

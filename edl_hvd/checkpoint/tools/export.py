@@ -36,11 +36,11 @@ def export(storage: Storage, out: str, step: int, attribute: str | None, tell: T
     """Write the ``state_dict`` of a module, under its own names, bit for bit. Holds at most two files in memory.
 
     Args:
-        storage: Where the checkpoint is.
-        out: A file ``.safetensors`` or ``.pt`` that does not exist; appears when it is complete.
-        step: Which checkpoint.
-        attribute: The state's attribute; may be ``None`` if only one is a module.
-        tell: Told the bytes written so far, and all.
+        storage: Storage that has the checkpoint.
+        out: Name of a file ``.safetensors`` or ``.pt`` that does not exist; appears when it is complete.
+        step: Step of the checkpoint.
+        attribute: Attribute of the state; may be ``None`` if only one is a module.
+        tell: Function that is given the bytes written so far, and all.
 
     Raises:
         UsageError: The suffix is another, or there is no such attribute, or it could be one of several.

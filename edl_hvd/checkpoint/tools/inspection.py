@@ -76,9 +76,9 @@ def verify(storage: Storage, step: int, tell: Tell) -> Verified:
     """Read every byte of a checkpoint; holds one file in memory at a time.
 
     Args:
-        storage: Where it is.
-        step: Which one.
-        tell: Told the bytes read so far, and all.
+        storage: Storage that has it.
+        step: Step of the checkpoint.
+        tell: Function that is given the bytes read so far, and all.
 
     Raises:
         ObjectMissingError: No checkpoint of that step is listed.

@@ -25,15 +25,15 @@ class Task:
     """What one attempt is to do.
 
     Attributes:
-        storage: Where to.
-        snapshot: What; equal on every rank.
-        rank, size: Who this is among how many.
-        name: The attempt; the same on every rank, never used before.
-        collector: Deletes what is not kept.
-        patience_s: Least time rank 0 waits for the other ranks.
-        owner: Number of the job's ownership of the storage, see ``lease.py``; 0 if it has none.
-        cpu: Holds back what the attempt computes.
-        first: Makes the snapshot's tensors hold what they should.
+        storage: Storage to write to.
+        snapshot: Snapshot to write; equal on every rank.
+        rank, size: Rank of this worker, and number of ranks that take part.
+        name: Name of the attempt; the same on every rank, never used before.
+        collector: Collector of what is not kept.
+        patience_s: Least time in seconds for which rank 0 waits for the other ranks.
+        owner: Number of the job as owner of the storage, see ``lease.py``; 0 if it has none.
+        cpu: Throttle of what the attempt computes.
+        first: Function that makes the snapshot's tensors hold what they should.
     """
 
     storage: Storage
@@ -85,13 +85,13 @@ def assemble(task: Task, parts: Mapping[int, Part], created_s: float) -> Manifes
 
 
 def shares_of(task: Task) -> list[list[Rows]]:
-    """What each rank writes."""
+    """The rows that each rank writes, by rank."""
     tensors = task.snapshot.tensors
     return share_out({name: Extent(tensor.nbytes, rows_of(tensor)) for name, tensor in tensors.items()}, task.size)
 
 
 def rows_of(tensor: torch.Tensor) -> int:
-    """By which a tensor is cut; one without a dimension has one."""
+    """Number of rows, along which a tensor is cut; one without a dimension has one."""
     return tensor.shape[0] if tensor.dim() else 1
 
 

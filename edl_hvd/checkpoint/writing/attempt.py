@@ -47,12 +47,12 @@ class _Cancelled(Exception):
 
 
 class Attempt:
-    """Writes one rank's share; on rank 0 then waits for the others and makes the checkpoint visible.
+    """One rank's writing of its share; rank 0 then waits for the others and makes the checkpoint visible.
 
     Args:
-        task: What to do.
-        clock: Measures and waits.
-        report: Called from the background thread with what came of it.
+        task: Task of this rank.
+        clock: Clock that measures and waits.
+        report: Function that the background thread gives each event.
     """
 
     def __init__(self, task: Task, clock: Clock, report: Callable[[Event], None]) -> None:
@@ -66,7 +66,7 @@ class Attempt:
         self.thread = TensorThread(self._run, f"edl-hvd-checkpoint-{task.name}")
 
     def cancel(self) -> None:
-        """On return the tensors may change: what is on the wire holds anything then, and no manifest will name it."""
+        """Give up. On return the tensors may change: what is on the wire then is anything, and no manifest names it."""
         self._cancelled.set()
         self.expedite()
         with self._exclusive:

@@ -28,8 +28,8 @@ def digests_of(
 
     Args:
         tensors: Host tensors by name.
-        shares: What each rank writes of them, by rank.
-        checksums: Those of a piece as this rank holds it.
+        shares: Rows of them that each rank writes, by rank.
+        checksums: Function that gives the checksums of a piece as this rank holds it.
     """
     found: defaultdict[str, list[str]] = defaultdict(list)
     for share in shares:

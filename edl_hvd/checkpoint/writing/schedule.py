@@ -28,7 +28,7 @@ def least_loss_interval_s(cost_s: float, between_failures_s: float) -> float:
     415
 
     Args:
-        cost_s: By which one checkpoint prolongs training, in seconds.
+        cost_s: Time by which one checkpoint prolongs training, in seconds.
         between_failures_s: Mean time between failures, in seconds.
     """
     if cost_s >= 2 * between_failures_s:
@@ -44,8 +44,8 @@ class Schedule:
     steps take longer while one is written, and how often a world has broken since this worker began to watch.
 
     Args:
-        every: The interval.
-        clock: Measures it.
+        every: Interval between checkpoints.
+        clock: Clock that measures it.
     """
 
     def __init__(self, every: Interval, clock: Clock) -> None:
@@ -62,7 +62,7 @@ class Schedule:
         self._marks = self._present(step, samples, epoch_position)
 
     def is_due(self, step: int, samples: int, epoch_position: float) -> bool:
-        """The interval will have passed at this point of the run."""
+        """Whether the interval will have passed at this point of the run."""
         present = self._present(step, samples, epoch_position)
         unit, count = ("seconds", self.interval_s) if self._every.is_auto else (self._every.unit, self._every.count)
         return present[unit] - self._marks[unit] >= count
@@ -75,7 +75,7 @@ class Schedule:
 
     @property
     def cost_s(self) -> float:
-        """By which the last checkpoint has prolonged training, in seconds."""
+        """Time by which the last checkpoint has prolonged training, in seconds."""
         return self._stall_s + max(0.0, self._slowdown_s)
 
     @property
@@ -84,7 +84,7 @@ class Schedule:
         return (self._clock.monotonic_s() - self._begun_s + _DAY_S) / (self._failures + 1)
 
     def note_failure(self) -> None:
-        """A world broke."""
+        """Note that a world broke."""
         self._failures += 1
 
     def note_stall(self, seconds: float) -> None:
@@ -93,7 +93,7 @@ class Schedule:
         self._commit_s = self._clock.monotonic_s()
 
     def note_commit(self, writing: bool) -> None:
-        """A commit; ``writing`` says whether a checkpoint was being written since the one before."""
+        """Note a commit; ``writing`` says whether a checkpoint was being written since the one before."""
         now_s = self._clock.monotonic_s()
         gap_s, self._commit_s = now_s - self._commit_s, now_s
         if self._usual_s is None:

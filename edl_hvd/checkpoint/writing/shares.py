@@ -1,4 +1,4 @@
-"""Who writes which rows of which tensor: pure arithmetic, the same answer on every rank."""
+"""Which rank writes which rows of which tensor: pure arithmetic, the same answer on every rank."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def share_out(extents: Mapping[str, Extent], size: int, whole_below_bytes: int =
     [[Rows(name='b', first=0, count=1), Rows(name='a', first=0, count=20)], [Rows(name='a', first=20, count=30)]]
 
     Args:
-        extents: Each tensor's; equal on all ranks, in any order.
+        extents: Extent of each tensor, by name; equal on all ranks, in any order.
         size: Number of ranks, at least 1.
-        whole_below_bytes: Tensors of at least as many bytes are split.
+        whole_below_bytes: Number of bytes from which on a tensor is split.
 
     Returns:
         Each rank's pieces, in rank order; a rank may have none, and has at most one of any tensor. The pieces

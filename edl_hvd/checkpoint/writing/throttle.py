@@ -13,12 +13,12 @@ _LONGEST_PAUSE_S = 5.0
 
 
 class CpuThrottle:
-    """Keeps what several threads do within a share of the processors, until somebody waits for it.
+    """A bound on the processor time of several threads, until somebody waits for what they do.
 
     Args:
         processors: Number of processors that may be busy with it on average, such as 0.1; ``None``: any number.
-        most_s: Time after which nothing is held back any more.
-        clock: Measures.
+        most_s: Time in seconds after which nothing is held back any more.
+        clock: Clock that measures.
     """
 
     def __init__(self, processors: float | None, most_s: float, clock: Clock) -> None:
@@ -35,15 +35,15 @@ class CpuThrottle:
 
     @property
     def held_s(self) -> float:
-        """By so much it may have taken longer: what the thread that was held back most has waited."""
+        """Seconds that the thread that was held back most has waited."""
         return self._held_s
 
     def expedite(self) -> None:
-        """Hold nobody back any more."""
+        """Hold no thread back any more."""
         self._unlimited.set()
 
     def throttle(self) -> None:
-        """Wait until what the threads have used so far is within the share. Called by each after every bit of work."""
+        """Wait until what the threads have used so far is within the share. Each calls it after every bit of work."""
         if self._unlimited.is_set() or self._processors is None:
             return
         used_s = time.thread_time() - getattr(self._own, "used_s", 0.0)

@@ -1,4 +1,4 @@
-"""Writes checkpoints in the background, one at a time."""
+"""Writing checkpoints in the background, one at a time."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _CLOSING_S = 5.0
 
 
 class CheckpointWriter:
-    """Every rank of a world has one; together they write checkpoints of their common state.
+    """One rank's part in writing checkpoints of the state that all ranks of a world hold.
 
     None of the methods is collective, and none but ``wait`` blocks for the storage's sake. They are
     called from one thread. Failures never raise: ``poll`` returns them as events.
 
     Args:
-        storage: Where to write; the same on every rank. It stays the caller's to close.
-        keep: Newest checkpoints kept, at least 1.
-        clock: Measures and waits.
-        patience_s: Rank 0 waits for the other ranks' shares this long, or four times the time its own
-            took, whichever is longer.
-        keep_every: Milestones of this interval are kept for good, see ``policy.milestones``.
-        keep_best: The best checkpoint by this metric is kept.
+        storage: Storage to write to; the same on every rank. It stays the caller's to close.
+        keep: Number of newest checkpoints that are kept, at least 1.
+        clock: Clock that measures and waits.
+        patience_s: Time in seconds for which rank 0 waits for the other ranks' shares; at least four times what its
+            own took.
+        keep_every: Interval whose milestones are kept for good, see ``policy.milestones``.
+        keep_best: Metric whose best checkpoint is kept.
     """
 
     def __init__(
@@ -70,14 +70,14 @@ class CheckpointWriter:
         state as they are until ``busy`` is false. If the plain state is no JSON, the checkpoint fails.
 
         Args:
-            snapshot: What to write.
-            rank: This worker's rank.
-            size: Ranks that take part.
+            snapshot: Snapshot to write.
+            rank: Rank of this worker.
+            size: Number of ranks that take part.
             attempt: Name of this attempt, equal on all ranks and never used before at this URL, not even
                 by an earlier run of the job (so with something random in it); letters, digits, ``_.-``.
-            owner: What ``lease.acquire`` gave the job; 0 if nobody else can write to this storage.
-            first: Called in the background before the tensors are read; the checkpoint fails if it raises.
-            cpu: Holds writing back; ``None``: it may take all processors.
+            owner: Number that ``lease.acquire`` gave the job; 0 if no other job can write to this storage.
+            first: Function called in the background before the tensors are read; if it raises, the checkpoint fails.
+            cpu: Throttle of what writing computes; ``None``: it may take all processors.
 
         Raises:
             StateError: The snapshot has tensors, metrics or counters that cannot be written.
@@ -96,7 +96,7 @@ class CheckpointWriter:
 
     @property
     def busy(self) -> bool:
-        """Whether an attempt is under way; never true for ever, every wait in it is bounded."""
+        """Whether an attempt is under way; it ends some day, since every wait in it is bounded."""
         return self._attempt is not None and self._attempt.thread.is_alive()
 
     def poll(self) -> list[Event]:
@@ -106,7 +106,7 @@ class CheckpointWriter:
         return events
 
     def expedite(self) -> None:
-        """Somebody waits for the attempt under way: it may take all processors."""
+        """Let the attempt under way take all processors, because somebody waits for it."""
         if self._attempt is not None:
             self._attempt.expedite()
 
