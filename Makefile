@@ -16,7 +16,7 @@ IMAGE ?= edl-hvd
 
 # What is installed depends on these files only, what Horovod is built from on torch as well: a change of
 # either gives another stamp, and an unchanged stamp makes a later call start at once.
-RECIPE := $(wildcard edl_hvd/build/cmake/*.cmake edl_hvd/build/cmake/*/*.cmake) edl_hvd/build/engine_edits.py edl_hvd/build/edits.py
+RECIPE := $(wildcard edl_hvd/build/cmake/*.cmake edl_hvd/build/cmake/*/*.cmake edl_hvd/build/edits/*.py)
 FINGERPRINT := $(shell cat setup.cfg pyproject.toml constraints.txt $(RECIPE) | cksum | tr ' ' '-')
 TORCH = $(notdir $(wildcard $(VENV)/lib/python3.*/site-packages/torch-*.dist-info))
 INSTALLED := $(VENV)/.installed-$(FINGERPRINT)

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import xxhash
 
-from edl_hvd.checkpoint.checksum import CHUNK_BYTES, checksum, chunks
+from edl_hvd.checkpoint.format.checksum import CHUNK_BYTES, checksum, chunks
 
 Hash = Callable[[memoryview], object]
 

@@ -75,7 +75,7 @@ def run(kind: str, options: argparse.Namespace) -> dict[str, float]:
 
 def work(options: argparse.Namespace) -> None:
     import edl_hvd
-    from edl_hvd.torchvision_operators import define_missing_operators
+    from edl_hvd.compat.torchvision_operators import define_missing_operators
 
     define_missing_operators()
     import torchvision

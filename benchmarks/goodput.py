@@ -140,7 +140,7 @@ def cost(folder: Path) -> None:
     from torch import nn
 
     import edl_hvd
-    from edl_hvd.torchvision_operators import define_missing_operators
+    from edl_hvd.compat.torchvision_operators import define_missing_operators
     from edl_hvd.worker.training.noise import NoiseMeter
 
     define_missing_operators()

@@ -38,7 +38,7 @@ import torch.distributed
 from storage import sink
 
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot
-from edl_hvd.checkpoint.pace import Pace
+from edl_hvd.checkpoint.writing.throttle import CpuThrottle
 from edl_hvd.clock import SYSTEM_CLOCK
 from edl_hvd.events import CheckpointWritten
 from edl_hvd.settings import Settings
@@ -78,8 +78,8 @@ class Ours:
         rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         own = os.sched_getaffinity(0)
         processors = share * (1.0 if len(own) == 1 else len(own) / size) if share < 1 else None
-        pace = Pace(processors, math.inf, SYSTEM_CLOCK)
-        self._writer.begin(Snapshot(self._state, step=self._step), rank, size, f"attempt-{self._step}", pace=pace)
+        cpu = CpuThrottle(processors, math.inf, SYSTEM_CLOCK)
+        self._writer.begin(Snapshot(self._state, step=self._step), rank, size, f"attempt-{self._step}", cpu=cpu)
 
     @property
     def busy(self) -> bool:

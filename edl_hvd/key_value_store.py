@@ -2,7 +2,7 @@
 
 It speaks what Horovod's ``HTTPStore`` speaks (``horovod/common/gloo/http_store.cc`` and ``HTTPRequest.hpp`` of
 0.28.1): GET, PUT and DELETE of ``/scope/key``, each on a connection of its own, with a ``Content-Length`` and no
-``Expect``. The mended Horovod (``build/engine_edits.py``) asks once per context: ``PUT /scope/rank?of=size`` is
+``Expect``. The mended Horovod (``build/edits/gloo_mesh.py``) asks once per context: ``PUT /scope/rank?of=size`` is
 answered when all ranks have put theirs, with all values in rank order, each behind its length in four bytes. Where one
 of them goes before, the others are answered 410. With ``&stay`` the connections stay open: a rank that says ``leave``
 goes regularly, any other end of its connection is told to all others as ``gone RANK``, and a store that is closed

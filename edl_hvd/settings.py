@@ -271,6 +271,11 @@ def own_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not name.startswith(_OF_ONE_WORKER)}
 
 
+def left_out_patches(environ: Mapping[str, str] = os.environ) -> frozenset[str]:
+    """Names of the changes of other libraries that are not to be made: ``EDL_HVD_WITHOUT_PATCHES``, commas between."""
+    return frozenset(name.strip() for name in environ.get("EDL_HVD_WITHOUT_PATCHES", "").split(",") if name.strip())
+
+
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Where built wheels and logs are kept: ``EDL_HVD_CACHE``, else the user's cache folder."""
     if environ.get("EDL_HVD_CACHE"):

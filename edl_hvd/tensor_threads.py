@@ -12,6 +12,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+Result = TypeVar("Result")
 
 _PATIENCE_S = 2.0
 # All have been told to end by then, and end before their next tensor. A thread that waits for a server is not in torch.
@@ -33,6 +37,30 @@ class TensorThread(threading.Thread):
     def start(self) -> None:
         super().start()
         _started.add(self)
+
+
+def run_in_tensor_thread(act: Callable[[], Result], name: str) -> Future[Result]:
+    """Start ``act`` in a ``TensorThread``; the future of its result.
+
+    Not a ``ThreadPoolExecutor``: the end of the process waits for the threads of that one without a bound.
+
+    >>> run_in_tensor_thread(lambda: 6 * 7, "edl-hvd-example").result()
+    42
+
+    Args:
+        act: Function to run; what it raises, the future raises.
+        name: Name of the thread.
+    """
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(act())
+        except BaseException as error:
+            future.set_exception(error)
+
+    TensorThread(run, name).start()
+    return future
 
 
 @atexit.register

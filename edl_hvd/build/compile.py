@@ -10,8 +10,8 @@ import sysconfig
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from edl_hvd.build.edits import RELEASE, mend, unpack
-from edl_hvd.build.engine_edits import MENDS
+from edl_hvd.build.edits.mends import MENDS
+from edl_hvd.build.edits.release import RELEASE, mend, unpack
 from edl_hvd.build.wheels import CMAKE_FOLDER
 from edl_hvd.errors import BuildError
 

@@ -42,7 +42,7 @@ print(json.dumps({"version": horovod.__version__, "gloo": bool(hvd.gloo_built())
 class HorovodFacts:
     """An installed Horovod: its version, and what was compiled into it.
 
-    ``revision``: Of the changes to the release, see ``engine_edits.py``; 0 for a build without.
+    ``revision``: Of the changes to the release, see ``edits/``; 0 for a build without.
     """
 
     version: str

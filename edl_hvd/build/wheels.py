@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from edl_hvd.build.edits import RELEASE
-from edl_hvd.build.engine_edits import MENDS
+from edl_hvd.build.edits.mends import MENDS
+from edl_hvd.build.edits.release import RELEASE
 from edl_hvd.build.plan import Plan
 from edl_hvd.build.tools import Tool
 from edl_hvd.build.torch_facts import TorchFacts

@@ -1,9 +1,13 @@
 """Durable checkpoints: shards of tensors, a manifest that makes them visible, and nothing executable.
 
-Reading order: ``snapshot`` (what is kept), ``layout`` (where), ``shares`` (who writes what), ``shards``
-(tensors into bytes and back), ``entries`` and ``manifest`` (what makes it a checkpoint), then ``writer``,
-``attempt``, ``retention``, ``collector`` for writing and ``restoring`` for reading. What the command line does works
-without torch: ``files`` and ``tensor_bytes`` read, ``inspection``, ``copying``, ``retention`` and ``export`` act.
+Imports point downward in this order:
+
+- ``tools``: what the command line does with checkpoints, without torch
+- ``writing``: a rank's share of a checkpoint, written in the background
+- ``retention``: which checkpoints stay
+- ``reading``: which checkpoints are listed, their manifests, and their tensors
+- ``lease``: who may write at a URL
+- ``format``: what is stored, as bytes and as values
 
 ``import edl_hvd.checkpoint`` alone does not import torch; the names below load when first used.
 """
@@ -14,14 +18,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edl_hvd.checkpoint.restoring import restore, restore_newest, steps
-    from edl_hvd.checkpoint.snapshot import Snapshot
-    from edl_hvd.checkpoint.writer import CheckpointWriter
+    from edl_hvd.checkpoint.format.snapshot import Snapshot
+    from edl_hvd.checkpoint.reading.restoring import restore, restore_newest, steps
+    from edl_hvd.checkpoint.writing.writer import CheckpointWriter
 
 __all__ = ["CheckpointWriter", "Snapshot", "restore", "restore_newest", "steps"]
 
-_HOMES = {"CheckpointWriter": "writer", "Snapshot": "snapshot", "restore": "restoring",
-          "restore_newest": "restoring", "steps": "restoring"}  # fmt: skip
+_HOMES = {"CheckpointWriter": "writing.writer", "Snapshot": "format.snapshot", "restore": "reading.restoring",
+          "restore_newest": "reading.restoring", "steps": "reading.restoring"}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

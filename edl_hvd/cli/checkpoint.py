@@ -12,9 +12,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from edl_hvd.checkpoint.files import chosen_steps, read_listed
-from edl_hvd.checkpoint.inspection import Overview, Verified, overviews, verify_each
-from edl_hvd.checkpoint.manifest import Manifest
+from edl_hvd.checkpoint.format.manifest import Manifest
+from edl_hvd.checkpoint.reading.catalog import chosen_steps
+from edl_hvd.checkpoint.reading.files import read_listed
+from edl_hvd.checkpoint.tools.inspection import Overview, Verified, overviews, verify_each
 from edl_hvd.cli.checkpoint_common import (
     all_option,
     bar,

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from edl_hvd.checkpoint.files import Tell
+from edl_hvd.checkpoint.reading.files import Tell
 from edl_hvd.cli.find_job import refuse
 from edl_hvd.errors import UsageError
 from edl_hvd.storage import Storage, open_storage

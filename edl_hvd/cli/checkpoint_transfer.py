@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from edl_hvd.checkpoint.collector import plan_by_hand
-from edl_hvd.checkpoint.copying import Copied, copy_each, restore_to
-from edl_hvd.checkpoint.export import export
-from edl_hvd.checkpoint.files import chosen_steps
-from edl_hvd.checkpoint.retention import Pruning, RetentionPolicy, carry_out
+from edl_hvd.checkpoint.reading.catalog import chosen_steps
+from edl_hvd.checkpoint.retention.collector import plan_by_hand
+from edl_hvd.checkpoint.retention.policy import Pruning, RetentionPolicy, carry_out
+from edl_hvd.checkpoint.tools.copying import Copied, copy_each, restore_to
+from edl_hvd.checkpoint.tools.export import export
 from edl_hvd.cli.checkpoint_common import all_option, bar, check_choice, json_option, opened, size, step_option
 from edl_hvd.cli.words import count
 from edl_hvd.clock import SYSTEM_CLOCK

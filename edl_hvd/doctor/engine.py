@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-from edl_hvd.build.engine_edits import REVISION
+from edl_hvd.build.edits.release import REVISION
 from edl_hvd.build.plan import cxx_standard
 from edl_hvd.build.torch_facts import TorchFacts, ask_torch
 from edl_hvd.build.verify import HorovodFacts, ask_horovod
@@ -16,7 +16,7 @@ from edl_hvd.errors import BuildError
 
 _GROUP = "Engine"
 _IMPORT_TORCHVISION = """
-from edl_hvd.torchvision_operators import define_missing_operators
+from edl_hvd.compat.torchvision_operators import define_missing_operators
 defined = define_missing_operators()
 import torchvision
 print(torchvision.__version__ + (" (without its own operators: their library does not load here)" if defined else ""))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from edl_hvd.checkpoint.schedule import least_loss_interval_s
+from edl_hvd.checkpoint.writing.schedule import least_loss_interval_s
 from edl_hvd.driver.membership.state import Rules
 from edl_hvd.errors import UsageError
 from edl_hvd.simulator.costs import Costs

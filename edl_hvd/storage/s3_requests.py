@@ -13,6 +13,7 @@ from typing import Any
 
 import boto3
 import botocore.session
+from botocore.awsrequest import AWSPreparedRequest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError, SSLError
 from botocore.exceptions import ConnectionError as NoConnectionError
@@ -22,7 +23,6 @@ from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.storage.parts import CHUNK_BYTES
 from edl_hvd.storage.pieces import Pieces
 from edl_hvd.storage.retries import Attempts, Patience
-from edl_hvd.storage.s3_continue import repair
 
 _CRC32: Callable[[memoryview, int], int] = zlib.crc32
 with suppress(ImportError):
@@ -77,7 +77,6 @@ class S3Requests:
     """
 
     def __init__(self, connections: int, patience: Patience, clock: Clock = SYSTEM_CLOCK) -> None:
-        repair()
         settings = botocore.session.get_session()
         attempts = settings.get_config_variable("max_attempts")
         self._patience = patience if attempts is None else replace(patience, attempts=attempts)
@@ -97,6 +96,7 @@ class S3Requests:
         self._making = threading.Lock()  # a session makes clients for one thread at a time
         self._session = boto3.session.Session(botocore_session=settings)
         self.client = self._session.client("s3", config=self._config)
+        self.client.meta.events.register("before-send.s3", _send_body_at_once)
         self._with_checksums = self.client.meta.config.request_checksum_calculation != "when_required"
 
     def call(
@@ -226,6 +226,15 @@ class S3Requests:
 
     def _attempts(self, stopped: threading.Event | None) -> Attempts:
         return Attempts(self._patience, passes, self._clock, stopped)
+
+
+def _send_body_at_once(request: AWSPreparedRequest, **_: object) -> None:
+    """Take away the question whether the server wants the body, which botocore asks about one that is read.
+
+    It waits a second for the answer where none comes, and for ever where the connection breaks within one
+    (``AWSConnection._consume_headers``, botocore 1.44.5). Some proxies swallow the answer. The header is not signed.
+    """
+    request.headers.pop("Expect", None)
 
 
 def passes(error: Exception) -> bool:

@@ -8,8 +8,8 @@ import signal
 
 import torch
 
+from edl_hvd.compat.lazy_dynamo import import_dynamo_lazily
 from edl_hvd.errors import PlatformError, UsageError
-from edl_hvd.late_compiler import import_compiler_late
 from edl_hvd.notices.notice import Notice
 from edl_hvd.notices.places import Addresses
 from edl_hvd.notices.watch import NoticeWatch, open_watch
@@ -100,7 +100,7 @@ def init(rendezvous: Rendezvous | None = None) -> None:
     if launch.driver is not None:
         _print_stacks_on_sigquit()
     settings = Settings.from_environment()
-    import_compiler_late()
+    import_dynamo_lazily()
     _process = Process(launch, rendezvous or _rendezvous_for(launch))
     if launch.local_rank == 0:  # one worker of each host
         _process.notices = _watch_for_notices(settings, _process.rendezvous)

@@ -15,7 +15,8 @@ import pytest
 import torch
 from servers import AwsServer
 
-from edl_hvd.checkpoint import CheckpointWriter, Snapshot, layout, steps
+from edl_hvd.checkpoint import CheckpointWriter, Snapshot, steps
+from edl_hvd.checkpoint.format import layout
 from edl_hvd.cli.main import main
 from edl_hvd.storage import Storage, open_storage
 from edl_hvd.worker.commits.state_store import StateStore

@@ -29,8 +29,8 @@ from typing import Any
 
 from crash_plans import CHECKPOINTS, KEEP, AtCall, AtFileByte, Moment, assert_is_what_was_written, snapshot_of
 
-from edl_hvd.checkpoint import CheckpointWriter, ownership, restore_newest
-from edl_hvd.checkpoint.ownership import Owner
+from edl_hvd.checkpoint import CheckpointWriter, lease, restore_newest
+from edl_hvd.checkpoint.lease import LeaseHolder
 from edl_hvd.clock import SYSTEM_CLOCK
 from edl_hvd.events import CheckpointFailed, CheckpointWritten
 from edl_hvd.storage import Storage, StoredObject, open_storage, retries
@@ -201,7 +201,7 @@ def restore(work: Work, storage: Storage, world: World) -> None:
 
 
 def take(work: Work, storage: Storage, world: World) -> None:
-    ownership.take(storage, Owner.this_process("another", SYSTEM_CLOCK), SYSTEM_CLOCK, take_over=True)
+    lease.acquire(storage, LeaseHolder.this_process("another", SYSTEM_CLOCK), SYSTEM_CLOCK, take_over=True)
 
 
 ACTS: dict[str, Callable[[Work, Storage, World], None]] = {"write": write, "restore": restore, "take": take}

@@ -16,7 +16,7 @@ from edl_hvd.storage import open_storage
 def process_context() -> ForkServerContext:
     """Forks processes from one that has made the imports and has neither threads nor servers."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["edl_hvd.checkpoint.writer", "edl_hvd.storage.s3", "fsspec", "pytest"])
+    context.set_forkserver_preload(["edl_hvd.checkpoint.writing.writer", "edl_hvd.storage.s3", "fsspec", "pytest"])
     return context
 
 

@@ -18,7 +18,8 @@ from processes import process_context, snapshot_of, write_for_ever
 from servers import AwsServer
 from waiting import soon
 
-from edl_hvd.checkpoint import CheckpointWriter, Snapshot, layout, restore, restore_newest, steps
+from edl_hvd.checkpoint import CheckpointWriter, Snapshot, restore, restore_newest, steps
+from edl_hvd.checkpoint.format import layout
 from edl_hvd.errors import ObjectMissingError
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, Event
 from edl_hvd.storage import Storage, open_storage

@@ -44,8 +44,9 @@ from crash_wire import Wire
 from faulty_proxy import Fault, FaultyProxy, Refuse, Stall
 from servers import AwsServer
 
-from edl_hvd.checkpoint import CheckpointWriter, layout, ownership, restore, restore_newest, steps
-from edl_hvd.checkpoint.ownership import Owner
+from edl_hvd.checkpoint import CheckpointWriter, lease, restore, restore_newest, steps
+from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.lease import LeaseHolder
 from edl_hvd.clock import SYSTEM_CLOCK
 from edl_hvd.errors import ObjectMissingError
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, Event
@@ -248,7 +249,7 @@ def scene(kind: str, crash_seed: int, cloud: Cloud, tmp_path: Path) -> Iterator[
 
 
 def begin_job(scene: Scene) -> None:
-    owner = ownership.take(scene.storage, Owner.this_process("job", SYSTEM_CLOCK), SYSTEM_CLOCK)
+    owner = lease.acquire(scene.storage, LeaseHolder.this_process("job", SYSTEM_CLOCK), SYSTEM_CLOCK)
     assert owner == FIRST_OWNER
     if scene.plan.act != "write":
         assert all(scene.write(step, variant=1, ranks=2, owner=owner) for step in (1, 2))
@@ -280,7 +281,7 @@ def next_job(scene: Scene) -> int:
     """Go on where the job was, as another run or as another world of the same; the step of its first checkpoint."""
     plan, storage, owner = scene.plan, scene.storage, FIRST_OWNER
     if plan.take_over:
-        owner = ownership.take(storage, Owner.this_process("next", SYSTEM_CLOCK), SYSTEM_CLOCK, take_over=True)
+        owner = lease.acquire(storage, LeaseHolder.this_process("next", SYSTEM_CLOCK), SYSTEM_CLOCK, take_over=True)
         assert owner > FIRST_OWNER
     found = restore_newest(storage, nothing_damaged)
     if found is not None:

@@ -7,8 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from edl_hvd.checkpoint.files import chosen_steps, read_listed
-from edl_hvd.checkpoint.inspection import verify
+from edl_hvd.checkpoint.reading.catalog import chosen_steps
+from edl_hvd.checkpoint.reading.files import read_listed
+from edl_hvd.checkpoint.tools.inspection import verify
 from edl_hvd.events import read_events
 from edl_hvd.storage import open_storage
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from bare_worlds import VARIABLES, Worlds
 
-from edl_hvd.build.engine_edits import REVISION
+from edl_hvd.build.edits.release import REVISION
 from edl_hvd.errors import PlatformError
 from edl_hvd.key_value_store import KeyValueStore
 from edl_hvd.worker.engine import mended

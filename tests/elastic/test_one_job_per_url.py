@@ -18,8 +18,9 @@ from test_terminated import step, training
 from training import Training
 
 from edl_hvd.checkpoint import restore_newest
-from edl_hvd.checkpoint.files import chosen_steps, read_listed, verify
-from edl_hvd.checkpoint.ownership import Owner, take
+from edl_hvd.checkpoint.lease import LeaseHolder, acquire
+from edl_hvd.checkpoint.reading.catalog import chosen_steps
+from edl_hvd.checkpoint.reading.files import read_listed, verify
 from edl_hvd.clock import SYSTEM_CLOCK
 from edl_hvd.storage import open_storage
 
@@ -84,7 +85,7 @@ def test_a_job_of_several_workers_ends_on_all_of_them_at_once(run_job, tmp_path)
     folder = str(tmp_path / "checkpoints")
 
     def take_over() -> None:
-        take(open_storage(folder), Owner.this_process("another", SYSTEM_CLOCK), SYSTEM_CLOCK, take_over=True)
+        acquire(open_storage(folder), LeaseHolder.this_process("another", SYSTEM_CLOCK), SYSTEM_CLOCK, take_over=True)
 
     script = Training(checkpoint=folder, checkpoint_every="2 steps", epochs=10_000)
     outcome = run_job(Job(faults=(Outside(take_over, step=6),), training=script, launcher="edlrun"))

@@ -15,9 +15,10 @@ import torch
 import xxhash
 from checkpoints import write
 
-from edl_hvd.checkpoint import Snapshot, layout, restore, restore_newest
-from edl_hvd.checkpoint.shards import pack
-from edl_hvd.checkpoint.shares import share_out
+from edl_hvd.checkpoint import Snapshot, restore, restore_newest
+from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format.shards import pack
+from edl_hvd.checkpoint.writing.shares import share_out
 from edl_hvd.errors import StorageError
 from edl_hvd.events import Event
 from edl_hvd.storage import Storage, open_storage
@@ -123,8 +124,8 @@ def _original() -> dict[str, bytes]:
     storage = open_storage(f"memory://{uuid.uuid4().hex}")
     with pytest.MonkeyPatch.context() as patch:
         # Tensors of a few bytes are split and have several chunks, as large ones have.
-        patch.setattr("edl_hvd.checkpoint.assembly.share_out", partial(share_out, whole_below_bytes=200))
-        patch.setattr("edl_hvd.checkpoint.attempt.pack", partial(pack, chunk_bytes=CHUNK_BYTES))
+        patch.setattr("edl_hvd.checkpoint.writing.assembly.share_out", partial(share_out, whole_below_bytes=200))
+        patch.setattr("edl_hvd.checkpoint.writing.attempt.pack", partial(pack, chunk_bytes=CHUNK_BYTES))
         for step in (10, 20):
             write(storage, snapshot_of(step), size=2)
     return {entry.key: storage.read(entry.key) for entry in storage.list()}

@@ -22,7 +22,7 @@ from damage import (
     json_bytes,
 )
 
-from edl_hvd.checkpoint import layout
+from edl_hvd.checkpoint.format import layout
 
 CASES = Cases()
 case = CASES.add

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from edl_hvd.build.edits import RELEASE_SHA256, Edit, Mend, mend, unpack
-from edl_hvd.build.engine_edits import MENDS, REVISION
+from edl_hvd.build.edits.mends import MENDS
+from edl_hvd.build.edits.release import RELEASE_SHA256, REVISION, Edit, Mend, mend, unpack
 from edl_hvd.errors import BuildError
 
 

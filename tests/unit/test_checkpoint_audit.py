@@ -6,9 +6,9 @@ from checkpoints import nothing_reported
 from clocks import FakeClock
 
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot, restore_newest
-from edl_hvd.checkpoint.audit import digests_of, drifted
-from edl_hvd.checkpoint.shards import checksums_of, elements_of
-from edl_hvd.checkpoint.shares import Rows
+from edl_hvd.checkpoint.format.shards import checksums_of, elements_of
+from edl_hvd.checkpoint.writing.audit import digests_of, drifted
+from edl_hvd.checkpoint.writing.shares import Rows
 from edl_hvd.events import CheckpointWritten, ReplicasDrifted
 from edl_hvd.storage import open_storage
 

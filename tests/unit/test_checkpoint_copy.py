@@ -11,7 +11,7 @@ from worlds import alone
 
 import edl_hvd
 from edl_hvd.checkpoint import CheckpointWriter, restore_newest
-from edl_hvd.checkpoint.snapshot import Snapshot
+from edl_hvd.checkpoint.format.snapshot import Snapshot
 from edl_hvd.errors import StateError
 from edl_hvd.events import CheckpointFailed, CheckpointWritten
 from edl_hvd.storage.memory import MemoryStorage

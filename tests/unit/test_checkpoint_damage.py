@@ -49,8 +49,9 @@ from damage import (
     snapshot_of,
 )
 
-from edl_hvd.checkpoint import Snapshot, layout, restore
-from edl_hvd.checkpoint.manifest import Part
+from edl_hvd.checkpoint import Snapshot, restore
+from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format.manifest import Part
 from edl_hvd.errors import CheckpointDamagedError, StorageError
 from edl_hvd.events import CheckpointDamaged, CheckpointFailed, CheckpointWritten
 from edl_hvd.storage import open_storage
@@ -287,7 +288,7 @@ def test_what_another_rank_says_it_wrote_is_not_believed_either(field: str, wron
 
 
 def test_no_manifest_is_written_that_would_be_too_large_to_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edl_hvd.checkpoint.document.LARGEST_BYTES", 2000)
+    monkeypatch.setattr("edl_hvd.checkpoint.format.document.LARGEST_BYTES", 2000)
     storage = open_storage(f"memory://{uuid.uuid4().hex}")
     [[event]] = write(storage, Snapshot({}, {"text": "x" * 1000}, 1))
     assert isinstance(event, CheckpointWritten)

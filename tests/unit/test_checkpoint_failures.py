@@ -12,8 +12,9 @@ from checkpoints import Gate, WatchedStorage, assert_equal, nothing_reported, sn
 from clocks import FakeClock
 from waiting import soon
 
-from edl_hvd.checkpoint import CheckpointWriter, Snapshot, layout, restore, restore_newest, shards, steps
-from edl_hvd.checkpoint.checksum import checksum
+from edl_hvd.checkpoint import CheckpointWriter, Snapshot, restore, restore_newest, steps
+from edl_hvd.checkpoint.format import layout, shards
+from edl_hvd.checkpoint.format.checksum import checksum
 from edl_hvd.errors import StorageError
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, Event
 
@@ -265,7 +266,7 @@ def test_abandon_while_the_share_is_looked_through_lets_go_of_the_snapshot_after
         return checksum(data)
 
     monkeypatch.setattr(shards, "checksum", slowly)
-    monkeypatch.setattr("edl_hvd.checkpoint.attempt.pack", partial(shards.pack, chunk_bytes=1000))
+    monkeypatch.setattr("edl_hvd.checkpoint.writing.attempt.pack", partial(shards.pack, chunk_bytes=1000))
     writer = CheckpointWriter(WatchedStorage())
     writer.begin(Snapshot({"w": torch.ones(10_000)}, step=1), 0, 1, "a")
     soon(first)

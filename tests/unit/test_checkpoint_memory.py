@@ -16,7 +16,7 @@ SCRIPT = """
 import sys
 import torch
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot, restore
-from edl_hvd.checkpoint.shards import pack
+from edl_hvd.checkpoint.format.shards import pack
 from edl_hvd.storage import open_storage
 
 def told(field):

@@ -14,7 +14,7 @@ from worlds import alone
 
 import edl_hvd
 from edl_hvd.checkpoint import restore, steps
-from edl_hvd.checkpoint.files import read_listed
+from edl_hvd.checkpoint.reading.files import read_listed
 from edl_hvd.errors import SettingsError
 from edl_hvd.events import read_events
 from edl_hvd.storage import Storage, open_storage

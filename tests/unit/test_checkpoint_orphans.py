@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from test_checkpoint_ownership import elsewhere
 from waiting import soon
 
-from edl_hvd.checkpoint import CheckpointWriter, layout, restore, restore_newest, steps
-from edl_hvd.checkpoint.collector import GRACE_S, orphans, plan_by_hand
-from edl_hvd.checkpoint.ownership import take
-from edl_hvd.checkpoint.retention import Facts, RetentionPolicy, carry_out
+from edl_hvd.checkpoint import CheckpointWriter, restore, restore_newest, steps
+from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.lease import acquire
+from edl_hvd.checkpoint.retention.collector import GRACE_S, orphans, plan_by_hand
+from edl_hvd.checkpoint.retention.policy import Facts, RetentionPolicy, carry_out
 from edl_hvd.clock import SYSTEM_CLOCK
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, Event
 from edl_hvd.storage import StoredObject, open_storage
@@ -143,10 +144,10 @@ def test_where_a_manifest_cannot_be_read_nothing_is_an_orphan(damage: bytes) -> 
 
 def test_what_any_manifest_names_is_no_orphan_also_that_of_a_former_owner() -> None:
     storage = WatchedStorage()
-    old = take(storage, elsewhere("old"), FakeClock())
+    old = acquire(storage, elsewhere("old"), FakeClock())
     first = Job(storage, owner=old)
     first.write(10, 20)
-    new = take(storage, elsewhere("new"), FakeClock(), take_over=True)
+    new = acquire(storage, elsewhere("new"), FakeClock(), take_over=True)
     before = keys(storage, 20)
     first.begin(30)  # taken over: what it adds does not count
     assert isinstance(first.events()[0], CheckpointFailed)

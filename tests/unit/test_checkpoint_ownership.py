@@ -13,10 +13,18 @@ from checkpoints import Gate, WatchedStorage, assert_equal, nothing_reported, sn
 from clocks import FakeClock
 from waiting import LONG_S, soon
 
-from edl_hvd.checkpoint import CheckpointWriter, layout
-from edl_hvd.checkpoint.heartbeat import Heartbeat
-from edl_hvd.checkpoint.ownership import PATIENCE_S, Owner, Sign, check_owner, newest_owner, take
-from edl_hvd.checkpoint.restoring import restore, restore_newest, steps
+from edl_hvd.checkpoint import CheckpointWriter
+from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.lease import (
+    PATIENCE_S,
+    Heartbeat,
+    LeaseHolder,
+    LeaseRenewal,
+    acquire,
+    check_owner,
+    newest_owner,
+)
+from edl_hvd.checkpoint.reading.restoring import restore, restore_newest, steps
 from edl_hvd.errors import ObjectMissingError, OwnedError, StorageError
 from edl_hvd.events import CheckpointFailed, CheckpointWritten
 from edl_hvd.process_mark import mark_of, numbering
@@ -35,13 +43,13 @@ class WatchedClock(FakeClock):
         self._on_sleep()
 
 
-def elsewhere(run: str, host: str = "far") -> Owner:
+def elsewhere(run: str, host: str = "far") -> LeaseHolder:
     """A process of which nobody here can tell whether it lives."""
-    return Owner(run, host, 4711, "another machine", "its mark", "2026-01-02T03:04:05+00:00")
+    return LeaseHolder(run, host, 4711, "another machine", "its mark", "2026-01-02T03:04:05+00:00")
 
 
-def sign(storage: Storage, owner: int, process: Owner, number: int, ended: bool = False) -> None:
-    storage.write(layout.alive_key(owner), Sign(process, number, ended).encode())
+def sign(storage: Storage, owner: int, process: LeaseHolder, number: int, ended: bool = False) -> None:
+    storage.write(layout.alive_key(owner), LeaseRenewal(process, number, ended).encode())
 
 
 def write_as(storage: Storage, owner: int, step: int, variant: int = 0, keep: int = 3) -> list[object]:
@@ -56,32 +64,32 @@ def write_as(storage: Storage, owner: int, step: int, variant: int = 0, keep: in
 
 def test_the_first_run_has_the_url_at_once_and_the_next_when_it_has_ended() -> None:
     storage, clock = WatchedStorage(), FakeClock()
-    assert take(storage, elsewhere("a"), clock) == 1
+    assert acquire(storage, elsewhere("a"), clock) == 1
     sign(storage, 1, elsewhere("a"), 9, ended=True)
-    assert take(storage, elsewhere("b"), clock) == 2
+    assert acquire(storage, elsewhere("b"), clock) == 2
     assert clock.now_s == FakeClock().now_s
 
 
 def test_the_same_run_gets_it_again_at_once() -> None:
     storage, clock = WatchedStorage(), FakeClock()
-    assert [take(storage, elsewhere("a", host), clock) for host in ("one", "two")] == [1, 2]
+    assert [acquire(storage, elsewhere("a", host), clock) for host in ("one", "two")] == [1, 2]
     assert clock.now_s == FakeClock().now_s
 
 
 def test_a_run_that_gives_signs_of_life_keeps_it_and_is_named() -> None:
     storage = WatchedStorage()
-    take(storage, elsewhere("a"), FakeClock())
+    acquire(storage, elsewhere("a"), FakeClock())
     numbers = iter(range(1, 10_000))
     clock = WatchedClock(lambda: sign(storage, 1, elsewhere("a"), next(numbers)))
     with pytest.raises(OwnedError, match=r"host far, process 4711, .* since 2026-01-02T03:04:05\+00:00") as caught:
-        take(storage, elsewhere("b"), clock)
+        acquire(storage, elsewhere("b"), clock)
     assert "--take-over" in str(caught.value)
     assert newest_owner(storage) == 1
 
 
 def test_one_sign_late_in_the_wait_is_enough() -> None:
     storage = WatchedStorage()
-    take(storage, elsewhere("a"), FakeClock())
+    acquire(storage, elsewhere("a"), FakeClock())
 
     def late() -> None:
         if clock.now_s - FakeClock().now_s >= PATIENCE_S - 1:
@@ -89,35 +97,35 @@ def test_one_sign_late_in_the_wait_is_enough() -> None:
 
     clock = WatchedClock(late)
     with pytest.raises(OwnedError):
-        take(storage, elsewhere("b"), clock)
+        acquire(storage, elsewhere("b"), clock)
 
 
 def test_a_silent_run_loses_it_after_three_signs_that_did_not_come() -> None:
     storage, clock = WatchedStorage(), FakeClock()
-    take(storage, elsewhere("a"), clock)
-    assert take(storage, elsewhere("b"), clock) == 2
+    acquire(storage, elsewhere("a"), clock)
+    assert acquire(storage, elsewhere("b"), clock) == 2
     assert clock.now_s - FakeClock().now_s == pytest.approx(PATIENCE_S, abs=1)
 
 
 def test_a_run_that_is_about_to_end_is_waited_for() -> None:
     """Its driver was killed, and its workers are saving what they hold when the next one is started."""
     storage = WatchedStorage()
-    take(storage, elsewhere("a"), FakeClock())
+    acquire(storage, elsewhere("a"), FakeClock())
     numbers = iter(range(1, 10_000))
     clock = WatchedClock(lambda: sign(storage, 1, elsewhere("a"), number := next(numbers), ended=number > 12))
-    assert take(storage, elsewhere("b"), clock) == 2
+    assert acquire(storage, elsewhere("b"), clock) == 2
 
 
 def test_a_process_of_this_machine_that_is_gone_is_not_waited_for_long_and_one_that_lives_is_believed() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    owner = Owner("a", "here", child.pid, numbering(), mark_of(child.pid), "today")
+    owner = LeaseHolder("a", "here", child.pid, numbering(), mark_of(child.pid), "today")
     storage, clock = WatchedStorage(), FakeClock()
-    take(storage, owner, clock)
+    acquire(storage, owner, clock)
     with pytest.raises(OwnedError, match=f"process {child.pid}"):  # it may be stopped, and gives no sign
-        take(storage, elsewhere("b"), clock)
+        acquire(storage, elsewhere("b"), clock)
     child.communicate()
     clock = FakeClock()
-    assert take(storage, elsewhere("b"), clock) == 2
+    assert acquire(storage, elsewhere("b"), clock) == 2
     assert 0 < clock.now_s - FakeClock().now_s < PATIENCE_S / 2
 
 
@@ -125,7 +133,7 @@ def test_of_many_at_once_each_gets_a_number_of_its_own() -> None:
     storage = WatchedStorage()
     numbers: list[int] = []
     threads = [
-        threading.Thread(target=lambda run=run: numbers.append(take(storage, elsewhere(run), FakeClock(), True)))
+        threading.Thread(target=lambda run=run: numbers.append(acquire(storage, elsewhere(run), FakeClock(), True)))
         for run in "abcdefgh"
     ]
     for thread in threads:
@@ -137,9 +145,9 @@ def test_of_many_at_once_each_gets_a_number_of_its_own() -> None:
 
 def test_taking_over_ends_the_other_and_says_who_did_it() -> None:
     storage = WatchedStorage()
-    take(storage, elsewhere("a"), FakeClock())
+    acquire(storage, elsewhere("a"), FakeClock())
     heartbeat = Heartbeat(storage, 1, elsewhere("a"), beat_s=0.01)
-    assert take(storage, Owner.this_process("b", FakeClock()), FakeClock(), take_over=True) == 2
+    assert acquire(storage, LeaseHolder.this_process("b", FakeClock()), FakeClock(), take_over=True) == 2
     heartbeat._thread.join(60)  # it ends by itself
     assert f"process {os.getpid()}" in str(heartbeat.lost)
     with pytest.raises(OwnedError):
@@ -149,19 +157,19 @@ def test_taking_over_ends_the_other_and_says_who_did_it() -> None:
 
 def test_a_heartbeat_that_ends_frees_the_url_and_one_that_was_taken_over_does_not() -> None:
     storage, clock = WatchedStorage(), FakeClock()
-    take(storage, elsewhere("a"), clock)
+    acquire(storage, elsewhere("a"), clock)
     Heartbeat(storage, 1, elsewhere("a")).stop(ended=True)
-    take(storage, elsewhere("b"), clock)
+    acquire(storage, elsewhere("b"), clock)
     assert clock.now_s == FakeClock().now_s
     Heartbeat(storage, 1, elsewhere("a")).stop(ended=True)
-    take(storage, elsewhere("c"), clock)
+    acquire(storage, elsewhere("c"), clock)
     assert clock.now_s > FakeClock().now_s, "the second owner has not ended"
 
 
 def test_entries_of_owners_of_long_ago_go() -> None:
     storage = WatchedStorage()
     for run in "abcdefgh":
-        take(storage, elsewhere(run), FakeClock(), take_over=True)
+        acquire(storage, elsewhere(run), FakeClock(), take_over=True)
     assert layout.owners(storage.list(layout.OWNERS)) == [8, 7, 6]
 
 
@@ -170,9 +178,9 @@ def test_entries_of_owners_of_long_ago_go() -> None:
 
 def test_the_checkpoints_of_an_owner_that_ended_count_and_later_ones_of_its_own_do_not() -> None:
     storage = WatchedStorage()
-    old = take(storage, elsewhere("a"), FakeClock())
+    old = acquire(storage, elsewhere("a"), FakeClock())
     write_as(storage, old, 10)
-    new = take(storage, elsewhere("b"), FakeClock(), take_over=True)
+    new = acquire(storage, elsewhere("b"), FakeClock(), take_over=True)
     [event] = write_as(storage, old, 20)
     assert isinstance(event, CheckpointFailed)
     assert "taken over by the job on host far, process 4711" in event.reason
@@ -188,7 +196,7 @@ def test_the_checkpoints_of_an_owner_that_ended_count_and_later_ones_of_its_own_
 def test_a_later_owners_checkpoint_of_a_step_counts_more_than_the_one_it_found() -> None:
     storage = WatchedStorage()
     for owner in (1, 2, 3):
-        assert take(storage, elsewhere(str(owner)), FakeClock(), take_over=True) == owner
+        assert acquire(storage, elsewhere(str(owner)), FakeClock(), take_over=True) == owner
         write_as(storage, owner, 10, variant=owner)
         assert_equal(restore_newest(storage, nothing_reported), snapshot_of(10, owner))
 
@@ -196,7 +204,7 @@ def test_a_later_owners_checkpoint_of_a_step_counts_more_than_the_one_it_found()
 def test_what_an_owner_of_an_owner_found_still_counts() -> None:
     storage = WatchedStorage()
     for owner in (1, 2, 3):
-        take(storage, elsewhere(str(owner)), FakeClock(), take_over=True)
+        acquire(storage, elsewhere(str(owner)), FakeClock(), take_over=True)
         write_as(storage, owner, 10 * owner)
     write_as(storage, 1, 40)
     write_as(storage, 2, 50)
@@ -209,12 +217,12 @@ def test_what_an_owner_of_an_owner_found_still_counts() -> None:
 def test_a_damaged_list_of_what_was_found_does_not_count_and_loses_nothing(damage: bytes) -> None:
     storage = WatchedStorage()
     for owner in (1, 2, 3):
-        take(storage, elsewhere(str(owner)), FakeClock(), take_over=True)
+        acquire(storage, elsewhere(str(owner)), FakeClock(), take_over=True)
         write_as(storage, owner, 10 * owner)
     storage.write(layout.accepted_key(3), damage)
     storage.write(layout.owner_key(3), damage)
     assert steps(storage) == [30, 20, 10]
-    assert take(storage, elsewhere("4"), FakeClock()) == 4
+    assert acquire(storage, elsewhere("4"), FakeClock()) == 4
     assert steps(storage) == [30, 20, 10]
 
 
@@ -239,11 +247,11 @@ def calls_of(action: Callable[[WatchedStorage], object], prepare: Callable[[Watc
 def test_an_owner_that_dies_anywhere_while_it_takes_over_loses_nothing() -> None:
     def prepare(storage: WatchedStorage) -> None:
         for owner in (1, 2, 3, 4):
-            take(storage, elsewhere(str(owner)), FakeClock(), take_over=True)
+            acquire(storage, elsewhere(str(owner)), FakeClock(), take_over=True)
             write_as(storage, owner, 10 * owner)
 
     def action(storage: WatchedStorage) -> int:
-        return take(storage, elsewhere("new"), FakeClock())
+        return acquire(storage, elsewhere("new"), FakeClock())
 
     count = calls_of(action, prepare)
     assert count > 8
@@ -263,7 +271,7 @@ def test_an_owner_that_dies_anywhere_while_it_takes_over_loses_nothing() -> None
             action(storage)
         storage.watch = lambda method, key: None
         assert steps(storage) == [40, 30, 20]
-        number = take(storage, elsewhere("next"), FakeClock())
+        number = acquire(storage, elsewhere("next"), FakeClock())
         assert number in (5, 6)
         assert steps(storage) == [40, 30, 20]
         assert isinstance(write_as(storage, number, 50)[0], CheckpointWritten)
@@ -293,7 +301,7 @@ def test_an_old_writer_that_is_paused_before_any_call_and_goes_on_later_harms_no
     """Step 40 with two checkpoints to keep: a shard, a manifest, and then two older checkpoints are deleted."""
 
     def prepare(storage: WatchedStorage) -> None:
-        take(storage, elsewhere("old"), FakeClock())
+        acquire(storage, elsewhere("old"), FakeClock())
         for step in (10, 20, 30):
             write_as(storage, 1, step, keep=9)
 
@@ -313,7 +321,7 @@ def test_an_old_writer_that_is_paused_before_any_call_and_goes_on_later_harms_no
         storage.watch = pause = Pause(at)
         old = begin(storage)
         assert pause.reached.wait(60)
-        new = take(storage, elsewhere("new"), FakeClock(), take_over=True)
+        new = acquire(storage, elsewhere("new"), FakeClock(), take_over=True)
         found = restore_newest(storage, nothing_reported)
         assert found is not None
         # It goes on from an older one than there is, and comes by the same steps again.
@@ -335,13 +343,13 @@ def test_whoever_is_told_that_a_checkpoint_is_written_finds_it_after_any_take_ov
     """The next owner comes before a call of the writer's: either it finds the checkpoint, or the writer hears of it."""
     for gate in (("write_new", "tensors"), ("write_new", "manifest"), ("list", "owners/")):
         storage = WatchedStorage()
-        take(storage, elsewhere("old"), FakeClock())
+        acquire(storage, elsewhere("old"), FakeClock())
         storage.watch = held = Gate(*gate)
         writer = CheckpointWriter(storage, 2, FakeClock())
         writer.begin(snapshot_of(40), 0, 1, "old-40", 1)
         soon(held.reached)
         storage.watch = lambda method, key: None
-        take(storage, elsewhere("new"), FakeClock(), take_over=True)
+        acquire(storage, elsewhere("new"), FakeClock(), take_over=True)
         held.open()
         assert writer.wait(60)
         written = any(isinstance(event, CheckpointWritten) for event in writer.poll())
@@ -354,7 +362,7 @@ def test_a_storage_that_does_not_answer_makes_nobody_an_owner() -> None:
 
     storage = WatchedStorage(refuse)
     with pytest.raises(StorageError, match="no answer"):
-        take(storage, elsewhere("a"), FakeClock())
+        acquire(storage, elsewhere("a"), FakeClock())
     heartbeat = Heartbeat(storage, 1, elsewhere("a"))
     heartbeat.stop(ended=True)
     assert heartbeat.lost is None

@@ -14,13 +14,14 @@ from checkpoints import WatchedStorage, write
 from hypothesis import given
 from hypothesis import strategies as some
 
-from edl_hvd.checkpoint import Snapshot, layout, restore
-from edl_hvd.checkpoint.checksum import CHUNK_BYTES, checksum
-from edl_hvd.checkpoint.entries import FileEntry, Piece, TensorEntry, stored_name
-from edl_hvd.checkpoint.header import read_header
-from edl_hvd.checkpoint.manifest import Manifest, Part
-from edl_hvd.checkpoint.shards import DTYPE_NAMES, pack
-from edl_hvd.checkpoint.snapshot import _is_json, _plain_problems, check_plain, check_snapshot
+from edl_hvd.checkpoint import Snapshot, restore
+from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format.checksum import CHUNK_BYTES, checksum
+from edl_hvd.checkpoint.format.entries import FileEntry, Piece, TensorEntry, stored_name
+from edl_hvd.checkpoint.format.manifest import Manifest, Part
+from edl_hvd.checkpoint.format.safetensors import read_header
+from edl_hvd.checkpoint.format.shards import DTYPE_NAMES, pack
+from edl_hvd.checkpoint.format.snapshot import _is_json, _plain_problems, check_plain, check_snapshot
 from edl_hvd.errors import StateError, StorageError
 from edl_hvd.storage import StoredObject
 

@@ -11,10 +11,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from edl_hvd.checkpoint import CheckpointWriter, Snapshot, layout, restore, restore_newest, steps
-from edl_hvd.checkpoint.checksum import checksum
-from edl_hvd.checkpoint.manifest import Manifest
-from edl_hvd.checkpoint.shards import pack
+from edl_hvd.checkpoint import CheckpointWriter, Snapshot, restore, restore_newest, steps
+from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format.checksum import checksum
+from edl_hvd.checkpoint.format.manifest import Manifest
+from edl_hvd.checkpoint.format.shards import pack
 from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError, StorageError
 from edl_hvd.events import CheckpointDamaged, CheckpointWritten, Event
 from edl_hvd.storage import Storage, open_storage

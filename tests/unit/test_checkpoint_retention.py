@@ -14,11 +14,12 @@ from clocks import FakeClock
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from edl_hvd.checkpoint import CheckpointWriter, layout, restore, restore_newest, steps
-from edl_hvd.checkpoint.catalog import Catalog
-from edl_hvd.checkpoint.files import read_listed
-from edl_hvd.checkpoint.inspection import verify_each
-from edl_hvd.checkpoint.retention import Facts, Pruning, RetentionPolicy, best_of, milestones, plan, plan_for
+from edl_hvd.checkpoint import CheckpointWriter, restore, restore_newest, steps
+from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.reading.catalog import Catalog
+from edl_hvd.checkpoint.reading.files import read_listed
+from edl_hvd.checkpoint.retention.policy import Facts, Pruning, RetentionPolicy, best_of, milestones, plan, plan_for
+from edl_hvd.checkpoint.tools.inspection import verify_each
 from edl_hvd.errors import SettingsError, StorageError, UsageError
 from edl_hvd.events import CheckpointWritten, Event
 from edl_hvd.settings import Settings

@@ -6,7 +6,7 @@ import random
 import pytest
 from clocks import FakeClock
 
-from edl_hvd.checkpoint.schedule import Schedule, least_loss_interval_s
+from edl_hvd.checkpoint.writing.schedule import Schedule, least_loss_interval_s
 from edl_hvd.errors import SettingsError
 from edl_hvd.settings import Settings
 from edl_hvd.values import Interval

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as some
 
-from edl_hvd.checkpoint.shares import WHOLE_BELOW_BYTES, Extent, Rows, share_out
+from edl_hvd.checkpoint.writing.shares import WHOLE_BELOW_BYTES, Extent, Rows, share_out
 
 MIB = 1024 * 1024
 

@@ -18,17 +18,18 @@ from checkpoints import WatchedStorage, snapshot_of, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edl_hvd.checkpoint import Snapshot, layout
-from edl_hvd.checkpoint.catalog import Catalog
-from edl_hvd.checkpoint.copying import copy, copy_each
-from edl_hvd.checkpoint.element_types import ELEMENT_TYPES
-from edl_hvd.checkpoint.entries import Piece, TensorEntry
-from edl_hvd.checkpoint.export import modules_of
-from edl_hvd.checkpoint.files import read_listed
-from edl_hvd.checkpoint.inspection import verify_each
-from edl_hvd.checkpoint.retention import RetentionPolicy, carry_out, plan, plan_for
-from edl_hvd.checkpoint.shards import DTYPE_NAMES
-from edl_hvd.checkpoint.weight_files import write_safetensors, write_torch
+from edl_hvd.checkpoint import Snapshot
+from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format.entries import Piece, TensorEntry
+from edl_hvd.checkpoint.format.safetensors import ELEMENT_TYPES
+from edl_hvd.checkpoint.format.shards import DTYPE_NAMES
+from edl_hvd.checkpoint.reading.catalog import Catalog
+from edl_hvd.checkpoint.reading.files import read_listed
+from edl_hvd.checkpoint.retention.policy import RetentionPolicy, carry_out, plan, plan_for
+from edl_hvd.checkpoint.tools.copying import copy, copy_each
+from edl_hvd.checkpoint.tools.export import modules_of
+from edl_hvd.checkpoint.tools.inspection import verify_each
+from edl_hvd.checkpoint.tools.weight_files import write_safetensors, write_torch
 from edl_hvd.errors import CheckpointDamagedError, ObjectExistsError, StorageError
 from edl_hvd.events import CheckpointWritten
 from edl_hvd.storage import StoredObject, open_storage
@@ -47,7 +48,10 @@ def program(text: str) -> str:
 
 
 def test_importing_the_package_or_the_command_line_does_not_import_torch() -> None:
-    modules = ("", ".files", ".inspection", ".copying", ".retention", ".export", ".manifest", ".layout")
+    modules = (
+        "", ".tools.inspection", ".tools.copying", ".tools.export", ".reading.files", ".retention.policy",
+        ".format.manifest", ".format.layout",
+    )  # fmt: skip
     imports = "".join(f"import edl_hvd.checkpoint{module}\n" for module in modules)
     text = (
         f"import sys\n{imports}import edl_hvd.cli.main\nprint({{'torch', 'numpy', 'safetensors'}} & set(sys.modules))"
@@ -55,7 +59,9 @@ def test_importing_the_package_or_the_command_line_does_not_import_torch() -> No
     assert program(text) == "set()"
 
 
-@pytest.mark.parametrize("first", ["import edl_hvd.checkpoint.restoring", "from edl_hvd.checkpoint import steps"])
+@pytest.mark.parametrize(
+    "first", ["import edl_hvd.checkpoint.reading.restoring", "from edl_hvd.checkpoint import steps"]
+)
 def test_restore_is_the_function_whatever_was_imported_first(first: str) -> None:
     text = f"{first}\nfrom edl_hvd.checkpoint import restore, CheckpointWriter, Snapshot\nprint(restore.__name__)"
     assert program(text) == "restore"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from edl_hvd.build.engine_edits import REVISION
+from edl_hvd.build.edits.release import REVISION
 from edl_hvd.build.torch_facts import TorchFacts
 from edl_hvd.build.verify import HorovodFacts
 from edl_hvd.cli import doctor as doctor_cli

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from worlds import together
 
-from edl_hvd.checkpoint import CheckpointWriter, Snapshot, layout
-from edl_hvd.checkpoint.reading import Span, divide
+from edl_hvd.checkpoint import CheckpointWriter, Snapshot
+from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.reading.spans import Span, divide
 from edl_hvd.errors import StorageError
 from edl_hvd.events import CheckpointDamaged, Event
 from edl_hvd.storage import Storage, open_storage

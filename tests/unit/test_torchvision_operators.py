@@ -28,7 +28,7 @@ def make_torchvision(folder: Path, body: str, library: bytes | None) -> None:
 
 
 REFERS_TO_NMS = "import torch\n@torch.library.register_fake('torchvision::nms')\ndef nms(*_): ...\n"
-DEFINE = "from edl_hvd.torchvision_operators import define_missing_operators as define\n"
+DEFINE = "from edl_hvd.compat.torchvision_operators import define_missing_operators as define\n"
 
 
 def test_a_torchvision_whose_library_does_not_load_can_be_imported(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_nothing_is_declared_where_torchvision_has_no_library_or_is_absent(tmp_p
 
 
 def test_the_installed_torchvision_can_be_imported_and_used() -> None:
-    pytest.importorskip("edl_hvd.torchvision_operators")
+    pytest.importorskip("edl_hvd.compat.torchvision_operators")
     program = DEFINE + (
         "define()\nimport torch, torchvision\n"
         "model = torchvision.models.resnet18(num_classes=10).eval()\n"

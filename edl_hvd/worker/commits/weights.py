@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from edl_hvd.checkpoint.files import chosen_steps
-from edl_hvd.checkpoint.reading import empty_tensors, read_spans, spans_of
-from edl_hvd.checkpoint.restoring import usable_manifest
+from edl_hvd.checkpoint.reading.catalog import chosen_steps
+from edl_hvd.checkpoint.reading.restoring import usable_manifest
+from edl_hvd.checkpoint.reading.spans import empty_tensors, read_spans, spans_of
 from edl_hvd.errors import StateError
 from edl_hvd.storage import open_storage
 from edl_hvd.worker.codec import decode

@@ -1,4 +1,4 @@
-"""What the mended Horovod offers beyond the release; see ``build/engine_edits.py``."""
+"""What the mended Horovod offers beyond the release; see ``build/edits/``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 
 from horovod.torch import mpi_lib_v2
 
-from edl_hvd.build.engine_edits import REVISION
+from edl_hvd.build.edits.release import REVISION
 from edl_hvd.errors import PlatformError
 
 _library = ctypes.CDLL(mpi_lib_v2.__file__)

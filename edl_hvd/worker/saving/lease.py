@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from edl_hvd.checkpoint import ownership
-from edl_hvd.checkpoint.heartbeat import Heartbeat
-from edl_hvd.checkpoint.ownership import Owner
+from edl_hvd.checkpoint import lease
+from edl_hvd.checkpoint.lease import Heartbeat, LeaseHolder
 from edl_hvd.clock import Clock
 from edl_hvd.errors import OwnedError, StorageError
 from edl_hvd.storage import Storage
@@ -19,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointLease:
-    """The job's lease of its checkpoint URL, as this worker knows it; see ``ownership.py``.
+    """The job's lease of its checkpoint URL, as this worker knows it; see ``checkpoint/lease.py``.
 
     Args:
         storage: Storage at the URL; ``None`` where the job writes no checkpoints, and needs no lease.
@@ -63,8 +62,8 @@ class CheckpointLease:
             found = {"owner": 0, "owned": False, "error": ""}
             if world.rank == 0:
                 try:
-                    process = Owner.this_process(self._run, self._clock)
-                    found["owner"] = ownership.take(self._storage, process, self._clock, self._take_over)
+                    process = LeaseHolder.this_process(self._run, self._clock)
+                    found["owner"] = lease.acquire(self._storage, process, self._clock, self._take_over)
                 except Exception as error:  # told to every rank, which then all end with it
                     logger.error("%s", error)
                     found.update(owned=isinstance(error, OwnedError), error=str(error))
@@ -86,7 +85,7 @@ class CheckpointLease:
             self._heartbeat = None
         self.number = number
         if renews and number and self._storage is not None and self._heartbeat is None:
-            self._heartbeat = Heartbeat(self._storage, number, Owner.this_process(self._run, self._clock))
+            self._heartbeat = Heartbeat(self._storage, number, LeaseHolder.this_process(self._run, self._clock))
 
     def release(self) -> None:
         """Give the lease back, because the job has ended: another may have the URL at once. Blocks for one write."""
@@ -99,4 +98,4 @@ class CheckpointLease:
     def check_soon(self) -> None:
         """Look now, not at the next renewal, whether the job still holds the lease. Does not block."""
         if self._heartbeat is not None:
-            self._heartbeat.hurry()
+            self._heartbeat.renew()

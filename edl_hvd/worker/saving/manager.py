@@ -12,8 +12,8 @@ from typing import NoReturn
 import torch
 
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot
-from edl_hvd.checkpoint.pace import Pace
-from edl_hvd.checkpoint.schedule import Schedule
+from edl_hvd.checkpoint.writing.schedule import Schedule
+from edl_hvd.checkpoint.writing.throttle import CpuThrottle
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import StorageError
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, EmergencyCheckpoint, EventLog, Restored
@@ -111,18 +111,18 @@ class CheckpointManager:
         if self._writer is not None:
             snapshot, copy = copied
             metrics = decode(snapshot.plain["attributes"].get(METRICS, {}), {})
-            pace = self._pace(world.local_size)
-            self._writer.begin(replace(snapshot, metrics=metrics), rank, size, attempt, self.lease.number, copy, pace)
+            cpu = self._cpu_throttle(world.local_size)
+            self._writer.begin(replace(snapshot, metrics=metrics), rank, size, attempt, self.lease.number, copy, cpu)
             self._writers = size
             if self._settings.checkpoint_every.is_auto:
                 logger.info("checkpoints every %.0f s for now", self.schedule.interval_s)
 
-    def _pace(self, workers: int) -> Pace:
-        """The pace at which one of this host's workers may write beside its training."""
+    def _cpu_throttle(self, workers: int) -> CpuThrottle:
+        """What one of this host's workers may use of the processors to write beside its training."""
         now_s, share = self._clock.monotonic_s(), self._settings.checkpoint_share
         since_s, self._begun_s = now_s - self._begun_s, now_s
         processors = share * len(os.sched_getaffinity(0)) / workers if share < 1 else None
-        return Pace(processors, _SLOWEST * since_s, self._clock)
+        return CpuThrottle(processors, _SLOWEST * since_s, self._clock)
 
     def write_emergency(self, store: StateStore, remaining_s: float | None) -> None:
         """Write the last commit from this worker alone, if there is a URL and time for it. Blocks.
@@ -141,7 +141,7 @@ class CheckpointManager:
         else:
             attempt = f"last-{store.step}-{secrets.randbits(64):016x}"
             self.begin((store.checkpoint(), None), World(0, 0, 1, members=("",)), attempt)
-            self.hurry()
+            self.expedite()
             while self.busy:
                 self._clock.sleep(_POLL_S)
             reason = self.report()
@@ -149,10 +149,10 @@ class CheckpointManager:
         seconds = round(self._clock.monotonic_s() - start_s, 3)
         self._events.emit(EmergencyCheckpoint(self._storage.url, store.step, not reason, seconds, reason))
 
-    def hurry(self) -> None:
+    def expedite(self) -> None:
         """Write without regard to the training from now on: this worker waits for it."""
         if self._writer is not None:
-            self._writer.hurry()
+            self._writer.expedite()
 
     def report(self) -> str:
         """Write the events of what the writer has finished since the last call.
@@ -207,7 +207,7 @@ class CheckpointManager:
         Raises:
             StorageError: The job is to end; on every rank.
         """
-        self.hurry()
+        self.expedite()
         while collectives.allreduce(torch.tensor([int(self.busy)]), "max").item():
             self._clock.sleep(_POLL_S)
         self.report()

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from edl_hvd.checkpoint.entries import Stored, stored_by_file
-from edl_hvd.checkpoint.files import Listed
-from edl_hvd.checkpoint.manifest import Manifest
-from edl_hvd.checkpoint.reading import AT_ONCE, Span, divide, empty_tensors, place_of, read_spans, spans_of
-from edl_hvd.checkpoint.restoring import restore_newest, snapshot_from, usable_manifest
-from edl_hvd.checkpoint.snapshot import Snapshot
+from edl_hvd.checkpoint.format.entries import Stored, stored_by_file
+from edl_hvd.checkpoint.format.manifest import Manifest
+from edl_hvd.checkpoint.format.snapshot import Snapshot
+from edl_hvd.checkpoint.reading.files import Listed
+from edl_hvd.checkpoint.reading.restoring import restore_newest, snapshot_from, usable_manifest
+from edl_hvd.checkpoint.reading.spans import AT_ONCE, Span, divide, empty_tensors, place_of, read_spans, spans_of
 from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError, StorageError, WorldBrokenError
 from edl_hvd.events import Event
 from edl_hvd.storage import Storage

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from edl_hvd.compat import patching
 from edl_hvd.errors import UsageError
 from edl_hvd.worker.position import position
 
@@ -66,4 +67,4 @@ def _watched(backward: Callable[..., None]) -> Callable[..., None]:
 
 
 # For the whole process; Tensor.backward() calls it, too.
-torch.autograd.backward = _watched(torch.autograd.backward)
+patching.replace("backward", torch.autograd, "backward", _watched)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from edl_hvd.compat import patching
 from edl_hvd.errors import SettingsError, UsageError
 from edl_hvd.values import Interval
 from edl_hvd.worker.position import position
@@ -43,8 +44,8 @@ def _noting(init: Callable[..., None]) -> Callable[..., None]:
 
 
 # For the whole process: else nobody would see a scheduler that is not part of the state.
-LRScheduler.__init__ = _noting(LRScheduler.__init__)  # type: ignore[method-assign]
-ReduceLROnPlateau.__init__ = _noting(ReduceLROnPlateau.__init__)  # type: ignore[method-assign]
+patching.replace("schedulers", LRScheduler, "__init__", _noting)
+patching.replace("schedulers", ReduceLROnPlateau, "__init__", _noting)
 
 
 class GatedScheduler:

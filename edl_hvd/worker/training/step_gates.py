@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.optim.swa_utils import AveragedModel
 
+from edl_hvd.compat import patching
 from edl_hvd.errors import UsageError
 from edl_hvd.worker.position import position
 
@@ -85,7 +86,7 @@ def _refusing(update: Callable[..., None]) -> Callable[..., None]:
 
 
 # For the whole process: else nobody would see an average that is not part of the state.
-AveragedModel.update_parameters = _refusing(AveragedModel.update_parameters)  # type: ignore[method-assign]
+patching.replace("averages", AveragedModel, "update_parameters", _refusing)
 
 
 class _StepwiseAverage:

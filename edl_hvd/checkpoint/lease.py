@@ -1,0 +1,326 @@
+"""The lease on a checkpoint URL: one run at a time writes there, and a later owner shuts an earlier one out for good.
+
+Owners have numbers, given by creating ``owners/<number>.json``, which only one can do. Of an earlier owner counts what
+the present one found when it came, and nothing that is added later. A writer that was paused, cut off or taken for dead
+and goes on finds that it is not the newest, and if it does not look it adds files that nobody reads.
+
+In this order, so that whoever was told that a checkpoint is written finds it:
+
+    the writer    creates its manifest             looks whether it is still the newest owner
+    the next one  creates its ``owners/`` entry    lists the manifests, and creates the list of those it accepts
+
+Whether an owner lives is told by ``alive``, which it writes anew every few seconds. Clocks are not compared: whoever
+wants to be the next watches whether it changes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from dataclasses import dataclass, fields
+from datetime import datetime, timezone
+
+from edl_hvd.checkpoint.format import document, layout
+from edl_hvd.clock import Clock
+from edl_hvd.errors import ObjectExistsError, ObjectMissingError, OwnedError, StorageError, UsageError
+from edl_hvd.process_mark import lives, mark_of, numbering
+from edl_hvd.storage import Storage
+
+_LOG = logging.getLogger(__name__)
+
+BEAT_S = 5.0
+# Twelve small writes a minute; on S3 those of a month cost about 2.60 dollars.
+
+PATIENCE_S = 3 * BEAT_S
+# Two signs of life may be lost or late.
+
+_SUCCESSOR_S = 2.0
+# The process is known to have ended: long enough for another worker of its job to take its place.
+
+_CLOSING_S = 5.0
+# A last renewal that takes longer is left to the end of the process.
+
+_LOOK_S = 0.5
+_KEPT = 3  # of the entries of former owners; only the newest matters, and one before it should that be damaged
+_LONGEST_TEXT = 1000
+
+
+@dataclass(frozen=True)
+class LeaseHolder:
+    """A process that speaks for a run.
+
+    Attributes:
+        run: Name of the run; its workers know it from their launcher.
+        host, pid: Host and number of the process, for people.
+        numbering, mark: Marks that tell whether the process lives, where that can be told; see ``process_mark.py``.
+        since: UTC time in ISO 8601 form, for people.
+    """
+
+    run: str
+    host: str
+    pid: int
+    numbering: str
+    mark: str
+    since: str
+
+    @classmethod
+    def this_process(cls, run: str, clock: Clock) -> LeaseHolder:
+        since = datetime.fromtimestamp(clock.wall_s(), timezone.utc).isoformat(timespec="seconds")
+        return cls(run, socket.gethostname(), os.getpid(), numbering(), mark_of(os.getpid()), since)
+
+    @property
+    def has_ended(self) -> bool | None:
+        """Whether the process is gone; ``None`` where that cannot be told from here."""
+        if not self.numbering or self.numbering != numbering():
+            return None
+        return not lives(self.pid, self.mark)
+
+    def __str__(self) -> str:
+        return f"the job on host {self.host}, process {self.pid}, which has written there since {self.since}"
+
+
+@dataclass(frozen=True)
+class LeaseRenewal:
+    """A sign of life: the process that speaks for the owner now, a number that rises, and whether it is the last."""
+
+    process: LeaseHolder
+    number: int
+    ended: bool
+
+    def encode(self) -> bytes:
+        return document.encode({**vars(self), "process": vars(self.process)})
+
+    @classmethod
+    def decode(cls, data: bytes) -> LeaseRenewal:
+        content = document.fields(document.decode(data), "its content", [field.name for field in fields(cls)])
+        number = document.whole_number(content["number"], "'number' of its content")
+        return cls(_decode_holder(content["process"], "'process' of its content"), number, content["ended"] is True)
+
+
+def acquire(storage: Storage, process: LeaseHolder, clock: Clock, take_over: bool = False) -> int:
+    """Become the owner of a URL. Blocks while it is not certain that the present one has ended.
+
+    Args:
+        storage: Storage at the URL.
+        process: Process that speaks for the run.
+        clock: Clock that measures and waits.
+        take_over: Whether to become the owner although the present one may live.
+
+    Returns:
+        The number of the owner that ``process`` has become.
+
+    Raises:
+        OwnedError: Another run owns it, and lives.
+        StorageError: The storage does not answer.
+    """
+    while True:
+        newest = newest_owner(storage)
+        if newest and not take_over:
+            former = _read_holder(storage, newest)
+            if former is None or former.run != process.run:
+                _wait_until_gone(storage, newest, former, clock)
+        number = newest + 1
+        try:
+            storage.write_new(layout.owner_key(number), document.encode(vars(process)))
+        except ObjectExistsError:
+            continue  # somebody else was faster
+        storage.write(layout.alive_key(number), LeaseRenewal(process, 0, ended=False).encode())
+        _accept(storage, number)
+        return number
+
+
+def newest_owner(storage: Storage) -> int:
+    """The number of the newest owner; 0 if the URL has never had one."""
+    return next(iter(layout.owners(storage.list(layout.OWNERS))), 0)
+
+
+def check_owner(storage: Storage, number: int) -> None:
+    """Refuse to go on where there is a later owner.
+
+    If this succeeds after a manifest was written, later owners will find the checkpoint.
+
+    Raises:
+        OwnedError: There is a later owner than ``number``.
+        StorageError: The storage does not answer.
+    """
+    newest = newest_owner(storage)
+    if newest > number:
+        other = _read_holder(storage, newest)
+        raise OwnedError(
+            f"{storage.url} was taken over by {other or 'another job'}; this one may not write checkpoints there any "
+            "more. To go on from where it stands, start it with another checkpoint URL"
+        )
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Which manifests count: of owners from ``number`` on all, of those before it the ones in ``accepted``."""
+
+    number: int
+    accepted: frozenset[str]
+
+    def counts(self, manifest_key: str) -> bool:
+        return layout.owner_of(manifest_key) >= self.number or manifest_key in self.accepted
+
+
+EVERYTHING = Rule(0, frozenset())
+
+
+def rule(storage: Storage) -> Rule:
+    """What counts now. Ask after the manifests were listed.
+
+    The list of an owner that died while it wrote it, or a damaged one, does not count: what counted before it does.
+
+    Raises:
+        StorageError: The storage does not answer.
+    """
+    for number in layout.accepting_owners(storage.list(layout.OWNERS)):
+        accepted = _read(storage, layout.accepted_key(number))
+        if accepted is not None:
+            keys = accepted.get("manifests")
+            keys = keys if isinstance(keys, list) else []
+            return Rule(number, frozenset(key for key in keys if isinstance(key, str)))
+    return EVERYTHING
+
+
+class Heartbeat:
+    """Renewal of the lease in the background, until it is stopped.
+
+    Args:
+        storage: Storage at the URL.
+        owner: Number of the owner.
+        process: Process that speaks for it from now on.
+        beat_s: Time between two renewals in seconds, greater than 0.
+
+    Attributes:
+        lost: Reason why this process may write there no more; ``None`` while it may.
+    """
+
+    def __init__(self, storage: Storage, owner: int, process: LeaseHolder, beat_s: float = BEAT_S) -> None:
+        self.lost: OwnedError | None = None
+        self._storage = storage
+        self._owner = owner
+        self._process = process
+        self._beat_s = beat_s
+        self._wake = threading.Event()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._beat, name="edl-hvd-heartbeat", daemon=True)
+        self._thread.start()
+
+    def renew(self) -> None:
+        """Renew now, not at the next beat, and so find out whether this is the owner still. Does not block."""
+        self._wake.set()
+
+    def stop(self, ended: bool) -> None:
+        """Renew no more; with ``ended`` once more, to say that the URL is free. Blocks for that renewal only.
+
+        Raises nothing: without the last renewal the next owner waits some seconds.
+        """
+        self._stopped = True
+        self._wake.set()
+        if not ended or self.lost is not None:
+            return
+        self._thread.join(_CLOSING_S)
+        if not self._thread.is_alive():
+            self._write(0, ended=True)
+
+    def _beat(self) -> None:
+        number = 0
+        while True:
+            number += 1
+            self._write(number, ended=False)
+            self._wake.wait(self._beat_s)
+            self._wake.clear()
+            if self._stopped:
+                return
+
+    def _write(self, number: int, ended: bool) -> None:
+        try:
+            check_owner(self._storage, self._owner)
+            self._storage.write(layout.alive_key(self._owner), LeaseRenewal(self._process, number, ended).encode())
+        except OwnedError as error:
+            self.lost = error
+            self._stopped = True
+            self._wake.set()
+        except StorageError as error:
+            _LOG.warning("cannot tell that this job still uses %s: %s", self._storage.url, error)
+
+
+def _accept(storage: Storage, number: int) -> None:
+    """Accept the checkpoints that are there, and forget owners of long ago."""
+    found = layout.manifests(storage.list(layout.ROOT))
+    before = rule(storage)
+    accepted = sorted(key for keys in found.values() for key in keys if before.counts(key))
+    storage.write_new(layout.accepted_key(number), document.encode({"manifests": accepted}))
+    for old in layout.owners(storage.list(layout.OWNERS))[_KEPT:]:
+        for key in (layout.alive_key(old), layout.accepted_key(old), layout.owner_key(old)):
+            storage.delete(key)
+
+
+def _wait_until_gone(storage: Storage, number: int, owner: LeaseHolder | None, clock: Clock) -> None:
+    """Return when the owner has ended; raises ``OwnedError`` when it turns out to live, and to go on living.
+
+    It may be about to end: workers whose driver is gone save what they hold.
+    """
+    start_s = changed_s = clock.monotonic_s()
+    first = renewal = _read_renewal(storage, number)
+    while renewal is None or not renewal.ended:
+        gone = renewal.process.has_ended if renewal is not None else None
+        now_s = clock.monotonic_s()
+        if gone and now_s - changed_s >= _SUCCESSOR_S:
+            return
+        if now_s - start_s >= PATIENCE_S:
+            if gone is False or renewal != first:
+                raise OwnedError(
+                    f"cannot write checkpoints to {storage.url}: it belongs to {owner or 'another job'}, and is alive; "
+                    "end that job, choose another URL, or take it over with 'edlrun --take-over' or "
+                    "EDL_HVD_TAKE_OVER=1, which ends that job"
+                )
+            return
+        if now_s == start_s:
+            _LOG.warning(
+                "%s belongs to %s; waiting up to %.0f s to see whether it lives",
+                storage.url, owner or "another job", PATIENCE_S,
+            )  # fmt: skip
+        clock.sleep(_LOOK_S)
+        before, renewal = renewal, _read_renewal(storage, number)
+        changed_s = changed_s if renewal == before else clock.monotonic_s()
+
+
+def _read_renewal(storage: Storage, number: int) -> LeaseRenewal | None:
+    try:
+        return LeaseRenewal.decode(storage.read(layout.alive_key(number), limit_bytes=document.LARGEST_BYTES))
+    except UsageError:
+        raise
+    except (ObjectMissingError, ValueError):
+        return None
+
+
+def _read_holder(storage: Storage, number: int) -> LeaseHolder | None:
+    content = _read(storage, layout.owner_key(number))
+    try:
+        return None if content is None else _decode_holder(content, "its content")
+    except ValueError:
+        return None
+
+
+def _decode_holder(value: object, what: str) -> LeaseHolder:
+    names = [field.name for field in fields(LeaseHolder)]
+    content = document.fields(value, what, names)
+    pid = document.whole_number(content["pid"], f"'pid' of {what}")
+    run, host, numbering, mark, since = (
+        document.text(content[name], f"{name!r} of {what}", _LONGEST_TEXT) for name in names if name != "pid"
+    )
+    return LeaseHolder(run, host, pid, numbering, mark, since)
+
+
+def _read(storage: Storage, key: str) -> dict[str, object] | None:
+    """A document's content; ``None`` if there is none that is whole."""
+    try:
+        return document.decode(storage.read(key, limit_bytes=document.LARGEST_BYTES))
+    except UsageError:
+        raise
+    except (ObjectMissingError, ValueError):
+        return None

@@ -1,0 +1,1 @@
+"""Reading checkpoints: which are listed, their manifests and files, and their tensors."""

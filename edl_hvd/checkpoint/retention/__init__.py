@@ -1,0 +1,1 @@
+"""Which checkpoints stay, and what is deleted after each new one."""

@@ -1,0 +1,1 @@
+"""What the command line does with checkpoints: list, verify, copy and export them, without torch."""

@@ -1,0 +1,110 @@
+"""When a checkpoint is due: after an interval that the user gave, or after the one that loses the least time."""
+
+from __future__ import annotations
+
+import math
+
+from edl_hvd.clock import Clock
+from edl_hvd.values import Interval
+
+_SHORTEST_S, _LONGEST_S = 10.0, 3600.0
+# Below, listings and deletions cost more than the copy that is measured; above, a whole lost hour surprises people.
+_DAY_S = 86400.0
+# Until failures have been seen, one a day is expected: jobs on spot hosts see more, on others fewer.
+_FORGET = 0.9
+# The usual time between commits is that of the last ten or so.
+_LONGEST_GAP = 3.0
+# Longer ones hold something else than a step, such as a validation.
+
+
+def least_loss_interval_s(cost_s: float, between_failures_s: float) -> float:
+    """The interval between checkpoints with which the least time is expected to be lost.
+
+    Of the time between two failures, checkpoints cost ``cost_s`` each, and a failure the work since the last one. The
+    higher-order estimate of the optimum by Daly 2006, "A higher order estimate of the optimum checkpoint interval for
+    restart dumps" (equation 37); its first term is Young's of 1974.
+
+    >>> round(least_loss_interval_s(1.0, 86400.0))
+    415
+
+    Args:
+        cost_s: Time by which one checkpoint prolongs training, in seconds.
+        between_failures_s: Mean time between failures, in seconds.
+    """
+    if cost_s >= 2 * between_failures_s:
+        return between_failures_s
+    ratio = cost_s / (2 * between_failures_s)
+    return math.sqrt(2 * cost_s * between_failures_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost_s
+
+
+class Schedule:
+    """When one worker's checkpoints are due; that of rank 0 decides.
+
+    The interval "auto" follows from what is measured: how long training stands still for a checkpoint, by how much its
+    steps take longer while one is written, and how often a world has broken since this worker began to watch.
+
+    Args:
+        every: Interval between checkpoints.
+        clock: Clock that measures it.
+    """
+
+    def __init__(self, every: Interval, clock: Clock) -> None:
+        self._every = every
+        self._clock = clock
+        self._begun_s = self._commit_s = clock.monotonic_s()
+        self._marks = {"seconds": self._begun_s, "steps": 0.0, "samples": 0.0, "epochs": 0.0}
+        self._failures = 0
+        self._usual_s: float | None = None  # between two commits
+        self._stall_s = self._slowdown_s = 0.0  # of the last checkpoint
+
+    def mark(self, step: int, samples: int, epoch_position: float) -> None:
+        """Count the interval from here."""
+        self._marks = self._present(step, samples, epoch_position)
+
+    def is_due(self, step: int, samples: int, epoch_position: float) -> bool:
+        """Whether the interval will have passed at this point of the run."""
+        present = self._present(step, samples, epoch_position)
+        unit, count = ("seconds", self.interval_s) if self._every.is_auto else (self._every.unit, self._every.count)
+        return present[unit] - self._marks[unit] >= count
+
+    @property
+    def interval_s(self) -> float:
+        """What "auto" stands for at the moment, in seconds."""
+        best_s = least_loss_interval_s(self.cost_s, self.between_failures_s)
+        return min(max(best_s, _SHORTEST_S), _LONGEST_S)
+
+    @property
+    def cost_s(self) -> float:
+        """Time by which the last checkpoint has prolonged training, in seconds."""
+        return self._stall_s + max(0.0, self._slowdown_s)
+
+    @property
+    def between_failures_s(self) -> float:
+        """Mean time between failures, in seconds, by what has been seen and the expectation of one a day."""
+        return (self._clock.monotonic_s() - self._begun_s + _DAY_S) / (self._failures + 1)
+
+    def note_failure(self) -> None:
+        """Note that a world broke."""
+        self._failures += 1
+
+    def note_stall(self, seconds: float) -> None:
+        """Note that a checkpoint has begun, for which training stood still for ``seconds``."""
+        self._stall_s, self._slowdown_s = seconds, 0.0
+        self._commit_s = self._clock.monotonic_s()
+
+    def note_commit(self, writing: bool) -> None:
+        """Note a commit; ``writing`` says whether a checkpoint was being written since the one before."""
+        now_s = self._clock.monotonic_s()
+        gap_s, self._commit_s = now_s - self._commit_s, now_s
+        if self._usual_s is None:
+            self._usual_s = gap_s
+        elif gap_s > _LONGEST_GAP * self._usual_s:
+            return
+        elif writing:
+            self._slowdown_s += gap_s - self._usual_s
+        else:
+            self._usual_s += (1 - _FORGET) * (gap_s - self._usual_s)
+
+    def _present(self, step: int, samples: int, epoch_position: float) -> dict[str, float]:
+        seconds = self._clock.monotonic_s()
+        return {"seconds": seconds, "steps": step, "samples": samples, "epochs": epoch_position}
