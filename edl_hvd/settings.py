@@ -151,7 +151,7 @@ class Driver:
         port: Its control port.
         token: The job's secret.
         worker: This worker as ``host:slot``.
-        life: Which process of its slot this is.
+        incarnation: Which process of its slot this is.
         rank, size, local_size: Its place in the job as far as the driver knows when it starts the worker.
     """
 
@@ -159,7 +159,7 @@ class Driver:
     port: int
     token: str
     worker: str
-    life: int
+    incarnation: int
     rank: int = 0
     size: int = 1
     local_size: int = 1

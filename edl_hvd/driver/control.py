@@ -1,7 +1,7 @@
 """The port on which workers talk with their driver: JSON, one object per line, both ways, as long as a worker lives.
 
-The messages are those of ``protocol.py``. A worker's first line has to hold the job's token, its name and its life;
-anything else ends the connection without an answer. A later line that holds no known message ends it, too.
+The messages are those of ``protocol.py``. A worker's first line has to hold the job's token, its name and its
+incarnation; anything else ends the connection without an answer. A later line that holds no known message ends it, too.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Control(Generic[MessageT]):
     """The driver's side.
 
     Args:
-        knows: Whether a worker of this name and life is expected to call.
-        heard: Gets the name and the life of a worker and what it said, in the event loop's thread.
+        knows: Whether a worker of this name and incarnation is expected to call.
+        heard: Gets the name and the incarnation of a worker and what it said, in the event loop's thread.
         known: What may be said after the hello.
     """
 
@@ -83,10 +83,10 @@ class Control(Generic[MessageT]):
         writer.write(protocol.encode(message))
         return not writer.is_closing()
 
-    def hang_up(self, worker: str, life: int) -> None:
+    def hang_up(self, worker: str, incarnation: int) -> None:
         """End the connection of a worker that belongs to the job no more: should it live on, it leaves."""
-        known_life, writer = self._lines.get(worker, (0, None))
-        if writer is not None and known_life == life:
+        known_incarnation, writer = self._lines.get(worker, (0, None))
+        if writer is not None and known_incarnation == incarnation:
             writer.close()
 
     def lines(self, workers: Sequence[str]) -> dict[str, Line]:
@@ -111,9 +111,9 @@ class Control(Generic[MessageT]):
             before_s = clock.time()
             await asyncio.sleep(_LOOK_EVERY_S)
             slept = clock.time() - before_s > _OWN_PAUSE_S
-            for worker, (life, writer) in list(self._lines.items()):
+            for worker, (incarnation, writer) in list(self._lines.items()):
                 if not slept and _unanswered_s(writer) > _UNANSWERED_S:
-                    self._heard(worker, life, Unreachable())
+                    self._heard(worker, incarnation, Unreachable())
                     writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -139,14 +139,16 @@ class Control(Generic[MessageT]):
             self._strangers.pop(writer, None)
         hello = protocol.decode(line, protocol.HELLO)
         is_ours = hmac.compare_digest(hello.token.encode(errors="replace"), self.token.encode())
-        return (hello.worker, hello.life) if is_ours and self._knows(hello.worker, hello.life) else None
+        return (hello.worker, hello.incarnation) if is_ours and self._knows(hello.worker, hello.incarnation) else None
 
-    async def _listen(self, worker: str, life: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._lines[worker] = (life, writer)
-        self._heard(worker, life, Connected())
+    async def _listen(
+        self, worker: str, incarnation: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._lines[worker] = (incarnation, writer)
+        self._heard(worker, incarnation, Connected())
         try:
             while True:
-                self._heard(worker, life, protocol.decode(await reader.readuntil(), self._known))
+                self._heard(worker, incarnation, protocol.decode(await reader.readuntil(), self._known))
         finally:
             if self._lines.get(worker, (0, None))[1] is writer:
                 del self._lines[worker]

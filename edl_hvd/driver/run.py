@@ -18,8 +18,8 @@ from edl_hvd.driver.job import Job
 from edl_hvd.driver.job_folder.claim import JobFolder, claim
 from edl_hvd.driver.job_folder.requests import Requests, answer
 from edl_hvd.driver.local_hosts import is_local
-from edl_hvd.driver.membership.decision import SAVED
-from edl_hvd.driver.membership.events import DrainAsked, End, HostsFound
+from edl_hvd.driver.membership.events import DrainRequested, End, HostsFound
+from edl_hvd.driver.membership.transition import SAVED
 from edl_hvd.driver.network import Network, choose_network
 from edl_hvd.driver.preflight.examination import Examination
 from edl_hvd.driver.preflight.gate import Look
@@ -142,10 +142,10 @@ def _obey(job: Job, screen: Screen, line: bytes) -> Mapping[str, object]:
     return reply.fields
 
 
-def _drain(job: Job, screen: Screen, asked: DrainAsked) -> None:
-    if asked.stays:
-        leave_s = min(asked.notice_s, job.membership.rules.leave_s)
-        screen.note(f"{asked.target} is to go in {asked.notice_s:.0f} s; its workers leave {leave_s:.0f} s before that")
+def _drain(job: Job, screen: Screen, asked: DrainRequested) -> None:
+    if asked.deferred:
+        lead_s = min(asked.notice_s, job.membership.rules.drain_lead_s)
+        screen.note(f"{asked.target} is to go in {asked.notice_s:.0f} s; its workers leave {lead_s:.0f} s before that")
     else:
         screen.note(f"asked to leave {asked.target} within {asked.notice_s:.0f} s")
     job.handle(asked)
@@ -207,7 +207,7 @@ async def _first_hosts(feed: HostFeed, options: Options, wishes: Wishes) -> Host
 async def _follow(feed: HostFeed, job: Job, screen: Screen) -> None:
     while True:
         event = await feed.news.get()
-        if isinstance(event, DrainAsked):
+        if isinstance(event, DrainRequested):
             _drain(job, screen, event)
         else:
             job.handle(event)

@@ -26,7 +26,7 @@ class WorkerStatus:
         worker: The slot, as ``host:slot``.
         state: As in ``membership.state.Slot``; "orphaned" for a process that an earlier, killed ``edlrun`` has left.
         rank: In the present world, if it is a member.
-        life: Counts the processes of the slot.
+        incarnation: Counts the processes of the slot.
         pid: Of its process on the driver's machine: the worker, or the ssh that leads to it.
         mark: Names that process together with ``pid``; see ``process_mark.py``.
         step: That it said last.
@@ -39,7 +39,7 @@ class WorkerStatus:
     worker: str
     state: str
     rank: int | None = None
-    life: int = 0
+    incarnation: int = 0
     pid: int | None = None
     mark: str = ""
     step: int | None = None
@@ -168,7 +168,7 @@ def describe(
         figures=figures,
         workers=tuple(_workers(membership, now_s, heard, processes)),
         drains=tuple(Remaining(who, _until(moment_s, now_s)) for who, moment_s in membership.drains.items()),
-        aside=tuple(Remaining(host, _until(s, now_s)) for host, s in membership.aside.items() if s > now_s),
+        aside=tuple(Remaining(host, _until(s, now_s)) for host, s in membership.quarantined.items() if s > now_s),
         shortage=_shortage(membership, now_s) if state in ("starting", "waiting") else None,
         end=membership.end,
     )
@@ -180,7 +180,7 @@ def _state(membership: Membership) -> str:
         return "ended"
     if membership.finishing_s is not None:
         return "finishing"
-    hosts = [entry for entry in membership.hosts if entry.host not in membership.unfit]
+    hosts = [entry for entry in membership.hosts if entry.host not in membership.failed_preflight]
     if hosts and all(_is_drained(entry, membership) for entry in hosts):
         return "stopping"
     if world.generation == 0:
@@ -212,7 +212,7 @@ def _workers(
                 worker=worker,
                 state=slot.state,
                 rank=members.index(worker) if is_member else None,
-                life=slot.life,
+                incarnation=slot.incarnation,
                 pid=process.pid if process else None,
                 mark=process.mark if process else "",
                 step=last.beat.step if last else None,
@@ -232,16 +232,16 @@ def _by_host(worker: str) -> tuple[str, int]:
 def _shortage(membership: Membership, now_s: float) -> Shortage:
     rules, wanted = membership.rules, membership.wanted(now_s)
     needed = rules.min_np if membership.world.generation else rules.num_proc
-    slots = sum(entry.slots for entry in membership.hosts if entry.host not in membership.unfit)
+    slots = sum(entry.slots for entry in membership.hosts if entry.host not in membership.failed_preflight)
     starting = len(membership.having("starting"))
     reasons = []
     if slots < needed:
-        fit = " on hosts that are good enough" if membership.unfit else ""
+        fit = " on hosts that are good enough" if membership.failed_preflight else ""
         reasons.append(f"discovery lists {slots or 'no'} slot{'s' * (slots != 1)}{fit}")
     reasons += [f"{who} is drained" for who in membership.drains if _is_listed(who, membership)]
-    for host, until_s in membership.aside.items():
+    for host, until_s in membership.quarantined.items():
         if until_s > now_s:
-            reasons.append(f"host {host} is set aside for {math.ceil(until_s - now_s)} s")
+            reasons.append(f"host {host} is quarantined for {math.ceil(until_s - now_s)} s")
     for worker, slot in membership.slots.items():
         if slot.state == "empty" and slot.not_before_s > now_s and worker in wanted:
             reasons.append(f"{worker} starts again in {math.ceil(slot.not_before_s - now_s)} s")

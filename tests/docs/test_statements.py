@@ -21,7 +21,7 @@ from documents import (
 import edl_hvd
 import edl_hvd.events as events
 from edl_hvd.driver.job import INTERRUPTED
-from edl_hvd.driver.membership.decision import SAVED
+from edl_hvd.driver.membership.transition import SAVED
 from edl_hvd.settings import Settings
 from edl_hvd.worker.joining.rendezvous import EX_TEMPFAIL
 

@@ -153,7 +153,7 @@ def test_every_bound_reaches_the_rules():
              "--host-failures": "4", "--failure-window": "5min", "--blacklist-cooldown-range": "20 80",
              "--reset-limit": "0", "--hosts": "localhost:8"}  # fmt: skip
     assert read(given).rules == Rules(
-        num_proc=3, min_np=2, max_np=5, spares=1, settle_s=0, elastic_timeout_s=60, host_failures=4,
+        num_proc=3, min_np=2, max_np=5, spares=1, last_call_timeout_s=0, elastic_timeout_s=60, host_failures=4,
         failure_window_s=300, cooldown_s=20, reset_limit=0, hosts_are_fixed=True,
     )  # fmt: skip
 

@@ -47,8 +47,8 @@ def test_who_gets_sigterm_has_the_grace_that_the_environment_names(asked):
             await asyncio.sleep(0.001)
         drains, now_s = job.membership.drains, job.now_s
         stop = True
-        for life in list(job._lives):
-            life.cancel()
+        for task in list(job._tasks):
+            task.cancel()
         await running
         return drains, now_s
 

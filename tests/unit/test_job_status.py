@@ -11,9 +11,9 @@ import pytest
 
 from edl_hvd.cli.status import _SLOT_STATES
 from edl_hvd.driver.job import Job
-from edl_hvd.driver.membership.events import DrainAsked, End, Exited, Formed, HostsFound, Ready
+from edl_hvd.driver.membership.events import DrainRequested, End, Exited, Formed, HostsFound, Ready
 from edl_hvd.driver.membership.state import LIVE, Membership, Rules, begin
-from edl_hvd.driver.membership.turn import advance
+from edl_hvd.driver.membership.transition import transition
 from edl_hvd.driver.network import Network
 from edl_hvd.driver.reporter import Reporter
 from edl_hvd.driver.status import Figures, Heard, Pace, Process, Remaining, Shortage, Status, WorkerStatus, describe
@@ -25,9 +25,9 @@ BEAT = Beat(1, 7, 5, 80, -1, "compute", 0.1, 3.0, 4, 5, 5, 0.1)
 
 def told(*events: object, rules: Rules | None = None) -> Membership:
     """The membership after these, one second apart."""
-    membership = begin(rules or Rules(2, 2, 4, settle_s=0.0), 0.0)
+    membership = begin(rules or Rules(2, 2, 4, last_call_timeout_s=0.0), 0.0)
     for second, event in enumerate(events):
-        membership, _ = advance(membership, event, float(second))  # type: ignore[arg-type]
+        membership, _ = transition(membership, event, float(second))  # type: ignore[arg-type]
     return membership
 
 
@@ -77,7 +77,7 @@ def test_below_min_the_reason_and_the_remaining_time_are_told():
     fewer = HostsFound((HostSlots("a", 1),))
     status = seen(told(*RUNNING, fewer, crash, Ready("a:0", 1, 9)), 16.0)
     assert status.shortage == Shortage(2, 1, ("discovery lists 1 slot",), 600.0 - 9.0)
-    left = (DrainAsked("b", 30.0), Ready("a:0", 1, 9), Ready("b:0", 1, 9), Exited("b:0", 1, True, ""))
+    left = (DrainRequested("b", 30.0), Ready("a:0", 1, 9), Ready("b:0", 1, 9), Exited("b:0", 1, True, ""))
     status = seen(told(*RUNNING, *left), 20.0)
     assert status.shortage is not None
     assert status.shortage.reasons == ("b is drained",)
@@ -85,21 +85,21 @@ def test_below_min_the_reason_and_the_remaining_time_are_told():
 
 
 def test_a_host_that_is_set_aside_and_a_slot_that_waits_are_told():
-    rules = Rules(2, 2, 4, settle_s=0.0, host_failures=1)
+    rules = Rules(2, 2, 4, last_call_timeout_s=0.0, host_failures=1)
     crash = Exited("b:0", 1, False, "exit code 1")
     status = seen(told(*RUNNING, crash, Ready("a:0", 1, 9), rules=rules), 10.0)
     assert status.aside == (Remaining("b", 55.0),)
     assert status.shortage is not None
-    assert status.shortage.reasons == ("host b is set aside for 55 s",)
+    assert status.shortage.reasons == ("host b is quarantined for 55 s",)
     status = seen(told(*RUNNING, crash, Ready("a:0", 1, 9)), 5.5)
     assert status.shortage is not None
     assert "b:0 starts again in 0 s" in status.shortage.reasons or "1 is starting" in status.shortage.reasons
 
 
 def test_a_job_whose_hosts_are_all_drained_is_stopping_whatever_befell_them_before():
-    rules = Rules(2, 1, 4, settle_s=0.0, host_failures=1, cooldown_s=0.5)
+    rules = Rules(2, 1, 4, last_call_timeout_s=0.0, host_failures=1, cooldown_s=0.5)
     crash = Exited("b:0", 1, False, "exit code 1")
-    left = (DrainAsked("a", 60.0), DrainAsked("b:0", 60.0))
+    left = (DrainRequested("a", 60.0), DrainRequested("b:0", 60.0))
     assert seen(told(*RUNNING, crash, *left[:1], rules=rules), 7.0).state == "regrouping"
     assert seen(told(*RUNNING, *left), 7.0).state == "stopping"
     assert seen(told(*RUNNING, crash, *left, rules=rules), 8.0).state == "stopping"
@@ -174,8 +174,8 @@ def test_the_status_is_kept_at_each_change_and_a_full_disk_stops_nothing(tmp_pat
         reporter.beat("a:0", replace(BEAT, step=0, samples=0))
         reporter.beat("a:0", replace(BEAT, step=8, samples=128, saved_step=8))
         stop = True
-        for life in list(job._lives):
-            life.cancel()
+        for task in list(job._tasks):
+            task.cancel()
         await reporter.close(await running)
 
     asyncio.run(watch())

@@ -30,7 +30,7 @@ def test_a_worker_that_does_not_move_is_named_with_what_it_does_and_how_long_tha
     stage = Stage(steps(0.1), hangs_after(20, 0.1))
     hung = stage.play(100)
     assert hung is not None
-    assert (hung.worker, hung.life) == ("b:0", 1)
+    assert (hung.worker, hung.incarnation) == ("b:0", 1)
     assert hung.reason == (
         "it does not move, and the others wait for it: 30 s in compute, which takes up to 0.25 s, at step 20"
     )

@@ -120,7 +120,7 @@ def test_news_of_an_earlier_life_is_no_sign_of_life():
     clock, pulse = ward(a=Patient("T"))
     pulse.begins("a", 2, Patient("T").ask)
     pulse.felt("a", 1)
-    assert pass_silently(clock, pulse, 60) == [], "life 2 has not spoken yet"
+    assert pass_silently(clock, pulse, 60) == [], "incarnation 2 has not spoken yet"
     pulse.felt("a", 2)
     assert pass_silently(clock, pulse, 3) != []
     pulse.ends("a")

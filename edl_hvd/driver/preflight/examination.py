@@ -117,7 +117,7 @@ class _Room:
         self._network = network
         self._news: dict[str, asyncio.Queue[_News | str]] = {}
         self._control = Control(self._knows, self._hear, FROM_PROBE)
-        self._lives: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._processes: dict[str, WorkerProcess] = {}
         self._pair = 0
         self._port = 0
@@ -127,20 +127,20 @@ class _Room:
 
     async def close(self) -> None:
         self._control.close()
-        if not self._lives:
+        if not self._tasks:
             return
-        await asyncio.wait(self._lives, timeout=_END_S)
+        await asyncio.wait(self._tasks, timeout=_END_S)
         for process in self._processes.values():
             process.kill()
-        await asyncio.wait(self._lives, timeout=_KILL_S)
-        for life in self._lives:
-            life.cancel()
+        await asyncio.wait(self._tasks, timeout=_KILL_S)
+        for task in self._tasks:
+            task.cancel()
 
     async def measure(self, hosts: Sequence[HostSlots], referees: Sequence[str]) -> list[Findings]:
         """What each host says of itself. Referees have work to do: they are started, and not asked."""
         for name in (*referees, *(entry.host for entry in hosts)):
             self._news[_worker(name)] = asyncio.Queue()
-            self._lives.add(asyncio.get_running_loop().create_task(self._live(_worker(name))))
+            self._tasks.add(asyncio.get_running_loop().create_task(self._live(_worker(name))))
         loop = asyncio.get_running_loop()
         asked = [loop.create_task(self._measure(entry)) for entry in hosts]
         greeted = [loop.create_task(self._next(name, Connected, _FIRST_S)) for name in referees]
@@ -232,10 +232,10 @@ class _Room:
         last = [line for line in process.last_lines if line.strip()][-1:]
         self._news[worker].put_nowait("; ".join([ended.text, *last]))
 
-    def _knows(self, worker: str, life: int) -> bool:
-        return worker in self._news and life == 1
+    def _knows(self, worker: str, incarnation: int) -> bool:
+        return worker in self._news and incarnation == 1
 
-    def _hear(self, worker: str, life: int, said: _News | Unreachable) -> None:
+    def _hear(self, worker: str, incarnation: int, said: _News | Unreachable) -> None:
         self._news[worker].put_nowait("it does not answer any more" if isinstance(said, Unreachable) else said)
 
 

@@ -42,7 +42,7 @@ class Process(Protocol):
 
 @dataclass
 class _Patient:
-    life: int
+    incarnation: int
     process: Process
     pid: int = 0  # as the worker says itself
     examination: asyncio.Task[None] | None = None  # one that is through is the last
@@ -98,26 +98,26 @@ class Health:
         self._began_s: float | None = None  # the first process
         self._has_trained = False  # or people have been told that nobody does
 
-    def begins(self, worker: str, life: int, process: Process) -> None:
+    def begins(self, worker: str, incarnation: int, process: Process) -> None:
         """A process was started."""
         if self._began_s is None:
             self._began_s = self._clock.monotonic_s()
-        patient = self._patients[worker] = _Patient(life, process)
-        self._pulse.begins(worker, life, lambda answer: process.ask_state(patient.pid, answer))
+        patient = self._patients[worker] = _Patient(incarnation, process)
+        self._pulse.begins(worker, incarnation, lambda answer: process.ask_state(patient.pid, answer))
 
-    def heard(self, worker: str, life: int) -> None:
+    def heard(self, worker: str, incarnation: int) -> None:
         """It has said something."""
-        self._pulse.felt(worker, life)
+        self._pulse.felt(worker, incarnation)
 
-    def beat(self, worker: str, life: int, beat: Beat, membership: Membership) -> None:
+    def beat(self, worker: str, incarnation: int, beat: Beat, membership: Membership) -> None:
         """It has said what it is doing."""
         patient = self._patients.get(worker)
-        if patient is None or patient.life != life:
+        if patient is None or patient.incarnation != incarnation:
             return
         patient.pid = beat.pid
         if patient.examination is not None:
             self._judged_s = float("-inf")  # at once: it may save its life
-        self._watch.heard(worker, life, beat, self._clock.monotonic_s())
+        self._watch.heard(worker, incarnation, beat, self._clock.monotonic_s())
         world = membership.world
         for slow in self._stragglers.heard(worker, beat, world.generation, len(world.members)):
             times = slow.compute_s / slow.median_s if slow.median_s else float("inf")
@@ -151,7 +151,7 @@ class Health:
             self._judged_s, self._hung = now_s, self._judge(membership)
         found: dict[str, _Finding] = {}
         for hung in self._hung:
-            if hung.worker in self._patients and self._patients[hung.worker].life == hung.life:
+            if hung.worker in self._patients and self._patients[hung.worker].incarnation == hung.incarnation:
                 found[hung.worker] = _Finding("hung", hung.reason)
         for worker, stopped, reason in self._pulse.lost():
             found[worker] = _Finding("stopped" if stopped else "unheard", reason)
@@ -187,12 +187,12 @@ class Health:
         for worker in standstill.places:
             self._ask(worker, standstill.generation, standstill.collectives)
 
-    def answered(self, worker: str, life: int, answer: Waits) -> None:
+    def answered(self, worker: str, incarnation: int, answer: Waits) -> None:
         """A worker has said what it waits for, and where."""
         inquiry = self._inquiry
         if inquiry is None:
             return  # too late: somebody has moved
-        inquiry.take(worker, life, answer)
+        inquiry.take(worker, incarnation, answer)
         if not inquiry.is_complete:
             return
         still, self._inquiry, self._explained = inquiry.standstill, None, inquiry.standstill
@@ -219,4 +219,4 @@ class Health:
         if found.what == "hung":
             self._watch.gave_up(self._clock.monotonic_s())
         place = place_in(lines)
-        self._lost(Lost(worker, patient.life, f"{found.reason}; at {place}" if place else found.reason))
+        self._lost(Lost(worker, patient.incarnation, f"{found.reason}; at {place}" if place else found.reason))

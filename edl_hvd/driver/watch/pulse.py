@@ -26,7 +26,7 @@ _ENDED = frozenset("ZX")  # zombie, dead; what waits for its end is about to hea
 
 @dataclass
 class _Heart:
-    life: int
+    incarnation: int
     ask: Ask
     last_s: float | None = None  # none before its first word: it may import for minutes
     known_s: float = 0.0  # when something was last known of it, from itself or its host
@@ -46,14 +46,14 @@ class Pulse:
         self._hearts: dict[str, _Heart] = {}
         self._looked_s = clock.monotonic_s()
 
-    def begins(self, worker: str, life: int, ask: Ask) -> None:
+    def begins(self, worker: str, incarnation: int, ask: Ask) -> None:
         """A process was started."""
-        self._hearts[worker] = _Heart(life, ask)
+        self._hearts[worker] = _Heart(incarnation, ask)
 
-    def felt(self, worker: str, life: int) -> None:
+    def felt(self, worker: str, incarnation: int) -> None:
         """It has said something."""
         heart = self._hearts.get(worker)
-        if heart is not None and heart.life == life:
+        if heart is not None and heart.incarnation == incarnation:
             heart.last_s = heart.known_s = self._clock.monotonic_s()
             heart.state = ""
 
