@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from edl_hvd.driver.status import Figures, Shortage, Status
+from edl_hvd.driver.status import Shortage, Status, TrainingProgress
 
 SEPARATOR = " · "
 
@@ -45,7 +45,7 @@ def pace(samples_per_s: float) -> str:
     return f"{samples_per_s:,.0f} samples/s" if samples_per_s >= 10 else f"{samples_per_s:.1f} samples/s"
 
 
-def checkpoint(figures: Figures) -> str:
+def checkpoint(figures: TrainingProgress) -> str:
     """Of the newest checkpoint: its step, and how old it is if that is known."""
     if figures.saved_step < 0:
         return "no checkpoint yet"

@@ -65,7 +65,7 @@ class HostFeed:
 
     def noticed(self, host: str, left_s: float) -> None:
         """A host will be gone in this number of seconds."""
-        if self.gate is None or not self.gate.going(host, left_s):
+        if self.gate is None or not self.gate.on_preemption_notice(host, left_s):
             self.news.put_nowait(DrainRequested(host, left_s, deferred=True))
 
     def _pass(self, hosts: tuple[HostSlots, ...], failed_preflight: tuple[str, ...] = ()) -> None:

@@ -14,10 +14,9 @@ from edl_hvd.driver.membership import events
 from edl_hvd.driver.membership.history import Recorder
 from edl_hvd.driver.membership.state import Rules, begin, host_of
 from edl_hvd.driver.membership.transition import SAVED
-from edl_hvd.driver.network import MeetingPlace, Network
+from edl_hvd.driver.network import Network, RendezvousEndpoint
 from edl_hvd.driver.watch.health import Health
-from edl_hvd.driver.workers.exits import Exit
-from edl_hvd.driver.workers.process import WorkerProcess
+from edl_hvd.driver.workers.process import Exit, WorkerProcess
 from edl_hvd.errors import EdlHvdError
 from edl_hvd.key_value_store import KeyValueStore
 from edl_hvd.settings import Driver
@@ -25,7 +24,7 @@ from edl_hvd.settings import Driver
 INTERRUPTED = 130  # 128 + SIGINT, as in a shell
 _TICK_S = 0.05
 _LAST_WAIT_S = 5.0
-_HANG_UP_S = 1.0
+_DISCONNECT_AFTER_S = 1.0
 # The others break with a lost member in milliseconds; its slot is not used again before this.
 
 
@@ -86,7 +85,7 @@ class Job:
         self._began_s = clock.monotonic_s()
         self.membership = begin(rules, 0.0)
         self._recorder = Recorder(record, self.membership)
-        self._control = Control(self._knows, self._hear, protocol.FROM_WORKER)
+        self._control = Control(self._is_expected, self._on_message, protocol.FROM_WORKER)
         self._port = 0
         self._processes: dict[str, tuple[int, WorkerProcess]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -182,11 +181,11 @@ class Job:
 
     # --- what workers say ---
 
-    def _knows(self, worker: str, incarnation: int) -> bool:
+    def _is_expected(self, worker: str, incarnation: int) -> bool:
         slot = self.membership.slots.get(worker)
         return slot is not None and slot.incarnation == incarnation and slot.state != "empty"
 
-    def _hear(self, worker: str, incarnation: int, said: protocol.FromWorker | Connected | Unreachable) -> None:
+    def _on_message(self, worker: str, incarnation: int, said: protocol.FromWorker | Connected | Unreachable) -> None:
         self._health.heard(worker, incarnation)
         if isinstance(said, protocol.Ready | protocol.Beat | protocol.Raised):
             self.known_step = max(self.known_step, said.step)
@@ -232,14 +231,15 @@ class Job:
         members = self.membership.world.members
         match action:
             case events.Spawn():
-                task = asyncio.get_running_loop().create_task(self._live(action))
+                task = asyncio.get_running_loop().create_task(self._run_process(action))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             case events.Publish():
                 self._publish(action)
             case events.Follow(worker, generation, guide):
-                lines = self._control.lines((guide, worker))
-                own = MeetingPlace.of(lines).address_for(lines[guide]) if guide in lines else None
+                connections = self._control.connections((guide, worker))
+                endpoint = RendezvousEndpoint.of(connections)
+                own = endpoint.address_for(connections[guide]) if guide in connections else None
                 self._control.send(guide, protocol.Guide(generation, worker, own))
             case events.RequestResize(generation):
                 for member in members:
@@ -258,7 +258,7 @@ class Job:
             case events.QuarantineHost():
                 pass  # for people only
 
-    async def _live(self, spawn: events.Spawn) -> None:
+    async def _run_process(self, spawn: events.Spawn) -> None:
         """One process, from its start to its end."""
         worker, incarnation = spawn.worker, spawn.incarnation
         try:
@@ -278,7 +278,7 @@ class Job:
         del self._processes[worker]
         # When only the ssh that led to it has ended, it lives on, until it hears that it is no member any more. Not at
         # once: it would ask the others to leave with it at the next commit, while they already break with it.
-        asyncio.get_running_loop().call_later(_HANG_UP_S, self._control.hang_up, worker, incarnation)
+        asyncio.get_running_loop().call_later(_DISCONNECT_AFTER_S, self._control.disconnect, worker, incarnation)
         began = exit_.problem is None or not exit_.certain
         self.handle(events.Exited(worker, incarnation, clean=exit_.code == 0, how=exit_.text, began=began))
 
@@ -299,17 +299,17 @@ class Job:
     def _publish(self, publish: events.Publish) -> None:
         if self._store is not None:
             self._store.close()  # nobody of an older generation may meet anybody here
-        lines = self._control.lines(publish.members)
-        place = MeetingPlace.of(lines)
-        self._store = KeyValueStore(place.address, place.callers.__contains__, token=self._control.token)
-        for member, line in lines.items():
+        connections = self._control.connections(publish.members)
+        endpoint = RendezvousEndpoint.of(connections)
+        self._store = KeyValueStore(endpoint.address, endpoint.allowed_peers.__contains__, token=self._control.token)
+        for member, connection in connections.items():
             world = protocol.World(
                 generation=publish.generation,
                 members=publish.members,
-                store_address=line.here,
+                store_address=connection.local,
                 store_port=self._store.port,
                 interface=self._network.interface,
-                address=place.address_for(line),
+                address=endpoint.address_for(connection),
                 known_step=self.known_step,
             )
             self._control.send(member, world)

@@ -17,15 +17,14 @@ from edl_hvd.driver.host_feed import HostFeed
 from edl_hvd.driver.job import Job
 from edl_hvd.driver.job_folder.claim import JobFolder, claim
 from edl_hvd.driver.job_folder.requests import Requests, answer
-from edl_hvd.driver.local_hosts import is_local
 from edl_hvd.driver.membership.events import DrainRequested, End, HostsFound
 from edl_hvd.driver.membership.transition import SAVED
-from edl_hvd.driver.network import Network, choose_network
-from edl_hvd.driver.preflight.examination import Examination
+from edl_hvd.driver.network import Network, choose_network, is_local
 from edl_hvd.driver.preflight.gate import Look
+from edl_hvd.driver.preflight.preflight import Preflight
 from edl_hvd.driver.reporter import Reporter, Screen
 from edl_hvd.driver.workers.launcher import Launcher, Program
-from edl_hvd.driver.workers.output_files import OutputFiles
+from edl_hvd.driver.workers.output import OutputFiles
 from edl_hvd.driver.workers.ssh import Ssh
 from edl_hvd.errors import EdlHvdError, PlatformError
 from edl_hvd.settings import Settings, own_environment
@@ -105,7 +104,7 @@ def _look(options: Options, network: Network, screen: Screen) -> Look | None:
     environment = {**own_environment(), **options.worker_variables}
     program = Program((python, "-m", "edl_hvd.preflight"), environment, str(Path.cwd()))
     launcher = _launcher(options, program, screen.line if options.verbose else lambda *line: None)
-    return Examination(launcher, network, options.preflight).look
+    return Preflight(launcher, network, options.preflight).look
 
 
 async def _follow_through(

@@ -12,7 +12,7 @@ from edl_hvd.driver.membership.state import Membership, host_of
 from edl_hvd.hosts import HostSlots
 from edl_hvd.protocol import Beat
 
-_PACE_S = 10.0
+_THROUGHPUT_WINDOW_S = 10.0
 # Long enough to even out steps, short enough to show a change of the world.
 _NOT_YET_S = 0.5
 # The membership forgets each turn that workers are missing, as long as enough are on their way.
@@ -28,7 +28,7 @@ class WorkerStatus:
         rank: In the present world, if it is a member.
         incarnation: Counts the processes of the slot.
         pid: Of its process on the driver's machine: the worker, or the ssh that leads to it.
-        mark: Names that process together with ``pid``; see ``process_mark.py``.
+        mark: Names that process together with ``pid``; see ``process_identity.py``.
         step: That it said last.
         phase: What it said that it was doing.
         phase_s: For how long.
@@ -50,7 +50,7 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True)
-class Remaining:
+class Countdown:
     """Something that is so for ``remaining_s`` more seconds; ``who`` is a host or a worker, ``reason`` may be empty."""
 
     who: str
@@ -76,7 +76,7 @@ class Shortage:
 
 
 @dataclass(frozen=True)
-class Figures:
+class TrainingProgress:
     """How far the training is.
 
     Attributes:
@@ -117,17 +117,17 @@ class Status:
     state: str
     generation: int = 0
     size: int = 0
-    figures: Figures = Figures()
+    figures: TrainingProgress = TrainingProgress()
     workers: tuple[WorkerStatus, ...] = ()
-    drains: tuple[Remaining, ...] = ()
-    aside: tuple[Remaining, ...] = ()
+    drains: tuple[Countdown, ...] = ()
+    aside: tuple[Countdown, ...] = ()
     shortage: Shortage | None = None
     end: End | None = None
 
 
 @dataclass(frozen=True)
-class Heard:
-    """A worker's last beat, and when it came."""
+class LastHeartbeat:
+    """The last heartbeat of a worker, and when it came."""
 
     beat: Beat
     at_s: float
@@ -145,8 +145,8 @@ def describe(
     membership: Membership,
     now_s: float,
     at: float,
-    figures: Figures,
-    heard: Mapping[str, Heard],
+    figures: TrainingProgress,
+    heartbeats: Mapping[str, LastHeartbeat],
     processes: Mapping[str, Process],
 ) -> Status:
     """The status of a job whose membership is this. Pure.
@@ -156,7 +156,7 @@ def describe(
         now_s: On the membership's clock.
         at: The same moment since the epoch.
         figures: How far the training is.
-        heard: Last beats, by worker.
+        heartbeats: Last heartbeats, by worker.
         processes: By worker.
     """
     state = _state(membership)
@@ -166,9 +166,9 @@ def describe(
         generation=membership.world.generation,
         size=len(membership.world.members),
         figures=figures,
-        workers=tuple(_workers(membership, now_s, heard, processes)),
-        drains=tuple(Remaining(who, _until(moment_s, now_s)) for who, moment_s in membership.drains.items()),
-        aside=tuple(Remaining(host, _until(s, now_s)) for host, s in membership.quarantined.items() if s > now_s),
+        workers=tuple(_workers(membership, now_s, heartbeats, processes)),
+        drains=tuple(Countdown(who, _until(moment_s, now_s)) for who, moment_s in membership.drains.items()),
+        aside=tuple(Countdown(host, _until(s, now_s)) for host, s in membership.quarantined.items() if s > now_s),
         shortage=_shortage(membership, now_s) if state in ("starting", "waiting") else None,
         end=membership.end,
     )
@@ -196,12 +196,12 @@ def _is_drained(entry: HostSlots, membership: Membership) -> bool:
 
 
 def _workers(
-    membership: Membership, now_s: float, heard: Mapping[str, Heard], processes: Mapping[str, Process]
+    membership: Membership, now_s: float, heartbeats: Mapping[str, LastHeartbeat], processes: Mapping[str, Process]
 ) -> list[WorkerStatus]:
     wanted = set(membership.wanted(now_s))
     found = []
     for worker, slot in sorted(membership.slots.items(), key=lambda entry: _by_host(entry[0])):
-        last, process = heard.get(worker), processes.get(worker)
+        last, process = heartbeats.get(worker), processes.get(worker)
         pause_s = _until(slot.not_before_s, now_s) if slot.state == "empty" else None
         if slot.state == "empty" and (worker not in wanted or not pause_s):
             continue
@@ -261,20 +261,20 @@ def _until(moment_s: float, now_s: float) -> float:
     return round(max(0.0, moment_s - now_s), 3)
 
 
-class Pace:
+class Throughput:
     """Samples per second over the last ten seconds, or over the last two steps where these take longer."""
 
     def __init__(self) -> None:
         self._points: deque[tuple[float, int]] = deque()
 
-    def feel(self, now_s: float, samples: int) -> None:
+    def update(self, now_s: float, samples: int) -> None:
         """Note the number of samples trained by now; 0 for an unknown number. A smaller one than before starts anew."""
         points = self._points
         if points and samples < points[-1][1]:
             points.clear()
         if samples and (not points or samples > points[-1][1]):
             points.append((now_s, samples))
-        while len(points) > 2 and points[0][0] < now_s - _PACE_S:
+        while len(points) > 2 and points[0][0] < now_s - _THROUGHPUT_WINDOW_S:
             points.popleft()
 
     def forget(self) -> None:
@@ -283,10 +283,10 @@ class Pace:
 
     def per_s(self, now_s: float) -> float | None:
         """
-        >>> pace = Pace()
+        >>> throughput = Throughput()
         >>> for second in range(5):
-        ...     pace.feel(second, 100 + 64 * second)
-        >>> pace.per_s(4), pace.per_s(12)
+        ...     throughput.update(second, 100 + 64 * second)
+        >>> throughput.per_s(4), throughput.per_s(12)
         (64.0, 32.0)
         """
         if len(self._points) < 2:

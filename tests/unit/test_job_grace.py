@@ -9,7 +9,7 @@ from edl_hvd.driver.job import Job
 from edl_hvd.driver.membership.events import Formed, HostsFound, Ready
 from edl_hvd.driver.membership.state import Rules
 from edl_hvd.driver.network import Network
-from edl_hvd.driver.workers.exits import Exit
+from edl_hvd.driver.workers.process import Exit
 from edl_hvd.hosts import HostSlots
 from edl_hvd.protocol import Drain
 

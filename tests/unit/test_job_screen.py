@@ -30,12 +30,12 @@ from edl_hvd.driver.membership.events import (
     RequestResize,
     Spawn,
 )
-from edl_hvd.driver.status import Figures, Remaining, Shortage, Status
+from edl_hvd.driver.status import Countdown, Shortage, Status, TrainingProgress
 from edl_hvd.protocol import Beat
 
 BEAT = Beat(1, 7, 5, 80, -1, "compute", 0.1, 3.0, 4, 5, 5, 0.1)
 TRAINING = Status(
-    0.0, "training", 3, 4, Figures(step=12_345, samples=1_580_160, samples_per_s=5_120.4, saved_step=12_000)
+    0.0, "training", 3, 4, TrainingProgress(step=12_345, samples=1_580_160, samples_per_s=5_120.4, saved_step=12_000)
 )
 
 
@@ -120,7 +120,7 @@ def test_a_worker_that_leaves_a_colour_on_does_not_colour_the_live_line():
 def test_the_line_fits_the_terminal(columns, monkeypatch):
     terminal = Terminal(columns)
     screen = screen_on(terminal, monkeypatch)
-    screen.status(replace(TRAINING, drains=(Remaining("node-with-a-long-name-3", 99.0),), workers=()))
+    screen.status(replace(TRAINING, drains=(Countdown("node-with-a-long-name-3", 99.0),), workers=()))
     shown = terminal.lines()[-1]
     assert len(shown) < columns
     if columns == 80:
@@ -156,9 +156,9 @@ def test_a_program_that_reads_the_output_may_print_to_the_same_terminal_so_there
     ("status", "shown"),
     [
         (TRAINING, "step 12,345 · 5,120 samples/s · 4 workers · checkpoint 12,000"),
-        (replace(TRAINING, figures=Figures(3, samples_per_s=0.26)),
+        (replace(TRAINING, figures=TrainingProgress(3, samples_per_s=0.26)),
          "step 3 · 0.3 samples/s · 4 workers · no checkpoint yet"),
-        (replace(TRAINING, size=1, figures=Figures(3, saved_step=2, saved_age_s=125)),
+        (replace(TRAINING, size=1, figures=TrainingProgress(3, saved_step=2, saved_age_s=125)),
          "step 3 · 1 worker · checkpoint 2 (2:05 min ago)"),
         (replace(TRAINING, state="regrouping"), "regrouping · step 12,345 · 4 workers · checkpoint 12,000"),
         (replace(TRAINING, state="waiting", shortage=Shortage(2, 1, ("host b is quarantined for 43 s",), 572.3)),

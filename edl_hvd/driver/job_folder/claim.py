@@ -36,9 +36,9 @@ from edl_hvd.driver.job_folder.files import (
     replace_file,
     to_text,
 )
-from edl_hvd.driver.status import Figures, Status, WorkerStatus
+from edl_hvd.driver.status import Status, TrainingProgress, WorkerStatus
 from edl_hvd.errors import PlatformError, UsageError
-from edl_hvd.process_mark import lives, mark_of
+from edl_hvd.process_identity import is_alive, start_token
 from edl_hvd.settings import runtime_folders
 
 _SHOWN_COMMAND = 60  # characters of it in a message
@@ -68,7 +68,7 @@ class JobFolder:
         self.named = named
         self._past = past
         saved = past.status.figures.saved_step if past and past.status else -1
-        figures = Figures(known_step=past.known_step if past else -1, saved_step=saved)
+        figures = TrainingProgress(known_step=past.known_step if past else -1, saved_step=saved)
         self.begun = Status(time.time(), "starting", figures=figures, workers=self.orphans)
 
     @property
@@ -76,7 +76,7 @@ class JobFolder:
         """Processes of an earlier run that are still there: their ``edlrun`` was killed, and they save and go."""
         if self._past is None or self._past.status is None:
             return ()
-        left = (one for one in self._past.status.workers if one.pid is not None and lives(one.pid, one.mark))
+        left = (one for one in self._past.status.workers if one.pid is not None and is_alive(one.pid, one.mark))
         return tuple(replace(one, state="orphaned", rank=None) for one in left)
 
     @property
@@ -109,7 +109,7 @@ class JobFolder:
             yield file
 
 
-class Asked(Protocol):
+class JobFolderOptions(Protocol):
     """What a command line says of its job's folder; see :class:`~edl_hvd.driver.command_line.options.Options`."""
 
     @property
@@ -126,7 +126,7 @@ class Asked(Protocol):
 
 
 @contextlib.contextmanager
-def claim(options: Asked) -> Iterator[JobFolder]:
+def claim(options: JobFolderOptions) -> Iterator[JobFolder]:
     """Take the job's folder for as long as the block lasts; without ``--job-dir`` make one and remove it afterwards.
 
     Raises:
@@ -139,7 +139,7 @@ def claim(options: Asked) -> Iterator[JobFolder]:
             stack.enter_context(_lock(path))
             folder = _begin(path, options)
             if folder.named:
-                stack.enter_context(_entered(path))
+                stack.enter_context(_registered(path))
         except PlatformError:
             raise
         except OSError as error:
@@ -149,7 +149,7 @@ def claim(options: Asked) -> Iterator[JobFolder]:
         yield folder
 
 
-def _begin(path: Path, options: Asked) -> JobFolder:
+def _begin(path: Path, options: JobFolderOptions) -> JobFolder:
     """Look at what an earlier run has left, and write down that there is a new one."""
     named = options.job_dir is not None
     past = _past(path, options.resume) if named else None
@@ -160,12 +160,12 @@ def _begin(path: Path, options: Asked) -> JobFolder:
     return folder
 
 
-def _record(options: Asked, past: JobView | None) -> JobRecord:
+def _record(options: JobFolderOptions, past: JobView | None) -> JobRecord:
     now = time.time()
     return JobRecord(
         host=socket.gethostname(),
         pid=os.getpid(),
-        mark=mark_of(os.getpid()),
+        mark=start_token(os.getpid()),
         began_at=past.record.began_at if past else now,
         started_at=now,
         run=past.record.run + 1 if past else 1,
@@ -212,8 +212,8 @@ def _past(path: Path, resume: bool) -> JobView | None:
     if not resume and (view.known_step > 0 or _is_filled(path / CHECKPOINTS)):
         command = textwrap.shorten(view.record.line, _SHOWN_COMMAND)
         raise UsageError(
-            f"--job-dir {path} holds a job of {moment(view.record.began_at)} ({command}), {_how_far(view)}; go on with "
-            "--resume, or name another --job-dir"
+            f"--job-dir {path} holds a job of {format_time(view.record.began_at)} ({command}), {_how_far(view)}; "
+            "go on with --resume, or name another --job-dir"
         )
     return view
 
@@ -227,7 +227,8 @@ def _in_use(view: JobView) -> str:
     record = view.record
     return (
         f"--job-dir {view.path} is in use: edlrun runs there on host {record.host} as process {record.pid} since "
-        f"{moment(record.started_at)}; see 'edl-hvd status {shlex.quote(str(view.path))}', or name another --job-dir"
+        f"{format_time(record.started_at)}; see 'edl-hvd status {shlex.quote(str(view.path))}', or name another "
+        "--job-dir"
     )
 
 
@@ -240,7 +241,7 @@ def _how_far(view: JobView) -> str:
     return f"{reached} and ended with exit code {view.status.end.code}"
 
 
-def moment(at: float) -> str:
+def format_time(at: float) -> str:
     """A moment for people, in the local time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
@@ -258,7 +259,7 @@ def _private_folder() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _entered(path: Path) -> Iterator[None]:
+def _registered(path: Path) -> Iterator[None]:
     """A link for other terminals. One that cannot be made only costs them the name of the folder."""
     link = None
     with contextlib.suppress(OSError, PlatformError):
@@ -290,11 +291,11 @@ def _runtime_folder() -> Path:
             "remove it, or set XDG_RUNTIME_DIR to a folder of your own"
         )
     folder.chmod(0o700)
-    _sweep()
+    _remove_stale()
     return folder
 
 
-def _sweep() -> None:
+def _remove_stale() -> None:
     for entry in entries():
         with contextlib.suppress(OSError):
             if time.time() - entry.lstat().st_mtime < _KEPT_S or is_locked(entry):

@@ -24,7 +24,7 @@ from pathlib import Path
 from edl_hvd.driver.status import Status
 from edl_hvd.errors import PlatformError, UsageError
 from edl_hvd.json_values import read_fields
-from edl_hvd.process_mark import lives
+from edl_hvd.process_identity import is_alive
 from edl_hvd.settings import runtime_folders
 
 RECORD, STATUS, LOCK, CONTROL, CHECKPOINTS = "job.json", "status.json", "lock", "control", "checkpoints"
@@ -39,7 +39,7 @@ class JobRecord:
     Attributes:
         host: Where its ``edlrun`` runs.
         pid: Of that ``edlrun``.
-        mark: Names it together with ``pid``; see ``process_mark.py``.
+        mark: Names it together with ``pid``; see ``process_identity.py``.
         began_at: When the job was first started, in seconds since the epoch.
         started_at: When this ``edlrun`` was.
         run: Counts the times that the job was started.
@@ -199,7 +199,7 @@ def _is_running(locked: bool, record: JobRecord, status: Status | None) -> bool:
     if locked:
         return True
     if record.host == socket.gethostname():
-        return lives(record.pid, record.mark)
+        return is_alive(record.pid, record.mark)
     if status is None or status.end is not None:
         return False
     return abs(time.time() - status.at) < _ELSEWHERE_S

@@ -118,7 +118,7 @@ class _Waits:
         """How long they have waited for a worker that has completed ``calls`` calls."""
         return max((seconds for own, seconds in self._longest_s.items() if own >= calls), default=0.0)
 
-    def supposed(self, beat: Beat) -> Beat:
+    def estimated(self, beat: Beat) -> Beat:
         """What a silent worker would say now, as far as they show it."""
         ahead = any(calls > beat.waits for calls in self._longest_s)
         steps = max(self._step - beat.step, 0)
@@ -126,7 +126,7 @@ class _Waits:
         return replace(beat, phase=phase, step=beat.step + steps, steps=beat.steps + steps)
 
 
-class ProgressWatch:
+class HangDetector:
     """Over all workers of a job. Pure: time is an argument, in seconds, and never goes back.
 
     Args:
@@ -198,14 +198,14 @@ class ProgressWatch:
             if worker in waiting:
                 self._note_lag(seen, 0.0, measured=True)
             elif worker in fresh or worker in silent:
-                mute = worker not in fresh
-                beat = waits.supposed(seen.beat) if mute else seen.beat
-                lag_s = min(silent[worker] if mute else seen.stuck_s, waits.longest_s(seen.beat.waits))
+                is_silent = worker not in fresh
+                beat = waits.estimated(seen.beat) if is_silent else seen.beat
+                lag_s = min(silent[worker] if is_silent else seen.stuck_s, waits.longest_s(seen.beat.waits))
                 self._note_lag(seen, lag_s, _is_measured(beat))
-                if lag_s > self._bound_s(beat, slowest_s, mute, now_s):
-                    late.append((lag_s, Hung(worker, seen.incarnation, _reason(beat, lag_s, slowest_s, mute))))
+                if lag_s > self._bound_s(beat, slowest_s, is_silent, now_s):
+                    late.append((lag_s, Hung(worker, seen.incarnation, _reason(beat, lag_s, slowest_s, is_silent))))
                 if lag_s > self._patience_s(beat):
-                    doing = "it says nothing, although its process runs" if mute else _doing(beat)
+                    doing = "it says nothing, although its process runs" if is_silent else _doing(beat)
                     text = f"the others have waited {lag_s:.0f} s for {worker}: {doing}"
                     warnings += self._once(text, (worker, seen.incarnation, *_place(seen.beat)))
         standstill = self._standstill(generation, present) if waiting == set(names) and len(names) > 1 else None
