@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import os
 import shlex
 import shutil
@@ -19,7 +20,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import Protocol, TextIO, cast
 
 import edl_hvd
 from edl_hvd.driver.job_folder.files import (
@@ -99,14 +100,40 @@ class JobFolder:
         replace_file(self.path / STATUS, to_text(status))
 
     @contextlib.contextmanager
-    def history(self) -> Iterator[TextIO | None]:
-        """The file for this run's history of the membership, if the folder is kept."""
-        if not self.named:
-            yield None
-            return
-        name = "history.jsonl" if self.record.run == 1 else f"history-{self.record.run}.jsonl"
-        with open(self.path / name, "w", encoding="utf-8") as file:
-            yield file
+    def history(self, record: str | None) -> Iterator[TextIO | None]:
+        """The file for this run's history of the membership: in the folder, if it is kept, and at the path ``record``.
+
+        ``None`` where nobody wants it.
+        """
+        paths = [] if record is None else [Path(record)]
+        if self.named:
+            name = "history.jsonl" if self.record.run == 1 else f"history-{self.record.run}.jsonl"
+            paths.append(self.path / name)
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(open(path, "w", encoding="utf-8")) for path in paths]
+            yield cast(TextIO, TeeFile(*files)) if len(files) > 1 else next(iter(files), None)
+
+
+class TeeFile(io.TextIOBase):
+    """Several files that get the same text, as from ``tee``."""
+
+    def __init__(self, *files: TextIO) -> None:
+        self._files = files
+
+    def write(self, text: str) -> int:
+        for file in self._files:
+            file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        for file in self._files:
+            file.flush()
+
+    def close(self) -> None:
+        """Each of them, also where one cannot write what it still holds."""
+        for file in self._files:
+            with contextlib.suppress(OSError):
+                file.close()
 
 
 class JobFolderOptions(Protocol):
