@@ -106,8 +106,8 @@ def _list(views: list[JobView], as_json: bool) -> None:
     for view in views:
         status = view.status
         word = "[bold red]dead[/]" if view.dead else state(status) if status else "unknown"
-        step = f"{status.figures.step:,}" if status else ""
-        since, command = format_time(view.record.started_at), escape(view.record.line)
+        step = f"{status.progress.step:,}" if status else ""
+        since, command = format_time(view.record.started_at_s), escape(view.record.line)
         table.add_row(escape(str(view.path)), since, word, step, command)
     Console(highlight=False).print(table)
 
@@ -118,7 +118,7 @@ def _picture(view: JobView) -> RenderableType:
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column(overflow="fold")
     since = join(
-        [f"{format_time(record.started_at)} ({duration(time.time() - record.started_at)})", f"host {record.host}",
+        [f"{format_time(record.started_at_s)} ({duration(time.time() - record.started_at_s)})", f"host {record.host}",
          f"process {record.pid}", "" if record.run == 1 else f"run {record.run}"]
     )  # fmt: skip
     rows = [("job", escape(str(view.path))), ("command", escape(record.line)), ("since", escape(since))]
@@ -127,22 +127,22 @@ def _picture(view: JobView) -> RenderableType:
         rows += _rows(status)
     for name, text in rows:
         facts.add_row(name, text)
-    workers = _workers(status, time.time() - status.at) if status is not None and view.running else None
+    workers = _workers(status, time.time() - status.at_s) if status is not None and view.running else None
     return Group(facts, "", workers) if workers is not None else facts
 
 
 def _rows(status: Status) -> list[tuple[str, str]]:
-    figures = status.figures
-    speed = "" if figures.samples_per_s is None or status.state != "training" else pace(figures.samples_per_s)
-    trained = count(figures.samples, "sample") if figures.samples else ""
+    progress = status.progress
+    speed = "" if progress.samples_per_s is None or status.state != "training" else pace(progress.samples_per_s)
+    trained = count(progress.samples, "sample") if progress.samples else ""
     rows = [
-        ("step", join([f"{max(figures.step, figures.known_step, 0):,}", speed, trained])),
-        ("checkpoint", "none yet" if figures.saved_step < 0 else checkpoint(figures).replace("checkpoint", "step")),
+        ("step", join([f"{max(progress.step, progress.known_step, 0):,}", speed, trained])),
+        ("checkpoint", "none yet" if progress.saved_step < 0 else checkpoint(progress).replace("checkpoint", "step")),
     ]
     if status.shortage is not None:
         rows.append(("workers", join(shortage(status.shortage))))
     rows += [("drained", escape(_remaining(drain, status))) for drain in status.drains]
-    rows += [("set aside", escape(_left_out(one))) for one in status.aside]
+    rows += [("quarantined", escape(_left_out(one))) for one in status.quarantined]
     return rows
 
 
@@ -158,16 +158,16 @@ def _left_out(one: Countdown) -> str:
 def _state(view: JobView) -> str:
     status = view.status
     if view.dead:
-        at = f", last seen {format_time(status.at)}" if status else ""
+        at = f", last seen {format_time(status.at_s)}" if status else ""
         return f"[bold red]dead[/]: its edlrun was killed{at}; go on with --resume"
     if status is None:
         return "[yellow]its status does not read[/]"
     if status.end is not None:
         colour = {0: "green", 75: "yellow"}.get(status.end.code, "bold red")
         reason = f": {escape(status.end.reason)}" if status.end.reason else ""
-        return f"[{colour}]ended with exit code {status.end.code}[/] at {format_time(status.at)}{reason}"
+        return f"[{colour}]ended with exit code {status.end.code}[/] at {format_time(status.at_s)}{reason}"
     colour = "green" if status.state in ("training", "finishing") else "yellow"
-    age_s = time.time() - status.at
+    age_s = time.time() - status.at_s
     world = "" if not status.generation else f"generation {status.generation}"
     size = "" if not status.size or status.shortage else count(status.size, "worker")
     return join([f"[{colour}]{state(status)}[/]", world, size, f"as of {duration(age_s)} ago" * (age_s > _OLD_S)])

@@ -154,7 +154,7 @@ class EdlRun:
             network,
             self._reporter,
             stack.enter_context(folder.history(options.record)),
-            known_step=folder.begun.figures.known_step,
+            known_step=folder.begun.progress.known_step,
             grace_s=settings.grace_s,
             collective_timeout_s=settings.collective_timeout_s,
         )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edl_hvd.driver.membership.events import End
 from edl_hvd.driver.membership.state import Membership, host_of
 from edl_hvd.hosts import HostSlots
+from edl_hvd.json_values import formerly
 from edl_hvd.protocol import Beat
 
 _THROUGHPUT_WINDOW_S = 10.0
@@ -28,7 +29,7 @@ class WorkerStatus:
         rank: In the present world, if it is a member.
         incarnation: Counts the processes of the slot.
         pid: Of its process on the driver's machine: the worker, or the ssh that leads to it.
-        mark: Names that process together with ``pid``; see ``process_identity.py``.
+        start_token: Names that process together with ``pid``; see ``process_identity.py``.
         step: That it said last.
         phase: What it said that it was doing.
         phase_s: For how long.
@@ -39,9 +40,9 @@ class WorkerStatus:
     worker: str
     state: str
     rank: int | None = None
-    incarnation: int = 0
+    incarnation: int = field(default=0, metadata=formerly("life"))
     pid: int | None = None
-    mark: str = ""
+    start_token: str = field(default="", metadata=formerly("mark"))
     step: int | None = None
     phase: str = ""
     phase_s: float = 0.0
@@ -101,26 +102,26 @@ class Status:
     """A job at one moment.
 
     Attributes:
-        at: The moment, in seconds since the epoch.
+        at_s: The moment, in seconds since the epoch.
         state: "starting", "training", "changing", "regrouping", "waiting", "finishing", "stopping" or "ended".
         generation: Of the present or last world; 0 before the first.
         size: Its members.
-        figures: How far the training is.
+        progress: How far the training is.
         workers: In the order of their hosts.
         drains: What is left, or is to be, and how much of the notice is left.
-        aside: Hosts that get no workers for now.
+        quarantined: Hosts that get no workers for now.
         shortage: Why there is no world, in the states "starting" and "waiting".
         end: How it ended.
     """
 
-    at: float
+    at_s: float = field(metadata=formerly("at"))
     state: str
     generation: int = 0
     size: int = 0
-    figures: TrainingProgress = TrainingProgress()
+    progress: TrainingProgress = field(default=TrainingProgress(), metadata=formerly("figures"))
     workers: tuple[WorkerStatus, ...] = ()
     drains: tuple[Countdown, ...] = ()
-    aside: tuple[Countdown, ...] = ()
+    quarantined: tuple[Countdown, ...] = field(default=(), metadata=formerly("aside"))
     shortage: Shortage | None = None
     end: End | None = None
 
@@ -138,14 +139,14 @@ class Process:
     """See ``WorkerStatus``."""
 
     pid: int
-    mark: str
+    start_token: str
 
 
 def describe(
     membership: Membership,
     now_s: float,
-    at: float,
-    figures: TrainingProgress,
+    at_s: float,
+    progress: TrainingProgress,
     heartbeats: Mapping[str, LastHeartbeat],
     processes: Mapping[str, Process],
 ) -> Status:
@@ -154,21 +155,21 @@ def describe(
     Args:
         membership: Of the job.
         now_s: On the membership's clock.
-        at: The same moment since the epoch.
-        figures: How far the training is.
+        at_s: The same moment since the epoch.
+        progress: How far the training is.
         heartbeats: Last heartbeats, by worker.
         processes: By worker.
     """
     state = _state(membership)
     return Status(
-        at=at,
+        at_s=at_s,
         state=state,
         generation=membership.world.generation,
         size=len(membership.world.members),
-        figures=figures,
+        progress=progress,
         workers=tuple(_workers(membership, now_s, heartbeats, processes)),
         drains=tuple(Countdown(who, _until(moment_s, now_s)) for who, moment_s in membership.drains.items()),
-        aside=tuple(Countdown(host, _until(s, now_s)) for host, s in membership.quarantined.items() if s > now_s),
+        quarantined=tuple(Countdown(host, _until(s, now_s)) for host, s in membership.quarantined.items() if s > now_s),
         shortage=_shortage(membership, now_s) if state in ("starting", "waiting") else None,
         end=membership.end,
     )
@@ -214,7 +215,7 @@ def _workers(
                 rank=members.index(worker) if is_member else None,
                 incarnation=slot.incarnation,
                 pid=process.pid if process else None,
-                mark=process.mark if process else "",
+                start_token=process.start_token if process else "",
                 step=last.beat.step if last else None,
                 phase=last.beat.phase if last else "",
                 phase_s=round(last.beat.phase_s, 3) if last else 0.0,

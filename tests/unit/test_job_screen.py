@@ -156,9 +156,9 @@ def test_a_program_that_reads_the_output_may_print_to_the_same_terminal_so_there
     ("status", "shown"),
     [
         (TRAINING, "step 12,345 · 5,120 samples/s · 4 workers · checkpoint 12,000"),
-        (replace(TRAINING, figures=TrainingProgress(3, samples_per_s=0.26)),
+        (replace(TRAINING, progress=TrainingProgress(3, samples_per_s=0.26)),
          "step 3 · 0.3 samples/s · 4 workers · no checkpoint yet"),
-        (replace(TRAINING, size=1, figures=TrainingProgress(3, saved_step=2, saved_age_s=125)),
+        (replace(TRAINING, size=1, progress=TrainingProgress(3, saved_step=2, saved_age_s=125)),
          "step 3 · 1 worker · checkpoint 2 (2:05 min ago)"),
         (replace(TRAINING, state="regrouping"), "regrouping · step 12,345 · 4 workers · checkpoint 12,000"),
         (replace(TRAINING, state="waiting", shortage=Shortage(2, 1, ("host b is quarantined for 43 s",), 572.3)),

@@ -63,7 +63,7 @@ def test_before_the_first_world_it_waits_for_workers():
 def test_workers_are_shown_with_what_they_said_last():
     heard = {"a:0": LastHeartbeat(replace(BEAT, step=41, phase="input", phase_s=0.25), 9.5)}
     status = describe(told(*RUNNING), 10.0, 77.0, TrainingProgress(step=41), heard, {"a:0": Process(123, "mark")})
-    assert (status.at, status.state, status.generation, status.size) == (77.0, "training", 1, 2)
+    assert (status.at_s, status.state, status.generation, status.size) == (77.0, "training", 1, 2)
     one, other = status.workers
     assert (one.worker, one.rank, one.step, one.phase, one.phase_s, one.beat_age_s) == (
         "a:0",
@@ -73,7 +73,7 @@ def test_workers_are_shown_with_what_they_said_last():
         0.25,
         0.5,
     )
-    assert (one.pid, one.mark) == (123, "mark")
+    assert (one.pid, one.start_token) == (123, "mark")
     assert (other.rank, other.step, other.beat_age_s, other.pid) == (1, None, None, None)
 
 
@@ -98,7 +98,7 @@ def test_a_host_that_is_set_aside_and_a_slot_that_waits_are_told():
     rules = Rules(2, 2, 4, last_call_timeout_s=0.0, host_failures=1)
     crash = Exited("b:0", 1, False, "exit code 1")
     status = seen(told(*RUNNING, crash, Ready("a:0", 1, 9), rules=rules), 10.0)
-    assert status.aside == (Countdown("b", 55.0),)
+    assert status.quarantined == (Countdown("b", 55.0),)
     assert status.shortage is not None
     assert status.shortage.reasons == ("host b is quarantined for 55 s",)
     status = seen(told(*RUNNING, crash, Ready("a:0", 1, 9)), 5.5)
@@ -161,7 +161,7 @@ class Idle:
 def test_the_status_is_kept_at_each_change_and_a_full_disk_stops_nothing(tmp_path: Path):
     keeper = Keeper()
 
-    begun = Status(0.0, "starting", figures=TrainingProgress(known_step=7, saved_step=5))
+    begun = Status(0.0, "starting", progress=TrainingProgress(known_step=7, saved_step=5))
 
     async def watch() -> None:
         reporter = Reporter(keeper, keeper.write, begun)
@@ -172,7 +172,7 @@ def test_the_status_is_kept_at_each_change_and_a_full_disk_stops_nothing(tmp_pat
         running = asyncio.create_task(job.run(end_now=lambda: stop))
         while not keeper.written:
             await asyncio.sleep(0.01)
-        assert (keeper.written[0].state, keeper.written[0].figures) == (
+        assert (keeper.written[0].state, keeper.written[0].progress) == (
             "starting",
             TrainingProgress(known_step=7, saved_step=5),
         )
@@ -195,13 +195,13 @@ def test_the_status_is_kept_at_each_change_and_a_full_disk_stops_nothing(tmp_pat
     assert keeper.notes == ["the job's status cannot be kept: disk full; the job goes on"]
     last = keeper.written[-1]
     assert (last.state, last.end) == ("ended", End(130, "interrupted"))
-    assert (last.figures.step, last.figures.samples, last.figures.saved_step) == (8, 128, 8)
+    assert (last.progress.step, last.progress.samples, last.progress.saved_step) == (8, 128, 8)
 
 
 def test_a_job_that_could_not_begin_keeps_what_it_knew_of_the_one_before():
     keeper = Keeper()
-    orphan = WorkerStatus("a:0", "orphaned", pid=7, mark="mark")
-    begun = Status(0.0, "starting", figures=TrainingProgress(known_step=7), workers=(orphan,))
+    orphan = WorkerStatus("a:0", "orphaned", pid=7, start_token="mark")
+    begun = Status(0.0, "starting", progress=TrainingProgress(known_step=7), workers=(orphan,))
     asyncio.run(Reporter(keeper, keeper.write, begun).close(End(1, "no hosts")))
     (status,) = keeper.written
-    assert (status.state, status.figures.known_step, status.workers) == ("ended", 7, (orphan,))
+    assert (status.state, status.progress.known_step, status.workers) == ("ended", 7, (orphan,))

@@ -68,16 +68,16 @@ class JobFolder:
         self.record = record
         self.named = named
         self._past = past
-        saved = past.status.figures.saved_step if past and past.status else -1
-        figures = TrainingProgress(known_step=past.known_step if past else -1, saved_step=saved)
-        self.begun = Status(time.time(), "starting", figures=figures, workers=self.orphans)
+        saved = past.status.progress.saved_step if past and past.status else -1
+        progress = TrainingProgress(known_step=past.known_step if past else -1, saved_step=saved)
+        self.begun = Status(time.time(), "starting", progress=progress, workers=self.orphans)
 
     @property
     def orphans(self) -> tuple[WorkerStatus, ...]:
         """Processes of an earlier run that are still there: their ``edlrun`` was killed, and they save and go."""
         if self._past is None or self._past.status is None:
             return ()
-        left = (one for one in self._past.status.workers if one.pid is not None and is_alive(one.pid, one.mark))
+        left = (one for one in self._past.status.workers if one.pid is not None and is_alive(one.pid, one.start_token))
         return tuple(replace(one, state="orphaned", rank=None) for one in left)
 
     @property
@@ -192,9 +192,9 @@ def _record(options: JobFolderOptions, past: JobView | None) -> JobRecord:
     return JobRecord(
         host=socket.gethostname(),
         pid=os.getpid(),
-        mark=start_token(os.getpid()),
-        began_at=past.record.began_at if past else now,
-        started_at=now,
+        start_token=start_token(os.getpid()),
+        began_at_s=past.record.began_at_s if past else now,
+        started_at_s=now,
         run=past.record.run + 1 if past else 1,
         command=options.command,
         flags=tuple((name, value) for name, value in options.given.items()),
@@ -239,7 +239,7 @@ def _past(path: Path, resume: bool) -> JobView | None:
     if not resume and (view.known_step > 0 or _is_filled(path / CHECKPOINTS)):
         command = textwrap.shorten(view.record.line, _SHOWN_COMMAND)
         raise UsageError(
-            f"--job-dir {path} holds a job of {format_time(view.record.began_at)} ({command}), {_how_far(view)}; "
+            f"--job-dir {path} holds a job of {format_time(view.record.began_at_s)} ({command}), {_how_far(view)}; "
             "go on with --resume, or name another --job-dir"
         )
     return view
@@ -254,7 +254,7 @@ def _in_use(view: JobView) -> str:
     record = view.record
     return (
         f"--job-dir {view.path} is in use: edlrun runs there on host {record.host} as process {record.pid} since "
-        f"{format_time(record.started_at)}; see 'edl-hvd status {shlex.quote(str(view.path))}', or name another "
+        f"{format_time(record.started_at_s)}; see 'edl-hvd status {shlex.quote(str(view.path))}', or name another "
         "--job-dir"
     )
 
