@@ -193,7 +193,7 @@ class _Probes:
         for result in results:
             if isinstance(result, str) or result.problem:
                 return 0.0, f"{host} and {guest}: {result if isinstance(result, str) else result.problem}"
-            slowest_s = max(slowest_s, result.seconds)
+            slowest_s = max(slowest_s, result.duration_s)
         return slowest_s, ""
 
     def _say(self, host: str, pair: int, own: str | None, other: str | None, port: int | None) -> None:

@@ -200,9 +200,9 @@ class Health:
         still, self._inquiry, self._explained = inquiry.standstill, None, inquiry.standstill
         if is_deadlock(inquiry.waiting):
             self._notice(inquiry.stacks)
-            self._deadlocked(Deadlocked(still.generation, describe_deadlock(inquiry.waiting, still.seconds)))
+            self._deadlocked(Deadlocked(still.generation, describe_deadlock(inquiry.waiting, still.duration_s)))
         else:
-            self._notice(describe_standstill(inquiry.waiting, still.seconds, still.step))
+            self._notice(describe_standstill(inquiry.waiting, still.duration_s, still.step))
 
     async def _confirm_and_kill(self, worker: str, monitored: _MonitoredWorker) -> None:
         """Give a worker up, unless it moves again while its stack is looked at."""

@@ -18,14 +18,14 @@ class Standstill:
         step: Of the training.
         places: By worker, in rank order: the calls that it has come through, and the collective that it waits for.
         incarnations: By worker, which of its processes said so.
-        seconds: For how long this is so.
+        duration_s: For how long this is so.
     """
 
     generation: int
     step: int
     places: Mapping[str, tuple[int, str]]
     incarnations: Mapping[str, int]
-    seconds: float
+    duration_s: float
 
     @property
     def collectives(self) -> list[str]:

@@ -187,7 +187,7 @@ class Checkpoints:
         for event in self._writer.poll() if self._writer is not None else ():
             if isinstance(event, CheckpointWritten):
                 self.written_step = progress.saved_step = event.step
-                self._bytes_per_s = event.size_bytes / max(event.seconds - event.held_s, 1e-3) / self._writers
+                self._bytes_per_s = event.size_bytes / max(event.duration_s - event.held_s, 1e-3) / self._writers
             if isinstance(event, CheckpointFailed):
                 logger.warning("checkpoint of step %d failed: %s", event.step, event.reason)
                 reason = event.reason
