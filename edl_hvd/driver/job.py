@@ -58,7 +58,7 @@ class Job:
         record: Gets the history of the membership, if given; see ``history.py``.
         clock: For everything but the event loop's own waits.
         known_step: The furthest step that an earlier run of the job is known to have reached; -1 for none.
-        grace_s: What is left to whoever is told to end by SIGTERM: a worker, or the whole job.
+        termination_grace_s: What is left to whoever is told to end by SIGTERM: a worker, or the whole job.
         collective_timeout_s: How long all workers may wait for each other in different collectives.
 
     Attributes:
@@ -74,10 +74,10 @@ class Job:
         record: TextIO | None = None,
         clock: Clock = SYSTEM_CLOCK,
         known_step: int = -1,
-        grace_s: float = 30.0,
+        termination_grace_s: float = 30.0,
         collective_timeout_s: float = 60.0,
     ) -> None:
-        self._grace_s = grace_s
+        self._termination_grace_s = termination_grace_s
         self._clock = clock
         self._starter = starter
         self._network = network
@@ -137,7 +137,7 @@ class Job:
                     self._kills = True
                     return events.End(INTERRUPTED, "interrupted")
                 if ends_s is None and end_all():
-                    ends_s = self.now_s + self._grace_s
+                    ends_s = self.now_s + self._termination_grace_s
                 if ends_s is not None:
                     if self.now_s > ends_s:
                         self._kills = True
@@ -163,8 +163,8 @@ class Job:
         there = sorted(self._processes)
         killed = f"{', '.join(there)} did not and {'were' if len(there) > 1 else 'was'} killed" if there else "did not"
         return (
-            f"workers were asked to save and leave within {self._grace_s:g} s (EDL_HVD_GRACE), but {killed}; run it "
-            "again to go on at the newest checkpoint"
+            f"workers were asked to save and leave within {self._termination_grace_s:g} s (EDL_HVD_TERMINATION_GRACE), "
+            f"but {killed}; run it again to go on at the newest checkpoint"
         )
 
     def handle(self, event: events.MembershipEvent) -> None:
@@ -203,7 +203,7 @@ class Job:
             case protocol.Done():
                 self.handle(events.Done(worker, incarnation))
             case protocol.Drain():
-                self.handle(events.DrainRequested(worker, self._grace_s))
+                self.handle(events.DrainRequested(worker, self._termination_grace_s))
             case protocol.Notice(left_s):  # of its host; the worker itself tells people
                 self.handle(events.DrainRequested(host_of(worker), left_s, deferred=True))
             case protocol.Beat():

@@ -155,7 +155,7 @@ class EdlRun:
             self._reporter,
             stack.enter_context(folder.history(options.record)),
             known_step=folder.begun.progress.known_step,
-            grace_s=settings.grace_s,
+            termination_grace_s=settings.termination_grace_s,
             collective_timeout_s=settings.collective_timeout_s,
         )
 

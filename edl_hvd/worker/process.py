@@ -100,7 +100,7 @@ def init(rendezvous: Rendezvous | None = None) -> None:
     _process = Process(launch, rendezvous or _rendezvous_for(launch))
     if launch.local_rank == 0:  # one worker of each host
         _process.notices = watch_for_notices(
-            settings.notices, platform_addresses(), settings.grace_s, _process.rendezvous
+            settings.notices, platform_addresses(), settings.termination_grace_s, _process.rendezvous
         )
     if torch.cuda.is_available():
         torch.cuda.set_device(device())

@@ -237,6 +237,14 @@ RETIRED_NAMES = {
     "without_strays": "drop_diverged", "level_buffers": "sync_buffers", "Found": "HostFeed",
     "Keep": "RetentionPolicy or CacheEntry", "Looker": "Inspector",
     "hungry_s": "below_min_since_s", "false_starts": "startup_failures", "Loans": "none",
+    "AskChange": "RequestResize", "TellGone": "NotifyPeerLost", "SetAside": "QuarantineHost",
+    "DrainAsked": "DrainRequested", "unfit": "failed_preflight", "settle_s": "last_call_timeout_s",
+    "leave_s": "drain_lead_s", "farewell_s": "shutdown_timeout_s", "steady_s": "backoff_reset_s", "born_s": "started_s",
+    "advance_together": "transition_together", "Pulse": "HeartbeatMonitor", "felt": "on_heartbeat",
+    "ProgressWatch": "HangDetector", "Examination": "Preflight", "REFEREES": "REFERENCE_HOSTS",
+    "MeetingPlace": "RendezvousEndpoint", "hang_up": "disconnect", "Figures": "TrainingProgress",
+    "Remaining": "Countdown", "Heard": "LastHeartbeat", "mark_of": "start_token", "process_mark": "process_identity",
+    "meet_timeout_s": "join_timeout_s",
     "rebirth": "none", "Foresighted": "Answer", "Remembering": "Source.memory", "Bridging": "Answer.warning",
 }  # fmt: skip
 

@@ -5,9 +5,47 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from edl_hvd.errors import UsageError
 from edl_hvd.interval import Interval
+
+PRESENT_NAMES = {"--settle": "--last-call-timeout", "--leave-before": "--drain-lead"}
+# Of flags that had another name in the version before.
+
+
+@dataclass(frozen=True)
+class RenamedFlags:
+    """Flags under their present names.
+
+    Attributes:
+        given: The flags as text, by name.
+        notes: A line for each flag that was given under its former name.
+        problems: A line for each flag that was given under both names.
+    """
+
+    given: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def with_present_names(given: Mapping[str, str]) -> RenamedFlags:
+    """The flags of a command line, those with a former name under their present one.
+
+    >>> with_present_names({"--settle": "2", "-np": "4"}).given
+    {'-np': '4', '--last-call-timeout': '2'}
+    """
+    renamed, notes, problems = dict(given), [], []
+    for former, name in PRESENT_NAMES.items():
+        if former not in given:
+            continue
+        text = renamed.pop(former)
+        if name in given:
+            problems.append(f"{former} and {name} are one flag; keep {name} alone")
+            continue
+        renamed[name] = text
+        notes.append(f"{former} is now called {name}; the former name is accepted in this version only")
+    return RenamedFlags(renamed, tuple(notes), tuple(problems))
 
 
 class FlagReader:

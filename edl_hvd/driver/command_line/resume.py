@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from edl_hvd.driver.command_line.flags import FlagReader
+from edl_hvd.driver.command_line.flags import FlagReader, with_present_names
 from edl_hvd.driver.job_folder.files import RECORD, look
 from edl_hvd.errors import PlatformError, UsageError
 
@@ -51,4 +51,5 @@ def complete(flags: FlagReader, command: Sequence[str]) -> tuple[str, ...]:
 
 def _still_valid(flags: Sequence[tuple[str, ...]], given: Mapping[str, str]) -> dict[str, str]:
     replaced = HOST_FLAGS if any(flag in given for flag in HOST_FLAGS) else ()
-    return {name: value for name, value in flags if name not in (*replaced, *_OF_ONE_RUN)}
+    earlier = {name: value for name, value in flags if name not in (*replaced, *_OF_ONE_RUN)}
+    return dict(with_present_names(earlier).given)

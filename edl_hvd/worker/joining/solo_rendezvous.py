@@ -35,7 +35,7 @@ class SoloRendezvous:
 
     def join(self, known_step: int, held_step: int, handover: Handover | None = None) -> RendezvousInfo:
         if self._asked_s is not None:
-            left_s = Settings.from_environment().grace_s - (time.monotonic() - self._asked_s)
+            left_s = Settings.from_environment().termination_grace_s - (time.monotonic() - self._asked_s)
             code = _KILLED_BY + signal.SIGTERM
             raise GracefulExit("SIGTERM came", code=code, save=True, left_s=left_s)
         if self._going_s is not None:

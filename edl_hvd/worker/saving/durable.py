@@ -56,7 +56,7 @@ class Checkpoints:
         )
         self._writer = (
             CheckpointWriter(
-                self._storage, settings.keep, clock, keep_every=settings.keep_every, keep_best=settings.keep_best
+                self._storage, settings.keep_newest, clock, keep_every=settings.keep_every, keep_best=settings.keep_best
             )
             if self._storage
             else None
@@ -146,7 +146,7 @@ class Checkpoints:
 
     def _pace(self, workers: int) -> Pace:
         """The pace at which one of this host's workers may write beside its training."""
-        now_s, share = self._clock.monotonic_s(), self._settings.checkpoint_share
+        now_s, share = self._clock.monotonic_s(), self._settings.checkpoint_cpu_fraction
         since_s, self._begun_s = now_s - self._begun_s, now_s
         processors = share * len(os.sched_getaffinity(0)) / workers if share < 1 else None
         return Pace(processors, _SLOWEST * since_s, self._clock)
