@@ -131,7 +131,7 @@ def measure(state_name: str, rows: list[str], rounds: int, folder: Path) -> None
     model, optimizer = build(int(size), kind)
     state = edl_hvd.State(model=model, optimizer=optimizer)
 
-    @edl_hvd.elastic(checkpoint=str(folder / "edl_hvd"), checkpoint_every="1000000s", keep=1)
+    @edl_hvd.elastic(checkpoint=str(folder / "edl_hvd"), checkpoint_every="1000000s", keep_newest=1)
     def compare(state: edl_hvd.State) -> None:
         actions = {row: PREPARED[row](state, folder) for row in rows}
         times = take_turns(actions, rounds)

@@ -216,7 +216,7 @@ def stay_on(process: int, processor: int) -> None:
 
 
 def measure_steps(ours: Ours, arguments: argparse.Namespace) -> None:
-    for share in (Settings.checkpoint_share, 1.0):
+    for share in (Settings.checkpoint_cpu_fraction, 1.0):
         measure_steps_beside(ours, share, arguments)
 
 

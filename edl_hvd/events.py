@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import StorageError
+from edl_hvd.json_values import formerly, renamed
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class WorkerLeft(Event):
 class Resized(Event):
     """Training goes on in a new world. Written by its rank 0.
 
-    ``seconds`` runs on a survivor from the moment the old world stopped training (failure noticed or
+    ``downtime_s`` runs on a survivor from the moment the old world stopped training (failure noticed or
     change agreed) to the moment the user's function runs again. ``cause`` is "failure" or "change".
     """
 
@@ -76,7 +77,7 @@ class Resized(Event):
     old_size: int
     new_size: int
     cause: str
-    seconds: float
+    downtime_s: float = field(metadata=formerly("seconds"))
     step: int
 
 
@@ -99,14 +100,14 @@ class Committed(Event):
 class CheckpointWritten(Event):
     """A checkpoint became visible in storage. Written by rank 0.
 
-    Of its ``seconds`` it gave way to the training for about ``held_s``.
+    Of its ``duration_s`` it gave way to the training for about ``held_s``.
     """
 
     kind: ClassVar[str] = "checkpoint"
     url: str
     step: int
     size_bytes: int
-    seconds: float
+    duration_s: float = field(metadata=formerly("seconds"))
     held_s: float = 0.0
 
 
@@ -145,7 +146,7 @@ class EmergencyCheckpoint(Event):
     Attributes:
         step: Of that commit.
         written: It is in storage.
-        seconds: That this took.
+        duration_s: How long that took.
         reason: Why it was not written.
     """
 
@@ -153,7 +154,7 @@ class EmergencyCheckpoint(Event):
     url: str
     step: int
     written: bool
-    seconds: float
+    duration_s: float = field(metadata=formerly("seconds"))
     reason: str = ""
 
 
@@ -281,7 +282,10 @@ class EventLog:
 def read_events(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The lines of an event log, oldest first, as dictionaries with ``time`` and ``event``.
 
-    A last line without its newline (its writer was killed in the middle) is left out.
+    A last line without its newline (its writer was killed in the middle) is left out. Fields of the version before have
+    their present names.
     """
+    kinds = {kind.kind: kind for kind in Event.__subclasses__()}
     with open(path, encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        events: list[dict[str, Any]] = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [dict(renamed(kinds.get(event.get("event", ""), Event), event)) for event in events]

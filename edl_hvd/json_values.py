@@ -1,7 +1,7 @@
 """From a JSON object back to the frozen value of plain fields that was written, each field checked.
 
 What a file or a connection says is checked before it is used: a number where a name belongs would fail much later,
-far from the line that is wrong.
+far from the line that is wrong. A field that was renamed is read under both names, see :func:`formerly`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,48 @@ from edl_hvd.errors import UsageError
 Value = TypeVar("Value")
 
 _MEANINGS = {str: "a text", int: "a whole number", bool: "true or false"}
+_FORMER_NAME = "formerly"
 _LONGEST_SHOWN = 200
 # A few lines of a terminal.
 
 # Evaluated once per class: the driver of a large job reads thousands of messages a second.
 _types_of: Callable[[Any], Mapping[str, Any]] = functools.cache(get_type_hints)
+
+
+def formerly(name: str) -> dict[str, str]:
+    """Metadata of a field that had this name in the version before, whose files are still read.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Slot:
+    ...     incarnation: int = dataclasses.field(metadata=formerly("life"))
+    >>> read_fields(Slot, {"life": 2})
+    Slot(incarnation=2)
+    """
+    return {_FORMER_NAME: name}
+
+
+@functools.cache
+def former_names(kind: type[Any]) -> Mapping[str, str]:
+    """Present names of the fields of a dataclass that were renamed, by their former names."""
+    fields = dataclasses.fields(kind)
+    return {field.metadata[_FORMER_NAME]: field.name for field in fields if _FORMER_NAME in field.metadata}
+
+
+def renamed(kind: type[Any], fields: Mapping[str, Value]) -> Mapping[str, Value]:
+    """The same fields, each under its present name.
+
+    Raises:
+        UsageError: One field is given under both of its names.
+    """
+    names = former_names(kind)
+    if not any(name in names for name in fields):
+        return fields
+    twice = next((old for old, new in names.items() if old in fields and new in fields), None)
+    if twice is not None:
+        raise UsageError(
+            f"{kind.__name__} has {twice!r} and {names[twice]!r}, which are one field; expected one of them"
+        )
+    return {names.get(name, name): value for name, value in fields.items()}
 
 
 def read_fields(kind: type[Value], fields: object) -> Value:
@@ -39,6 +76,7 @@ def read_fields(kind: type[Value], fields: object) -> Value:
     if not isinstance(fields, Mapping):
         raise UsageError(f"{show(fields)} is no {kind.__name__}; expected an object with {_names(kind)}")
     types = _types_of(kind)
+    fields = renamed(kind, fields)
     for name in fields:
         if name not in types:
             raise UsageError(f"{kind.__name__} has no field {show(name)}; expected {_names(kind)}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar, get_args
 
 from edl_hvd.errors import ProtocolError, UsageError
-from edl_hvd.json_values import read_fields, show
+from edl_hvd.json_values import formerly, read_fields, show
 
 
 class Message:
@@ -34,12 +34,12 @@ class Hello(Message):
     Attributes:
         token: Secret of the job. It travels in the worker's environment, never on a command line.
         worker: Name of the worker, as ``host:slot``.
-        life: Which process of its slot it is.
+        incarnation: Which process of its slot it is.
     """
 
     token: str = field(repr=False)
     worker: str
-    life: int
+    incarnation: int = field(metadata=formerly("life"))
 
 
 @dataclass(frozen=True)
@@ -293,7 +293,7 @@ def _read(fields: object, known: Vocabulary[MessageT]) -> MessageT:
     if not isinstance(fields, dict) or not isinstance(what, str) or what not in known:
         raise UsageError(f"its 'what' is {show(what)}; expected an object with one of {', '.join(known)}")
     message = read_fields(known[what], fields)
-    if vars(message).keys() != fields.keys():
+    if len(vars(message)) != len(fields):
         raise UsageError(f"{what} has only {', '.join(fields)}; expected {', '.join(vars(message))}")
     return message
 

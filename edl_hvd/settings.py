@@ -1,26 +1,33 @@
 """Settings. This module alone reads the environment.
 
 Argument beats ``EDL_HVD_*`` variable beats default. A set of settings is validated as a whole: one
-error names everything that is wrong with it.
+error names everything that is wrong with it. Settings that were renamed are read under their former names, too, with
+one line in the log.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import logging
 import os
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from edl_hvd.errors import SettingsError
+from edl_hvd.json_values import former_names, formerly
 from edl_hvd.values import Best, Interval
 
+logger = logging.getLogger(__name__)
+
+_DRIVER = "EDL_HVD_DRIVER_"
 NOTICES = ("off", "auto", "ec2", "google", "azure", "kubernetes")
 _TEN_MINUTES = Interval(600, "seconds")
-_LEAST = {"keep": 1, "checkpoint_memory_mb": 1, "commit_every": 1, "meet_timeout_s": 0.1, "elastic_timeout_s": 1,
-          "grace_s": 0, "collective_timeout_s": 1}  # fmt: skip
+_LEAST = {"keep_newest": 1, "checkpoint_memory_mb": 1, "commit_every": 1, "join_timeout_s": 0.1, "elastic_timeout_s": 1,
+          "termination_grace_s": 0, "collective_timeout_s": 1}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -30,22 +37,21 @@ class Settings:
     Attributes:
         checkpoint: URL of the folder that holds the checkpoints (``EDL_HVD_CHECKPOINT``).
         checkpoint_every: How often one is written (``EDL_HVD_CHECKPOINT_EVERY``).
-        keep: Newest checkpoints kept, at least 1 (``EDL_HVD_KEEP``).
+        keep_newest: Newest checkpoints kept, at least 1 (``EDL_HVD_KEEP_NEWEST``).
         keep_every: The first checkpoint after each multiple of this interval is kept for good (``EDL_HVD_KEEP_EVERY``).
         keep_best: The best checkpoint by this metric is kept (``EDL_HVD_KEEP_BEST``).
         commit_every: Optimizer steps between commits (``EDL_HVD_COMMIT_EVERY``).
         events: File that events are appended to (``EDL_HVD_EVENTS``).
-        meet_timeout_s: Longest wait at a meeting for a worker that may have died unseen
-            (``EDL_HVD_MEET_TIMEOUT``).
+        join_timeout_s: Longest wait for a member of a new world that may have died unseen (``EDL_HVD_JOIN_TIMEOUT``).
         elastic_timeout_s: Longest wait for a world (``HOROVOD_ELASTIC_TIMEOUT``).
         checkpoint_memory_mb: Memory in megabytes that a transfer of a checkpoint may take beside the data itself
             (``EDL_HVD_CHECKPOINT_MEMORY_MB``).
-        checkpoint_share: Share of this host's processors that writing may take beside the training, above 0 and at most
-            1 (``EDL_HVD_CHECKPOINT_SHARE``).
+        checkpoint_cpu_fraction: Fraction of this host's processors that writing may take beside the training, above 0
+            and at most 1 (``EDL_HVD_CHECKPOINT_CPU_FRACTION``).
         take_over: Take the checkpoint URL from another job that lives, and so end that job (``EDL_HVD_TAKE_OVER``).
         on_checkpoint_failure: What a checkpoint that cannot be written does to the job, "warn" or "stop"
             (``EDL_HVD_ON_CHECKPOINT_FAILURE``).
-        grace_s: Between SIGTERM and SIGKILL, where nothing else is known (``EDL_HVD_GRACE``).
+        termination_grace_s: Between SIGTERM and SIGKILL, where nothing else is known (``EDL_HVD_TERMINATION_GRACE``).
         collective_timeout_s: How long all workers may wait for each other, none of them in a collective that all have
             started (``EDL_HVD_COLLECTIVE_TIMEOUT``).
         notices: Whom to ask whether this host is about to go: "auto", "off", "ec2", "google", "azure" or "kubernetes"
@@ -58,7 +64,7 @@ class Settings:
     # No default place is right for everyone; without one a job keeps its state in memory only.
     checkpoint_every: Interval = _TEN_MINUTES
     # Ten minutes: at the two-minute notice of a spot host the loss stays small beside a restart's cost.
-    keep: int = 3
+    keep_newest: int = 3
     # The newest, the one before in case the newest is damaged, and one to compare with.
     keep_every: Interval | None = None
     # Off: storage for checkpoints that stay is paid for as long as they stay.
@@ -66,7 +72,7 @@ class Settings:
     # Only the script knows which number tells.
     checkpoint_memory_mb: int = 64
     # Sixteen connections to S3 at once: on two cores more of them are not faster.
-    checkpoint_share: float = 0.01
+    checkpoint_cpu_fraction: float = 0.01
     # Where every processor computes, steps took 1.08 times as long with 0.02, and 1.01 times with this.
     take_over: bool = False
     # It ends another job.
@@ -76,11 +82,11 @@ class Settings:
     # A commit costs half a millisecond; above 1 it costs a copy of the state, and a lost world this many steps.
     events: str | None = None
     # Nothing is written that was not asked for.
-    meet_timeout_s: float = 5.0
+    join_timeout_s: float = 5.0
     # Stock driver only: it tells nobody that a starting worker died, so the others ask again after this.
     elastic_timeout_s: float = 600.0
     # Horovod's own default.
-    grace_s: float = 30.0
+    termination_grace_s: float = 30.0
     # That of Kubernetes; Slurm gives as much.
     collective_timeout_s: float = 60.0
     # Such a wait never ends, so this only has to outlast what looks like one for a moment: a worker that is about to
@@ -98,8 +104,10 @@ class Settings:
         ]
         if self.checkpoint is not None and not self.checkpoint.strip():
             problems.append("checkpoint='' is empty; expected a folder or a URL such as 's3://bucket/run'")
-        if not 0 < self.checkpoint_share <= 1:
-            problems.append(f"checkpoint_share={self.checkpoint_share!r}; expected above 0 and at most 1, e.g. 0.01")
+        if not 0 < self.checkpoint_cpu_fraction <= 1:
+            problems.append(
+                f"checkpoint_cpu_fraction={self.checkpoint_cpu_fraction!r}; expected above 0 and at most 1, e.g. 0.01"
+            )
         if self.on_checkpoint_failure not in ("warn", "stop"):
             problems.append(f"on_checkpoint_failure={self.on_checkpoint_failure!r}; expected 'warn' or 'stop'")
         if self.notices not in NOTICES:
@@ -114,7 +122,9 @@ class Settings:
             SettingsError: With one line per problem.
         """
         values: dict[str, Any] = {}
-        problems: list[str] = []
+        arguments, problems = _with_present_names(arguments, FORMER_ARGUMENTS)
+        environ, twice = _with_present_names(environ, FORMER_VARIABLES)
+        problems += twice
         for variable, (name, read) in _VARIABLES.items():
             if arguments.get(name) is None and environ.get(variable, "") != "":
                 try:
@@ -122,7 +132,7 @@ class Settings:
                 except ValueError as error:
                     problems.append(f"{variable}={environ[variable]!r}: {error}")
         for name, value in arguments.items():
-            if name not in {field.name for field in fields(cls)}:
+            if name not in {setting.name for setting in fields(cls)}:
                 problems.append(f"{name!r} is not a setting")
             elif value is not None:
                 try:
@@ -150,7 +160,7 @@ class Driver:
         port: Its control port.
         token: The job's secret.
         worker: This worker as ``host:slot``.
-        life: Which process of its slot this is.
+        incarnation: Which process of its slot this is.
         rank, size, local_size: Its place in the job as far as the driver knows when it starts the worker.
     """
 
@@ -158,22 +168,26 @@ class Driver:
     port: int
     token: str
     worker: str
-    life: int
+    incarnation: int = field(metadata=formerly("life"))
     rank: int = 0
     size: int = 1
     local_size: int = 1
 
     def as_environment(self) -> dict[str, str]:
         """The variables that :meth:`from_environment` reads."""
-        return {f"EDL_HVD_DRIVER_{name.upper()}": str(value) for name, value in asdict(self).items()}
+        return {f"{_DRIVER}{name.upper()}": str(value) for name, value in asdict(self).items()}
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Driver | None:
         """``None`` if no driver started this process."""
-        if "EDL_HVD_DRIVER_ADDRESS" not in environ:
+        if f"{_DRIVER}ADDRESS" not in environ:
             return None
         try:
-            words = {field.name: environ[f"EDL_HVD_DRIVER_{field.name.upper()}"] for field in fields(cls)}
+            given = {
+                name.removeprefix(_DRIVER).lower(): word for name, word in environ.items() if name.startswith(_DRIVER)
+            }
+            given |= {new: given[old] for old, new in former_names(cls).items() if old in given}
+            words = {one.name: given[one.name] for one in fields(cls)}
             texts = {name: words.pop(name) for name in ("address", "token", "worker")}
             return cls(**texts, **{name: int(word) for name, word in words.items()})  # type: ignore[arg-type]
         except (KeyError, ValueError) as error:
@@ -262,13 +276,17 @@ def _name_of_run(environ: Mapping[str, str]) -> str:
     return hashlib.sha256((shared or secrets.token_hex()).encode()).hexdigest()[:16]
 
 
-_OF_ONE_WORKER = ("EDL_HVD_DRIVER_", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_",
+_OF_ONE_WORKER = (_DRIVER, "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_",
                   "HOROVOD_CROSS_", "HOROVOD_GLOO_RENDEZVOUS_", "HOROVOD_WORLD_KEY")  # fmt: skip
 
 
 def own_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What workers inherit from their driver: everything but the variables that say who a worker is."""
-    return {name: value for name, value in environ.items() if not name.startswith(_OF_ONE_WORKER)}
+    """What workers inherit from their driver: everything but the variables that say who a worker is.
+
+    Variables have their present names: the driver has said what became of the former ones, its workers need not.
+    """
+    names = {name: new for name, new in FORMER_VARIABLES.items() if new not in environ}
+    return {names.get(name, name): value for name, value in environ.items() if not name.startswith(_OF_ONE_WORKER)}
 
 
 def left_out_patches(environ: Mapping[str, str] = os.environ) -> frozenset[str]:
@@ -301,6 +319,27 @@ def runtime_folders(environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]
 def process_environment() -> dict[str, str]:
     """A copy of the environment, for code that looks programs up in it or starts them with it."""
     return dict(os.environ)
+
+
+def _with_present_names(given: Mapping[str, Any], present: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """What is given, under present names, and a problem for each setting that is given under both of its names."""
+    renamed, problems = dict(given), []
+    for former, name in present.items():
+        value = renamed.pop(former, None)
+        if value is None or value == "":
+            continue
+        if renamed.get(name) not in (None, ""):
+            problems.append(f"{former} and {name} are one setting; expected {name} alone")
+            continue
+        _warn_of_former_name(former, name)
+        renamed[name] = value
+    return renamed, problems
+
+
+@functools.cache
+def _warn_of_former_name(former: str, name: str) -> None:
+    """Once in a process. A logger that nobody has configured writes this line, and nothing else, to standard error."""
+    logger.warning("%s is now called %s; the former name is accepted in this version only", former, name)
 
 
 def _raise_all(problems: list[str]) -> None:
@@ -337,19 +376,26 @@ _WORDS: dict[str, Callable[[Any], Any]] = {
 _VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "EDL_HVD_CHECKPOINT": ("checkpoint", str),
     "EDL_HVD_CHECKPOINT_EVERY": ("checkpoint_every", Interval.parse_or_auto),
-    "EDL_HVD_KEEP": ("keep", _whole),
+    "EDL_HVD_KEEP_NEWEST": ("keep_newest", _whole),
     "EDL_HVD_KEEP_EVERY": ("keep_every", Interval.parse_counted),
     "EDL_HVD_KEEP_BEST": ("keep_best", Best.parse),
     "EDL_HVD_CHECKPOINT_MEMORY_MB": ("checkpoint_memory_mb", _whole),
-    "EDL_HVD_CHECKPOINT_SHARE": ("checkpoint_share", float),
+    "EDL_HVD_CHECKPOINT_CPU_FRACTION": ("checkpoint_cpu_fraction", float),
     "EDL_HVD_TAKE_OVER": ("take_over", _flag),
     "EDL_HVD_ON_CHECKPOINT_FAILURE": ("on_checkpoint_failure", str),
     "EDL_HVD_COMMIT_EVERY": ("commit_every", _whole),
     "EDL_HVD_EVENTS": ("events", str),
-    "EDL_HVD_MEET_TIMEOUT": ("meet_timeout_s", _seconds),
+    "EDL_HVD_JOIN_TIMEOUT": ("join_timeout_s", _seconds),
     "HOROVOD_ELASTIC_TIMEOUT": ("elastic_timeout_s", _seconds),
-    "EDL_HVD_GRACE": ("grace_s", _seconds),
+    "EDL_HVD_TERMINATION_GRACE": ("termination_grace_s", _seconds),
     "EDL_HVD_COLLECTIVE_TIMEOUT": ("collective_timeout_s", _seconds),
     "EDL_HVD_NOTICES": ("notices", str),
     "EDL_HVD_RESTART_LOST_PROGRESS": ("restart_lost_progress", _flag),
 }
+FORMER_VARIABLES = {
+    "EDL_HVD_KEEP": "EDL_HVD_KEEP_NEWEST",
+    "EDL_HVD_CHECKPOINT_SHARE": "EDL_HVD_CHECKPOINT_CPU_FRACTION",
+    "EDL_HVD_MEET_TIMEOUT": "EDL_HVD_JOIN_TIMEOUT",
+    "EDL_HVD_GRACE": "EDL_HVD_TERMINATION_GRACE",
+}
+FORMER_ARGUMENTS = {"keep": "keep_newest", "checkpoint_share": "checkpoint_cpu_fraction"}

@@ -25,7 +25,7 @@ from datetime import datetime, timezone
 from edl_hvd.checkpoint.format import document, layout
 from edl_hvd.clock import Clock
 from edl_hvd.errors import ObjectExistsError, ObjectMissingError, OwnedError, StorageError, UsageError
-from edl_hvd.process_mark import lives, mark_of, numbering
+from edl_hvd.process_identity import is_alive, pid_namespace, start_token
 from edl_hvd.storage import Storage
 
 _LOG = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class LeaseHolder:
     Attributes:
         run: Name of the run; its workers know it from their launcher.
         host, pid: Host and number of the process, for people.
-        numbering, mark: Marks that tell whether the process lives, where that can be told; see ``process_mark.py``.
+        numbering, mark: Marks that tell whether the process lives, where that can be told; see ``process_identity.py``.
         since: UTC time in ISO 8601 form, for people.
     """
 
@@ -68,14 +68,14 @@ class LeaseHolder:
     @classmethod
     def this_process(cls, run: str, clock: Clock) -> LeaseHolder:
         since = datetime.fromtimestamp(clock.wall_s(), timezone.utc).isoformat(timespec="seconds")
-        return cls(run, socket.gethostname(), os.getpid(), numbering(), mark_of(os.getpid()), since)
+        return cls(run, socket.gethostname(), os.getpid(), pid_namespace(), start_token(os.getpid()), since)
 
     @property
     def has_ended(self) -> bool | None:
         """Whether the process is gone; ``None`` where that cannot be told from here."""
-        if not self.numbering or self.numbering != numbering():
+        if not self.numbering or self.numbering != pid_namespace():
             return None
-        return not lives(self.pid, self.mark)
+        return not is_alive(self.pid, self.mark)
 
     def __str__(self) -> str:
         return f"the job on host {self.host}, process {self.pid}, which has written there since {self.since}"

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import click
 
 import edl_hvd
+from edl_hvd.driver.command_line.flags import PRESENT_NAMES, with_present_names
 from edl_hvd.driver.command_line.options import Options, read_options
 from edl_hvd.driver.command_line.tuning import TUNINGS, Tuning
 from edl_hvd.errors import EdlHvdError, UsageError
@@ -95,8 +96,9 @@ _FLAGS = (
     _value(_ELASTIC, "--elastic-timeout", "S",
            "Give up after so long without enough workers. [HOROVOD_ELASTIC_TIMEOUT, else 600]"),
     _value(_ELASTIC, "--reset-limit", "N", "End the job after so many changes of its workers. [no limit]"),
-    _value(_ELASTIC, "--settle", "S", "A newcomer waits so long for others that are starting, to join together. [0.5]"),
-    _value(_ELASTIC, "--leave-before", "S", "A host that is announced to go is left so long before. [10]"),
+    _value(_ELASTIC, "--last-call-timeout", "S",
+           "Time for which a ready worker waits for others to join with it. [0.5]"),
+    _value(_ELASTIC, "--drain-lead", "S", "Time before the announced end of a host at which its workers leave. [10]"),
     _value(_ELASTIC, "--host-failures", "N", "Set a host aside after so many crashes on it ... [3]"),
     _value(_ELASTIC, "--failure-window", "S", "... within so long. [600]"),
     _value(_ELASTIC, "--blacklist-cooldown-range", "MIN MAX", "It may come back after MIN seconds. [60]", nargs=2),
@@ -124,9 +126,9 @@ _FLAGS = (
     _switch(_REST, "--gloo --disable-cache", "Accepted, without effect.", expose_value=False),
     _switch(_REST, "--version -v", "Show the version.", is_eager=True, expose_value=False, callback=_show_version),
     *map(_tune, TUNINGS),
-    # What horovodrun accepts and edlrun refuses, or both accept and do not show.
+    # What horovodrun accepts and edlrun refuses, or both accept and do not show, and former names.
     *(_switch(_REST, names, "", hidden=True) for names in ("--mpi", "--jsrun", "--check-build -cb")),
-    *(_value(_REST, name, "TEXT", "", hidden=True) for name in ("--mpi-args", "--binding-args")),
+    *(_value(_REST, name, "TEXT", "", hidden=True) for name in ("--mpi-args", "--binding-args", *PRESENT_NAMES)),
     _switch(_TUNING, "--no-log-hide-timestamp/--log-hide-timestamp", "", hidden=True),
 )  # fmt: skip
 _NAMES = {name for flag in _FLAGS for name in (*flag.opts, *flag.secondary_opts)} | {"--help", "-h"}
@@ -165,8 +167,11 @@ def read_command_line(words: Sequence[str]) -> Options:
     """
     try:
         with _COMMAND.make_context("edlrun", list(words)) as context:
-            given = _collect(context.params)
-            problems = _add_config_file(given, context.params["config_file"])
+            flags = with_present_names(_collect(context.params))
+            for note in flags.notes:
+                click.echo(f"edlrun: {note}", err=True)
+            given = dict(flags.given)
+            problems = [*flags.problems, *_add_config_file(given, context.params["config_file"])]
             return read_options(context.params["command"], given, process_environment(), problems)
     except click.exceptions.Exit as ending:
         sys.exit(ending.exit_code)

@@ -12,7 +12,7 @@ from edl_hvd.cli.failure_report import Failures
 from edl_hvd.cli.live_line import LiveLine
 from edl_hvd.cli.words import SEPARATOR, duration, join, status_line
 from edl_hvd.cli.world_changes import WorldChanges
-from edl_hvd.driver.membership.events import Action, End, Exited, Kill, MembershipEvent, Publish, SetAside, Spawn
+from edl_hvd.driver.membership.events import Action, End, Exited, Kill, MembershipEvent, Publish, QuarantineHost, Spawn
 from edl_hvd.driver.status import Status
 from edl_hvd.protocol import Beat
 from edl_hvd.settings import process_environment
@@ -72,9 +72,9 @@ class JobScreen:
         elif isinstance(action, Kill):
             self._failures.killed(action)
             self._say(f"{action.worker} is ended: {action.reason}")
-        elif isinstance(action, SetAside):
+        elif isinstance(action, QuarantineHost):
             why = f" ({action.reason})" if action.reason else ""
-            self._say(f"host {action.host} keeps failing{why} and gets no workers for {action.seconds:.0f} s")
+            self._say(f"host {action.host} keeps failing{why} and gets no workers for {action.cooldown_s:.0f} s")
         if self._verbose:
             self._say(str(action))
 

@@ -96,13 +96,13 @@ def _print_actions(console: Console, actions: Iterable[Action], indent: str = _I
 
 def _table(membership: Membership) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("slot", "state", "rank", "life", "step", "since"):
+    for name in ("slot", "state", "rank", "incarnation", "step", "since"):
         table.add_column(name, justify="left" if name in ("slot", "state") else "right")
     members = membership.world.members
     for worker, slot in membership.slots.items():
         rank = str(members.index(worker)) if slot.state == "member" else ""
         step = str(slot.step) if slot.step >= 0 else ""
-        table.add_row(_safe(worker), slot.state, rank, str(slot.life), step, f"{slot.since_s:.3f} s")
+        table.add_row(_safe(worker), slot.state, rank, str(slot.incarnation), step, f"{slot.since_s:.3f} s")
     return table
 
 
@@ -112,31 +112,31 @@ def _safe(text: str) -> str:
     return escape("".join(character if character.isprintable() else "?" for character in line))
 
 
-def _name(worker: str, life: int) -> str:
-    return worker if life == 1 else f"{worker} (life {life})"
+def _name(worker: str, incarnation: int) -> str:
+    return worker if incarnation == 1 else f"{worker} (incarnation {incarnation})"
 
 
 def _say_event(event: MembershipEvent) -> str:
     match event:
-        case events.HostsFound(hosts, unfit):
+        case events.HostsFound(hosts, failed_preflight):
             named = f"the hosts are {', '.join(map(str, hosts))}" if hosts else "there are no hosts"
-            return f"{named}; not good enough: {', '.join(unfit)}" if unfit else named
-        case events.Ready(worker, life, step):
-            return f"{_name(worker, life)} is ready and holds {f'step {step}' if step >= 0 else 'nothing'}"
-        case events.Warm(worker, life, generation):
-            return f"{_name(worker, life)} has caught up with world {generation}"
-        case events.Formed(worker, life, generation):
-            return f"{_name(worker, life)} has formed world {generation}"
-        case events.Raised(worker, life, step, error, _):
-            return f"{_name(worker, life)} raised at step {step}: {error}"
-        case events.Done(worker, life):
-            return f"{_name(worker, life)} has completed the training"
-        case events.Exited(worker, life, clean, how):
-            return f"{_name(worker, life)} has {'ended well' if clean else 'failed'}: {how}"
-        case events.Lost(worker, life, reason):
-            return f"{_name(worker, life)} is lost: {reason}"
-        case events.DrainAsked(target, notice_s, stays):
-            return f"{target} is to {'go in' if stays else 'be left within'} {notice_s:g} s"
+            return f"{named}; not good enough: {', '.join(failed_preflight)}" if failed_preflight else named
+        case events.Ready(worker, incarnation, step):
+            return f"{_name(worker, incarnation)} is ready and holds {f'step {step}' if step >= 0 else 'nothing'}"
+        case events.CaughtUp(worker, incarnation, generation):
+            return f"{_name(worker, incarnation)} has caught up with world {generation}"
+        case events.Formed(worker, incarnation, generation):
+            return f"{_name(worker, incarnation)} has formed world {generation}"
+        case events.Raised(worker, incarnation, step, error, _):
+            return f"{_name(worker, incarnation)} raised at step {step}: {error}"
+        case events.Done(worker, incarnation):
+            return f"{_name(worker, incarnation)} has completed the training"
+        case events.Exited(worker, incarnation, clean, how):
+            return f"{_name(worker, incarnation)} has {'ended well' if clean else 'failed'}: {how}"
+        case events.Lost(worker, incarnation, reason):
+            return f"{_name(worker, incarnation)} is lost: {reason}"
+        case events.DrainRequested(target, notice_s, deferred):
+            return f"{target} is to {'go in' if deferred else 'be left within'} {notice_s:g} s"
         case events.Deadlocked(generation, reason):
             return f"world {generation} is deadlocked: {reason}"
         case events.Tick():
@@ -145,22 +145,22 @@ def _say_event(event: MembershipEvent) -> str:
 
 def _say_action(action: Action) -> str:
     match action:
-        case events.Spawn(worker, life):
-            return f"start {_name(worker, life)}"
+        case events.Spawn(worker, incarnation):
+            return f"start {_name(worker, incarnation)}"
         case events.Follow(worker, generation, guide):
             return f"let {worker} take the state over from {guide}, while world {generation} trains"
         case events.Publish(generation, members):
             return f"publish world {generation}: {', '.join(members)}"
-        case events.AskChange(generation):
+        case events.RequestResize(generation):
             return f"ask the members of world {generation} to leave it at the next commit"
-        case events.TellGone(generation, worker):
+        case events.NotifyPeerLost(generation, worker):
             return f"tell the members of world {generation} that {worker} is gone"
-        case events.Dismiss(worker, life, save):
-            return f"send {_name(worker, life)} home{', with a checkpoint before' if save else ''}"
-        case events.Kill(worker, life, reason):
-            return f"end {_name(worker, life)}: {reason}"
-        case events.SetAside(host, seconds):
-            return f"give host {host} no workers for {seconds:g} s"
+        case events.ShutDownWorker(worker, incarnation, save):
+            return f"shut down {_name(worker, incarnation)}{', with a checkpoint before' if save else ''}"
+        case events.Kill(worker, incarnation, reason):
+            return f"end {_name(worker, incarnation)}: {reason}"
+        case events.QuarantineHost(host, cooldown_s):
+            return f"give host {host} no workers for {cooldown_s:g} s"
         case events.End(code, reason):
             return f"end the job with exit code {code}{f': {reason}' if reason else ''}"
 

@@ -17,10 +17,10 @@ from rich.table import Table
 
 from edl_hvd.cli.find_job import find_job
 from edl_hvd.cli.words import checkpoint, count, duration, join, pace, shortage, state
-from edl_hvd.driver.job_folder.claim import moment
+from edl_hvd.driver.job_folder.claim import format_time
 from edl_hvd.driver.job_folder.files import JobView, look
 from edl_hvd.driver.membership.state import host_of
-from edl_hvd.driver.status import Remaining, Status, WorkerStatus
+from edl_hvd.driver.status import Countdown, Status, WorkerStatus
 
 _OLD_S = 5.0
 # A status is written every second; what is older needs to be said.
@@ -106,8 +106,8 @@ def _list(views: list[JobView], as_json: bool) -> None:
     for view in views:
         status = view.status
         word = "[bold red]dead[/]" if view.dead else state(status) if status else "unknown"
-        step = f"{status.figures.step:,}" if status else ""
-        since, command = moment(view.record.started_at), escape(view.record.line)
+        step = f"{status.progress.step:,}" if status else ""
+        since, command = format_time(view.record.started_at_s), escape(view.record.line)
         table.add_row(escape(str(view.path)), since, word, step, command)
     Console(highlight=False).print(table)
 
@@ -118,7 +118,7 @@ def _picture(view: JobView) -> RenderableType:
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column(overflow="fold")
     since = join(
-        [f"{moment(record.started_at)} ({duration(time.time() - record.started_at)})", f"host {record.host}",
+        [f"{format_time(record.started_at_s)} ({duration(time.time() - record.started_at_s)})", f"host {record.host}",
          f"process {record.pid}", "" if record.run == 1 else f"run {record.run}"]
     )  # fmt: skip
     rows = [("job", escape(str(view.path))), ("command", escape(record.line)), ("since", escape(since))]
@@ -127,47 +127,47 @@ def _picture(view: JobView) -> RenderableType:
         rows += _rows(status)
     for name, text in rows:
         facts.add_row(name, text)
-    workers = _workers(status, time.time() - status.at) if status is not None and view.running else None
+    workers = _workers(status, time.time() - status.at_s) if status is not None and view.running else None
     return Group(facts, "", workers) if workers is not None else facts
 
 
 def _rows(status: Status) -> list[tuple[str, str]]:
-    figures = status.figures
-    speed = "" if figures.samples_per_s is None or status.state != "training" else pace(figures.samples_per_s)
-    trained = count(figures.samples, "sample") if figures.samples else ""
+    progress = status.progress
+    speed = "" if progress.samples_per_s is None or status.state != "training" else pace(progress.samples_per_s)
+    trained = count(progress.samples, "sample") if progress.samples else ""
     rows = [
-        ("step", join([f"{max(figures.step, figures.known_step, 0):,}", speed, trained])),
-        ("checkpoint", "none yet" if figures.saved_step < 0 else checkpoint(figures).replace("checkpoint", "step")),
+        ("step", join([f"{max(progress.step, progress.known_step, 0):,}", speed, trained])),
+        ("checkpoint", "none yet" if progress.saved_step < 0 else checkpoint(progress).replace("checkpoint", "step")),
     ]
     if status.shortage is not None:
         rows.append(("workers", join(shortage(status.shortage))))
     rows += [("drained", escape(_remaining(drain, status))) for drain in status.drains]
-    rows += [("set aside", escape(_left_out(one))) for one in status.aside]
+    rows += [("quarantined", escape(_left_out(one))) for one in status.quarantined]
     return rows
 
 
-def _remaining(drain: Remaining, status: Status) -> str:
+def _remaining(drain: Countdown, status: Status) -> str:
     there = any(drain.who in (one.worker, host_of(one.worker)) for one in status.workers)
     return f"{drain.who} leaves within {duration(drain.remaining_s)}" if there else f"{drain.who} has left"
 
 
-def _left_out(one: Remaining) -> str:
+def _left_out(one: Countdown) -> str:
     return f"{one.who} for {duration(one.remaining_s)}" + (f": {one.reason}" if one.reason else "")
 
 
 def _state(view: JobView) -> str:
     status = view.status
     if view.dead:
-        at = f", last seen {moment(status.at)}" if status else ""
+        at = f", last seen {format_time(status.at_s)}" if status else ""
         return f"[bold red]dead[/]: its edlrun was killed{at}; go on with --resume"
     if status is None:
         return "[yellow]its status does not read[/]"
     if status.end is not None:
         colour = {0: "green", 75: "yellow"}.get(status.end.code, "bold red")
         reason = f": {escape(status.end.reason)}" if status.end.reason else ""
-        return f"[{colour}]ended with exit code {status.end.code}[/] at {moment(status.at)}{reason}"
+        return f"[{colour}]ended with exit code {status.end.code}[/] at {format_time(status.at_s)}{reason}"
     colour = "green" if status.state in ("training", "finishing") else "yellow"
-    age_s = time.time() - status.at
+    age_s = time.time() - status.at_s
     world = "" if not status.generation else f"generation {status.generation}"
     size = "" if not status.size or status.shortage else count(status.size, "worker")
     return join([f"[{colour}]{state(status)}[/]", world, size, f"as of {duration(age_s)} ago" * (age_s > _OLD_S)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from edl_hvd.driver.status import Figures, Shortage, Status
+from edl_hvd.driver.status import Shortage, Status, TrainingProgress
 
 SEPARATOR = " · "
 
@@ -45,12 +45,12 @@ def pace(samples_per_s: float) -> str:
     return f"{samples_per_s:,.0f} samples/s" if samples_per_s >= 10 else f"{samples_per_s:.1f} samples/s"
 
 
-def checkpoint(figures: Figures) -> str:
+def checkpoint(progress: TrainingProgress) -> str:
     """Of the newest checkpoint: its step, and how old it is if that is known."""
-    if figures.saved_step < 0:
+    if progress.saved_step < 0:
         return "no checkpoint yet"
-    age = "" if figures.saved_age_s is None else f" ({duration(figures.saved_age_s)} ago)"
-    return f"checkpoint {figures.saved_step:,}{age}"
+    age = "" if progress.saved_age_s is None else f" ({duration(progress.saved_age_s)} ago)"
+    return f"checkpoint {progress.saved_step:,}{age}"
 
 
 def state(status: Status) -> str:
@@ -79,13 +79,13 @@ def status_line(status: Status) -> list[str]:
     """The pieces of one line about a job that runs, the most important first."""
     if status.shortage is not None:
         return [state(status), *shortage(status.shortage)]
-    figures = status.figures
+    progress = status.progress
     pieces = [
         "" if status.state == "training" else state(status),
-        f"step {figures.step:,}",
-        "" if figures.samples_per_s is None or status.state != "training" else pace(figures.samples_per_s),
+        f"step {progress.step:,}",
+        "" if progress.samples_per_s is None or status.state != "training" else pace(progress.samples_per_s),
         count(status.size, "worker"),
-        checkpoint(figures),
+        checkpoint(progress),
     ]
     pieces += [f"{drain.who} leaves" for drain in status.drains if _is_there(drain.who, status)]
     return [piece for piece in pieces if piece]

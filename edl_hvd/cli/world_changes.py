@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from edl_hvd.cli.words import count, join
 from edl_hvd.driver.membership.events import (
     Action,
-    AskChange,
     Exited,
     Formed,
     Kill,
     MembershipEvent,
     Publish,
     Ready,
+    RequestResize,
     Spawn,
 )
 from edl_hvd.driver.membership.state import host_of
@@ -26,7 +26,7 @@ class Member:
     """One process in a slot."""
 
     worker: str
-    life: int
+    incarnation: int
 
 
 class WorldChanges:
@@ -43,7 +43,7 @@ class WorldChanges:
         self.members: tuple[str, ...] = ()
         self.generation = self.step = 0
         self.formed = False
-        self._lives: dict[str, int] = {}
+        self._incarnations: dict[str, int] = {}
         self._now: tuple[Member, ...] = ()
         self._before: tuple[Member, ...] = ()
         self._ready: set[str] = set()
@@ -54,7 +54,7 @@ class WorldChanges:
     def on_event(self, event: MembershipEvent, now_s: float) -> str:
         """A line, if this completes a world; else nothing."""
         if isinstance(event, Exited) and not event.clean:
-            member = Member(event.worker, event.life)
+            member = Member(event.worker, event.incarnation)
             self._ends.setdefault(member, event.how)  # the reason for killing it says more
             self._stop(member in self._now, now_s)
         elif isinstance(event, Ready):
@@ -68,18 +68,18 @@ class WorldChanges:
 
     def done(self, action: Action, now_s: float) -> None:
         if isinstance(action, Spawn):
-            self._lives[action.worker] = action.life
+            self._incarnations[action.worker] = action.incarnation
         elif isinstance(action, Kill):
-            member = Member(action.worker, action.life)
+            member = Member(action.worker, action.incarnation)
             self._ends[member] = action.reason
             self._stop(member in self._now, now_s)
-        elif isinstance(action, AskChange):
+        elif isinstance(action, RequestResize):
             self._stop(True, now_s)
         elif isinstance(action, Publish):
             self.members, self.generation, self.formed = action.members, action.generation, False
             self._ready = set()
             self.step = max(0, *(self._held.get(worker, -1) for worker in action.members))
-            self._now = tuple(Member(worker, self._lives.get(worker, 0)) for worker in action.members)
+            self._now = tuple(Member(worker, self._incarnations.get(worker, 0)) for worker in action.members)
 
     def _stop(self, concerns_the_world: bool, now_s: float) -> None:
         if concerns_the_world and self._stopped_s is None:

@@ -1,7 +1,7 @@
 """The port on which workers talk with their driver: JSON, one object per line, both ways, as long as a worker lives.
 
-The messages are those of ``protocol.py``. A worker's first line has to hold the job's token, its name and its life;
-anything else ends the connection without an answer. A later line that holds no known message ends it, too.
+The messages are those of ``protocol.py``. A worker's first line has to hold the job's token, its name and its
+incarnation; anything else ends the connection without an answer. A later line that holds no known message ends it, too.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from typing import Generic
 
 from edl_hvd import protocol
-from edl_hvd.driver.network import Line
+from edl_hvd.driver.network import Connection
 from edl_hvd.errors import ProtocolError
 from edl_hvd.protocol import Message, MessageT, Vocabulary
 
 LONGEST_LINE_BYTES = 1 << 16
 _HELLO_TIMEOUT_S = 10.0
 # Silent strangers must not use up the descriptors that workers need.
-_MOST_STRANGERS = 64
+_MOST_UNAUTHENTICATED = 64
 # A host whose cable is pulled says nothing, not even that it is gone. A living one answers, whatever its processes do,
 # so a host without an answer for this time is given up. The time is three times what a network needs to find another
 # way (rapid spanning tree), and nearly all that a lost host costs the others.
@@ -48,23 +48,23 @@ class Control(Generic[MessageT]):
     """The driver's side.
 
     Args:
-        knows: Whether a worker of this name and life is expected to call.
-        heard: Gets the name and the life of a worker and what it said, in the event loop's thread.
+        is_expected: Whether a worker of this name and incarnation is expected to call.
+        on_message: Gets the name and the incarnation of a worker and what it said, in the event loop's thread.
         known: What may be said after the hello.
     """
 
     def __init__(
         self,
-        knows: Callable[[str, int], bool],
-        heard: Callable[[str, int, MessageT | Connected | Unreachable], None],
+        is_expected: Callable[[str, int], bool],
+        on_message: Callable[[str, int, MessageT | Connected | Unreachable], None],
         known: Vocabulary[MessageT],
     ) -> None:
         self._known = known
         self.token = secrets.token_urlsafe(32)
-        self._knows = knows
-        self._heard = heard
-        self._lines: dict[str, tuple[int, asyncio.StreamWriter]] = {}
-        self._strangers: dict[asyncio.StreamWriter, None] = {}
+        self._is_expected = is_expected
+        self._on_message = on_message
+        self._connections: dict[str, tuple[int, asyncio.StreamWriter]] = {}
+        self._unauthenticated: dict[asyncio.StreamWriter, None] = {}
         self._server: asyncio.Server | None = None
         self._watch: asyncio.Task[None] | None = None
 
@@ -77,24 +77,24 @@ class Control(Generic[MessageT]):
 
     def send(self, worker: str, message: Message) -> bool:
         """Say something to a worker; false if it is not connected."""
-        if worker not in self._lines:
+        if worker not in self._connections:
             return False
-        writer = self._lines[worker][1]
+        writer = self._connections[worker][1]
         writer.write(protocol.encode(message))
         return not writer.is_closing()
 
-    def hang_up(self, worker: str, life: int) -> None:
+    def disconnect(self, worker: str, incarnation: int) -> None:
         """End the connection of a worker that belongs to the job no more: should it live on, it leaves."""
-        known_life, writer = self._lines.get(worker, (0, None))
-        if writer is not None and known_life == life:
+        known_incarnation, writer = self._connections.get(worker, (0, None))
+        if writer is not None and known_incarnation == incarnation:
             writer.close()
 
-    def lines(self, workers: Sequence[str]) -> dict[str, Line]:
+    def connections(self, workers: Sequence[str]) -> dict[str, Connection]:
         """The connections of those of the workers that are connected."""
-        writers = {worker: self._lines[worker][1] for worker in workers if worker in self._lines}
+        writers = {worker: self._connections[worker][1] for worker in workers if worker in self._connections}
         ends = {worker: [writer.get_extra_info(end) for end in ("peername", "sockname")]
                 for worker, writer in writers.items()}  # fmt: skip
-        return {worker: Line(there[0], here[0]) for worker, (there, here) in ends.items()}
+        return {worker: Connection(there[0], here[0]) for worker, (there, here) in ends.items()}
 
     def close(self) -> None:
         """Stop listening and hang up."""
@@ -102,7 +102,7 @@ class Control(Generic[MessageT]):
             self._server.close()
         if self._watch is not None:
             self._watch.cancel()
-        for _, writer in self._lines.values():
+        for _, writer in self._connections.values():
             writer.close()
 
     async def _watch_hosts(self) -> None:
@@ -111,9 +111,9 @@ class Control(Generic[MessageT]):
             before_s = clock.time()
             await asyncio.sleep(_LOOK_EVERY_S)
             slept = clock.time() - before_s > _OWN_PAUSE_S
-            for worker, (life, writer) in list(self._lines.items()):
+            for worker, (incarnation, writer) in list(self._connections.items()):
                 if not slept and _unanswered_s(writer) > _UNANSWERED_S:
-                    self._heard(worker, life, Unreachable())
+                    self._on_message(worker, incarnation, Unreachable())
                     writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -130,26 +130,29 @@ class Control(Generic[MessageT]):
                 await writer.wait_closed()
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[str, int] | None:
-        if len(self._strangers) >= _MOST_STRANGERS:
-            next(iter(self._strangers)).close()  # the one that has been silent for longest
-        self._strangers[writer] = None
+        if len(self._unauthenticated) >= _MOST_UNAUTHENTICATED:
+            next(iter(self._unauthenticated)).close()  # the one that has been silent for longest
+        self._unauthenticated[writer] = None
         try:
             line = await asyncio.wait_for(reader.readuntil(), _HELLO_TIMEOUT_S)
         finally:
-            self._strangers.pop(writer, None)
+            self._unauthenticated.pop(writer, None)
         hello = protocol.decode(line, protocol.HELLO)
         is_ours = hmac.compare_digest(hello.token.encode(errors="replace"), self.token.encode())
-        return (hello.worker, hello.life) if is_ours and self._knows(hello.worker, hello.life) else None
+        is_expected = is_ours and self._is_expected(hello.worker, hello.incarnation)
+        return (hello.worker, hello.incarnation) if is_expected else None
 
-    async def _listen(self, worker: str, life: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._lines[worker] = (life, writer)
-        self._heard(worker, life, Connected())
+    async def _listen(
+        self, worker: str, incarnation: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._connections[worker] = (incarnation, writer)
+        self._on_message(worker, incarnation, Connected())
         try:
             while True:
-                self._heard(worker, life, protocol.decode(await reader.readuntil(), self._known))
+                self._on_message(worker, incarnation, protocol.decode(await reader.readuntil(), self._known))
         finally:
-            if self._lines.get(worker, (0, None))[1] is writer:
-                del self._lines[worker]
+            if self._connections.get(worker, (0, None))[1] is writer:
+                del self._connections[worker]
 
 
 def _ask_for_answers(writer: asyncio.StreamWriter) -> None:

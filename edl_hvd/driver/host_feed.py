@@ -9,7 +9,7 @@ from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.damping import Damping
 from edl_hvd.discovery.source import Source
 from edl_hvd.discovery.watch import HostWatch
-from edl_hvd.driver.membership.events import DrainAsked, HostsFound
+from edl_hvd.driver.membership.events import DrainRequested, HostsFound
 from edl_hvd.driver.preflight.gate import Gate, Look
 from edl_hvd.hosts import HostSlots
 
@@ -38,7 +38,7 @@ class HostFeed:
         damping: Damping | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.news: asyncio.Queue[HostsFound | DrainAsked] = asyncio.Queue()
+        self.news: asyncio.Queue[HostsFound | DrainRequested] = asyncio.Queue()
         self.gate = None if look is None else Gate(look, self._pass, note, clock)
         self._problem = problem
         self._loop = asyncio.get_running_loop()
@@ -65,11 +65,11 @@ class HostFeed:
 
     def noticed(self, host: str, left_s: float) -> None:
         """A host will be gone in this number of seconds."""
-        if self.gate is None or not self.gate.going(host, left_s):
-            self.news.put_nowait(DrainAsked(host, left_s, stays=True))
+        if self.gate is None or not self.gate.on_preemption_notice(host, left_s):
+            self.news.put_nowait(DrainRequested(host, left_s, deferred=True))
 
-    def _pass(self, hosts: tuple[HostSlots, ...], unfit: tuple[str, ...] = ()) -> None:
-        self.news.put_nowait(HostsFound(hosts, unfit))
+    def _pass(self, hosts: tuple[HostSlots, ...], failed_preflight: tuple[str, ...] = ()) -> None:
+        self.news.put_nowait(HostsFound(hosts, failed_preflight))
 
     # --- called from the thread of the watch ---
 

@@ -11,13 +11,12 @@ from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.driver.assignment import Place, assign
 from edl_hvd.driver.control import Connected, Control, Unreachable
 from edl_hvd.driver.membership import events
-from edl_hvd.driver.membership.decision import SAVED
 from edl_hvd.driver.membership.history import Recorder
 from edl_hvd.driver.membership.state import Rules, begin, host_of
-from edl_hvd.driver.network import MeetingPlace, Network
+from edl_hvd.driver.membership.transition import SAVED
+from edl_hvd.driver.network import Network, RendezvousEndpoint
 from edl_hvd.driver.watch.health import Health
-from edl_hvd.driver.workers.exits import Exit
-from edl_hvd.driver.workers.process import WorkerProcess
+from edl_hvd.driver.workers.process import Exit, WorkerProcess
 from edl_hvd.errors import EdlHvdError
 from edl_hvd.key_value_store import KeyValueStore
 from edl_hvd.settings import Driver
@@ -25,7 +24,7 @@ from edl_hvd.settings import Driver
 INTERRUPTED = 130  # 128 + SIGINT, as in a shell
 _TICK_S = 0.05
 _LAST_WAIT_S = 5.0
-_HANG_UP_S = 1.0
+_DISCONNECT_AFTER_S = 1.0
 # The others break with a lost member in milliseconds; its slot is not used again before this.
 
 
@@ -59,7 +58,7 @@ class Job:
         record: Gets the history of the membership, if given; see ``history.py``.
         clock: For everything but the event loop's own waits.
         known_step: The furthest step that an earlier run of the job is known to have reached; -1 for none.
-        grace_s: What is left to whoever is told to end by SIGTERM: a worker, or the whole job.
+        termination_grace_s: What is left to whoever is told to end by SIGTERM: a worker, or the whole job.
         collective_timeout_s: How long all workers may wait for each other in different collectives.
 
     Attributes:
@@ -75,10 +74,10 @@ class Job:
         record: TextIO | None = None,
         clock: Clock = SYSTEM_CLOCK,
         known_step: int = -1,
-        grace_s: float = 30.0,
+        termination_grace_s: float = 30.0,
         collective_timeout_s: float = 60.0,
     ) -> None:
-        self._grace_s = grace_s
+        self._termination_grace_s = termination_grace_s
         self._clock = clock
         self._starter = starter
         self._network = network
@@ -86,10 +85,10 @@ class Job:
         self._began_s = clock.monotonic_s()
         self.membership = begin(rules, 0.0)
         self._recorder = Recorder(record, self.membership)
-        self._control = Control(self._knows, self._hear, protocol.FROM_WORKER)
+        self._control = Control(self._is_expected, self._on_message, protocol.FROM_WORKER)
         self._port = 0
         self._processes: dict[str, tuple[int, WorkerProcess]] = {}
-        self._lives: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._places: dict[str, Place] = {}
         self._store: KeyValueStore | None = None
         self.known_step = known_step
@@ -138,7 +137,7 @@ class Job:
                     self._kills = True
                     return events.End(INTERRUPTED, "interrupted")
                 if ends_s is None and end_all():
-                    ends_s = self.now_s + self._grace_s
+                    ends_s = self.now_s + self._termination_grace_s
                 if ends_s is not None:
                     if self.now_s > ends_s:
                         self._kills = True
@@ -157,22 +156,22 @@ class Job:
         for entry in self.membership.hosts:
             if entry.host not in self._drained:
                 self._drained.add(entry.host)
-                self.handle(events.DrainAsked(entry.host, max(0.0, ends_s - self.now_s)))
+                self.handle(events.DrainRequested(entry.host, max(0.0, ends_s - self.now_s)))
 
     def _too_late(self) -> str:
         """Why workers are killed that were to save and leave, for people."""
         there = sorted(self._processes)
         killed = f"{', '.join(there)} did not and {'were' if len(there) > 1 else 'was'} killed" if there else "did not"
         return (
-            f"workers were asked to save and leave within {self._grace_s:g} s (EDL_HVD_GRACE), but {killed}; run it "
-            "again to go on at the newest checkpoint"
+            f"workers were asked to save and leave within {self._termination_grace_s:g} s (EDL_HVD_TERMINATION_GRACE), "
+            f"but {killed}; run it again to go on at the newest checkpoint"
         )
 
     def handle(self, event: events.MembershipEvent) -> None:
         """Take in what has happened and do what follows. In the event loop's thread."""
         now_s = self.now_s
         self._listener.on_event(event)
-        self.membership, actions = self._recorder.advance(self.membership, event, now_s)
+        self.membership, actions = self._recorder.transition(self.membership, event, now_s)
         started = [action.worker for action in actions if isinstance(action, events.Spawn)]
         told = {worker: place.rank for worker, place in self._places.items()}
         self._places.update(assign(self.membership, told, started))
@@ -182,38 +181,38 @@ class Job:
 
     # --- what workers say ---
 
-    def _knows(self, worker: str, life: int) -> bool:
+    def _is_expected(self, worker: str, incarnation: int) -> bool:
         slot = self.membership.slots.get(worker)
-        return slot is not None and slot.life == life and slot.state != "empty"
+        return slot is not None and slot.incarnation == incarnation and slot.state != "empty"
 
-    def _hear(self, worker: str, life: int, said: protocol.FromWorker | Connected | Unreachable) -> None:
-        self._health.heard(worker, life)
+    def _on_message(self, worker: str, incarnation: int, said: protocol.FromWorker | Connected | Unreachable) -> None:
+        self._health.heard(worker, incarnation)
         if isinstance(said, protocol.Ready | protocol.Beat | protocol.Raised):
             self.known_step = max(self.known_step, said.step)
         match said:
             case protocol.Ready(step):
-                self.handle(events.Ready(worker, life, step))
+                self.handle(events.Ready(worker, incarnation, step))
             case protocol.Warm(generation):
-                self.handle(events.Warm(worker, life, generation))
+                self.handle(events.CaughtUp(worker, incarnation, generation))
             case protocol.Guiding(generation, follower, address, port):
                 self._control.send(follower, protocol.Follow(generation, address, port))
             case protocol.Formed(generation):
-                self.handle(events.Formed(worker, life, generation))
+                self.handle(events.Formed(worker, incarnation, generation))
             case protocol.Raised(step, error, hopeless):
-                self.handle(events.Raised(worker, life, step, error, hopeless))
+                self.handle(events.Raised(worker, incarnation, step, error, hopeless))
             case protocol.Done():
-                self.handle(events.Done(worker, life))
+                self.handle(events.Done(worker, incarnation))
             case protocol.Drain():
-                self.handle(events.DrainAsked(worker, self._grace_s))
+                self.handle(events.DrainRequested(worker, self._termination_grace_s))
             case protocol.Notice(left_s):  # of its host; the worker itself tells people
-                self.handle(events.DrainAsked(host_of(worker), left_s, stays=True))
+                self.handle(events.DrainRequested(host_of(worker), left_s, deferred=True))
             case protocol.Beat():
-                self._health.beat(worker, life, said, self.membership)
+                self._health.beat(worker, incarnation, said, self.membership)
                 self._listener.beat(worker, said)
             case protocol.Waits():
-                self._health.answered(worker, life, said)
+                self._health.answered(worker, incarnation, said)
             case Unreachable():
-                self.handle(events.Lost(worker, life, "its host does not answer"))
+                self.handle(events.Lost(worker, incarnation, "its host does not answer"))
 
     def _ask(self, worker: str, generation: int, collectives: Sequence[str]) -> None:
         self._control.send(worker, protocol.Explain(generation, tuple(collectives)))
@@ -232,58 +231,61 @@ class Job:
         members = self.membership.world.members
         match action:
             case events.Spawn():
-                task = asyncio.get_running_loop().create_task(self._live(action))
-                self._lives.add(task)
-                task.add_done_callback(self._lives.discard)
+                task = asyncio.get_running_loop().create_task(self._run_process(action))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
             case events.Publish():
                 self._publish(action)
             case events.Follow(worker, generation, guide):
-                lines = self._control.lines((guide, worker))
-                own = MeetingPlace.of(lines).address_for(lines[guide]) if guide in lines else None
+                connections = self._control.connections((guide, worker))
+                endpoint = RendezvousEndpoint.of(connections)
+                own = endpoint.address_for(connections[guide]) if guide in connections else None
                 self._control.send(guide, protocol.Guide(generation, worker, own))
-            case events.AskChange(generation):
+            case events.RequestResize(generation):
                 for member in members:
                     self._control.send(member, protocol.Change(generation))
-            case events.TellGone(generation, worker):
+            case events.NotifyPeerLost(generation, worker):
                 for member in members:
                     if member != worker:
                         self._control.send(member, protocol.Gone(generation, worker))
-            case events.Dismiss(worker, life, save, left_s):
+            case events.ShutDownWorker(worker, incarnation, save, left_s):
                 if not self._control.send(worker, protocol.Dismiss(save, left_s)):
-                    self._signal(worker, life, WorkerProcess.terminate)
-            case events.Kill(worker, life):
-                self._signal(worker, life, WorkerProcess.kill)
+                    self._signal(worker, incarnation, WorkerProcess.terminate)
+            case events.Kill(worker, incarnation):
+                self._signal(worker, incarnation, WorkerProcess.kill)
             case events.End():
                 self._ended.set()
-            case events.SetAside():
+            case events.QuarantineHost():
                 pass  # for people only
 
-    async def _live(self, spawn: events.Spawn) -> None:
+    async def _run_process(self, spawn: events.Spawn) -> None:
         """One process, from its start to its end."""
-        worker, life = spawn.worker, spawn.life
+        worker, incarnation = spawn.worker, spawn.incarnation
         try:
             address = await asyncio.to_thread(self._network.toward, host_of(worker))
-            process = await self._starter.start(worker, self._variables(worker, life, address))
+            process = await self._starter.start(worker, self._variables(worker, incarnation, address))
         except (OSError, EdlHvdError) as error:
-            self.handle(events.Exited(worker, life, clean=False, how=f"could not be started: {error}", began=False))
+            self.handle(
+                events.Exited(worker, incarnation, clean=False, how=f"could not be started: {error}", began=False)
+            )
             return
-        self._processes[worker] = (life, process)
+        self._processes[worker] = (incarnation, process)
         if self._kills or self.membership.slots[worker].state in ("dying", "dismissed"):
             process.kill()  # decided while it was being started
-        self._health.begins(worker, life, process)
+        self._health.begins(worker, incarnation, process)
         exit_: Exit = await process.wait()
         self._health.ends(worker)
         del self._processes[worker]
         # When only the ssh that led to it has ended, it lives on, until it hears that it is no member any more. Not at
         # once: it would ask the others to leave with it at the next commit, while they already break with it.
-        asyncio.get_running_loop().call_later(_HANG_UP_S, self._control.hang_up, worker, life)
+        asyncio.get_running_loop().call_later(_DISCONNECT_AFTER_S, self._control.disconnect, worker, incarnation)
         began = exit_.problem is None or not exit_.certain
-        self.handle(events.Exited(worker, life, clean=exit_.code == 0, how=exit_.text, began=began))
+        self.handle(events.Exited(worker, incarnation, clean=exit_.code == 0, how=exit_.text, began=began))
 
-    def _variables(self, worker: str, life: int, address: str) -> dict[str, str]:
+    def _variables(self, worker: str, incarnation: int, address: str) -> dict[str, str]:
         place = self._places[worker]
         driver = Driver(
-            address, self._port, self._control.token, worker, life, place.rank, place.size, place.local_size
+            address, self._port, self._control.token, worker, incarnation, place.rank, place.size, place.local_size
         )
         # No variable tells Horovod a place in a world before there is one: its init() would wait for others, or abort.
         return {
@@ -297,32 +299,32 @@ class Job:
     def _publish(self, publish: events.Publish) -> None:
         if self._store is not None:
             self._store.close()  # nobody of an older generation may meet anybody here
-        lines = self._control.lines(publish.members)
-        place = MeetingPlace.of(lines)
-        self._store = KeyValueStore(place.address, place.callers.__contains__, token=self._control.token)
-        for member, line in lines.items():
+        connections = self._control.connections(publish.members)
+        endpoint = RendezvousEndpoint.of(connections)
+        self._store = KeyValueStore(endpoint.address, endpoint.allowed_peers.__contains__, token=self._control.token)
+        for member, connection in connections.items():
             world = protocol.World(
                 generation=publish.generation,
                 members=publish.members,
-                store_address=line.here,
+                store_address=connection.local,
                 store_port=self._store.port,
                 interface=self._network.interface,
-                address=place.address_for(line),
+                address=endpoint.address_for(connection),
                 known_step=self.known_step,
             )
             self._control.send(member, world)
 
-    def _signal(self, worker: str, life: int, how: Callable[[WorkerProcess], None]) -> None:
+    def _signal(self, worker: str, incarnation: int, how: Callable[[WorkerProcess], None]) -> None:
         known = self._processes.get(worker)
-        if known is not None and known[0] == life:
+        if known is not None and known[0] == incarnation:
             how(known[1])
 
     async def _clean_up(self) -> None:
         for end in (WorkerProcess.kill if self._kills else WorkerProcess.terminate, WorkerProcess.kill):
             for _, process in list(self._processes.values()):
                 end(process)
-            if self._lives:
-                await asyncio.wait(self._lives, timeout=_LAST_WAIT_S)
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=_LAST_WAIT_S)
         self._control.close()
         if self._store is not None:
             self._store.close()

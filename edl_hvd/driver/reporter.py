@@ -12,8 +12,8 @@ from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.driver.job import Job, Listener
 from edl_hvd.driver.membership.events import Action, End, Exited, MembershipEvent, Tick
 from edl_hvd.driver.preflight.gate import Gate
-from edl_hvd.driver.status import Heard, Pace, Process, Remaining, Status, describe
-from edl_hvd.process_mark import mark_of
+from edl_hvd.driver.status import Countdown, LastHeartbeat, Process, Status, Throughput, describe
+from edl_hvd.process_identity import start_token
 from edl_hvd.protocol import Beat
 
 _SHOW_EVERY_S = 0.25
@@ -59,10 +59,10 @@ class Reporter:
         self._job: Job | None = None
         self._gate: Gate | None = None
         self._begun = begun
-        self._figures = begun.figures
-        self._pace = Pace()
+        self._progress = begun.progress
+        self._throughput = Throughput()
         self._generation = 0
-        self._heard: dict[str, Heard] = {}
+        self._heartbeats: dict[str, LastHeartbeat] = {}
         self._processes: dict[str, Process] = {}
         self._saved_s: float | None = None
         self._changed = True
@@ -84,7 +84,7 @@ class Reporter:
             return
         self._changed = True
         if isinstance(event, Exited):
-            self._heard.pop(event.worker, None)
+            self._heartbeats.pop(event.worker, None)
 
     def done(self, action: Action) -> None:
         self._screen.done(action)
@@ -95,12 +95,12 @@ class Reporter:
         if self._job is None:
             return
         now_s = self._job.now_s
-        self._heard[worker] = Heard(beat, now_s)
+        self._heartbeats[worker] = LastHeartbeat(beat, now_s)
         self._measure(beat, now_s)
         # From now on there is something to lose, and a later run has to know it.
-        self._changed = self._changed or self._figures.known_step <= 0 < beat.step
-        if beat.saved_step > self._figures.saved_step:
-            self._figures = replace(self._figures, saved_step=beat.saved_step)
+        self._changed = self._changed or self._progress.known_step <= 0 < beat.step
+        if beat.saved_step > self._progress.saved_step:
+            self._progress = replace(self._progress, saved_step=beat.saved_step)
             self._saved_s = now_s
 
     def noticed(self, text: str) -> None:
@@ -111,7 +111,7 @@ class Reporter:
         if self._writing is not None:
             await asyncio.wait({self._writing})
         status = self._describe() if self._job is not None else self._begun
-        await asyncio.to_thread(self._keep, replace(status, at=self._clock.wall_s(), state="ended", end=end))
+        await asyncio.to_thread(self._keep, replace(status, at_s=self._clock.wall_s(), state="ended", end=end))
 
     # --- the status ---
 
@@ -147,27 +147,27 @@ class Reporter:
             return
         if beat.generation > self._generation:
             self._generation = beat.generation
-            self._pace.forget()
-        elif beat.step < self._figures.step:
+            self._throughput.forget()
+        elif beat.step < self._progress.step:
             return
-        self._pace.feel(now_s, beat.samples)
-        self._figures = replace(self._figures, step=beat.step, samples=beat.samples)
+        self._throughput.update(now_s, beat.samples)
+        self._progress = replace(self._progress, step=beat.step, samples=beat.samples)
 
     def _describe(self) -> Status:
         assert self._job is not None
         job, now_s = self._job, self._job.now_s
-        pace = self._pace.per_s(now_s)
-        figures = self._figures = replace(
-            self._figures,
-            known_step=max(self._figures.known_step, job.known_step),
-            samples_per_s=None if pace is None else round(pace, 2),
+        throughput = self._throughput.per_s(now_s)
+        progress = self._progress = replace(
+            self._progress,
+            known_step=max(self._progress.known_step, job.known_step),
+            samples_per_s=None if throughput is None else round(throughput, 2),
             saved_age_s=None if self._saved_s is None else round(now_s - self._saved_s, 1),
         )
         self._find(job.processes)
-        status = describe(job.membership, now_s, self._clock.wall_s(), figures, self._heard, self._processes)
-        left_out = self._gate.aside.items() if self._gate is not None else ()
-        kept_out = tuple(Remaining(host, round(seconds, 3), fault) for host, (fault, seconds) in left_out)
-        return replace(status, aside=status.aside + kept_out)
+        status = describe(job.membership, now_s, self._clock.wall_s(), progress, self._heartbeats, self._processes)
+        left_out = self._gate.rejected.items() if self._gate is not None else ()
+        kept_out = tuple(Countdown(host, round(seconds, 3), fault) for host, (fault, seconds) in left_out)
+        return replace(status, quarantined=status.quarantined + kept_out)
 
     def _find(self, pids: Mapping[str, int]) -> None:
         """A process's mark does not change, and costs two files to read."""
@@ -176,4 +176,4 @@ class Reporter:
         for worker, pid in pids.items():
             if worker not in self._processes:
                 with contextlib.suppress(OSError):
-                    self._processes[worker] = Process(pid, mark_of(pid))
+                    self._processes[worker] = Process(pid, start_token(pid))

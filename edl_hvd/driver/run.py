@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TextIO, cast
 
 from edl_hvd.discovery.damping import Damping
 from edl_hvd.driver.command_line.options import Options, is_python
@@ -17,15 +15,14 @@ from edl_hvd.driver.host_feed import HostFeed
 from edl_hvd.driver.job import Job
 from edl_hvd.driver.job_folder.claim import JobFolder, claim
 from edl_hvd.driver.job_folder.requests import Requests, answer
-from edl_hvd.driver.local_hosts import is_local
-from edl_hvd.driver.membership.decision import SAVED
-from edl_hvd.driver.membership.events import DrainAsked, End, HostsFound
-from edl_hvd.driver.network import Network, choose_network
-from edl_hvd.driver.preflight.examination import Examination
+from edl_hvd.driver.membership.events import DrainRequested, End, HostsFound
+from edl_hvd.driver.membership.transition import SAVED
+from edl_hvd.driver.network import Network, choose_network, is_local
 from edl_hvd.driver.preflight.gate import Look
+from edl_hvd.driver.preflight.preflight import Preflight
 from edl_hvd.driver.reporter import Reporter, Screen
 from edl_hvd.driver.workers.launcher import Launcher, Program
-from edl_hvd.driver.workers.output_files import OutputFiles
+from edl_hvd.driver.workers.output import OutputFiles
 from edl_hvd.driver.workers.ssh import Ssh
 from edl_hvd.errors import EdlHvdError, PlatformError
 from edl_hvd.settings import Settings, own_environment
@@ -46,242 +43,219 @@ def run_job(options: Options, screen: Screen) -> int:
         PlatformError: It could not begin.
     """
     with claim(options) as folder:
-        return asyncio.run(_run(options, screen, folder))
+        return asyncio.run(EdlRun(options, screen, folder).run())
 
 
-async def _run(options: Options, screen: Screen, folder: JobFolder) -> int:
-    reporter = Reporter(screen, folder.write_status, folder.begun)
-    try:
-        end = await _train(options, screen, folder, reporter)
-    except EdlHvdError as error:
-        await reporter.close(End(1, str(error)))
-        raise
-    await reporter.close(end)
-    screen.ended(end)
-    if end.code == SAVED and folder.resume_line:
-        screen.note(f"go on with: {folder.resume_line}")
-    return end.code
-
-
-async def _train(options: Options, screen: Screen, folder: JobFolder, reporter: Reporter) -> End:
-    loop = asyncio.get_running_loop()
-    network = choose_network(options.network_interfaces, _ssh(options))
-    damping = Damping() if options.is_damped else None
-    look = _look(options, network, screen)
-    feed = HostFeed(options.source, look, screen.problem, screen.note, options.poll_every_s, damping)
-    with _signals(loop, screen) as wishes:
-        await _outlive_orphans(folder, screen, wishes)
-        feed.start()
-        try:
-            hosts = await _first_hosts(feed, options, wishes)
-            with contextlib.ExitStack() as stack:
-                files = stack.enter_context(OutputFiles(options.output_filename))
-                record = _both(stack.enter_context(_record(options.record)), stack.enter_context(folder.history()))
-                program = Program(options.command, _environment(options, folder), str(Path.cwd()))
-                launcher = _launcher(options, program, lambda *line: _pass_on(screen, files, *line))
-                known_step = folder.begun.figures.known_step
-                settings = Settings.from_environment()
-                job = Job(
-                    options.rules,
-                    launcher,
-                    network,
-                    reporter,
-                    record,
-                    known_step=known_step,
-                    grace_s=settings.grace_s,
-                    collective_timeout_s=settings.collective_timeout_s,
-                )
-                return await _follow_through(job, reporter, folder, screen, hosts, feed, wishes)
-        finally:
-            await feed.close()
-
-
-def _look(options: Options, network: Network, screen: Screen) -> Look | None:
-    """How hosts are measured before they get workers; ``None``: they are not."""
-    if options.preflight is None:
-        return None
-    python = options.command[0] if is_python(options.command[0]) else sys.executable
-    # By the same program, in the same folder and environment as a worker, or it would be another one that is measured.
-    environment = {**own_environment(), **options.worker_variables}
-    program = Program((python, "-m", "edl_hvd.preflight"), environment, str(Path.cwd()))
-    launcher = _launcher(options, program, screen.line if options.verbose else lambda *line: None)
-    return Examination(launcher, network, options.preflight).look
-
-
-async def _follow_through(
-    job: Job,
-    reporter: Reporter,
-    folder: JobFolder,
-    screen: Screen,
-    hosts: HostsFound,
-    feed: HostFeed,
-    wishes: Wishes,
-) -> End:
-    """The job from its first hosts to its end."""
-    reporter.watch(job, feed.gate)
-    requests = Requests(lambda line: _obey(job, screen, line))
-    await job.start()
-    job.handle(hosts)
-    following = asyncio.get_running_loop().create_task(_follow(feed, job, screen))
-    try:
-        try:
-            await requests.start(folder.path)
-        except OSError as error:
-            screen.note(f"no requests are taken, as {folder.path} can hold no socket: {error}; the job goes on")
-        return await job.run(end_all=wishes.any, end_now=wishes.urgent)
-    finally:
-        requests.close()
-        following.cancel()
-
-
-def _obey(job: Job, screen: Screen, line: bytes) -> Mapping[str, object]:
-    """Do what somebody in another terminal asks for."""
-    reply = answer(line, job.membership, job.now_s)
-    if reply.event is not None:
-        _drain(job, screen, reply.event)
-    return reply.fields
-
-
-def _drain(job: Job, screen: Screen, asked: DrainAsked) -> None:
-    if asked.stays:
-        leave_s = min(asked.notice_s, job.membership.rules.leave_s)
-        screen.note(f"{asked.target} is to go in {asked.notice_s:.0f} s; its workers leave {leave_s:.0f} s before that")
-    else:
-        screen.note(f"asked to leave {asked.target} within {asked.notice_s:.0f} s")
-    job.handle(asked)
-
-
-async def _outlive_orphans(folder: JobFolder, screen: Screen, wishes: Wishes) -> None:
-    """Workers of an earlier run that lost their driver save and go; their checkpoint is the one to start from.
-
-    Raises:
-        PlatformError: They do not go.
-    """
-    orphans = folder.orphans
-    if not orphans:
-        return
-    pids = ", ".join(str(orphan.pid) for orphan in orphans)
-    screen.note(f"waiting for the workers of the edlrun that was killed, which save and end (processes {pids})")
-    ends_s = asyncio.get_running_loop().time() + _ORPHANS_S
-    while orphans := folder.orphans:
-        if wishes.any() or asyncio.get_running_loop().time() > ends_s:
-            pids = " ".join(str(orphan.pid) for orphan in orphans)
-            raise PlatformError(
-                f"workers of the job's earlier run are still there (processes {pids}), so nothing was started; end "
-                f"them (kill {pids}), then give the same command again"
-            )
-        await asyncio.sleep(_ORPHAN_POLL_S)
-
-
-def _environment(options: Options, folder: JobFolder) -> Mapping[str, str]:
-    own = own_environment()
-    return {**own, **folder.checkpoint_variable(own), **options.worker_variables}
-
-
-def _launcher(options: Options, program: Program, output: Callable[[str, str, bytes], None]) -> Launcher:
-    return Launcher(program, _ssh(options), is_local, output, options.start_timeout_s)
-
-
-def _ssh(options: Options) -> Ssh:
-    return Ssh(options.ssh_port, options.ssh_identity_file)
-
-
-def _pass_on(screen: Screen, files: OutputFiles, worker: str, stream: str, line: bytes) -> None:
-    screen.line(worker, stream, line)
-    files.write(worker, stream, line)
-
-
-async def _first_hosts(feed: HostFeed, options: Options, wishes: Wishes) -> HostsFound:
-    timeout_s = options.rules.elastic_timeout_s
-    waiting = asyncio.ensure_future(feed.news.get())
-    done, _ = await asyncio.wait({waiting, asyncio.ensure_future(wishes.first.wait())}, timeout=timeout_s,
-                                 return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
-    if waiting in done:
-        hosts = waiting.result()
-        assert isinstance(hosts, HostsFound), "a notice follows the answer that lists its host"
-        return hosts
-    reason = "it was interrupted" if done else f"there were none for {timeout_s:.0f} s (--elastic-timeout)"
-    raise PlatformError(f"waited for hosts, but {reason}; see what discovery reports")
-
-
-async def _follow(feed: HostFeed, job: Job, screen: Screen) -> None:
-    while True:
-        event = await feed.news.get()
-        if isinstance(event, DrainAsked):
-            _drain(job, screen, event)
-        else:
-            job.handle(event)
-
-
-class Wishes:
+class ShutdownRequests:
     """What signals ask for: the first one to save and stop, the second to stop at once.
 
     Args:
-        asked: Called at the first one.
+        on_first: Called at the first one.
+
+    Attributes:
+        first: Set at the first one.
     """
 
-    def __init__(self, asked: Callable[[], None]) -> None:
-        self._asked = asked
-        self.count = 0
+    def __init__(self, on_first: Callable[[], None]) -> None:
+        self._on_first = on_first
+        self._count = 0
         self.first = asyncio.Event()
 
-    def any(self) -> bool:
-        return self.count > 0
+    def is_requested(self) -> bool:
+        return self._count > 0
 
-    def urgent(self) -> bool:
-        return self.count > 1
+    def is_urgent(self) -> bool:
+        return self._count > 1
 
-    def take(self) -> None:
-        self.count += 1
-        if self.count == 1:
-            self._asked()
+    @contextlib.contextmanager
+    def handling_signals(self) -> Iterator[None]:
+        """Take SIGINT and SIGTERM of the running event loop as requests, for as long as the block lasts."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._take)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    def _take(self) -> None:
+        self._count += 1
+        if self._count == 1:
+            self._on_first()
         self.first.set()
 
 
-@contextlib.contextmanager
-def _signals(loop: asyncio.AbstractEventLoop, screen: Screen) -> Iterator[Wishes]:
-    wishes = Wishes(lambda: screen.note("asked to stop: workers save and leave; asked again, it ends them at once"))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, wishes.take)
-    try:
-        yield wishes
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
+class EdlRun:
+    """One run of a job: what the options, the screen and the job's folder have in common from its begin to its end.
 
+    Args:
+        options: What the user asked for.
+        screen: What a person sees of it.
+        folder: The folder of the job, held by this run.
+    """
 
-@contextlib.contextmanager
-def _record(path: str | None) -> Iterator[TextIO | None]:
-    if path is None:
-        yield None
-        return
-    with open(path, "w", encoding="utf-8") as file:
-        yield file
+    def __init__(self, options: Options, screen: Screen, folder: JobFolder) -> None:
+        self._options = options
+        self._screen = screen
+        self._folder = folder
+        self._reporter = Reporter(screen, folder.write_status, folder.begun)
+        self._ssh = Ssh(options.ssh_port, options.ssh_identity_file)
+        self._shutdown = ShutdownRequests(
+            lambda: screen.note("asked to stop: workers save and leave; asked again, it ends them at once")
+        )
 
+    async def run(self) -> int:
+        """Run it to its end; the exit code.
 
-class _Both(io.TextIOBase):
-    """Two files that get the same."""
+        Raises:
+            PlatformError: It could not begin.
+        """
+        try:
+            end = await self._train()
+        except EdlHvdError as error:
+            await self._reporter.close(End(1, str(error)))
+            raise
+        await self._reporter.close(end)
+        self._screen.ended(end)
+        if end.code == SAVED and self._folder.resume_line:
+            self._screen.note(f"go on with: {self._folder.resume_line}")
+        return end.code
 
-    def __init__(self, *files: TextIO) -> None:
-        self._files = files
+    async def _train(self) -> End:
+        options, screen = self._options, self._screen
+        network = choose_network(options.network_interfaces, self._ssh)
+        damping = Damping() if options.is_damped else None
+        look = self._look(network)
+        feed = HostFeed(options.source, look, screen.problem, screen.note, options.poll_every_s, damping)
+        with self._shutdown.handling_signals():
+            await self._wait_for_orphans()
+            feed.start()
+            try:
+                hosts = await self._first_hosts(feed)
+                with contextlib.ExitStack() as stack:
+                    return await self._run_job(self._make_job(network, stack), hosts, feed)
+            finally:
+                await feed.close()
 
-    def write(self, text: str) -> int:
-        for file in self._files:
-            file.write(text)
-        return len(text)
+    def _make_job(self, network: Network, stack: contextlib.ExitStack) -> Job:
+        """The job before its start; the stack closes the files that it writes."""
+        options, folder, own, settings = self._options, self._folder, own_environment(), Settings.from_environment()
+        files = stack.enter_context(OutputFiles(options.output_filename))
 
-    def flush(self) -> None:
-        for file in self._files:
-            file.flush()
+        def pass_on(worker: str, stream: str, line: bytes) -> None:
+            self._screen.line(worker, stream, line)
+            files.write(worker, stream, line)
 
-    def close(self) -> None:
-        """Each of them, also where one cannot write what it still holds."""
-        for file in self._files:
-            with contextlib.suppress(OSError):
-                file.close()
+        environment = {**own, **folder.checkpoint_variable(own), **options.worker_variables}
+        return Job(
+            options.rules,
+            self._launcher(options.command, environment, pass_on),
+            network,
+            self._reporter,
+            stack.enter_context(folder.history(options.record)),
+            known_step=folder.begun.progress.known_step,
+            termination_grace_s=settings.termination_grace_s,
+            collective_timeout_s=settings.collective_timeout_s,
+        )
 
+    def _look(self, network: Network) -> Look | None:
+        """How hosts are measured before they get workers; ``None``: they are not."""
+        options = self._options
+        if options.preflight is None:
+            return None
+        python = options.command[0] if is_python(options.command[0]) else sys.executable
+        # By the same program, in the same folder and environment as a worker, or another one would be measured.
+        environment = {**own_environment(), **options.worker_variables}
+        output = self._screen.line if options.verbose else lambda *line: None
+        launcher = self._launcher((python, "-m", "edl_hvd.preflight"), environment, output)
+        return Preflight(launcher, network, options.preflight).look
 
-def _both(first: TextIO | None, second: TextIO | None) -> TextIO | None:
-    if first is not None and second is not None:
-        return cast(TextIO, _Both(first, second))
-    return first or second
+    def _launcher(
+        self, words: tuple[str, ...], environment: Mapping[str, str], output: Callable[[str, str, bytes], None]
+    ) -> Launcher:
+        program = Program(words, environment, str(Path.cwd()))
+        return Launcher(program, self._ssh, is_local, output, self._options.start_timeout_s)
+
+    async def _wait_for_orphans(self) -> None:
+        """Workers of an earlier run that lost their driver save and go; their checkpoint is the one to start from.
+
+        Raises:
+            PlatformError: They do not go.
+        """
+        orphans = self._folder.orphans
+        if not orphans:
+            return
+        pids = ", ".join(str(orphan.pid) for orphan in orphans)
+        self._screen.note(
+            f"waiting for the workers of the edlrun that was killed, which save and end (processes {pids})"
+        )
+        ends_s = asyncio.get_running_loop().time() + _ORPHANS_S
+        while orphans := self._folder.orphans:
+            if self._shutdown.is_requested() or asyncio.get_running_loop().time() > ends_s:
+                pids = " ".join(str(orphan.pid) for orphan in orphans)
+                raise PlatformError(
+                    f"workers of the job's earlier run are still there (processes {pids}), so nothing was started; end "
+                    f"them (kill {pids}), then give the same command again"
+                )
+            await asyncio.sleep(_ORPHAN_POLL_S)
+
+    async def _first_hosts(self, feed: HostFeed) -> HostsFound:
+        """The first hosts that discovery finds.
+
+        Raises:
+            PlatformError: There are none in time, or the user does not want to wait.
+        """
+        timeout_s = self._options.rules.elastic_timeout_s
+        waiting = asyncio.ensure_future(feed.news.get())
+        interrupted = asyncio.ensure_future(self._shutdown.first.wait())
+        done, _ = await asyncio.wait({waiting, interrupted}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if waiting in done:
+            hosts = waiting.result()
+            assert isinstance(hosts, HostsFound), "a notice follows the answer that lists its host"
+            return hosts
+        reason = "it was interrupted" if done else f"there were none for {timeout_s:.0f} s (--elastic-timeout)"
+        raise PlatformError(f"waited for hosts, but {reason}; see what discovery reports")
+
+    async def _run_job(self, job: Job, hosts: HostsFound, feed: HostFeed) -> End:
+        """The job from its first hosts to its end."""
+        self._reporter.watch(job, feed.gate)
+        requests = Requests(lambda line: self._handle_request(job, line))
+        await job.start()
+        job.handle(hosts)
+        following = asyncio.get_running_loop().create_task(self._follow(feed, job))
+        path = self._folder.path
+        try:
+            try:
+                await requests.start(path)
+            except OSError as error:
+                self._screen.note(f"no requests are taken, as {path} can hold no socket: {error}; the job goes on")
+            return await job.run(end_all=self._shutdown.is_requested, end_now=self._shutdown.is_urgent)
+        finally:
+            requests.close()
+            following.cancel()
+
+    async def _follow(self, feed: HostFeed, job: Job) -> None:
+        """Pass on to the job what discovery finds."""
+        while True:
+            event = await feed.news.get()
+            if isinstance(event, DrainRequested):
+                self._drain(job, event)
+            else:
+                job.handle(event)
+
+    def _handle_request(self, job: Job, line: bytes) -> Mapping[str, object]:
+        """Do what is asked for in another terminal; the answer."""
+        reply = answer(line, job.membership, job.now_s)
+        if reply.event is not None:
+            self._drain(job, reply.event)
+        return reply.fields
+
+    def _drain(self, job: Job, request: DrainRequested) -> None:
+        target, notice_s = request.target, request.notice_s
+        if request.deferred:
+            lead_s = min(notice_s, job.membership.rules.drain_lead_s)
+            self._screen.note(f"{target} is to go in {notice_s:.0f} s; its workers leave {lead_s:.0f} s before that")
+        else:
+            self._screen.note(f"asked to leave {target} within {notice_s:.0f} s")
+        job.handle(request)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edl_hvd.driver.membership.events import End
 from edl_hvd.driver.membership.state import Membership, host_of
 from edl_hvd.hosts import HostSlots
+from edl_hvd.json_values import formerly
 from edl_hvd.protocol import Beat
 
-_PACE_S = 10.0
+_THROUGHPUT_WINDOW_S = 10.0
 # Long enough to even out steps, short enough to show a change of the world.
 _NOT_YET_S = 0.5
 # The membership forgets each turn that workers are missing, as long as enough are on their way.
@@ -26,9 +27,9 @@ class WorkerStatus:
         worker: The slot, as ``host:slot``.
         state: As in ``membership.state.Slot``; "orphaned" for a process that an earlier, killed ``edlrun`` has left.
         rank: In the present world, if it is a member.
-        life: Counts the processes of the slot.
+        incarnation: Counts the processes of the slot.
         pid: Of its process on the driver's machine: the worker, or the ssh that leads to it.
-        mark: Names that process together with ``pid``; see ``process_mark.py``.
+        start_token: Names that process together with ``pid``; see ``process_identity.py``.
         step: That it said last.
         phase: What it said that it was doing.
         phase_s: For how long.
@@ -39,9 +40,9 @@ class WorkerStatus:
     worker: str
     state: str
     rank: int | None = None
-    life: int = 0
+    incarnation: int = field(default=0, metadata=formerly("life"))
     pid: int | None = None
-    mark: str = ""
+    start_token: str = field(default="", metadata=formerly("mark"))
     step: int | None = None
     phase: str = ""
     phase_s: float = 0.0
@@ -50,7 +51,7 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True)
-class Remaining:
+class Countdown:
     """Something that is so for ``remaining_s`` more seconds; ``who`` is a host or a worker, ``reason`` may be empty."""
 
     who: str
@@ -76,7 +77,7 @@ class Shortage:
 
 
 @dataclass(frozen=True)
-class Figures:
+class TrainingProgress:
     """How far the training is.
 
     Attributes:
@@ -101,33 +102,33 @@ class Status:
     """A job at one moment.
 
     Attributes:
-        at: The moment, in seconds since the epoch.
+        at_s: The moment, in seconds since the epoch.
         state: "starting", "training", "changing", "regrouping", "waiting", "finishing", "stopping" or "ended".
         generation: Of the present or last world; 0 before the first.
         size: Its members.
-        figures: How far the training is.
+        progress: How far the training is.
         workers: In the order of their hosts.
         drains: What is left, or is to be, and how much of the notice is left.
-        aside: Hosts that get no workers for now.
+        quarantined: Hosts that get no workers for now.
         shortage: Why there is no world, in the states "starting" and "waiting".
         end: How it ended.
     """
 
-    at: float
+    at_s: float = field(metadata=formerly("at"))
     state: str
     generation: int = 0
     size: int = 0
-    figures: Figures = Figures()
+    progress: TrainingProgress = field(default=TrainingProgress(), metadata=formerly("figures"))
     workers: tuple[WorkerStatus, ...] = ()
-    drains: tuple[Remaining, ...] = ()
-    aside: tuple[Remaining, ...] = ()
+    drains: tuple[Countdown, ...] = ()
+    quarantined: tuple[Countdown, ...] = field(default=(), metadata=formerly("aside"))
     shortage: Shortage | None = None
     end: End | None = None
 
 
 @dataclass(frozen=True)
-class Heard:
-    """A worker's last beat, and when it came."""
+class LastHeartbeat:
+    """The last heartbeat of a worker, and when it came."""
 
     beat: Beat
     at_s: float
@@ -138,15 +139,15 @@ class Process:
     """See ``WorkerStatus``."""
 
     pid: int
-    mark: str
+    start_token: str
 
 
 def describe(
     membership: Membership,
     now_s: float,
-    at: float,
-    figures: Figures,
-    heard: Mapping[str, Heard],
+    at_s: float,
+    progress: TrainingProgress,
+    heartbeats: Mapping[str, LastHeartbeat],
     processes: Mapping[str, Process],
 ) -> Status:
     """The status of a job whose membership is this. Pure.
@@ -154,21 +155,21 @@ def describe(
     Args:
         membership: Of the job.
         now_s: On the membership's clock.
-        at: The same moment since the epoch.
-        figures: How far the training is.
-        heard: Last beats, by worker.
+        at_s: The same moment since the epoch.
+        progress: How far the training is.
+        heartbeats: Last heartbeats, by worker.
         processes: By worker.
     """
     state = _state(membership)
     return Status(
-        at=at,
+        at_s=at_s,
         state=state,
         generation=membership.world.generation,
         size=len(membership.world.members),
-        figures=figures,
-        workers=tuple(_workers(membership, now_s, heard, processes)),
-        drains=tuple(Remaining(who, _until(moment_s, now_s)) for who, moment_s in membership.drains.items()),
-        aside=tuple(Remaining(host, _until(s, now_s)) for host, s in membership.aside.items() if s > now_s),
+        progress=progress,
+        workers=tuple(_workers(membership, now_s, heartbeats, processes)),
+        drains=tuple(Countdown(who, _until(moment_s, now_s)) for who, moment_s in membership.drains.items()),
+        quarantined=tuple(Countdown(host, _until(s, now_s)) for host, s in membership.quarantined.items() if s > now_s),
         shortage=_shortage(membership, now_s) if state in ("starting", "waiting") else None,
         end=membership.end,
     )
@@ -180,7 +181,7 @@ def _state(membership: Membership) -> str:
         return "ended"
     if membership.finishing_s is not None:
         return "finishing"
-    hosts = [entry for entry in membership.hosts if entry.host not in membership.unfit]
+    hosts = [entry for entry in membership.hosts if entry.host not in membership.failed_preflight]
     if hosts and all(_is_drained(entry, membership) for entry in hosts):
         return "stopping"
     if world.generation == 0:
@@ -196,12 +197,12 @@ def _is_drained(entry: HostSlots, membership: Membership) -> bool:
 
 
 def _workers(
-    membership: Membership, now_s: float, heard: Mapping[str, Heard], processes: Mapping[str, Process]
+    membership: Membership, now_s: float, heartbeats: Mapping[str, LastHeartbeat], processes: Mapping[str, Process]
 ) -> list[WorkerStatus]:
     wanted = set(membership.wanted(now_s))
     found = []
     for worker, slot in sorted(membership.slots.items(), key=lambda entry: _by_host(entry[0])):
-        last, process = heard.get(worker), processes.get(worker)
+        last, process = heartbeats.get(worker), processes.get(worker)
         pause_s = _until(slot.not_before_s, now_s) if slot.state == "empty" else None
         if slot.state == "empty" and (worker not in wanted or not pause_s):
             continue
@@ -212,9 +213,9 @@ def _workers(
                 worker=worker,
                 state=slot.state,
                 rank=members.index(worker) if is_member else None,
-                life=slot.life,
+                incarnation=slot.incarnation,
                 pid=process.pid if process else None,
-                mark=process.mark if process else "",
+                start_token=process.start_token if process else "",
                 step=last.beat.step if last else None,
                 phase=last.beat.phase if last else "",
                 phase_s=round(last.beat.phase_s, 3) if last else 0.0,
@@ -232,16 +233,16 @@ def _by_host(worker: str) -> tuple[str, int]:
 def _shortage(membership: Membership, now_s: float) -> Shortage:
     rules, wanted = membership.rules, membership.wanted(now_s)
     needed = rules.min_np if membership.world.generation else rules.num_proc
-    slots = sum(entry.slots for entry in membership.hosts if entry.host not in membership.unfit)
+    slots = sum(entry.slots for entry in membership.hosts if entry.host not in membership.failed_preflight)
     starting = len(membership.having("starting"))
     reasons = []
     if slots < needed:
-        fit = " on hosts that are good enough" if membership.unfit else ""
+        fit = " on hosts that are good enough" if membership.failed_preflight else ""
         reasons.append(f"discovery lists {slots or 'no'} slot{'s' * (slots != 1)}{fit}")
     reasons += [f"{who} is drained" for who in membership.drains if _is_listed(who, membership)]
-    for host, until_s in membership.aside.items():
+    for host, until_s in membership.quarantined.items():
         if until_s > now_s:
-            reasons.append(f"host {host} is set aside for {math.ceil(until_s - now_s)} s")
+            reasons.append(f"host {host} is quarantined for {math.ceil(until_s - now_s)} s")
     for worker, slot in membership.slots.items():
         if slot.state == "empty" and slot.not_before_s > now_s and worker in wanted:
             reasons.append(f"{worker} starts again in {math.ceil(slot.not_before_s - now_s)} s")
@@ -261,20 +262,20 @@ def _until(moment_s: float, now_s: float) -> float:
     return round(max(0.0, moment_s - now_s), 3)
 
 
-class Pace:
+class Throughput:
     """Samples per second over the last ten seconds, or over the last two steps where these take longer."""
 
     def __init__(self) -> None:
         self._points: deque[tuple[float, int]] = deque()
 
-    def feel(self, now_s: float, samples: int) -> None:
+    def update(self, now_s: float, samples: int) -> None:
         """Note the number of samples trained by now; 0 for an unknown number. A smaller one than before starts anew."""
         points = self._points
         if points and samples < points[-1][1]:
             points.clear()
         if samples and (not points or samples > points[-1][1]):
             points.append((now_s, samples))
-        while len(points) > 2 and points[0][0] < now_s - _PACE_S:
+        while len(points) > 2 and points[0][0] < now_s - _THROUGHPUT_WINDOW_S:
             points.popleft()
 
     def forget(self) -> None:
@@ -283,10 +284,10 @@ class Pace:
 
     def per_s(self, now_s: float) -> float | None:
         """
-        >>> pace = Pace()
+        >>> throughput = Throughput()
         >>> for second in range(5):
-        ...     pace.feel(second, 100 + 64 * second)
-        >>> pace.per_s(4), pace.per_s(12)
+        ...     throughput.update(second, 100 + 64 * second)
+        >>> throughput.per_s(4), throughput.per_s(12)
         (64.0, 32.0)
         """
         if len(self._points) < 2:

@@ -48,7 +48,7 @@ def _serve(driver: Driver) -> None:
         def say(message: protocol.Message) -> None:
             line.sendall(protocol.encode(message))
 
-        say(protocol.Hello(driver.token, driver.worker, driver.life))
+        say(protocol.Hello(driver.token, driver.worker, driver.incarnation))
         for asked in line.makefile("rb"):
             match protocol.decode(asked, TO_PROBE):
                 case Measure():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias, get_args
 
+from edl_hvd.json_values import formerly
 from edl_hvd.preflight.measured import Measured
 from edl_hvd.protocol import Message, Vocabulary, vocabulary
 
@@ -46,7 +47,7 @@ class Met(Message):
     """How long the fastest allreduce of the meeting ``pair`` took; or its problem, for people."""
 
     pair: int
-    seconds: float
+    duration_s: float = field(metadata=formerly("seconds"))
     problem: str = ""
 
 

@@ -30,14 +30,14 @@ def measure(events: Iterable[Mapping[str, Any]]) -> list[Measured]:
     ========== =========================== =======================================================================
     cost       events                      what of them
     ========== =========================== =======================================================================
-    resize_s   ``resized``                 ``seconds`` where the cause is "change"
+    resize_s   ``resized``                 ``downtime_s`` where the cause is "change"
     recover_s  ``resized``                 the same where it is "failure"
     follow_s   ``job_started``,            from a newcomer's first to the agreed change that lets it in
                ``world_formed``,
                ``resized``
     step_s     ``commit``                  time between two commits of one world, per step
-    write_s    ``checkpoint``              ``seconds``
-    restore_s  ``restore``                 ``seconds``
+    write_s    ``checkpoint``              ``duration_s``
+    restore_s  ``restore``                 ``duration_s``
     start_s    ``worker_lost``,            time from one to the other, for the same worker, less the second that the
                ``job_started``             driver waits
     ========== =========================== =======================================================================
@@ -63,9 +63,9 @@ class _Reading:
             case "commit":
                 self._take_commit(event)
             case "checkpoint":
-                self._note("write_s", "checkpoint", event["seconds"])
+                self._note("write_s", "checkpoint", event["duration_s"])
             case "restore":
-                self._note("restore_s", "restore", event["seconds"])
+                self._note("restore_s", "restore", event["duration_s"])
             case "worker_lost":
                 self._lost[event["worker"]] = event["time"]
             case "job_started":
@@ -95,11 +95,11 @@ class _Reading:
     def _take_resize(self, event: Mapping[str, Any]) -> None:
         started_s = [self._started.pop(worker) for worker in self._members if worker in self._started]
         if event["cause"] == "failure":
-            self._note("recover_s", "resized", event["seconds"])
+            self._note("recover_s", "resized", event["downtime_s"])
             return
-        self._note("resize_s", "resized", event["seconds"])
+        self._note("resize_s", "resized", event["downtime_s"])
         if started_s:
-            took_s = event["time"] - event["seconds"] - max(started_s)
+            took_s = event["time"] - event["downtime_s"] - max(started_s)
             self._note("follow_s", "job_started, world_formed, resized", max(0.0, took_s))
 
 

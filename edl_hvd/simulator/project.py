@@ -15,7 +15,7 @@ from edl_hvd.discovery.watch import TrustedHosts
 from edl_hvd.driver.membership import events
 from edl_hvd.driver.membership.events import Action, MembershipEvent
 from edl_hvd.driver.membership.state import Membership, Rules, begin, host_of
-from edl_hvd.driver.membership.turn import advance_together
+from edl_hvd.driver.membership.transition import transition_together
 from edl_hvd.hosts import HostSlots
 from edl_hvd.simulator.costs import Costs
 from edl_hvd.simulator.course import Course
@@ -58,7 +58,7 @@ class Theatre:
         poll_s: float = 1.0,
         first_poll_s: float = 0.0,
         notice_s: float = 0.0,
-        turn: Turn = advance_together,
+        turn: Turn = transition_together,
         timer: Callable[[Membership, float], float] = next_tick_s,
     ) -> None:
         self._trace, self._costs, self._rules, self._course = trace, costs, rules, course
@@ -139,9 +139,9 @@ class Theatre:
             self._plan_notice(host)
         if change.added or change.removed:
             self._plan_poll()
-        dead = {worker: puppet.life for worker, puppet in self._puppets.items() if host_of(worker) in gone}
-        for worker, life in dead.items():  # the driver hears of one after the other
-            self._exit(worker, life, "its host is gone")
+        dead = {worker: puppet.incarnation for worker, puppet in self._puppets.items() if host_of(worker) in gone}
+        for worker, incarnation in dead.items():  # the driver hears of one after the other
+            self._exit(worker, incarnation, "its host is gone")
 
     def _plan_poll(self) -> None:
         """Now or at the next question, and once more: a host is gone when two answers say so."""
@@ -173,62 +173,64 @@ class Theatre:
 
     def _tell(self, name: str, gone_s: float) -> None:
         self._leaving.add(name)
-        self._turn(events.DrainAsked(name, gone_s - self._now_s, stays=True))
+        self._turn(events.DrainRequested(name, gone_s - self._now_s, deferred=True))
 
     # --- what the driver orders ---
 
     def _do(self, action: Action) -> None:
         match action:
-            case events.Spawn(worker, life):
-                self._puppets[worker] = Puppet(life)
+            case events.Spawn(worker, incarnation):
+                self._puppets[worker] = Puppet(incarnation)
                 if host_of(worker) in self._names.given:
-                    self._in(self._costs.start_s, lambda: self._be_ready(worker, life))
+                    self._in(self._costs.start_s, lambda: self._be_ready(worker, incarnation))
                 else:
-                    self._in(UNREACHABLE_S, lambda: self._exit(worker, life, "it could not be reached", began=False))
+                    self._in(
+                        UNREACHABLE_S, lambda: self._exit(worker, incarnation, "it could not be reached", began=False)
+                    )
             case events.Follow(worker, generation, _):
                 self._puppets[worker].follows = generation
-                life = self._puppets[worker].life
-                self._in(self._costs.follow_s, lambda: self._catch_up(worker, life, generation))
+                incarnation = self._puppets[worker].incarnation
+                self._in(self._costs.follow_s, lambda: self._catch_up(worker, incarnation, generation))
             case events.Publish(generation, members):
                 self._gather(generation, members)
-            case events.AskChange(generation):
+            case events.RequestResize(generation):
                 self._agenda.plan(self._next_commit_s(), lambda: self._leave(generation))
-            case events.TellGone(generation, _):
+            case events.NotifyPeerLost(generation, _):
                 if not self._broken:
                     self._broken = True
                     self._in(0.0, lambda: self._leave(generation))
-            case events.Dismiss(worker, life, save, _):
+            case events.ShutDownWorker(worker, incarnation, save, _):
                 how = "exit code 0"
                 act = self._save if save else self._exit
-                self._in(self._costs.write_s if save else 0.0, lambda: act(worker, life, how, clean=True))
-            case events.Kill(worker, life, reason):
-                self._in(0.0, lambda: self._exit(worker, life, reason))
+                self._in(self._costs.write_s if save else 0.0, lambda: act(worker, incarnation, how, clean=True))
+            case events.Kill(worker, incarnation, reason):
+                self._in(0.0, lambda: self._exit(worker, incarnation, reason))
             case events.End():
                 self._end = action
 
-    def _is_current(self, worker: str, life: int) -> bool:
-        return worker in self._puppets and self._puppets[worker].life == life
+    def _is_current(self, worker: str, incarnation: int) -> bool:
+        return worker in self._puppets and self._puppets[worker].incarnation == incarnation
 
-    def _be_ready(self, worker: str, life: int) -> None:
-        if self._is_current(worker, life):
-            self._turn(events.Ready(worker, life, -1))
+    def _be_ready(self, worker: str, incarnation: int) -> None:
+        if self._is_current(worker, incarnation):
+            self._turn(events.Ready(worker, incarnation, -1))
 
-    def _catch_up(self, worker: str, life: int, generation: int) -> None:
+    def _catch_up(self, worker: str, incarnation: int, generation: int) -> None:
         world = self._membership.world
         whole = world.generation == generation and world.phase in ("running", "changing")
-        if whole and self._is_current(worker, life) and self._puppets[worker].follows == generation:
+        if whole and self._is_current(worker, incarnation) and self._puppets[worker].follows == generation:
             self._puppets[worker].warm = generation
-            self._turn(events.Warm(worker, life, generation))
+            self._turn(events.CaughtUp(worker, incarnation, generation))
 
-    def _exit(self, worker: str, life: int, how: str, clean: bool = False, began: bool = True) -> None:
-        if self._is_current(worker, life):
+    def _exit(self, worker: str, incarnation: int, how: str, clean: bool = False, began: bool = True) -> None:
+        if self._is_current(worker, incarnation):
             del self._puppets[worker]
-            self._turn(events.Exited(worker, life, clean, how, began))
+            self._turn(events.Exited(worker, incarnation, clean, how, began))
 
-    def _save(self, worker: str, life: int, how: str, clean: bool) -> None:
-        if self._is_current(worker, life):
+    def _save(self, worker: str, incarnation: int, how: str, clean: bool) -> None:
+        if self._is_current(worker, incarnation):
             self._course.saved(self._now_s)
-            self._exit(worker, life, how, clean)
+            self._exit(worker, incarnation, how, clean)
 
     # --- worlds ---
 
@@ -253,8 +255,10 @@ class Theatre:
                 self._puppets[worker].step = self._worlds
             self._training_s = self._now_s
             self._size = len(world.members)
-            lives = {worker: self._puppets[worker].life for worker in world.members}
-            self._turn(*(events.Formed(worker, life, generation) for worker, life in lives.items()))
+            incarnations = {worker: self._puppets[worker].incarnation for worker in world.members}
+            self._turn(
+                *(events.Formed(worker, incarnation, generation) for worker, incarnation in incarnations.items())
+            )
 
     def _next_commit_s(self) -> float:
         assert self._training_s is not None
@@ -270,7 +274,7 @@ class Theatre:
         for puppet in members.values():
             puppet.member, puppet.follows, puppet.warm = False, 0, 0
         if members:
-            self._turn(*(events.Ready(worker, puppet.life, puppet.step) for worker, puppet in members.items()))
+            self._turn(*(events.Ready(worker, puppet.incarnation, puppet.step) for worker, puppet in members.items()))
 
     def _stop_training(self, lost: bool) -> None:
         """Of a world that breaks, the step in flight is lost."""

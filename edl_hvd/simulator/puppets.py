@@ -13,14 +13,14 @@ class Puppet:
     """A worker's process.
 
     Attributes:
-        life: Counts the processes of its slot.
+        incarnation: Counts the processes of its slot.
         step: Number of the last world in which it trained; -1 for none: it holds nothing.
         follows: Generation of the world whose state it is taking over; 0 for none.
         warm: Generation of the world whose state it holds but for the last bit; 0 for none.
         member: It is in the world.
     """
 
-    life: int
+    incarnation: int
     step: int = -1
     follows: int = 0
     warm: int = 0

@@ -54,9 +54,9 @@ def _moments(membership: Membership, now_s: float) -> Iterator[float]:
     rules, world = membership.rules, membership.world
     bounds = {
         "starting": (rules.start_s,),
-        "ready": (rules.settle_s, rules.follow_s),
-        "dismissed": (rules.farewell_s,),
-        "failing": (rules.farewell_s,),
+        "ready": (rules.last_call_timeout_s, rules.follow_s),
+        "dismissed": (rules.shutdown_timeout_s,),
+        "failing": (rules.shutdown_timeout_s,),
     }
     listed = {entry.host for entry in membership.hosts}
     for worker, slot in membership.slots.items():
@@ -71,8 +71,8 @@ def _moments(membership: Membership, now_s: float) -> Iterator[float]:
     elif membership.drains or not listed.issuperset(map(host_of, world.members)):
         yield world.since_s + rules.removal_notice_s
     yield from membership.drains.values()
-    yield from membership.stays.values()
-    yield from membership.aside.values()
+    yield from membership.deferred_drains.values()
+    yield from membership.quarantined.values()
     for since_s, bound_s in (
         (membership.below_min_since_s, rules.elastic_timeout_s),
         (membership.finishing_s, rules.regroup_s),

@@ -25,15 +25,17 @@ def elastic(
     *,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: str | float | None = None,
-    keep: int | None = None,
+    keep_newest: int | None = None,
     keep_every: str | None = None,
     keep_best: str | None = None,
     checkpoint_memory_mb: int | None = None,
-    checkpoint_share: float | None = None,
+    checkpoint_cpu_fraction: float | None = None,
     on_checkpoint_failure: str | None = None,
     take_over: bool | None = None,
     commit_every: int | None = None,
     events: str | os.PathLike[str] | None = None,
+    keep: int | None = None,
+    checkpoint_share: float | None = None,
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]: ...
 
 
@@ -42,15 +44,17 @@ def elastic(
     *,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: str | float | None = None,
-    keep: int | None = None,
+    keep_newest: int | None = None,
     keep_every: str | None = None,
     keep_best: str | None = None,
     checkpoint_memory_mb: int | None = None,
-    checkpoint_share: float | None = None,
+    checkpoint_cpu_fraction: float | None = None,
     on_checkpoint_failure: str | None = None,
     take_over: bool | None = None,
     commit_every: int | None = None,
     events: str | os.PathLike[str] | None = None,
+    keep: int | None = None,
+    checkpoint_share: float | None = None,
 ) -> Callable[..., Any]:
     """Make a training function ``train(state, …)`` survive changes of the world. Use it bare or with arguments.
 
@@ -82,20 +86,22 @@ def elastic(
         checkpoint_every: Interval between checkpoints, greater than 0: a number of seconds, or a string such as
             "10min", "500 steps", "100000 samples" or "1 epoch". "auto" is the interval that is expected to lose the
             least time (Daly 2006; see :mod:`edl_hvd.checkpoint.writing.schedule`).
-        keep: Number of newest checkpoints to keep, at least 1.
+        keep_newest: Number of newest checkpoints to keep, at least 1.
         keep_every: Interval such as "10000 steps", "1000000 samples" or "5 epochs". Of the checkpoints from one
             multiple of it up to, not including, the next one, the first is kept for good.
         keep_best: Name of a metric given to ``state.report``, with the direction that is best, such as "loss:min" or
             "accuracy:max". The checkpoint with the best value is kept.
         checkpoint_memory_mb: Megabytes of memory that a transfer of a checkpoint may take beside the data itself. Less
             memory means fewer connections to S3.
-        checkpoint_share: Share of this host's processors that writing may take beside the training, in (0, 1]; 1 is no
-            limit. A write that takes longer than a tenth of the time between two checkpoints, or that a worker waits
-            for, is not limited.
+        checkpoint_cpu_fraction: Fraction of this host's processors that writing may take beside the training, in
+            (0, 1]; 1 is no limit. A write that takes longer than a tenth of the time between two checkpoints, or that a
+            worker waits for, is not limited.
         on_checkpoint_failure: "warn" goes on when a checkpoint cannot be written, "stop" ends the job with an error.
         take_over: Whether to take ``checkpoint`` over from another job that is still running, which ends that job.
         commit_every: Optimizer steps between commits in ``state.steps`` and ``state.batches``, at least 1.
         events: Path of a file to append events to, one JSON object per line.
+        keep: Former name of ``keep_newest``, accepted in this version only.
+        checkpoint_share: Former name of ``checkpoint_cpu_fraction``, accepted in this version only.
 
     Returns:
         The function made elastic, with the same signature; or, when called with arguments, the decorator.
@@ -114,15 +120,17 @@ def elastic(
     settings = Settings.from_environment(
         checkpoint=None if checkpoint is None else os.fspath(checkpoint),
         checkpoint_every=checkpoint_every,
-        keep=keep,
+        keep_newest=keep_newest,
         keep_every=keep_every,
         keep_best=keep_best,
         checkpoint_memory_mb=checkpoint_memory_mb,
-        checkpoint_share=checkpoint_share,
+        checkpoint_cpu_fraction=checkpoint_cpu_fraction,
         on_checkpoint_failure=on_checkpoint_failure,
         take_over=take_over,
         commit_every=commit_every,
         events=None if events is None else os.fspath(events),
+        keep=keep,
+        checkpoint_share=checkpoint_share,
     )
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:

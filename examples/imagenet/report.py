@@ -243,7 +243,7 @@ def _resizes(lines: list[Line], start_s: float) -> list[Resize]:
                 old_size=line["old_size"],
                 new_size=line["new_size"],
                 cause=line["cause"],
-                seconds=line["seconds"],
+                seconds=line["downtime_s"],
                 step=line["step"],
                 lost=_workers(lines, "worker_lost", trained_in + 1, generation),
                 left=_workers(lines, "worker_left", trained_in, generation - 1),

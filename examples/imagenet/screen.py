@@ -60,7 +60,7 @@ class Screen:
         self._say(f"world {line['generation']} with {self._facts['workers']}: {', '.join(line['members'])}")
 
     def _on_resized(self, line: dict[str, Any]) -> None:
-        self._say(f"training goes on at step {line['step']} after {line['seconds']:.2f} s")
+        self._say(f"training goes on at step {line['step']} after {line['downtime_s']:.2f} s")
 
     def _on_worker_lost(self, line: dict[str, Any]) -> None:
         self._say(f"[red]{line['worker']} is gone[/]")

@@ -21,8 +21,8 @@ from documents import (
 import edl_hvd
 import edl_hvd.events as events
 from edl_hvd.driver.job import INTERRUPTED
-from edl_hvd.driver.membership.decision import SAVED
-from edl_hvd.settings import Settings
+from edl_hvd.driver.membership.transition import SAVED
+from edl_hvd.settings import FORMER_VARIABLES, Settings
 from edl_hvd.worker.joining.rendezvous import EX_TEMPFAIL
 
 EVERYTHING = "\n".join(path.read_text() for path in DOCUMENTS)
@@ -66,14 +66,15 @@ def test_every_variable_is_documented_and_every_documented_variable_exists():
             for name in VARIABLE.findall(path.read_text())}  # fmt: skip
     manuals = "\n".join(path.read_text().partition("\nset -eu")[0] for path in SCRIPTS)
     documented = set(VARIABLE.findall(EVERYTHING + manuals))
+    assert documented & FORMER_VARIABLES.keys() == set(), "the documents show the present names"
     assert documented - read == set(), "documented, but nothing reads them"
-    assert read - documented - INTERNAL_VARIABLES == set(), "read, but not documented"
+    assert read - documented - INTERNAL_VARIABLES == FORMER_VARIABLES.keys(), "read, but not documented"
 
 
 def test_the_table_of_settings_is_that_of_the_code():
     fields = {field.name: field for field in dataclasses.fields(Settings)}
-    of_variable = {"EDL_HVD_MEET_TIMEOUT": "meet_timeout_s", "HOROVOD_ELASTIC_TIMEOUT": "elastic_timeout_s",
-                   "EDL_HVD_GRACE": "grace_s", "EDL_HVD_NOTICES": "notices",
+    of_variable = {"EDL_HVD_JOIN_TIMEOUT": "join_timeout_s", "HOROVOD_ELASTIC_TIMEOUT": "elastic_timeout_s",
+                   "EDL_HVD_TERMINATION_GRACE": "termination_grace_s", "EDL_HVD_NOTICES": "notices",
                    "EDL_HVD_COLLECTIVE_TIMEOUT": "collective_timeout_s",
                    "EDL_HVD_RESTART_LOST_PROGRESS": "restart_lost_progress"}  # fmt: skip
     documented = set()
@@ -87,7 +88,7 @@ def test_the_table_of_settings_is_that_of_the_code():
         told = getattr(Settings.from_environment(environment), name)
         assert told == fields[name].default == getattr(Settings(), name), f"default of {name}"
         if default != "none":
-            other = {"EDL_HVD_CHECKPOINT_EVERY": "7s", "EDL_HVD_MEET_TIMEOUT": "7s"}.get(variable, "1")
+            other = {"EDL_HVD_CHECKPOINT_EVERY": "7s", "EDL_HVD_JOIN_TIMEOUT": "7s"}.get(variable, "1")
             other = {"warn": "stop", "auto": "off"}.get(told, other) if isinstance(told, str) else other
             other = "7" if told == 1 and not isinstance(told, bool) else other
             assert getattr(Settings.from_environment({variable: other}), name) != told, f"{variable} does nothing"

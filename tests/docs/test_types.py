@@ -46,7 +46,7 @@ def bare(state: edl_hvd.State, epochs: int = 3) -> str:
     return "done"
 
 
-@edl_hvd.elastic(checkpoint="s3://bucket/run", keep=2)
+@edl_hvd.elastic(checkpoint="s3://bucket/run", keep_newest=2)
 def with_arguments(state: edl_hvd.State) -> None:
     edl_hvd.barrier()
 

@@ -29,7 +29,7 @@ loader = torch.utils.data.DataLoader(torch.randn(32, 4), batch_sampler=batches)
 state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
 
 
-@edl_hvd.elastic(checkpoint=folder / "checkpoints", checkpoint_every="1 epoch", keep=1, keep_best="accuracy:max")
+@edl_hvd.elastic(checkpoint=folder / "checkpoints", checkpoint_every="1 epoch", keep_newest=1, keep_best="accuracy:max")
 def train(state: edl_hvd.State) -> None:
     for epoch in state.epochs(len(ACCURACIES)):
         for inputs in state.batches(loader):

@@ -95,7 +95,7 @@ def test_a_collective_that_takes_long_ends_nobody_and_is_told_once(run_job, tmp_
 @pytest.mark.parametrize("how", ["a rank alone", "hang", "freeze", "stop", "deaf"])
 def test_sigterm_ends_a_job_within_its_grace_whatever_its_workers_do(run_job, how):
     term = Interrupt(step=STEP, signal_number=signal.SIGTERM)
-    job = deadlocked(how, term, EDL_HVD_GRACE=f"{GRACE_S:g}s", EDL_HVD_COLLECTIVE_TIMEOUT="10min")
+    job = deadlocked(how, term, EDL_HVD_TERMINATION_GRACE=f"{GRACE_S:g}s", EDL_HVD_COLLECTIVE_TIMEOUT="10min")
     outcome = run_job(job)
     assert outcome.exit_code == 75
     assert outcome.left == []
@@ -108,9 +108,9 @@ def test_sigterm_ends_a_job_behind_ssh_within_its_grace(run_job, tmp_path):
     with serve(tmp_path / "ssh") as server:
         path = f"{server.tools}{os.pathsep}{os.environ['PATH']}"
         term = Interrupt(step=STEP, signal_number=signal.SIGTERM)
-        job = deadlocked("deaf", term, EDL_HVD_GRACE=f"{GRACE_S:g}s", PATH=path)
+        job = deadlocked("deaf", term, EDL_HVD_TERMINATION_GRACE=f"{GRACE_S:g}s", PATH=path)
         outcome = run_job(replace(job, hosts=("localhost:1", f"{HOSTS[0]}:1")))
     assert outcome.exit_code == 75
-    assert f"(EDL_HVD_GRACE), but {HOSTS[0]}:0, localhost:0 did not and were killed" in outcome.output
+    assert f"(EDL_HVD_TERMINATION_GRACE), but {HOSTS[0]}:0, localhost:0 did not and were killed" in outcome.output
     assert outcome.left == []
     assert outcome.seconds < 45.0

@@ -187,7 +187,7 @@ def test_a_host_of_which_the_source_says_that_it_will_go_is_left_in_time(run_job
         "2",
         "--min-np",
         "1",
-        "--leave-before",
+        "--drain-lead",
         "7200",
         "--discover",
         f"schedule:{plan}",

@@ -108,10 +108,10 @@ def test_status_as_json_agrees_with_the_trace_of_the_workers(drained):
     pids = {worker["worker"]: worker["pid"] for worker in shown["status"]["workers"]}
     started = {line["worker"]: line["pid"] for line in outcome.lines("start")}
     assert pids == started
-    figures = shown["status"]["figures"]
-    assert 0 < figures["step"] <= max(line["step"] for line in outcome.lines("step"))
-    assert figures["samples"] == 8 * figures["step"]
-    assert 0 < figures["samples_per_s"] < 8 / 0.05, "a step takes longer than its pause"
+    progress = shown["status"]["progress"]
+    assert 0 < progress["step"] <= max(line["step"] for line in outcome.lines("step"))
+    assert progress["samples"] == 8 * progress["step"]
+    assert 0 < progress["samples_per_s"] < 8 / 0.05, "a step takes longer than its pause"
 
 
 def test_an_unknown_host_is_refused_in_one_line_with_those_there_are(drained):

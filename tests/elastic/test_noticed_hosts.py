@@ -22,7 +22,7 @@ from metadata_server import Ec2Metadata, GoogleMetadata
 LONG_GLOO_TIMEOUT = ("--gloo-timeout-seconds", "600")
 LEFT_S = 100
 # It stays for some more seconds.
-LEAVE_SOON = ("--leave-before", "97")
+LEAVE_SOON = ("--drain-lead", "97")
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from training import Training
 
 from edl_hvd.driver.network import choose_network
 from edl_hvd.driver.preflight import examination
-from edl_hvd.driver.preflight.examination import Examination, Verdict
+from edl_hvd.driver.preflight.preflight import Preflight, PreflightResult
 from edl_hvd.driver.workers.launcher import Launcher, Program
 from edl_hvd.driver.workers.process import WorkerProcess
 from edl_hvd.driver.workers.ssh import Ssh
@@ -66,46 +66,46 @@ class Hosts:
         self.processes[host] = await self._launchers[host].start(worker, variables)
         return self.processes[host]
 
-    def look(self, *new: str, known: tuple[Findings, ...] = (), act=None) -> dict[str, Verdict]:
+    def look(self, *new: str, known: tuple[Findings, ...] = (), act=None) -> dict[str, PreflightResult]:
         """What comes of a look; ``act`` is run beside it."""
 
-        async def both() -> list[Verdict]:
+        async def both() -> list[PreflightResult]:
             acting = asyncio.create_task(act(self)) if act else None
             network = choose_network((), Ssh(None, None), lambda host: True)
-            verdicts = await Examination(self, network, bound=4.0).look([HostSlots(host, 1) for host in new], known)
+            results = await Preflight(self, network, bound=4.0).look([HostSlots(host, 1) for host in new], known)
             if acting is not None:
                 await acting
-            return verdicts
+            return results
 
-        verdicts = asyncio.run(both())
+        results = asyncio.run(both())
         for process in self.processes.values():
             with pytest.raises(ProcessLookupError):
                 os.kill(process.pid, 0)
-        return {verdict.findings.host: verdict for verdict in verdicts}
+        return {result.findings.host: result for result in results}
 
 
 def test_hosts_that_are_alike_pass_with_their_numbers():
-    verdicts = Hosts({"a": HONEST, "b": HONEST}).look("a", "b")
-    for verdict in verdicts.values():
-        assert verdict.fault == ""
-        assert verdict.findings.measured.device == "cpu"
-        assert verdict.findings.measured.gflop_s > 0.1
-        assert 0 < verdict.findings.exchange_s < 10
-    assert verdicts["a"].findings.exchange_s == verdicts["b"].findings.exchange_s, "they met each other"
+    results = Hosts({"a": HONEST, "b": HONEST}).look("a", "b")
+    for result in results.values():
+        assert result.fault == ""
+        assert result.findings.measured.device == "cpu"
+        assert result.findings.measured.gflop_s > 0.1
+        assert 0 < result.findings.exchange_s < 10
+    assert results["a"].findings.exchange_s == results["b"].findings.exchange_s, "they met each other"
 
 
 def test_a_host_that_comes_later_meets_one_that_is_in_and_is_held_against_it():
     known = Findings("a", 1, Measured("cpu", 1, 1e6), 0.001)
-    verdicts = Hosts({"a": HONEST, "b": HONEST}).look("b", known=(known,))
-    assert list(verdicts) == ["b"]
-    assert "GFLOP/s in a matrix product on its cpu, the others 1e+06; at least 2.5e+05" in verdicts["b"].fault
-    assert verdicts["b"].findings.exchange_s is None, "who is out already need not trouble the others"
+    results = Hosts({"a": HONEST, "b": HONEST}).look("b", known=(known,))
+    assert list(results) == ["b"]
+    assert "GFLOP/s in a matrix product on its cpu, the others 1e+06; at least 2.5e+05" in results["b"].fault
+    assert results["b"].findings.exchange_s is None, "who is out already need not trouble the others"
 
 
 def test_the_slow_one_of_three_is_found():
-    verdicts = Hosts({"a": HONEST, "b": SLOW, "c": HONEST}).look("a", "b", "c")
-    assert {host for host, verdict in verdicts.items() if verdict.fault} == {"b"}
-    assert verdicts["b"].fault.startswith("0.001 GFLOP/s in a matrix product on its cpu, the others ")
+    results = Hosts({"a": HONEST, "b": SLOW, "c": HONEST}).look("a", "b", "c")
+    assert {host for host, result in results.items() if result.fault} == {"b"}
+    assert results["b"].fault.startswith("0.001 GFLOP/s in a matrix product on its cpu, the others ")
 
 
 @pytest.mark.parametrize(
@@ -117,45 +117,45 @@ def test_the_slow_one_of_three_is_found():
     ],
 )
 def test_a_host_that_cannot_measure_itself_is_out_with_its_last_words_and_the_others_are_in(script, fault):
-    verdicts = Hosts({"a": HONEST, "b": script, "c": HONEST}).look("a", "b", "c")
-    assert {host for host, verdict in verdicts.items() if verdict.fault} == {"b"}
-    assert fault in verdicts["b"].fault
-    assert not verdicts["b"].answered
+    results = Hosts({"a": HONEST, "b": script, "c": HONEST}).look("a", "b", "c")
+    assert {host for host, result in results.items() if result.fault} == {"b"}
+    assert fault in results["b"].fault
+    assert not results["b"].answered
 
 
 def test_who_reaches_nobody_is_out_and_does_not_take_its_partners_with_it():
-    verdicts = Hosts({"a": HONEST, "b": UNREACHABLE, "c": HONEST}).look("a", "b", "c")
-    assert {host for host, verdict in verdicts.items() if verdict.fault} == {"b"}
-    assert "timed out" in verdicts["b"].fault
-    assert verdicts["b"].answered
+    results = Hosts({"a": HONEST, "b": UNREACHABLE, "c": HONEST}).look("a", "b", "c")
+    assert {host for host, result in results.items() if result.fault} == {"b"}
+    assert "timed out" in results["b"].fault
+    assert results["b"].answered
 
 
 def test_of_two_that_do_not_reach_each_other_the_first_stays():
-    verdicts = Hosts({"a": UNREACHABLE, "b": HONEST}).look("a", "b")
-    assert verdicts["a"].fault == ""
-    assert "timed out" in verdicts["b"].fault
+    results = Hosts({"a": UNREACHABLE, "b": HONEST}).look("a", "b")
+    assert results["a"].fault == ""
+    assert "timed out" in results["b"].fault
 
 
 def test_a_host_that_dies_in_the_middle_of_its_allreduces_is_out():
-    verdicts = Hosts({"a": HONEST, "b": DYING, "c": HONEST}).look("a", "b", "c")
-    assert {host for host, verdict in verdicts.items() if verdict.fault} == {"b"}
-    assert "SIGKILL" in verdicts["b"].fault
+    results = Hosts({"a": HONEST, "b": DYING, "c": HONEST}).look("a", "b", "c")
+    assert {host for host, result in results.items() if result.fault} == {"b"}
+    assert "SIGKILL" in results["b"].fault
 
 
 def test_a_newcomer_is_not_blamed_for_the_end_of_the_only_host_that_it_could_meet():
     known = Findings("a", 1, Measured("cpu", 1, 1.0), 0.001)
-    verdicts = Hosts({"a": DYING, "b": HONEST}).look("b", known=(known,))
-    assert verdicts["b"].fault == ""
-    assert verdicts["b"].findings.exchange_s is None
+    results = Hosts({"a": DYING, "b": HONEST}).look("b", known=(known,))
+    assert results["b"].fault == ""
+    assert results["b"].findings.exchange_s is None
 
 
 def test_a_host_that_says_nothing_is_waited_for_and_ended(monkeypatch):
     monkeypatch.setattr(examination, "_LATE_S", 0.5)
     monkeypatch.setattr(examination, "_END_S", 0.1)
     stopped = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
-    verdicts = Hosts({"a": HONEST, "b": stopped}).look("a", "b")
-    assert verdicts["a"].fault == ""
-    assert verdicts["b"].fault == "it does not answer"
+    results = Hosts({"a": HONEST, "b": stopped}).look("a", "b")
+    assert results["a"].fault == ""
+    assert results["b"].fault == "it does not answer"
 
 
 def test_a_look_that_is_cancelled_leaves_no_process():
@@ -163,7 +163,7 @@ def test_a_look_that_is_cancelled_leaves_no_process():
 
     async def play() -> None:
         network = choose_network((), Ssh(None, None), lambda host: True)
-        looking = asyncio.create_task(Examination(hosts, network, 4.0).look([HostSlots("a", 1), HostSlots("b", 1)], ()))
+        looking = asyncio.create_task(Preflight(hosts, network, 4.0).look([HostSlots("a", 1), HostSlots("b", 1)], ()))
         while len(hosts.processes) < 2:
             await asyncio.sleep(0.01)
         looking.cancel()

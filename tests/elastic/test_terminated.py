@@ -68,7 +68,7 @@ def test_a_second_sigterm_ends_it_at_once(tmp_path):
 
 
 def test_what_cannot_be_saved_in_time_is_not_begun_and_the_event_says_why(tmp_path):
-    with training(tmp_path, EDL_HVD_CHECKPOINT_EVERY="1 step", EDL_HVD_GRACE="1ms") as process:
+    with training(tmp_path, EDL_HVD_CHECKPOINT_EVERY="1 step", EDL_HVD_TERMINATION_GRACE="1ms") as process:
         process.stdout.readline()
         step(process)
         while not any(event["event"] == "checkpoint" for event in read_events(tmp_path / "events.jsonl")):

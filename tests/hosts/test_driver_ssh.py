@@ -18,10 +18,9 @@ import pytest
 from children import Ears, command_lines, end, gone, launcher, lives, python, run, shell
 from ssh_hosts import HOSTS, SSH, SSHD, serve
 
-from edl_hvd.driver.local_hosts import is_local
-from edl_hvd.driver.workers.exits import Exit
+from edl_hvd.driver.network import is_local
 from edl_hvd.driver.workers.launcher import Launcher, Program
-from edl_hvd.driver.workers.process import WorkerProcess
+from edl_hvd.driver.workers.process import Exit, WorkerProcess
 from edl_hvd.driver.workers.ssh import Ssh
 
 pytestmark = pytest.mark.skipif(

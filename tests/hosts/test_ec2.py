@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 
 FLAGS = "-np 2 --min-np 1 --max-np 8 --network-interfaces lo"
 COMMANDS = {
-    "edlrun": f"edlrun {FLAGS} --leave-before 120 --discover ec2:tag=job=resnet50,refresh=1 python train.py",
+    "edlrun": f"edlrun {FLAGS} --drain-lead 120 --discover ec2:tag=job=resnet50,refresh=1 python train.py",
     "horovodrun": f"horovodrun {FLAGS} "
     '--host-discovery-script "discovery_scripts/from_ec2 --tag job=resnet50 --refresh 1" python train.py',
 }

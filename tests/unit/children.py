@@ -12,8 +12,8 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from edl_hvd.driver.workers.exits import Exit
 from edl_hvd.driver.workers.launcher import Launcher, Program
+from edl_hvd.driver.workers.process import Exit
 from edl_hvd.driver.workers.ssh import Ssh
 
 WORKER = "b:0"

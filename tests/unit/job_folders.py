@@ -13,7 +13,7 @@ from edl_hvd.driver.command_line.options import Options
 from edl_hvd.driver.job_folder.claim import JobFolder, claim
 from edl_hvd.driver.job_folder.files import RECORD, JobView, look, replace_file, to_text
 from edl_hvd.driver.membership.state import Rules
-from edl_hvd.driver.status import Figures, Status, WorkerStatus
+from edl_hvd.driver.status import Status, TrainingProgress, WorkerStatus
 
 COMMAND = ("python", "train.py", "--name", "two words")
 
@@ -24,7 +24,7 @@ def options(job_dir: Path | None = None, resume: bool = False, **fields) -> Opti
 
 
 def status(state: str = "training", step: int = 0, **fields) -> Status:
-    return Status(at=time.time(), state=state, figures=Figures(step=step, known_step=step), **fields)
+    return Status(at_s=time.time(), state=state, progress=TrainingProgress(step=step, known_step=step), **fields)
 
 
 @contextlib.contextmanager
@@ -32,7 +32,7 @@ def claimed(job_dir: Path, resume: bool = False, **fields) -> Iterator[JobFolder
     """A job in this folder, whose ``edlrun`` is gone afterwards."""
     with claim(options(job_dir, resume, **fields)) as folder:
         yield folder
-    gone = replace(folder.record, mark="of a process that has ended")
+    gone = replace(folder.record, start_token="of a process that has ended")
     replace_file(job_dir / RECORD, to_text(gone))
 
 

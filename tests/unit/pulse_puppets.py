@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from clocks import FakeClock
 
-from edl_hvd.driver.watch.hangs import Findings, Hung, ProgressWatch
+from edl_hvd.driver.watch.hangs import Findings, HangDetector, Hung
 from edl_hvd.protocol import Beat
 from edl_hvd.worker.progress import Progress
 
@@ -83,7 +83,7 @@ class Stage:
         self.puppets = {
             f"{name}:0": Puppet(self.clock, script) for name, script in zip("abcdefgh", scripts, strict=False)
         }
-        self.watch = ProgressWatch(self.clock.now_s)
+        self.watch = HangDetector(self.clock.now_s)
         self.generation = 1
         self.warnings: list[str] = []
         self._silent_since: dict[str, float] = {}

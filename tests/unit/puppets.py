@@ -19,7 +19,7 @@ from edl_hvd.hosts import HostSlots
 class Puppet:
     """One process. ``generation`` is 0 outside a world."""
 
-    life: int
+    incarnation: int
     state: str = "starting"
     generation: int = 0
     follows: int = 0
@@ -51,9 +51,9 @@ class Stage:
     def handle(self, event: events.MembershipEvent) -> None:
         if isinstance(event, events.Exited):
             puppet = self.puppets.get(event.worker)
-            if puppet is not None and puppet.life == event.life:
+            if puppet is not None and puppet.incarnation == event.incarnation:
                 del self.puppets[event.worker]
-        self.membership, actions = self._recorder.advance(self.membership, event, self.now_s)
+        self.membership, actions = self._recorder.transition(self.membership, event, self.now_s)
         self.lived.append(Decision(self.now_s, event, actions, self.membership, actions))
         for action in actions:
             self._obey(action)
@@ -62,7 +62,7 @@ class Stage:
         assert self.end is None, f"something is done after the end: {action}"
         if isinstance(action, events.Spawn):
             assert action.worker not in self.puppets, f"two processes in one slot: {action}"
-            self.puppets[action.worker] = Puppet(action.life)
+            self.puppets[action.worker] = Puppet(action.incarnation)
         elif isinstance(action, events.Publish):
             self._obey_publish(action)
         elif isinstance(action, events.Follow):
@@ -70,13 +70,13 @@ class Stage:
             assert self.puppets[action.guide].generation == self.generation, "the guide is a member"
             assert self.puppets[action.worker].state == "ready"
             self.puppets[action.worker].follows = action.generation
-        elif isinstance(action, events.AskChange):
+        elif isinstance(action, events.RequestResize):
             assert action.generation == self.generation
             for puppet in self.puppets.values():
                 puppet.change = puppet.change or puppet.generation == action.generation
-        elif isinstance(action, (events.Dismiss, events.Kill)):
-            assert self.puppets[action.worker].life == action.life
-            if isinstance(action, events.Dismiss):
+        elif isinstance(action, (events.ShutDownWorker, events.Kill)):
+            assert self.puppets[action.worker].incarnation == action.incarnation
+            if isinstance(action, events.ShutDownWorker):
                 self._obey_dismiss(action)
             else:
                 self.puppets[action.worker].state = "dying"
@@ -85,7 +85,7 @@ class Stage:
 
     def _obey_publish(self, publish: events.Publish) -> None:
         assert publish.generation == self.generation + 1
-        out = self.membership.aside or self.membership.unfit
+        out = self.membership.quarantined or self.membership.failed_preflight
         needed = self.rules.min_np if self.generation or out else self.rules.num_proc
         assert len(set(publish.members)) == len(publish.members) >= needed
         assert len(publish.members) <= self.rules.max_np + 1, "one more than allowed may be there to hand the state on"
@@ -96,7 +96,7 @@ class Stage:
             puppet.state, puppet.generation, puppet.formed, puppet.change = "member", publish.generation, False, False
             puppet.broken = False
 
-    def _obey_dismiss(self, dismiss: events.Dismiss) -> None:
+    def _obey_dismiss(self, dismiss: events.ShutDownWorker) -> None:
         puppet = self.puppets[dismiss.worker]
         assert puppet.state != "member", "a member is asked to leave, not sent away"
         if puppet.step >= 0 and not dismiss.save and self.membership.finishing_s is None:
@@ -109,7 +109,7 @@ class Stage:
     def be_ready(self, worker: str) -> None:
         puppet = self.puppets[worker]
         puppet.state, puppet.generation, puppet.change, puppet.broken = "ready", 0, False, False
-        self.handle(events.Ready(worker, puppet.life, puppet.step))
+        self.handle(events.Ready(worker, puppet.incarnation, puppet.step))
 
     def form(self, worker: str) -> None:
         puppet = self.puppets[worker]
@@ -119,14 +119,14 @@ class Stage:
             self.step += 1
             for other in members:
                 other.step = self.step  # the state is level now
-        self.handle(events.Formed(worker, puppet.life, puppet.generation))
+        self.handle(events.Formed(worker, puppet.incarnation, puppet.generation))
 
     def fail(self, worker: str, step: int, error: str) -> None:
         """Its script raises an error; its process ends later."""
         puppet = self.puppets[worker]
         self._break_world(puppet)
         puppet.state, puppet.generation = "failing", 0
-        self.handle(events.Raised(worker, puppet.life, step, error))
+        self.handle(events.Raised(worker, puppet.incarnation, step, error))
 
     def _break_world(self, puppet: Puppet) -> None:
         for other in self.puppets.values():
@@ -135,7 +135,7 @@ class Stage:
     def exit(self, worker: str, clean: bool = False) -> None:
         puppet = self.puppets[worker]
         self._break_world(puppet)
-        self.handle(events.Exited(worker, puppet.life, clean, "exit code 0" if clean else "killed by SIGKILL"))
+        self.handle(events.Exited(worker, puppet.incarnation, clean, "exit code 0" if clean else "killed by SIGKILL"))
 
     def move_on(self, worker: str) -> None:
         """The next thing that a worker in good health does."""
@@ -144,7 +144,7 @@ class Stage:
             self.be_ready(worker)
         elif puppet.state == "ready" and puppet.follows:
             follows, puppet.follows = puppet.follows, 0
-            self.handle(events.Warm(worker, puppet.life, follows))
+            self.handle(events.CaughtUp(worker, puppet.incarnation, follows))
         elif puppet.state in ("failing", "dismissed", "dying"):
             self.exit(worker, clean=puppet.state == "dismissed")
         elif puppet.state == "member":
@@ -244,11 +244,13 @@ def strike(stage: Stage, chance: random.Random) -> None:
         stage.handle(events.Tick())
     elif kind == "hosts":
         found = [host for host in HOSTS if chance.random() < 0.7]
-        unfit = tuple(host for host in found if chance.random() < 0.1)
-        stage.handle(events.HostsFound(tuple(HostSlots(host, chance.randint(1, 2)) for host in found), unfit))
+        failed_preflight = tuple(host for host in found if chance.random() < 0.1)
+        stage.handle(
+            events.HostsFound(tuple(HostSlots(host, chance.randint(1, 2)) for host in found), failed_preflight)
+        )
     elif kind == "drain":
         target, notice_s = chance.choice((*HOSTS, *workers)), chance.choice((0.0, 10.0, 120.0))
-        stage.handle(events.DrainAsked(target, notice_s, stays=chance.random() < 0.5))
+        stage.handle(events.DrainRequested(target, notice_s, deferred=chance.random() < 0.5))
     else:
         _strike_worker(stage, chance, kind, chance.choice(workers))
 
@@ -262,6 +264,6 @@ def _strike_worker(stage: Stage, chance: random.Random, kind: str, worker: str) 
     elif kind == "raise" and puppet.state == "member":
         stage.fail(worker, stage.step, chance.choice(("ValueError: x", "OSError: y")))
     elif kind == "lost":
-        stage.handle(events.Lost(worker, puppet.life, "it said nothing"))
+        stage.handle(events.Lost(worker, puppet.incarnation, "it said nothing"))
     elif kind == "done" and puppet.state == "member" and puppet.formed:
-        stage.handle(events.Done(worker, puppet.life))
+        stage.handle(events.Done(worker, puppet.incarnation))

@@ -43,8 +43,8 @@ def started(*events: MembershipEvent, rules: Rules) -> list[tuple[str, dict[str,
         for event in events:
             job.handle(event)
             await asyncio.sleep(0.05)
-        for life in list(job._lives):
-            life.cancel()
+        for task in list(job._tasks):
+            task.cancel()
         await job._clean_up()
         return starter.given
 
@@ -138,8 +138,8 @@ def test_a_script_that_is_wrong_ends_the_job_at_once_before_the_first_step_only(
         await job.start()
         for event in events:
             job.handle(event)
-        for life in list(job._lives):
-            life.cancel()
+        for task in list(job._tasks):
+            task.cancel()
         await job._clean_up()
         return job.membership.end
 

@@ -66,7 +66,7 @@ def metrics(storage: Storage) -> dict[int, dict[str, float]]:
 @pytest.mark.parametrize("every", ["1 epoch", "1 step", "4 samples", "1ms"])
 def test_what_is_measured_after_an_epoch_is_in_the_checkpoint_of_that_epoch(tmp_path: Path, every: str) -> None:
     accuracies = [0.25, 0.5, 0.75]
-    train(tmp_path, accuracies, checkpoint_every=every, keep=99)
+    train(tmp_path, accuracies, checkpoint_every=every, keep_newest=99)
     found = metrics(open_storage(str(tmp_path)))
     assert found.keys() >= {3, 6, 9}
     assert (found.keys() == {3, 6, 9}) == (every == "1 epoch")
@@ -82,7 +82,7 @@ def test_of_each_metric_the_last_value_before_a_checkpoint_is_in_it(tmp_path: Pa
             state.report(accuracy=math.inf)
 
     events = tmp_path / "events"
-    train(tmp_path / "c", [1, 2], body, checkpoint_every="1 step", keep=99, events=events)
+    train(tmp_path / "c", [1, 2], body, checkpoint_every="1 step", keep_newest=99, events=events)
     found = metrics(open_storage(str(tmp_path / "c")))
     assert len(found) >= 2
     for step, values in found.items():
@@ -101,7 +101,7 @@ def test_the_best_epoch_stays_with_the_weights_that_were_measured(tmp_path: Path
         accuracies,
         lambda state: weights.update({state.step + 1: state.model.weight.detach().clone()}),
         checkpoint_every="1 epoch",
-        keep=1,
+        keep_newest=1,
         keep_best="accuracy:max",
         events=tmp_path / "events",
     )

@@ -27,7 +27,7 @@ from edl_hvd.checkpoint.lease import (
 from edl_hvd.checkpoint.reading.restoring import restore, restore_newest, steps
 from edl_hvd.errors import ObjectMissingError, OwnedError, StorageError
 from edl_hvd.events import CheckpointFailed, CheckpointWritten
-from edl_hvd.process_mark import mark_of, numbering
+from edl_hvd.process_identity import pid_namespace, start_token
 from edl_hvd.storage import Storage
 
 
@@ -118,7 +118,7 @@ def test_a_run_that_is_about_to_end_is_waited_for() -> None:
 
 def test_a_process_of_this_machine_that_is_gone_is_not_waited_for_long_and_one_that_lives_is_believed() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    owner = LeaseHolder("a", "here", child.pid, numbering(), mark_of(child.pid), "today")
+    owner = LeaseHolder("a", "here", child.pid, pid_namespace(), start_token(child.pid), "today")
     storage, clock = WatchedStorage(), FakeClock()
     acquire(storage, owner, clock)
     with pytest.raises(OwnedError, match=f"process {child.pid}"):  # it may be stopped, and gives no sign

@@ -96,7 +96,7 @@ def test_a_checkpoint_is_held_back_until_somebody_waits_for_it(tmp_path):
     assert writer.wait(60)
     [written] = writer.poll()
     assert isinstance(written, CheckpointWritten)
-    assert 0 < written.held_s < written.seconds
+    assert 0 < written.held_s < written.duration_s
     assert torch.equal(restore(storage, 1).tensors["7"], tensors["7"])
 
 
@@ -116,7 +116,7 @@ def test_whether_a_last_checkpoint_fits_is_judged_by_the_speed_without_holding_b
     tmp_path, monkeypatch, held_s, fits
 ):
     checkpoints = CheckpointManager(Settings(checkpoint=str(tmp_path)), EventLog(None))
-    written = CheckpointWritten(checkpoints.url, 1, size_bytes=1_000_000, seconds=100.0, held_s=held_s)
+    written = CheckpointWritten(checkpoints.url, 1, size_bytes=1_000_000, duration_s=100.0, held_s=held_s)
     monkeypatch.setattr(checkpoints._writer, "poll", lambda: [written])
     checkpoints.report()
     monkeypatch.setattr(checkpoints._writer, "poll", list)

@@ -17,7 +17,7 @@ import edl_hvd
 PACKAGE = Path(edl_hvd.__file__).parent
 REPOSITORY = PACKAGE.parent
 
-# ``driver/job.py``, ``turn.advance``, ``State.evaluate``, ``state.batches``, ``torch.save``, ``time.monotonic()``
+# ``driver/job.py``, ``history.replay``, ``State.evaluate``, ``state.batches``, ``torch.save``, ``time.monotonic()``
 NAME = re.compile(r"``(?!self\.)([A-Za-z_][\w./]*[./][\w.]+)(?:\(\))?``")
 ROLE = re.compile(r":[a-z]+:`~?([\w.]+)`")
 FILE_SUFFIXES = (".py", ".md", ".toml", ".cfg")
@@ -176,14 +176,14 @@ def test_what_docstrings_refer_to_exists() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "turn.py",
-        "membership/turn.py",
-        "driver/membership/turn.py",
+        "transition.py",
+        "membership/transition.py",
+        "driver/membership/transition.py",
         "docs/edlrun.md",
         "torch/_compile.py",
-        "turn.advance",
-        "membership.turn.advance",
-        "edl_hvd.driver.membership.turn",
+        "history.replay",
+        "membership.history.replay",
+        "edl_hvd.driver.membership.transition",
         "Membership.wanted",
         "JobView.dead",
         "record.asked_s",
@@ -200,12 +200,12 @@ def test_the_rule_knows_what_exists(name: str) -> None:
     "name",
     [
         "membership.py",
-        "driver/turn.py",
+        "driver/transition.py",
         "docs/nothing.md",
         "torch/nothing.py",
         "processes.Launcher",
-        "membership.advance",
-        "turn.nothing",
+        "membership.replay",
+        "history.nothing",
         "Membership.nothing",
         "nothing.anything",
         "edl_hvd.nothing",

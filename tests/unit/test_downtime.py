@@ -44,7 +44,7 @@ def test_the_first_member_of_the_last_world_tells_who_is_gone_and_how_long_train
     }  # fmt: skip
     assert worker_lost == {"event": "worker_lost", "generation": 5, "worker": "a:0"}
     assert resized == {
-        "event": "resized", "generation": 5, "old_size": 3, "new_size": 3, "cause": "failure", "seconds": 2.5,
+        "event": "resized", "generation": 5, "old_size": 3, "new_size": 3, "cause": "failure", "downtime_s": 2.5,
         "step": 70,
     }  # fmt: skip
 
@@ -68,7 +68,7 @@ def test_a_world_that_breaks_before_its_first_commit_prolongs_the_stop(told: Tol
     told.clock.sleep(1.0)
     told.interruption.announce(World(6, 0, 1, members=("a:0",)), [5], step=70)
     resized = told.events()[-1]
-    assert (resized["cause"], resized["seconds"], resized["old_size"]) == ("failure", 2.0, 2)
+    assert (resized["cause"], resized["downtime_s"], resized["old_size"]) == ("failure", 2.0, 2)
 
 
 def test_worlds_that_break_are_counted_while_nobody_is_missing_and_nothing_is_committed(told: Told) -> None:

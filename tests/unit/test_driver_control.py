@@ -26,13 +26,13 @@ class Port:
     def __init__(self) -> None:
         self.heard: list[object] = []
         self.loop = asyncio.new_event_loop()
-        self.control = Control(lambda worker, life: (worker, life) == ("a:0", 1), self.hear, FROM_WORKER)
+        self.control = Control(lambda worker, incarnation: (worker, incarnation) == ("a:0", 1), self.hear, FROM_WORKER)
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
         self.port = self.do(self.control.start())
 
-    def hear(self, worker: str, life: int, said: object) -> None:
-        assert (worker, life) == ("a:0", 1)
+    def hear(self, worker: str, incarnation: int, said: object) -> None:
+        assert (worker, incarnation) == ("a:0", 1)
         self.heard.append(said)
 
     def do(self, coroutine):
@@ -42,7 +42,7 @@ class Port:
         return socket.create_connection(("127.0.0.1", self.port), timeout=30)
 
     def hello(self, **changes) -> bytes:
-        return line({"what": "hello", "token": self.control.token, "worker": "a:0", "life": 1, **changes})
+        return line({"what": "hello", "token": self.control.token, "worker": "a:0", "incarnation": 1, **changes})
 
     def close(self) -> None:
         async def end() -> None:
@@ -95,7 +95,7 @@ def test_who_is_not_connected_cannot_be_told_anything(port):
 @pytest.mark.parametrize(
     "changes",
     [{"token": "wrong"}, {"token": "\ud800"}, {"token": None}, {"token": 5}, {"worker": "b:0"}, {"worker": 3},
-     {"life": 2}, {"life": True}, {"what": "ready"}, {"more": 1}],
+     {"incarnation": 2}, {"incarnation": True}, {"what": "ready"}, {"more": 1}],
     ids=str,
 )  # fmt: skip
 def test_strangers_are_turned_away_without_an_answer(port, changes):

@@ -80,8 +80,10 @@ def test_the_bounds_are_those_of_horovodrun_where_none_are_given(given, bounds):
         ({"--spares": "-1"}, "--spares '-1' cannot be used; expected a whole number, at least 0"),
         ({"--host-failures": "0"}, "--host-failures '0' cannot be used; expected a whole number, at least 1"),
         ({"--reset-limit": "-1"}, "--reset-limit '-1' cannot be used; expected a whole number, at least 0"),
-        ({"--settle": "-0.5"}, "--settle '-0.5' cannot be used; expected a time of at least 0 s, e.g. '30' or '10min'"),
-        ({"--settle": "nan"}, "--settle 'nan' cannot be used; expected a time of at least 0 s, e.g. '30' or '10min'"),
+        ({"--last-call-timeout": "-0.5"},
+         "--last-call-timeout '-0.5' cannot be used; expected a time of at least 0 s, e.g. '30' or '10min'"),
+        ({"--last-call-timeout": "nan"},
+         "--last-call-timeout 'nan' cannot be used; expected a time of at least 0 s, e.g. '30' or '10min'"),
         ({"--failure-window": "2 steps"}, "--failure-window '2 steps' cannot be used; expected a time of at least 1 s, "
          "e.g. '30' or '10min'"),
         ({"--elastic-timeout": "inf"}, "--elastic-timeout 'inf' cannot be used; expected a time of at least 1 s, "
@@ -112,9 +114,9 @@ def test_the_number_of_workers_has_to_be_given():
 
 def test_all_problems_of_a_line_are_told_together_one_line_each(tmp_path):
     given = {"-np": "3", "--min-np": "4", "--max-np": "2", "--ssh-identity-file": "/no/key", "--hosts": "a:x,b:0",
-             "--settle": "soon", "--mpi": "1"}  # fmt: skip
+             "--last-call-timeout": "soon", "--mpi": "1"}  # fmt: skip
     told = problems(given, ())
-    for flag in ("--min-np", "--max-np", "--ssh-identity-file", "--settle", "--mpi", "no command"):
+    for flag in ("--min-np", "--max-np", "--ssh-identity-file", "--last-call-timeout", "--mpi", "no command"):
         assert any(flag in line for line in told), flag
     assert sum(line.startswith("--hosts") for line in told) == 2
 
@@ -149,11 +151,12 @@ def test_a_bad_variable_is_called_by_its_name():
 
 
 def test_every_bound_reaches_the_rules():
-    given = {"-np": "3", "--min-np": "2", "--max-np": "5", "--spares": "1", "--settle": "0", "--elastic-timeout": "60",
+    given = {"-np": "3", "--min-np": "2", "--max-np": "5", "--spares": "1", "--last-call-timeout": "0",
+             "--elastic-timeout": "60",
              "--host-failures": "4", "--failure-window": "5min", "--blacklist-cooldown-range": "20 80",
              "--reset-limit": "0", "--hosts": "localhost:8"}  # fmt: skip
     assert read(given).rules == Rules(
-        num_proc=3, min_np=2, max_np=5, spares=1, settle_s=0, elastic_timeout_s=60, host_failures=4,
+        num_proc=3, min_np=2, max_np=5, spares=1, last_call_timeout_s=0, elastic_timeout_s=60, host_failures=4,
         failure_window_s=300, cooldown_s=20, reset_limit=0, hosts_are_fixed=True,
     )  # fmt: skip
 

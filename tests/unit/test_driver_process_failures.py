@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from children import WORKER, Ears, launcher, outcome_of, pretend_ssh, run, shell
 
-from edl_hvd.driver.local_hosts import is_local, own_addresses
-from edl_hvd.driver.workers.exits import Exit
+from edl_hvd.driver.network import is_local, own_addresses
+from edl_hvd.driver.workers.process import Exit
 from edl_hvd.driver.workers.ssh import Ssh, Supervisor
 from edl_hvd.errors import PlatformError, UsageError
 

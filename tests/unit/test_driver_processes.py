@@ -28,8 +28,8 @@ from children import (
     shell,
 )
 
-from edl_hvd.driver.workers.exits import Exit
 from edl_hvd.driver.workers.output import Lines
+from edl_hvd.driver.workers.process import Exit
 from edl_hvd.driver.workers.ssh import exportable
 
 

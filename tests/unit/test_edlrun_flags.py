@@ -142,12 +142,12 @@ def test_our_own_flags_are_read(tmp_path):
     plan.write_text("0 add localhost:1\n")
     options = read(
         "-np", "1", "--discover", f"schedule:{plan}", "--host-failures", "5", "--failure-window", "5min",
-        "--spares", "2", "--record", f"{tmp_path}/record", "--job-dir", str(tmp_path), "--settle", "2",
+        "--spares", "2", "--record", f"{tmp_path}/record", "--job-dir", str(tmp_path), "--last-call-timeout", "2",
     )  # fmt: skip
     assert options.source.answer().hosts == (HostSlots("localhost", 1),)
     assert (options.record, options.job_dir, options.resume) == (f"{tmp_path}/record", str(tmp_path), False)
     rules = options.rules
-    assert (rules.host_failures, rules.failure_window_s, rules.spares, rules.settle_s) == (5, 300, 2, 2)
+    assert (rules.host_failures, rules.failure_window_s, rules.spares, rules.last_call_timeout_s) == (5, 300, 2, 2)
 
 
 # --- the same variables for the workers ---
@@ -267,7 +267,8 @@ def test_the_help_is_grouped_fits_80_columns_and_shows_every_flag(capsys, monkey
 def test_the_defaults_that_the_help_names_are_those_of_the_code():
     help_of = {flag.opts[0]: flag.help or "" for flag in edlrun._FLAGS}
     for flag, default in [
-        ("--spares", Rules.spares), ("--settle", Rules.settle_s), ("--host-failures", Rules.host_failures),
+        ("--spares", Rules.spares), ("--last-call-timeout", Rules.last_call_timeout_s),
+        ("--host-failures", Rules.host_failures),
         ("--failure-window", Rules.failure_window_s), ("--blacklist-cooldown-range", Rules.cooldown_s),
         ("--elastic-timeout", Rules.elastic_timeout_s), ("--start-timeout", Options.start_timeout_s),
     ]:  # fmt: skip

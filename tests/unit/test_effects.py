@@ -51,7 +51,7 @@ def test_a_loop_over_the_loader_itself_is_said_to_count_nothing_once():
 def test_a_loop_of_ones_own_counts_its_steps_and_writes_its_checkpoints(tmp_path):
     state, loader = make()
 
-    @edl_hvd.elastic(checkpoint=tmp_path, checkpoint_every="2 steps", keep=99)
+    @edl_hvd.elastic(checkpoint=tmp_path, checkpoint_every="2 steps", keep_newest=99)
     def train(state):
         for (inputs,) in loader:
             step(state, inputs)

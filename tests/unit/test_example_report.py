@@ -54,7 +54,7 @@ class Log:
 
     def resized(self, old: int, new: int, cause: str, seconds: float) -> None:
         sizes = {"old_size": old, "new_size": new}
-        self.add("resized", generation=self.generation, cause=cause, seconds=seconds, step=self.step, **sizes)
+        self.add("resized", generation=self.generation, cause=cause, downtime_s=seconds, step=self.step, **sizes)
 
 
 PROMISE = Promise(epochs=4, samples_per_epoch=100, sizes=(1, 2, 1, 2, 1), lost=(A,), left=(B,), top1=0.93)
@@ -123,7 +123,7 @@ def test_a_restart_from_a_checkpoint_undoes_what_came_after_it():
     log.world(A)
     log.train(6)
     log.step = 4
-    log.add("restore", url="file:///x", step=4, epoch=1, samples=100, seconds=0.1)
+    log.add("restore", url="file:///x", step=4, epoch=1, samples=100, duration_s=0.1)
     log.world(A)
     log.train(4)
     assert summarize(log.lines).samples_per_epoch == {0: 100, 1: 100}

@@ -94,7 +94,7 @@ def test_a_hung_worker_shows_its_stack_and_is_given_up_once():
         ward = Ward()
         await ward.play(40)
         [lost] = ward.lost
-        assert (lost.worker, lost.life) == ("b:0", 3)
+        assert (lost.worker, lost.incarnation) == ("b:0", 3)
         assert lost.reason == (
             "it does not move, and the others wait for it: 30 s in compute, which takes up to 0.1 s, at step 41; at "
             "train.py:71 in augment"

@@ -39,7 +39,7 @@ def played() -> Stage:
     stage.exit("a:1")
     stage.settle(5)
     for worker in ("a:0", "a:1"):
-        stage.handle(events.Done(worker, stage.puppets[worker].life))
+        stage.handle(events.Done(worker, stage.puppets[worker].incarnation))
     for worker in ("a:0", "a:1"):
         stage.exit(worker, clean=True)
     return stage
@@ -94,13 +94,13 @@ def test_an_event_that_the_state_machine_does_not_survive_is_the_last_line():
     file = io.StringIO()
     membership = begin(RULES, 0.0)
     recorder = Recorder(file, membership)
-    membership, _ = recorder.advance(membership, ONE_HOST, 0.0)
-    membership, _ = recorder.advance(membership, events.Tick(), 0.5)
+    membership, _ = recorder.transition(membership, ONE_HOST, 0.0)
+    membership, _ = recorder.transition(membership, events.Tick(), 0.5)
     with pytest.raises(TypeError):
-        recorder.advance(membership, events.DrainAsked("a", "soon"), 1.0)  # type: ignore[arg-type]
+        recorder.transition(membership, events.DrainRequested("a", "soon"), 1.0)  # type: ignore[arg-type]
     lines = [json.loads(line) for line in file.getvalue().splitlines()[1:]]
-    assert [line["what"] for line in lines] == ["HostsFound", "Tick", "DrainAsked"]
-    assert lines[-1] == {"at_s": 1.0, "what": "DrainAsked", "target": "a", "notice_s": "soon", "stays": False}
+    assert [line["what"] for line in lines] == ["HostsFound", "Tick", "DrainRequested"]
+    assert lines[-1] == {"at_s": 1.0, "what": "DrainRequested", "target": "a", "notice_s": "soon", "deferred": False}
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full, the disk that is always full")
@@ -109,7 +109,7 @@ def test_a_full_disk_ends_the_record_and_not_the_job(caplog):
     with open("/dev/full", "w") as file:
         recorder = Recorder(file, membership)
         for at_s in range(3):
-            membership, _ = recorder.advance(membership, ONE_HOST, float(at_s))
+            membership, _ = recorder.transition(membership, ONE_HOST, float(at_s))
         recorder.flush()
     assert membership.having("starting") == ["a:0", "a:1"]
     [warning] = caplog.messages
@@ -134,7 +134,7 @@ def test_a_history_cut_off_at_any_place_reads_up_to_its_last_whole_line(tmp_path
         assert bool(history.note) == (text[length - 1] != "\n" and text[length] != "\n")
 
 
-READY = {"at_s": 1.0, "what": "Ready", "worker": "a:0", "life": 1}
+READY = {"at_s": 1.0, "what": "Ready", "worker": "a:0", "incarnation": 1}
 
 
 @pytest.mark.parametrize(
@@ -152,11 +152,11 @@ READY = {"at_s": 1.0, "what": "Ready", "worker": "a:0", "life": 1}
         ({"at_s": 2, "what": "Magic"}, "'Magic'.*expected an object with 'what' one of HostsFound, Ready, "),
         ({"at_s": 2, "what": ["Tick"]}, "expected an object with 'what' one of HostsFound, Ready, "),
         ({"at_s": 2, "what": "Tick", "extra": 1}, "Tick has no field 'extra'; expected no field"),
-        ({**READY, "life": "first"}, "Ready.life is 'first'; expected a whole number"),
-        ({**READY, "life": True}, "Ready.life is True; expected a whole number"),
+        ({**READY, "incarnation": "first"}, "Ready.incarnation is 'first'; expected a whole number"),
+        ({**READY, "incarnation": True}, "Ready.incarnation is True; expected a whole number"),
         ({**READY, "worker": 7}, "Ready.worker is 7; expected a text"),
-        ({"at_s": 2, "what": "Done", "worker": "a:0"}, "Done lacks 'life'; expected worker, life"),
-        ({"at_s": 2, "what": "DrainAsked", "target": "a", "notice_s": "1"}, "notice_s is '1'; expected a number"),
+        ({"at_s": 2, "what": "Done", "worker": "a:0"}, "Done lacks 'incarnation'; expected worker, incarnation"),
+        ({"at_s": 2, "what": "DrainRequested", "target": "a", "notice_s": "1"}, "notice_s is '1'; expected a number"),
         ({"at_s": 2, "what": "HostsFound", "hosts": "a:2"}, "HostsFound.hosts is 'a:2'; expected a list"),
         ({"at_s": 2, "what": "HostsFound", "hosts": ["a:2"]}, "'a:2' is no HostSlots; expected an object with host, s"),
         ({"at_s": 2, "what": "HostsFound", "hosts": [{"host": "a", "slots": 0}]}, "'a' has 0 slots; expected at least"),
@@ -228,11 +228,11 @@ def test_a_replay_tells_what_happened_what_follows_and_what_came_of_it(tmp_path)
     ]
     killed = lines.index("     5.000 s  a:1 has failed: killed by SIGKILL")
     assert lines[killed + 1] == "              → tell the members of world 1 that a:1 is gone"
-    assert "              → start a:1 (life 2)" in lines[killed:]
+    assert "              → start a:1 (incarnation 2)" in lines[killed:]
     assert lines[-6:] == [
-        "slot  state  rank  life  step     since",
-        "a:0   empty           1        10.000 s",
-        "a:1   empty           2        10.000 s",
+        "slot  state  rank  incarnation  step     since",
+        "a:0   empty                  1        10.000 s",
+        "a:1   empty                  2        10.000 s",
         "",
         "The last world is 3, running: a:0, a:1",
         "The job ended with exit code 0",
@@ -244,8 +244,8 @@ def test_a_replay_stops_where_it_is_told_to(tmp_path):
     path.write_text(played().history)
     text = shown(path, "--until", "5")
     assert "killed by SIGKILL" in text
-    assert "life 2" not in text
-    assert "a:0   member     0     1     1  5.000 s" in text or "a:0   ready" in text
+    assert "incarnation 2" not in text
+    assert "a:0   member     0            1     1  5.000 s" in text or "a:0   ready" in text
     assert text.endswith("The job had not ended\n")
     assert json.loads(shown(path, "--until", "5", "--json"))["end"] is None
 
@@ -256,26 +256,28 @@ def test_a_replay_as_json_holds_the_decisions_and_the_membership(tmp_path):
     path.write_text(stage.history)
     document = json.loads(shown(path, "--json"))
     assert document["decisions"] == [json.loads(line) for line in stage.history.splitlines()[1:]]
-    assert document["slots"]["a:1"]["life"] == 2
+    assert document["slots"]["a:1"]["incarnation"] == 2
     assert document["world"]["members"] == ["a:0", "a:1"]
     assert (document["end"], document["difference"], document["note"]) == ({"code": 0, "reason": ""}, None, "")
 
 
 def test_the_first_decision_that_differs_from_the_record_is_pointed_out(tmp_path):
     path = tmp_path / "history"
-    path.write_text(played().history.replace('"worker": "a:1", "life": 2}]', '"worker": "a:1", "life": 3}]'))
+    path.write_text(
+        played().history.replace('"worker": "a:1", "incarnation": 2}]', '"worker": "a:1", "incarnation": 3}]')
+    )
     text = shown(path, exit_code=1)
-    place = text.index("              recorded:\n                → start a:1 (life 3)\n")
+    place = text.index("              recorded:\n                → start a:1 (incarnation 3)\n")
     assert text[place:].startswith(
-        "              recorded:\n                → start a:1 (life 3)\n"
-        "              now:\n                → start a:1 (life 2)\n"
+        "              recorded:\n                → start a:1 (incarnation 3)\n"
+        "              now:\n                → start a:1 (incarnation 2)\n"
     )
     assert "At 6.000 s another decision was recorded" in text
     assert "has completed the training" not in text
     assert json.loads(shown(path, "--json", exit_code=1))["difference"] == {
         "at_s": 6.0,
-        "recorded": [{"what": "Spawn", "worker": "a:1", "life": 3}],
-        "now": [{"what": "Spawn", "worker": "a:1", "life": 2}],
+        "recorded": [{"what": "Spawn", "worker": "a:1", "incarnation": 3}],
+        "now": [{"what": "Spawn", "worker": "a:1", "incarnation": 2}],
     }
     assert "another decision" not in shown(path, "--until", "5.9")
 
@@ -283,7 +285,7 @@ def test_the_first_decision_that_differs_from_the_record_is_pointed_out(tmp_path
 def test_a_decision_that_was_not_taken_then_or_is_not_taken_now_differs_too(tmp_path):
     hosts = {"at_s": 0, "what": "HostsFound", "hosts": [{"host": "a", "slots": 1}]}
     assert "recorded: nothing" in shown(written(tmp_path / "then", {**hosts, "actions": []}), exit_code=1)
-    tick = {"at_s": 0, "what": "Tick", "actions": [{"what": "SetAside", "host": "a", "seconds": 60}]}
+    tick = {"at_s": 0, "what": "Tick", "actions": [{"what": "QuarantineHost", "host": "a", "cooldown_s": 60}]}
     text = shown(written(tmp_path / "now", tick), exit_code=1)
     assert "→ give host a no workers for 60 s\n" in text
     assert "now: nothing" in text
@@ -299,32 +301,32 @@ def test_a_history_cut_short_is_replayed_with_a_note(tmp_path):
 
 def test_what_a_worker_printed_stays_text(tmp_path):
     error = "[red]no\x1b[2J\n\ud800more[/x]"
-    raised = {"at_s": 0, "what": "Raised", "worker": "a:0", "life": 1, "step": 3, "error": error}
+    raised = {"at_s": 0, "what": "Raised", "worker": "a:0", "incarnation": 1, "step": 3, "error": error}
     assert "a:0 raised at step 3: [red]no?[2J ?more[/x]\n" in shown(written(tmp_path / "history", raised))
 
 
 def test_every_event_and_every_action_has_its_words(tmp_path):
     lines: list[dict[str, object]] = [
         {"what": "HostsFound", "hosts": []},
-        {"what": "Ready", "worker": "a:0", "life": 2, "step": 7},
-        {"what": "Warm", "worker": "a:0", "life": 1, "generation": 2},
-        {"what": "Formed", "worker": "a:0", "life": 1, "generation": 3},
-        {"what": "Raised", "worker": "a:0", "life": 1, "step": 3, "error": "ValueError: x"},
-        {"what": "Done", "worker": "a:0", "life": 1},
-        {"what": "Exited", "worker": "a:0", "life": 1, "clean": True, "how": "exit code 0"},
-        {"what": "Lost", "worker": "a:0", "life": 1, "reason": "it said nothing"},
-        {"what": "DrainAsked", "target": "a", "notice_s": 120.0},
+        {"what": "Ready", "worker": "a:0", "incarnation": 2, "step": 7},
+        {"what": "CaughtUp", "worker": "a:0", "incarnation": 1, "generation": 2},
+        {"what": "Formed", "worker": "a:0", "incarnation": 1, "generation": 3},
+        {"what": "Raised", "worker": "a:0", "incarnation": 1, "step": 3, "error": "ValueError: x"},
+        {"what": "Done", "worker": "a:0", "incarnation": 1},
+        {"what": "Exited", "worker": "a:0", "incarnation": 1, "clean": True, "how": "exit code 0"},
+        {"what": "Lost", "worker": "a:0", "incarnation": 1, "reason": "it said nothing"},
+        {"what": "DrainRequested", "target": "a", "notice_s": 120.0},
         {"what": "Deadlocked", "generation": 3, "reason": "they wait"},
     ]  # fmt: skip
     actions = [
-        {"what": "Spawn", "worker": "a:0", "life": 1},
+        {"what": "Spawn", "worker": "a:0", "incarnation": 1},
         {"what": "Follow", "worker": "b:0", "generation": 1, "guide": "a:0"},
         {"what": "Publish", "generation": 1, "members": ["a:0", "b:0"]},
-        {"what": "AskChange", "generation": 1},
-        {"what": "TellGone", "generation": 1, "worker": "b:0"},
-        {"what": "Dismiss", "worker": "a:0", "life": 1, "save": True, "left_s": 7.5},
-        {"what": "Kill", "worker": "a:0", "life": 1, "reason": "it was stuck"},
-        {"what": "SetAside", "host": "a", "seconds": 60.0},
+        {"what": "RequestResize", "generation": 1},
+        {"what": "NotifyPeerLost", "generation": 1, "worker": "b:0"},
+        {"what": "ShutDownWorker", "worker": "a:0", "incarnation": 1, "save": True, "left_s": 7.5},
+        {"what": "Kill", "worker": "a:0", "incarnation": 1, "reason": "it was stuck"},
+        {"what": "QuarantineHost", "host": "a", "cooldown_s": 60.0},
         {"what": "End", "code": 1, "reason": "it is over"},
     ]  # fmt: skip
     last: dict[str, object] = {"what": "Tick", "actions": actions}
@@ -334,7 +336,7 @@ def test_every_event_and_every_action_has_its_words(tmp_path):
     words = [line[14:] for line in shown(path, exit_code=1).splitlines()]
     assert words[:21] == [
         "there are no hosts",
-        "a:0 (life 2) is ready and holds step 7",
+        "a:0 (incarnation 2) is ready and holds step 7",
         "a:0 has caught up with world 2",
         "a:0 has formed world 3",
         "a:0 raised at step 3: ValueError: x",
@@ -350,7 +352,7 @@ def test_every_event_and_every_action_has_its_words(tmp_path):
         "  → publish world 1: a:0, b:0",
         "  → ask the members of world 1 to leave it at the next commit",
         "  → tell the members of world 1 that b:0 is gone",
-        "  → send a:0 home, with a checkpoint before",
+        "  → shut down a:0, with a checkpoint before",
         "  → end a:0: it was stuck",
         "  → give host a no workers for 60 s",
         "  → end the job with exit code 1: it is over",
@@ -368,4 +370,4 @@ def test_a_failing_history_is_kept_where_it_can_be_replayed(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert f"edl-hvd replay {path}\n" in printed
     assert path.read_text() in printed
-    assert "→ start a:0 (life 2)\n" in shown(path)
+    assert "→ start a:0 (incarnation 2)\n" in shown(path)

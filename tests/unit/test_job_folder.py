@@ -23,10 +23,10 @@ from edl_hvd.driver.command_line.options import Options, read_options
 from edl_hvd.driver.job_folder.claim import claim
 from edl_hvd.driver.job_folder.files import LOCK, RECORD, STATUS, JobRecord, look, replace_file, to_text
 from edl_hvd.driver.membership import events
-from edl_hvd.driver.status import Figures, WorkerStatus
+from edl_hvd.driver.status import TrainingProgress, WorkerStatus
 from edl_hvd.errors import PlatformError, UsageError
 from edl_hvd.hosts import HostSlots
-from edl_hvd.process_mark import lives, mark_of
+from edl_hvd.process_identity import is_alive, start_token
 from edl_hvd.settings import runtime_folders
 
 
@@ -217,27 +217,27 @@ def test_a_folder_that_cannot_be_used_is_one_error(runtime, tmp_path):
 def test_going_on_takes_over_what_the_folder_knows(runtime, tmp_path):
     job_dir = tmp_path / "job"
     with claimed(job_dir) as folder:
-        began_at = folder.record.began_at
-        assert folder.begun.figures == Figures()
+        began_at_s = folder.record.began_at_s
+        assert folder.begun.progress == TrainingProgress()
         with folder.history() as file:
             assert file is not None
             file.write("first")
-        folder.write_status(replace(status(step=30), figures=Figures(28, 30, 240, 9.5, 20, 3.0)))
+        folder.write_status(replace(status(step=30), progress=TrainingProgress(28, 30, 240, 9.5, 20, 3.0)))
     with claimed(job_dir, resume=True) as folder:
-        assert folder.begun.figures == Figures(known_step=30, saved_step=20)
-        assert (folder.record.run, folder.record.began_at) == (2, began_at)
-        assert folder.record.started_at > began_at
+        assert folder.begun.progress == TrainingProgress(known_step=30, saved_step=20)
+        assert (folder.record.run, folder.record.began_at_s) == (2, began_at_s)
+        assert folder.record.started_at_s > began_at_s
         with folder.history() as file:
             assert file is not None
             file.write("second")
     # Killed before anything happened: the third still knows.
     with claimed(job_dir, resume=True) as folder:
-        assert folder.begun.figures.known_step == 30
+        assert folder.begun.progress.known_step == 30
     assert [(job_dir / name).read_text() for name in ("history.jsonl", "history-2.jsonl")] == ["first", "second"]
     assert folder.resume_line == f"edlrun --resume --job-dir {job_dir}"
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"at": "now"}', "[" * 100_000])
+@pytest.mark.parametrize("text", ["", "{", '{"at_s": "now"}', "[" * 100_000])
 def test_a_status_that_does_not_read_counts_as_progress(runtime, tmp_path, text):
     """After a power failure some file systems have the new file without its content."""
     leave(tmp_path, status(step=30))
@@ -245,7 +245,7 @@ def test_a_status_that_does_not_read_counts_as_progress(runtime, tmp_path, text)
     with pytest.raises(UsageError, match="whose status does not read"), claim(options(tmp_path)):
         pass
     with claimed(tmp_path, resume=True) as folder:
-        assert folder.begun.figures.known_step == 1
+        assert folder.begun.progress.known_step == 1
 
 
 def test_checkpoints_go_into_the_folder_unless_the_environment_says_otherwise(runtime, tmp_path):
@@ -258,8 +258,8 @@ def test_checkpoints_go_into_the_folder_unless_the_environment_says_otherwise(ru
 def test_workers_that_an_earlier_edlrun_has_left_are_known_until_they_are_gone(runtime, tmp_path):
     with child() as orphan, child() as another:
         workers = (
-            WorkerStatus("a:0", "member", 0, pid=orphan.pid, mark=mark_of(orphan.pid)),
-            WorkerStatus("a:1", "member", 1, pid=another.pid, mark="of a process that was here before"),
+            WorkerStatus("a:0", "member", 0, pid=orphan.pid, start_token=start_token(orphan.pid)),
+            WorkerStatus("a:1", "member", 1, pid=another.pid, start_token="of a process that was here before"),
             WorkerStatus("a:2", "empty"),
         )
         leave(tmp_path, status(step=3, workers=workers))
@@ -274,15 +274,15 @@ def test_workers_that_an_earlier_edlrun_has_left_are_known_until_they_are_gone(r
 
 def test_a_process_is_told_from_a_later_one_and_from_its_own_remains():
     with child() as process:
-        mark = mark_of(process.pid)
-        assert lives(process.pid, mark)
-        assert mark != mark_of(os.getpid()) != ""
-        assert not lives(os.getpid(), mark)
+        mark = start_token(process.pid)
+        assert is_alive(process.pid, mark)
+        assert mark != start_token(os.getpid()) != ""
+        assert not is_alive(os.getpid(), mark)
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert not lives(process.pid, mark), "nobody has asked for its exit code yet, and still it has ended"
-    assert mark_of(process.pid) == ""
-    assert not lives(process.pid, "")
+        assert not is_alive(process.pid, mark), "nobody has asked for its exit code yet, and still it has ended"
+    assert start_token(process.pid) == ""
+    assert not is_alive(process.pid, "")
 
 
 GIVEN = {"-np": "2", "--min-np": "1", "--hosts": "localhost:2", "--record": "/tmp/record"}
@@ -353,7 +353,7 @@ def test_where_locks_do_not_reach_a_fresh_status_shows_that_an_edlrun_lives(runt
     replace_file(tmp_path / RECORD, to_text(replace(view_of(tmp_path).record, host="another")))
     with pytest.raises(UsageError, match="on host another"), claim(options(tmp_path, resume=True)):
         pass
-    replace_file(tmp_path / STATUS, to_text(replace(status(step=4), at=time.time() - 60)))
+    replace_file(tmp_path / STATUS, to_text(replace(status(step=4), at_s=time.time() - 60)))
     assert view_of(tmp_path).dead
     leave(tmp_path, resume=True)
 

@@ -1,4 +1,4 @@
-"""How long whoever gets SIGTERM has, under ``edlrun``: as ``EDL_HVD_GRACE`` says."""
+"""How long whoever gets SIGTERM has, under ``edlrun``: as ``EDL_HVD_TERMINATION_GRACE`` says."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from edl_hvd.driver.job import Job
 from edl_hvd.driver.membership.events import Formed, HostsFound, Ready
 from edl_hvd.driver.membership.state import Rules
 from edl_hvd.driver.network import Network
-from edl_hvd.driver.workers.exits import Exit
+from edl_hvd.driver.workers.process import Exit
 from edl_hvd.hosts import HostSlots
 from edl_hvd.protocol import Drain
 
@@ -33,7 +33,7 @@ class Idle:
 @pytest.mark.parametrize("asked", ["a worker", "edlrun"])
 def test_who_gets_sigterm_has_the_grace_that_the_environment_names(asked):
     async def drained():
-        job = Job(Rules(1, 1, 1), Idle(), Network(lambda host: "127.0.0.1"), Deaf(), grace_s=GRACE_S)
+        job = Job(Rules(1, 1, 1), Idle(), Network(lambda host: "127.0.0.1"), Deaf(), termination_grace_s=GRACE_S)
         await job.start()
         stop = False
         running = asyncio.create_task(
@@ -47,8 +47,8 @@ def test_who_gets_sigterm_has_the_grace_that_the_environment_names(asked):
             await asyncio.sleep(0.001)
         drains, now_s = job.membership.drains, job.now_s
         stop = True
-        for life in list(job._lives):
-            life.cancel()
+        for task in list(job._tasks):
+            task.cancel()
         await running
         return drains, now_s
 
@@ -96,7 +96,7 @@ def test_a_worker_that_does_not_leave_is_killed_after_the_grace_or_at_the_second
 
     async def ended():
         clock, starter, network, asked = FakeClock(), Starting(), Network(lambda host: "127.0.0.1"), []
-        job = Job(Rules(1, 1, 1), starter, network, Deaf(), clock=clock, grace_s=GRACE_S)
+        job = Job(Rules(1, 1, 1), starter, network, Deaf(), clock=clock, termination_grace_s=GRACE_S)
         await job.start()
         running = asyncio.create_task(job.run(lambda: len(asked) > 0, lambda: len(asked) > 1))
         job.handle(HostsFound((HostSlots("a", 1),)))
@@ -127,6 +127,6 @@ def test_a_worker_that_does_not_leave_is_killed_after_the_grace_or_at_the_second
     assert set(sent) == {"kill"}
     if code == 75:
         assert end.reason == (
-            "workers were asked to save and leave within 7 s (EDL_HVD_GRACE), but a:0, b:0 did not and were killed; "
-            "run it again to go on at the newest checkpoint"
+            "workers were asked to save and leave within 7 s (EDL_HVD_TERMINATION_GRACE), but a:0, b:0 did "
+            "not and were killed; run it again to go on at the newest checkpoint"
         )

@@ -25,7 +25,7 @@ from edl_hvd.driver.job_folder.files import CONTROL
 from edl_hvd.driver.job_folder.requests import LONGEST_LINE_BYTES, Requests, answer, ask
 from edl_hvd.driver.membership import events
 from edl_hvd.driver.membership.state import Membership, Rules, begin
-from edl_hvd.driver.membership.turn import advance
+from edl_hvd.driver.membership.transition import transition
 from edl_hvd.errors import PlatformError
 from edl_hvd.hosts import HostSlots
 
@@ -33,11 +33,11 @@ from edl_hvd.hosts import HostSlots
 def training(*entries: str, least: int = 1) -> Membership:
     """A job whose workers on these hosts train."""
     hosts = tuple(HostSlots(entry[0], int(entry[2])) for entry in entries)
-    membership = begin(Rules(sum(host.slots for host in hosts), least, 9, settle_s=0.0), 0.0)
-    membership, _ = advance(membership, events.HostsFound(hosts), 0.0)
+    membership = begin(Rules(sum(host.slots for host in hosts), least, 9, last_call_timeout_s=0.0), 0.0)
+    membership, _ = transition(membership, events.HostsFound(hosts), 0.0)
     for kind in (lambda w: events.Ready(w, 1), lambda w: events.Formed(w, 1, 1)):
         for worker in list(membership.slots):
-            membership, _ = advance(membership, kind(worker), 1.0)
+            membership, _ = transition(membership, kind(worker), 1.0)
     assert membership.world.phase == "running"
     return membership
 
@@ -52,12 +52,12 @@ def drain(target: object, notice_s: object = 60) -> bytes:
 def test_a_host_or_worker_of_the_job_is_left(target, leaving, stay):
     membership = training("a:1", "b:2")
     said = answer(drain(target), membership, 1.0)
-    assert said.event == events.DrainAsked(target, 60.0)
+    assert said.event == events.DrainRequested(target, 60.0)
     assert said.fields == {"ok": True, "workers": leaving, "stay": stay, "slots": stay, "least": 1}
 
 
 def test_who_leaves_already_does_not_count_as_staying():
-    membership, _ = advance(training("a:1", "b:2"), events.DrainAsked("b:0", 60.0), 2.0)
+    membership, _ = transition(training("a:1", "b:2"), events.DrainRequested("b:0", 60.0), 2.0)
     assert answer(drain("a"), membership, 2.0).fields["stay"] == 1
 
 
@@ -79,7 +79,7 @@ class Listening:
     """A job's side of its socket, in a thread of its own."""
 
     def __init__(self, folder: Path, membership: Membership) -> None:
-        self.heard: list[events.DrainAsked] = []
+        self.heard: list[events.DrainRequested] = []
         self.membership = membership
         self.loop = asyncio.new_event_loop()
         self.requests = Requests(self.take)
@@ -125,7 +125,7 @@ def test_the_socket_is_for_this_user_alone_and_its_folder_may_have_a_long_name(j
     assert (stat.S_ISSOCK(mode), stat.S_IMODE(mode)) == (True, 0o600)
     said = ask(job_folder.path, {"what": "drain", "target": "b:0", "notice_s": 5})
     assert said["ok"]
-    assert listening.heard == [events.DrainAsked("b:0", 5.0)]
+    assert listening.heard == [events.DrainRequested("b:0", 5.0)]
 
 
 def test_a_socket_that_a_killed_edlrun_has_left_is_in_nobodys_way(job_folder):
@@ -199,7 +199,7 @@ def test_drain_says_what_follows(job_folder, listening):
     done = run("drain", "b:0", "--job", path, "--notice", "30")
     assert (done.exit_code, done.stdout) == (0, "1 worker leaves b:0 at the next commit; 2 workers stay\n")
     assert run("drain", "b", "--job", path).stdout == "2 workers leave b at the next commit; 1 worker stays\n"
-    assert listening.heard == [events.DrainAsked("b:0", 30.0), events.DrainAsked("b", 120.0)]
+    assert listening.heard == [events.DrainRequested("b:0", 30.0), events.DrainRequested("b", 120.0)]
     listening.membership = training("a:1", "b:2", least=2)
     waits = run("drain", "b", "--job", path).stdout
     assert waits.endswith("; 1 worker of the 2 that --min-np asks for stay, so the job waits for more\n")
@@ -244,7 +244,7 @@ def test_without_a_job_drain_asks_whether_the_only_one_is_meant(job_folder, list
     code, out, err = at_a_terminal("y\n", "drain", "b")
     assert (code, out) == (0, "2 workers leave b at the next commit; 1 worker stays\n")
     assert err.startswith(f"Drain b of the job {job_folder.path} (python train.py --name 'two words')? [y/N]")
-    assert listening.heard == [events.DrainAsked("b", 120.0)]
+    assert listening.heard == [events.DrainRequested("b", 120.0)]
 
 
 @pytest.mark.parametrize("typed", ["\n", "n\n", "no\n"])

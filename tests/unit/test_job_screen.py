@@ -20,22 +20,22 @@ from edl_hvd.cli.live_line import LiveLine
 from edl_hvd.cli.world_changes import WorldChanges
 from edl_hvd.driver import status as status_module
 from edl_hvd.driver.membership.events import (
-    AskChange,
     End,
     Exited,
     Formed,
     Kill,
     Publish,
+    QuarantineHost,
     Ready,
-    SetAside,
+    RequestResize,
     Spawn,
 )
-from edl_hvd.driver.status import Figures, Remaining, Shortage, Status
+from edl_hvd.driver.status import Countdown, Shortage, Status, TrainingProgress
 from edl_hvd.protocol import Beat
 
 BEAT = Beat(1, 7, 5, 80, -1, "compute", 0.1, 3.0, 4, 5, 5, 0.1)
 TRAINING = Status(
-    0.0, "training", 3, 4, Figures(step=12_345, samples=1_580_160, samples_per_s=5_120.4, saved_step=12_000)
+    0.0, "training", 3, 4, TrainingProgress(step=12_345, samples=1_580_160, samples_per_s=5_120.4, saved_step=12_000)
 )
 
 
@@ -120,7 +120,7 @@ def test_a_worker_that_leaves_a_colour_on_does_not_colour_the_live_line():
 def test_the_line_fits_the_terminal(columns, monkeypatch):
     terminal = Terminal(columns)
     screen = screen_on(terminal, monkeypatch)
-    screen.status(replace(TRAINING, drains=(Remaining("node-with-a-long-name-3", 99.0),), workers=()))
+    screen.status(replace(TRAINING, drains=(Countdown("node-with-a-long-name-3", 99.0),), workers=()))
     shown = terminal.lines()[-1]
     assert len(shown) < columns
     if columns == 80:
@@ -156,13 +156,13 @@ def test_a_program_that_reads_the_output_may_print_to_the_same_terminal_so_there
     ("status", "shown"),
     [
         (TRAINING, "step 12,345 · 5,120 samples/s · 4 workers · checkpoint 12,000"),
-        (replace(TRAINING, figures=Figures(3, samples_per_s=0.26)),
+        (replace(TRAINING, progress=TrainingProgress(3, samples_per_s=0.26)),
          "step 3 · 0.3 samples/s · 4 workers · no checkpoint yet"),
-        (replace(TRAINING, size=1, figures=Figures(3, saved_step=2, saved_age_s=125)),
+        (replace(TRAINING, size=1, progress=TrainingProgress(3, saved_step=2, saved_age_s=125)),
          "step 3 · 1 worker · checkpoint 2 (2:05 min ago)"),
         (replace(TRAINING, state="regrouping"), "regrouping · step 12,345 · 4 workers · checkpoint 12,000"),
-        (replace(TRAINING, state="waiting", shortage=Shortage(2, 1, ("host b is set aside for 43 s",), 572.3)),
-         "waiting for workers · 1 of 2 ready · gives up in 9:32 min · host b is set aside for 43 s"),
+        (replace(TRAINING, state="waiting", shortage=Shortage(2, 1, ("host b is quarantined for 43 s",), 572.3)),
+         "waiting for workers · 1 of 2 ready · gives up in 9:32 min · host b is quarantined for 43 s"),
         (replace(TRAINING, state="starting", shortage=Shortage(4, 0, ("4 are starting",), None)),
          "waiting for workers · 0 of 4 ready · 4 are starting"),
     ],
@@ -186,12 +186,12 @@ def play(changes: WorldChanges, *moments: object) -> list[str]:
     return [line for line in told if line]
 
 
-def world(generation: int, lives: dict[str, int], step: int = -1) -> list[object]:
+def world(generation: int, incarnations: dict[str, int], step: int = -1) -> list[object]:
     """A world comes to be."""
-    started = [Spawn(worker, life) for worker, life in lives.items()]
-    ready = [Ready(worker, life, step) for worker, life in lives.items()]
-    formed = [Formed(worker, life, generation) for worker, life in lives.items()]
-    return [*started, *ready, Publish(generation, tuple(lives)), *formed]
+    started = [Spawn(worker, incarnation) for worker, incarnation in incarnations.items()]
+    ready = [Ready(worker, incarnation, step) for worker, incarnation in incarnations.items()]
+    formed = [Formed(worker, incarnation, generation) for worker, incarnation in incarnations.items()]
+    return [*started, *ready, Publish(generation, tuple(incarnations)), *formed]
 
 
 FOUR = {"a:0": 1, "a:1": 1, "b:0": 1, "b:1": 1}
@@ -211,10 +211,10 @@ LOST = "ssh lost the connection to host b (exit code 255): Connection reset by p
         ([Kill("a:0", 1, "its process is stopped"), Exited("a:0", 1, False, "killed by SIGKILL"),
           *world(2, {"b:0": 1}, 9)],
          "a:0 lost (its process is stopped) · a:1, b:1 left · 1 worker goes on · step 9 · 0.50 s"),
-        ([AskChange(1), *world(2, {"a:0": 1, "a:1": 1}, 5)], "host b left · 2 workers go on · step 5 · 0.70 s"),
-        ([AskChange(1), *world(2, {**FOUR, "c:0": 1, "c:1": 1}, 5)],
+        ([RequestResize(1), *world(2, {"a:0": 1, "a:1": 1}, 5)], "host b left · 2 workers go on · step 5 · 0.70 s"),
+        ([RequestResize(1), *world(2, {**FOUR, "c:0": 1, "c:1": 1}, 5)],
          "host c joined · 6 workers go on · step 5 · 2.30 s"),
-        ([AskChange(1), *world(2, {**FOUR, "b:2": 1}, 5)], "b:2 joined · 5 workers go on · step 5 · 2.00 s"),
+        ([RequestResize(1), *world(2, {**FOUR, "b:2": 1}, 5)], "b:2 joined · 5 workers go on · step 5 · 2.00 s"),
         ([Exited("a:0", 1, False, "exit code 1"), *world(2, {**FOUR, "a:0": 2}, 5)],
          "a:0 lost (exit code 1) · a:0 came back · 4 workers go on · step 5 · 1.70 s"),
         # All are new, and restore a checkpoint: nobody knows the step.
@@ -247,8 +247,8 @@ def test_an_end_long_ago_is_not_the_reason_for_leaving_now():
     changes = WorldChanges()
     play(changes, *world(1, {"a:0": 1}))
     changes.on_event(Exited("b:0", 1, False, "exit code 7"), 1.0)  # never was a member
-    play(changes, AskChange(1), *world(2, {"a:0": 1, "b:0": 2}, 4))
-    (told,) = play(changes, AskChange(2), *world(3, {"a:0": 1}, 9))
+    play(changes, RequestResize(1), *world(2, {"a:0": 1, "b:0": 2}, 4))
+    (told,) = play(changes, RequestResize(2), *world(3, {"a:0": 1}, 9))
     assert told.startswith("host b left · ")
 
 
@@ -277,8 +277,8 @@ def screen_on(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> JobScreen:
     return JobScreen()
 
 
-def begin_world(screen: JobScreen, generation: int, lives: dict[str, int], step: int = -1) -> None:
-    for moment in world(generation, lives, step):
+def begin_world(screen: JobScreen, generation: int, incarnations: dict[str, int], step: int = -1) -> None:
+    for moment in world(generation, incarnations, step):
         if isinstance(moment, (Ready, Formed)):
             screen.on_event(moment)
         else:
@@ -357,7 +357,7 @@ def test_who_is_ended_with_the_job_is_no_failure(screen):
 
 def test_other_ends_and_notes_are_one_line_each(screen):
     screen, shown = screen
-    screen.done(SetAside("b", 60.0))
+    screen.done(QuarantineHost("b", 60.0))
     screen.problem("exit code 3")
     screen.note("asked to leave b within 120 s")
     screen.ended(End(0))

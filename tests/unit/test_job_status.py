@@ -11,12 +11,22 @@ import pytest
 
 from edl_hvd.cli.status import _SLOT_STATES
 from edl_hvd.driver.job import Job
-from edl_hvd.driver.membership.events import DrainAsked, End, Exited, Formed, HostsFound, Ready
+from edl_hvd.driver.membership.events import DrainRequested, End, Exited, Formed, HostsFound, Ready
 from edl_hvd.driver.membership.state import LIVE, Membership, Rules, begin
-from edl_hvd.driver.membership.turn import advance
+from edl_hvd.driver.membership.transition import transition
 from edl_hvd.driver.network import Network
 from edl_hvd.driver.reporter import Reporter
-from edl_hvd.driver.status import Figures, Heard, Pace, Process, Remaining, Shortage, Status, WorkerStatus, describe
+from edl_hvd.driver.status import (
+    Countdown,
+    LastHeartbeat,
+    Process,
+    Shortage,
+    Status,
+    Throughput,
+    TrainingProgress,
+    WorkerStatus,
+    describe,
+)
 from edl_hvd.hosts import HostSlots
 from edl_hvd.protocol import Beat
 
@@ -25,9 +35,9 @@ BEAT = Beat(1, 7, 5, 80, -1, "compute", 0.1, 3.0, 4, 5, 5, 0.1)
 
 def told(*events: object, rules: Rules | None = None) -> Membership:
     """The membership after these, one second apart."""
-    membership = begin(rules or Rules(2, 2, 4, settle_s=0.0), 0.0)
+    membership = begin(rules or Rules(2, 2, 4, last_call_timeout_s=0.0), 0.0)
     for second, event in enumerate(events):
-        membership, _ = advance(membership, event, float(second))  # type: ignore[arg-type]
+        membership, _ = transition(membership, event, float(second))  # type: ignore[arg-type]
     return membership
 
 
@@ -36,7 +46,7 @@ RUNNING = (*START, Formed("a:0", 1, 1), Formed("b:0", 1, 1))
 
 
 def seen(membership: Membership, now_s: float) -> Status:
-    return describe(membership, now_s, 0.0, Figures(), {}, {})
+    return describe(membership, now_s, 0.0, TrainingProgress(), {}, {})
 
 
 def test_every_state_of_a_slot_has_words_and_no_word_is_for_another():
@@ -51,9 +61,9 @@ def test_before_the_first_world_it_waits_for_workers():
 
 
 def test_workers_are_shown_with_what_they_said_last():
-    heard = {"a:0": Heard(replace(BEAT, step=41, phase="input", phase_s=0.25), 9.5)}
-    status = describe(told(*RUNNING), 10.0, 77.0, Figures(step=41), heard, {"a:0": Process(123, "mark")})
-    assert (status.at, status.state, status.generation, status.size) == (77.0, "training", 1, 2)
+    heard = {"a:0": LastHeartbeat(replace(BEAT, step=41, phase="input", phase_s=0.25), 9.5)}
+    status = describe(told(*RUNNING), 10.0, 77.0, TrainingProgress(step=41), heard, {"a:0": Process(123, "mark")})
+    assert (status.at_s, status.state, status.generation, status.size) == (77.0, "training", 1, 2)
     one, other = status.workers
     assert (one.worker, one.rank, one.step, one.phase, one.phase_s, one.beat_age_s) == (
         "a:0",
@@ -63,7 +73,7 @@ def test_workers_are_shown_with_what_they_said_last():
         0.25,
         0.5,
     )
-    assert (one.pid, one.mark) == (123, "mark")
+    assert (one.pid, one.start_token) == (123, "mark")
     assert (other.rank, other.step, other.beat_age_s, other.pid) == (1, None, None, None)
 
 
@@ -77,46 +87,46 @@ def test_below_min_the_reason_and_the_remaining_time_are_told():
     fewer = HostsFound((HostSlots("a", 1),))
     status = seen(told(*RUNNING, fewer, crash, Ready("a:0", 1, 9)), 16.0)
     assert status.shortage == Shortage(2, 1, ("discovery lists 1 slot",), 600.0 - 9.0)
-    left = (DrainAsked("b", 30.0), Ready("a:0", 1, 9), Ready("b:0", 1, 9), Exited("b:0", 1, True, ""))
+    left = (DrainRequested("b", 30.0), Ready("a:0", 1, 9), Ready("b:0", 1, 9), Exited("b:0", 1, True, ""))
     status = seen(told(*RUNNING, *left), 20.0)
     assert status.shortage is not None
     assert status.shortage.reasons == ("b is drained",)
-    assert status.drains == (Remaining("b", 15.0),)
+    assert status.drains == (Countdown("b", 15.0),)
 
 
 def test_a_host_that_is_set_aside_and_a_slot_that_waits_are_told():
-    rules = Rules(2, 2, 4, settle_s=0.0, host_failures=1)
+    rules = Rules(2, 2, 4, last_call_timeout_s=0.0, host_failures=1)
     crash = Exited("b:0", 1, False, "exit code 1")
     status = seen(told(*RUNNING, crash, Ready("a:0", 1, 9), rules=rules), 10.0)
-    assert status.aside == (Remaining("b", 55.0),)
+    assert status.quarantined == (Countdown("b", 55.0),)
     assert status.shortage is not None
-    assert status.shortage.reasons == ("host b is set aside for 55 s",)
+    assert status.shortage.reasons == ("host b is quarantined for 55 s",)
     status = seen(told(*RUNNING, crash, Ready("a:0", 1, 9)), 5.5)
     assert status.shortage is not None
     assert "b:0 starts again in 0 s" in status.shortage.reasons or "1 is starting" in status.shortage.reasons
 
 
 def test_a_job_whose_hosts_are_all_drained_is_stopping_whatever_befell_them_before():
-    rules = Rules(2, 1, 4, settle_s=0.0, host_failures=1, cooldown_s=0.5)
+    rules = Rules(2, 1, 4, last_call_timeout_s=0.0, host_failures=1, cooldown_s=0.5)
     crash = Exited("b:0", 1, False, "exit code 1")
-    left = (DrainAsked("a", 60.0), DrainAsked("b:0", 60.0))
+    left = (DrainRequested("a", 60.0), DrainRequested("b:0", 60.0))
     assert seen(told(*RUNNING, crash, *left[:1], rules=rules), 7.0).state == "regrouping"
     assert seen(told(*RUNNING, *left), 7.0).state == "stopping"
     assert seen(told(*RUNNING, crash, *left, rules=rules), 8.0).state == "stopping"
 
 
 def test_a_pace_is_that_of_late_and_falls_when_nothing_moves():
-    pace = Pace()
-    assert pace.per_s(0.0) is None
+    throughput = Throughput()
+    assert throughput.per_s(0.0) is None
     for second in range(100):
-        pace.feel(float(second), 1000 + (10 if second < 50 else 30) * second)
-    assert pace.per_s(99.0) == pytest.approx(30)
-    assert pace.per_s(130.0) < 15
-    slow = Pace()
+        throughput.update(float(second), 1000 + (10 if second < 50 else 30) * second)
+    assert throughput.per_s(99.0) == pytest.approx(30)
+    assert throughput.per_s(130.0) < 15
+    slow = Throughput()
     for minute in range(5):
-        slow.feel(60.0 * minute, 600 * (minute + 1))
+        slow.update(60.0 * minute, 600 * (minute + 1))
     assert slow.per_s(270.0) == pytest.approx(10), "steps of a minute each"
-    slow.feel(300.0, 5)  # restored from an older checkpoint
+    slow.update(300.0, 5)  # restored from an older checkpoint
     assert slow.per_s(300.0) is None
 
 
@@ -151,7 +161,7 @@ class Idle:
 def test_the_status_is_kept_at_each_change_and_a_full_disk_stops_nothing(tmp_path: Path):
     keeper = Keeper()
 
-    begun = Status(0.0, "starting", figures=Figures(known_step=7, saved_step=5))
+    begun = Status(0.0, "starting", progress=TrainingProgress(known_step=7, saved_step=5))
 
     async def watch() -> None:
         reporter = Reporter(keeper, keeper.write, begun)
@@ -162,7 +172,10 @@ def test_the_status_is_kept_at_each_change_and_a_full_disk_stops_nothing(tmp_pat
         running = asyncio.create_task(job.run(end_now=lambda: stop))
         while not keeper.written:
             await asyncio.sleep(0.01)
-        assert (keeper.written[0].state, keeper.written[0].figures) == ("starting", Figures(known_step=7, saved_step=5))
+        assert (keeper.written[0].state, keeper.written[0].progress) == (
+            "starting",
+            TrainingProgress(known_step=7, saved_step=5),
+        )
         keeper.broken = True
         job.handle(HostsFound((HostSlots("a", 1),)))
         while not keeper.notes:
@@ -174,21 +187,21 @@ def test_the_status_is_kept_at_each_change_and_a_full_disk_stops_nothing(tmp_pat
         reporter.beat("a:0", replace(BEAT, step=0, samples=0))
         reporter.beat("a:0", replace(BEAT, step=8, samples=128, saved_step=8))
         stop = True
-        for life in list(job._lives):
-            life.cancel()
+        for task in list(job._tasks):
+            task.cancel()
         await reporter.close(await running)
 
     asyncio.run(watch())
     assert keeper.notes == ["the job's status cannot be kept: disk full; the job goes on"]
     last = keeper.written[-1]
     assert (last.state, last.end) == ("ended", End(130, "interrupted"))
-    assert (last.figures.step, last.figures.samples, last.figures.saved_step) == (8, 128, 8)
+    assert (last.progress.step, last.progress.samples, last.progress.saved_step) == (8, 128, 8)
 
 
 def test_a_job_that_could_not_begin_keeps_what_it_knew_of_the_one_before():
     keeper = Keeper()
-    orphan = WorkerStatus("a:0", "orphaned", pid=7, mark="mark")
-    begun = Status(0.0, "starting", figures=Figures(known_step=7), workers=(orphan,))
+    orphan = WorkerStatus("a:0", "orphaned", pid=7, start_token="mark")
+    begun = Status(0.0, "starting", progress=TrainingProgress(known_step=7), workers=(orphan,))
     asyncio.run(Reporter(keeper, keeper.write, begun).close(End(1, "no hosts")))
     (status,) = keeper.written
-    assert (status.state, status.figures.known_step, status.workers) == ("ended", 7, (orphan,))
+    assert (status.state, status.progress.known_step, status.workers) == ("ended", 7, (orphan,))

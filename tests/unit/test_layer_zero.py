@@ -50,18 +50,22 @@ def test_other_intervals_are_refused(text):
 
 
 def test_an_argument_beats_the_environment_and_that_the_default():
-    environ = {"EDL_HVD_KEEP": "7", "EDL_HVD_COMMIT_EVERY": "4"}
-    settings = Settings.from_environment(environ, keep=2)
-    assert (settings.keep, settings.commit_every, settings.checkpoint) == (2, 4, None)
+    environ = {"EDL_HVD_KEEP_NEWEST": "7", "EDL_HVD_COMMIT_EVERY": "4"}
+    settings = Settings.from_environment(environ, keep_newest=2)
+    assert (settings.keep_newest, settings.commit_every, settings.checkpoint) == (2, 4, None)
 
 
 def test_all_problems_of_the_settings_are_reported_at_once():
-    environ = {"EDL_HVD_KEEP": "many", "EDL_HVD_CHECKPOINT_EVERY": "often", "EDL_HVD_RESTART_LOST_PROGRESS": "yes"}
+    environ = {
+        "EDL_HVD_KEEP_NEWEST": "many",
+        "EDL_HVD_CHECKPOINT_EVERY": "often",
+        "EDL_HVD_RESTART_LOST_PROGRESS": "yes",
+    }
     with pytest.raises(SettingsError) as raised:
         Settings.from_environment(environ)
     assert all(name in str(raised.value) for name in environ)
-    with pytest.raises(SettingsError, match=r"keep=0 is too small.*\n.*commit_every=0"):
-        Settings.from_environment({}, keep=0, commit_every=0)
+    with pytest.raises(SettingsError, match=r"keep_newest=0 is too small.*\n.*commit_every=0"):
+        Settings.from_environment({}, keep_newest=0, commit_every=0)
 
 
 def test_a_process_without_launcher_is_alone():

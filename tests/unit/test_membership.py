@@ -35,7 +35,7 @@ def training(*entries: str, rules: Rules = RULES) -> Stage:
 
 def test_what_was_seen_of_a_draft_does_not_change():
     draft = Draft(begin(RULES, 0.0), 5.0)
-    draft.set("a:0", "starting", life=1)
+    draft.set("a:0", "starting", incarnation=1)
     seen = draft.membership
     draft.set("a:0", "ready")
     draft.set("b:0", "starting")
@@ -66,7 +66,7 @@ def test_a_crashed_worker_comes_back_in_its_slot_and_the_others_train_meanwhile(
     assert stage.running == ["a:0"]
     stage.settle(5)
     assert stage.running == ["a:0", "a:1"]
-    assert stage.puppets["a:1"].life == 2
+    assert stage.puppets["a:1"].incarnation == 2
 
 
 def test_a_worker_that_ends_early_without_an_error_is_replaced():
@@ -76,7 +76,7 @@ def test_a_worker_that_ends_early_without_an_error_is_replaced():
     stage.settle(10)
     assert stage.end is None
     assert stage.running == ["a:0", "a:1"]
-    assert stage.puppets["a:1"].life == 2
+    assert stage.puppets["a:1"].incarnation == 2
 
 
 def test_ranks_follow_the_order_in_which_hosts_are_listed():
@@ -137,7 +137,7 @@ def test_the_others_do_not_wait_for_the_end_of_a_process_whose_script_has_failed
 def test_a_process_that_does_not_end_after_its_error_is_ended():
     stage = training("a:2", "b:1")
     stage.fail("b:0", 7, "ValueError: bad")
-    stage.now_s += RULES.farewell_s + 1
+    stage.now_s += RULES.shutdown_timeout_s + 1
     stage.handle(events.Tick())
     assert stage.puppets["b:0"].state == "dying"
 
@@ -217,7 +217,7 @@ def test_the_state_is_handed_on_also_where_only_one_worker_is_allowed():
 
 def test_a_host_that_is_unfit_gets_no_workers_and_the_job_begins_with_the_least_number_without_it():
     stage = Stage(replace(RULES, num_proc=2, min_np=1))
-    stage.handle(events.HostsFound((HostSlots("a", 1), HostSlots("b", 1)), unfit=("b",)))
+    stage.handle(events.HostsFound((HostSlots("a", 1), HostSlots("b", 1)), failed_preflight=("b",)))
     stage.settle(5)
     assert stage.running == ["a:0"]
     assert list(stage.puppets) == ["a:0"]
@@ -312,7 +312,7 @@ def test_a_deadlock_ends_the_job_whose_next_world_would_come_to_the_same_place(a
     stage.handle(events.Deadlocked(stage.generation - 1, "it is of a world before"))
     assert stage.end is None
     if asked:
-        stage.handle(events.DrainAsked("a:0", 30.0))
+        stage.handle(events.DrainRequested("a:0", 30.0))
     stage.handle(events.Deadlocked(stage.generation, "they wait for each other"))
     assert stage.end == events.End(1, "they wait for each other")
 
@@ -360,16 +360,16 @@ def check_random_history(seed: int, strikes: int, failures: Path) -> int:
 
 
 workers = st.sampled_from(["a:0", "a:1", "b:0", "?"])
-lives = st.integers(0, 3)
+incarnations = st.integers(0, 3)
 anything = st.one_of(
-    st.builds(events.Ready, workers, lives, st.integers(-1, 9)),
-    st.builds(events.Formed, workers, lives, st.integers(0, 4)),
-    st.builds(events.Raised, workers, lives, st.integers(0, 3), st.sampled_from("xy")),
-    st.builds(events.Done, workers, lives),
-    st.builds(events.Exited, workers, lives, st.booleans(), st.just("?")),
-    st.builds(events.Lost, workers, lives, st.just("?")),
+    st.builds(events.Ready, workers, incarnations, st.integers(-1, 9)),
+    st.builds(events.Formed, workers, incarnations, st.integers(0, 4)),
+    st.builds(events.Raised, workers, incarnations, st.integers(0, 3), st.sampled_from("xy")),
+    st.builds(events.Done, workers, incarnations),
+    st.builds(events.Exited, workers, incarnations, st.booleans(), st.just("?")),
+    st.builds(events.Lost, workers, incarnations, st.just("?")),
     st.builds(events.Deadlocked, st.integers(0, 4), st.just("?")),
-    st.builds(events.DrainAsked, st.sampled_from(["a", "b", "a:0", "nowhere"]), st.floats(0, 100)),
+    st.builds(events.DrainRequested, st.sampled_from(["a", "b", "a:0", "nowhere"]), st.floats(0, 100)),
     st.builds(lambda a, b: hosts(f"a:{a}", f"b:{b}"), st.integers(1, 2), st.integers(1, 2)),
     st.just(events.HostsFound(())),
     st.just(events.Tick()),
@@ -385,7 +385,7 @@ def test_anything_is_accepted_in_any_state_and_can_be_replayed(history, failures
         recorder = Recorder(file, membership)
         for event, pause_s in history:
             now_s += pause_s
-            membership, actions = recorder.advance(membership, event, now_s)
+            membership, actions = recorder.transition(membership, event, now_s)
             lived.append(Decision(now_s, event, actions, membership, actions))
         recorder.flush()
     check_replay(lived, path)

@@ -6,47 +6,46 @@ import socket
 
 import pytest
 
-from edl_hvd.driver.local_hosts import own_addresses
-from edl_hvd.driver.network import Line, MeetingPlace, choose_network
+from edl_hvd.driver.network import Connection, RendezvousEndpoint, choose_network, own_addresses
 from edl_hvd.driver.workers.ssh import Ssh
 from edl_hvd.errors import PlatformError
 
-OWN = Line("127.0.0.1", "127.0.0.1")
-B, C = Line("10.1.0.2", "10.1.0.1"), Line("10.2.0.3", "10.2.0.1")
+OWN = Connection("127.0.0.1", "127.0.0.1")
+B, C = Connection("10.1.0.2", "10.1.0.1"), Connection("10.2.0.3", "10.2.0.1")
 
 
 def test_a_world_on_this_machine_meets_on_loopback():
-    place = MeetingPlace.of({"a:0": OWN, "a:1": OWN})
-    assert (place.address, place.callers) == ("127.0.0.1", {"127.0.0.1"})
+    place = RendezvousEndpoint.of({"a:0": OWN, "a:1": OWN})
+    assert (place.address, place.allowed_peers) == ("127.0.0.1", {"127.0.0.1"})
     assert place.address_for(OWN) is None
 
 
 def test_a_world_on_one_network_meets_there_and_nowhere_else():
-    place = MeetingPlace.of({"b:0": B, "b:1": B})
-    assert (place.address, place.callers) == ("10.1.0.1", {"10.1.0.2"})
+    place = RendezvousEndpoint.of({"b:0": B, "b:1": B})
+    assert (place.address, place.allowed_peers) == ("10.1.0.1", {"10.1.0.2"})
     assert place.address_for(B) is None
 
 
 def test_a_worker_on_this_machine_meets_others_where_they_find_it():
-    place = MeetingPlace.of({"a:0": OWN, "b:0": B})
-    assert (place.address, place.callers) == ("0.0.0.0", {"127.0.0.1", "10.1.0.2"})
+    place = RendezvousEndpoint.of({"a:0": OWN, "b:0": B})
+    assert (place.address, place.allowed_peers) == ("0.0.0.0", {"127.0.0.1", "10.1.0.2"})
     assert place.address_for(OWN) == "10.1.0.1"
     assert place.address_for(B) is None
 
 
 def test_every_address_of_this_machine_is_known_to_be_its_own():
     address = next(iter(own_addresses()))
-    line = Line(address, address)
-    assert MeetingPlace.of({"a:0": line, "b:0": B}).address_for(line) == "10.1.0.1"
+    connection = Connection(address, address)
+    assert RendezvousEndpoint.of({"a:0": connection, "b:0": B}).address_for(connection) == "10.1.0.1"
 
 
 def test_hosts_on_two_networks_each_get_the_address_that_they_reach():
-    place = MeetingPlace.of({"b:0": B, "c:0": C})
-    assert (place.address, place.callers) == ("0.0.0.0", {"10.1.0.2", "10.2.0.3"})
+    place = RendezvousEndpoint.of({"b:0": B, "c:0": C})
+    assert (place.address, place.allowed_peers) == ("0.0.0.0", {"10.1.0.2", "10.2.0.3"})
 
 
 def test_a_world_whose_members_have_all_hung_up_meets_nobody():
-    assert MeetingPlace.of({}).callers == frozenset()
+    assert RendezvousEndpoint.of({}).allowed_peers == frozenset()
 
 
 def test_a_host_that_is_this_machine_is_told_loopback_and_another_what_leads_to_it():

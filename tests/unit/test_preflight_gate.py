@@ -10,9 +10,9 @@ from clocks import FakeClock
 
 from edl_hvd.discovery.sources.hostfile import FixedHosts
 from edl_hvd.driver.host_feed import HostFeed
-from edl_hvd.driver.membership.events import DrainAsked, HostsFound
-from edl_hvd.driver.preflight.examination import Verdict
+from edl_hvd.driver.membership.events import DrainRequested, HostsFound
 from edl_hvd.driver.preflight.gate import AGAIN_S, RETRY_S
+from edl_hvd.driver.preflight.preflight import PreflightResult
 from edl_hvd.hosts import HostSlots
 from edl_hvd.preflight.measured import Findings, Measured
 
@@ -27,11 +27,11 @@ class Looks:
         self.begun: list[tuple[list[str], list[str]]] = []
         self._ends: list[asyncio.Future[dict[str, str]]] = []
 
-    async def look(self, new: Sequence[HostSlots], known: Sequence[Findings]) -> list[Verdict]:
+    async def look(self, new: Sequence[HostSlots], known: Sequence[Findings]) -> list[PreflightResult]:
         self.begun.append(([entry.host for entry in new], [findings.host for findings in known]))
         self._ends.append(asyncio.get_running_loop().create_future())
         faults = await self._ends[-1]
-        return [Verdict(Findings(entry.host, entry.slots, None if faults.get(entry.host) == "mute" else GOOD),
+        return [PreflightResult(Findings(entry.host, entry.slots, None if faults.get(entry.host) == "mute" else GOOD),
                         faults.get(entry.host, "")) for entry in new]  # fmt: skip
 
     async def fail(self, error: Exception) -> None:
@@ -59,7 +59,7 @@ class Scene:
         self.feed.changed(hosts)
         await settle()
 
-    def told(self) -> Sequence[HostsFound | DrainAsked]:
+    def told(self) -> Sequence[HostsFound | DrainRequested]:
         news = []
         while not self.feed.news.empty():
             news.append(self.feed.news.get_nowait())
@@ -107,9 +107,9 @@ async def test_newcomers_are_looked_at_together_when_the_look_before_is_over(one
 async def test_a_host_that_fails_is_listed_as_unfit_and_told_with_its_numbers(one):
     await one.list(A, B)
     await one.looks.end(b="40 GFLOP/s")
-    assert one.told() == [HostsFound((A, B), unfit=("b",))]
+    assert one.told() == [HostsFound((A, B), failed_preflight=("b",))]
     assert one.notes[-1] == "b gets no workers: 40 GFLOP/s; it is looked at again in 600 s"
-    assert one.feed.gate.aside == {"b": ("40 GFLOP/s", AGAIN_S)}
+    assert one.feed.gate.rejected == {"b": ("40 GFLOP/s", AGAIN_S)}
 
 
 @pytest.mark.parametrize(("fault", "pause_s"), [("40 GFLOP/s", AGAIN_S), ("mute", RETRY_S)])
@@ -130,8 +130,8 @@ def test_it_is_looked_at_again_after_a_while_and_told_once_for_the_same_fault(fa
         one.clock.sleep(pause_s + 0.001)
         await one.list(A, B)
         await one.looks.end()
-        assert one.told() == [HostsFound((A, B), unfit=("b",)), HostsFound((A, B))]
-        assert one.feed.gate.aside == {}
+        assert one.told() == [HostsFound((A, B), failed_preflight=("b",)), HostsFound((A, B))]
+        assert one.feed.gate.rejected == {}
 
     play()
 
@@ -160,10 +160,10 @@ async def test_a_notice_for_a_host_that_is_in_is_the_jobs_and_for_another_keeps_
     await one.list(A, B)
     one.feed.noticed("b", 120.0)
     await one.looks.end()
-    assert one.told() == [HostsFound((A, B), unfit=("b",))]
-    assert one.feed.gate.aside["b"][0] == "it is to go in 120 s"
+    assert one.told() == [HostsFound((A, B), failed_preflight=("b",))]
+    assert one.feed.gate.rejected["b"][0] == "it is to go in 120 s"
     one.feed.noticed("a", 30.0)
-    assert one.told() == [DrainAsked("a", 30.0, stays=True)]
+    assert one.told() == [DrainRequested("a", 30.0, deferred=True)]
 
 
 @scene
@@ -179,7 +179,7 @@ async def test_a_host_set_aside_is_forgotten_when_it_is_gone(one):
 async def test_a_look_that_fails_is_taken_again(one):
     await one.list(A)
     await one.looks.fail(OSError("no more descriptors"))
-    assert one.told() == [HostsFound((A,), unfit=("a",))]
+    assert one.told() == [HostsFound((A,), failed_preflight=("a",))]
     assert "it could not be measured: OSError: no more descriptors" in one.notes[-1]
     one.clock.sleep(RETRY_S + 0.001)
     await one.list(A)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from clocks import FakeClock
 
-from edl_hvd.driver.watch.pulse import Pulse
+from edl_hvd.driver.watch.heartbeats import HeartbeatMonitor
 
 
 class Patient:
@@ -23,17 +23,17 @@ class Patient:
             answer(self.state)
 
 
-def ward(**patients: Patient) -> tuple[FakeClock, Pulse]:
-    """A pulse that has heard each patient once."""
+def ward(**patients: Patient) -> tuple[FakeClock, HeartbeatMonitor]:
+    """A pulse that has heard each monitored once."""
     clock = FakeClock()
-    pulse = Pulse(clock)
-    for worker, patient in patients.items():
-        pulse.begins(worker, 1, patient.ask)
-        pulse.felt(worker, 1)
+    pulse = HeartbeatMonitor(clock)
+    for worker, monitored in patients.items():
+        pulse.begins(worker, 1, monitored.ask)
+        pulse.on_heartbeat(worker, 1)
     return clock, pulse
 
 
-def pass_silently(clock: FakeClock, pulse: Pulse, seconds: float) -> list[tuple[str, bool, str]]:
+def pass_silently(clock: FakeClock, pulse: HeartbeatMonitor, seconds: float) -> list[tuple[str, bool, str]]:
     """What is found in the meantime."""
     found = []
     for _ in range(int(seconds / 0.05)):
@@ -49,19 +49,19 @@ def test_a_stopped_process_is_known_two_seconds_after_its_last_word():
 
 
 def test_a_worker_that_speaks_is_never_asked_for():
-    patient = Patient("T")
-    clock, pulse = ward(a=patient)
+    monitored = Patient("T")
+    clock, pulse = ward(a=monitored)
     for _ in range(100):
         assert pass_silently(clock, pulse, 1.5) == []
-        pulse.felt("a", 1)
-    assert patient.asked == 0
+        pulse.on_heartbeat("a", 1)
+    assert monitored.asked == 0
 
 
 def test_a_silent_process_that_runs_is_told_and_not_given_up():
     clock, pulse = ward(a=Patient("R"), b=Patient("D"))
     assert pass_silently(clock, pulse, 300) == []
     assert {worker: round(seconds) for worker, seconds in pulse.silent().items()} == {"a": 300, "b": 300}
-    pulse.felt("a", 1)
+    pulse.on_heartbeat("a", 1)
     assert list(pulse.silent()) == ["b"]
 
 
@@ -75,22 +75,22 @@ def test_a_worker_of_which_nothing_is_known_is_given_up_after_half_a_minute():
 
 
 def test_a_host_that_stops_answering_is_given_up_half_a_minute_after_its_last_answer():
-    patient = Patient("S")
-    clock, pulse = ward(a=patient)
+    monitored = Patient("S")
+    clock, pulse = ward(a=monitored)
     assert pass_silently(clock, pulse, 60) == []
-    patient.state = None
+    monitored.state = None
     assert pass_silently(clock, pulse, 29) == []
     assert pass_silently(clock, pulse, 2) != []
 
 
 def test_an_answer_that_comes_late_does_not_speak_against_a_worker_that_has_spoken():
-    patient = Patient(None)
-    clock, pulse = ward(a=patient)
+    monitored = Patient(None)
+    clock, pulse = ward(a=monitored)
     assert pass_silently(clock, pulse, 2.2) == []
-    pulse.felt("a", 1)
-    for answer in patient.unanswered:
+    pulse.on_heartbeat("a", 1)
+    for answer in monitored.unanswered:
         answer("T")
-    patient.state = "S"
+    monitored.state = "S"
     assert pass_silently(clock, pulse, 10) == []
 
 
@@ -103,7 +103,7 @@ def test_a_process_that_has_just_ended_is_not_called_stopped():
 
 def test_a_worker_that_has_not_spoken_yet_may_import_for_ever():
     clock = FakeClock()
-    pulse = Pulse(clock)
+    pulse = HeartbeatMonitor(clock)
     pulse.begins("a", 1, Patient("T").ask)
     assert pass_silently(clock, pulse, 3600) == []
 
@@ -119,16 +119,16 @@ def test_a_driver_that_was_paused_begins_to_count_anew():
 def test_news_of_an_earlier_life_is_no_sign_of_life():
     clock, pulse = ward(a=Patient("T"))
     pulse.begins("a", 2, Patient("T").ask)
-    pulse.felt("a", 1)
-    assert pass_silently(clock, pulse, 60) == [], "life 2 has not spoken yet"
-    pulse.felt("a", 2)
+    pulse.on_heartbeat("a", 1)
+    assert pass_silently(clock, pulse, 60) == [], "incarnation 2 has not spoken yet"
+    pulse.on_heartbeat("a", 2)
     assert pass_silently(clock, pulse, 3) != []
     pulse.ends("a")
     assert pass_silently(clock, pulse, 60) == []
 
 
 def test_a_host_is_asked_twice_a_second_at_most():
-    patient = Patient(None)
-    clock, pulse = ward(a=patient)
+    monitored = Patient(None)
+    clock, pulse = ward(a=monitored)
     pass_silently(clock, pulse, 12)
-    assert patient.asked <= 21
+    assert monitored.asked <= 21

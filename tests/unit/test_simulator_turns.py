@@ -9,7 +9,7 @@ import pytest
 
 from edl_hvd.driver.membership.events import Action, MembershipEvent
 from edl_hvd.driver.membership.state import Membership, Rules
-from edl_hvd.driver.membership.turn import advance
+from edl_hvd.driver.membership.transition import transition
 from edl_hvd.simulator.costs import Costs
 from edl_hvd.simulator.course import Course
 from edl_hvd.simulator.project import Theatre
@@ -22,7 +22,7 @@ def advance_one_by_one(
 ) -> tuple[Membership, tuple[Action, ...]]:
     done: list[Action] = []
     for event in news:
-        membership, actions = advance(membership, event, now_s)
+        membership, actions = transition(membership, event, now_s)
         done += actions
     return membership, tuple(done)
 

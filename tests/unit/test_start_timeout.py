@@ -8,8 +8,8 @@ import os
 import pytest
 from children import Ears, pretend_ssh, python
 
-from edl_hvd.driver.workers.exits import Exit
 from edl_hvd.driver.workers.launcher import Launcher, Program
+from edl_hvd.driver.workers.process import Exit
 from edl_hvd.driver.workers.ssh import Ssh
 
 

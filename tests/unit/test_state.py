@@ -163,7 +163,7 @@ def test_a_fixed_world_keeps_commits_for_checkpoints_only_and_those_are_of_their
         if state.optimizer.at_boundary:
             weights[state.step + 1] = state.model[0].weight.detach().clone()
 
-    run(state, loader, epochs=1, body=look, checkpoint=tmp_path / "c", checkpoint_every="2 steps", keep=9)
+    run(state, loader, epochs=1, body=look, checkpoint=tmp_path / "c", checkpoint_every="2 steps", keep_newest=9)
     assert held == [0, 0, -1, -1, 2, 2, -1, -1, 4, 4, -1, -1]
     for step in (2, 4, 6):
         other, _ = make(samples=48)

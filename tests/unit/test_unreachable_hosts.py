@@ -20,25 +20,25 @@ def stage_of(*hosts: HostSlots, **rules) -> Stage:
 
 def refuse(stage: Stage, worker: str) -> None:
     puppet = stage.puppets[worker]
-    stage.handle(events.Exited(worker, puppet.life, clean=False, how=REFUSED, began=False))
+    stage.handle(events.Exited(worker, puppet.incarnation, clean=False, how=REFUSED, began=False))
 
 
 def refuse_until_set_aside(stage: Stage, worker: str) -> None:
-    while worker.partition(":")[0] not in stage.membership.aside:
+    while worker.partition(":")[0] not in stage.membership.quarantined:
         if worker in stage.puppets:
             refuse(stage, worker)
         stage.now_s += 1.0
         stage.handle(events.Tick())
 
 
-def set_aside(stage: Stage) -> list[events.SetAside]:
-    return [action for one in stage.lived for action in one.actions if isinstance(action, events.SetAside)]
+def set_aside(stage: Stage) -> list[events.QuarantineHost]:
+    return [action for one in stage.lived for action in one.actions if isinstance(action, events.QuarantineHost)]
 
 
 def test_while_others_start_a_host_that_refuses_ends_nothing_and_they_begin_without_it():
     stage = stage_of(*A_B_C, hosts_are_fixed=True)
     refuse_until_set_aside(stage, "c:0")
-    assert set_aside(stage) == [events.SetAside("c", 60.0, REFUSED)]
+    assert set_aside(stage) == [events.QuarantineHost("c", 60.0, REFUSED)]
     assert stage.end is None
     stage.be_ready("a:0")
     stage.be_ready("b:0")

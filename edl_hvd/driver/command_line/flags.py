@@ -5,12 +5,50 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from edl_hvd.errors import UsageError
 from edl_hvd.values import Interval
 
+PRESENT_NAMES = {"--settle": "--last-call-timeout", "--leave-before": "--drain-lead"}
+# Of flags that had another name in the version before.
 
-class Line:
+
+@dataclass(frozen=True)
+class RenamedFlags:
+    """Flags under their present names.
+
+    Attributes:
+        given: The flags as text, by name.
+        notes: A line for each flag that was given under its former name.
+        problems: A line for each flag that was given under both names.
+    """
+
+    given: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def with_present_names(given: Mapping[str, str]) -> RenamedFlags:
+    """The flags of a command line, those with a former name under their present one.
+
+    >>> with_present_names({"--settle": "2", "-np": "4"}).given
+    {'-np': '4', '--last-call-timeout': '2'}
+    """
+    renamed, notes, problems = dict(given), [], []
+    for former, name in PRESENT_NAMES.items():
+        if former not in given:
+            continue
+        text = renamed.pop(former)
+        if name in given:
+            problems.append(f"{former} and {name} are one flag; keep {name} alone")
+            continue
+        renamed[name] = text
+        notes.append(f"{former} is now called {name}; the former name is accepted in this version only")
+    return RenamedFlags(renamed, tuple(notes), tuple(problems))
+
+
+class FlagReader:
     """Reads flags by name. A reader returns ``None`` for a flag that was not given, or not in a way that can be used.
 
     Args:
@@ -26,7 +64,7 @@ class Line:
         self.environ = environ
         self.problems: list[str] = []
 
-    def refuse(self, problem: str) -> None:
+    def add_error(self, problem: str) -> None:
         self.problems.append(" ".join(problem.split()))
 
     def is_on(self, flag: str) -> bool:
@@ -43,7 +81,7 @@ class Line:
             value = least - 1
         if value < least or (most is not None and value > most):
             bounds = f"at least {least}" if most is None else f"{least} to {most}"
-            self.refuse(f"{flag} {text!r} cannot be used; expected a whole number, {bounds}")
+            self.add_error(f"{flag} {text!r} cannot be used; expected a whole number, {bounds}")
             return None
         return value
 
@@ -54,7 +92,7 @@ class Line:
         value = _read_float(text)
         if not 0 <= value <= most:
             bounds = "at least 0" if math.isinf(most) else f"0 to {most:g}"
-            self.refuse(f"{flag} {text!r} cannot be used; expected a number, {bounds}")
+            self.add_error(f"{flag} {text!r} cannot be used; expected a number, {bounds}")
             return None
         return value
 
@@ -73,7 +111,7 @@ class Line:
             except UsageError:
                 pass
         if not least_s <= value_s < math.inf:
-            self.refuse(
+            self.add_error(
                 f"{name} {text!r} cannot be used; expected a time of at least {least_s:g} s, e.g. '30' or '10min'"
             )
             return default_s
@@ -86,11 +124,11 @@ class Line:
             return None
         path = os.path.expanduser(text)
         if not os.path.exists(path):
-            self._refuse_path(flag, "is not there", what)
+            self._add_path_error(flag, "is not there", what)
         elif not os.path.isfile(path):
-            self._refuse_path(flag, "is no file", what)
+            self._add_path_error(flag, "is no file", what)
         elif not os.access(path, os.R_OK):
-            self._refuse_path(flag, "cannot be read by this user", f"{what} that can")
+            self._add_path_error(flag, "cannot be read by this user", f"{what} that can")
         return path
 
     def writable_file(self, flag: str) -> str | None:
@@ -100,11 +138,11 @@ class Line:
             return None
         folder = os.path.dirname(path)
         if os.path.isdir(path):
-            self._refuse_path(flag, "is a folder", "a file")
+            self._add_path_error(flag, "is a folder", "a file")
         elif not os.path.isdir(folder):
-            self._refuse_path(flag, f"would be in {folder!r}, which is no folder", "a file in one that is there")
+            self._add_path_error(flag, f"would be in {folder!r}, which is no folder", "a file in one that is there")
         elif not os.access(path if os.path.exists(path) else folder, os.W_OK):
-            self._refuse_path(flag, "cannot be written by this user", "a file that can")
+            self._add_path_error(flag, "cannot be written by this user", "a file that can")
         return path
 
     def writable_folder(self, flag: str) -> str | None:
@@ -116,19 +154,21 @@ class Line:
         while not os.path.lexists(existing):
             existing = os.path.dirname(existing)
         if not os.path.isdir(existing):
-            self._refuse_path(flag, f"cannot be a folder, as {existing!r} is none", "a folder")
+            self._add_path_error(flag, f"cannot be a folder, as {existing!r} is none", "a folder")
         elif not os.access(existing, os.W_OK | os.X_OK):
-            self._refuse_path(flag, f"cannot be written, as {existing!r} cannot be by this user", "a folder that can")
+            self._add_path_error(
+                flag, f"cannot be written, as {existing!r} cannot be by this user", "a folder that can"
+            )
         return path
 
     def _path(self, flag: str, wanted: str) -> str | None:
         text = self.given.get(flag)
         if text == "":
-            self._refuse_path(flag, "is empty", wanted)
+            self._add_path_error(flag, "is empty", wanted)
         return os.path.abspath(os.path.expanduser(text)) if text else None
 
-    def _refuse_path(self, flag: str, fault: str, wanted: str) -> None:
-        self.refuse(f"{flag} {self.given[flag]!r} {fault}; expected the path of {wanted}")
+    def _add_path_error(self, flag: str, fault: str, wanted: str) -> None:
+        self.add_error(f"{flag} {self.given[flag]!r} {fault}; expected the path of {wanted}")
 
 
 def _read_float(text: str) -> float:

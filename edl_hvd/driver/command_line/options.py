@@ -26,11 +26,11 @@ from edl_hvd.discovery.sources.schedule import Schedule
 from edl_hvd.discovery.sources.script import Script
 from edl_hvd.discovery.sources.static_file import StaticFile
 from edl_hvd.discovery.sources.trace import TraceReplay
-from edl_hvd.driver.command_line.flags import Line
+from edl_hvd.driver.command_line.flags import FlagReader
 from edl_hvd.driver.command_line.resume import HOST_FLAGS, complete
 from edl_hvd.driver.command_line.tuning import read_tunings
-from edl_hvd.driver.local_hosts import is_local
 from edl_hvd.driver.membership.state import Rules
+from edl_hvd.driver.network import is_local
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots
 from edl_hvd.preflight.verdict import BOUND
@@ -135,62 +135,64 @@ def read_options(
     Raises:
         UsageError: One line per problem, each naming the flag, its value and the remedy.
     """
-    line = Line(given, environ)
+    flags = FlagReader(given, environ)
     for problem in found:
-        line.refuse(problem)
+        flags.add_error(problem)
     try:
-        command = complete(line, command)
+        command = complete(flags, command)
     except UsageError as error:
-        raise UsageError("\n".join([*line.problems, str(error)])) from error
-    given = line.given
+        raise UsageError("\n".join([*flags.problems, str(error)])) from error
+    given = flags.given
     for flag, remedy in _REFUSED.items():
         if flag in given:
-            line.refuse(f"{flag} is not for edlrun: {remedy}")
-    hosts = _read_hosts(line, clock)
+            flags.add_error(f"{flag} is not for edlrun: {remedy}")
+    hosts = _read_hosts(flags, clock)
     interfaces = tuple(name for name in given.get("--network-interfaces", "").split(",") if name)
-    _check_here(line, hosts, command, interfaces)
+    _check_here(flags, hosts, command, interfaces)
     options = Options(
         command=tuple(command),
         source=hosts.source,
         poll_every_s=hosts.every_s,
-        rules=_read_rules(line, hosts),
-        worker_variables=read_tunings(line) | ({"EDL_HVD_TAKE_OVER": "1"} if line.is_on("--take-over") else {}),
+        rules=_read_rules(flags, hosts),
+        worker_variables=read_tunings(flags) | ({"EDL_HVD_TAKE_OVER": "1"} if flags.is_on("--take-over") else {}),
         network_interfaces=tuple(dict.fromkeys(interfaces)),
-        ssh_port=line.count("--ssh-port", least=1, most=65535),
-        ssh_identity_file=line.readable_file("--ssh-identity-file", "a private key"),
-        start_timeout_s=line.seconds("--start-timeout", Options.start_timeout_s, 1, "HOROVOD_START_TIMEOUT"),
-        output_filename=line.writable_folder("--output-filename"),
-        prefix_output_with_timestamp=line.is_on("--prefix-output-with-timestamp"),
-        verbose=line.is_on("--verbose"),
-        record=line.writable_file("--record"),
-        job_dir=line.writable_folder("--job-dir"),
-        resume=line.is_on("--resume"),
+        ssh_port=flags.count("--ssh-port", least=1, most=65535),
+        ssh_identity_file=flags.readable_file("--ssh-identity-file", "a private key"),
+        start_timeout_s=flags.seconds("--start-timeout", Options.start_timeout_s, 1, "HOROVOD_START_TIMEOUT"),
+        output_filename=flags.writable_folder("--output-filename"),
+        prefix_output_with_timestamp=flags.is_on("--prefix-output-with-timestamp"),
+        verbose=flags.is_on("--verbose"),
+        record=flags.writable_file("--record"),
+        job_dir=flags.writable_folder("--job-dir"),
+        resume=flags.is_on("--resume"),
         is_damped=hosts.is_damped,
-        preflight=_read_preflight(line),
+        preflight=_read_preflight(flags),
         given=dict(given),
     )
-    if line.problems:
-        raise UsageError("\n".join(line.problems))
+    if flags.problems:
+        raise UsageError("\n".join(flags.problems))
     return options
 
 
-def _read_rules(line: Line, hosts: _Hosts) -> Rules:
+def _read_rules(flags: FlagReader, hosts: _Hosts) -> Rules:
     """The numbers of workers, and the bounds; with whatever values where there is a problem."""
-    if "-np" not in line.given:
-        line.refuse("-np is missing; expected the number of workers, e.g. -np 4")
-    num_proc = line.count("-np", least=1)
-    min_np, max_np = line.count("--min-np", least=1), line.count("--max-np", least=1)
-    spares = line.count("--spares") or 0
+    if "-np" not in flags.given:
+        flags.add_error("-np is missing; expected the number of workers, e.g. -np 4")
+    num_proc = flags.count("-np", least=1)
+    min_np, max_np = flags.count("--min-np", least=1), flags.count("--max-np", least=1)
+    spares = flags.count("--spares") or 0
     if min_np and max_np and min_np > max_np:
-        line.refuse(f"--min-np {min_np} is more than --max-np {max_np}; lower the one or raise the other")
+        flags.add_error(f"--min-np {min_np} is more than --max-np {max_np}; lower the one or raise the other")
     if num_proc and min_np and num_proc < min_np:
-        line.refuse(f"-np {num_proc} is less than --min-np {min_np}; raise the one or lower the other")
+        flags.add_error(f"-np {num_proc} is less than --min-np {min_np}; raise the one or lower the other")
     if num_proc and max_np and num_proc > max_np:
-        line.refuse(f"-np {num_proc} is more than --max-np {max_np}; lower the one or raise the other")
+        flags.add_error(f"-np {num_proc} is more than --max-np {max_np}; lower the one or raise the other")
     slots = sum(host.slots for host in hosts.fixed)
     if num_proc and hosts.fixed and num_proc + spares > slots:
         asked = f"-np {num_proc}" + f" with --spares {spares}" * bool(spares)
-        line.refuse(f"{asked} needs {num_proc + spares} slots, {hosts.named_by} has {slots}; ask for less or add slots")
+        flags.add_error(
+            f"{asked} needs {num_proc + spares} slots, {hosts.named_by} has {slots}; ask for less or add slots"
+        )
     # As horovodrun has it: hosts that are listed, and no --min-np, make a job of exactly -np workers.
     least = num_proc if min_np is None else min_np
     most = num_proc if hosts.fixed and min_np is None else UNBOUNDED
@@ -199,31 +201,31 @@ def _read_rules(line: Line, hosts: _Hosts) -> Rules:
         min_np=least or 1,
         max_np=max_np or most or 1,
         spares=spares,
-        settle_s=line.seconds("--settle", Rules.settle_s, 0),
-        leave_s=line.seconds("--leave-before", Rules.leave_s, 0),
-        elastic_timeout_s=line.seconds("--elastic-timeout", Rules.elastic_timeout_s, 1, "HOROVOD_ELASTIC_TIMEOUT"),
-        host_failures=line.count("--host-failures", least=1) or Rules.host_failures,
-        failure_window_s=line.seconds("--failure-window", Rules.failure_window_s, 1),
-        cooldown_s=_read_cooldown(line),
-        reset_limit=line.count("--reset-limit"),
+        last_call_timeout_s=flags.seconds("--last-call-timeout", Rules.last_call_timeout_s, 0),
+        drain_lead_s=flags.seconds("--drain-lead", Rules.drain_lead_s, 0),
+        elastic_timeout_s=flags.seconds("--elastic-timeout", Rules.elastic_timeout_s, 1, "HOROVOD_ELASTIC_TIMEOUT"),
+        host_failures=flags.count("--host-failures", least=1) or Rules.host_failures,
+        failure_window_s=flags.seconds("--failure-window", Rules.failure_window_s, 1),
+        cooldown_s=_read_cooldown(flags),
+        reset_limit=flags.count("--reset-limit"),
         hosts_are_fixed=bool(hosts.fixed),
     )
 
 
-def _read_preflight(line: Line) -> float | None:
-    bound = line.number("--preflight-bound")
+def _read_preflight(flags: FlagReader) -> float | None:
+    bound = flags.number("--preflight-bound")
     if bound is not None and bound <= 1:
-        line.refuse(
+        flags.add_error(
             f"--preflight-bound {bound:g} would keep the slower half of the hosts out; expected more than 1, e.g. 2"
         )
-    if bound is None and not line.is_on("--preflight"):
+    if bound is None and not flags.is_on("--preflight"):
         return None
     return BOUND if bound is None else bound
 
 
-def _read_cooldown(line: Line) -> float:
+def _read_cooldown(flags: FlagReader) -> float:
     """The lower end of horovodrun's range; it doubles the pause each time up to the upper end, here it stays."""
-    text = line.given.get("--blacklist-cooldown-range")
+    text = flags.given.get("--blacklist-cooldown-range")
     if text is None:
         return Rules.cooldown_s
     try:
@@ -231,21 +233,23 @@ def _read_cooldown(line: Line) -> float:
     except ValueError:
         least, most = 0, 0
     if not 1 <= least <= most:
-        line.refuse(f"--blacklist-cooldown-range {text} cannot be used; expected seconds, MIN MAX from 1, e.g. 60 300")
+        flags.add_error(
+            f"--blacklist-cooldown-range {text} cannot be used; expected seconds, MIN MAX from 1, e.g. 60 300"
+        )
     return float(least)
 
 
-def _read_hosts(line: Line, clock: Clock) -> _Hosts:
+def _read_hosts(flags: FlagReader, clock: Clock) -> _Hosts:
     """Where the hosts come from; no source at all where there is a problem."""
-    named = [flag for flag in HOST_FLAGS if flag in line.given]
-    slots = line.count("--slots-per-host", least=1)
+    named = [flag for flag in HOST_FLAGS if flag in flags.given]
+    slots = flags.count("--slots-per-host", least=1)
     if len(named) > 1:
-        every = " and ".join(f"{flag} {line.given[flag]!r}" for flag in named)
-        line.refuse(f"{every} {'both' if len(named) == 2 else 'all'} say where the hosts are; keep one of them")
-    all_here = Line(line.given, {}).count("-np", least=1) or 1  # what is wrong with it is told elsewhere
+        every = " and ".join(f"{flag} {flags.given[flag]!r}" for flag in named)
+        flags.add_error(f"{every} {'both' if len(named) == 2 else 'all'} say where the hosts are; keep one of them")
+    all_here = FlagReader(flags.given, {}).count("-np", least=1) or 1  # what is wrong with it is told elsewhere
     hosts = _fix((HostSlots("localhost", all_here),), "the default, localhost,")  # as under horovodrun
     for flag in named:
-        text = line.given[flag]
+        text = flags.given[flag]
         try:
             if flag == "--hosts":
                 hosts = _fix(parse_host_list(text, slots or 1), f"--hosts {textwrap.shorten(text, 60)}")
@@ -254,10 +258,10 @@ def _read_hosts(line: Line, clock: Clock) -> _Hosts:
             elif flag == "--discover":
                 hosts = _read_discover(text, slots, clock)
             else:
-                hosts = _Hosts(_read_script(text, slots, line.environ), SCRIPT_EVERY_S)
+                hosts = _Hosts(_read_script(text, slots, flags.environ), SCRIPT_EVERY_S)
         except (UsageError, DiscoveryError) as error:
             for problem in str(error).split("\n"):
-                line.refuse(f"{flag} {text!r}: {problem}")
+                flags.add_error(f"{flag} {text!r}: {problem}")
             hosts = _Hosts(FixedHosts(()), FIXED_EVERY_S)
     return hosts
 
@@ -314,34 +318,34 @@ def _find_program(word: str, environ: Mapping[str, str]) -> str:
     return "" if os.access(word, os.X_OK) else f"{word!r} is not executable; run 'chmod +x {shlex.quote(word)}'"
 
 
-def _check_here(line: Line, hosts: _Hosts, command: Sequence[str], interfaces: Sequence[str]) -> None:
+def _check_here(flags: FlagReader, hosts: _Hosts, command: Sequence[str], interfaces: Sequence[str]) -> None:
     """Look up the hosts that are known; where one of them is this machine, look for what its workers will need.
 
     Of hosts that are still to be discovered nothing can be said, nor of the programs on others.
     """
     if not command:
-        line.refuse("no command is given; put the program behind the flags, e.g. edlrun -np 4 python train.py")
+        flags.add_error("no command is given; put the program behind the flags, e.g. edlrun -np 4 python train.py")
     names = [host.host for host in hosts.fixed]
     if not names:
         return
-    ssh = shutil.which("ssh", path=line.environ.get("PATH", os.defpath))
+    ssh = shutil.which("ssh", path=flags.environ.get("PATH", os.defpath))
     with ThreadPoolExecutor(min(len(names), _LOOK_UPS)) as pool:
         for problem in pool.map(lambda name: _look_up(name, ssh), names):
             if problem:
-                line.refuse(f"{hosts.named_by}: {problem}")
+                flags.add_error(f"{hosts.named_by}: {problem}")
         here = any(pool.map(is_local, names))
     if not here:
         return
     own = [name for _, name in socket.if_nameindex()]
     if interfaces and not set(interfaces) & set(own):
-        line.refuse(
+        flags.add_error(
             f"--network-interfaces {','.join(interfaces)}: this machine has none of them; it has {', '.join(own)}"
         )
     if command:
-        problem = _find_program(command[0], line.environ) or _find_python_file(command)
+        problem = _find_program(command[0], flags.environ) or _find_python_file(command)
         if problem:
             words = textwrap.shorten(shlex.join(command), 60)
-            line.refuse(f"command {words}: {problem}; expected a program that this machine can run")
+            flags.add_error(f"command {words}: {problem}; expected a program that this machine can run")
 
 
 def _find_python_file(command: Sequence[str]) -> str:

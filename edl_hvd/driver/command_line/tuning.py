@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from edl_hvd.driver.command_line.flags import Line
+from edl_hvd.driver.command_line.flags import FlagReader
 
 _LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
@@ -38,23 +38,23 @@ class Tuning:
     most: float = math.inf
     among: tuple[str, ...] = ()
 
-    def read(self, line: Line) -> str | None:
+    def read(self, flags: FlagReader) -> str | None:
         """The variable's value; ``None`` leaves it alone."""
         if self.kind == "count":
-            count = line.count(self.flag)
+            count = flags.count(self.flag)
             return None if count is None else str(count * self.factor)
         if self.kind == "number":
-            number = line.number(self.flag, self.most)
+            number = flags.number(self.flag, self.most)
             return None if number is None else str(number)
-        text = line.given.get(self.flag)
+        text = flags.given.get(self.flag)
         if text is None:
             return None
         if self.kind == "opposite":
-            return "0" if line.is_on(self.flag) else "1"
+            return "0" if flags.is_on(self.flag) else "1"
         if self.kind == "on":
-            return "1" if line.is_on(self.flag) else None
+            return "1" if flags.is_on(self.flag) else None
         if self.among and text not in self.among:
-            line.refuse(f"{self.flag} {text!r} is not known; accepted: {', '.join(self.among)}")
+            flags.add_error(f"{self.flag} {text!r} is not known; accepted: {', '.join(self.among)}")
         return text
 
 
@@ -110,11 +110,11 @@ TUNINGS = (
 )  # fmt: skip
 
 
-def read_tunings(line: Line) -> dict[str, str]:
-    """The variables that the flags of ``line`` ask for."""
-    values = [(tuning, tuning.read(line)) for tuning in TUNINGS]
+def read_tunings(flags: FlagReader) -> dict[str, str]:
+    """The variables that the flags of ``flags`` ask for."""
+    values = [(tuning, tuning.read(flags)) for tuning in TUNINGS]
     return {
         tuning.variable: value
         for tuning, value in values
-        if value is not None and (not tuning.needs or line.is_on(tuning.needs))
+        if value is not None and (not tuning.needs or flags.is_on(tuning.needs))
     }

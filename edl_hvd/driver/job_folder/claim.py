@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import os
 import shlex
 import shutil
@@ -19,7 +20,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import Protocol, TextIO, cast
 
 import edl_hvd
 from edl_hvd.driver.job_folder.files import (
@@ -36,9 +37,9 @@ from edl_hvd.driver.job_folder.files import (
     replace_file,
     to_text,
 )
-from edl_hvd.driver.status import Figures, Status, WorkerStatus
+from edl_hvd.driver.status import Status, TrainingProgress, WorkerStatus
 from edl_hvd.errors import PlatformError, UsageError
-from edl_hvd.process_mark import lives, mark_of
+from edl_hvd.process_identity import is_alive, start_token
 from edl_hvd.settings import runtime_folders
 
 _SHOWN_COMMAND = 60  # characters of it in a message
@@ -67,16 +68,16 @@ class JobFolder:
         self.record = record
         self.named = named
         self._past = past
-        saved = past.status.figures.saved_step if past and past.status else -1
-        figures = Figures(known_step=past.known_step if past else -1, saved_step=saved)
-        self.begun = Status(time.time(), "starting", figures=figures, workers=self.orphans)
+        saved = past.status.progress.saved_step if past and past.status else -1
+        progress = TrainingProgress(known_step=past.known_step if past else -1, saved_step=saved)
+        self.begun = Status(time.time(), "starting", progress=progress, workers=self.orphans)
 
     @property
     def orphans(self) -> tuple[WorkerStatus, ...]:
         """Processes of an earlier run that are still there: their ``edlrun`` was killed, and they save and go."""
         if self._past is None or self._past.status is None:
             return ()
-        left = (one for one in self._past.status.workers if one.pid is not None and lives(one.pid, one.mark))
+        left = (one for one in self._past.status.workers if one.pid is not None and is_alive(one.pid, one.start_token))
         return tuple(replace(one, state="orphaned", rank=None) for one in left)
 
     @property
@@ -99,17 +100,43 @@ class JobFolder:
         replace_file(self.path / STATUS, to_text(status))
 
     @contextlib.contextmanager
-    def history(self) -> Iterator[TextIO | None]:
-        """The file for this run's history of the membership, if the folder is kept."""
-        if not self.named:
-            yield None
-            return
-        name = "history.jsonl" if self.record.run == 1 else f"history-{self.record.run}.jsonl"
-        with open(self.path / name, "w", encoding="utf-8") as file:
-            yield file
+    def history(self, record: str | None) -> Iterator[TextIO | None]:
+        """The file for this run's history of the membership: in the folder, if it is kept, and at the path ``record``.
+
+        ``None`` where nobody wants it.
+        """
+        paths = [] if record is None else [Path(record)]
+        if self.named:
+            name = "history.jsonl" if self.record.run == 1 else f"history-{self.record.run}.jsonl"
+            paths.append(self.path / name)
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(open(path, "w", encoding="utf-8")) for path in paths]
+            yield cast(TextIO, TeeFile(*files)) if len(files) > 1 else next(iter(files), None)
 
 
-class Asked(Protocol):
+class TeeFile(io.TextIOBase):
+    """Several files that get the same text, as from ``tee``."""
+
+    def __init__(self, *files: TextIO) -> None:
+        self._files = files
+
+    def write(self, text: str) -> int:
+        for file in self._files:
+            file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        for file in self._files:
+            file.flush()
+
+    def close(self) -> None:
+        """Each of them, also where one cannot write what it still holds."""
+        for file in self._files:
+            with contextlib.suppress(OSError):
+                file.close()
+
+
+class JobFolderOptions(Protocol):
     """What a command line says of its job's folder; see :class:`~edl_hvd.driver.command_line.options.Options`."""
 
     @property
@@ -126,7 +153,7 @@ class Asked(Protocol):
 
 
 @contextlib.contextmanager
-def claim(options: Asked) -> Iterator[JobFolder]:
+def claim(options: JobFolderOptions) -> Iterator[JobFolder]:
     """Take the job's folder for as long as the block lasts; without ``--job-dir`` make one and remove it afterwards.
 
     Raises:
@@ -139,7 +166,7 @@ def claim(options: Asked) -> Iterator[JobFolder]:
             stack.enter_context(_lock(path))
             folder = _begin(path, options)
             if folder.named:
-                stack.enter_context(_entered(path))
+                stack.enter_context(_registered(path))
         except PlatformError:
             raise
         except OSError as error:
@@ -149,7 +176,7 @@ def claim(options: Asked) -> Iterator[JobFolder]:
         yield folder
 
 
-def _begin(path: Path, options: Asked) -> JobFolder:
+def _begin(path: Path, options: JobFolderOptions) -> JobFolder:
     """Look at what an earlier run has left, and write down that there is a new one."""
     named = options.job_dir is not None
     past = _past(path, options.resume) if named else None
@@ -160,14 +187,14 @@ def _begin(path: Path, options: Asked) -> JobFolder:
     return folder
 
 
-def _record(options: Asked, past: JobView | None) -> JobRecord:
+def _record(options: JobFolderOptions, past: JobView | None) -> JobRecord:
     now = time.time()
     return JobRecord(
         host=socket.gethostname(),
         pid=os.getpid(),
-        mark=mark_of(os.getpid()),
-        began_at=past.record.began_at if past else now,
-        started_at=now,
+        start_token=start_token(os.getpid()),
+        began_at_s=past.record.began_at_s if past else now,
+        started_at_s=now,
         run=past.record.run + 1 if past else 1,
         command=options.command,
         flags=tuple((name, value) for name, value in options.given.items()),
@@ -212,8 +239,8 @@ def _past(path: Path, resume: bool) -> JobView | None:
     if not resume and (view.known_step > 0 or _is_filled(path / CHECKPOINTS)):
         command = textwrap.shorten(view.record.line, _SHOWN_COMMAND)
         raise UsageError(
-            f"--job-dir {path} holds a job of {moment(view.record.began_at)} ({command}), {_how_far(view)}; go on with "
-            "--resume, or name another --job-dir"
+            f"--job-dir {path} holds a job of {format_time(view.record.began_at_s)} ({command}), {_how_far(view)}; "
+            "go on with --resume, or name another --job-dir"
         )
     return view
 
@@ -227,7 +254,8 @@ def _in_use(view: JobView) -> str:
     record = view.record
     return (
         f"--job-dir {view.path} is in use: edlrun runs there on host {record.host} as process {record.pid} since "
-        f"{moment(record.started_at)}; see 'edl-hvd status {shlex.quote(str(view.path))}', or name another --job-dir"
+        f"{format_time(record.started_at_s)}; see 'edl-hvd status {shlex.quote(str(view.path))}', or name another "
+        "--job-dir"
     )
 
 
@@ -240,7 +268,7 @@ def _how_far(view: JobView) -> str:
     return f"{reached} and ended with exit code {view.status.end.code}"
 
 
-def moment(at: float) -> str:
+def format_time(at: float) -> str:
     """A moment for people, in the local time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
@@ -258,7 +286,7 @@ def _private_folder() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _entered(path: Path) -> Iterator[None]:
+def _registered(path: Path) -> Iterator[None]:
     """A link for other terminals. One that cannot be made only costs them the name of the folder."""
     link = None
     with contextlib.suppress(OSError, PlatformError):
@@ -290,11 +318,11 @@ def _runtime_folder() -> Path:
             "remove it, or set XDG_RUNTIME_DIR to a folder of your own"
         )
     folder.chmod(0o700)
-    _sweep()
+    _remove_stale()
     return folder
 
 
-def _sweep() -> None:
+def _remove_stale() -> None:
     for entry in entries():
         with contextlib.suppress(OSError):
             if time.time() - entry.lstat().st_mtime < _KEPT_S or is_locked(entry):

@@ -18,13 +18,13 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from edl_hvd.driver.status import Status
 from edl_hvd.errors import PlatformError, UsageError
-from edl_hvd.json_values import read_fields
-from edl_hvd.process_mark import lives
+from edl_hvd.json_values import formerly, read_fields
+from edl_hvd.process_identity import is_alive
 from edl_hvd.settings import runtime_folders
 
 RECORD, STATUS, LOCK, CONTROL, CHECKPOINTS = "job.json", "status.json", "lock", "control", "checkpoints"
@@ -39,9 +39,9 @@ class JobRecord:
     Attributes:
         host: Where its ``edlrun`` runs.
         pid: Of that ``edlrun``.
-        mark: Names it together with ``pid``; see ``process_mark.py``.
-        began_at: When the job was first started, in seconds since the epoch.
-        started_at: When this ``edlrun`` was.
+        start_token: Names it together with ``pid``; see ``process_identity.py``.
+        began_at_s: When the job was first started, in seconds since the epoch.
+        started_at_s: When this ``edlrun`` was.
         run: Counts the times that the job was started.
         command: What each worker runs.
         flags: Those of ``edlrun``, by their long names, as ``read_options`` takes them.
@@ -51,9 +51,9 @@ class JobRecord:
 
     host: str
     pid: int
-    mark: str
-    began_at: float
-    started_at: float
+    start_token: str = field(metadata=formerly("mark"))
+    began_at_s: float = field(metadata=formerly("began_at"))
+    started_at_s: float = field(metadata=formerly("started_at"))
     run: int
     command: tuple[str, ...]
     flags: tuple[tuple[str, ...], ...]
@@ -98,7 +98,7 @@ class JobView:
         """
         if self.status is None:
             return 1 if self.damaged else -1
-        return self.status.figures.known_step
+        return self.status.progress.known_step
 
 
 def is_locked(path: Path) -> bool:
@@ -153,7 +153,7 @@ def running_jobs() -> tuple[list[JobView], list[JobView]]:
             view = look(entry.resolve())
             if view is not None:
                 views[view.path] = view
-    ordered = sorted(views.values(), key=lambda view: -view.record.started_at)
+    ordered = sorted(views.values(), key=lambda view: -view.record.started_at_s)
     return [view for view in ordered if view.running], [view for view in ordered if view.dead]
 
 
@@ -199,7 +199,7 @@ def _is_running(locked: bool, record: JobRecord, status: Status | None) -> bool:
     if locked:
         return True
     if record.host == socket.gethostname():
-        return lives(record.pid, record.mark)
+        return is_alive(record.pid, record.start_token)
     if status is None or status.end is not None:
         return False
-    return abs(time.time() - status.at) < _ELSEWHERE_S
+    return abs(time.time() - status.at_s) < _ELSEWHERE_S

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from edl_hvd.driver.job_folder.files import CONTROL
-from edl_hvd.driver.membership.events import DrainAsked
+from edl_hvd.driver.membership.events import DrainRequested
 from edl_hvd.driver.membership.state import LIVE, Membership, host_of
 from edl_hvd.errors import PlatformError
 from edl_hvd.json_values import show
@@ -47,7 +47,7 @@ class Answer:
     """
 
     fields: Mapping[str, Any]
-    event: DrainAsked | None = None
+    event: DrainRequested | None = None
 
 
 def answer(line: bytes, membership: Membership, now_s: float) -> Answer:
@@ -73,10 +73,10 @@ def answer(line: bytes, membership: Membership, now_s: float) -> Answer:
     if not isinstance(target, str) or not _is_known(target, membership):
         known = ", ".join(hosts) or "none"
         return _refuse(f"the job has no host or worker {show(target)}; its hosts are {known}", hosts)
-    return _drain(DrainAsked(target, float(notice_s)), membership, now_s)
+    return _drain(DrainRequested(target, float(notice_s)), membership, now_s)
 
 
-def _drain(asked: DrainAsked, membership: Membership, now_s: float) -> Answer:
+def _drain(asked: DrainRequested, membership: Membership, now_s: float) -> Answer:
     """``stay`` workers and ``slots`` are what the job has besides; it needs ``least`` workers."""
     alive = membership.having("starting", "ready", "member")
     leaving = [worker for worker in alive if asked.target in (worker, host_of(worker))]

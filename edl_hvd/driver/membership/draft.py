@@ -12,14 +12,14 @@ _EMPTY = Slot()
 
 
 class Draft:
-    """Collects the changes of one turn (``turn.py``).
+    """Collects the changes of one transition (``transition.py``).
 
     A change is applied when somebody looks at ``membership``. So hundreds of changes that nobody looks at in between
     copy the membership once, and what was looked at does not change any more.
 
     Attributes:
         actions: What is to be done, in order.
-        now_s: The moment of the turn.
+        now_s: The moment of the transition.
     """
 
     def __init__(self, membership: Membership, now_s: float) -> None:
@@ -68,19 +68,19 @@ class Draft:
     def age(self, worker: str) -> float:
         return self.now_s - self.membership.slots[worker].since_s
 
-    def ask_change(self) -> None:
+    def request_resize(self) -> None:
         self.set_phase("changing")
-        self.act(events.AskChange(self.world.generation))
+        self.act(events.RequestResize(self.world.generation))
 
-    def dismiss(self, worker: str, save: bool = False, left_s: float | None = None) -> None:
+    def shut_down(self, worker: str, save: bool = False, left_s: float | None = None) -> None:
         slot = self.membership.slots[worker]
         self.set(worker, "dismissed")
-        self.act(events.Dismiss(worker, slot.life, save, left_s))
+        self.act(events.ShutDownWorker(worker, slot.incarnation, save, left_s))
 
     def kill(self, worker: str, reason: str) -> None:
         slot = self.membership.slots[worker]
         self.set(worker, "dying")
-        self.act(events.Kill(worker, slot.life, reason))
+        self.act(events.Kill(worker, slot.incarnation, reason))
         if slot.state == "member":
             self.leave_world(worker)
 
@@ -95,4 +95,4 @@ class Draft:
         if world.phase != "broken":
             self.set_phase("broken")
         if self.membership.having("member"):
-            self.act(events.TellGone(world.generation, worker))
+            self.act(events.NotifyPeerLost(world.generation, worker))

@@ -1,28 +1,28 @@
 """What happens to a job, and what its driver does about it: the two sides of the membership.
 
 Frozen values of plain fields, so that a job's history can be written down as JSON lines and run again.
-A worker is named ``host:slot``. A slot sees several processes one after the other; each is one ``life``.
+A worker is named ``host:slot``. A slot sees several processes one after the other; each is one ``incarnation``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias, TypeVar, get_args
 
 from edl_hvd.errors import UsageError
 from edl_hvd.hosts import HostSlots
-from edl_hvd.json_values import read_fields, show
+from edl_hvd.json_values import formerly, read_fields, show
 
 # --- what happens ---
 
 
 @dataclass(frozen=True)
 class HostsFound:
-    """The trusted list of hosts has changed to this; those of it that are ``unfit`` get no workers."""
+    """The trusted list of hosts has changed to this; those of it that are ``failed_preflight`` get no workers."""
 
     hosts: tuple[HostSlots, ...]
-    unfit: tuple[str, ...] = ()
+    failed_preflight: tuple[str, ...] = field(default=(), metadata=formerly("unfit"))
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,16 @@ class Ready:
     """A worker is in no world and wants to be in one; ``step`` is what it holds, -1 for nothing."""
 
     worker: str
-    life: int
+    incarnation: int = field(metadata=formerly("life"))
     step: int = -1
 
 
 @dataclass(frozen=True)
-class Warm:
+class CaughtUp:
     """A newcomer has caught up with the world of this generation, which trains on; or it cannot, and would wait."""
 
     worker: str
-    life: int
+    incarnation: int = field(metadata=formerly("life"))
     generation: int
 
 
@@ -48,7 +48,7 @@ class Formed:
     """A worker has started Horovod in the world of this generation."""
 
     worker: str
-    life: int
+    incarnation: int = field(metadata=formerly("life"))
     generation: int
 
 
@@ -60,7 +60,7 @@ class Raised:
     """
 
     worker: str
-    life: int
+    incarnation: int = field(metadata=formerly("life"))
     step: int
     error: str
     hopeless: bool = False
@@ -71,7 +71,7 @@ class Done:
     """The training function of a worker returned."""
 
     worker: str
-    life: int
+    incarnation: int = field(metadata=formerly("life"))
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Exited:
     """
 
     worker: str
-    life: int
+    incarnation: int = field(metadata=formerly("life"))
     clean: bool
     how: str
     began: bool = True
@@ -93,20 +93,20 @@ class Lost:
     """A worker is declared dead, for a reason other than its end: it is silent, or does not move."""
 
     worker: str
-    life: int
+    incarnation: int = field(metadata=formerly("life"))
     reason: str
 
 
 @dataclass(frozen=True)
-class DrainAsked:
+class DrainRequested:
     """A host (``b``) or a single worker (``b:0``) is to be left at the next commit, within ``notice_s`` seconds.
 
-    Or only when these are nearly over, if it ``stays``: nobody else wants it before.
+    Or only when these are nearly over, if it is ``deferred``: nobody else wants it before.
     """
 
     target: str
     notice_s: float
-    stays: bool = False
+    deferred: bool = field(default=False, metadata=formerly("stays"))
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,8 @@ class Tick:
 
 
 # What one worker says, or what is seen of it.
-News: TypeAlias = Ready | Warm | Formed | Raised | Done | Exited | Lost
-MembershipEvent: TypeAlias = HostsFound | News | DrainAsked | Deadlocked | Tick
+News: TypeAlias = Ready | CaughtUp | Formed | Raised | Done | Exited | Lost
+MembershipEvent: TypeAlias = HostsFound | News | DrainRequested | Deadlocked | Tick
 
 # --- what the driver does ---
 
@@ -134,7 +134,7 @@ class Spawn:
     """Start a process in this slot."""
 
     worker: str
-    life: int
+    incarnation: int = field(metadata=formerly("life"))
 
 
 @dataclass(frozen=True)
@@ -155,14 +155,14 @@ class Follow:
 
 
 @dataclass(frozen=True)
-class AskChange:
+class RequestResize:
     """Ask the members to leave their world at the next commit."""
 
     generation: int
 
 
 @dataclass(frozen=True)
-class TellGone:
+class NotifyPeerLost:
     """Tell the other members that this one is dead, so that nobody waits for it."""
 
     generation: int
@@ -170,14 +170,14 @@ class TellGone:
 
 
 @dataclass(frozen=True)
-class Dismiss:
+class ShutDownWorker:
     """Tell a worker to end with exit code 0; ``save`` the state to a checkpoint before, if ``left_s`` allows it.
 
     ``left_s`` is ``None`` where nobody knows how long its host stays.
     """
 
     worker: str
-    life: int
+    incarnation: int = field(metadata=formerly("life"))
     save: bool = False
     left_s: float | None = None
 
@@ -187,16 +187,16 @@ class Kill:
     """End a process at once."""
 
     worker: str
-    life: int
+    incarnation: int = field(metadata=formerly("life"))
     reason: str
 
 
 @dataclass(frozen=True)
-class SetAside:
+class QuarantineHost:
     """For people: this host gets no workers until its cooldown is over."""
 
     host: str
-    seconds: float
+    cooldown_s: float = field(metadata=formerly("seconds"))
     reason: str = ""
 
 
@@ -208,13 +208,24 @@ class End:
     reason: str = ""
 
 
-Action: TypeAlias = Spawn | Follow | Publish | AskChange | TellGone | Dismiss | Kill | SetAside | End
+Action: TypeAlias = (
+    Spawn | Follow | Publish | RequestResize | NotifyPeerLost | ShutDownWorker | Kill | QuarantineHost | End
+)
 
 # --- written down ---
 
 Kind = TypeVar("Kind")
-_HAPPENINGS: Mapping[str, type[MembershipEvent]] = {kind.__name__: kind for kind in get_args(MembershipEvent)}
+_EVENTS: Mapping[str, type[MembershipEvent]] = {kind.__name__: kind for kind in get_args(MembershipEvent)}
 _ACTIONS: Mapping[str, type[Action]] = {kind.__name__: kind for kind in get_args(Action)}
+_PRESENT_NAMES = {
+    "Warm": "CaughtUp",
+    "DrainAsked": "DrainRequested",
+    "AskChange": "RequestResize",
+    "TellGone": "NotifyPeerLost",
+    "Dismiss": "ShutDownWorker",
+    "SetAside": "QuarantineHost",
+}
+# By the names that the version before wrote.
 
 
 def to_json(what: MembershipEvent | Action) -> dict[str, Any]:
@@ -228,7 +239,7 @@ def event_from_json(line: object) -> MembershipEvent:
     Raises:
         UsageError: It is no event, lacks a field, or has one that is unknown or of another type.
     """
-    return _from_json(_HAPPENINGS, line)
+    return _from_json(_EVENTS, line)
 
 
 def action_from_json(line: object) -> Action:
@@ -239,6 +250,7 @@ def action_from_json(line: object) -> Action:
 def _from_json(kinds: Mapping[str, type[Kind]], line: object) -> Kind:
     fields = dict(line) if isinstance(line, Mapping) else {}
     name = fields.pop("what", None)
+    name = _PRESENT_NAMES.get(name, name) if isinstance(name, str) else name
     if not isinstance(name, str) or name not in kinds:
         raise UsageError(f"cannot read {show(line)}: expected an object with 'what' one of {', '.join(kinds)}")
     try:

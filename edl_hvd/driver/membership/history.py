@@ -1,11 +1,11 @@
 """The history of a job's membership in a file, and its replay.
 
-``turn.advance`` is a pure function of what happens, so a file of what happened is all that is needed to make every
-decision again: on another machine, under a debugger, or with a newer version of that function. JSON lines:
+``transition.transition`` is a pure function of what happens, so a file of what happened is all that is needed to make
+every decision again: on another machine, under a debugger, or with a newer version of that function. JSON lines:
 
     {"format": "edl_hvd membership 1", "rules": {"num_proc": 2, …}}
     {"at_s": 0.0, "what": "HostsFound", "hosts": [{"host": "a", "slots": 2}], "actions": [{"what": "Spawn", …}, …]}
-    {"at_s": 1.25, "what": "Ready", "worker": "a:0", "life": 1, "step": -1, "actions": []}
+    {"at_s": 1.25, "what": "Ready", "worker": "a:0", "incarnation": 1, "step": -1, "actions": []}
 
 ``at_s`` counts from the start of the job and is the very number that was decided with. ``actions`` is what followed;
 a history written by hand may leave it out. Time passes twenty times a second, mostly without consequence: a ``Tick``
@@ -24,7 +24,7 @@ from typing import Any, NoReturn, TextIO
 
 from edl_hvd.driver.membership.events import Action, MembershipEvent, Tick, action_from_json, event_from_json, to_json
 from edl_hvd.driver.membership.state import Membership, Rules, begin
-from edl_hvd.driver.membership.turn import advance
+from edl_hvd.driver.membership.transition import transition
 from edl_hvd.errors import UsageError
 from edl_hvd.json_values import read_fields, read_number, show
 
@@ -80,7 +80,7 @@ class Decision:
 
 
 class Recorder:
-    """Advances one job's membership and writes its history down.
+    """Moves one job's membership on and writes its history down.
 
     A file that cannot be written any more, for instance on a full disk, ends the record and not the job.
 
@@ -97,20 +97,20 @@ class Recorder:
         self._held: tuple[float, Membership] | None = None
         self._write({"format": FORMAT, "rules": asdict(membership.rules)})
 
-    def advance(
+    def transition(
         self, membership: Membership, event: MembershipEvent, now_s: float
     ) -> tuple[Membership, tuple[Action, ...]]:
-        """``turn.advance``, recorded; ``membership`` is what the call before returned."""
+        """``transition.transition``, recorded; ``membership`` is what the call before returned."""
         try:
-            after, actions = outcome = advance(membership, event, now_s)
+            after, actions = outcome = transition(membership, event, now_s)
         except BaseException:
-            # A event that the state machine does not survive is the one that somebody will want to replay.
+            # An event that the state machine does not survive is the one that somebody will want to replay.
             self.flush()
             self._write_entry(now_s, event)
             raise
         if self._file is None:
             return outcome
-        if self._held is not None and advance(self._replayed, event, now_s) != outcome:
+        if self._held is not None and transition(self._replayed, event, now_s) != outcome:
             self.flush()
         if isinstance(event, Tick) and not actions:
             self._held = None if after == self._replayed else (now_s, after)
@@ -233,5 +233,5 @@ def replay(history: History) -> Iterator[Decision]:
     """Each entry through the state machine, as it is today. Pure: nothing is started and nobody is told."""
     membership = begin(history.rules, 0.0)
     for entry in history.entries:
-        membership, actions = advance(membership, entry.event, entry.at_s)
+        membership, actions = transition(membership, entry.event, entry.at_s)
         yield Decision(entry.at_s, entry.event, actions, membership, entry.actions)

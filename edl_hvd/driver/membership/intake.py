@@ -1,4 +1,4 @@
-"""The first half of a turn: what happened is taken in."""
+"""The first half of a transition: what happened is taken in; see ``transition.py``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOW_TO_TRAIN = (
 def apply(draft: Draft, event: events.MembershipEvent) -> None:
     if isinstance(event, events.HostsFound):
         _list_hosts(draft, event)
-    elif isinstance(event, events.DrainAsked):
+    elif isinstance(event, events.DrainRequested):
         _drain(draft, event)
     elif isinstance(event, events.Deadlocked):
         world = draft.world
@@ -27,8 +27,8 @@ def apply(draft: Draft, event: events.MembershipEvent) -> None:
             draft.end(1, event.reason)  # another world would come to the same place
     elif isinstance(event, events.News):
         slot = draft.slot(event.worker)
-        # Late news of an earlier life of this slot concerns nobody.
-        if slot is not None and slot.state != "empty" and slot.life == event.life:
+        # Late news of an earlier incarnation of this slot concerns nobody.
+        if slot is not None and slot.state != "empty" and slot.incarnation == event.incarnation:
             _apply_worker_event(draft, event, slot)
 
 
@@ -40,34 +40,41 @@ def _list_hosts(draft: Draft, found: events.HostsFound) -> None:
         for target, deadline_s in draft.membership.drains.items()
         if target.partition(":")[0] in listed or deadline_s > draft.now_s
     }
-    stays = {target: until_s for target, until_s in draft.membership.stays.items() if target in drains}
+    deferred_drains = {
+        target: until_s for target, until_s in draft.membership.deferred_drains.items() if target in drains
+    }
     # Whoever lists hosts has heard of their end, too.
     staying = [entry for entry in draft.membership.hosts
-               if entry.host not in listed and stays.get(entry.host, draft.now_s) > draft.now_s]  # fmt: skip
-    draft.change(hosts=(*found.hosts, *staying), unfit=found.unfit, drains=drains, stays=stays)
+               if entry.host not in listed and deferred_drains.get(entry.host, draft.now_s) > draft.now_s]  # fmt: skip
+    draft.change(
+        hosts=(*found.hosts, *staying),
+        failed_preflight=found.failed_preflight,
+        drains=drains,
+        deferred_drains=deferred_drains,
+    )
 
 
-def _drain(draft: Draft, asked: events.DrainAsked) -> None:
+def _drain(draft: Draft, asked: events.DrainRequested) -> None:
     deadline_s = draft.now_s + asked.notice_s
-    drains, stays = draft.membership.drains, dict(draft.membership.stays)
-    if asked.stays and (asked.target in stays or asked.target not in drains):
-        until_s = deadline_s - draft.membership.rules.leave_s
-        stays[asked.target] = min(stays.get(asked.target, until_s), until_s)
+    drains, deferred_drains = draft.membership.drains, dict(draft.membership.deferred_drains)
+    if asked.deferred and (asked.target in deferred_drains or asked.target not in drains):
+        until_s = deadline_s - draft.membership.rules.drain_lead_s
+        deferred_drains[asked.target] = min(deferred_drains.get(asked.target, until_s), until_s)
     else:  # somebody wants it to be left now
-        stays.pop(asked.target, None)
+        deferred_drains.pop(asked.target, None)
     deadline_s = min(drains.get(asked.target, deadline_s), deadline_s)
-    draft.change(drains={**drains, asked.target: deadline_s}, stays=stays)
+    draft.change(drains={**drains, asked.target: deadline_s}, deferred_drains=deferred_drains)
 
 
 def _apply_worker_event(draft: Draft, event: events.News, slot: Slot) -> None:
     worker = event.worker
     if isinstance(event, events.Ready) and slot.state in ("starting", "ready", "member"):
-        draft.set(worker, "ready", step=event.step, follows=0, warm=0)
+        draft.set(worker, "ready", step=event.step, learning_generation=0, caught_up_generation=0)
         if slot.state == "member" and draft.world.phase in ("forming", "running"):
             draft.leave_world(worker)  # a collective of it has failed before anybody died
-    elif isinstance(event, events.Warm):
+    elif isinstance(event, events.CaughtUp):
         if slot.state == "ready":
-            draft.set(worker, "ready", warm=event.generation)
+            draft.set(worker, "ready", caught_up_generation=event.generation)
     elif isinstance(event, events.Formed):
         _note_formed(draft, worker, event.generation)
     elif isinstance(event, events.Raised):
@@ -115,15 +122,15 @@ def _on_exit(draft: Draft, exited: events.Exited, slot: Slot) -> None:
 
 def _note_crash(draft: Draft, worker: str, slot: Slot, exited: events.Exited) -> None:
     rules, membership = draft.membership.rules, draft.membership
-    proved = draft.now_s - slot.born_s > rules.steady_s
+    proved = draft.now_s - slot.started_s > rules.backoff_reset_s
     pause_s = rules.backoff_s if proved or not slot.backoff_s else slot.backoff_s
     draft.set(worker, not_before_s=draft.now_s + pause_s, backoff_s=min(2 * pause_s, _LONGEST_BACKOFF_S))
     host = host_of(worker)
     recent = [at_s for at_s in membership.failures.get(host, ()) if draft.now_s - at_s <= rules.failure_window_s]
     recent.append(draft.now_s)
     if len(recent) >= rules.host_failures:
-        draft.change(aside={**membership.aside, host: draft.now_s + rules.cooldown_s})
-        draft.act(events.SetAside(host, rules.cooldown_s, exited.how))
+        draft.change(quarantined={**membership.quarantined, host: draft.now_s + rules.cooldown_s})
+        draft.act(events.QuarantineHost(host, rules.cooldown_s, exited.how))
         recent = []
     draft.change(failures={**membership.failures, host: tuple(recent)})
     if slot.state == "starting" and membership.world.generation == 0:
@@ -136,7 +143,7 @@ def _note_startup_failure(draft: Draft, exited: events.Exited) -> None:
     """Nothing has ever trained. When nobody gets to the training function, nobody will."""
     rules, worker, how = draft.membership.rules, exited.worker, exited.how
     if not exited.began and not rules.hosts_are_fixed:
-        return  # it is set aside; one that has just been switched on lets nobody in yet
+        return  # it is quarantined; one that has just been switched on lets nobody in yet
     if exited.clean and not draft.membership.having("ready"):
         draft.end(1, f"{worker} ended with exit code 0 without a call of its training function; {HOW_TO_TRAIN}")
         return

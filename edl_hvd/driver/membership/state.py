@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from edl_hvd.driver.membership.events import End
 from edl_hvd.hosts import HostSlots
+from edl_hvd.json_values import formerly
 
 LIVE = ("starting", "ready", "member", "failing", "dismissed", "dying")
 
@@ -32,18 +33,18 @@ class Rules:
         min_np: Workers that every later world needs.
         max_np: Most workers of a world.
         spares: Warm workers kept ready beside it.
-        settle_s: Time that a newcomer which could join waits for others that are starting, to join together.
-        leave_s: Time before the end of a host that is to go at which its workers leave.
+        last_call_timeout_s: Time that a newcomer which could join waits for others that are starting, to join together.
+        drain_lead_s: Time before the end of a host that is to go at which its workers leave.
         follow_s: Longest time for a newcomer to catch up; after it, it joins while the others wait.
         start_s: Longest start of a worker, from its process to its first readiness.
         regroup_s: Longest time for members to leave a broken world, or to form a new one.
-        farewell_s: Longest time for a worker that was asked to exit to end; it may write a checkpoint.
+        shutdown_timeout_s: Longest time for a worker that was asked to exit to end; it may write a checkpoint.
         elastic_timeout_s: Longest time without a world.
         removal_notice_s: How long a worker may stay on a host that discovery no longer lists, when nobody
             else holds the state.
         backoff_s: Pause before a crashed worker is started again; doubles with each crash, up to a minute.
-        steady_s: Time after which a running worker has proved itself: its slot's pause starts small again.
-        host_failures: Crashes within ``failure_window_s`` after which a host is set aside for ``cooldown_s``.
+        backoff_reset_s: Time after which a running worker has proved itself: its slot's pause starts small again.
+        host_failures: Crashes within ``failure_window_s`` after which a host is quarantined for ``cooldown_s``.
         same_error_limit: Times the same error at the same step is met before it counts as the script's.
         reset_limit: Most worlds after the first, or ``None``.
         hosts_are_fixed: There will never be others than those that were named.
@@ -53,9 +54,9 @@ class Rules:
     min_np: int
     max_np: int
     spares: int = 0
-    settle_s: float = 0.5
+    last_call_timeout_s: float = field(default=0.5, metadata=formerly("settle_s"))
     # Hosts of one scale-up come within a second of each other; waiting costs nobody anything, they train on.
-    leave_s: float = 10.0
+    drain_lead_s: float = field(default=10.0, metadata=formerly("leave_s"))
     # The next commit takes a step; a host that goes before it costs no more than one that nobody announced.
     follow_s: float = 600.0
     # Some hundred gigabytes over a slow network.
@@ -63,14 +64,14 @@ class Rules:
     # Reading an image folder of a million files over a network takes minutes.
     regroup_s: float = 60.0
     # Twice Gloo's timeout, within which Horovod lets go of anything.
-    farewell_s: float = 600.0
+    shutdown_timeout_s: float = field(default=600.0, metadata=formerly("farewell_s"))
     # A last checkpoint of some gigabytes over a slow network.
     elastic_timeout_s: float = 600.0
     # Horovod's own default.
     removal_notice_s: float = 60.0
     # A worker's start; the host is often dead already, which its processes show by themselves.
     backoff_s: float = 1.0
-    steady_s: float = 60.0
+    backoff_reset_s: float = field(default=60.0, metadata=formerly("steady_s"))
     host_failures: int = 3
     failure_window_s: float = 600.0
     cooldown_s: float = 60.0
@@ -85,12 +86,12 @@ class Slot:
 
     Attributes:
         state: "empty" or one of ``LIVE``.
-        life: Counts the processes of the slot.
+        incarnation: Counts the processes of the slot.
         since_s: When the state was entered.
-        born_s: When the process was started.
+        started_s: When the process was started.
         step: What it held when it last was ready.
-        follows: Generation of the world whose state it was told to take over; 0 for none.
-        warm: Generation of the world with which it has caught up; 0 for none.
+        learning_generation: Generation of the world whose state it was told to take over; 0 for none.
+        caught_up_generation: Generation of the world with which it has caught up; 0 for none.
         done: Its training function returned.
         raised: Step and error of its training function, or ``None``.
         not_before_s: No new process before this moment.
@@ -98,12 +99,12 @@ class Slot:
     """
 
     state: str = "empty"
-    life: int = 0
+    incarnation: int = 0
     since_s: float = 0.0
-    born_s: float = 0.0
+    started_s: float = 0.0
     step: int = -1
-    follows: int = 0
-    warm: int = 0
+    learning_generation: int = 0
+    caught_up_generation: int = 0
     done: bool = False
     raised: tuple[int, str] | None = None
     not_before_s: float = 0.0
@@ -128,13 +129,13 @@ class Membership:
     Attributes:
         rules: What the user allows.
         hosts: The trusted list.
-        unfit: Hosts of it that were looked at and found too bad to have workers.
+        failed_preflight: Hosts of it that were looked at and found too bad to have workers.
         slots: By worker name, in the order in which they were first seen.
         world: The last one published.
         drains: What is to be left (host or worker), and until when.
-        stays: How long workers of these may stay all the same, as long as there are others.
+        deferred_drains: How long workers of these may stay all the same, as long as there are others.
         failures: Moments of the crashes of each host.
-        aside: Hosts set aside, and until when.
+        quarantined: Quarantined hosts, and until when.
         startup_failures: Workers that ended before they were ready, or could not be started on hosts that are fixed,
             while there was no world yet.
         repeated: Step and error met last, and who met it.
@@ -145,13 +146,13 @@ class Membership:
 
     rules: Rules
     hosts: tuple[HostSlots, ...] = ()
-    unfit: tuple[str, ...] = ()
+    failed_preflight: tuple[str, ...] = ()
     slots: Mapping[str, Slot] = field(default_factory=dict)
     world: World = field(default_factory=World)
     drains: Mapping[str, float] = field(default_factory=dict)
-    stays: Mapping[str, float] = field(default_factory=dict)
+    deferred_drains: Mapping[str, float] = field(default_factory=dict)
     failures: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    aside: Mapping[str, float] = field(default_factory=dict)
+    quarantined: Mapping[str, float] = field(default_factory=dict)
     startup_failures: int = 0
     repeated: tuple[int, str, tuple[str, ...]] = (-1, "", ())
     below_min_since_s: float | None = None
@@ -165,23 +166,23 @@ class Membership:
     def wanted(self, now_s: float) -> list[str]:
         """Slots that may have a worker: on listed hosts that are fit and not left.
 
-        On one that is set aside, or is to go and stays while there are others, those that have one.
+        On one that is quarantined, or is to go and stays while there are others, those that have one.
         """
-        if not (self.unfit or self.drains or self.aside):
+        if not (self.failed_preflight or self.drains or self.quarantined):
             return [f"{entry.host}:{number}" for entry in self.hosts for number in range(entry.slots)]
         named = [
             (f"{entry.host}:{number}", entry.host)
             for entry in self.hosts
-            if entry.host not in self.unfit
+            if entry.host not in self.failed_preflight
             for number in range(entry.slots)
         ]
         wanted = {
             worker
             for worker, host in named
             if host not in self.drains and worker not in self.drains
-            if self.aside.get(host, now_s) <= now_s or worker in self.having("starting", "ready", "member")
+            if self.quarantined.get(host, now_s) <= now_s or worker in self.having("starting", "ready", "member")
         }
-        if self.stays and not wanted.isdisjoint(self.having("member")):
+        if self.deferred_drains and not wanted.isdisjoint(self.having("member")):
             wanted.update(worker for worker in self.having("ready", "member") if self.stays_until_s(worker) > now_s)
         return [worker for worker, _ in named if worker in wanted]
 
@@ -192,7 +193,7 @@ class Membership:
     def stays_until_s(self, worker: str) -> float:
         """How long it may stay although it is to go; minus infinity if it may not, or is not to go."""
         targets = [target for target in (worker, host_of(worker)) if target in self.drains]
-        return min((self.stays.get(target, -math.inf) for target in targets), default=-math.inf)
+        return min((self.deferred_drains.get(target, -math.inf) for target in targets), default=-math.inf)
 
 
 def host_of(worker: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
-from edl_hvd.driver.preflight.examination import Verdict
+from edl_hvd.driver.preflight.preflight import PreflightResult
 from edl_hvd.hosts import HostSlots
 from edl_hvd.preflight.measured import Findings
 
@@ -19,12 +19,12 @@ RETRY_S = 15.0
 # A host that did not answer is starting up, more often than not.
 _NAMED = 5
 
-Look: TypeAlias = Callable[[Sequence[HostSlots], Sequence[Findings]], Awaitable[Sequence[Verdict]]]
+Look: TypeAlias = Callable[[Sequence[HostSlots], Sequence[Findings]], Awaitable[Sequence[PreflightResult]]]
 Passed: TypeAlias = Callable[[tuple[HostSlots, ...], tuple[str, ...]], None]
 
 
 @dataclass(frozen=True)
-class Aside:
+class Rejection:
     """Why a host is left out, and until when on the gate's clock."""
 
     fault: str
@@ -38,7 +38,7 @@ class Gate:
     is in until discovery lists it no more; it is looked at anew should it come back.
 
     Args:
-        look: Looks at hosts, given what is known of those that are in; see ``Examination.look``.
+        look: Looks at hosts, given what is known of those that are in; see ``Preflight.look``.
         passed: Told the hosts that were looked at, and which of these are left out, whenever that changes.
         note: Gets a sentence for people.
         clock: Tells the time.
@@ -57,31 +57,33 @@ class Gate:
         self._clock = clock
         self._listed: tuple[HostSlots, ...] = ()
         self._known: dict[str, Findings] = {}
-        self._aside: dict[str, Aside] = {}
+        self._rejected: dict[str, Rejection] = {}
         self._looking: asyncio.Task[None] | None = None
         self._again: asyncio.TimerHandle | None = None
         self._told: tuple[tuple[HostSlots, ...], tuple[str, ...]] = ((), ())
 
     @property
-    def aside(self) -> Mapping[str, tuple[str, float]]:
+    def rejected(self) -> Mapping[str, tuple[str, float]]:
         """Hosts that are left out: why, and for how many more seconds."""
         now_s = self._clock.monotonic_s()
-        return {host: (one.fault, max(0.0, one.until_s - now_s)) for host, one in self._aside.items()}
+        return {host: (one.fault, max(0.0, one.until_s - now_s)) for host, one in self._rejected.items()}
 
     def found(self, hosts: tuple[HostSlots, ...]) -> None:
         """These are the hosts that discovery lists now."""
         self._listed = hosts
         here = {entry.host for entry in hosts}
         self._known = {host: findings for host, findings in self._known.items() if host in here}
-        self._aside = {host: one for host, one in self._aside.items() if host in here}
+        self._rejected = {host: one for host, one in self._rejected.items() if host in here}
         self._tell()
         self._begin()
 
-    def going(self, host: str, left_s: float) -> bool:
+    def on_preemption_notice(self, host: str, left_s: float) -> bool:
         """Note that a host will be gone in ``left_s`` seconds; false if it has passed: the job deals with it."""
         if host in self._known:
             return False
-        self._aside[host] = Aside(f"it is to go in {left_s:.0f} s", self._clock.monotonic_s() + max(left_s, AGAIN_S))
+        self._rejected[host] = Rejection(
+            f"it is to go in {left_s:.0f} s", self._clock.monotonic_s() + max(left_s, AGAIN_S)
+        )
         return True
 
     async def close(self) -> None:
@@ -95,7 +97,7 @@ class Gate:
                 await looking
 
     def _tell(self) -> None:
-        looked_at = tuple(entry for entry in self._listed if entry.host in self._known or entry.host in self._aside)
+        looked_at = tuple(entry for entry in self._listed if entry.host in self._known or entry.host in self._rejected)
         told = looked_at, tuple(entry.host for entry in looked_at if entry.host not in self._known)
         if told != self._told:
             self._told = told
@@ -112,36 +114,36 @@ class Gate:
             self._again = None
         if new:
             self._looking = asyncio.get_running_loop().create_task(self._let_in(new))
-        elif self._aside:
-            next_s = min(one.until_s for one in self._aside.values()) - now_s
+        elif self._rejected:
+            next_s = min(one.until_s for one in self._rejected.values()) - now_s
             self._again = asyncio.get_running_loop().call_later(next_s + 0.01, self._begin)
 
     def _waits(self, host: str, now_s: float) -> bool:
-        return host in self._aside and now_s < self._aside[host].until_s
+        return host in self._rejected and now_s < self._rejected[host].until_s
 
     async def _let_in(self, new: Sequence[HostSlots]) -> None:
         names = ", ".join(entry.host for entry in new[:_NAMED]) + (", ..." if len(new) > _NAMED else "")
         self._note(f"measuring {len(new)} new host{'s' * (len(new) > 1)}: {names}")
         try:
-            verdicts = await self._look(new, tuple(self._known.values()))
+            results = await self._look(new, tuple(self._known.values()))
         except Exception as error:  # whatever it is, the hosts are looked at again, and nobody waits for ever
             fault = f"it could not be measured: {type(error).__name__}: {error}"
-            verdicts = [Verdict(Findings(entry.host, entry.slots), fault) for entry in new]
+            results = [PreflightResult(Findings(entry.host, entry.slots), fault) for entry in new]
         now_s = self._clock.monotonic_s()
         here = {entry.host for entry in self._listed}
-        for verdict in verdicts:
-            host = verdict.findings.host
+        for result in results:
+            host = result.findings.host
             if host not in here or self._waits(host, now_s):  # it has got its notice meanwhile
                 continue
-            before = self._aside.pop(host, None)
-            if not verdict.fault:
-                self._known[host] = verdict.findings
-                self._note(f"{host} passed the preflight: {describe(verdict.findings)}")
+            before = self._rejected.pop(host, None)
+            if not result.fault:
+                self._known[host] = result.findings
+                self._note(f"{host} passed the preflight: {describe(result.findings)}")
                 continue
-            pause_s = AGAIN_S if verdict.answered else RETRY_S
-            self._aside[host] = Aside(verdict.fault, now_s + pause_s)
-            if before is None or before.fault != verdict.fault:
-                self._note(f"{host} gets no workers: {verdict.fault}; it is looked at again in {pause_s:.0f} s")
+            pause_s = AGAIN_S if result.answered else RETRY_S
+            self._rejected[host] = Rejection(result.fault, now_s + pause_s)
+            if before is None or before.fault != result.fault:
+                self._note(f"{host} gets no workers: {result.fault}; it is looked at again in {pause_s:.0f} s")
         self._looking = None
         self._tell()
         self._begin()

@@ -69,7 +69,7 @@ class Hung:
     """A worker that is to be given up. ``reason`` is for people, and lacks only where it stands."""
 
     worker: str
-    life: int
+    incarnation: int
     reason: str
 
 
@@ -94,7 +94,7 @@ class _Seen:
         measured: Whether that was in a phase that has been measured.
     """
 
-    life: int
+    incarnation: int
     beat: Beat
     heard_s: float
     stuck_s: float
@@ -118,7 +118,7 @@ class _Waits:
         """How long they have waited for a worker that has completed ``calls`` calls."""
         return max((seconds for own, seconds in self._longest_s.items() if own >= calls), default=0.0)
 
-    def supposed(self, beat: Beat) -> Beat:
+    def estimated(self, beat: Beat) -> Beat:
         """What a silent worker would say now, as far as they show it."""
         ahead = any(calls > beat.waits for calls in self._longest_s)
         steps = max(self._step - beat.step, 0)
@@ -126,7 +126,7 @@ class _Waits:
         return replace(beat, phase=phase, step=beat.step + steps, steps=beat.steps + steps)
 
 
-class ProgressWatch:
+class HangDetector:
     """Over all workers of a job. Pure: time is an argument, in seconds, and never goes back.
 
     Args:
@@ -145,12 +145,12 @@ class ProgressWatch:
         self._longest_silence_s = 0.0
         self._warned: set[tuple[object, ...]] = set()
 
-    def heard(self, worker: str, life: int, beat: Beat, now_s: float) -> None:
+    def heard(self, worker: str, incarnation: int, beat: Beat, now_s: float) -> None:
         """A worker has said what it is doing."""
         self._note_pause(now_s)
         before = self._seen.get(worker)
-        if before is None or before.life != life:
-            self._seen[worker] = _Seen(life, beat, now_s, 0.0)
+        if before is None or before.incarnation != incarnation:
+            self._seen[worker] = _Seen(incarnation, beat, now_s, 0.0)
             return
         gap_s = now_s - before.heard_s
         if before.heard_s >= self._woke_s:
@@ -160,7 +160,7 @@ class ProgressWatch:
         still_s = before.still_s if stays and beat.collective == before.beat.collective else 0.0
         stuck_s = min(beat.phase_s, known_s + min(gap_s, _FRESH_S))
         still_s = min(stuck_s, still_s + min(gap_s, _FRESH_S))
-        self._seen[worker] = _Seen(life, beat, now_s, stuck_s, still_s, before.lag_s, before.measured)
+        self._seen[worker] = _Seen(incarnation, beat, now_s, stuck_s, still_s, before.lag_s, before.measured)
 
     def ends(self, worker: str) -> None:
         """Its process has ended."""
@@ -198,16 +198,16 @@ class ProgressWatch:
             if worker in waiting:
                 self._note_lag(seen, 0.0, measured=True)
             elif worker in fresh or worker in silent:
-                mute = worker not in fresh
-                beat = waits.supposed(seen.beat) if mute else seen.beat
-                lag_s = min(silent[worker] if mute else seen.stuck_s, waits.longest_s(seen.beat.waits))
+                is_silent = worker not in fresh
+                beat = waits.estimated(seen.beat) if is_silent else seen.beat
+                lag_s = min(silent[worker] if is_silent else seen.stuck_s, waits.longest_s(seen.beat.waits))
                 self._note_lag(seen, lag_s, _is_measured(beat))
-                if lag_s > self._bound_s(beat, slowest_s, mute, now_s):
-                    late.append((lag_s, Hung(worker, seen.life, _reason(beat, lag_s, slowest_s, mute))))
+                if lag_s > self._bound_s(beat, slowest_s, is_silent, now_s):
+                    late.append((lag_s, Hung(worker, seen.incarnation, _reason(beat, lag_s, slowest_s, is_silent))))
                 if lag_s > self._patience_s(beat):
-                    doing = "it says nothing, although its process runs" if mute else _doing(beat)
+                    doing = "it says nothing, although its process runs" if is_silent else _doing(beat)
                     text = f"the others have waited {lag_s:.0f} s for {worker}: {doing}"
-                    warnings += self._once(text, (worker, seen.life, *_place(seen.beat)))
+                    warnings += self._once(text, (worker, seen.incarnation, *_place(seen.beat)))
         standstill = self._standstill(generation, present) if waiting == set(names) and len(names) > 1 else None
         least_s = _UNMEASURED_S if 2 * len(late) > len(names) else 0.0
         return Findings(tuple(hung for lag_s, hung in late if lag_s > least_s), tuple(warnings), standstill)
@@ -244,8 +244,8 @@ class ProgressWatch:
             return None
         step = max(seen.beat.step for seen in present.values())
         places = {worker: (seen.beat.waits, seen.beat.collective) for worker, seen in present.items()}
-        lives = {worker: seen.life for worker, seen in present.items()}
-        return Standstill(generation, step, places, lives, together_s)
+        incarnations = {worker: seen.incarnation for worker, seen in present.items()}
+        return Standstill(generation, step, places, incarnations, together_s)
 
     def _once(self, text: str, about: tuple[object, ...]) -> list[str]:
         if about in self._warned:

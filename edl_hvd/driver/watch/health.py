@@ -1,6 +1,6 @@
 """How the workers of a job fare: which are stopped, silent, hung or slow, and what follows from it.
 
-The judgements are those of ``pulse.py``, ``hangs.py`` and ``stragglers.py``; here they meet the processes. A
+The judgements are those of ``heartbeats.py``, ``hangs.py`` and ``stragglers.py``; here they meet the processes. A
 worker that is to be given up shows its stack first, which puts its end off by a second at most.
 """
 
@@ -17,8 +17,8 @@ from edl_hvd.deadlock import describe_deadlock, describe_standstill, is_deadlock
 from edl_hvd.driver.membership.events import Deadlocked, Lost
 from edl_hvd.driver.membership.intake import HOW_TO_TRAIN
 from edl_hvd.driver.membership.state import Membership
-from edl_hvd.driver.watch.hangs import Hung, ProgressWatch
-from edl_hvd.driver.watch.pulse import Pulse
+from edl_hvd.driver.watch.hangs import HangDetector, Hung
+from edl_hvd.driver.watch.heartbeats import HeartbeatMonitor
 from edl_hvd.driver.watch.standstill import Inquiry, Standstill
 from edl_hvd.driver.watch.stragglers import Stragglers
 from edl_hvd.driver.workers.stacks import place_in
@@ -41,15 +41,15 @@ class Process(Protocol):
 
 
 @dataclass
-class _Patient:
-    life: int
+class _MonitoredWorker:
+    incarnation: int
     process: Process
     pid: int = 0  # as the worker says itself
-    examination: asyncio.Task[None] | None = None  # one that is through is the last
+    confirmation: asyncio.Task[None] | None = None  # one that is through is the last
 
 
 @dataclass(frozen=True)
-class _Finding:
+class _Verdict:
     """What is wrong with a worker: "stopped", "unheard" or "hung", and the reason for people."""
 
     what: str
@@ -84,40 +84,40 @@ class Health:
         self._lost = lost
         self._notice = notice
         self._slow = slow
-        self._pulse = Pulse(clock)
+        self._heartbeats = HeartbeatMonitor(clock)
         self._deadlocked = deadlocked
         self._ask = ask
         self._inquiry: Inquiry | None = None
         self._explained: Standstill | None = None  # people have been told
-        self._watch = ProgressWatch(clock.monotonic_s(), collective_timeout_s)
+        self._watch = HangDetector(clock.monotonic_s(), collective_timeout_s)
         self._stragglers = Stragglers()
-        self._patients: dict[str, _Patient] = {}
+        self._monitored: dict[str, _MonitoredWorker] = {}
         self._hung: tuple[Hung, ...] = ()
         self._judged_s = clock.monotonic_s()
-        self._found: dict[str, _Finding] = {}  # at the last look
+        self._found: dict[str, _Verdict] = {}  # at the last look
         self._began_s: float | None = None  # the first process
         self._has_trained = False  # or people have been told that nobody does
 
-    def begins(self, worker: str, life: int, process: Process) -> None:
+    def begins(self, worker: str, incarnation: int, process: Process) -> None:
         """A process was started."""
         if self._began_s is None:
             self._began_s = self._clock.monotonic_s()
-        patient = self._patients[worker] = _Patient(life, process)
-        self._pulse.begins(worker, life, lambda answer: process.ask_state(patient.pid, answer))
+        monitored = self._monitored[worker] = _MonitoredWorker(incarnation, process)
+        self._heartbeats.begins(worker, incarnation, lambda answer: process.ask_state(monitored.pid, answer))
 
-    def heard(self, worker: str, life: int) -> None:
+    def heard(self, worker: str, incarnation: int) -> None:
         """It has said something."""
-        self._pulse.felt(worker, life)
+        self._heartbeats.on_heartbeat(worker, incarnation)
 
-    def beat(self, worker: str, life: int, beat: Beat, membership: Membership) -> None:
+    def beat(self, worker: str, incarnation: int, beat: Beat, membership: Membership) -> None:
         """It has said what it is doing."""
-        patient = self._patients.get(worker)
-        if patient is None or patient.life != life:
+        monitored = self._monitored.get(worker)
+        if monitored is None or monitored.incarnation != incarnation:
             return
-        patient.pid = beat.pid
-        if patient.examination is not None:
+        monitored.pid = beat.pid
+        if monitored.confirmation is not None:
             self._judged_s = float("-inf")  # at once: it may save its life
-        self._watch.heard(worker, life, beat, self._clock.monotonic_s())
+        self._watch.heard(worker, incarnation, beat, self._clock.monotonic_s())
         world = membership.world
         for slow in self._stragglers.heard(worker, beat, world.generation, len(world.members)):
             times = slow.compute_s / slow.median_s if slow.median_s else float("inf")
@@ -129,9 +129,9 @@ class Health:
 
     def ends(self, worker: str) -> None:
         """Its process has ended."""
-        self._pulse.ends(worker)
+        self._heartbeats.ends(worker)
         self._watch.ends(worker)
-        self._patients.pop(worker, None)
+        self._monitored.pop(worker, None)
 
     def _note_late_start(self, membership: Membership, now_s: float) -> None:
         if self._has_trained or self._began_s is None or now_s - self._began_s < _LATE_START_S:
@@ -149,24 +149,26 @@ class Health:
         self._note_late_start(membership, now_s)
         if now_s - self._judged_s >= _JUDGE_EVERY_S:
             self._judged_s, self._hung = now_s, self._judge(membership)
-        found: dict[str, _Finding] = {}
+        found: dict[str, _Verdict] = {}
         for hung in self._hung:
-            if hung.worker in self._patients and self._patients[hung.worker].life == hung.life:
-                found[hung.worker] = _Finding("hung", hung.reason)
-        for worker, stopped, reason in self._pulse.lost():
-            found[worker] = _Finding("stopped" if stopped else "unheard", reason)
+            if hung.worker in self._monitored and self._monitored[hung.worker].incarnation == hung.incarnation:
+                found[hung.worker] = _Verdict("hung", hung.reason)
+        for worker, stopped, reason in self._heartbeats.lost():
+            found[worker] = _Verdict("stopped" if stopped else "unheard", reason)
         self._found = found
         for worker in found:
-            patient = self._patients[worker]
-            if patient.examination is None:
-                patient.examination = asyncio.get_running_loop().create_task(self._examine(worker, patient))
+            monitored = self._monitored[worker]
+            if monitored.confirmation is None:
+                monitored.confirmation = asyncio.get_running_loop().create_task(
+                    self._confirm_and_kill(worker, monitored)
+                )
 
     def _judge(self, membership: Membership) -> tuple[Hung, ...]:
         world = membership.world
         if world.phase not in ("running", "changing"):
             return ()  # the membership has bounds of its own for forming and leaving a world
         members = [worker for worker in world.members if membership.slots[worker].state == "member"]
-        findings = self._watch.look(world.generation, members, self._pulse.silent(), self._clock.monotonic_s())
+        findings = self._watch.look(world.generation, members, self._heartbeats.silent(), self._clock.monotonic_s())
         for warning in findings.warnings:
             self._notice(warning)
         # Once one has left, the membership sees to it that the others follow.
@@ -187,36 +189,36 @@ class Health:
         for worker in standstill.places:
             self._ask(worker, standstill.generation, standstill.collectives)
 
-    def answered(self, worker: str, life: int, answer: Waits) -> None:
+    def answered(self, worker: str, incarnation: int, answer: Waits) -> None:
         """A worker has said what it waits for, and where."""
         inquiry = self._inquiry
         if inquiry is None:
             return  # too late: somebody has moved
-        inquiry.take(worker, life, answer)
+        inquiry.take(worker, incarnation, answer)
         if not inquiry.is_complete:
             return
         still, self._inquiry, self._explained = inquiry.standstill, None, inquiry.standstill
         if is_deadlock(inquiry.waiting):
             self._notice(inquiry.stacks)
-            self._deadlocked(Deadlocked(still.generation, describe_deadlock(inquiry.waiting, still.seconds)))
+            self._deadlocked(Deadlocked(still.generation, describe_deadlock(inquiry.waiting, still.duration_s)))
         else:
-            self._notice(describe_standstill(inquiry.waiting, still.seconds, still.step))
+            self._notice(describe_standstill(inquiry.waiting, still.duration_s, still.step))
 
-    async def _examine(self, worker: str, patient: _Patient) -> None:
+    async def _confirm_and_kill(self, worker: str, monitored: _MonitoredWorker) -> None:
         """Give a worker up, unless it moves again while its stack is looked at."""
         before = self._found[worker]
         lines: list[str] = []
         if before.what != "unheard":
             with suppress(OSError):
-                lines = await patient.process.stack(patient.pid, stopped=before.what == "stopped")
-        if self._patients.get(worker) is not patient:
+                lines = await monitored.process.stack(monitored.pid, stopped=before.what == "stopped")
+        if self._monitored.get(worker) is not monitored:
             return  # it has ended meanwhile
         found = self._found.get(worker)
         if found is None:
-            patient.examination = None
+            monitored.confirmation = None
             self._notice(f"{worker} was about to be ended ({before.reason}), but it moves again")
             return
         if found.what == "hung":
             self._watch.gave_up(self._clock.monotonic_s())
         place = place_in(lines)
-        self._lost(Lost(worker, patient.life, f"{found.reason}; at {place}" if place else found.reason))
+        self._lost(Lost(worker, monitored.incarnation, f"{found.reason}; at {place}" if place else found.reason))

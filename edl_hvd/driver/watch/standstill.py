@@ -17,15 +17,15 @@ class Standstill:
         generation: Of the world.
         step: Of the training.
         places: By worker, in rank order: the calls that it has come through, and the collective that it waits for.
-        lives: By worker, which of its processes said so.
-        seconds: For how long this is so.
+        incarnations: By worker, which of its processes said so.
+        duration_s: For how long this is so.
     """
 
     generation: int
     step: int
     places: Mapping[str, tuple[int, str]]
-    lives: Mapping[str, int]
-    seconds: float
+    incarnations: Mapping[str, int]
+    duration_s: float
 
     @property
     def collectives(self) -> list[str]:
@@ -34,7 +34,7 @@ class Standstill:
 
     def is_still(self, other: Standstill) -> bool:
         """Nobody has moved from this one to the other."""
-        return (self.generation, self.places, self.lives) == (other.generation, other.places, other.lives)
+        return (self.generation, self.places, self.incarnations) == (other.generation, other.places, other.incarnations)
 
 
 class Inquiry:
@@ -50,12 +50,12 @@ class Inquiry:
         self.asked_s = asked_s
         self._answers: dict[str, Waits] = {}
 
-    def take(self, worker: str, life: int, answer: Waits) -> None:
+    def take(self, worker: str, incarnation: int, answer: Waits) -> None:
         """A worker has answered. What it says of another place than it was asked for does not count."""
         still = self.standstill
         if (
             answer.generation == still.generation
-            and still.lives.get(worker) == life
+            and still.incarnations.get(worker) == incarnation
             and still.places[worker] == (answer.waits, answer.collective)
             and len(answer.started) == len(still.collectives)
         ):

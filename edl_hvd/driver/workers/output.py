@@ -1,4 +1,4 @@
-"""What a child writes, line by line, and no longer than the child lives."""
+"""What a child writes: line by line, no longer than the child lives; and kept in files, if the user wants it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
 
 _LONGEST_LINE_BYTES = 64 * 1024
 # A progress bar without newlines, or binary junk, must not fill the driver's memory.
@@ -105,6 +108,40 @@ class Output:
             end.cancel()
         for pipe in self._pipes:
             pipe.close()
+
+
+class OutputFiles:
+    """What workers print, in ``<folder>/<worker>/stdout`` and ``stderr``.
+
+    It appends, so that a worker that comes back in its slot does not erase what the one before has said.
+
+    Args:
+        folder: Where, or ``None`` to keep nothing.
+    """
+
+    def __init__(self, folder: str | None) -> None:
+        self._folder = None if folder is None else Path(folder)
+        self._files: dict[tuple[str, str], BinaryIO] = {}
+
+    def write(self, worker: str, stream: str, line: bytes) -> None:
+        """Keep one line."""
+        if self._folder is None:
+            return
+        file = self._files.get((worker, stream))
+        if file is None:
+            folder = self._folder / f"worker.{worker.replace(':', '.')}"
+            folder.mkdir(parents=True, exist_ok=True)
+            file = self._files[worker, stream] = open(folder / stream, "ab", buffering=0)  # noqa: SIM115  # stays open
+        file.write(line)
+
+    def __enter__(self) -> OutputFiles:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for file in self._files.values():
+            file.close()
 
 
 class _Pipe:

@@ -6,9 +6,8 @@ import asyncio
 import signal
 from collections.abc import Callable
 
-from edl_hvd.driver.workers.exits import Exit
 from edl_hvd.driver.workers.output import Output
-from edl_hvd.driver.workers.process import Transcript, WorkerProcess, signal_group
+from edl_hvd.driver.workers.process import Exit, Transcript, WorkerProcess, signal_group
 from edl_hvd.driver.workers.ssh import Supervisor
 
 _CUT_AFTER_S = 4.0

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from edl_hvd.driver.workers.exits import Exit
+from edl_hvd.driver.workers.process import Exit
 from edl_hvd.errors import UsageError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

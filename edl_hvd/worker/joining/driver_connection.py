@@ -86,7 +86,7 @@ class DriverConnection:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * _UNANSWERED_S))
-        self.send(protocol.Hello(driver.token, driver.worker, driver.life))
+        self.send(protocol.Hello(driver.token, driver.worker, driver.incarnation))
         threading.Thread(target=self._read, name="edl-driver", daemon=True).start()
         threading.Thread(target=self._send_heartbeats, name="edl-heartbeat", daemon=True).start()
         atexit.register(self._send_last_heartbeat, os.getpid())

@@ -178,7 +178,7 @@ class HorovodRendezvous:
         """Wait for the others; ``None`` if one of them did not come, or left."""
         # The stock elastic launcher does not tell that a starting worker died; asking it again does. A
         # static launcher ends everybody in that case, so there it is enough to wait.
-        barrier_timeout_s = self._settings.meet_timeout_s if self.elastic else self._settings.elastic_timeout_s
+        barrier_timeout_s = self._settings.join_timeout_s if self.elastic else self._settings.elastic_timeout_s
         if assignment.rank == 0:
             self._store = KeyValueStore(self._address, token=secrets.token_hex(16))
             self._publish(asdict(self._store.place))

@@ -35,7 +35,7 @@ class SoloRendezvous:
 
     def join(self, known_step: int, held_step: int, transfer: StateTransfer | None = None) -> RendezvousInfo:
         if self._sigterm_s is not None:
-            remaining_s = Settings.from_environment().grace_s - (time.monotonic() - self._sigterm_s)
+            remaining_s = Settings.from_environment().termination_grace_s - (time.monotonic() - self._sigterm_s)
             code = _KILLED_BY + signal.SIGTERM
             raise GracefulExit("SIGTERM came", code=code, save=True, remaining_s=remaining_s)
         if self._gone_at_s is not None:

@@ -60,7 +60,7 @@ class CheckpointManager:
         )
         self._writer = (
             CheckpointWriter(
-                self._storage, settings.keep, clock, keep_every=settings.keep_every, keep_best=settings.keep_best
+                self._storage, settings.keep_newest, clock, keep_every=settings.keep_every, keep_best=settings.keep_best
             )
             if self._storage
             else None
@@ -119,7 +119,7 @@ class CheckpointManager:
 
     def _cpu_throttle(self, workers: int) -> CpuThrottle:
         """What one of this host's workers may use of the processors to write beside its training."""
-        now_s, share = self._clock.monotonic_s(), self._settings.checkpoint_share
+        now_s, share = self._clock.monotonic_s(), self._settings.checkpoint_cpu_fraction
         since_s, self._begun_s = now_s - self._begun_s, now_s
         processors = share * len(os.sched_getaffinity(0)) / workers if share < 1 else None
         return CpuThrottle(processors, _SLOWEST * since_s, self._clock)
@@ -164,7 +164,7 @@ class CheckpointManager:
         for event in self._writer.poll() if self._writer is not None else ():
             if isinstance(event, CheckpointWritten):
                 self.written_step = progress.saved_step = event.step
-                self._bytes_per_s = event.size_bytes / max(event.seconds - event.held_s, 1e-3) / self._writers
+                self._bytes_per_s = event.size_bytes / max(event.duration_s - event.held_s, 1e-3) / self._writers
             if isinstance(event, CheckpointFailed):
                 logger.warning("checkpoint of step %d failed: %s", event.step, event.reason)
                 reason = event.reason

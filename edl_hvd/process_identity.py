@@ -14,7 +14,7 @@ def boot() -> str:
         return ""
 
 
-def numbering() -> str:
+def pid_namespace() -> str:
     """Names the set of processes that this process sees by their numbers: of this boot, and of this container.
 
     Empty where that is not known.
@@ -25,10 +25,10 @@ def numbering() -> str:
         return ""
 
 
-def mark_of(pid: int) -> str:
+def start_token(pid: int) -> str:
     """The boot and the moment at which this process was started; empty when there is no such process.
 
-    A number and a mark together name one process for good, over restarts of the machine too.
+    A number and a token together name one process for good, over restarts of the machine too.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -38,6 +38,6 @@ def mark_of(pid: int) -> str:
     return "" if state in "ZX" or not boot() else f"{boot()} {start}"
 
 
-def lives(pid: int, mark: str) -> bool:
-    """Whether the process that was given this mark is still there."""
-    return mark != "" and mark_of(pid) == mark
+def is_alive(pid: int, token: str) -> bool:
+    """Whether the process that has this start token is still there."""
+    return token != "" and start_token(pid) == token

@@ -1,4 +1,4 @@
-"""Which workers give signs of life. A silent one is stopped, cut off, or holds Python's lock in native code."""
+"""Which workers send heartbeats. A silent one is stopped, cut off, or holds Python's lock in native code."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _ENDED = frozenset("ZX")  # zombie, dead; what waits for its end is about to hea
 
 
 @dataclass
-class _Heart:
-    life: int
+class _WorkerHeartbeat:
+    incarnation: int
     ask: Ask
     last_s: float | None = None  # none before its first word: it may import for minutes
     known_s: float = 0.0  # when something was last known of it, from itself or its host
@@ -34,8 +34,8 @@ class _Heart:
     state: str = ""  # what was answered since its last word
 
 
-class Pulse:
-    """The signs of life of all workers.
+class HeartbeatMonitor:
+    """The heartbeats of all workers.
 
     Args:
         clock: Tells the time.
@@ -43,54 +43,54 @@ class Pulse:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._hearts: dict[str, _Heart] = {}
+        self._heartbeats: dict[str, _WorkerHeartbeat] = {}
         self._looked_s = clock.monotonic_s()
 
-    def begins(self, worker: str, life: int, ask: Ask) -> None:
+    def begins(self, worker: str, incarnation: int, ask: Ask) -> None:
         """A process was started."""
-        self._hearts[worker] = _Heart(life, ask)
+        self._heartbeats[worker] = _WorkerHeartbeat(incarnation, ask)
 
-    def felt(self, worker: str, life: int) -> None:
+    def on_heartbeat(self, worker: str, incarnation: int) -> None:
         """It has said something."""
-        heart = self._hearts.get(worker)
-        if heart is not None and heart.life == life:
-            heart.last_s = heart.known_s = self._clock.monotonic_s()
-            heart.state = ""
+        heartbeat = self._heartbeats.get(worker)
+        if heartbeat is not None and heartbeat.incarnation == incarnation:
+            heartbeat.last_s = heartbeat.known_s = self._clock.monotonic_s()
+            heartbeat.state = ""
 
     def ends(self, worker: str) -> None:
         """Its process has ended."""
-        self._hearts.pop(worker, None)
+        self._heartbeats.pop(worker, None)
 
     def lost(self) -> Iterator[tuple[str, bool, str]]:
         """Worker, whether its process is stopped, and the reason, of those to be given up. Asks what it misses."""
         now_s = self._clock.monotonic_s()
         slept, self._looked_s = now_s - self._looked_s > _OWN_PAUSE_S, now_s
-        for worker, heart in list(self._hearts.items()):
-            if heart.last_s is None:
+        for worker, heartbeat in list(self._heartbeats.items()):
+            if heartbeat.last_s is None:
                 continue
             if slept:
-                heart.last_s = heart.known_s = now_s
-                heart.state = ""
-            silent_s = now_s - heart.last_s
+                heartbeat.last_s = heartbeat.known_s = now_s
+                heartbeat.state = ""
+            silent_s = now_s - heartbeat.last_s
             if silent_s <= LOOK_AFTER_S:
                 continue
-            if now_s - max(heart.asked_s, heart.last_s) > _ASK_EVERY_S:
-                heart.asked_s = now_s
-                heart.ask(partial(self._take_answer, heart, heart.last_s))
-            if heart.state and heart.state in _STOPPED:
+            if now_s - max(heartbeat.asked_s, heartbeat.last_s) > _ASK_EVERY_S:
+                heartbeat.asked_s = now_s
+                heartbeat.ask(partial(self._take_answer, heartbeat, heartbeat.last_s))
+            if heartbeat.state and heartbeat.state in _STOPPED:
                 yield worker, True, f"its process is stopped, and said nothing for {silent_s:.0f} s"
-            elif now_s - heart.known_s > _UNKNOWN_S:
+            elif now_s - heartbeat.known_s > _UNKNOWN_S:
                 yield worker, False, f"it said nothing for {silent_s:.0f} s, and its host nothing of it"
 
     def silent(self) -> Mapping[str, float]:
         """For how many seconds those workers have said nothing whose process runs all the same."""
         now_s = self._clock.monotonic_s()
         return {
-            worker: now_s - heart.last_s
-            for worker, heart in self._hearts.items()
-            if heart.last_s is not None and heart.state and heart.state not in _STOPPED
+            worker: now_s - heartbeat.last_s
+            for worker, heartbeat in self._heartbeats.items()
+            if heartbeat.last_s is not None and heartbeat.state and heartbeat.state not in _STOPPED
         }
 
-    def _take_answer(self, heart: _Heart, asked_after_s: float, state: str) -> None:
-        if state and state not in _ENDED and heart.last_s == asked_after_s:  # else it has said something meanwhile
-            heart.state, heart.known_s = state, self._clock.monotonic_s()
+    def _take_answer(self, heartbeat: _WorkerHeartbeat, asked_after_s: float, state: str) -> None:
+        if state and state not in _ENDED and heartbeat.last_s == asked_after_s:  # else it has said something meanwhile
+            heartbeat.state, heartbeat.known_s = state, self._clock.monotonic_s()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias, TypeVar
 
 from edl_hvd.driver.control import Connected, Control, Unreachable
-from edl_hvd.driver.network import MeetingPlace, Network
+from edl_hvd.driver.network import Network, RendezvousEndpoint
 from edl_hvd.driver.workers.process import WorkerProcess
 from edl_hvd.errors import EdlHvdError
 from edl_hvd.hosts import HostSlots
@@ -21,7 +21,7 @@ from edl_hvd.preflight.messages import FROM_PROBE, FromProbe, Listening, Measure
 from edl_hvd.preflight.verdict import judge, pairs
 from edl_hvd.settings import Driver
 
-REFEREES = 2
+REFERENCE_HOSTS = 2
 # Hosts of the job that newcomers meet: one may be about to go, or busy.
 _FIRST_S, _LATE_S = 120.0, 60.0
 # Until the first answer, and for the others after it: Python and torch from a cold network disk take a minute; the
@@ -43,7 +43,7 @@ class Starter(Protocol):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PreflightResult:
     """What came of it.
 
     Attributes:
@@ -60,7 +60,7 @@ class Verdict:
         return self.findings.measured is not None
 
 
-class Examination:
+class Preflight:
     """How hosts are looked at.
 
     Args:
@@ -74,28 +74,28 @@ class Examination:
         self._network = network
         self._bound = bound
 
-    async def look(self, new: Sequence[HostSlots], known: Sequence[Findings]) -> list[Verdict]:
+    async def look(self, new: Sequence[HostSlots], known: Sequence[Findings]) -> list[PreflightResult]:
         """Look at these hosts. Leaves no process behind, also when it is cancelled.
 
         Args:
             new: The hosts.
             known: What was found of those that are in the job, the most trusted ones first.
         """
-        room = _Room(self._starter, self._network)
+        probes = _Probes(self._starter, self._network)
         try:
-            referees = [findings.host for findings in known[:REFEREES]]
-            await room.open()
-            found = await room.measure(new, referees)
+            reference_hosts = [findings.host for findings in known[:REFERENCE_HOSTS]]
+            await probes.open()
+            found = await probes.measure(new, reference_hosts)
             fair = [findings for findings in found if not self._judge(findings, [*found, *known])]
-            met = await room.meet([*referees, *(findings.host for findings in fair)])
+            met = await probes.meet([*reference_hosts, *(findings.host for findings in fair)])
         finally:
-            await room.close()
+            await probes.close()
         found = [_with_best(findings, met) if findings in fair else findings for findings in found]
         faults = {findings.host: self._judge(findings, [*found, *known]) for findings in found}
         # Who met nobody could be anybody: the one that is listed first stays, alone.
         if not known and fair and all(faults[findings.host] for findings in fair):
             faults[fair[0].host] = ""
-        return [Verdict(findings, faults[findings.host]) for findings in found]
+        return [PreflightResult(findings, faults[findings.host]) for findings in found]
 
     def _judge(self, findings: Findings, all_of_them: Iterable[Findings]) -> str:
         return judge(findings, [other for other in all_of_them if other.host != findings.host], self._bound)
@@ -109,15 +109,15 @@ def _with_best(findings: Findings, met: Mapping[str, Sequence[tuple[float, str]]
     return replace(findings, problem=problems[0] if problems else "")
 
 
-class _Room:
+class _Probes:
     """The processes of one look, and the connections to them."""
 
     def __init__(self, starter: Starter, network: Network) -> None:
         self._starter = starter
         self._network = network
         self._news: dict[str, asyncio.Queue[_News | str]] = {}
-        self._control = Control(self._knows, self._hear, FROM_PROBE)
-        self._lives: set[asyncio.Task[None]] = set()
+        self._control = Control(self._is_expected, self._on_message, FROM_PROBE)
+        self._tasks: set[asyncio.Task[None]] = set()
         self._processes: dict[str, WorkerProcess] = {}
         self._pair = 0
         self._port = 0
@@ -127,23 +127,23 @@ class _Room:
 
     async def close(self) -> None:
         self._control.close()
-        if not self._lives:
+        if not self._tasks:
             return
-        await asyncio.wait(self._lives, timeout=_END_S)
+        await asyncio.wait(self._tasks, timeout=_END_S)
         for process in self._processes.values():
             process.kill()
-        await asyncio.wait(self._lives, timeout=_KILL_S)
-        for life in self._lives:
-            life.cancel()
+        await asyncio.wait(self._tasks, timeout=_KILL_S)
+        for task in self._tasks:
+            task.cancel()
 
-    async def measure(self, hosts: Sequence[HostSlots], referees: Sequence[str]) -> list[Findings]:
-        """What each host says of itself. Referees have work to do: they are started, and not asked."""
-        for name in (*referees, *(entry.host for entry in hosts)):
+    async def measure(self, hosts: Sequence[HostSlots], reference_hosts: Sequence[str]) -> list[Findings]:
+        """What each host says of itself. Reference hosts have work to do: they are started, and not asked."""
+        for name in (*reference_hosts, *(entry.host for entry in hosts)):
             self._news[_worker(name)] = asyncio.Queue()
-            self._lives.add(asyncio.get_running_loop().create_task(self._live(_worker(name))))
+            self._tasks.add(asyncio.get_running_loop().create_task(self._run_process(_worker(name))))
         loop = asyncio.get_running_loop()
         asked = [loop.create_task(self._measure(entry)) for entry in hosts]
-        greeted = [loop.create_task(self._next(name, Connected, _FIRST_S)) for name in referees]
+        greeted = [loop.create_task(self._next(name, Connected, _FIRST_S)) for name in reference_hosts]
         try:
             await asyncio.wait(asked, timeout=_FIRST_S, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait([*asked, *greeted], timeout=_LATE_S)
@@ -168,32 +168,32 @@ class _Room:
         for turn in pairs(hosts):
             results = await asyncio.gather(*(self._meet(*pair) for pair in turn))
             for pair, result in zip(turn, results, strict=True):
-                connected = self._control.lines([_worker(host) for host in pair])
+                connected = self._control.connections([_worker(host) for host in pair])
                 gone = [host for host in pair if _worker(host) not in connected]
                 for host in gone or pair:  # that a partner is gone is not the other one's fault
                     met[host].append(result)
         return met
 
     async def _meet(self, host: str, guest: str) -> tuple[float, str]:
-        lines = self._control.lines((_worker(host), _worker(guest)))
+        connections = self._control.connections((_worker(host), _worker(guest)))
         for name in (host, guest):
-            if _worker(name) not in lines:
+            if _worker(name) not in connections:
                 return 0.0, f"{name} is gone"
         self._pair += 1
-        pair, place = self._pair, MeetingPlace.of(lines)
-        here, there = lines[_worker(host)], lines[_worker(guest)]
-        own = place.address_for(here) or here.there
+        pair, endpoint = self._pair, RendezvousEndpoint.of(connections)
+        here, there = connections[_worker(host)], connections[_worker(guest)]
+        own = endpoint.address_for(here) or here.peer
         self._say(host, pair, own, None, None)
         answer = await self._next(host, Listening, _MEET_S, pair)
         if isinstance(answer, str):
             return 0.0, f"no allreduce of {host} and {guest}: {answer}"
-        self._say(guest, pair, place.address_for(there), own, answer.port)
+        self._say(guest, pair, endpoint.address_for(there), own, answer.port)
         results = await asyncio.gather(*(self._next(name, Met, _MEET_S, pair) for name in (host, guest)))
         slowest_s = 0.0
         for result in results:
             if isinstance(result, str) or result.problem:
                 return 0.0, f"{host} and {guest}: {result if isinstance(result, str) else result.problem}"
-            slowest_s = max(slowest_s, result.seconds)
+            slowest_s = max(slowest_s, result.duration_s)
         return slowest_s, ""
 
     def _say(self, host: str, pair: int, own: str | None, other: str | None, port: int | None) -> None:
@@ -217,7 +217,7 @@ class _Room:
             if isinstance(said, Met) and said.pair == pair:
                 return said.problem  # before it could listen
 
-    async def _live(self, worker: str) -> None:
+    async def _run_process(self, worker: str) -> None:
         """One process, from its start to its end."""
         try:
             address = await asyncio.to_thread(self._network.toward, _host(worker))
@@ -232,10 +232,10 @@ class _Room:
         last = [line for line in process.last_lines if line.strip()][-1:]
         self._news[worker].put_nowait("; ".join([ended.text, *last]))
 
-    def _knows(self, worker: str, life: int) -> bool:
-        return worker in self._news and life == 1
+    def _is_expected(self, worker: str, incarnation: int) -> bool:
+        return worker in self._news and incarnation == 1
 
-    def _hear(self, worker: str, life: int, said: _News | Unreachable) -> None:
+    def _on_message(self, worker: str, incarnation: int, said: _News | Unreachable) -> None:
         self._news[worker].put_nowait("it does not answer any more" if isinstance(said, Unreachable) else said)
 
 
