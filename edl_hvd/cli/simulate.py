@@ -20,7 +20,7 @@ from edl_hvd.events import read_events
 from edl_hvd.interval import Interval
 from edl_hvd.simulator.comparison import Comparison, Plan, compare
 from edl_hvd.simulator.costs import Costs, flag_of
-from edl_hvd.simulator.course import Result
+from edl_hvd.simulator.timeline import Result
 from edl_hvd.simulator.measured import Measured, measure, with_measured
 from edl_hvd.simulator.picture import NAMES, draw
 from edl_hvd.traces.text import read_trace

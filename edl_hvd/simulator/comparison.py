@@ -10,9 +10,9 @@ from edl_hvd.driver.membership.state import Rules
 from edl_hvd.errors import UsageError
 from edl_hvd.interval import Interval
 from edl_hvd.simulator.costs import Costs
-from edl_hvd.simulator.course import Course, Hosts, Result, sum_up
-from edl_hvd.simulator.project import Theatre
-from edl_hvd.simulator.stock import StockElastic, restart_from_checkpoints
+from edl_hvd.simulator.timeline import Course, Hosts, Result, sum_up
+from edl_hvd.simulator.edlrun_model import Theatre
+from edl_hvd.simulator.baselines import StockElastic, restart_from_checkpoints
 from edl_hvd.traces.trace import Trace
 
 CURVE_POINTS = 144

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from edl_hvd.errors import UsageError
 from edl_hvd.simulator.comparison import Comparison
-from edl_hvd.simulator.course import Result
+from edl_hvd.simulator.timeline import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

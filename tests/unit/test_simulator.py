@@ -15,10 +15,10 @@ from edl_hvd.errors import UsageError
 from edl_hvd.interval import Interval
 from edl_hvd.simulator.comparison import Comparison, Plan, compare
 from edl_hvd.simulator.costs import Costs
-from edl_hvd.simulator.course import Course, Result, sum_up
-from edl_hvd.simulator.project import Theatre
-from edl_hvd.simulator.puppets import Names
-from edl_hvd.simulator.stock import StockElastic, restart_from_checkpoints
+from edl_hvd.simulator.timeline import Course, Result, sum_up
+from edl_hvd.simulator.edlrun_model import Theatre
+from edl_hvd.simulator.virtual_time import Names
+from edl_hvd.simulator.baselines import StockElastic, restart_from_checkpoints
 from edl_hvd.traces.market import Market, generate
 from edl_hvd.traces.text import read_trace
 from edl_hvd.traces.trace import Change, Trace

@@ -11,8 +11,8 @@ from edl_hvd.driver.membership.events import Action, MembershipEvent
 from edl_hvd.driver.membership.state import Membership, Rules
 from edl_hvd.driver.membership.turn import advance
 from edl_hvd.simulator.costs import Costs
-from edl_hvd.simulator.course import Course
-from edl_hvd.simulator.project import Theatre
+from edl_hvd.simulator.timeline import Course
+from edl_hvd.simulator.edlrun_model import Theatre
 from edl_hvd.simulator.timers import tick_after
 from edl_hvd.traces.trace import Change, Trace
 

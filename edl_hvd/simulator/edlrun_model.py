@@ -18,8 +18,8 @@ from edl_hvd.driver.membership.state import Membership, Rules, begin, host_of
 from edl_hvd.driver.membership.turn import advance_together
 from edl_hvd.hosts import HostSlots
 from edl_hvd.simulator.costs import Costs
-from edl_hvd.simulator.course import Course
-from edl_hvd.simulator.puppets import Agenda, Names, Puppet
+from edl_hvd.simulator.timeline import Course
+from edl_hvd.simulator.virtual_time import Agenda, Names, Puppet
 from edl_hvd.simulator.timers import next_poll_s, next_tick_s, tick_before
 from edl_hvd.traces.trace import Change, Trace
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 
 from edl_hvd.simulator.costs import Costs
-from edl_hvd.simulator.course import Course
-from edl_hvd.simulator.puppets import Agenda
+from edl_hvd.simulator.timeline import Course
+from edl_hvd.simulator.virtual_time import Agenda
 from edl_hvd.simulator.timers import next_poll_s
 from edl_hvd.traces.trace import Change, Trace
 
