@@ -1,4 +1,4 @@
-"""``edl-hvd replay``: a recorded history run again, in plain words or as JSON."""
+"""``edl-hvd replay``: repeat the decisions of a recorded history, as text or JSON."""
 
 from __future__ import annotations
 
@@ -19,18 +19,26 @@ from edl_hvd.driver.membership.history import Decision, read_history, replay
 from edl_hvd.driver.membership.state import Membership, begin
 
 _INDENT = " " * 14
-# The width of a moment: the longest jobs count their seconds in six digits.
+# The width of a time: the seconds of the longest jobs have six digits.
 
 
 @click.command("replay")
 @click.argument("file", metavar="FILE")
-@click.option("--until", metavar="SECONDS", type=click.FloatRange(min=0), help="Stop at this moment of the job.")
+@click.option("--until", metavar="SECONDS", type=click.FloatRange(min=0), help="Stop at this time of the job.")
 @click.option("--json", "as_json", is_flag=True, help="Print the decisions and the membership after them as JSON.")
 def replay_command(file: str, until: float | None, as_json: bool) -> None:
-    """Make a job's decisions again, from the history that 'edlrun --record FILE' wrote.
+    """Repeat the decisions of a job from its recorded history.
 
-    Starts nothing. Shows what happened, what follows from it and who is a member in the end. Exit code 1 when a
-    decision is not the one recorded: edl_hvd decides otherwise than the version that wrote the file.
+    FILE is what 'edlrun --record FILE' wrote, or history.jsonl of a job folder. No process is started. Shows each
+    event, the decisions that follow from it, and the members at the end.
+
+    \b
+    Examples:
+      edl-hvd replay runs/7/history.jsonl
+      edl-hvd replay history.jsonl --until 120 --json
+
+    Exit code 1 when a decision differs from the recorded one: the version that wrote the file decided otherwise.
+    Documents: docs/edlrun.md.
     """
     history = read_history(file)
     decisions: Iterable[Decision] = replay(history)
@@ -107,7 +115,7 @@ def _table(membership: Membership) -> Table:
 
 
 def _safe(text: str) -> str:
-    """One line of visible characters, markup left alone: what a worker printed must not move the cursor."""
+    """One line of visible characters, with markup escaped: text of a worker must not move the cursor."""
     line = " ".join(text.split())
     return escape("".join(character if character.isprintable() else "?" for character in line))
 

@@ -1,23 +1,27 @@
-"""What stands in for processes and hosts in virtual time."""
+"""Virtual time: a queue of events, the moments of ticks and polls, and what stands for processes and hosts."""
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+TICK_S = 0.05
+# As in ``driver/job.py``.
+
 
 @dataclass
-class Puppet:
-    """A worker's process.
+class SimulatedWorker:
+    """State of a worker's process.
 
     Attributes:
-        life: Counts the processes of its slot.
-        step: Number of the last world in which it trained; -1 for none: it holds nothing.
-        follows: Generation of the world whose state it is taking over; 0 for none.
-        warm: Generation of the world whose state it holds but for the last bit; 0 for none.
-        member: It is in the world.
+        life: Number of this process among those of its slot, from 1.
+        step: Number of the last world in which it trained; -1 for none: it holds no state.
+        follows: Generation of the world whose state it takes over; 0 for none.
+        warm: Generation of the world that it has caught up with; 0 for none.
+        member: Whether it is in the world.
     """
 
     life: int
@@ -28,32 +32,32 @@ class Puppet:
 
 
 @dataclass
-class Agenda:
-    """What is to happen when; at the same moment in the order in which it was planned."""
+class EventQueue:
+    """Future events by their moment; those of one moment in the order in which they were scheduled."""
 
     _entries: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
-    _planned: int = 0
+    _scheduled: int = 0
 
-    def plan(self, at_s: float, act: Callable[[], None]) -> None:
-        self._planned += 1
-        heapq.heappush(self._entries, (round(at_s, 6), self._planned, act))
+    def schedule(self, at_s: float, act: Callable[[], None]) -> None:
+        self._scheduled += 1
+        heapq.heappush(self._entries, (round(at_s, 6), self._scheduled, act))
 
     @property
     def next_s(self) -> float:
-        """The moment of what comes next; infinity when there is nothing."""
+        """The moment of the next event; infinity if there is none."""
         return self._entries[0][0] if self._entries else float("inf")
 
-    def take(self) -> Callable[[], None]:
-        """What comes next, which is not on the agenda any more."""
+    def pop(self) -> Callable[[], None]:
+        """Remove and return the next event."""
         return heapq.heappop(self._entries)[2]
 
 
-class Names:
-    """Names for the membership, which keeps a slot for every host that it has ever seen: old ones are used again.
+class HostNames:
+    """Names of hosts for the membership, which keeps a slot for every name that it has seen: names are reused.
 
     Args:
-        rest_s: A name rests for so long. With what the membership holds against a host forgotten by then, nothing of
-            one host touches the next.
+        rest_s: Seconds for which a name is not reused. By then the membership has forgotten failures of its last
+            host, so nothing of one host touches the next.
     """
 
     def __init__(self, rest_s: float) -> None:
@@ -63,7 +67,7 @@ class Names:
         self._names: dict[str, str] = {}
 
     def give(self, host: str, now_s: float) -> str:
-        """A name for a host that has come."""
+        """Name a host that has come."""
         if self._free and now_s - self._free[0][0] > self._rest_s:
             name = self._free.popleft()[1]
         else:
@@ -73,16 +77,43 @@ class Names:
         return name
 
     def take_back(self, host: str, now_s: float) -> str:
-        """The name of a host that is gone."""
+        """Release and return the name of a host that is gone."""
         name = self._names.pop(host)
         self._free.append((now_s, name))
         return name
 
     def of(self, host: str) -> str | None:
-        """The name of a host that is there."""
+        """The name of a present host; ``None`` for an absent one."""
         return self._names.get(host)
 
     @property
     def given(self) -> tuple[str, ...]:
-        """Those of the hosts that are there, in the order in which they came."""
+        """The names of the present hosts, in the order in which they came."""
         return tuple(self._names.values())
+
+
+def next_poll_s(now_s: float, every_s: float, first_s: float) -> float:
+    """The moment of the next poll of the host source, at ``now_s`` or later.
+
+    >>> next_poll_s(60.0, 1.0, 0.5), next_poll_s(60.5, 1.0, 0.5)
+    (60.5, 60.5)
+    """
+    return round(first_s + math.ceil((now_s - first_s) / every_s - 1e-6) * every_s, 6)
+
+
+def tick_after(moment_s: float) -> float:
+    """The first tick after a moment.
+
+    >>> tick_after(0.5), tick_after(0.52)
+    (0.55, 0.55)
+    """
+    return round((math.floor(moment_s / TICK_S + 1e-6) + 1) * TICK_S, 6)
+
+
+def tick_before(moment_s: float) -> float:
+    """The last tick before a moment.
+
+    >>> tick_before(0.5), tick_before(0.52)
+    (0.45, 0.5)
+    """
+    return round((math.ceil(moment_s / TICK_S - 1e-6) - 1) * TICK_S, 6)
