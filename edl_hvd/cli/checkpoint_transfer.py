@@ -16,7 +16,7 @@ from edl_hvd.checkpoint.export import export
 from edl_hvd.checkpoint.files import chosen_steps
 from edl_hvd.checkpoint.retention import Pruning, RetentionPolicy, carry_out
 from edl_hvd.cli.checkpoint_common import all_option, bar, check_choice, json_option, opened, size, step_option
-from edl_hvd.cli.words import count
+from edl_hvd.cli.formatting import count
 from edl_hvd.clock import SYSTEM_CLOCK
 from edl_hvd.interval import Interval
 

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from edl_hvd.cli.words import count, duration
+from edl_hvd.cli.formatting import count, duration
 from edl_hvd.discovery.inspection import HostListing, Inspector, ListedHost, changes
 from edl_hvd.discovery.question import Question
 from edl_hvd.discovery.sources.combined import read_source, start_now

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from edl_hvd.cli.find_job import find_job, refuse
-from edl_hvd.cli.words import count
+from edl_hvd.cli.formatting import count
 from edl_hvd.driver.job_folder.requests import LONGEST_NOTICE_S, ask
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from edl_hvd.cli.failure_report import Failures
 from edl_hvd.cli.live_line import LiveLine
-from edl_hvd.cli.words import SEPARATOR, duration, join, status_line
+from edl_hvd.cli.formatting import SEPARATOR, duration, join, status_line
 from edl_hvd.cli.world_changes import WorldChanges
 from edl_hvd.driver.membership.events import Action, End, Exited, Kill, MembershipEvent, Publish, SetAside, Spawn
 from edl_hvd.driver.status import Status

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from edl_hvd.cli.checkpoint_common import print_table
-from edl_hvd.cli.words import duration
+from edl_hvd.cli.formatting import duration
 from edl_hvd.errors import UsageError
 from edl_hvd.events import read_events
 from edl_hvd.interval import Interval

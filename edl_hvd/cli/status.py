@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from edl_hvd.cli.find_job import find_job
-from edl_hvd.cli.words import checkpoint, count, duration, join, pace, shortage, state
+from edl_hvd.cli.formatting import checkpoint, count, duration, join, pace, shortage, state
 from edl_hvd.driver.job_folder.claim import moment
 from edl_hvd.driver.job_folder.files import JobView, look
 from edl_hvd.driver.membership.state import host_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edl_hvd.cli.words import count, join
+from edl_hvd.cli.formatting import count, join
 from edl_hvd.driver.membership.events import (
     Action,
     AskChange,
