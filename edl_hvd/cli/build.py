@@ -72,12 +72,21 @@ class _Screen(Observer):
 
 
 @click.command("build-horovod")
-@click.option("--with-nccl/--without-nccl", "nccl", default=None, help="Build GPU collectives. [default: if there is a GPU]")
-@click.option("--with-mpi/--without-mpi", "mpi", default=None, help="Build MPI besides Gloo. [default: if there is mpicxx]")
 @click.option(
-    "--jobs", type=click.IntRange(min=1), metavar="N", help="Compile N files at once. [default: by processors and memory]"
+    "--with-nccl/--without-nccl", "nccl", default=None, help="Build GPU collectives. [default: if there is a GPU]"
 )
-@click.option("--cache/--no-cache", default=True, show_default=True, help="Reuse a wheel that was built from the same inputs.")
+@click.option(
+    "--with-mpi/--without-mpi", "mpi", default=None, help="Build MPI besides Gloo. [default: if there is mpicxx]"
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Compile N files at once. [default: by processors and memory]",
+)
+@click.option(
+    "--cache/--no-cache", default=True, show_default=True, help="Reuse a wheel that was built from the same inputs."
+)
 @click.option("--check-only", is_flag=True, help="Build nothing; only test the installed Horovod.")
 def build_command(nccl: bool | None, mpi: bool | None, jobs: int | None, cache: bool, check_only: bool) -> None:
     """Build and install Horovod 0.28.1 for the installed torch.

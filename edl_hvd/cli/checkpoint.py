@@ -19,7 +19,6 @@ from edl_hvd.cli.checkpoint_common import (
     all_option,
     bar,
     check_choice,
-    clean,
     json_option,
     measured,
     opened,
@@ -28,7 +27,7 @@ from edl_hvd.cli.checkpoint_common import (
     step_option,
 )
 from edl_hvd.cli.checkpoint_transfer import copy_command, export_command, prune_command, restore_command
-from edl_hvd.cli.formatting import count
+from edl_hvd.cli.formatting import clean, count
 from edl_hvd.errors import StorageError
 
 _LONGEST_VALUE = 60

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from edl_hvd.checkpoint.files import Tell
@@ -94,9 +93,3 @@ def measured(metrics: Mapping[str, float]) -> str:
     'accuracy=0.91235 loss=12'
     """
     return " ".join(f"{name}={value:.5g}" for name, value in metrics.items())
-
-
-def clean(text: str) -> str:
-    """One line of visible characters, with markup escaped: text of a file must not move the cursor."""
-    line = " ".join(text.split())
-    return escape("".join(character if character.isprintable() else "?" for character in line))

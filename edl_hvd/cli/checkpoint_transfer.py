@@ -105,7 +105,9 @@ def _outcome_in_words(outcome: Copied) -> str:
 
 @click.command("prune")
 @click.argument("url")
-@click.option("--keep", type=click.IntRange(min=1), required=True, metavar="N", help="Number of valid checkpoints to keep.")
+@click.option(
+    "--keep", type=click.IntRange(min=1), required=True, metavar="N", help="Number of valid checkpoints to keep."
+)
 @click.option("--keep-every", metavar="INTERVAL", help="Keep also a milestone for each INTERVAL, e.g. '10000 steps'.")
 @click.option("--keep-best", metavar="METRIC:MODE", help="Keep also the best one, e.g. by 'loss:min'.")
 @click.option("--dry-run", is_flag=True, help="Remove nothing; only list what would be removed.")

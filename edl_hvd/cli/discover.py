@@ -28,7 +28,9 @@ _REDRAW_S = 1.0
 
 @click.command("discover")
 @click.argument("source")
-@click.option("--watch", is_flag=True, help="Repeat every second until Ctrl-C; without a terminal print a line for each change.")
+@click.option(
+    "--watch", is_flag=True, help="Repeat every second until Ctrl-C; without a terminal print a line for each change."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch a line for each answer.")
 def discover_command(source: str, watch: bool, as_json: bool) -> None:
     """Show the hosts of SOURCE, and why others are left out.

@@ -24,7 +24,9 @@ _MARKS = {OK: "[green]✓[/]", MISSING: "[bold red]✗[/]", ADVICE: "[yellow]![/
 @click.command("doctor")
 @click.option("--checkpoint", metavar="URL", help="Also write, read and delete a small object at URL.")
 @click.option("--discovery-script", metavar="COMMAND", help="Also run COMMAND once and check its answer.")
-@click.option("--discover", metavar="SOURCE", help="Also ask SOURCE of 'edlrun --discover', and list missing permissions.")
+@click.option(
+    "--discover", metavar="SOURCE", help="Also ask SOURCE of 'edlrun --discover', and list missing permissions."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def doctor_command(checkpoint: str | None, discovery_script: str | None, discover: str | None, as_json: bool) -> None:
     """Check this installation, and say how to mend each gap.

@@ -10,9 +10,9 @@ from itertools import takewhile
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from edl_hvd.cli.formatting import clean
 from edl_hvd.driver.membership import events
 from edl_hvd.driver.membership.events import Action, MembershipEvent
 from edl_hvd.driver.membership.history import Decision, read_history, replay
@@ -75,7 +75,7 @@ def _show_text(decisions: Iterable[Decision], membership: Membership, note: str)
     difference: Decision | None = None
     for decision in decisions:
         membership = decision.membership
-        console.print(f"[cyan]{decision.at_s:>10.3f} s[/]  {_safe(_say_event(decision.event))}")
+        console.print(f"[cyan]{decision.at_s:>10.3f} s[/]  {clean(_describe_event(decision.event))}")
         if decision.differs:
             difference = decision
             break
@@ -86,20 +86,20 @@ def _show_text(decisions: Iterable[Decision], membership: Membership, note: str)
             _print_actions(console, actions, indent=_INDENT + "  ")
     console.print()
     console.print(_table(membership), soft_wrap=False)
-    console.print(f"\n{_safe(_say_world(membership))}\n{_safe(_say_end(membership))}")
+    console.print(f"\n{clean(_describe_world(membership))}\n{clean(_describe_end(membership))}")
     if note:
-        console.print(f"[yellow]note:[/] {_safe(note)}")
+        console.print(f"[yellow]note:[/] {clean(note)}")
     if difference is not None:
         console.print(
             f"[bold red]At {difference.at_s:.3f} s another decision was recorded;[/] "
-            "what is recorded after it followed from that one and was not replayed"
+            "records after it follow from that decision and were not replayed"
         )
     return int(difference is not None)
 
 
 def _print_actions(console: Console, actions: Iterable[Action], indent: str = _INDENT) -> None:
     for action in actions:
-        console.print(f"{indent}→ {_safe(_say_action(action))}")
+        console.print(f"{indent}→ {clean(_describe_action(action))}")
 
 
 def _table(membership: Membership) -> Table:
@@ -110,21 +110,15 @@ def _table(membership: Membership) -> Table:
     for worker, slot in membership.slots.items():
         rank = str(members.index(worker)) if slot.state == "member" else ""
         step = str(slot.step) if slot.step >= 0 else ""
-        table.add_row(_safe(worker), slot.state, rank, str(slot.life), step, f"{slot.since_s:.3f} s")
+        table.add_row(clean(worker), slot.state, rank, str(slot.life), step, f"{slot.since_s:.3f} s")
     return table
-
-
-def _safe(text: str) -> str:
-    """One line of visible characters, with markup escaped: text of a worker must not move the cursor."""
-    line = " ".join(text.split())
-    return escape("".join(character if character.isprintable() else "?" for character in line))
 
 
 def _name(worker: str, life: int) -> str:
     return worker if life == 1 else f"{worker} (life {life})"
 
 
-def _say_event(event: MembershipEvent) -> str:
+def _describe_event(event: MembershipEvent) -> str:
     match event:
         case events.HostsFound(hosts, unfit):
             named = f"the hosts are {', '.join(map(str, hosts))}" if hosts else "there are no hosts"
@@ -144,19 +138,19 @@ def _say_event(event: MembershipEvent) -> str:
         case events.Lost(worker, life, reason):
             return f"{_name(worker, life)} is lost: {reason}"
         case events.DrainAsked(target, notice_s, stays):
-            return f"{target} is to {'go in' if stays else 'be left within'} {notice_s:g} s"
+            return f"{target} {'will be gone in' if stays else 'has to be left within'} {notice_s:g} s"
         case events.Deadlocked(generation, reason):
             return f"world {generation} is deadlocked: {reason}"
         case events.Tick():
             return "time has passed"
 
 
-def _say_action(action: Action) -> str:
+def _describe_action(action: Action) -> str:
     match action:
         case events.Spawn(worker, life):
             return f"start {_name(worker, life)}"
         case events.Follow(worker, generation, guide):
-            return f"let {worker} take the state over from {guide}, while world {generation} trains"
+            return f"let {worker} receive the state from {guide}, while world {generation} trains"
         case events.Publish(generation, members):
             return f"publish world {generation}: {', '.join(members)}"
         case events.AskChange(generation):
@@ -164,7 +158,7 @@ def _say_action(action: Action) -> str:
         case events.TellGone(generation, worker):
             return f"tell the members of world {generation} that {worker} is gone"
         case events.Dismiss(worker, life, save):
-            return f"send {_name(worker, life)} home{', with a checkpoint before' if save else ''}"
+            return f"ask {_name(worker, life)} to exit{', with a checkpoint before' if save else ''}"
         case events.Kill(worker, life, reason):
             return f"end {_name(worker, life)}: {reason}"
         case events.SetAside(host, seconds):
@@ -173,14 +167,14 @@ def _say_action(action: Action) -> str:
             return f"end the job with exit code {code}{f': {reason}' if reason else ''}"
 
 
-def _say_world(membership: Membership) -> str:
+def _describe_world(membership: Membership) -> str:
     world = membership.world
     if not world.generation:
         return "There was no world yet"
     return f"The last world is {world.generation}, {world.phase}: {', '.join(world.members)}"
 
 
-def _say_end(membership: Membership) -> str:
+def _describe_end(membership: Membership) -> str:
     end = membership.end
     if end is None:
         return "The job had not ended"

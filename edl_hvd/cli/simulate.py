@@ -20,9 +20,9 @@ from edl_hvd.events import read_events
 from edl_hvd.interval import Interval
 from edl_hvd.simulator.comparison import Comparison, Plan, compare
 from edl_hvd.simulator.costs import Costs, flag_of
-from edl_hvd.simulator.timeline import Result
 from edl_hvd.simulator.measured import Measured, measure, with_measured
 from edl_hvd.simulator.picture import NAMES, draw
+from edl_hvd.simulator.timeline import Result
 from edl_hvd.traces.text import read_trace
 
 
@@ -73,17 +73,29 @@ def cost_options(command: Callable) -> Callable:
 
 @click.command("simulate")
 @click.option("--trace", "path", required=True, metavar="FILE", help="Trace of hosts, as CSV.")
-@click.option("--divide", type=click.IntRange(min=1), default=1, metavar="N", help="Simulate one host for every N of the trace.")
-@click.option("--from", "from_s", type=Seconds(), default=0.0, metavar="TIME", help="Begin at this time of the trace. [0]")
+@click.option(
+    "--divide", type=click.IntRange(min=1), default=1, metavar="N", help="Simulate one host for every N of the trace."
+)
+@click.option(
+    "--from", "from_s", type=Seconds(), default=0.0, metavar="TIME", help="Begin at this time of the trace. [0]"
+)
 @click.option("--until", "until_s", type=Seconds(), metavar="TIME", help="End at this time of the trace.")
 @click.option("--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, metavar="N",
               help="Run the trace N times as fast, at the same costs. [1]")  # fmt: skip
-@click.option("--price", type=click.FloatRange(min=0), metavar="USD", help="Price of one host for an hour. [the trace's]")
+@click.option(
+    "--price", type=click.FloatRange(min=0), metavar="USD", help="Price of one host for an hour. [the trace's]"
+)
 @click.option("--notice", "notice_s", type=Seconds(), default=0.0, metavar="TIME",
               help="edl_hvd: time from a notice to the end of a host. [0: no notices]")  # fmt: skip
 @click.option("--poll", "poll_s", type=Seconds(), default=1.0, metavar="TIME",
               help="Time between two polls of the host source; 10s for clouds. [1s]")  # fmt: skip
-@click.option("--min-np", type=click.IntRange(min=1), default=1, metavar="N", help="edl_hvd: fewest hosts with which training goes on. [1]")
+@click.option(
+    "--min-np",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="N",
+    help="edl_hvd: fewest hosts with which training goes on. [1]",
+)
 @click.option("--checkpoint-every", type=Every(), default="10min", help="edl_hvd: time between checkpoints. [10min]")
 @click.option("--stock-checkpoint-every", type=Every(), default="auto",
               help="The other systems: time between checkpoints. [auto: the best for the trace]")  # fmt: skip

@@ -103,7 +103,7 @@ class StockElastic:
         self._resumes_s = max(earliest_s, self._started_s())
 
     def _started_s(self) -> float:
-        """The moment from which workers that start now can train; those of a job without workers read a checkpoint first."""
+        """The moment from which workers that start now can train; without a world they read a checkpoint first."""
         reads = not self._world and self._timeline.has_checkpoint
         return self._now_s + self._costs.start_s + self._costs.reset_s + (self._costs.restore_s if reads else 0.0)
 

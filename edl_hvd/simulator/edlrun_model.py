@@ -155,7 +155,7 @@ class DriverSimulation:
             self._plan_poll()
 
     def _look_just_before(self, moment_s: float) -> None:
-        """Tick just before a moment: without a world, each tick moves the time since when the driver is below the minimum."""
+        """Tick just before a moment: without a world, each tick moves the beginning of the elastic timeout."""
         tick_s = tick_before(moment_s)
         idle = self._training_s is None and self._membership.below_min_since_s is not None and not self._waits_for_hosts
         if idle and tick_s > self._now_s:
@@ -319,7 +319,9 @@ class DriverSimulation:
         for simulated in members.values():
             simulated.member, simulated.follows, simulated.warm = False, 0, 0
         if members:
-            self._handle(*(events.Ready(worker, simulated.life, simulated.step) for worker, simulated in members.items()))
+            self._handle(
+                *(events.Ready(worker, simulated.life, simulated.step) for worker, simulated in members.items())
+            )
 
     def _stop_training(self, lost: bool) -> None:
         """Record the training of the present world; one that breaks loses the step in flight."""

@@ -170,7 +170,9 @@ def sum_up(timeline: Timeline, trace: Trace, points: int = 0) -> Result:
     )
 
 
-def _curve(spans: list[TrainingSpan], hosts: Hosts, end_s: float, points: int) -> tuple[tuple[float, float | None], ...]:
+def _curve(
+    spans: list[TrainingSpan], hosts: Hosts, end_s: float, points: int
+) -> tuple[tuple[float, float | None], ...]:
     edges = [end_s * number / points for number in range(points + 1)]
     useful = [0.0] * points
     for span in spans:

@@ -266,7 +266,7 @@ def test_of_several_jobs_drain_asks_for_the_name_of_one(job_folder, listening, a
 def test_status_shows_the_only_job_or_a_list_of_them(runtime, tmp_path):
     done = run("status")
     assert (done.exit_code, done.stderr) == (
-        1, "error: no job of this user runs on this machine; JOB_DIR names the folder of one that has ended\n",
+        1, "error: no job of this user runs on this machine; for a job that has ended give its folder as JOB_DIR\n",
     )  # fmt: skip
     with claimed(tmp_path / "one") as folder:
         folder.write_status(everything())

@@ -39,7 +39,7 @@ TRAINING = Status(
 )
 
 
-@pytest.mark.parametrize("module", [words, failure_report, status_module])
+@pytest.mark.parametrize("module", [formatting, failure_report, status_module])
 def test_the_examples_in_the_documentation_are_so(module):
     assert doctest.testmod(module).failed == 0
 

@@ -13,12 +13,12 @@ from test_simulator_turns import random_trace
 from edl_hvd.driver.membership.state import Rules
 from edl_hvd.errors import UsageError
 from edl_hvd.interval import Interval
+from edl_hvd.simulator.baselines import StockElastic, restart_from_checkpoints
 from edl_hvd.simulator.comparison import Comparison, Plan, compare
 from edl_hvd.simulator.costs import Costs
-from edl_hvd.simulator.timeline import Timeline, Result, sum_up
 from edl_hvd.simulator.edlrun_model import DriverSimulation
+from edl_hvd.simulator.timeline import Result, Timeline, sum_up
 from edl_hvd.simulator.virtual_time import HostNames
-from edl_hvd.simulator.baselines import StockElastic, restart_from_checkpoints
 from edl_hvd.traces.market import Market, generate
 from edl_hvd.traces.text import read_trace
 from edl_hvd.traces.trace import Change, Trace

@@ -11,8 +11,8 @@ from edl_hvd.driver.membership.events import Action, MembershipEvent
 from edl_hvd.driver.membership.state import Membership, Rules
 from edl_hvd.driver.membership.turn import advance
 from edl_hvd.simulator.costs import Costs
-from edl_hvd.simulator.timeline import Timeline
 from edl_hvd.simulator.edlrun_model import DriverSimulation
+from edl_hvd.simulator.timeline import Timeline
 from edl_hvd.simulator.virtual_time import tick_after
 from edl_hvd.traces.trace import Change, Trace
 
