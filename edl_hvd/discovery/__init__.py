@@ -2,7 +2,7 @@
 
     source.py     the one interface, ``Source.answer()``, and the ``Answer``
     sources/      a class for each kind: files, plans, clouds, schedulers
-    kinds.py      every kind by its name; words of a command line (flags.py) -> a source and how long its
+    registry.py      every kind by its name; words of a command line (flags.py) -> a source and how long its
                   answers count (question.py)
     polling/      for the programs in ``discovery_scripts/``: the last good answer on disk, and when it may be served
     watch.py      for ``edlrun``: asks a source in a thread, and decides what to believe of its answers

@@ -61,7 +61,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Leaf:
-    """One source of a kind of ``kinds.py``."""
+    """One source of a kind of ``registry.py``."""
 
     kind: str
     words: tuple[Word, ...]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import PlatformError
 from edl_hvd.notices.notice import Notice, Provider
-from edl_hvd.notices.places import STANDARD, Addresses, find_providers
+from edl_hvd.notices.platforms import STANDARD, Addresses, find_providers
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from google_server import DOUBTS, GoogleServer
 from metadata_server import SLOW_S
 from servers import AwsServer
 
-from edl_hvd.discovery.kinds import read_question
+from edl_hvd.discovery.registry import read_question
 from edl_hvd.discovery.source import Source
 
 

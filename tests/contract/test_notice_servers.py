@@ -21,7 +21,7 @@ from edl_hvd.notices.ec2 import RENEW_S, TOKEN_S, Ec2
 from edl_hvd.notices.google import Google
 from edl_hvd.notices.kubernetes import Kubernetes
 from edl_hvd.notices.notice import Notice, Provider
-from edl_hvd.notices.places import Addresses
+from edl_hvd.notices.platforms import Addresses
 from edl_hvd.notices.watch import NoticeWatch, open_watch
 
 NOON_S = seconds_since_epoch("2026-11-22T12:00:00Z")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edl_hvd.discovery.kinds import read_question
+from edl_hvd.discovery.registry import read_question
 from edl_hvd.discovery.source import Answer, HostDetails
 from edl_hvd.discovery.sources import mpijob, slurm
 from edl_hvd.discovery.sources.kubernetes import Kubernetes, count_resource, describe, reason_to_leave_out

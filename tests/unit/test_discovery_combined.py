@@ -16,7 +16,7 @@ from test_discovery_cached import FakeEntry
 from waiting import soon
 
 from edl_hvd.discovery.expression import Count
-from edl_hvd.discovery.kinds import read_question
+from edl_hvd.discovery.registry import read_question
 from edl_hvd.discovery.polling.cached import ask, find_answer
 from edl_hvd.discovery.polling.record import Record
 from edl_hvd.discovery.question import Question

@@ -9,7 +9,7 @@ import pytest
 from clocks import FakeClock
 
 from edl_hvd.discovery.flags import Flags
-from edl_hvd.discovery.kinds import read_question
+from edl_hvd.discovery.registry import read_question
 from edl_hvd.discovery.sources.ec2 import Ec2ByTag, read_tag
 from edl_hvd.discovery.sources.schedule import Schedule, hosts_at, notices_at, parse_plan, stamp
 from edl_hvd.discovery.sources.static_file import StaticFile

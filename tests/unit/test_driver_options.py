@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from clocks import FakeClock
 
-from edl_hvd.discovery.kinds import KINDS
+from edl_hvd.discovery.registry import KINDS
 from edl_hvd.discovery.sources.ec2 import Ec2ByTag
 from edl_hvd.discovery.sources.hostfile import FixedHosts
 from edl_hvd.discovery.sources.schedule import Schedule

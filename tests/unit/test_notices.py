@@ -18,7 +18,7 @@ from edl_hvd.notices.ec2 import read_action, read_rebalance
 from edl_hvd.notices.google import read_state
 from edl_hvd.notices.kubernetes import read_pod
 from edl_hvd.notices.notice import Notice
-from edl_hvd.notices.places import PLACES, Addresses, detect, find_providers
+from edl_hvd.notices.platforms import PLACES, Addresses, detect, find_providers
 from edl_hvd.notices.watch import NoticeWatch, open_watch
 
 NOON_S = seconds_since_epoch("2026-11-22T12:00:00Z")

@@ -10,7 +10,7 @@ from clocks import FakeClock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edl_hvd.discovery.kinds import read_question
+from edl_hvd.discovery.registry import read_question
 from edl_hvd.discovery.sources.trace import TraceReplay
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots

@@ -24,7 +24,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
-from edl_hvd.discovery.kinds import read_question, read_variables
+from edl_hvd.discovery.registry import read_question, read_variables
 from edl_hvd.discovery.polling.record import Record
 from edl_hvd.discovery.question import Question
 from edl_hvd.errors import DiscoveryError, UsageError

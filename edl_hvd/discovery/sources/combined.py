@@ -9,7 +9,7 @@ from dataclasses import replace
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.expression import Count, Expression, Leaf, Limit, Prefer, Union, parse_expression
 from edl_hvd.discovery.flags import Flags
-from edl_hvd.discovery.kinds import KINDS, read_question
+from edl_hvd.discovery.registry import KINDS, read_question
 from edl_hvd.discovery.question import REMOTE_FLAGS, Question
 from edl_hvd.discovery.source import Answer, HostDetails, Source
 from edl_hvd.discovery.sources.part import Part

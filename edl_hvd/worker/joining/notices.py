@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 
 from edl_hvd.notices.notice import Notice
-from edl_hvd.notices.places import Addresses
+from edl_hvd.notices.platforms import Addresses
 from edl_hvd.notices.watch import NoticeWatch, open_watch
 from edl_hvd.worker.joining.rendezvous import Rendezvous
 
