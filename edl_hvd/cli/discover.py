@@ -16,7 +16,7 @@ from rich.table import Table
 
 from edl_hvd.cli.formatting import count, duration
 from edl_hvd.discovery.inspection import HostListing, Inspector, ListedHost, changes
-from edl_hvd.discovery.question import Question
+from edl_hvd.discovery.registry import PolledSource
 from edl_hvd.discovery.sources.combined import read_source, start_now
 from edl_hvd.errors import DiscoveryError, UsageError
 
@@ -47,20 +47,20 @@ def discover_command(source: str, watch: bool, as_json: bool) -> None:
     understood. Documents: docs/discovery.md.
     """
     try:
-        question = read_source(source, start_now)
+        polled = read_source(source, start_now)
     except UsageError as error:
         click.echo(f"edl-hvd discover: {source!r}: {' '.join(str(error).split())}", err=True)
         sys.exit(WRONG_ARGUMENTS)
     try:
-        code = _watch(question, as_json) if watch else _show(question, as_json)
+        code = _watch(polled, as_json) if watch else _show(polled, as_json)
     finally:
-        question.source.close()
+        polled.source.close()
     sys.exit(code)
 
 
-def _show(question: Question, as_json: bool) -> int:
+def _show(polled: PolledSource, as_json: bool) -> int:
     try:
-        listing = Inspector(question).inspect()
+        listing = Inspector(polled).inspect()
     except (DiscoveryError, UsageError) as error:
         return _complain(str(error))
     if as_json:
@@ -75,12 +75,12 @@ def _complain(problem: str) -> int:
     return NO_ANSWER
 
 
-def _watch(question: Question, as_json: bool) -> int:
+def _watch(polled: PolledSource, as_json: bool) -> int:
     """Show the hosts until Ctrl-C; poll the source as often as a job would."""
-    every_s = max(_REDRAW_S, question.refresh_s)
+    every_s = max(_REDRAW_S, polled.refresh_s)
     show = _follow if as_json or not sys.stdout.isatty() else _follow_on_screen
     with contextlib.suppress(KeyboardInterrupt):
-        show(Inspector(question), every_s, as_json)
+        show(Inspector(polled), every_s, as_json)
     return 0
 
 

@@ -72,7 +72,7 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Union:
+class UnionOf:
     """The hosts of all ``parts``."""
 
     parts: tuple[Expression, ...]
@@ -114,7 +114,7 @@ class Prefer:
         return f"prefer({self.part}, {self.most})"
 
 
-Expression: TypeAlias = Leaf | Union | Limit | Prefer
+Expression: TypeAlias = Leaf | UnionOf | Limit | Prefer
 
 
 def parse_expression(text: str, kinds: frozenset[str]) -> Expression:
@@ -173,7 +173,7 @@ class _Reader:
             parts.append(self.expression(depth + 1))
         if name == "union":
             self._need(")", "expected ',' and another source, or ')'")
-            return Union(tuple(parts))
+            return UnionOf(tuple(parts))
         self._need(",", f"{name} has no number; expected e.g. {name}(SOURCE, 8)")
         most = self._count(name)
         self._need(")", "expected ')'")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.damping import Damping
-from edl_hvd.discovery.question import Question
+from edl_hvd.discovery.registry import PolledSource
 from edl_hvd.discovery.source import Answer, HostDetails
 from edl_hvd.errors import DiscoveryError
 from edl_hvd.hosts import HostSlots, format_hosts
@@ -58,8 +58,8 @@ class Inspector:
         question: What to ask.
     """
 
-    def __init__(self, question: Question, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._question = question
+    def __init__(self, polled: PolledSource, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._polled = polled
         self._clock = clock
         self._damping = Damping()
         self._seen_s: dict[str, float] = {}
@@ -71,7 +71,7 @@ class Inspector:
         Raises:
             DiscoveryError: It does not answer, or not in a way that can be trusted.
         """
-        answer = self._question.source.answer()
+        answer = self._polled.source.answer()
         hosts, left_out = answer.hosts, dict(answer.left_out)
         try:
             format_hosts(hosts)  # raises when a host is listed twice
@@ -81,7 +81,7 @@ class Inspector:
         # Who was there at the first inspection may have been there for long.
         self._seen_s = {one.host: self._seen_s.get(one.host, wall_s if self._inspections else 0.0) for one in hosts}
         self._inspections += 1
-        if self._question.is_damped:
+        if self._polled.is_damped:
             self._damping = self._damping.observed(hosts, now_s)
             hosts = self._damping.kept(hosts)
             left_out |= self._damping.left_out(now_s)

@@ -24,9 +24,8 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
-from edl_hvd.discovery.registry import read_question, read_variables
 from edl_hvd.discovery.polling.record import Record
-from edl_hvd.discovery.question import Question
+from edl_hvd.discovery.registry import PolledSource, make_source, read_variables
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import format_hosts
 
@@ -47,11 +46,11 @@ LONGEST_LOOK_S = 0.032
 def poll(key: str, source: str, given: Sequence[str], environ: Mapping[str, str]) -> int:
     """Print the answer of a discovery script; returns its exit code: 0, 1 (no answer), 2 (wrong arguments)."""
     try:
-        question = read_question(source, given, read_variables(source, environ))
+        polled = make_source(source, given, read_variables(source, environ))
     except UsageError as error:
         return _complain(source, f"{error}; see from_{source} --help", 2)
     try:
-        answer, warning = find_answer(question, CacheEntry(key), SYSTEM_CLOCK)
+        answer, warning = find_answer(polled, CacheEntry(key), SYSTEM_CLOCK)
     except DiscoveryError as error:
         return _complain(source, str(error), 1)
     if warning:
@@ -65,7 +64,7 @@ def _complain(source: str, message: str, code: int) -> int:
     return code
 
 
-def find_answer(question: Question, entry: CacheEntry, clock: Clock) -> tuple[str, str]:
+def find_answer(polled: PolledSource, entry: CacheEntry, clock: Clock) -> tuple[str, str]:
     """The answer to print, and a warning about it (empty: none).
 
     Returns within ``ANSWER_S``; within ``question.first_s`` when nobody has asked for a while.
@@ -74,35 +73,35 @@ def find_answer(question: Question, entry: CacheEntry, clock: Clock) -> tuple[st
         DiscoveryError: There is no answer, or none young enough.
     """
     started_s = clock.monotonic_s()
-    since_s = started_s - question.refresh_s
+    since_s = started_s - polled.refresh_s
     entry.touch()
     record = entry.read()
     asking, look_s = False, LOOK_S
     while not record.is_fresh(since_s) and not record.has_failed(since_s):
         # Once: an asker that dies at once is not retried.
-        asking = asking or entry.start_asking(question, since_s, clock)
+        asking = asking or entry.start_asking(polled, since_s, clock)
         now_s = clock.monotonic_s()
-        may_serve_at_once = question.refresh_s > 0 and record.is_servable(now_s, question.stale_s)
-        if may_serve_at_once or now_s >= max(started_s + ANSWER_S, record.began_s + question.first_s):
+        may_serve_at_once = polled.refresh_s > 0 and record.is_servable(now_s, polled.stale_s)
+        if may_serve_at_once or now_s >= max(started_s + ANSWER_S, record.began_s + polled.first_s):
             break
         clock.sleep(look_s)
         look_s = min(2 * look_s, LONGEST_LOOK_S)
         record = entry.read()
-    return _judge(record, question, started_s, clock.monotonic_s())
+    return _judge(record, polled, started_s, clock.monotonic_s())
 
 
-def _judge(record: Record, question: Question, started_s: float, now_s: float) -> tuple[str, str]:
-    if record.is_fresh(started_s - question.refresh_s):
+def _judge(record: Record, polled: PolledSource, started_s: float, now_s: float) -> tuple[str, str]:
+    if record.is_fresh(started_s - polled.refresh_s):
         return record.answer, record.remark
     failed = record.failed_s > record.answered_s
     reason = record.failure if failed else f"the source did not answer within {now_s - started_s:.1f} s"
     age_s = now_s - record.answered_s + record.age_s
-    if record.is_servable(now_s, question.stale_s):
-        is_doubtful = failed or age_s > 3 * question.refresh_s
-        warning = f"giving the answer of {age_s:.0f} s ago, good for {question.stale_s:g} s: {reason}"
+    if record.is_servable(now_s, polled.stale_s):
+        is_doubtful = failed or age_s > 3 * polled.refresh_s
+        warning = f"giving the answer of {age_s:.0f} s ago, good for {polled.stale_s:g} s: {reason}"
         return record.answer, warning * is_doubtful
-    if record.answer and question.stale_s:
-        reason += f"; the last good answer is {age_s:.0f} s old, more than --stale {question.stale_s:g} allows"
+    if record.answer and polled.stale_s:
+        reason += f"; the last good answer is {age_s:.0f} s old, more than --stale {polled.stale_s:g} allows"
     raise DiscoveryError(reason)
 
 
@@ -160,7 +159,7 @@ class CacheEntry:
             file.write(record.to_text(refresh_s, self._boot))
         os.replace(draft, f"{self._key}.answer")
 
-    def start_asking(self, question: Question, since_s: float, clock: Clock) -> bool:
+    def start_asking(self, polled: PolledSource, since_s: float, clock: Clock) -> bool:
         """Fork the process that asks, unless there is one or the question was answered just now; True if forked."""
         try:
             lock = os.open(f"{self._key}.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -172,7 +171,7 @@ class CacheEntry:
             if record.is_fresh(since_s) or record.has_failed(since_s):
                 return False
             if os.fork() == 0:
-                _run_refresher(self, question, lock, clock)
+                _run_refresher(self, polled, lock, clock)
             return True
         except BlockingIOError:
             return False  # somebody is asking
@@ -180,7 +179,7 @@ class CacheEntry:
             os.close(lock)  # the asker's copy keeps the lock
 
 
-def _run_refresher(entry: CacheEntry, question: Question, lock: int, clock: Clock) -> None:
+def _run_refresher(entry: CacheEntry, polled: PolledSource, lock: int, clock: Clock) -> None:
     """In the forked process: ask until nobody polls any more, then exit. Never returns."""
     code = 1
     try:
@@ -190,49 +189,49 @@ def _run_refresher(entry: CacheEntry, question: Question, lock: int, clock: Cloc
             os.dup2(null, descriptor)  # an open standard output would keep Horovod waiting for more hosts
         os.ftruncate(lock, 0)
         os.write(lock, f"{os.getpid()}\n".encode())
-        if question.needs_packages and sys.flags.no_site:
+        if polled.needs_packages and sys.flags.no_site:
             site.main()  # what -S left out at the start
-        keep_asking(question, entry, clock)
+        keep_asking(polled, entry, clock)
         code = 0
     finally:
         os._exit(code)
 
 
-def keep_asking(question: Question, entry: CacheEntry, clock: Clock) -> None:
+def keep_asking(polled: PolledSource, entry: CacheEntry, clock: Clock) -> None:
     """Ask, write the record, wait for the next time; until nobody has polled for a while."""
     touched, wanted_s = entry.touched(), clock.monotonic_s()
     while True:
-        clock.sleep(max(0.0, entry.read().asked_s + question.refresh_s - clock.monotonic_s()))
+        clock.sleep(max(0.0, entry.read().asked_s + polled.refresh_s - clock.monotonic_s()))
         signal.alarm(ASK_S)
-        ask(question, entry, clock)
+        ask(polled, entry, clock)
         signal.alarm(0)
         if entry.touched() != touched:
             touched, wanted_s = entry.touched(), clock.monotonic_s()
-        if question.refresh_s == 0 or clock.monotonic_s() - wanted_s > max(IDLE_S, 2 * question.refresh_s):
+        if polled.refresh_s == 0 or clock.monotonic_s() - wanted_s > max(IDLE_S, 2 * polled.refresh_s):
             return
 
 
-def ask(question: Question, entry: CacheEntry, clock: Clock) -> None:
+def ask(polled: PolledSource, entry: CacheEntry, clock: Clock) -> None:
     """Put one question to the source and write down what came of it."""
-    record = entry.read().asked(clock.monotonic_s(), max(GAP_S, 3 * question.refresh_s))
-    entry.write(record, question.refresh_s)  # before asking: whoever kills us does not make the next one ask at once
+    record = entry.read().asked(clock.monotonic_s(), max(GAP_S, 3 * polled.refresh_s))
+    entry.write(record, polled.refresh_s)  # before asking: whoever kills us does not make the next one ask at once
     try:
-        record = _answer(question, record)
+        record = _answer(polled, record)
     except (DiscoveryError, UsageError) as error:
         record = record.failed(str(error))
     except Exception as error:  # nobody reads this process's standard error; the next poll prints the record
         record = record.failed(f"internal error, please report: {type(error).__name__}: {error}")
-    entry.write(record, question.refresh_s)
+    entry.write(record, polled.refresh_s)
 
 
-def _answer(question: Question, record: Record) -> Record:
+def _answer(polled: PolledSource, record: Record) -> Record:
     """Of a question that is put at ``record.asked_s``."""
-    if not question.is_damped and not question.source.parts:
-        hosts = question.source.answer().hosts
+    if not polled.is_damped and not polled.source.parts:
+        hosts = polled.source.answer().hosts
         return record.answered(format_hosts(hosts)) if hosts else record.answered_empty()
     from edl_hvd.discovery.polling.stateful import answer  # of no use to a poll of a file
 
-    return answer(question, record)
+    return answer(polled, record)
 
 
 def _boot_id() -> str:

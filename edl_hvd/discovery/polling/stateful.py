@@ -9,17 +9,17 @@ import json
 
 from edl_hvd.discovery.damping import Damping
 from edl_hvd.discovery.polling.record import Record
-from edl_hvd.discovery.question import Question
+from edl_hvd.discovery.registry import PolledSource
 from edl_hvd.hosts import format_hosts
 
 
-def answer(question: Question, record: Record) -> Record:
+def answer(polled: PolledSource, record: Record) -> Record:
     """The record after a question that is put at ``record.asked_s``. Blocks for as long as the source takes.
 
     Raises:
         DiscoveryError, UsageError: As the source does.
     """
-    source, now_s = question.source, record.asked_s
+    source, now_s = polled.source, record.asked_s
     memory = _read(record.memory)
     source.recall(memory.get("source"), record.answered_s)
     found = source.answer()
@@ -28,7 +28,7 @@ def answer(question: Question, record: Record) -> Record:
         return record.answered_empty()
     remarks = [found.warning] if found.warning else []
     kept: dict[str, object] = {}
-    if question.is_damped:
+    if polled.is_damped:
         damping = Damping().recalled(memory.get("damping"), record.answered_s).observed(hosts, now_s)
         hosts = damping.kept(hosts)
         remarks += [f"{host} is left out: {why}" for host, why in damping.left_out(now_s).items()]

@@ -7,11 +7,11 @@ from typing import Any
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.flags import Flags
-from edl_hvd.discovery.question import REMOTE_FLAGS, Question, ask_remotely
+from edl_hvd.discovery.registry import REMOTE_FLAGS, PolledSource, remote_source
 from edl_hvd.discovery.source import Answer, Permission, Source
 from edl_hvd.discovery.sources import ec2_instances
 from edl_hvd.discovery.sources.aws import Aws
-from edl_hvd.discovery.sources.ec2_instances import Instances, Wishes, by_ids, read_wishes
+from edl_hvd.discovery.sources.ec2_instances import InstanceOptions, Instances, by_ids, read_options
 from edl_hvd.errors import DiscoveryError
 
 
@@ -27,11 +27,11 @@ class AutoScalingGroup(Source):
         wishes: What is asked of its instances.
     """
 
-    def __init__(self, name: str, region: str | None, wishes: Wishes, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, name: str, region: str | None, options: InstanceOptions, clock: Clock = SYSTEM_CLOCK) -> None:
         self._name = name
         self._region = region
         self._aws = Aws(region)
-        self._instances = Instances(self._aws, wishes, clock)
+        self._instances = Instances(self._aws, options, clock)
 
     def answer(self) -> Answer:
         with self._aws.asking():
@@ -81,8 +81,8 @@ def judge_members(members: Iterable[Mapping[str, str]]) -> dict[str, str]:
 FLAGS, BARE_FLAG = ("group", *ec2_instances.FLAGS, *REMOTE_FLAGS), "group"
 
 
-def question(flags: Flags) -> Question:
+def from_flags(flags: Flags) -> PolledSource:
     """What ``from_auto_scaling`` asks."""
     flags.needed("group", "Auto Scaling group", "from_auto_scaling --group resnet50")
-    source = AutoScalingGroup(flags.text("group", ""), flags.text("region", "") or None, read_wishes(flags))
-    return ask_remotely(source, flags, needs_packages=True)
+    source = AutoScalingGroup(flags.text("group", ""), flags.text("region", "") or None, read_options(flags))
+    return remote_source(source, flags, needs_packages=True)

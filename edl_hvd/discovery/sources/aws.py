@@ -67,7 +67,7 @@ class Aws:
         """Credentials from files are read once per session; they may be renewed by now."""
         self._session, self._clients = None, {}
 
-    def pages(self, service: str, operation: str, items: str, **question: Any) -> Iterator[Any]:
+    def pages(self, service: str, operation: str, items: str, **parameters: Any) -> Iterator[Any]:
         """The items of every page of an answer; inside ``asking``.
 
         Args:
@@ -79,18 +79,18 @@ class Aws:
         client = self._client(service)
         token: dict[str, str] = {}
         while True:
-            page = getattr(client, operation)(**question, **token)
+            page = getattr(client, operation)(**parameters, **token)
             yield from page[items]
             if not page.get("NextToken"):
                 return
             token = {"NextToken": page["NextToken"]}
 
-    def try_permission(self, service: str, operation: str, **question: Any) -> Permission:
+    def try_permission(self, service: str, operation: str, **parameters: Any) -> Permission:
         """Whether this account may do that. EC2 tells without doing it when the question says so (``DryRun``)."""
         name = f"{service}:{''.join(map(str.capitalize, operation.split('_')))}"
         try:
             with self.asking():
-                getattr(self._client(service), operation)(**question)
+                getattr(self._client(service), operation)(**parameters)
         except DiscoveryError as error:
             code = getattr(error.__cause__, "response", {}).get("Error", {}).get("Code", "")
             if code != "DryRunOperation":

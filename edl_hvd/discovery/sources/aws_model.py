@@ -142,14 +142,14 @@ def _describe(metadata: dict[str, Any], tree: dict[str, tuple[Tree, Tree]], is_e
 
     questions, answers = _Shapes(str), _Shapes(in_an_answer)
     operations = {}
-    for name, (question, answer) in tree.items():
+    for name, (request, answer) in tree.items():
         output = answers.add(f"{name}Answer", answer)
         if not is_ec2:
             output["resultWrapper"] = f"{name}Result"
         operations[name] = {
             "name": name,
             "http": {"method": "POST", "requestUri": "/"},
-            "input": questions.add(f"{name}Question", question),
+            "input": questions.add(f"{name}Question", request),
             "output": output,
         }
     common = {"signatureVersion": "v4", "auth": ["aws.auth#sigv4"]}

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
-from edl_hvd.discovery.expression import Count, Expression, Leaf, Limit, Prefer, Union, parse_expression
+from edl_hvd.discovery.expression import Count, Expression, Leaf, Limit, Prefer, UnionOf, parse_expression
 from edl_hvd.discovery.flags import Flags
-from edl_hvd.discovery.registry import KINDS, read_question
-from edl_hvd.discovery.question import REMOTE_FLAGS, Question
+from edl_hvd.discovery.registry import KINDS, REMOTE_FLAGS, PolledSource, make_source
 from edl_hvd.discovery.source import Answer, HostDetails, Source
 from edl_hvd.discovery.sources.part import Part
 from edl_hvd.errors import UsageError
@@ -172,7 +171,7 @@ Implied = Callable[[Leaf], Sequence[str]]
 
 def read_source(
     text: str, implied: Implied = lambda leaf: (), stale: str = "", clock: Clock = SYSTEM_CLOCK
-) -> Question:
+) -> PolledSource:
     """The question that a text such as ``union(ec2:tag=job=7, file:spare.txt)`` describes.
 
     Args:
@@ -198,22 +197,22 @@ def start_now(leaf: Leaf, clock: Clock = SYSTEM_CLOCK) -> list[str]:
     return [] if leaf.kind not in ("schedule", "trace") or is_given else [f"--start={math.floor(clock.wall_s())}"]
 
 
-def _ask_leaf(leaf: Leaf, implied: Implied) -> Question:
+def _ask_leaf(leaf: Leaf, implied: Implied) -> PolledSource:
     given = [f"--{word.name}={word.value}" if word.name else word.value for word in leaf.words]
-    return read_question(leaf.kind, given, list(implied(leaf)))
+    return make_source(leaf.kind, given, list(implied(leaf)))
 
 
-def _ask(expression: Expression, implied: Implied, clock: Clock) -> Question:
+def _ask(expression: Expression, implied: Implied, clock: Clock) -> PolledSource:
     match expression:
         case Leaf():
             try:
                 return _ask_leaf(expression, implied)
             except UsageError as error:
                 raise UsageError(f"{expression}: {error}") from error
-        case Union(parts):
+        case UnionOf(parts):
             asked = [_ask(part, implied, clock) for part in parts]
             named = [Part(str(part), one.source, one.stale_s, clock) for part, one in zip(parts, asked, strict=True)]
-            return Question(
+            return PolledSource(
                 UnionSource(named),
                 refresh_s=max(one.refresh_s for one in asked),
                 stale_s=max(one.stale_s for one in asked),
@@ -241,7 +240,7 @@ def sources_in(source: Source) -> Iterator[Source]:
 FLAGS, BARE_FLAG = ("source", *REMOTE_FLAGS), "source"
 
 
-def question(flags: Flags) -> Question:
+def from_flags(flags: Flags) -> PolledSource:
     """What ``from_source`` asks."""
     flags.needed("source", "source", "from_source 'union(ec2:tag=job=7, file:spare.txt)'")
     text = flags.text("source", "")

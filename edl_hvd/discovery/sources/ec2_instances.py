@@ -29,7 +29,7 @@ _LINUX = ("Linux/UNIX", "Linux/UNIX (Amazon VPC)")
 
 
 @dataclass(frozen=True)
-class Wishes:
+class InstanceOptions:
     """What is asked of the instances, whichever group they are of.
 
     Attributes:
@@ -56,9 +56,9 @@ class Wishes:
 FLAGS = ("region", "slots", "address", "page-size", "healthy", "prices")
 
 
-def read_wishes(flags: Flags) -> Wishes:
+def read_options(flags: Flags) -> InstanceOptions:
     """What the ``FLAGS`` say."""
-    return Wishes(
+    return InstanceOptions(
         slots=flags.count("slots", 1) if flags.all("slots") else None,
         address=flags.text("address", "private-ip"),
         page_size=flags.count("page-size", 1000),
@@ -70,9 +70,9 @@ def read_wishes(flags: Flags) -> Wishes:
 class Instances:
     """Asks EC2; for one thread at a time, and inside ``Aws.asking``."""
 
-    def __init__(self, aws: Aws, wishes: Wishes, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, aws: Aws, options: InstanceOptions, clock: Clock = SYSTEM_CLOCK) -> None:
         self._aws = aws
-        self._wishes = wishes
+        self._options = options
         self._clock = clock
         self._gpus: dict[str, int] = {}
         self._prices = _Prices(aws, clock)
@@ -94,11 +94,11 @@ class Instances:
         running = {name: instance for name, instance in instances.items() if name not in reasons}
         marks = self._marks([name for name, instance in running.items() if _is_spot(instance)])
         reasons |= {name: f"its spot request is {code}" for name, (code, _) in marks.items()}
-        if self._wishes.healthy:
+        if self._options.healthy:
             reasons |= self._failed_checks(sorted(running.keys() - marks.keys()))
         taken = {name: instance for name, instance in running.items() if name not in reasons}
         self._learn_gpus({instance["InstanceType"] for instance in taken.values()})
-        prices = self._prices.of([i for i in taken.values() if _is_spot(i)]) if self._wishes.prices else {}
+        prices = self._prices.of([i for i in taken.values() if _is_spot(i)]) if self._options.prices else {}
         hosts = {name: self._host(instance) for name, instance in taken.items()}
         return Answer(
             tuple(hosts.values()),
@@ -112,18 +112,18 @@ class Instances:
         few = {"MaxResults": 5, "DryRun": True}
         kind = {"Filters": [{"Name": "instance-type", "Values": [_ANY_TYPE]}]}
         yield self._aws.try_permission("ec2", "describe_instances", **few, **kind)
-        if self._wishes.slots is None:
+        if self._options.slots is None:
             yield self._aws.try_permission("ec2", "describe_instance_types", **few, **kind)
         # Needed as soon as there are spot instances.
         yield self._aws.try_permission("ec2", "describe_spot_instance_requests", **few)
-        if self._wishes.healthy:
+        if self._options.healthy:
             yield self._aws.try_permission("ec2", "describe_instance_status", **few)
-        if self._wishes.prices:
+        if self._options.prices:
             yield self._aws.try_permission("ec2", "describe_spot_price_history", InstanceTypes=[_ANY_TYPE], **few)
 
     def _ask(self, operation: str, items: str, filters: Sequence[Mapping[str, Any]], **more: Any) -> Iterator[Any]:
         return self._aws.pages(
-            "ec2", operation, items, Filters=list(filters), MaxResults=self._wishes.page_size, **more
+            "ec2", operation, items, Filters=list(filters), MaxResults=self._options.page_size, **more
         )
 
     def _marks(self, names: Sequence[str]) -> dict[str, tuple[str, datetime]]:
@@ -141,7 +141,7 @@ class Instances:
     ) -> dict[str, float]:
         """Seconds that are left to marked instances, by address; who has none is no host of anybody."""
         now_s = self._clock.wall_s()
-        addresses = {name: instance.get(ADDRESS_FIELDS[self._wishes.address]) for name, instance in instances.items()}
+        addresses = {name: instance.get(ADDRESS_FIELDS[self._options.address]) for name, instance in instances.items()}
         return {address: _left_s(marks[name][1], now_s) for name, address in addresses.items() if address}
 
     def _failed_checks(self, names: Sequence[str]) -> dict[str, str]:
@@ -157,24 +157,24 @@ class Instances:
     def _learn_gpus(self, types: set[str]) -> None:
         """Ask once for each type how many GPUs it has; not at all when the slots are given."""
         unknown = sorted(types - self._gpus.keys())
-        if self._wishes.slots is not None or not unknown:
+        if self._options.slots is not None or not unknown:
             return
         kinds = self._aws.pages(
             "ec2",
             "describe_instance_types",
             "InstanceTypes",
             Filters=[{"Name": "instance-type", "Values": unknown}],
-            MaxResults=min(100, self._wishes.page_size),  # EC2 takes no more here
+            MaxResults=min(100, self._options.page_size),  # EC2 takes no more here
         )
         for kind in kinds:
             self._gpus[kind["InstanceType"]] = sum(gpu["Count"] for gpu in kind.get("GpuInfo", {}).get("Gpus", []))
 
     def _host(self, instance: Mapping[str, Any]) -> HostSlots:
-        name, kind, field = instance["InstanceId"], instance["InstanceType"], ADDRESS_FIELDS[self._wishes.address]
+        name, kind, field = instance["InstanceId"], instance["InstanceType"], ADDRESS_FIELDS[self._options.address]
         address = instance.get(field)
         if not address:
             raise DiscoveryError(f"instance {name} has no {field}; try the other --address")
-        slots = self._wishes.slots if self._wishes.slots is not None else self._gpus.get(kind, 0)
+        slots = self._options.slots if self._options.slots is not None else self._gpus.get(kind, 0)
         if not slots:
             raise DiscoveryError(f"instance {name} is a {kind}, for which EC2 lists no GPU; give --slots")
         return HostSlots(address, slots)
@@ -199,8 +199,8 @@ class _Prices:
         newest: dict[tuple[str, str], Any] = {}
         # A start now: of each type and zone the one price that holds now.
         start = datetime.fromtimestamp(self._clock.wall_s(), timezone.utc)
-        question = {"InstanceTypes": sorted(types), "ProductDescriptions": list(_LINUX), "StartTime": start}
-        for price in self._aws.pages("ec2", "describe_spot_price_history", "SpotPriceHistory", **question):
+        parameters = {"InstanceTypes": sorted(types), "ProductDescriptions": list(_LINUX), "StartTime": start}
+        for price in self._aws.pages("ec2", "describe_spot_price_history", "SpotPriceHistory", **parameters):
             place = (price["InstanceType"], price["AvailabilityZone"])
             if place not in newest or price["Timestamp"] > newest[place]["Timestamp"]:
                 newest[place] = price

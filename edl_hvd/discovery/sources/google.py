@@ -9,7 +9,7 @@ from typing import Any
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.flags import Flags
-from edl_hvd.discovery.question import REMOTE_FLAGS, Question, ask_remotely
+from edl_hvd.discovery.registry import REMOTE_FLAGS, PolledSource, remote_source
 from edl_hvd.discovery.source import Answer, HostDetails, Permission, Source
 from edl_hvd.discovery.sources.google_api import ENDPOINT, METADATA, GoogleCloud
 from edl_hvd.errors import DiscoveryError, UsageError
@@ -222,7 +222,7 @@ VARIABLES = {"metadata-host": "GCE_METADATA_HOST", "endpoint": "CLOUDSDK_API_END
 # As of Google's own tools.
 
 
-def question(flags: Flags, clock: Clock = SYSTEM_CLOCK) -> Question:
+def from_flags(flags: Flags, clock: Clock = SYSTEM_CLOCK) -> PolledSource:
     """What ``from_google`` asks."""
     flags.needed("group", "managed instance group", "from_google --group resnet50 --zone us-central1-a")
     cloud = GoogleCloud(
@@ -236,4 +236,4 @@ def question(flags: Flags, clock: Clock = SYSTEM_CLOCK) -> Question:
         healthy=flags.yes_no("healthy"),
         page_size=flags.count("page-size", PAGE_SIZE),
     )
-    return ask_remotely(source, flags)
+    return remote_source(source, flags)

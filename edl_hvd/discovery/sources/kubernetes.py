@@ -10,9 +10,9 @@ from urllib.parse import urlencode
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.flags import Flags
-from edl_hvd.discovery.question import REMOTE_FLAGS, Question, ask_remotely
+from edl_hvd.discovery.registry import REMOTE_FLAGS, PolledSource, remote_source
 from edl_hvd.discovery.source import Answer, HostDetails, Permission, Source
-from edl_hvd.discovery.sources.web import ask_web, read_address, read_token, trust
+from edl_hvd.discovery.sources.web import http_get, read_address, read_token, ssl_context
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots
 from edl_hvd.http_client import HttpAnswer, seconds_since_epoch
@@ -139,7 +139,7 @@ class Kubernetes(Source):
 
     def _ask(self, path: str) -> HttpAnswer:
         """With the token as it is now; once again if the server refuses one that was renewed meanwhile."""
-        context = trust(self._ca_file) if self._server.startswith("https:") else None
+        context = ssl_context(self._ca_file) if self._server.startswith("https:") else None
         token = read_token(self._token_file) if self._token_file else ""
         answer = self._get(path, token, context)
         if answer.status == 401 and self._token_file and (renewed := read_token(self._token_file)) != token:
@@ -148,7 +148,7 @@ class Kubernetes(Source):
 
     def _get(self, path: str, token: str, context: Any) -> HttpAnswer:
         headers = {"Accept": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
-        return ask_web(f"{self._server}{path}", headers, context, clock=self._clock)
+        return http_get(f"{self._server}{path}", headers, context, clock=self._clock)
 
     def _explain(self, answer: HttpAnswer) -> str:
         try:
@@ -242,7 +242,7 @@ FLAGS = ("selector", "namespace", "slots", "resource", "server", "token-file", "
 BARE_FLAG = "selector"
 
 
-def question(flags: Flags) -> Question:
+def from_flags(flags: Flags) -> PolledSource:
     """What ``from_kubernetes`` asks."""
     flags.needed("selector", "label selector", "from_kubernetes app=trainer")
     server = flags.text("server", "")
@@ -257,7 +257,7 @@ def question(flags: Flags) -> Question:
         resource=flags.text("resource", "nvidia.com/gpu"),
         page_size=flags.count("page-size", 500),
     )
-    return ask_remotely(source, flags)
+    return remote_source(source, flags)
 
 
 def _server_of_this_pod(environ: Mapping[str, str]) -> str:

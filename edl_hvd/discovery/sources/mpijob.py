@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass, replace
 
 from edl_hvd.discovery.flags import Flags
-from edl_hvd.discovery.question import Question, ask_locally
+from edl_hvd.discovery.registry import PolledSource, local_source
 from edl_hvd.discovery.source import Answer, Source
-from edl_hvd.discovery.sources.static_file import StaticFile, read_whole_file
+from edl_hvd.discovery.sources.hostfile import HostsFile, read_whole_file
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots, parse_host
 
@@ -54,8 +54,8 @@ class MpiJob(Source):
 
     def _read(self, folder: str) -> tuple[HostSlots, ...]:
         script = os.path.join(folder, "discover_hosts.sh")
-        # Which has no complete last line only while it is written; StaticFile refuses that, too.
-        listed = StaticFile(os.path.join(folder, "hostfile"), self.slots or 1).answer().hosts
+        # Which has no complete last line only while it is written; HostsFile refuses that, too.
+        listed = HostsFile(os.path.join(folder, "hostfile"), self.slots or 1).answer().hosts
         running = listed
         if os.path.lexists(script):
             running = read_script(read_whole_file(script, "MPIJob's script"), script, listed)
@@ -99,9 +99,9 @@ def read_script(text: str, path: str, listed: tuple[HostSlots, ...]) -> tuple[Ho
 FLAGS, BARE_FLAG = ("folder", "slots", "stale"), "folder"
 
 
-def question(flags: Flags) -> Question:
+def from_flags(flags: Flags) -> PolledSource:
     """What ``from_mpijob`` asks."""
     folder = flags.text("folder", "")
     if not folder and not os.path.isdir(FOLDER):
         raise UsageError(f"no folder is given, and {FOLDER}, which the launcher of every MPIJob has, is not there")
-    return ask_locally(MpiJob(folder or FOLDER, flags.count("slots", 1) if flags.all("slots") else None), flags)
+    return local_source(MpiJob(folder or FOLDER, flags.count("slots", 1) if flags.all("slots") else None), flags)

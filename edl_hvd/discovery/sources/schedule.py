@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.flags import Flags
-from edl_hvd.discovery.question import Question, ask_locally
+from edl_hvd.discovery.registry import PolledSource, local_source
 from edl_hvd.discovery.source import Answer, Source
-from edl_hvd.discovery.sources.static_file import read_whole_file
+from edl_hvd.discovery.sources.hostfile import read_whole_file
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots, parse_host
 from edl_hvd.interval import Interval
@@ -158,9 +158,9 @@ def stamp(path: str, now_s: float) -> float:
 FLAGS, BARE_FLAG = ("plan", "start", "start-file", "stale"), "plan"
 
 
-def question(flags: Flags) -> Question:
+def from_flags(flags: Flags) -> PolledSource:
     """What ``from_schedule`` asks."""
     flags.needed("plan", "plan", "from_schedule plan.txt")
     plan = flags.text("plan", "")
     start = flags.seconds("start", 0.0) or None
-    return ask_locally(Schedule(plan, flags.text("start-file", f"{plan}.started"), start), flags)
+    return local_source(Schedule(plan, flags.text("start-file", f"{plan}.started"), start), flags)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edl_hvd.discovery.flags import Flags
-from edl_hvd.discovery.question import REMOTE_FLAGS, Question, ask_remotely
+from edl_hvd.discovery.registry import REMOTE_FLAGS, PolledSource, remote_source
 from edl_hvd.discovery.source import Answer, HostDetails, Source
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots
@@ -192,7 +192,7 @@ def count_listed(text: str) -> int | None:
 FLAGS, BARE_FLAG = ("nodelist", "slots", *REMOTE_FLAGS), "nodelist"
 
 
-def question(flags: Flags) -> Question:
+def from_flags(flags: Flags) -> PolledSource:
     """What ``from_slurm`` asks."""
     environ = process_environment()
     nodelist = flags.text("nodelist", environ.get("SLURM_JOB_NODELIST", ""))
@@ -201,4 +201,4 @@ def question(flags: Flags) -> Question:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.,\[\]-]*", nodelist):
         raise UsageError(f"--nodelist {nodelist!r} is not usable; expected names as Slurm lists them, e.g. gpu[01-04]")
     slots = (flags.count("slots", 1),) if flags.all("slots") else slots_of_nodes(environ)
-    return ask_remotely(Slurm(nodelist, slots, environ), flags)
+    return remote_source(Slurm(nodelist, slots, environ), flags)

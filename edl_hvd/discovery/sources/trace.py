@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.flags import Flags
-from edl_hvd.discovery.question import Question, ask_locally
+from edl_hvd.discovery.registry import PolledSource, local_source
 from edl_hvd.discovery.source import Answer, Source
+from edl_hvd.discovery.sources.hostfile import read_whole_file
 from edl_hvd.discovery.sources.schedule import stamp
-from edl_hvd.discovery.sources.static_file import read_whole_file
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots, parse_host
 from edl_hvd.traces.text import parse_trace
@@ -100,7 +100,7 @@ FLAGS = ("trace", "start", "start-file", "speed", "divide", "skip", "notice", "s
 BARE_FLAG = "trace"
 
 
-def question(flags: Flags) -> Question:
+def from_flags(flags: Flags) -> PolledSource:
     """What ``from_trace`` asks."""
     flags.needed("trace", "trace", "from_trace trace.csv")
     path = flags.text("trace", "")
@@ -115,7 +115,7 @@ def question(flags: Flags) -> Question:
         flags.count("slots", 1),
         _stand_ins(flags.text("hosts", "")),
     )
-    return ask_locally(replay, flags)
+    return local_source(replay, flags)
 
 
 def _speed(text: str) -> float:

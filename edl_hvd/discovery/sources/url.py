@@ -9,9 +9,9 @@ from typing import Any
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.flags import Flags
-from edl_hvd.discovery.question import REMOTE_FLAGS, Question, ask_remotely
+from edl_hvd.discovery.registry import REMOTE_FLAGS, PolledSource, remote_source
 from edl_hvd.discovery.source import Answer, HostDetails, Permission, Source
-from edl_hvd.discovery.sources.web import ask_web, read_address, read_token, trust
+from edl_hvd.discovery.sources.web import http_get, read_address, read_token, ssl_context
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots, parse_host
 from edl_hvd.http_client import HttpAnswer, seconds_since_epoch
@@ -84,8 +84,8 @@ class Url(Source):
             headers["Authorization"] = f"Bearer {read_token(self._token_file)}"
         if self._tag:
             headers["If-None-Match"] = self._tag
-        context = trust(self._ca_file) if self._url.startswith("https:") else None
-        return ask_web(self._url, headers, context, clock=self._clock)
+        context = ssl_context(self._ca_file) if self._url.startswith("https:") else None
+        return http_get(self._url, headers, context, clock=self._clock)
 
     def _explain(self, answer: HttpAnswer) -> str:
         step = _NEXT_STEPS.get(answer.status, "see its words" if answer.words() else "see the server's log")
@@ -215,7 +215,7 @@ def _read_time(host: str, value: object) -> float:
 FLAGS, BARE_FLAG = ("url", "slots", "token-file", "ca-file", *REMOTE_FLAGS), "url"
 
 
-def question(flags: Flags) -> Question:
+def from_flags(flags: Flags) -> PolledSource:
     """What ``from_url`` asks."""
     flags.needed("url", "address", "from_url https://hosts.example.com/job-7")
     source = Url(
@@ -224,4 +224,4 @@ def question(flags: Flags) -> Question:
         token_file=flags.text("token-file", "") or None,
         ca_file=flags.text("ca-file", "") or None,
     )
-    return ask_remotely(source, flags)
+    return remote_source(source, flags)

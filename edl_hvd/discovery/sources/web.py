@@ -40,7 +40,7 @@ def read_address(text: str, flag: str) -> SplitResult:
     return address
 
 
-def ask_web(
+def http_get(
     url: str,
     headers: Mapping[str, str],
     context: ssl.SSLContext | None = None,
@@ -106,7 +106,7 @@ def read_token(path: str) -> str:
     return token
 
 
-def trust(ca_file: str | None) -> ssl.SSLContext:
+def ssl_context(ca_file: str | None) -> ssl.SSLContext:
     """Verifies servers against the certificates of a file; with ``None`` against those of this machine.
 
     Raises:
