@@ -1,13 +1,13 @@
-"""Every kind of source by its name: ``edlrun --discover KIND:...``, ``discovery_scripts/from_KIND``.
+"""Registry of the kinds of sources: ``edlrun --discover KIND:...``, ``discovery_scripts/from_KIND``.
 
-A kind's module in ``sources/`` has these names, of which the last one may be missing:
+The module of a kind in ``sources/`` has these names, of which the last one is optional:
 
-    FLAGS        the names of its flags
-    BARE_FLAG    the one that a value without a name stands for; empty for none
-    question     makes a ``Question`` of the ``Flags`` that were given
-    VARIABLES    the variables of flags that do not follow from their names
+    FLAGS        names of its flags
+    BARE_FLAG    flag that a value without a name stands for; empty for none
+    from_flags   makes a ``PolledSource`` of the given ``Flags``
+    VARIABLES    variables of flags that do not follow from the names
 
-It is imported when a source of its kind is asked for: a poll of a file pays for no cloud.
+A module is imported when a source of its kind is needed: a poll of a file does not import the clouds.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ REMOTE_FLAGS = ("refresh", "stale", "first")
 
 @dataclass(frozen=True)
 class PolledSource:
-    """A source to ask, and how long its answers count.
+    """A source, how often it is asked, and how long its answers count.
 
     Attributes:
-        refresh_s: Shortest time between two questions; 0 asks at every poll.
-        stale_s: How long after a question its answer may stand in for a newer one.
-        first_s: How long a poll may wait when nobody has asked for a while: Horovod ends a job whose
-            first poll fails, and nothing trains yet.
-        needs_packages: The source imports installed packages, which a poll itself runs without.
-        is_damped: Hosts that come and go again and again are left out for a while, see ``damping.py``.
+        source: Source to ask.
+        refresh_s: Fewest seconds between two requests to the source; 0 asks at every poll.
+        stale_s: Seconds after a request for which its answer may replace a newer one that fails.
+        first_s: Seconds for which the first poll of a job may wait: Horovod ends a job whose first poll fails.
+        needs_packages: Whether the source imports installed packages, without which a poll itself runs.
+        is_damped: Whether flapping hosts are left out, see ``damping.py``.
     """
 
     source: Source
@@ -58,21 +58,20 @@ class PolledSource:
 
 
 def local_source(source: Source, flags: Flags) -> PolledSource:
-    """Of a source that is asked at every poll, because that costs next to nothing; it has the flag ``--stale``."""
-    # A file that does not read now is a mistake to show, not an outage to bridge: nothing stands in
-    # for it unless asked. Horovod keeps its hosts while a script fails. Nor is it damped: who writes hosts
-    # into a file means it.
+    """A source that is asked at every poll, because that costs almost nothing; it has the flag ``--stale``."""
+    # A file that cannot be read is a mistake to show, not an outage to bridge: without --stale no older answer
+    # replaces it. Horovod keeps its hosts while a script fails. It is not damped: hosts in a file are intended.
     return PolledSource(source, refresh_s=0, stale_s=flags.seconds("stale", 0), first_s=0)
 
 
 def remote_source(source: Source, flags: Flags, needs_packages: bool = False) -> PolledSource:
-    """Of a source behind a network, with the ``REMOTE_FLAGS``."""
+    """A source behind a network, with the ``REMOTE_FLAGS``."""
     refresh_s = flags.seconds("refresh", 10)
-    # New hosts take a minute or more to boot; ten seconds are lost in that, and a tenth of the polls ask.
+    # A new host boots for a minute or more, so ten seconds do not matter; one poll in ten asks the source.
     stale_s = flags.seconds("stale", 300)
-    # Longer than a throttled account or a renewed token takes, shorter than a person's patience.
+    # Longer than a throttled account or a renewed token takes, and short enough to notice an outage.
     first_s = flags.seconds("first", 20)
-    # Loading boto3, a token and two calls take about 2 s; this is ten times that.
+    # Loading boto3, a token and two calls take about 2 s; this is ten times as long.
     return PolledSource(source, refresh_s, stale_s, first_s, needs_packages, is_damped=True)
 
 
@@ -84,17 +83,17 @@ class _Kind(Protocol):
 
 
 def make_source(kind: str, given: Sequence[str], variables: Sequence[str]) -> PolledSource:
-    """The question that the words of a command line describe, see ``Flags``.
+    """Make the source that the words of a command line describe, see ``Flags``.
 
     Raises:
-        UsageError: Naming the flag, what it says and what is accepted.
+        UsageError: A flag is wrong; the message says which, its value and what is accepted.
     """
     module = _module(kind)
     return module.from_flags(Flags(given, variables, module.FLAGS, module.BARE_FLAG))
 
 
 def read_variables(kind: str, environ: Mapping[str, str]) -> list[str]:
-    """Words of flags from the variables of a discovery script, e.g. of ``EDL_HVD_DISCOVERY_TAG``."""
+    """Read flags from the variables of a discovery script, e.g. ``EDL_HVD_DISCOVERY_TAG``."""
     module = _module(kind)
     variables = {flag: f"EDL_HVD_DISCOVERY_{flag.upper().replace('-', '_')}" for flag in module.FLAGS}
     variables |= getattr(module, "VARIABLES", {})

@@ -126,7 +126,7 @@ def test_a_server_that_cannot_prove_who_it_is_gets_no_token(cluster, tmp_path):
     ("broken", "words"),
     [
         ({"status": {"phase": "Running"}, "spec": {}}, "it is not ready"),
-        ({"metadata": {}}, "lists what is no pod: KeyError"),
+        ({"metadata": {}}, "lists something that is not a pod: KeyError"),
         ({"spec": {"containers": [{}]}}, "pod w may use no nvidia.com/gpu; give it some, or give --slots"),
         ({"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": "1k"}}}]}}, "ValueError"),
     ],

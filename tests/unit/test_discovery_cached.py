@@ -56,7 +56,7 @@ class FakeEntry(CacheEntry):
     def write(self, record: Record, refresh_s: float) -> None:
         self.record = record
 
-    def start_asking(self, question: PolledSource, since_s: float, clock: object) -> bool:
+    def start_refresher(self, question: PolledSource, since_s: float, clock: object) -> bool:
         self.question = question
         if self.delay_s is not None and self.done_s is None:
             self.done_s = self.clock.now_s + self.delay_s

@@ -95,7 +95,7 @@ def test_changes_are_told_once_each() -> None:
         "- b:1 (it is being deleted)",
         "  a has 4 instead of 2 slots",
         "  b is left out: it is being deleted",
-        "  i-7 is left out no more",
+        "  i-7 is no longer left out",
     ]
 
 

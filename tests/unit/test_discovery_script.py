@@ -89,7 +89,7 @@ def test_the_command_is_the_shells_with_arguments_variables_and_pipes(monkeypatc
         ("echo a:0", "'a' has 0 slots"),
         ("echo two words:1", "'two words' is not usable"),
         ("echo a:1; echo a:2", "printed a twice, with different slots"),
-        (r"printf '\377\376:1\n'", "printed what is no text"),
+        (r"printf '\377\376:1\n'", "printed something that is not text"),
         ("echo 'a:1\0'", "cannot be started"),
     ],
 )

@@ -140,7 +140,7 @@ class TestSchedule:
         assert os.listdir(tmp_path) == ["started"]
 
     def test_refuses_a_start_that_is_no_time(self, tmp_path: Path) -> None:
-        with pytest.raises(DiscoveryError, match="delete it to start anew"):
+        with pytest.raises(DiscoveryError, match="delete it to start from zero"):
             stamp(write(tmp_path / "started", "yesterday\n"), 5.0)
 
 

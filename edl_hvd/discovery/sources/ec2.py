@@ -1,4 +1,4 @@
-"""Hosts that are running EC2 instances with given tags."""
+"""Running EC2 instances with given tags as hosts."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from edl_hvd.errors import UsageError
 
 
 class Ec2ByTag(Source):
-    """The running instances that carry every one of ``tags``, by private address.
+    """The running instances that have all of ``tags``, by private address.
 
-    A spot instance that EC2 has marked for its end or for a stop is left out at once, two minutes before it goes, and
-    is in ``notices`` instead.
+    A spot instance that EC2 has marked to be ended or stopped is left out at once, two minutes before that, and is in
+    ``notices`` instead.
 
     Args:
         tags: Pairs of key and value; at least one.
-        region: AWS region; ``None`` leaves it to boto3.
-        slots, address, page_size, healthy, prices: See ``Wishes``.
+        region: AWS region; ``None`` for that of boto3's configuration.
+        slots, address, page_size, healthy, prices: See ``InstanceOptions``.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ FLAGS, BARE_FLAG = ("tag", *ec2_instances.FLAGS, *REMOTE_FLAGS), ""
 
 
 def from_flags(flags: Flags) -> PolledSource:
-    """What ``from_ec2`` asks."""
+    """The source of ``from_ec2``."""
     tags = tuple(read_tag(tag) for tag in flags.needed("tag", "tag", "from_ec2 --tag job=resnet50"))
     source = Ec2ByTag(tags, flags.text("region", "") or None, **asdict(read_options(flags)))
     return remote_source(source, flags, needs_packages=True)

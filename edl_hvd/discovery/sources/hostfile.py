@@ -140,6 +140,6 @@ FLAGS, BARE_FLAG = ("file", "slots", "stale"), "file"
 
 
 def from_flags(flags: Flags) -> PolledSource:
-    """What ``from_file`` asks."""
+    """The source of ``from_file``."""
     flags.needed("file", "hosts file", "from_file hosts.txt")
     return local_source(HostsFile(flags.text("file", ""), flags.count("slots", 1)), flags)

@@ -1,4 +1,4 @@
-"""Hosts that a web server lists, as text or as JSON."""
+"""Hosts that a web server lists, as text or JSON."""
 
 from __future__ import annotations
 
@@ -28,19 +28,21 @@ _NEXT_STEPS = {
 
 
 class Url(Source):
-    """The hosts that a GET of ``url`` answers with.
+    """The hosts in the answer to a GET of ``url``.
 
-    Text: one ``host`` or ``host:slots`` line per host, ``#`` before a comment; an answer without a host is refused, as
-    it may be anything. JSON: ``{"a": 4}``, or ``{"hosts": [...]}`` with objects that have ``host`` and ``slots``,
-    and may have ``price_usd_per_h``, ``kind``, ``zone``, ``since`` (seconds since the epoch, or ISO 8601 with its
-    time zone) and ``notice_s`` (it will be gone in that many seconds). An empty list says that there are no hosts.
+    Text has one ``host`` or ``host:slots`` line per host, and ``#`` before a comment; text without a host is an error,
+    because it may be anything. JSON is ``{"a": 4}``, or ``{"hosts": [...]}`` with objects that have ``host`` and
+    ``slots``, optionally ``price_usd_per_h``, ``kind``, ``zone``, ``since`` (seconds since the epoch, or ISO 8601 with
+    a time zone) and ``notice_s`` (seconds until the host is gone). An empty list states that there are no hosts.
 
-    A server that sends an ``ETag`` is asked with ``If-None-Match`` the next time: 304 stands for the same answer.
+    After an answer with an ``ETag`` the next request has ``If-None-Match``: 304 stands for the same answer.
 
     Args:
-        slots: Of a host that names none; ``None``: every host has to.
-        token_file: Holds a bearer token; read anew at each question.
-        ca_file: Certificates that the server's is checked against, instead of this machine's.
+        url: Address of http or https.
+        slots: Number of slots of a host that names none; ``None`` if each host has to name them.
+        token_file: File with a bearer token, which is read at each request.
+        ca_file: File of certificates that verify the server; ``None`` for those of this machine.
+        clock: Clock of notices.
     """
 
     def __init__(
@@ -73,7 +75,9 @@ class Url(Source):
         try:
             listed = read_listed(answer, self._slots)
         except (DiscoveryError, UsageError) as error:
-            raise DiscoveryError(f"{self._shown} answered with what is no list of hosts: {error}") from error
+            raise DiscoveryError(
+                f"{self._shown} answered with something that is not a list of hosts: {error}"
+            ) from error
         self._listed, self._listed_s = listed, self._clock.monotonic_s()
         self._tag = answer.headers.get("etag", "")
         return listed
@@ -106,10 +110,10 @@ class Url(Source):
 
 
 def read_listed(answer: HttpAnswer, slots: int | None) -> Answer:
-    """The hosts of an answer with status 200, and what is known of them.
+    """Read the hosts of an answer with status 200, and their details.
 
     Raises:
-        DiscoveryError, UsageError: Saying what is wrong with it.
+        DiscoveryError, UsageError: The answer is wrong; the message says why.
     """
     try:
         text = answer.body.decode()
@@ -216,7 +220,7 @@ FLAGS, BARE_FLAG = ("url", "slots", "token-file", "ca-file", *REMOTE_FLAGS), "ur
 
 
 def from_flags(flags: Flags) -> PolledSource:
-    """What ``from_url`` asks."""
+    """The source of ``from_url``."""
     flags.needed("url", "address", "from_url https://hosts.example.com/job-7")
     source = Url(
         flags.text("url", ""),
