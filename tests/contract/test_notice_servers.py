@@ -101,7 +101,7 @@ def test_a_platform_in_trouble_is_an_error_and_later_it_is_asked_again(tale: Tal
 
 
 def test_a_platform_that_hangs_is_given_up(tale: Tale, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edl_hvd.notices.asking.SOCKET_S", 0.05)
+    monkeypatch.setattr("edl_hvd.notices.request.SOCKET_S", 0.05)
     tale.server.behave("hang")
     with pytest.raises(PlatformError, match="did not answer"):
         tale.provider.ask()
