@@ -289,7 +289,7 @@ def test_the_flags_of_the_script_beat_those_of_its_sources() -> None:
 def test_who_prefers_the_cheapest_asks_for_prices() -> None:
     def asks(text: str) -> list[bool]:
         sources = sources_in(read_source(text).source)
-        return [one._instances._wishes.prices for one in sources if isinstance(one, Ec2ByTag)]
+        return [one._instances._options.prices for one in sources if isinstance(one, Ec2ByTag)]
 
     assert asks("prefer(union(ec2:tag=a=b, file:a), 8)") == [True]
     assert asks("union(limit(ec2:tag=a=b, 8), prefer(ec2:tag=a=b,prices=no, 8))") == [False, False]
