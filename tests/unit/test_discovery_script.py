@@ -82,7 +82,7 @@ def test_the_command_is_the_shells_with_arguments_variables_and_pipes(monkeypatc
         ("kill -9 $$", "was ended by SIGKILL"),
         ("/no/such/program", "ended with exit code 127: .*/no/such/program"),
         ("true", "printed no host and ended with exit code 0"),
-        ("echo; echo sad >&2", "printed no host .* nothing to say: sad"),
+        ("echo; echo sad >&2", "printed no host .* no hosts to print: sad"),
         ("echo a:1; echo oops", "'oops' names no slots; expected 'host:slots', or --slots-per-host"),
         ("echo a:b", "'a:b' is not understood"),
         ("echo a:1:2", "'a:1:2' is not understood"),

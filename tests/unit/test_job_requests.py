@@ -204,7 +204,7 @@ def test_drain_says_what_follows(job_folder, listening):
     waits = run("drain", "b", "--job", path).stdout
     assert waits.endswith("; 1 worker of the 2 that --min-np asks for stay, so the job waits for more\n")
     listening.membership = training("b:2")
-    assert "it saves a checkpoint and ends with exit code 75" in run("drain", "b", "--job", path).stdout
+    assert "the job saves a checkpoint and ends with exit code 75" in run("drain", "b", "--job", path).stdout
 
 
 def test_drain_refuses_in_one_line(job_folder, listening, tmp_path):
@@ -216,7 +216,7 @@ def test_drain_refuses_in_one_line(job_folder, listening, tmp_path):
     leave(tmp_path / "over", status("ended", end=events.End(0)))
     done = run("drain", "a", "--job", str(tmp_path / "over"))
     assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
-    assert "does not run any more" in done.stderr
+    assert "is not running" in done.stderr
     done = run("drain", "a")
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1), "there is no terminal on which to ask"
     assert done.stderr.startswith("error: cannot drain a: no job was named, and standard input is no terminal ")

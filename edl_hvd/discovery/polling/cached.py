@@ -67,7 +67,7 @@ def _complain(source: str, message: str, code: int) -> int:
 def find_answer(polled: PolledSource, entry: CacheEntry, clock: Clock) -> tuple[str, str]:
     """Find the answer to print, and a warning about it (empty for none).
 
-    Returns within ``ANSWER_S``; for the first poll of a job within ``polled.first_s``.
+    Returns within ``ANSWER_S``; for the first poll of a job within the ``first_s`` of the source.
 
     Raises:
         DiscoveryError: There is no answer that is new enough.
