@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY / "tests" / "contract"))
 
 from discovery_clouds import Ec2Scene  # noqa: E402 (no package)
-from discovery_scenes import Scene, ScheduleScene, StaticFileScene  # noqa: E402
+from discovery_scenes import HostsFileScene, Scene, ScheduleScene  # noqa: E402
 from servers import AwsServer  # noqa: E402
 
 
@@ -53,7 +53,7 @@ def main(polls: int) -> None:
         report(
             "python -I -c 'import boto3'", measure([*bare[:2], "-c", "import boto3"], dict(os.environ), Path(name), 3)
         )
-        scenes: list[Scene] = [StaticFileScene(folders[0]), ScheduleScene(folders[1]), Ec2Scene(folders[2], aws)]
+        scenes: list[Scene] = [HostsFileScene(folders[0]), ScheduleScene(folders[1]), Ec2Scene(folders[2], aws)]
         for scene in scenes:
             scene.show(8)
             command = [scene.path(), *scene.words]

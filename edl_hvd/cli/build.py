@@ -16,7 +16,7 @@ from edl_hvd.settings import cache_folder, process_environment
 
 
 class _Screen(Observer):
-    """On a terminal a live line; everywhere one line per finished stage."""
+    """Progress of the build: a line for each finished stage, and on a terminal a live line."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -58,7 +58,7 @@ class _Screen(Observer):
         if self._console.is_terminal:
             self._live.update(self._task, total=100, completed=percent)
         elif percent // 25 > self._quarters:
-            # A log shows that it goes on, without a line per file.
+            # A log shows progress without a line for each file.
             self._quarters = percent // 25
             self._console.print(f"  [dim]{escape(self._name)}: {percent} %[/]")
 
@@ -72,17 +72,34 @@ class _Screen(Observer):
 
 
 @click.command("build-horovod")
-@click.option("--with-nccl/--without-nccl", "nccl", default=None, help="GPU collectives. [default: when a GPU is here]")
-@click.option("--with-mpi/--without-mpi", "mpi", default=None, help="MPI besides Gloo. [default: when mpicxx is here]")
 @click.option(
-    "--jobs", type=click.IntRange(min=1), help="Files compiled at a time. [default: by processors and memory]"
+    "--with-nccl/--without-nccl", "nccl", default=None, help="Build GPU collectives. [default: if there is a GPU]"
 )
-@click.option("--cache/--no-cache", default=True, show_default=True, help="Reuse a wheel built from the same things.")
-@click.option("--check-only", is_flag=True, help="Build nothing; prove that the installed Horovod works.")
+@click.option(
+    "--with-mpi/--without-mpi", "mpi", default=None, help="Build MPI besides Gloo. [default: if there is mpicxx]"
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Compile N files at once. [default: by processors and memory]",
+)
+@click.option(
+    "--cache/--no-cache", default=True, show_default=True, help="Reuse a wheel that was built from the same inputs."
+)
+@click.option("--check-only", is_flag=True, help="Build nothing; only test the installed Horovod.")
 def build_command(nccl: bool | None, mpi: bool | None, jobs: int | None, cache: bool, check_only: bool) -> None:
-    """Build Horovod 0.28.1 for the installed torch, install it, and let two processes allreduce.
+    """Build and install Horovod 0.28.1 for the installed torch.
 
-    HOROVOD_* variables are passed on to Horovod's build; docs/build.md lists the useful ones.
+    Two processes then make an allreduce, to test it. HOROVOD_* variables are passed to Horovod's build.
+
+    \b
+    Examples:
+      edl-hvd build-horovod
+      edl-hvd build-horovod --with-nccl --jobs 8
+      edl-hvd build-horovod --check-only
+
+    Documents: docs/build.md.
     """
     console = Console(highlight=False)
     environ = process_environment()

@@ -1,4 +1,4 @@
-"""``edl-hvd checkpoint``: what is in a checkpoint storage, and whether it is whole."""
+"""``edl-hvd checkpoint``: list, show and verify checkpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from edl_hvd.cli.checkpoint_common import (
     all_option,
     bar,
     check_choice,
-    clean,
     json_option,
     measured,
     opened,
@@ -29,19 +28,27 @@ from edl_hvd.cli.checkpoint_common import (
     step_option,
 )
 from edl_hvd.cli.checkpoint_transfer import copy_command, export_command, prune_command, restore_command
-from edl_hvd.cli.words import count
+from edl_hvd.cli.formatting import clean, count
 from edl_hvd.errors import StorageError
 
 _LONGEST_VALUE = 60
-# Characters of a plain value; longer ones are cut, --json has them whole.
+# Characters of a plain value; longer values are cut, and --json has them whole.
 
 
 @click.group("checkpoint")
 def checkpoint_commands() -> None:
-    """Look at checkpoints, check them, and take them elsewhere.
+    """Inspect, verify, copy, export and remove checkpoints.
 
-    URL is what the job was given: a folder, s3://bucket/run, or any URL that fsspec knows. Exit code 1 when something
-    is damaged or could not be done, 2 when the command was given wrongly.
+    URL is the job's checkpoint URL: a folder, s3://bucket/run, or any URL that fsspec knows.
+
+    \b
+    Examples:
+      edl-hvd checkpoint list runs/7/checkpoints
+      edl-hvd checkpoint verify s3://bucket/run --all
+      edl-hvd checkpoint export s3://bucket/run model.safetensors
+
+    Exit code 1 when something is damaged or could not be done, 2 when the arguments are wrong. Documents:
+    docs/checkpoints.md.
     """
 
 
@@ -60,8 +67,13 @@ checkpoint_commands.add_command(prune_command)
 def list_command(url: str, as_json: bool) -> None:
     """List the checkpoints at URL, newest first.
 
-    Reads manifests and the sizes of files only; 'verify' reads every byte. Exit code 1 when one cannot be used, or when
-    URL is a folder or bucket that does not exist.
+    Reads manifests and the sizes of files only; 'verify' reads every byte. Exit code 1 when a checkpoint cannot be
+    used, or when URL is a folder or bucket that does not exist.
+
+    \b
+    Examples:
+      edl-hvd checkpoint list runs/7/checkpoints
+      edl-hvd checkpoint list s3://bucket/run --json
     """
     with opened(url) as [storage]:
         found = list(overviews(storage))
@@ -109,7 +121,7 @@ def _overviews_table(found: list[Overview]) -> Table:
 
 
 def _moment(manifest: Manifest) -> str:
-    """When it was written, in UTC, to the second."""
+    """The time at which it was written, in UTC, to the second."""
     return clean(manifest.created[:19].replace("T", " "))
 
 
@@ -121,7 +133,13 @@ def _moment(manifest: Manifest) -> str:
 @step_option
 @json_option
 def show_command(url: str, step: int | None, as_json: bool) -> None:
-    """Show what is in a checkpoint: progress, versions, plain state, tensors."""
+    """Show the progress, versions, state and tensors of a checkpoint.
+
+    \b
+    Examples:
+      edl-hvd checkpoint show runs/7/checkpoints
+      edl-hvd checkpoint show s3://bucket/run --step 4000 --json
+    """
     with opened(url) as [storage]:
         [chosen] = chosen_steps(storage, step)
         manifest = read_listed(storage, chosen).manifest
@@ -169,7 +187,7 @@ def _pictures(url: str, manifest: Manifest) -> Iterator[Table]:
 
 
 def _flat(plain: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The attributes of the state and the counters, each by its name; those that no script gives are left out."""
+    """The attributes of the state and the counters, each by its name; those of the package itself are left out."""
     for name, value in plain.items():
         if isinstance(value, dict) and value and "__tensor__" not in value:
             yield from ((f"{name}/{inner}", item) for inner, item in value.items() if not inner.startswith("_"))
@@ -200,12 +218,17 @@ def _tensors_in(value: Any) -> int:
 @checkpoint_commands.command("verify")
 @click.argument("url")
 @step_option
-@all_option("Every checkpoint that is listed.")
+@all_option("Verify every checkpoint that is listed.")
 @json_option
 def verify_command(url: str, step: int | None, every: bool, as_json: bool) -> None:
     """Read every byte of a checkpoint and name what is damaged.
 
-    Exit code 1 when anything is.
+    Exit code 1 when something is damaged.
+
+    \b
+    Examples:
+      edl-hvd checkpoint verify runs/7/checkpoints
+      edl-hvd checkpoint verify s3://bucket/run --all
     """
     check_choice(step, every)
     found: list[Verified] = []

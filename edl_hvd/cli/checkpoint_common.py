@@ -1,4 +1,4 @@
-"""What the commands of ``edl-hvd checkpoint`` share: opening, refusing, choosing, progress, sizes."""
+"""What the commands of ``edl-hvd checkpoint`` share: options, opening storages, tables, progress, sizes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from edl_hvd.checkpoint.reading.files import Tell
@@ -17,11 +16,11 @@ from edl_hvd.errors import UsageError
 from edl_hvd.storage import Storage, open_storage
 
 _WIDEST = 1000
-# Columns; more than names and paths need.
+# Columns: more than any name or path needs.
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 step_option = click.option(
-    "--step", type=click.IntRange(min=0), metavar="N", help="The checkpoint of this step. [the newest]"
+    "--step", type=click.IntRange(min=0), metavar="N", help="Step of the checkpoint. [the newest]"
 )
 
 
@@ -32,7 +31,7 @@ def all_option(help: str) -> Callable[[Callable], Callable]:
 
 @contextmanager
 def opened(*urls: str) -> Iterator[list[Storage]]:
-    """The storages at these URLs; what the caller did wrong ends the program with exit code 2 and one line."""
+    """The storages at these URLs; a wrong URL or argument ends the program with one line and exit code 2."""
     storages: list[Storage] = []
     try:
         for url in urls:
@@ -52,7 +51,7 @@ def check_choice(step: int | None, every: bool) -> None:
 
 
 def print_table(table: Table) -> None:
-    """As wide as the terminal, or as wide as any row needs where a program or a file reads it."""
+    """Print a table as wide as the terminal, or as wide as its rows if standard output is no terminal."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDEST)
     with console.capture() as captured:
         console.print(table)
@@ -62,7 +61,7 @@ def print_table(table: Table) -> None:
 
 @contextmanager
 def bar(text: str, unit: str = "bytes") -> Iterator[Tell]:
-    """A progress bar on standard error, if that is a terminal; it is gone when the work is done."""
+    """A progress bar on standard error, if that is a terminal; it is removed when the work is done."""
     if not sys.stderr.isatty():
         yield lambda done, whole: None
         return
@@ -94,9 +93,3 @@ def measured(metrics: Mapping[str, float]) -> str:
     'accuracy=0.91235 loss=12'
     """
     return " ".join(f"{name}={value:.5g}" for name, value in metrics.items())
-
-
-def clean(text: str) -> str:
-    """One line of visible characters, markup left alone: what a file says must not move the cursor."""
-    line = " ".join(text.split())
-    return escape("".join(character if character.isprintable() else "?" for character in line))

@@ -1,4 +1,4 @@
-"""``edl-hvd checkpoint restore``, ``export``, ``copy`` and ``prune``: checkpoints taken elsewhere, or away."""
+"""``edl-hvd checkpoint restore``, ``export``, ``copy`` and ``prune``: copy checkpoints, or remove them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,25 @@ from edl_hvd.checkpoint.retention.policy import Pruning, RetentionPolicy, carry_
 from edl_hvd.checkpoint.tools.copying import Copied, copy_each, restore_to
 from edl_hvd.checkpoint.tools.export import export
 from edl_hvd.cli.checkpoint_common import all_option, bar, check_choice, json_option, opened, size, step_option
-from edl_hvd.cli.words import count
+from edl_hvd.cli.formatting import count
 from edl_hvd.clock import SYSTEM_CLOCK
 from edl_hvd.values import Best, Interval
 
 
 @click.command("restore")
 @click.argument("url")
-@click.option("--to", "folder", required=True, metavar="DIR", help="A folder that is new or empty.")
+@click.option("--to", "folder", required=True, metavar="DIR", help="Folder that is new or empty.")
 @step_option
 @json_option
 def restore_command(url: str, folder: str, step: int | None, as_json: bool) -> None:
-    """Copy one checkpoint into a local folder, every byte verified.
+    """Copy one checkpoint into a local folder; verify every byte.
 
-    The folder can be given to a job as its checkpoint URL. Nothing is overwritten.
+    A job can use the folder as its checkpoint URL. Nothing is overwritten.
+
+    \b
+    Examples:
+      edl-hvd checkpoint restore s3://bucket/run --to checkpoints
+      edl-hvd checkpoint restore s3://bucket/run --step 4000 --to checkpoints
     """
     with opened(url) as [storage]:
         [chosen] = chosen_steps(storage, step)
@@ -41,13 +46,18 @@ def restore_command(url: str, folder: str, step: int | None, as_json: bool) -> N
 @click.argument("url")
 @click.argument("out", metavar="FILE")
 @step_option
-@click.option("--prefix", metavar="NAME", help="The attribute of State to export. [the only module]")
+@click.option("--prefix", metavar="NAME", help="Attribute of State to export. [the only module]")
 @json_option
 def export_command(url: str, out: str, step: int | None, prefix: str | None, as_json: bool) -> None:
-    """Write a model's weights to FILE, model.safetensors or model.pt.
+    """Write a model's weights to a .safetensors or .pt file.
 
     The tensors have the names of the model's own state_dict. safetensors, or torch.load(FILE, weights_only=True),
-    reads the file where edl_hvd is not installed. Nothing is overwritten.
+    reads the file, also where edl_hvd is not installed. Nothing is overwritten.
+
+    \b
+    Examples:
+      edl-hvd checkpoint export s3://bucket/run model.safetensors
+      edl-hvd checkpoint export runs/7/checkpoints model.pt --prefix generator
     """
     with opened(url) as [storage]:
         [chosen] = chosen_steps(storage, step)
@@ -61,13 +71,18 @@ def export_command(url: str, out: str, step: int | None, prefix: str | None, as_
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
 @step_option
-@all_option("Every checkpoint that is listed, the oldest first.")
+@all_option("Copy every checkpoint that is listed, the oldest first.")
 @json_option
 def copy_command(source: str, target: str, step: int | None, every: bool, as_json: bool) -> None:
-    """Copy checkpoints from one URL to another, every byte verified.
+    """Copy checkpoints from one URL to another; verify every byte.
 
-    A copy is listed when it is whole; one that was broken off can be begun again. Nothing is overwritten: exit code 1
-    when TO has a different checkpoint of that step.
+    A copy is listed when it is whole; an interrupted copy can be repeated. Nothing is overwritten: exit code 1 when TO
+    has a different checkpoint of that step.
+
+    \b
+    Examples:
+      edl-hvd checkpoint copy runs/7/checkpoints s3://bucket/run
+      edl-hvd checkpoint copy s3://bucket/run runs/7/checkpoints --all
     """
     check_choice(step, every)
     outcomes: list[Copied] = []
@@ -89,19 +104,28 @@ def _outcome_in_words(outcome: Copied) -> str:
 
 @click.command("prune")
 @click.argument("url")
-@click.option("--keep", type=click.IntRange(min=1), required=True, metavar="N", help="Valid checkpoints to keep.")
-@click.option("--keep-every", metavar="INTERVAL", help="Keep milestones too, of such as '10000 steps', '5 epochs'.")
-@click.option("--keep-best", metavar="METRIC:MODE", help="Keep the best one too, by such as 'loss:min'.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@click.option(
+    "--keep", type=click.IntRange(min=1), required=True, metavar="N", help="Number of valid checkpoints to keep."
+)
+@click.option("--keep-every", metavar="INTERVAL", help="Keep also a milestone for each INTERVAL, e.g. '10000 steps'.")
+@click.option("--keep-best", metavar="METRIC:MODE", help="Keep also the best one, e.g. by 'loss:min'.")
+@click.option("--dry-run", is_flag=True, help="Remove nothing; only list what would be removed.")
 @json_option
 def prune_command(
     url: str, keep: int, keep_every: str | None, keep_best: str | None, dry_run: bool, as_json: bool
 ) -> None:
-    """Remove what is older than the newest N valid checkpoints, as a job does after each new one.
+    """Remove all but the newest N valid checkpoints.
 
-    That includes what broken-off checkpoints have left there, and more than an hour ago beside those that stay. A
-    checkpoint counts as valid if 'list' says so. A milestone is the first checkpoint at or after a multiple of
-    INTERVAL. Give what the job was given, or its milestones and its best checkpoint go.
+    A job does the same after each new checkpoint. A checkpoint is valid if 'list' says so. A milestone is the first
+    checkpoint at or after a multiple of INTERVAL. Files of interrupted checkpoints are removed, too; those beside
+    checkpoints that stay, after an hour.
+
+    Give the job's own --keep-every and --keep-best, or its milestones and its best checkpoint are removed.
+
+    \b
+    Examples:
+      edl-hvd checkpoint prune s3://bucket/run --keep 3 --dry-run
+      edl-hvd checkpoint prune s3://bucket/run --keep 3 --keep-best loss:min
     """
     with opened(url) as [storage]:
         every = None if keep_every is None else Interval.parse_counted(keep_every)

@@ -1,4 +1,4 @@
-"""``edl-hvd discover``: what a source of hosts says, and why a host is left out."""
+"""``edl-hvd discover``: the hosts of a source, and why others are left out."""
 
 from __future__ import annotations
 
@@ -14,44 +14,53 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from edl_hvd.cli.words import count, duration
+from edl_hvd.cli.formatting import count, duration
 from edl_hvd.discovery.inspection import HostListing, Inspector, ListedHost, changes
-from edl_hvd.discovery.question import Question
+from edl_hvd.discovery.registry import PolledSource
 from edl_hvd.discovery.sources.combined import read_source, start_now
 from edl_hvd.errors import DiscoveryError, UsageError
 
 NO_ANSWER, WRONG_ARGUMENTS = 1, 2
-# As the discovery scripts end.
+# Exit codes of the discovery scripts.
 _REDRAW_S = 1.0
 # Ages and notices are shown in whole seconds.
 
 
 @click.command("discover")
 @click.argument("source")
-@click.option("--watch", is_flag=True, help="Go on, every second, until Ctrl-C; a line for each change if no terminal.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch one line for each answer.")
+@click.option(
+    "--watch", is_flag=True, help="Repeat every second until Ctrl-C; without a terminal print a line for each change."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch a line for each answer.")
 def discover_command(source: str, watch: bool, as_json: bool) -> None:
     """Show the hosts of SOURCE, and why others are left out.
 
-    SOURCE is what edlrun --discover takes: file:hosts.txt, ec2:tag=job=resnet50, union(SOURCE, SOURCE),
-    limit(SOURCE, 8), prefer(SOURCE, 8). Exit code 0: there are hosts. 1: no trustworthy answer, or no hosts. 2:
-    SOURCE is not understood.
+    SOURCE has the form of 'edlrun --discover SOURCE'.
+
+    \b
+    Examples:
+      edl-hvd discover file:hosts.txt
+      edl-hvd discover ec2:tag=job=resnet50 --watch
+      edl-hvd discover 'union(ec2:tag=job=7, file:spare.txt)' --json
+
+    Exit code 0 when there are hosts, 1 when there are none or no answer that can be trusted, 2 when SOURCE is not
+    understood. Documents: docs/discovery.md.
     """
     try:
-        question = read_source(source, start_now)
+        polled = read_source(source, start_now)
     except UsageError as error:
         click.echo(f"edl-hvd discover: {source!r}: {' '.join(str(error).split())}", err=True)
         sys.exit(WRONG_ARGUMENTS)
     try:
-        code = _watch(question, as_json) if watch else _show(question, as_json)
+        code = _watch(polled, as_json) if watch else _show(polled, as_json)
     finally:
-        question.source.close()
+        polled.source.close()
     sys.exit(code)
 
 
-def _show(question: Question, as_json: bool) -> int:
+def _show(polled: PolledSource, as_json: bool) -> int:
     try:
-        listing = Inspector(question).inspect()
+        listing = Inspector(polled).inspect()
     except (DiscoveryError, UsageError) as error:
         return _complain(str(error))
     if as_json:
@@ -66,12 +75,12 @@ def _complain(problem: str) -> int:
     return NO_ANSWER
 
 
-def _watch(question: Question, as_json: bool) -> int:
-    """Until Ctrl-C; the source is asked as often as a job would ask it."""
-    every_s = max(_REDRAW_S, question.refresh_s)
+def _watch(polled: PolledSource, as_json: bool) -> int:
+    """Show the hosts until Ctrl-C; poll the source as often as a job would."""
+    every_s = max(_REDRAW_S, polled.refresh_s)
     show = _follow if as_json or not sys.stdout.isatty() else _follow_on_screen
     with contextlib.suppress(KeyboardInterrupt):
-        show(Inspector(question), every_s, as_json)
+        show(Inspector(polled), every_s, as_json)
     return 0
 
 
@@ -116,21 +125,21 @@ def _follow_on_screen(inspector: Inspector, every_s: float, as_json: bool) -> No
 
 
 def to_json(listing: HostListing) -> dict[str, object]:
-    """With ``hosts``, ``left_out`` and ``remark``; what is not known of a host is not there."""
+    """The keys are ``hosts``, ``left_out`` and ``remark``; unknown details of a host are left out."""
     hosts = [{name: value for name, value in asdict(one).items() if value not in ("", None)} for one in listing.hosts]
     return {"hosts": hosts, "left_out": dict(listing.left_out), "remark": listing.remark}
 
 
-# --- for people ---
+# --- text ---
 
 
 def picture(listing: HostListing, now_s: float, at_s: float | None = None, problem: str = "") -> RenderableType:
-    """The hosts as a table, then what is left out. Columns of which nothing is known are not shown.
+    """A table of the hosts, then what is left out. Columns without a value are not shown.
 
     Args:
-        now_s: Seconds since the epoch, for ages.
-        at_s: When the source was asked; ``None``: now.
-        problem: Why there is nothing newer.
+        now_s: Present time in seconds since the epoch, for ages.
+        at_s: Time at which the source was asked; ``None`` for now.
+        problem: Reason why there is no newer answer; empty for none.
     """
     pieces: list[RenderableType] = []
     if listing.hosts:

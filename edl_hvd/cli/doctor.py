@@ -17,19 +17,28 @@ from edl_hvd.doctor.findings import ADVICE, MISSING, OK, Finding
 from edl_hvd.settings import process_environment
 
 _SUBJECT_WIDTH = 12
-# The longest subject, "C++ compiler"; rows are printed one by one and still line up.
+# Characters of the longest subject, "C++ compiler": rows are printed one by one and have to line up.
 _MARKS = {OK: "[green]✓[/]", MISSING: "[bold red]✗[/]", ADVICE: "[yellow]![/]"}
 
 
 @click.command("doctor")
-@click.option("--checkpoint", metavar="URL", help="Also write, read and delete a small object there.")
-@click.option("--discovery-script", metavar="COMMAND", help="Also run it once and check its answer.")
-@click.option("--discover", metavar="SOURCE", help="Also ask it, and tell what it is not permitted; as for edlrun.")
+@click.option("--checkpoint", metavar="URL", help="Also write, read and delete a small object at URL.")
+@click.option("--discovery-script", metavar="COMMAND", help="Also run COMMAND once and check its answer.")
+@click.option(
+    "--discover", metavar="SOURCE", help="Also ask SOURCE of 'edlrun --discover', and list missing permissions."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def doctor_command(checkpoint: str | None, discovery_script: str | None, discover: str | None, as_json: bool) -> None:
-    """Tell what is there and what is missing, each gap with its fix.
+    """Check this installation, and say how to mend each gap.
 
-    Exit code 1 when something is missing that training on this machine needs.
+    \b
+    Examples:
+      edl-hvd doctor
+      edl-hvd doctor --checkpoint s3://bucket/run
+      edl-hvd doctor --discover ec2:tag=job=resnet50
+
+    Exit code 1 when something is missing that training on this machine needs. Documents: docs/build.md and
+    docs/discovery.md.
     """
     findings = examine(process_environment(), checkpoint, discovery_script, discover)
     shown = _show_json(findings) if as_json else _show_list(findings)

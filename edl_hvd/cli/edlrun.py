@@ -1,4 +1,4 @@
-"""The command ``edlrun``: the flags of ``horovodrun``'s elastic mode, and a few of its own."""
+"""The command ``edlrun``: its flags, which are those of ``horovodrun``'s elastic mode and some more, and its help."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from edl_hvd.driver.command_line.tuning import TUNINGS, Tuning
 from edl_hvd.errors import EdlHvdError, UsageError
 from edl_hvd.settings import process_environment
 
-_WORKERS, _HOSTS, _ELASTIC = "Workers", "Hosts (one of four ways to name them)", "Coming and going"
+_WORKERS, _HOSTS, _ELASTIC = "Workers", "Hosts (name them in one of four ways)", "Elasticity"
 _REACH, _OUTPUT, _TUNING = (
     "Reaching the hosts",
     "Output and records",
-    "Tuning Horovod (as horovodrun does, see its manual)",
+    "Tuning Horovod (as with horovodrun, see its manual)",
 )
 _REST = "Other"
 _GROUPS = (_WORKERS, _HOSTS, _ELASTIC, _REACH, _OUTPUT, _REST, _TUNING)
 
 _OFF_NAMES = {"--no-stall-check": "--stall-check", "--log-with-timestamp": "--log-without-timestamp"}
-# The negative of every other switch is its name with --no-.
+# Of every other switch the negative is --no- and its name.
 _METAVARS = {"count": "N", "number": "X", "text": "FILE"}
 
-# Sections of horovodrun's configuration file, and what their keys are called on the command line.
+# Sections of horovodrun's configuration file, and the prefix of their keys on the command line.
 _SECTIONS = {
     "params": "", "autotune": "autotune-", "timeline": "timeline-", "stall_check": "stall-check-",
     "library_options": "", "logging": "log-",
@@ -40,7 +40,7 @@ _SAME = {"--no-log-hide-timestamp": "--log-with-timestamp"}
 
 
 class _Flag(click.Option):
-    """An option under a heading of the help; its first name is that by which messages call it."""
+    """An option under a heading of the help; messages call it by its first name."""
 
     def __init__(self, names: Sequence[str], group: str, **attributes: Any) -> None:
         super().__init__(names, **attributes)
@@ -79,54 +79,58 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool | Non
 
 
 _FLAGS = (
-    _value(_WORKERS, "-np --num-proc", "N", "Workers that the job starts with."),
-    _value(_WORKERS, "--min-np --min-num-proc", "N", "Fewest workers it goes on with. [-np]"),
+    _value(_WORKERS, "-np --num-proc", "N", "Number of workers at the start."),
+    _value(_WORKERS, "--min-np --min-num-proc", "N", "Fewest workers with which training goes on. [-np]"),
     _value(_WORKERS, "--max-np --max-num-proc", "N",
            "Most workers. [no limit; -np with listed hosts and no --min-np]"),
-    _value(_WORKERS, "--spares", "N", "Warm workers kept ready besides, to take a lost one's place. [0]"),
-    _value(_HOSTS, "--hosts -H", "HOST:SLOTS,...", "Hosts and the workers that each may run. [localhost:<np>]"),
-    _value(_HOSTS, "--hostfile -hostfile", "FILE", "The same, one 'host slots=N' line each, read once."),
+    _value(_WORKERS, "--spares", "N", "Started workers kept in reserve, to replace lost ones at once. [0]"),
+    _value(_HOSTS, "--hosts -H", "HOST:SLOTS,...", "Hosts, each with its number of slots. [localhost:<np>]"),
+    _value(_HOSTS, "--hostfile -hostfile", "FILE", "File of 'host slots=N' lines, read once at the start."),
     _value(_HOSTS, "--host-discovery-script", "COMMAND",
-           "Asked every second; prints one 'host:slots' line for each host there is."),
+           "Command that is run every second and prints a 'host:slots' line for each present host."),
     _value(_HOSTS, "--discover", "SOURCE",
-           "Asked without a script: file:hosts.txt, kubernetes:selector=app=trainer, "
-           "union(ec2:tag=job=7, file:spare.txt), limit(SOURCE, 8), prefer(SOURCE, 8); "
-           "the flags of discovery_scripts/from_SOURCE, separated by commas."),
+           "Source that edlrun polls itself: file:hosts.txt, kubernetes:selector=app=trainer, "
+           "union(ec2:tag=job=7, file:spare.txt), limit(SOURCE, 8), prefer(SOURCE, 8). Flags are those of "
+           "discovery_scripts/from_SOURCE, separated by commas."),
     _value(_HOSTS, "--slots-per-host", "N", "Slots of a host that names none. [1; a script has to name them]"),
     _value(_ELASTIC, "--elastic-timeout", "S",
-           "Give up after so long without enough workers. [HOROVOD_ELASTIC_TIMEOUT, else 600]"),
-    _value(_ELASTIC, "--reset-limit", "N", "End the job after so many changes of its workers. [no limit]"),
+           "Seconds below --min-np after which the job ends. [HOROVOD_ELASTIC_TIMEOUT, else 600]"),
+    _value(_ELASTIC, "--reset-limit", "N", "Number of resizes after which the job ends. [no limit]"),
     _value(_ELASTIC, "--last-call-timeout", "S",
-           "Time for which a ready worker waits for others to join with it. [0.5]"),
-    _value(_ELASTIC, "--drain-lead", "S", "Time before the announced end of a host at which its workers leave. [10]"),
-    _value(_ELASTIC, "--host-failures", "N", "Set a host aside after so many crashes on it ... [3]"),
-    _value(_ELASTIC, "--failure-window", "S", "... within so long. [600]"),
-    _value(_ELASTIC, "--blacklist-cooldown-range", "MIN MAX", "It may come back after MIN seconds. [60]", nargs=2),
+           "Seconds for which a ready worker waits for others that start, to join together. [0.5]"),
+    _value(_ELASTIC, "--drain-lead", "S",
+           "Seconds before a host's announced end at which its workers leave. [10]"),
+    _value(_ELASTIC, "--host-failures", "N",
+           "Number of failed workers after which their host is set aside. [3]"),
+    _value(_ELASTIC, "--failure-window", "S", "Seconds for which a failed worker counts. [600]"),
+    _value(_ELASTIC, "--blacklist-cooldown-range", "MIN MAX",
+           "Seconds until a host that was set aside may get workers: MIN counts. [60]", nargs=2),
     _switch(_ELASTIC, "--preflight",
-            "Measure every new host before it gets workers, and set it aside if it cannot keep up."),
-    _value(_ELASTIC, "--preflight-bound", "X", "The same; it may be X times as slow as the others. [2]"),
-    _value(_REACH, "--ssh-port -p", "PORT", "ssh port of the hosts. [ssh's own]"),
+            "Measure each new host before it gets workers, and set it aside if it is too slow."),
+    _value(_ELASTIC, "--preflight-bound", "X",
+           "Enable --preflight; a host may take X times as long as the others. [2]"),
+    _value(_REACH, "--ssh-port -p", "PORT", "Port of ssh on the hosts. [ssh's own]"),
     _value(_REACH, "--ssh-identity-file -i", "FILE", "Private key for ssh. [ssh's own]"),
     _value(_REACH, "--network-interfaces --network-interface", "NAME,...",
-           "Network interfaces for the workers' traffic. [found]", multiple=True),
+           "Network interfaces for the traffic between workers. [found by edlrun]", multiple=True),
     _value(_REACH, "--start-timeout", "S",
-           "Longest wait for a host to let a worker be started. [HOROVOD_START_TIMEOUT, else 30]"),
+           "Seconds within which a host has to start a worker. [HOROVOD_START_TIMEOUT, else 30]"),
     _value(_OUTPUT, "--output-filename", "DIR", "Write the workers' output to DIR/worker.HOST.SLOT/."),
     _switch(_OUTPUT, "--prefix-output-with-timestamp -prefix-timestamp",
             "Begin each line of the workers' output with the time."),
-    _switch(_OUTPUT, "--verbose", "Tell more."),
-    _value(_OUTPUT, "--record", "FILE", "Write the history of the membership there, for 'edl-hvd replay FILE'."),
+    _switch(_OUTPUT, "--verbose", "Show each decision of the membership."),
+    _value(_OUTPUT, "--record", "FILE", "Write the history of the membership to FILE, for 'edl-hvd replay FILE'."),
     _value(_OUTPUT, "--job-dir", "DIR",
-           "Keep what --resume and other terminals need to know of the job there, and its checkpoints and history, "
-           "unless the script or EDL_HVD_CHECKPOINT says where checkpoints go. [a folder removed at the end]"),
+           "Folder of the job: status, history and flags for --resume; and checkpoints, unless the script or "
+           "EDL_HVD_CHECKPOINT names another place. [a folder removed at the end]"),
     _switch(_OUTPUT, "--resume",
-            "Go on where the job of --job-dir stopped; COMMAND and flags left out are those it had."),
+            "Continue the job of --job-dir; COMMAND and flags that are left out are those it had."),
     _switch(_OUTPUT, "--take-over", "Take the checkpoint URL from another job that uses it, and so end that job."),
-    _value(_REST, "--config-file", "FILE", "Tuning flags as horovodrun's YAML; flags beat it."),
+    _value(_REST, "--config-file", "FILE", "YAML file of tuning flags, as for horovodrun; flags beat it."),
     _switch(_REST, "--gloo --disable-cache", "Accepted, without effect.", expose_value=False),
     _switch(_REST, "--version -v", "Show the version.", is_eager=True, expose_value=False, callback=_show_version),
     *map(_tune, TUNINGS),
-    # What horovodrun accepts and edlrun refuses, or both accept and do not show, and former names.
+    # Flags that horovodrun accepts and edlrun refuses, and flags that neither shows, and former names.
     *(_switch(_REST, names, "", hidden=True) for names in ("--mpi", "--jsrun", "--check-build -cb")),
     *(_value(_REST, name, "TEXT", "", hidden=True) for name in ("--mpi-args", "--binding-args", *PRESENT_NAMES)),
     _switch(_TUNING, "--no-log-hide-timestamp/--log-hide-timestamp", "", hidden=True),
@@ -135,7 +139,7 @@ _NAMES = {name for flag in _FLAGS for name in (*flag.opts, *flag.secondary_opts)
 
 
 def _complete(name: str) -> str:
-    """The name that an abbreviation stands for, as under horovodrun; what is no abbreviation stays as it is."""
+    """Complete an abbreviated flag, as horovodrun does; any other word is returned unchanged."""
     if {f"-{name}", f"--{name}"} & _NAMES or len(name) == 1:
         return "np" if name == "n" else name  # mpirun has both, and horovodrun takes it for an abbreviation
     full = [other for other in _NAMES if other.startswith(f"--{name}")]
@@ -147,9 +151,20 @@ _COMMAND = _Command(
     params=[*_FLAGS, click.Argument(["command"], nargs=-1, type=click.UNPROCESSED, metavar="COMMAND...")],
     help="""Train with workers that come and go.
 
-    Starts -np times COMMAND, which uses edl_hvd, on the hosts named, and keeps the job going when workers
-    or hosts are lost or added. The flags are those of horovodrun, and some more; N is a number, S are seconds.
-    COMMAND begins at the first word that is no flag.
+    Runs -np copies of COMMAND, a script that uses edl_hvd, on the given hosts. The job goes on when workers or hosts
+    are lost or added. The flags are those of horovodrun, and some more. N is a number, S are seconds, and a default
+    stands in brackets. COMMAND begins at the first word that is no flag.
+
+    \b
+    Examples:
+      edlrun -np 2 --min-np 1 python train.py
+      edlrun -np 4 --min-np 2 -H node-1:2,node-2:2 python train.py
+      edlrun -np 2 --max-np 8 --discover file:hosts.txt python train.py
+      edlrun -np 2 --job-dir runs/7 python train.py
+      edlrun --job-dir runs/7 --resume
+
+    Exit codes: 0 when training is complete, 1 when the job failed, 2 when it was not started, 75 when it stopped with a
+    checkpoint and wants to be run again. Documents: docs/edlrun.md and docs/settings.md.
     """,
     context_settings={
         "allow_interspersed_args": False,
@@ -161,7 +176,7 @@ _COMMAND = _Command(
 
 
 def read_command_line(words: Sequence[str]) -> Options:
-    """What the words behind ``edlrun`` ask for.
+    """Read the words after ``edlrun``.
 
     Exits with code 0 after ``--help`` and ``--version``, and with code 2 and one line per problem on standard error.
     """
@@ -188,7 +203,7 @@ def _refuse(problems: str) -> NoReturn:
 
 
 def _collect(values: Mapping[str, Any]) -> dict[str, str]:
-    """The flags that were given, as ``read_options`` takes them."""
+    """Collect the given flags, as ``read_options`` takes them."""
     given: dict[str, str] = {}
     for flag in _FLAGS:
         value = values.get(str(flag.name))
@@ -204,7 +219,7 @@ def _collect(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _add_config_file(given: dict[str, str], path: str | None) -> list[str]:
-    """Add what horovodrun's configuration file says and no flag does; returns what is wrong with the file."""
+    """Add settings of horovodrun's configuration file that no flag gives; return the problems of the file."""
     if path is None:
         return []
     try:

@@ -1,4 +1,4 @@
-"""Why a job has failed, for people: the first failure since all was well, and the last that its worker had to say."""
+"""Find why a job has failed: the first failure since training last made progress, and that worker's last lines."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from edl_hvd.driver.membership.events import Exited, Kill
 from edl_hvd.driver.membership.state import host_of
 
 _LAST_LINES = 20
-# As much of a traceback as fits a screen.
+# Lines: as much of a traceback as fits a screen.
 _HINTS = {
-    "killed by SIGKILL": "somebody has killed it; often that is the kernel, when memory runs out: see dmesg",
+    "killed by SIGKILL": "another process killed it; often that is the kernel, when memory runs out: see dmesg",
     "killed by SIGSEGV": "a crash in native code; with PYTHONFAULTHANDLER=1 the worker says where",
     "killed by SIGABRT": "native code gave up; its last lines may say why",
     "killed by SIGBUS": "often /dev/shm is full: give the container more shared memory",
@@ -20,7 +20,7 @@ _HINTS = {
 
 @dataclass(frozen=True)
 class Failure:
-    """A worker that ended badly. ``rank`` is -1 where it was no member of a world of ``size``."""
+    """A worker that failed. ``rank`` is -1 if it was not a member of the world of ``size``."""
 
     worker: str
     how: str
@@ -43,12 +43,12 @@ class Failure:
 
     @property
     def hint(self) -> str:
-        """What often is behind such an end; empty for one that speaks for itself."""
+        """A frequent cause of such an end; empty if there is none to name."""
         return _HINTS.get(self.how, "")
 
 
 class Failures:
-    """Keeps the last lines of every worker, and the first failure since :meth:`forget`."""
+    """Record of the last lines of every worker, and of the first failure since :meth:`forget`."""
 
     def __init__(self) -> None:
         self.first: Failure | None = None
@@ -57,20 +57,20 @@ class Failures:
         self._over = False
 
     def line(self, worker: str, line: bytes) -> None:
-        """A worker has printed this."""
-        text = line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]  # of a progress bar its last state
+        """Note a line that a worker printed."""
+        text = line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]  # the last state of a progress bar
         self._lines.setdefault(worker, deque(maxlen=_LAST_LINES)).append(text)
 
     def killed(self, kill: Kill) -> None:
-        """A worker is about to be killed, for a reason that says more than the signal."""
+        """Note the reason for which a worker is about to be killed: it says more than the signal."""
         self._reasons[kill.worker] = kill.reason
 
     def close(self) -> None:
-        """The job is over: whoever is still there is about to be ended."""
+        """Note that the job is over: workers that end from now on did not fail."""
         self._over = True
 
     def exited(self, exited: Exited, members: tuple[str, ...], generation: int) -> None:
-        """A worker's process has ended while these were members."""
+        """Note that a worker's process has ended, and which members the world had."""
         lines, reason = self._lines.pop(exited.worker, ()), self._reasons.pop(exited.worker, "")
         if exited.clean or self._over or self.first is not None:
             return
@@ -79,6 +79,6 @@ class Failures:
         self.first = Failure(exited.worker, how, rank, len(members), generation, tuple(lines))
 
     def forget(self, before: int) -> None:
-        """What failed before the world of this generation is overcome."""
+        """Forget a failure from before the world of this generation, which goes on without it."""
         if self.first is not None and self.first.generation < before:
             self.first = None

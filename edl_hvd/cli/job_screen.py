@@ -1,4 +1,4 @@
-"""What ``edlrun`` shows: the output of workers, a line for each change of the world, on a terminal how it stands."""
+"""The screen of ``edlrun``: the workers' output, a line for each resize, and on a terminal a line of status."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 
 from edl_hvd.cli.failure_report import Failures
+from edl_hvd.cli.formatting import SEPARATOR, duration, join, status_line
 from edl_hvd.cli.live_line import LiveLine
-from edl_hvd.cli.words import SEPARATOR, duration, join, status_line
 from edl_hvd.cli.world_changes import WorldChanges
 from edl_hvd.driver.membership.events import Action, End, Exited, Kill, MembershipEvent, Publish, QuarantineHost, Spawn
 from edl_hvd.driver.status import Status
@@ -27,8 +27,8 @@ class JobScreen:
     """See :class:`edl_hvd.driver.reporter.Screen`.
 
     Args:
-        verbose: Tell also what the membership decides.
-        timestamps: Put the time before each line of the workers.
+        verbose: Whether to show each decision of the membership.
+        timestamps: Whether to put the time before each line of the workers.
     """
 
     def __init__(self, verbose: bool = False, timestamps: bool = False) -> None:
@@ -46,13 +46,13 @@ class JobScreen:
     # --- the workers' output ---
 
     def line(self, worker: str, stream: str, line: bytes) -> None:
-        """Pass a line on, with the rank of who printed it, as ``horovodrun`` does."""
+        """Print a line of a worker behind its rank, as ``horovodrun`` does."""
         self._failures.line(worker, line)
         stamp = time.strftime("%a %b %d %H:%M:%S %Y") if self._timestamps else ""
         prefix = f"{stamp}[{self._ranks.get(worker, worker)}]<{stream}>:".encode()
         self._output.write(stream, prefix + line + (b"" if line.endswith(b"\n") else b"\n"))
 
-    # --- what happens ---
+    # --- events ---
 
     def on_event(self, event: MembershipEvent) -> None:
         if isinstance(event, Exited):
@@ -66,12 +66,12 @@ class JobScreen:
         if isinstance(action, Publish):
             self._ranks = {worker: str(rank) for rank, worker in enumerate(action.members)}
         elif isinstance(action, Spawn):
-            self._ranks.pop(action.worker, None)  # it was the rank of the process before
+            self._ranks.pop(action.worker, None)  # that was the rank of the earlier process
         elif isinstance(action, End):
             self._failures.close()
         elif isinstance(action, Kill):
             self._failures.killed(action)
-            self._say(f"{action.worker} is ended: {action.reason}")
+            self._say(f"{action.worker} is killed: {action.reason}")
         elif isinstance(action, QuarantineHost):
             why = f" ({action.reason})" if action.reason else ""
             self._say(f"host {action.host} keeps failing{why} and gets no workers for {action.cooldown_s:.0f} s")
@@ -80,7 +80,7 @@ class JobScreen:
 
     def beat(self, worker: str, beat: Beat) -> None:
         if beat.generation == self._world.generation and beat.step > self._world.step:
-            self._failures.forget(beat.generation)  # a step in a new world: all is well again
+            self._failures.forget(beat.generation)  # a step in a new world: the failure is overcome
 
     def noticed(self, text: str) -> None:
         self._say(text)
@@ -104,13 +104,13 @@ class JobScreen:
             self._say(end.reason)
 
     def close(self) -> None:
-        """Take the live line away."""
+        """Remove the live line."""
         self._output.close()
 
-    # --- how it is put ---
+    # --- text ---
 
     def _report(self, end: End) -> None:
-        """The first failure is the cause, and its traceback is what somebody looks for: it comes last."""
+        """Print why the job failed. The first failure is the cause; its traceback comes last, where it is seen."""
         if end.reason:
             self._say(f"the job failed: {end.reason}", _RED)
         failure = self._failures.first
@@ -125,7 +125,7 @@ class JobScreen:
         self._output.write("stderr", f"{self._paint('edlrun:', colour)} {text}\n".encode(errors="replace"))
 
     def _fit(self, status: Status, columns: int) -> str:
-        """One line, cut where the terminal ends."""
+        """The status as one line, cut to the width of the terminal."""
         text = _MARK + join(status_line(status))
         if len(text) > columns:
             text = f"{text[: columns - 1]}…"
@@ -137,7 +137,7 @@ class JobScreen:
 
 
 def _later(delay_s: float, call: Callable[[], None]) -> None:
-    with contextlib.suppress(RuntimeError):  # without a loop nothing is held back for long: the job is over
+    with contextlib.suppress(RuntimeError):  # without a loop the job is over: print at once
         asyncio.get_running_loop().call_later(delay_s, call)
         return
     call()

@@ -1,7 +1,7 @@
-"""A terminal whose bottom line is kept for one text, while everything else scrolls above it.
+"""Keep one line at the bottom of a terminal, while other output scrolls above it.
 
-The line stands where the next output will begin. To print something it is erased, and written again below. Nothing
-else of the terminal is touched, so a program that is killed leaves no terminal behind that has to be reset.
+The line stands where the next output begins. Before other output it is erased, and afterwards written again. Nothing
+else of the terminal is changed, so a terminal needs no reset after the program was killed.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 _ERASE = b"\r\x1b[2K"
-_PLAIN = b"\x1b[0m"  # a worker may have left a colour on
+_PLAIN = b"\x1b[0m"  # a worker may not have ended its colour
 _REDRAW_S = 0.1
-# Ten times a second at most; until then output is held back, if there is so much of it.
+# Seconds between two drawings of the line; output is held back until then.
 _MOST_HELD_BYTES = 1 << 18
-_NARROWEST = 20  # columns, below which there is no line
+# More output than this is printed at once.
+_NARROWEST = 20  # columns; a narrower terminal gets no line
 _FREE = 3
-# Columns for what is typed, such as ^C. A line that is full would go on in the next, which is not erased.
+# Columns for input such as ^C. A full line would continue in the next one, which is not erased.
 
 
 class LiveLine:
-    """The output of a program that may have such a line.
+    """Output of a program that may have such a line.
 
     Args:
-        stdout: Where lines of this stream go.
-        stderr: Where lines of this stream go, and the live line.
-        wanted: Keep a live line, if standard error is a terminal and nothing else writes to it.
-        later: Calls a function after so many seconds, in the same thread.
-        now_s: Tells the time.
+        stdout: File for lines of standard output.
+        stderr: File for lines of standard error, and for the live line.
+        wanted: Whether to keep a live line, if standard error is a terminal and nothing else writes to it.
+        later: Function that calls another after N seconds, in the same thread.
+        now_s: Function that returns the time in seconds.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class LiveLine:
     ) -> None:
         self._streams = {"stdout": stdout, "stderr": stderr}
         self.live = wanted and _is_terminal(stderr) and not _leads_to_a_program(stdout)
-        # Both lead to one terminal, whichever is written to.
+        # Both streams go to one terminal.
         self._one = self.live and _is_terminal(stdout) and _device(stdout) == _device(stderr)
         self._later = later
         self._now_s = now_s
@@ -55,7 +56,7 @@ class LiveLine:
         self._scheduled = False
 
     def write(self, stream: str, data: bytes) -> None:
-        """Print whole lines. With a live line they may wait for a tenth of a second."""
+        """Print whole lines; with a live line they may be held back for 0.1 s."""
         if not self.live:
             self._streams[stream].write(data)
             self._streams[stream].flush()
@@ -72,19 +73,19 @@ class LiveLine:
         """Set the live line.
 
         Args:
-            text: Gets the columns that there are, and returns what fits; escape codes take none.
+            text: Function from the number of columns to a text that fits; escape codes take no column.
         """
         self._text = text
         if self.live and not self._held:
             self._draw()
 
     def flush(self) -> None:
-        """Print what was held back."""
+        """Print the output that was held back."""
         if not self._held:
             return
         held, self._held, self._held_bytes = self._held, [], 0
         if self._one:
-            # In one piece, so that no picture of the terminal is without the line.
+            # In one piece, so that the line does not flicker.
             before = _ERASE if self._drawn else b""
             self._drawn = b""
             self._draw(before + b"".join(data for _, data in held))
@@ -97,7 +98,7 @@ class LiveLine:
         self._draw()
 
     def close(self) -> None:
-        """Take the live line away, for good."""
+        """Remove the live line; there is none from now on."""
         self.flush()
         if self._drawn:
             self._put("stderr", _ERASE)
@@ -128,7 +129,7 @@ class LiveLine:
 
 
 def _joined(held: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
-    """The same output in fewer pieces: neighbours of one stream as one."""
+    """Join neighbouring pieces of one stream."""
     joined: list[tuple[str, list[bytes]]] = []
     for stream, data in held:
         if joined and joined[-1][0] == stream:
@@ -150,7 +151,7 @@ def _device(stream: BinaryIO) -> int:
 
 
 def _leads_to_a_program(stream: BinaryIO) -> bool:
-    """Such as ``tee``, which may print to the same terminal at any time."""
+    """Whether the stream goes to a program such as ``tee``, which may print to the same terminal at any time."""
     try:
         mode = os.fstat(stream.fileno()).st_mode
     except (OSError, ValueError):

@@ -20,10 +20,21 @@ from edl_hvd.cli.trace import trace_commands
 from edl_hvd.errors import EdlHvdError
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
 @click.version_option(edl_hvd.__version__, prog_name="edl-hvd")
 def commands() -> None:
-    """Elastic training for PyTorch on Horovod."""
+    """Elastic training for PyTorch on Horovod.
+
+    'edlrun' starts jobs; these commands look after them, their hosts and their checkpoints.
+
+    \b
+    Examples:
+      edl-hvd doctor
+      edl-hvd status --watch
+      edl-hvd checkpoint list s3://bucket/run
+
+    'edl-hvd COMMAND --help' explains a command. Documents: docs/overview.md, or 'make docs'.
+    """
 
 
 commands.add_command(build_command)
@@ -38,7 +49,7 @@ commands.add_command(trace_commands)
 
 
 def main() -> None:
-    """Run the command line; an error made on purpose ends in its message and exit code 1, without a traceback."""
+    """Run the command line; an error of the package ends in its message and exit code 1, without a traceback."""
     try:
         commands()
     except EdlHvdError as error:

@@ -1,4 +1,4 @@
-"""``edl-hvd replay``: a recorded history run again, in plain words or as JSON."""
+"""``edl-hvd replay``: repeat the decisions of a recorded history, as text or JSON."""
 
 from __future__ import annotations
 
@@ -10,27 +10,35 @@ from itertools import takewhile
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from edl_hvd.cli.formatting import clean
 from edl_hvd.driver.membership import events
 from edl_hvd.driver.membership.events import Action, MembershipEvent
 from edl_hvd.driver.membership.history import Decision, read_history, replay
 from edl_hvd.driver.membership.state import Membership, begin
 
 _INDENT = " " * 14
-# The width of a moment: the longest jobs count their seconds in six digits.
+# The width of a time: the seconds of the longest jobs have six digits.
 
 
 @click.command("replay")
 @click.argument("file", metavar="FILE")
-@click.option("--until", metavar="SECONDS", type=click.FloatRange(min=0), help="Stop at this moment of the job.")
+@click.option("--until", metavar="SECONDS", type=click.FloatRange(min=0), help="Stop at this time of the job.")
 @click.option("--json", "as_json", is_flag=True, help="Print the decisions and the membership after them as JSON.")
 def replay_command(file: str, until: float | None, as_json: bool) -> None:
-    """Make a job's decisions again, from the history that 'edlrun --record FILE' wrote.
+    """Repeat the decisions of a job from its recorded history.
 
-    Starts nothing. Shows what happened, what follows from it and who is a member in the end. Exit code 1 when a
-    decision is not the one recorded: edl_hvd decides otherwise than the version that wrote the file.
+    FILE is what 'edlrun --record FILE' wrote, or history.jsonl of a job folder. No process is started. Shows each
+    event, the decisions that follow from it, and the members at the end.
+
+    \b
+    Examples:
+      edl-hvd replay runs/7/history.jsonl
+      edl-hvd replay history.jsonl --until 120 --json
+
+    Exit code 1 when a decision differs from the recorded one: the version that wrote the file decided otherwise.
+    Documents: docs/edlrun.md.
     """
     history = read_history(file)
     decisions: Iterable[Decision] = replay(history)
@@ -67,7 +75,7 @@ def _show_text(decisions: Iterable[Decision], membership: Membership, note: str)
     difference: Decision | None = None
     for decision in decisions:
         membership = decision.membership
-        console.print(f"[cyan]{decision.at_s:>10.3f} s[/]  {_safe(_say_event(decision.event))}")
+        console.print(f"[cyan]{decision.at_s:>10.3f} s[/]  {clean(_describe_event(decision.event))}")
         if decision.differs:
             difference = decision
             break
@@ -78,20 +86,20 @@ def _show_text(decisions: Iterable[Decision], membership: Membership, note: str)
             _print_actions(console, actions, indent=_INDENT + "  ")
     console.print()
     console.print(_table(membership), soft_wrap=False)
-    console.print(f"\n{_safe(_say_world(membership))}\n{_safe(_say_end(membership))}")
+    console.print(f"\n{clean(_describe_world(membership))}\n{clean(_describe_end(membership))}")
     if note:
-        console.print(f"[yellow]note:[/] {_safe(note)}")
+        console.print(f"[yellow]note:[/] {clean(note)}")
     if difference is not None:
         console.print(
             f"[bold red]At {difference.at_s:.3f} s another decision was recorded;[/] "
-            "what is recorded after it followed from that one and was not replayed"
+            "records after it follow from that decision and were not replayed"
         )
     return int(difference is not None)
 
 
 def _print_actions(console: Console, actions: Iterable[Action], indent: str = _INDENT) -> None:
     for action in actions:
-        console.print(f"{indent}→ {_safe(_say_action(action))}")
+        console.print(f"{indent}→ {clean(_describe_action(action))}")
 
 
 def _table(membership: Membership) -> Table:
@@ -102,21 +110,15 @@ def _table(membership: Membership) -> Table:
     for worker, slot in membership.slots.items():
         rank = str(members.index(worker)) if slot.state == "member" else ""
         step = str(slot.step) if slot.step >= 0 else ""
-        table.add_row(_safe(worker), slot.state, rank, str(slot.incarnation), step, f"{slot.since_s:.3f} s")
+        table.add_row(clean(worker), slot.state, rank, str(slot.incarnation), step, f"{slot.since_s:.3f} s")
     return table
-
-
-def _safe(text: str) -> str:
-    """One line of visible characters, markup left alone: what a worker printed must not move the cursor."""
-    line = " ".join(text.split())
-    return escape("".join(character if character.isprintable() else "?" for character in line))
 
 
 def _name(worker: str, incarnation: int) -> str:
     return worker if incarnation == 1 else f"{worker} (incarnation {incarnation})"
 
 
-def _say_event(event: MembershipEvent) -> str:
+def _describe_event(event: MembershipEvent) -> str:
     match event:
         case events.HostsFound(hosts, failed_preflight):
             named = f"the hosts are {', '.join(map(str, hosts))}" if hosts else "there are no hosts"
@@ -136,19 +138,19 @@ def _say_event(event: MembershipEvent) -> str:
         case events.Lost(worker, incarnation, reason):
             return f"{_name(worker, incarnation)} is lost: {reason}"
         case events.DrainRequested(target, notice_s, deferred):
-            return f"{target} is to {'go in' if deferred else 'be left within'} {notice_s:g} s"
+            return f"{target} {'will be gone in' if deferred else 'has to be left within'} {notice_s:g} s"
         case events.Deadlocked(generation, reason):
             return f"world {generation} is deadlocked: {reason}"
         case events.Tick():
             return "time has passed"
 
 
-def _say_action(action: Action) -> str:
+def _describe_action(action: Action) -> str:
     match action:
         case events.Spawn(worker, incarnation):
             return f"start {_name(worker, incarnation)}"
         case events.Follow(worker, generation, guide):
-            return f"let {worker} take the state over from {guide}, while world {generation} trains"
+            return f"let {worker} receive the state from {guide}, while world {generation} trains"
         case events.Publish(generation, members):
             return f"publish world {generation}: {', '.join(members)}"
         case events.RequestResize(generation):
@@ -156,7 +158,7 @@ def _say_action(action: Action) -> str:
         case events.NotifyPeerLost(generation, worker):
             return f"tell the members of world {generation} that {worker} is gone"
         case events.ShutDownWorker(worker, incarnation, save):
-            return f"shut down {_name(worker, incarnation)}{', with a checkpoint before' if save else ''}"
+            return f"ask {_name(worker, incarnation)} to exit{', with a checkpoint before' if save else ''}"
         case events.Kill(worker, incarnation, reason):
             return f"end {_name(worker, incarnation)}: {reason}"
         case events.QuarantineHost(host, cooldown_s):
@@ -165,14 +167,14 @@ def _say_action(action: Action) -> str:
             return f"end the job with exit code {code}{f': {reason}' if reason else ''}"
 
 
-def _say_world(membership: Membership) -> str:
+def _describe_world(membership: Membership) -> str:
     world = membership.world
     if not world.generation:
         return "There was no world yet"
     return f"The last world is {world.generation}, {world.phase}: {', '.join(world.members)}"
 
 
-def _say_end(membership: Membership) -> str:
+def _describe_end(membership: Membership) -> str:
     end = membership.end
     if end is None:
         return "The job had not ended"

@@ -1,4 +1,4 @@
-"""``edl-hvd simulate``: what a job would get out of the hosts of a trace."""
+"""``edl-hvd simulate``: the goodput of a job on the hosts of a trace."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from rich.console import Console
 from rich.table import Table
 
 from edl_hvd.cli.checkpoint_common import print_table
-from edl_hvd.cli.words import duration
+from edl_hvd.cli.formatting import duration
 from edl_hvd.errors import UsageError
 from edl_hvd.events import read_events
 from edl_hvd.simulator.comparison import Comparison, Plan, compare
 from edl_hvd.simulator.costs import Costs, flag_of
-from edl_hvd.simulator.course import Result
 from edl_hvd.simulator.measured import Measured, measure, with_measured
 from edl_hvd.simulator.picture import NAMES, draw
+from edl_hvd.simulator.timeline import Result
 from edl_hvd.traces.text import read_trace
 from edl_hvd.values import Interval
 
 
 class Seconds(click.ParamType):
-    """A time such as "0.3s", "10min" or "0"; a float of seconds."""
+    """A time such as "0.3s", "10min" or "0", read as seconds."""
 
     name = "time"
 
@@ -64,7 +64,7 @@ class Every(click.ParamType):
 
 
 def cost_options(command: Callable) -> Callable:
-    """A flag for each of the ``Costs``."""
+    """Add a flag for each of the ``Costs``."""
     for entry in reversed(fields(Costs)):
         text = f"{entry.metadata['meaning']} [{entry.default:g} s]"
         command = click.option(flag_of(entry), entry.name, type=Seconds(), metavar="TIME", help=text)(command)
@@ -72,34 +72,54 @@ def cost_options(command: Callable) -> Callable:
 
 
 @click.command("simulate")
-@click.option("--trace", "path", required=True, metavar="FILE", help="When hosts come and go.")
-@click.option("--divide", type=click.IntRange(min=1), default=1, metavar="N", help="One host for every N of the trace.")
-@click.option("--from", "from_s", type=Seconds(), default=0.0, metavar="TIME", help="Begin the trace there. [0]")
-@click.option("--until", "until_s", type=Seconds(), metavar="TIME", help="End the trace there.")
+@click.option("--trace", "path", required=True, metavar="FILE", help="Trace of hosts, as CSV.")
+@click.option(
+    "--divide", type=click.IntRange(min=1), default=1, metavar="N", help="Simulate one host for every N of the trace."
+)
+@click.option(
+    "--from", "from_s", type=Seconds(), default=0.0, metavar="TIME", help="Begin at this time of the trace. [0]"
+)
+@click.option("--until", "until_s", type=Seconds(), metavar="TIME", help="End at this time of the trace.")
 @click.option("--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, metavar="N",
-              help="Play the trace so many times as fast; costs stay. [1]")  # fmt: skip
-@click.option("--price", type=click.FloatRange(min=0), metavar="USD", help="Of a host's hour. [the trace's]")
+              help="Run the trace N times as fast, at the same costs. [1]")  # fmt: skip
+@click.option(
+    "--price", type=click.FloatRange(min=0), metavar="USD", help="Price of one host for an hour. [the trace's]"
+)
 @click.option("--notice", "notice_s", type=Seconds(), default=0.0, metavar="TIME",
-              help="How long before it goes this project knows that a host will go. [0: never]")  # fmt: skip
+              help="edl_hvd: time from a notice to the end of a host. [0: no notices]")  # fmt: skip
 @click.option("--poll", "poll_s", type=Seconds(), default=1.0, metavar="TIME",
-              help="Time between two questions to the host source; of a cloud, 10 s. [1]")  # fmt: skip
-@click.option("--min-np", type=click.IntRange(min=1), default=1, help="Hosts that this project needs to train. [1]")
-@click.option("--checkpoint-every", type=Every(), default="10min", help="This project's checkpoints. [10min]")
+              help="Time between two polls of the host source; 10s for clouds. [1s]")  # fmt: skip
+@click.option(
+    "--min-np",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="N",
+    help="edl_hvd: fewest hosts with which training goes on. [1]",
+)
+@click.option("--checkpoint-every", type=Every(), default="10min", help="edl_hvd: time between checkpoints. [10min]")
 @click.option("--stock-checkpoint-every", type=Every(), default="auto",
-              help="Those of the others. [auto: what loses them the least on this trace]")  # fmt: skip
-@click.option("--costs", "log", metavar="EVENTS.jsonl", help="Take costs from the event log of a real run.")
+              help="The other systems: time between checkpoints. [auto: the best for the trace]")  # fmt: skip
+@click.option("--costs", "log", metavar="EVENTS.jsonl", help="Take the costs from the event log of a real run.")
 @cost_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@click.option("--picture", metavar="FILE.png", help="Draw hosts and goodput over time.")
+@click.option("--picture", metavar="FILE.png", help="Draw hosts and goodput over time in this file.")
 def simulate_command(
     path: str, divide: int, from_s: float, until_s: float | None, speed: float, price: float | None, notice_s: float,
     poll_s: float, min_np: int, checkpoint_every: Interval, stock_checkpoint_every: Interval, log: str | None,
     as_json: bool, picture: str | None, **given: float | None,
 ) -> None:  # fmt: skip
-    """Tell what a job would get out of hosts that come and go as in a trace, under three systems.
+    """Compare the goodput of three systems on a trace of hosts.
 
-    Restarting from checkpoints and stock Horovod elastic are models; for this project the driver's own decisions are
-    made in virtual time. The costs come from docs/benchmarks.md, from an event log, or from the flags, which win.
+    edl_hvd runs the driver's own membership in virtual time. Restarting from checkpoints and stock Horovod elastic are
+    models. The costs come from docs/benchmarks.md, from an event log, or from flags, which win.
+
+    \b
+    Examples:
+      edl-hvd simulate --trace spot.csv
+      edl-hvd simulate --trace spot.csv --costs events.jsonl --notice 2min
+      edl-hvd simulate --trace spot.csv --divide 12 --picture spot.png
+
+    Documents: docs/simulate.md.
     """
     measured = _measure(log)
     costs = with_measured(Costs(), measured) if log is not None else Costs()

@@ -1,4 +1,4 @@
-"""``edl-hvd status``: how a job stands, from another terminal."""
+"""``edl-hvd status``: the state of a job, from another terminal."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from edl_hvd.cli.find_job import find_job
-from edl_hvd.cli.words import checkpoint, count, duration, join, pace, shortage, state
+from edl_hvd.cli.formatting import checkpoint, count, duration, join, pace, shortage, state
 from edl_hvd.driver.job_folder.claim import format_time
 from edl_hvd.driver.job_folder.files import JobView, look
 from edl_hvd.driver.membership.state import host_of
 from edl_hvd.driver.status import Countdown, Status, WorkerStatus
 
 _OLD_S = 5.0
-# A status is written every second; what is older needs to be said.
+# A status is written every second; the age of an older one is shown.
 _SHOWN_PHASE_S = 1.0
 _SLOT_STATES = {
     "starting": "starting",
@@ -40,12 +40,20 @@ _SLOT_STATES = {
 @click.command("status")
 @click.argument("job_dir", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print the status as JSON.")
-@click.option("--watch", is_flag=True, help="Show it every second until the job has ended, or Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Repeat every second until the job has ended, or Ctrl-C.")
 def status_command(job_dir: str | None, as_json: bool, watch: bool) -> None:
-    """Show how a job stands that edlrun runs.
+    """Show the state of a job that edlrun runs.
 
-    JOB_DIR is what was given as --job-dir; without it, this user's only job on this machine is shown, or a list of
-    them. Exit code 1 when there is no such job.
+    JOB_DIR is the folder that 'edlrun --job-dir' names. Without it, this user's only job on this machine is shown, or a
+    list of this user's jobs.
+
+    \b
+    Examples:
+      edl-hvd status
+      edl-hvd status runs/7 --watch
+      edl-hvd status runs/7 --json
+
+    Exit code 1 when there is no such job. Documents: docs/edlrun.md.
     """
     found = find_job(job_dir, "JOB_DIR")
     if isinstance(found, list):
@@ -69,7 +77,7 @@ def _follow(view: JobView, show: Callable[[JobView], None]) -> None:
                 return
             time.sleep(1.0)
             now = look(view.path)
-            # A folder that nobody asked for goes with its job.
+            # A folder that --job-dir did not name is removed with its job.
             view = now if now is not None else replace(view, running=False)
     except KeyboardInterrupt:
         return
@@ -88,7 +96,7 @@ def _to_json(view: JobView) -> dict[str, Any]:
             "status": status}  # fmt: skip
 
 
-# --- for people ---
+# --- text ---
 
 
 def _print(view: JobView) -> None:

@@ -14,22 +14,29 @@ from edl_hvd.traces.market import Market, generate
 from edl_hvd.traces.text import format_trace
 
 _MEANINGS = {
-    "hosts": "What an autoscaler wants.",
-    "hours": "How long the trace is.",
-    "zones": "Over which hosts are spread.",
-    "life_h": "Mean life of a host that no shortage ends, in hours.",
-    "life_shape": "Of its Weibull distribution; below 1 the young go first.",
-    "shortages_per_day": "In each zone, in the mean.",
-    "shortage_share": "Probability with which a host of the zone goes then.",
-    "shortage_min": "Mean time for which the zone gives no host, in minutes.",
-    "wait_min": "Mean time for which a missing host is waited for, in minutes.",
-    "price_usd_per_h": "Mean price of a host's hour; 0: a trace without prices.",
+    "hosts": "Number of hosts that an autoscaler wants.",
+    "hours": "Length of the trace in hours.",
+    "zones": "Number of zones over which the hosts are spread.",
+    "life_h": "Mean life in hours of a host that no shortage ends.",
+    "life_shape": "Weibull shape of that life; below 1 young hosts go first.",
+    "shortages_per_day": "Mean number of shortages in each zone.",
+    "shortage_share": "Probability that a shortage takes a host of its zone.",
+    "shortage_min": "Mean minutes for which a shortage lasts.",
+    "wait_min": "Mean minutes until a missing host is replaced.",
+    "price_usd_per_h": "Mean price of one host for an hour; 0 for no prices.",
 }
 
 
 @click.group("trace")
 def trace_commands() -> None:
-    """Traces of hosts that come and go."""
+    """Make traces of hosts that come and go.
+
+    \b
+    Examples:
+      edl-hvd trace generate --hosts 64 --hours 24 --output spot.csv
+
+    Documents: docs/simulate.md.
+    """
 
 
 def _flag(name: str) -> str:
@@ -46,13 +53,19 @@ def _market_options(command: Callable) -> Callable:
 
 @trace_commands.command("generate")
 @_market_options
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Another one, another trace. [0]")
-@click.option("--output", metavar="FILE", help="Write it there. [standard output]")
+@click.option("--seed", type=click.IntRange(min=0), default=0, metavar="N", help="Seed of the random numbers. [0]")
+@click.option("--output", metavar="FILE", help="File of the trace. [standard output]")
 def generate_command(seed: int, output: str | None, **described: float) -> None:
-    """Make up a trace of a spot market, as CSV. The same flags, the same trace.
+    """Make a synthetic trace of a spot market, as CSV.
 
-    Hosts live for a Weibull time; shortages take many of a zone at once; one that is missing comes after an exponential
-    time. docs/simulate.md has the distributions and their sources.
+    The same flags and seed give the same trace. Hosts live for a Weibull time, shortages take many hosts of a zone at
+    once, and a missing host is replaced after an exponential time.
+
+    \b
+    Examples:
+      edl-hvd trace generate --hosts 64 --hours 24 --seed 5 --output spot.csv
+
+    Documents: docs/simulate.md, with the distributions and their sources.
     """
     market = Market(**described)  # type: ignore[arg-type]
     others = [

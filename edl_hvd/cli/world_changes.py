@@ -1,10 +1,10 @@
-"""A change of the world in one line: who is gone and why, who came, how many go on, at which step, how long it took."""
+"""Describe a resize in one line: workers lost and why, workers that joined, the size, the step, and the downtime."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edl_hvd.cli.words import count, join
+from edl_hvd.cli.formatting import count, join
 from edl_hvd.driver.membership.events import (
     Action,
     Exited,
@@ -30,13 +30,13 @@ class Member:
 
 
 class WorldChanges:
-    """Follows a job.
+    """Resizes of a job, from its events and actions.
 
     Attributes:
-        members: Of the last world published, by rank.
-        generation: Of that world.
-        step: From which it goes on, as far as its members know; 0 if they begin or restore a checkpoint.
-        formed: All of them have started Horovod.
+        members: Members of the last published world, by rank.
+        generation: Generation of that world.
+        step: Step at which it goes on, as far as its members know; 0 if they begin or restore a checkpoint.
+        formed: Whether all members have started Horovod.
     """
 
     def __init__(self) -> None:
@@ -52,10 +52,10 @@ class WorldChanges:
         self._stopped_s: float | None = None
 
     def on_event(self, event: MembershipEvent, now_s: float) -> str:
-        """A line, if this completes a world; else nothing."""
+        """A line about the resize if this event completes it, else an empty text."""
         if isinstance(event, Exited) and not event.clean:
             member = Member(event.worker, event.incarnation)
-            self._ends.setdefault(member, event.how)  # the reason for killing it says more
+            self._ends.setdefault(member, event.how)  # the reason for a kill says more
             self._stop(member in self._now, now_s)
         elif isinstance(event, Ready):
             self._held[event.worker] = event.step
@@ -63,7 +63,7 @@ class WorldChanges:
             self._ready.add(event.worker)
             if self._ready >= set(self.members):
                 self.formed = True
-                return self._tell(now_s)
+                return self._describe(now_s)
         return ""
 
     def done(self, action: Action, now_s: float) -> None:
@@ -85,7 +85,7 @@ class WorldChanges:
         if concerns_the_world and self._stopped_s is None:
             self._stopped_s = now_s
 
-    def _tell(self, now_s: float) -> str:
+    def _describe(self, now_s: float) -> str:
         before, self._before = self._before, self._now
         stopped_s, self._stopped_s = self._stopped_s, None
         if not before:
@@ -94,7 +94,7 @@ class WorldChanges:
         gone = [member for member in before if member not in self._now]
         come = [member for member in self._now if member not in before]
         back = {member.worker for member in come} & {member.worker for member in gone}
-        pieces = _say_gone(gone, before, self._ends)
+        pieces = _describe_gone(gone, before, self._ends)
         joined = [member for member in come if member.worker not in back]
         if joined:
             pieces.append(f"{_name(joined, self._now)} joined")
@@ -110,14 +110,14 @@ class WorldChanges:
         return join(pieces)
 
 
-def _say_gone(gone: list[Member], before: tuple[Member, ...], ends: dict[Member, str]) -> list[str]:
+def _describe_gone(gone: list[Member], before: tuple[Member, ...], ends: dict[Member, str]) -> list[str]:
     by_reason: dict[str, list[Member]] = {}
     for member in gone:
         by_reason.setdefault(ends.get(member, ""), []).append(member)
-    return [_say_why(members, before, reason) for reason, members in by_reason.items()]
+    return [_describe_reason(members, before, reason) for reason, members in by_reason.items()]
 
 
-def _say_why(members: list[Member], before: tuple[Member, ...], reason: str) -> str:
+def _describe_reason(members: list[Member], before: tuple[Member, ...], reason: str) -> str:
     if not reason:
         return f"{_name(members, before)} left"
     host = host_of(members[0].worker)
@@ -130,7 +130,7 @@ def _say_why(members: list[Member], before: tuple[Member, ...], reason: str) -> 
 
 
 def _name(members: list[Member], world: tuple[Member, ...]) -> str:
-    """Workers by name, or by their hosts where they are all of a host's in this world."""
+    """The names of workers; the name of a host instead if they are all its workers in this world."""
     names = []
     for host in dict.fromkeys(host_of(member.worker) for member in members):
         concerned = [member.worker for member in members if host_of(member.worker) == host]

@@ -1,8 +1,8 @@
-"""Hosts that come and go again and again, and when they are left out. Pure; time is an argument.
+"""Leave out hosts that come and go repeatedly (flapping; the terms are those of RFC 2439). Pure; time is an argument.
 
-A host that flaps costs the whole job a change of its world each time. So one that has gone and come back several
-times lately is left out until it has been there for a while. Nobody who is in is thrown out by this, and where it
-would leave nobody it leaves everybody: a job without hosts is worse than one whose hosts come and go.
+A flapping host costs the job a resize each time. So a host that has come back several times is left out until it has
+been present for a while. Damping removes no host that counts, and applies only while other hosts remain: a job without
+hosts is worse than one with flapping hosts.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from dataclasses import dataclass, field, replace
 from edl_hvd.hosts import HostSlots
 
 FLAPS = 3
-# Once is a reboot, twice a reboot that failed at first; the third time it is a habit.
+# Returns: one is a reboot, two are a reboot that failed at first, three are flapping.
 WINDOW_S = 600.0
-# A spot market that takes a host back three times within ten minutes does so again before it has paid off.
+# A spot market that takes a host three times within ten minutes does so again before the host pays off.
 REUSE_AFTER_S = 120.0
-# Longer than the pauses between the flaps that were counted, in most cases; a start of workers is lost, not a run.
+# Longer than most pauses between the returns that count; an error here costs a start of workers, not a job.
 
 
 @dataclass(frozen=True)
 class _History:
-    """One host's.
+    """History of one host.
 
     Attributes:
-        there: It was in the last answer.
-        since_s: Since when that is so.
-        returns_s: When it came back, the newest last; only those that still count.
-        is_suppressed: It is there and left out.
+        there: Whether the last answer had it.
+        since_s: Time since which that holds.
+        returns_s: Times at which it came back within the window, the newest last.
+        is_suppressed: Whether it is present and left out.
     """
 
     there: bool
@@ -39,12 +39,12 @@ class _History:
 
 @dataclass(frozen=True)
 class Damping:
-    """What is remembered of the hosts of one source. Times are of one clock that never goes back.
+    """Histories of the hosts of one source. Times are of one monotonic clock.
 
     Args:
-        flaps: The number of returns ...
-        window_s: ... within this time, after which a host is left out ...
-        reuse_after_s: ... until it has been there for this time.
+        flaps: Number of returns within ``window_s`` after which a host is left out.
+        window_s: Seconds for which a return counts.
+        reuse_after_s: Seconds for which a host has to be present before it counts again.
     """
 
     hosts: Mapping[str, _History] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Damping:
     reuse_after_s: float = REUSE_AFTER_S
 
     def observed(self, answer: Iterable[HostSlots], now_s: float) -> Damping:
-        """After an answer that is believed.
+        """Return the damping after an answer that is trusted.
 
         >>> a, b, damping = HostSlots("a", 1), HostSlots("b", 1), Damping(flaps=1)
         >>> for now_s, answer in enumerate([(a, b), (b,), (a, b)]):
@@ -79,7 +79,7 @@ class Damping:
         return _History(True, now_s, returns_s, is_suppressed=len(returns_s) >= self.flaps)
 
     def _is_forgotten(self, one: _History, now_s: float) -> bool:
-        """Gone for so long that its next coming is no return."""
+        """Whether the host is absent for longer than the window, so that it is new when it comes."""
         return not one.there and now_s - one.since_s >= self.window_s
 
     def kept(self, answer: Iterable[HostSlots]) -> tuple[HostSlots, ...]:
@@ -92,7 +92,7 @@ class Damping:
         return suppressed if any(one.there and not one.is_suppressed for one in self.hosts.values()) else set()
 
     def left_out(self, now_s: float) -> dict[str, str]:
-        """The hosts that are there and left out, each with the reason."""
+        """The present hosts that are left out, each with the reason."""
         return {
             host: f"it has come back {_times(len(one.returns_s))} within {self.window_s / 60:g} min; it counts again "
             f"when it has stayed for {self.reuse_after_s / 60:g} min" + _so_far(now_s - one.since_s)
@@ -101,14 +101,14 @@ class Damping:
         }
 
     def to_memory(self, now_s: float) -> object:
-        """Plain JSON, in which times count back from ``now_s``."""
+        """Histories as plain JSON, in which times count back from ``now_s``."""
         return {
             host: [one.there, now_s - one.since_s, [now_s - time_s for time_s in one.returns_s], one.is_suppressed]
             for host, one in self.hosts.items()
         }
 
     def recalled(self, memory: object, now_s: float) -> Damping:
-        """With what ``to_memory`` gave; without any past when that cannot be read."""
+        """Return the damping with histories from ``to_memory``; without any if they cannot be read."""
         try:
             hosts = {
                 str(host): _History(

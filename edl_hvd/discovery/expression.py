@@ -1,13 +1,13 @@
-"""Sources and their combinations as text: ``edlrun --discover TEXT``, ``from_source TEXT``. Pure.
+"""Read sources and their combinations from text: ``edlrun --discover TEXT``, ``from_source TEXT``. Pure.
 
     source    KIND:VALUE,FLAG=VALUE,...      the flags of discovery_scripts/from_KIND
     union     union(SOURCE, SOURCE, ...)     the hosts of all
-    limit     limit(SOURCE, 8)               at most 8 slots of them; '8 hosts': at most 8 hosts
-    prefer    prefer(SOURCE, 8)              the same, the cheapest first
+    limit     limit(SOURCE, 8)               at most 8 of its slots; '8 hosts': at most 8 hosts
+    prefer    prefer(SOURCE, 8)              at most 8 of its slots, the cheapest first
 
-A comma between the parentheses begins the next argument, unless ``FLAG=`` or a value follows, which goes on with
-the source before it: ``union(ec2:tag=job=7,slots=4, file:spare.txt)`` has two parts. Where a value holds a comma, a
-parenthesis or a quote it stands in double quotes, ``\\`` before a quote or another ``\\`` in it.
+A comma between the parentheses begins the next argument, unless ``FLAG=`` or a value follows, which belongs to the
+source before it: ``union(ec2:tag=job=7,slots=4, file:spare.txt)`` has two parts. A value with a comma, a
+parenthesis or a quote stands in double quotes, ``\\`` before a quote or another ``\\`` in it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TypeAlias
 from edl_hvd.errors import UsageError
 
 DEEPEST = 20
-# Combinations in combinations; nobody means more, and the reader is recursive.
+# Combinations inside of combinations: the reader is recursive, and more are a mistake.
 
 FORM = (
     "expected e.g. file:hosts.txt, schedule:plan.txt or ec2:tag=job=resnet50, alone or in union(SOURCE, SOURCE), "
@@ -33,7 +33,7 @@ _UNQUOTED = re.compile(r"[^\s,()\"\\]([^,()\"\\]*[^\s,()\"\\])?")
 
 
 def _begins_argument(text: str, at: int) -> bool:
-    """What follows a comma in parentheses is an argument of the combination, not another flag of the source."""
+    """Whether text after a comma is an argument of the combination, not another flag of the source."""
     if _KIND.match(text, at) or _CALL.match(text, at):
         return True
     count = _COUNT.match(text, at)
@@ -42,7 +42,7 @@ def _begins_argument(text: str, at: int) -> bool:
 
 @dataclass(frozen=True)
 class Word:
-    """A flag and its value; a value without a flag has the empty name."""
+    """A flag and its value; the name is empty for a value without a flag."""
 
     name: str
     value: str
@@ -51,7 +51,7 @@ class Word:
         return self._text(bool(_UNQUOTED.fullmatch(self.value)) and (bool(self.name) or not _FLAG.match(self.value)))
 
     def after_another(self) -> str:
-        """As text behind a comma, where a bare value can be taken for the next argument of a combination."""
+        """The text after a comma, where a bare value could count as the next argument of a combination."""
         return self._text(False) if not self.name and _begins_argument(self.value, 0) else str(self)
 
     def _text(self, plain: bool) -> str:
@@ -61,7 +61,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Leaf:
-    """One source of a kind of ``kinds.py``."""
+    """One source, of a kind of ``registry.py``."""
 
     kind: str
     words: tuple[Word, ...]
@@ -72,7 +72,7 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Union:
+class UnionOf:
     """The hosts of all ``parts``."""
 
     parts: tuple[Expression, ...]
@@ -83,7 +83,7 @@ class Union:
 
 @dataclass(frozen=True)
 class Count:
-    """So many "slots" or "hosts"."""
+    """A number of "slots" or "hosts"."""
 
     number: int
     unit: str = "slots"
@@ -105,7 +105,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Prefer:
-    """The same as ``Limit``, the cheapest first."""
+    """At most ``most`` of the hosts of ``part``, the cheapest first."""
 
     part: Expression
     most: Count
@@ -114,20 +114,20 @@ class Prefer:
         return f"prefer({self.part}, {self.most})"
 
 
-Expression: TypeAlias = Leaf | Union | Limit | Prefer
+Expression: TypeAlias = Leaf | UnionOf | Limit | Prefer
 
 
 def parse_expression(text: str, kinds: frozenset[str]) -> Expression:
-    """What a text says; ``str`` of it is a text that says the same.
+    """Read an expression; its ``str`` is a text of the same meaning.
 
     >>> parse_expression("limit(file:hosts.txt, 8)", frozenset({"file"}))
     Limit(part=Leaf(kind='file', words=(Word(name='', value='hosts.txt'),)), most=Count(number=8, unit='slots'))
 
     Args:
-        kinds: Names of the kinds of sources that there are.
+        kinds: Names of the kinds of sources.
 
     Raises:
-        UsageError: With ``>>>`` before the place in the text that is not understood.
+        UsageError: The text is not understood; ``>>>`` stands before the place in the message.
     """
     reader = _Reader(text, kinds)
     expression = reader.expression(0)
@@ -151,7 +151,7 @@ class _Reader:
             self._at += 1
 
     def refuse(self, reason: str) -> UsageError:
-        """With the place in the text; a whole text that is no source is answered with what one looks like."""
+        """An error with the place in the text; for a text that is not a source, also with the accepted form."""
         form = f"; {FORM};" if not self._text[: self._at].strip() else ""
         marked = f"'{self._text[: self._at]}>>>{self._text[self._at :]}'"
         return UsageError(f"it is not understood{form} at the mark in {marked}: {reason}")
@@ -173,7 +173,7 @@ class _Reader:
             parts.append(self.expression(depth + 1))
         if name == "union":
             self._need(")", "expected ',' and another source, or ')'")
-            return Union(tuple(parts))
+            return UnionOf(tuple(parts))
         self._need(",", f"{name} has no number; expected e.g. {name}(SOURCE, 8)")
         most = self._count(name)
         self._need(")", "expected ')'")
@@ -223,7 +223,7 @@ class _Reader:
         return Word(flag[1] if flag else "", self._value(inside))
 
     def _value(self, inside: bool) -> str:
-        """Up to a comma; in parentheses also up to the one that closes them."""
+        """Read a value up to a comma; in parentheses also up to the closing one."""
         if self._text.startswith('"', self._at):
             return self._quoted()
         start, open_ones = self._at, 0

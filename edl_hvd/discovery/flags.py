@@ -1,7 +1,7 @@
-"""The words after a discovery script's name, taken by name.
+"""Read the flags of a discovery script.
 
-Written by hand instead of with ``argparse``: this runs at every poll of a local source, and a variable's
-value has to be replaced, not added to, by the flag of the same name.
+``argparse`` is not used: this runs at every poll of a local source, and a flag has to replace the value of its
+variable, not to add to it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from edl_hvd.values import Interval
 
 
 class Flags:
-    """The words of one command line, taken by name.
+    """Flags of one command line, by name.
 
     Args:
-        given: Words the user typed: ``--name value``, ``--name=value``, or at most one bare value,
-            which stands for ``--<bare>``.
-        variables: Words made from environment variables, always ``--name=value``; empty values and
-            flags that the user typed as well do not count.
+        given: Words of the command line: ``--name value``, ``--name=value``, or at most one bare value, which stands
+            for ``--<bare>``.
+        variables: Words from environment variables, always ``--name=value``; empty values, and flags that are also in
+            ``given``, do not count.
         known: Names that are accepted.
         bare: Name of the flag that a bare value stands for; empty for none.
     """
@@ -72,7 +72,7 @@ class Flags:
         return values
 
     def yes_no(self, name: str) -> bool:
-        """Whether the flag says yes; it has a value, because every flag has a variable, too."""
+        """Whether the flag is "yes". It has a value, because each flag has a variable, too."""
         text = self.text(name, "no")
         if text not in ("yes", "no"):
             raise UsageError(f"--{name} {text!r} is not understood; expected yes or no")

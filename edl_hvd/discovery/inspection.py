@@ -1,4 +1,4 @@
-"""What there is to see of a source: for people and programs that want to know more than ``host:slots``."""
+"""Inspect a source: its hosts with all details, for ``edl-hvd discover`` and ``edl-hvd doctor``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.damping import Damping
-from edl_hvd.discovery.question import Question
+from edl_hvd.discovery.registry import PolledSource
 from edl_hvd.discovery.source import Answer, HostDetails
 from edl_hvd.errors import DiscoveryError
 from edl_hvd.hosts import HostSlots, format_hosts
@@ -15,12 +15,12 @@ from edl_hvd.hosts import HostSlots, format_hosts
 
 @dataclass(frozen=True)
 class ListedHost:
-    """One host; what is not known is empty or ``None``.
+    """One host; what is unknown is empty or ``None``.
 
     Attributes:
         kind, zone, price_usd_per_h: See ``HostDetails``.
-        since_s: Since when it is there, in seconds since the epoch: as the source says, else since it was first seen.
-        notice_s: In how many seconds it will be gone.
+        since_s: Time since which it is present, in seconds since the epoch: from the source, else of the first sight.
+        notice_s: Seconds until it will be gone.
     """
 
     host: str
@@ -34,12 +34,12 @@ class ListedHost:
 
 @dataclass(frozen=True)
 class HostListing:
-    """What one inspection of a source finds.
+    """Result of one inspection of a source.
 
     Attributes:
-        hosts: Sorted by name.
-        left_out: What is no host now, with the reason.
-        remark: Why a part of it is old; empty when none is.
+        hosts: Hosts, sorted by name.
+        left_out: Names of what is no host now, each with the reason.
+        remark: Reason why a part of the answer is old; empty if none is.
     """
 
     hosts: tuple[ListedHost, ...]
@@ -52,36 +52,36 @@ class HostListing:
 
 
 class Inspector:
-    """Inspects a source again and again, and leaves out what flaps, as a job would.
+    """Repeated inspection of a source, which leaves out flapping hosts as a job does.
 
     Args:
-        question: What to ask.
+        polled: Source to ask.
     """
 
-    def __init__(self, question: Question, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._question = question
+    def __init__(self, polled: PolledSource, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._polled = polled
         self._clock = clock
         self._damping = Damping()
         self._seen_s: dict[str, float] = {}
         self._inspections = 0
 
     def inspect(self) -> HostListing:
-        """Ask now; blocks for as long as the source takes.
+        """Ask the source; blocks until it answers.
 
         Raises:
-            DiscoveryError: It does not answer, or not in a way that can be trusted.
+            DiscoveryError: The source does not answer, or its answer cannot be trusted.
         """
-        answer = self._question.source.answer()
+        answer = self._polled.source.answer()
         hosts, left_out = answer.hosts, dict(answer.left_out)
         try:
             format_hosts(hosts)  # raises when a host is listed twice
         except ValueError as error:
             raise DiscoveryError(str(error)) from error
         now_s, wall_s = self._clock.monotonic_s(), self._clock.wall_s()
-        # Who was there at the first inspection may have been there for long.
+        # A host that is present at the first inspection may be older.
         self._seen_s = {one.host: self._seen_s.get(one.host, wall_s if self._inspections else 0.0) for one in hosts}
         self._inspections += 1
-        if self._question.is_damped:
+        if self._polled.is_damped:
             self._damping = self._damping.observed(hosts, now_s)
             hosts = self._damping.kept(hosts)
             left_out |= self._damping.left_out(now_s)
@@ -96,7 +96,7 @@ class Inspector:
 
 
 def changes(before: HostListing | None, after: HostListing) -> list[str]:
-    """One line for each thing that has changed from one listing to the next, as for a log.
+    """Describe each change from one listing to the next, one line for each.
 
     >>> one, two = HostListing((ListedHost("a", 1),)), HostListing((ListedHost("b", 2),), {"a": "it is stopped"})
     >>> changes(None, one), changes(one, two)
@@ -121,5 +121,5 @@ def changes(before: HostListing | None, after: HostListing) -> list[str]:
     ]
     known = before.left_out if before else {}
     lines += [f"  {name} is left out: {why}" for name, why in after.left_out.items() if name not in known]
-    lines += [f"  {name} is left out no more" for name in known if name not in after.left_out and name not in new]
+    lines += [f"  {name} is no longer left out" for name in known if name not in after.left_out and name not in new]
     return lines

@@ -1,4 +1,4 @@
-"""The one interface of everything that knows hosts, and the one value that it answers with."""
+"""The interface of all sources of hosts, and the value that they answer with."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from edl_hvd.hosts import HostSlots
 
 @dataclass(frozen=True)
 class HostDetails:
-    """What a source knows of a host besides its name and slots; only people and ``prefer`` want to know it.
+    """Details of a host besides its name and slots, for ``edl-hvd discover`` and ``prefer``.
 
     Attributes:
-        kind: As the cloud calls its type of machine, e.g. "p3.2xlarge"; empty when not known.
-        zone: As the cloud calls where it stands; empty when not known.
-        price_usd_per_h: What it costs, or ``None``.
-        since_s: Since when it is there, in seconds since the epoch, or ``None``.
+        kind: Cloud's name of the machine type, e.g. "p3.2xlarge"; empty if unknown.
+        zone: Cloud's name of the zone; empty if unknown.
+        price_usd_per_h: Price of an hour, or ``None``.
+        since_s: Time since which it is present, in seconds since the epoch, or ``None``.
     """
 
     kind: str = ""
@@ -28,16 +28,16 @@ class HostDetails:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a source says to one question.
+    """Answer of a source to one request.
 
     Attributes:
-        hosts: Every host there is, each once, in any order. None says that there are none, which is more than "I do
-            not know".
-        notices: Hosts that will be gone, as clouds announce it for spot instances, and in how many seconds.
-        details: What else is known of hosts.
-        left_out: Why what belongs to the group is no host now, by the source's name for it.
-        age_s: How much older than the question the oldest part is; 0: no part stands in for a newer one.
-        warning: Why a part is old; empty when none is.
+        hosts: Present hosts, each once, in any order. An empty answer states that there are none; a source that does
+            not know raises.
+        notices: Hosts with a preemption notice, and the seconds until each will be gone.
+        details: Details of hosts.
+        left_out: Members of the group that are no hosts now, by the source's name for them, with the reason.
+        age_s: Seconds by which the oldest part is older than the request; 0 if every part is new.
+        warning: Reason why a part is old; empty if none is.
     """
 
     hosts: tuple[HostSlots, ...] = ()
@@ -48,7 +48,7 @@ class Answer:
     warning: str = ""
 
     def later(self, passed_s: float) -> Answer:
-        """The same answer after a time, when its notices are nearer.
+        """Return the same answer after a time, with less time in its notices.
 
         >>> Answer(notices={"a": 30.0, "b": 5.0}).later(10.0).notices
         {'a': 20.0, 'b': 0.0}
@@ -58,12 +58,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Permission:
-    """Something that a source has to be allowed, and whether it is.
+    """A permission that a source needs, and whether it has it.
 
     Attributes:
-        name: As the platform calls it, e.g. "list pods in namespace training".
-        granted: Whether it is; ``None`` when that could not be found out.
-        words: What was answered, or how to grant it.
+        name: Platform's name of it, e.g. "list pods in namespace training".
+        granted: Whether it is granted; ``None`` if that could not be found out.
+        words: Answer of the platform, or how to grant it.
     """
 
     name: str
@@ -72,36 +72,36 @@ class Permission:
 
 
 class Source(ABC):
-    """Knows hosts. Only ``answer`` has to be written; the defaults are those of a source that has nothing else to say.
+    """A source of hosts. A subclass has to define ``answer`` alone.
 
     Attributes:
-        parts: The sources that a combination is made of. What a combination answers depends on its answers before, so
-            a process that asks it once takes its memory from a file.
+        parts: Sources of a combination. The answer of a combination depends on its earlier answers, so a process that
+            asks it once takes its memory from a file.
     """
 
     parts: tuple[Source, ...] = ()
 
     @abstractmethod
     def answer(self) -> Answer:
-        """Every host there is now. May block; the caller bounds the time, and asks from one thread at a time.
+        """The present hosts. May block; the caller bounds the time, and calls from one thread at a time.
 
         Raises:
-            DiscoveryError: The source did not answer, or not in a way that can be trusted.
+            DiscoveryError: The source does not answer, or its answer cannot be trusted.
         """
 
     def permissions(self) -> Iterable[Permission]:
-        """Each one that it needs, tried now, the first ones first. Blocks; never raises for one that is missing."""
+        """Try each permission that the source needs, in order. Blocks; does not raise for a missing one."""
         for part in self.parts:
             yield from part.permissions()
 
     def memory(self, now_s: float) -> object:
-        """What it has to know again, as plain JSON; times in it count back from ``now_s`` (monotonic)."""
+        """The memory of earlier answers as plain JSON; times in it count back from ``now_s`` (monotonic)."""
         return None
 
     def recall(self, memory: object, now_s: float) -> None:  # noqa: B027 (most have no memory)
-        """Take over what ``memory`` gave, which counted from ``now_s``. What cannot be read is forgotten."""
+        """Load what ``memory`` returned for ``now_s``; what cannot be read is ignored."""
 
     def close(self) -> None:
-        """End what runs, from any thread; does not block. The source is asked no more."""
+        """Stop what runs, from any thread; does not block. No request follows."""
         for part in self.parts:
             part.close()

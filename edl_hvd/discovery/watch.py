@@ -1,9 +1,9 @@
-"""Asking a source again and again, and what to believe of its answers.
+"""Poll a source, and decide which hosts to trust.
 
-``TrustedHosts`` decides, without thread or clock; ``HostWatch`` asks. The rule: a new host counts at once, because
-nobody is harmed by a worker too many being started; a host is gone when answers in a row say so (``trust.py``), because
-a healthy worker stopped by mistake costs more than one more poll; a source in trouble changes nothing. What is
-believed to have gone and come back several times lately is left out for a while, see ``damping.py``.
+``TrustedHosts`` decides, without thread or clock; ``HostWatch`` polls. A new host counts at once, because starting a
+worker too many does no harm. A host is gone when several answers in a row lack it (``trust.py``), because stopping a
+healthy worker costs more than another poll. A source that fails changes nothing. Flapping hosts are left out for a
+while (``damping.py``).
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from edl_hvd.errors import EdlHvdError
 from edl_hvd.hosts import HostSlots, format_hosts
 
 RECOVERY_THRESHOLD = 2
-# After one good answer a source that fails every other time would be reported every other time.
+# Good answers. With one, a source that fails every other time would be reported every other time.
 DISTINCT_PROBLEMS = 20
-# Of one series of troubles; who has read twenty has understood.
+# Problems reported in one series; more say nothing new.
 LATE_S = 30.0
-# Every source of ours gives up by itself before; a file on a network that is gone does not.
+# Seconds. Every source of this package gives up earlier; a file on a lost network does not.
 CLOSE_S = 5.0
-# A callback that does not return within this is not waited for.
+# Seconds to wait for a callback that does not return.
 
 _VARYING = re.compile(r"[0-9a-f]*[0-9][0-9a-f.-]*", re.IGNORECASE)
-# Ages, process numbers and request names differ in every message about one and the same problem.
+# Ages, process numbers and request names differ between messages about the same problem.
 
 
 @dataclass(frozen=True)
 class TrustedHosts:
-    """What is believed of a source, from all it has said.
+    """Trusted hosts of a source, from all its answers.
 
     Attributes:
-        hosts: The trusted list: known hosts in the order in which they came.
-        row: The newest good answers without a failure between them, as many as are believed.
-        troubled_since_s: When the present series of troubles began, or ``None``.
-        calm: Good answers since the last trouble.
-        reported: The problems of this series that were told.
+        hosts: Trusted hosts, in the order in which they came.
+        row: Newest good answers without a failure between them, at most ``IN_A_ROW``.
+        troubled_since_s: Time at which the present series of failures began, or ``None``.
+        calm: Number of good answers since the last failure.
+        reported: Problems of this series that were reported.
     """
 
     hosts: tuple[HostSlots, ...] = ()
@@ -53,7 +53,7 @@ class TrustedHosts:
     reported: frozenset[str] = frozenset()
 
     def answered(self, answer: tuple[HostSlots, ...], now_s: float) -> tuple[TrustedHosts, str]:
-        """What is trusted after a good answer, and what to tell about it (empty: nothing)."""
+        """Return the trusted hosts after a good answer, and a message about it (empty for none)."""
         row = (*self.row, answer)[-IN_A_ROW:]
         trusted = replace(self, hosts=self._believe(row), row=row, calm=self.calm + 1)
         if trusted.troubled_since_s is None or trusted.calm < RECOVERY_THRESHOLD:
@@ -62,7 +62,7 @@ class TrustedHosts:
         return replace(trusted, troubled_since_s=None, reported=frozenset()), news
 
     def failed(self, problem: str, now_s: float) -> tuple[TrustedHosts, str]:
-        """What is trusted after a question without a good answer, and what to tell about it (empty: nothing new)."""
+        """Return the trusted hosts after a failed poll, and a message about it (empty for nothing new)."""
         kind = _VARYING.sub("0", problem)
         is_new = kind not in self.reported and len(self.reported) < DISTINCT_PROBLEMS
         since_s = now_s if self.troubled_since_s is None else self.troubled_since_s
@@ -71,7 +71,7 @@ class TrustedHosts:
         return trusted, problem if is_new else ""
 
     def _believe(self, row: tuple[tuple[HostSlots, ...], ...]) -> tuple[HostSlots, ...]:
-        """The newest answer's hosts, and of known hosts what the answers in a row leave them.
+        """The hosts of the newest answer, and known hosts with the slots that the answers in a row leave them.
 
         >>> a, b = HostSlots("a", 1), HostSlots("b", 2)
         >>> TrustedHosts(hosts=(a, b))._believe(((a, b), (b,))) == (a, b)
@@ -88,19 +88,19 @@ class TrustedHosts:
 
 
 class HostWatch:
-    """Polls a source in threads of its own and tells what is to be believed.
+    """Polling of a source in threads of its own; callbacks get the trusted hosts.
 
-    The callbacks are called from one thread, one at a time, and have to return soon; no call begins after
-    ``close`` has returned.
+    The callbacks are called from one thread, one at a time, and have to return soon. No call begins after ``close`` has
+    returned.
 
     Args:
-        source: Asked by one thread at a time; it may take as long as it likes. ``close`` closes it.
-        changed: Told the trusted list whenever it has changed, first when there are hosts.
-        problem: Told a sentence once per distinct problem, and another when the trouble is over.
-        notice: Told once of each trusted host that is about to go, if the source knows, and in how many seconds.
-        every_s: Time between an answer and the next question.
-        late_s: A question that takes longer is told as a problem.
-        damping: Leaves out hosts that flap; ``None``: every host that is believed to be there counts.
+        source: Source to poll, from one thread at a time; it may block. ``close`` closes it.
+        changed: Function that gets the trusted hosts whenever they change, first when there are any.
+        problem: Function that gets a sentence for each distinct problem, and one when the source has recovered.
+        notice: Function that gets each trusted host with a preemption notice, once, and the seconds that remain.
+        every_s: Seconds between an answer and the next request.
+        late_s: Seconds after which a request without an answer is reported as a problem.
+        damping: Damping of flapping hosts; ``None`` for none.
     """
 
     def __init__(
@@ -127,15 +127,15 @@ class HostWatch:
         self._suppressed: frozenset[str] = frozenset()
         self._hosts: tuple[HostSlots, ...] = ()
         self._closing = threading.Event()
-        self._questions: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        # An answer, the reason why there is none, or None when the watch ends.
+        self._requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        # An answer, the reason why there is none, or None at the end of the watch.
         self._answers: queue.SimpleQueue[Answer | str | None] = queue.SimpleQueue()
         # Daemons: a source that hangs must not keep the program from ending.
         self._asker = threading.Thread(target=self._ask, name="edl_hvd host source", daemon=True)
         self._watcher = threading.Thread(target=self._watch, name="edl_hvd host watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to poll, with the first question at once."""
+        """Start to poll, with the first request at once."""
         self._asker.start()
         self._watcher.start()
 
@@ -148,25 +148,25 @@ class HostWatch:
         """Stop polling. Does not wait for a source that hangs; its thread ends when it answers."""
         self._closing.set()
         self._answers.put(None)
-        self._questions.put(False)
+        self._requests.put(False)
         self._source.close()
         if self._watcher.is_alive() and self._watcher is not threading.current_thread():
             self._watcher.join(CLOSE_S)
 
     def _ask(self) -> None:
-        while self._questions.get() and not self._closing.is_set():
+        while self._requests.get() and not self._closing.is_set():
             try:
                 answer = self._source.answer()
                 format_hosts(answer.hosts)  # raises when a host is listed twice
                 self._answers.put(answer)
             except EdlHvdError as error:
                 self._answers.put(" ".join(str(error).split()))
-            except Exception as error:  # a fault in one source is no reason to stop training
+            except Exception as error:  # a fault of a source must not stop training
                 self._answers.put(f"internal error of the host source, please report: {type(error).__name__}: {error}")
 
     def _watch(self) -> None:
         while not self._closing.is_set():
-            self._questions.put(True)
+            self._requests.put(True)
             answer = self._wait_for_answer()
             if answer is None or self._closing.is_set():
                 return
@@ -186,7 +186,7 @@ class HostWatch:
             self._closing.wait(self._every_s)
 
     def _damp(self, believed: tuple[HostSlots, ...], now_s: float) -> tuple[HostSlots, ...]:
-        """Those that count; tells why a host does not, once."""
+        """The hosts that count; reports once why another does not."""
         if self._damping is None:
             return believed
         self._damping = self._damping.observed(believed, now_s)
@@ -198,7 +198,7 @@ class HostWatch:
         return self._damping.kept(believed)
 
     def _pass_on(self, notices: Mapping[str, float]) -> None:
-        """Once each, of hosts that count: of one that goes before it ever came nobody needs to hear."""
+        """Report each notice once, for hosts that count."""
         here = {entry.host for entry in self._hosts}
         for host, seconds in notices.items():
             if host in here and host not in self._noticed:

@@ -101,16 +101,16 @@ def _bad(found: str, fix: str) -> Finding:
 def check_source(text: str) -> Iterator[Finding]:
     """What the source of ``edlrun --discover TEXT`` is permitted, one by one, then its hosts."""
     try:
-        question = read_source(text, start_now)
+        polled = read_source(text, start_now)
     except EdlHvdError as error:
         yield Finding(_DISCOVERY, "source", MISSING, str(error), "correct --discover")
         return
     try:
-        for permission in question.source.permissions():
+        for permission in polled.source.permissions():
             yield judge_permission(permission)
         start_s = time.monotonic()
         try:
-            listing = Inspector(question).inspect()
+            listing = Inspector(polled).inspect()
         except EdlHvdError as error:
             yield Finding(_DISCOVERY, "source", MISSING, str(error), "a job would wait for its hosts until this works")
             return
@@ -123,7 +123,7 @@ def check_source(text: str) -> Iterator[Finding]:
             fix = f"'edl-hvd discover {shlex.quote(text)}' says why hosts are left out"
             yield Finding(_DISCOVERY, "source", ADVICE, f"it answers, with no hosts{left_out}", fix)
     finally:
-        question.source.close()
+        polled.source.close()
 
 
 def judge_permission(permission: Permission) -> Finding:

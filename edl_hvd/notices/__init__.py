@@ -1,10 +1,10 @@
-"""Whether the host of this process is about to go, as its platform announces it.
+"""Preemption notices: whether the platform has announced that this host will be gone.
 
-    notice.py                          what is announced, and the one interface, ``Provider.ask()``
-    ec2.py google.py azure.py kubernetes.py    a class for each platform
-    places.py                          which of them this machine belongs to, and their addresses
-    watch.py                           asks in a thread, and tells of each notice once
-    asking.py                          one HTTP question to a server that is near
+    notice.py                                the ``Notice``, and the interface ``Provider.ask()``
+    ec2.py google.py azure.py kubernetes.py  a class for each platform
+    platforms.py                             the platforms of this machine, and their addresses
+    watch.py                                 asks in a thread, and reports each notice once
+    request.py                               one HTTP request to a nearby server
 
-Runs in the workers, with the standard library alone. What to do about a notice is for others to decide.
+Runs in the workers, with the standard library alone. Other packages decide what follows from a notice.
 """

@@ -1,4 +1,4 @@
-"""Azure: scheduled events, from the instance metadata. They are read and not acknowledged, which would hasten them.
+"""Azure: scheduled events, from the instance metadata. They are not acknowledged: Azure would then begin earlier.
 
 Source: Azure documentation, "Azure Metadata Service: Scheduled Events for Linux VMs".
 """
@@ -12,8 +12,8 @@ from typing import Any
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import PlatformError
 from edl_hvd.http_client import HttpAnswer
-from edl_hvd.notices.asking import ask, refused
 from edl_hvd.notices.notice import Notice
+from edl_hvd.notices.request import refusal, request
 
 ADDRESS = "http://169.254.169.254"
 _EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
@@ -24,19 +24,19 @@ _KINDS = {
     "Reboot": "scheduled reboot",
     "Redeploy": "scheduled redeployment",
 }
-# "Freeze" pauses the machine for seconds, which a job stands.
+# "Freeze" pauses the machine for seconds, which a job survives.
 
 
 class Azure:
-    """See ``Provider``. For one thread at a time.
+    """Provider of Azure, for one thread at a time.
 
     Args:
-        address: Of the metadata service.
+        address: URL of the metadata service.
     """
 
     name = "azure"
     every_s = 2.0
-    # A fifteenth of the 30 seconds of an eviction.
+    # Seconds: a fifteenth of the notice of an eviction.
 
     def __init__(self, address: str = ADDRESS, clock: Clock = SYSTEM_CLOCK) -> None:
         self._address = address.rstrip("/")
@@ -49,18 +49,18 @@ class Azure:
         return read_events(events.text, self._machine, events.now_s(self._clock))
 
     def _get(self, path: str) -> HttpAnswer:
-        # The first question after a machine has started may take two minutes, for which nobody waits here.
-        answer = ask(self._address, path, {"Metadata": "true"}, self._clock)
+        # The first request after the start of a machine may take two minutes; it fails here and is repeated.
+        answer = request(self._address, path, {"Metadata": "true"}, self._clock)
         if answer.status != 200:
-            raise refused(self._address, path, answer)
+            raise refusal(self._address, path, answer)
         return answer
 
 
 def read_events(text: str, machine: str, now_s: float) -> Notice | None:
-    """The earliest event that names the machine and ends it, if there is one.
+    """Find the earliest event that ends the machine, if there is one.
 
     Raises:
-        PlatformError: The document is not understood.
+        PlatformError: The answer is not understood.
     """
     try:
         events = [

@@ -11,29 +11,29 @@ import json
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import PlatformError
 from edl_hvd.http_client import HttpAnswer, seconds_since_epoch
-from edl_hvd.notices.asking import ask, refused
 from edl_hvd.notices.notice import Notice
+from edl_hvd.notices.request import refusal, request
 
 ADDRESS = "http://169.254.169.254"
 _TOKEN = "/latest/api/token"
 _ACTION = "/latest/meta-data/spot/instance-action"
 _REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 TOKEN_S = 21_600
-# Six hours, the longest there are.
+# Seconds: six hours, the longest life of a token.
 RENEW_S = 300.0
-# Before a token expires; a question takes seconds.
+# Seconds before a token expires; a request takes at most some seconds.
 
 
 class Ec2:
-    """See ``Provider``. For one thread at a time.
+    """Provider of Amazon EC2, for one thread at a time.
 
     Args:
-        address: Of the metadata service (``AWS_EC2_METADATA_SERVICE_ENDPOINT``).
+        address: URL of the metadata service (``AWS_EC2_METADATA_SERVICE_ENDPOINT``).
     """
 
     name = "ec2"
     every_s = 5.0
-    # As the User Guide recommends; it is a twenty-fourth of the two minutes of a notice.
+    # Seconds, as the User Guide recommends: a twenty-fourth of a notice.
 
     def __init__(self, address: str = ADDRESS, clock: Clock = SYSTEM_CLOCK) -> None:
         self._address = address.rstrip("/")
@@ -49,36 +49,36 @@ class Ec2:
         return None if rebalance is None else read_rebalance(rebalance.text)
 
     def _get(self, path: str) -> HttpAnswer | None:
-        """What the service says, ``None`` when it has nothing there; a token that it refuses is renewed once."""
-        answer = ask(self._address, path, {"X-aws-ec2-metadata-token": self._find_token()}, self._clock)
+        """Read an entry, ``None`` if the service has none there; a token that it refuses is renewed once."""
+        answer = request(self._address, path, {"X-aws-ec2-metadata-token": self._find_token()}, self._clock)
         if answer.status == 401:
             self._token_until_s = 0.0
-            answer = ask(self._address, path, {"X-aws-ec2-metadata-token": self._find_token()}, self._clock)
+            answer = request(self._address, path, {"X-aws-ec2-metadata-token": self._find_token()}, self._clock)
         if answer.status == 404:
             return None
         if answer.status != 200:
-            raise refused(self._address, path, answer)
+            raise refusal(self._address, path, answer)
         return answer
 
     def _find_token(self) -> str:
         now_s = self._clock.monotonic_s()
         if not self._token or now_s >= self._token_until_s:
-            wish = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_S)}
-            answer = ask(self._address, _TOKEN, wish, self._clock, method="PUT")
+            headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_S)}
+            answer = request(self._address, _TOKEN, headers, self._clock, method="PUT")
             if answer.status != 200:
-                raise refused(self._address, _TOKEN, answer)
+                raise refusal(self._address, _TOKEN, answer)
             self._token, self._token_until_s = answer.text, now_s + TOKEN_S - RENEW_S
         return self._token
 
 
 def read_action(text: str, now_s: float) -> Notice:
-    """The notice in what "spot/instance-action" says.
+    """Read the notice in the entry "spot/instance-action".
 
     >>> read_action('{"action": "terminate", "time": "2017-09-18T08:22:00Z"}', 1505722800.0).deadline_s
     120.0
 
     Raises:
-        PlatformError: It is not understood.
+        PlatformError: The entry is not understood.
     """
     try:
         told = json.loads(text)
@@ -92,10 +92,10 @@ def read_action(text: str, now_s: float) -> Notice:
 
 
 def read_rebalance(text: str) -> Notice:
-    """The notice in what "events/recommendations/rebalance" says: a higher risk of an interruption, and no time.
+    """Read the notice in "events/recommendations/rebalance": a higher risk of an interruption, without a time.
 
     Raises:
-        PlatformError: It is not understood.
+        PlatformError: The entry is not understood.
     """
     try:
         time = str(json.loads(text)["noticeTime"])

@@ -7,24 +7,24 @@ from __future__ import annotations
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import PlatformError
-from edl_hvd.notices.asking import ask, refused
 from edl_hvd.notices.notice import Notice
+from edl_hvd.notices.request import refusal, request
 
 ADDRESS = "http://metadata.google.internal"
 _INSTANCE = "/computeMetadata/v1/instance/"
 EVERY_S = 2.0
-# A fifteenth of the shortest notice; the metadata server is a process of the same host.
+# Seconds: a fifteenth of the shortest notice. The metadata server is a process of the same host.
 PREEMPTION_S = 30.0 - EVERY_S
-# The machine has 30 seconds, of which some pass until it is asked again.
+# The machine has 30 seconds, of which at most ``EVERY_S`` have passed.
 MAINTENANCE_S = 60.0 - EVERY_S
-# Machines with GPUs are told an hour before, others a minute; which this is, nobody says.
+# Machines with GPUs get the notice an hour before, others a minute; the server does not say which.
 
 
 class Google:
-    """See ``Provider``.
+    """Provider of Google Compute Engine.
 
     Args:
-        address: Of the metadata server ("http://" and ``GCE_METADATA_HOST``).
+        address: URL of the metadata server ("http://" and ``GCE_METADATA_HOST``).
     """
 
     name = "google"
@@ -39,20 +39,20 @@ class Google:
 
     def _get(self, name: str) -> str:
         path = f"{_INSTANCE}{name}"
-        answer = ask(self._address, path, {"Metadata-Flavor": "Google"}, self._clock)
-        # Whoever is not Google does not say so: a proxy, say.
+        answer = request(self._address, path, {"Metadata-Flavor": "Google"}, self._clock)
+        # A server that is not Google's lacks this header, for example a proxy.
         if answer.status != 200 or answer.headers.get("metadata-flavor") != "Google":
-            raise refused(self._address, path, answer)
+            raise refusal(self._address, path, answer)
         return answer.text.strip()
 
 
 def read_state(preempted: str, maintenance: str) -> Notice | None:
-    """The notice in the values of "preempted" and "maintenance-event". A machine that only moves is none.
+    """Read the notice in "preempted" and "maintenance-event"; there is none for a live migration.
 
     >>> read_state("FALSE", "MIGRATE_ON_HOST_MAINTENANCE")
 
     Raises:
-        PlatformError: They are not understood.
+        PlatformError: An entry is not understood.
     """
     if preempted not in ("TRUE", "FALSE"):
         raise PlatformError(f"Google says {preempted[:200]!r} where it says TRUE or FALSE")

@@ -1,4 +1,4 @@
-"""Kubernetes: the deletion of the own pod, from the API server, with the pod's service account.
+"""Kubernetes: the deletion of this pod, from the API server, with the pod's service account.
 
 Source: Kubernetes API reference, ObjectMeta (``deletionTimestamp`` is when the grace period ends) and "Accessing the
 Kubernetes API from a Pod". The account needs the permission to "get" pods in its namespace.
@@ -14,25 +14,25 @@ import ssl
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import PlatformError
 from edl_hvd.http_client import seconds_since_epoch
-from edl_hvd.notices.asking import ask, refused
 from edl_hvd.notices.notice import Notice
+from edl_hvd.notices.request import refusal, request
 
 ADDRESS = "https://kubernetes.default.svc"
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 class Kubernetes:
-    """See ``Provider``. For one thread at a time.
+    """Provider of Kubernetes, for one thread at a time.
 
     Args:
-        address: Of the API server, as every pod knows it.
-        folder: Of the service account: ``token``, ``namespace`` and ``ca.crt``.
-        pod: Its name; ``None``: that of this host, as in every pod that has not changed it.
+        address: URL of the API server.
+        folder: Folder of the service account: ``token``, ``namespace`` and ``ca.crt``.
+        pod: Name of the pod; ``None`` for this host's name, which is the pod's unless its specification changes it.
     """
 
     name = "kubernetes"
     every_s = 5.0
-    # A sixth of the usual grace period; the API server is asked by every pod of the job.
+    # Seconds: a sixth of the usual grace period. Every pod of the job asks the API server.
 
     def __init__(
         self,
@@ -48,11 +48,11 @@ class Kubernetes:
 
     def ask(self) -> Notice | None:
         path = f"/api/v1/namespaces/{self._read('namespace')}/pods/{self._pod}"
-        # Read anew each time: kubelet renews it.
+        # Read each time: kubelet renews it.
         headers = {"Authorization": f"Bearer {self._read('token')}", "Accept": "application/json"}
-        answer = ask(self._address, path, headers, self._clock, context=self._trust())
+        answer = request(self._address, path, headers, self._clock, context=self._trust())
         if answer.status != 200:
-            raise refused(self._address, path, answer)
+            raise refusal(self._address, path, answer)
         return read_pod(answer.text, answer.now_s(self._clock))
 
     def _read(self, name: str) -> str:
@@ -74,10 +74,10 @@ class Kubernetes:
 
 
 def read_pod(text: str, now_s: float) -> Notice | None:
-    """The notice in a pod that is being deleted.
+    """Read the notice in a pod that is being deleted.
 
     Raises:
-        PlatformError: It is not understood.
+        PlatformError: The pod is not understood.
     """
     try:
         metadata = json.loads(text)["metadata"]

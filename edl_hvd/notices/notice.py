@@ -1,4 +1,4 @@
-"""What a platform announces, and the one interface of everything that knows it."""
+"""Preemption notices, and the interface of platforms that announce them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Notice:
-    """This host will go, or may.
+    """Announcement that this host will or may be gone.
 
-    Two notices are equal when they are about the same thing, however much of the time has passed.
+    Notices about the same event are equal, also if their deadlines differ.
 
     Attributes:
         kind: "spot interruption", "rebalance recommendation", "preemption", "host maintenance", "scheduled reboot",
             "scheduled redeployment", "scheduled termination", "spot eviction" or "pod deletion".
-        deadline_s: Seconds from the answer until it goes; ``None``: nobody has said when, or whether at all.
-        words: A sentence for people.
-        about: What tells two notices of one kind apart: a time, or the platform's name for the event.
+        deadline_s: Seconds from the answer until the host is gone; ``None`` if the platform names no time.
+        words: Sentence that describes it.
+        about: Time, or the platform's name for the event, by which notices of one kind differ.
     """
 
     kind: str
@@ -27,19 +27,19 @@ class Notice:
 
 
 class Provider(Protocol):
-    """A platform that can be asked.
+    """A platform that announces notices.
 
     Attributes:
-        name: Of the platform.
-        every_s: How often to ask it.
+        name: Name of the platform.
+        every_s: Seconds between two requests.
     """
 
     name: str
     every_s: float
 
     def ask(self) -> Notice | None:
-        """What is announced to this host now, the most urgent first; blocks for some seconds at most.
+        """The most urgent notice for this host, ``None`` for none; blocks for some seconds at most.
 
         Raises:
-            PlatformError: The platform does not answer, or not in a way that is understood.
+            PlatformError: The platform does not answer, or its answer is not understood.
         """

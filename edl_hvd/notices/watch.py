@@ -1,4 +1,4 @@
-"""Asking for notices in a thread, and telling of each once."""
+"""Watch for notices in a thread, and report each once."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from collections.abc import Callable, Sequence
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import PlatformError
 from edl_hvd.notices.notice import Notice, Provider
-from edl_hvd.notices.places import STANDARD, Addresses, find_providers
+from edl_hvd.notices.platforms import STANDARD, Addresses, find_providers
 
 logger = logging.getLogger(__name__)
 
 STOP_S = 5.0
-# Longest wait for a question that is under way: ``asking.WHOLE_S``, and some.
+# Seconds to wait for a request under way: ``request.WHOLE_S`` and a second.
 
 
 def open_watch(
     setting: str, told: Callable[[Notice], None], addresses: Addresses = STANDARD, every_s: float | None = None
 ) -> NoticeWatch | None:
-    """A watch as ``EDL_HVD_NOTICES`` says, started; ``None`` when there is nothing to watch.
+    """Start a watch as ``EDL_HVD_NOTICES`` asks for; ``None`` if there is no platform to watch.
 
     Args:
-        setting: "off", "auto", or a platform's name; see ``places.SETTINGS``.
+        setting: "off", "auto", or the name of a platform; see ``platforms.SETTINGS``.
         told, every_s: See ``NoticeWatch``.
-        addresses: Where to ask.
+        addresses: Addresses of the platforms' services.
 
     Raises:
-        UsageError: There is no such setting.
+        UsageError: The setting is not known.
     """
     providers = find_providers(setting, addresses)
     if not providers:
@@ -40,15 +40,16 @@ def open_watch(
 
 
 class NoticeWatch:
-    """Asks platforms again and again, in one daemon thread.
+    """Watch of platforms, in one daemon thread.
 
-    A platform that does not answer is asked on; that is logged once, since a host without a metadata service, or a
-    pod without the permission, would say it for ever.
+    A platform that does not answer is logged once and asked again: a host may have no metadata service, and a pod no
+    permission.
 
     Args:
-        providers: Whom to ask.
-        told: Called from the thread once for each distinct notice; has to return soon, and not to raise.
-        every_s: Between two questions; ``None``: as each provider says.
+        providers: Platforms to ask.
+        told: Function that gets each distinct notice once, in that thread; it has to return soon, and must not raise.
+        every_s: Seconds between two requests; ``None`` for those of each provider.
+        clock: Clock of the requests.
     """
 
     def __init__(
@@ -68,11 +69,11 @@ class NoticeWatch:
         self._thread = threading.Thread(target=self._watch, name="edl_hvd notices", daemon=True)
 
     def start(self) -> None:
-        """Begin, with the first questions at once."""
+        """Start, with the first requests at once."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End; no call of ``told`` begins after this, from whatever thread it is called."""
+        """Stop, from any thread; no call of ``told`` begins after this."""
         self._stopping.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(STOP_S)
@@ -82,7 +83,7 @@ class NoticeWatch:
             self._stopping.wait(self.ask_those_due())
 
     def ask_those_due(self) -> float:
-        """Ask every platform whose time has come; returns the seconds until the next one's."""
+        """Ask each platform that is due; return the seconds until the next is."""
         for provider, due_s in self._due_s.items():
             if due_s > self._clock.monotonic_s():
                 continue
@@ -101,9 +102,9 @@ class NoticeWatch:
             return provider.ask()
         except PlatformError as error:
             reason = str(error)
-        except Exception as error:  # a fault here is no reason to stop training
+        except Exception as error:  # a fault here must not stop training
             reason = f"internal error, please report: {type(error).__name__}: {error}"
         if provider not in self._in_trouble:
             self._in_trouble.add(provider)
-            logger.info("no notices of %s for now, asking on: %s", provider.name, " ".join(reason.split()))
+            logger.info("no notices of %s for now, requests go on: %s", provider.name, " ".join(reason.split()))
         return None

@@ -1,11 +1,11 @@
-"""What a job would get out of the hosts of a trace, in virtual time, under three systems.
+"""Simulate what a job would get out of the hosts of a trace, in virtual time, under three systems.
 
-costs.py       how long things take; defaults with their sources
-measured.py    the same from the event log of a real run
-course.py      when a job trained, with how many hosts, and what came of it
-project.py     this project: the driver's own membership, with workers that are puppets (``puppets.py``,
-               ``timers.py``)
-stock.py       models of restarting from checkpoints, and of stock Horovod elastic
-comparison.py  all three on one trace
-picture.py     draws them
+costs.py         how long things take; defaults with their sources
+measured.py      costs from the event log of a real run
+timeline.py      when a job trained, with how many hosts, and the goodput of it
+virtual_time.py  event queue, ticks and polls, simulated workers and names of hosts
+edlrun_model.py  this project: the driver's own membership, with simulated workers
+baselines.py     models of restarting from checkpoints, and of stock Horovod elastic
+comparison.py    all three on one trace
+picture.py       draws a comparison
 """

@@ -1,4 +1,4 @@
-"""One trace under three systems."""
+"""Compare three systems on one trace."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from itertools import pairwise
 from edl_hvd.checkpoint.writing.schedule import least_loss_interval_s
 from edl_hvd.driver.membership.state import Rules
 from edl_hvd.errors import UsageError
+from edl_hvd.simulator.baselines import StockElastic, restart_from_checkpoints
 from edl_hvd.simulator.costs import Costs
-from edl_hvd.simulator.course import Course, Hosts, Result, sum_up
-from edl_hvd.simulator.project import Theatre
-from edl_hvd.simulator.stock import StockElastic, restart_from_checkpoints
+from edl_hvd.simulator.edlrun_model import DriverSimulation
+from edl_hvd.simulator.timeline import Hosts, Result, Timeline, sum_up
 from edl_hvd.traces.trace import Trace
 from edl_hvd.values import Interval
 
 CURVE_POINTS = 144
-# Of a day, windows of ten minutes; with shorter ones the curves of a picture run into each other.
+# Windows of ten minutes for a day; with shorter windows the curves of a picture overlap.
 _EVERY = Interval.parse("10min")
-# What the example of docs/simulate.md says.
+# As in the example of docs/simulate.md.
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be simulated.
+    """Parameters of a simulation.
 
     Attributes:
-        trace: When hosts come and go.
-        costs: How long things take.
-        min_np: Hosts that a world needs, under this project.
-        checkpoint_every: Of this project: seconds, or "auto".
-        stock_checkpoint_every: Of the others.
-        poll_s: Time between two questions to the host source.
-        notice_s: How long before it goes this project knows that a host will go.
-        elastic_timeout_s: This project's run ends when there was no world for so long; another follows.
+        trace: Trace of the hosts.
+        costs: Time that each thing takes.
+        min_np: Fewest hosts of a world, under this project.
+        checkpoint_every: Interval of this project's checkpoints: seconds, or "auto".
+        stock_checkpoint_every: Interval of the other systems' checkpoints.
+        poll_s: Seconds between two polls of the host source.
+        notice_s: Seconds between a preemption notice and the end of a host, for this project; 0 for no notices.
+        elastic_timeout_s: Seconds below the minimum after which this project's run ends; another follows.
 
     Raises:
-        UsageError: The trace holds nothing, too few hosts, or an interval is not one of time.
+        UsageError: The trace is empty, it has too few hosts, or an interval is not a time.
     """
 
     trace: Trace
@@ -65,13 +65,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came of it.
+    """Results of a simulation.
 
     Attributes:
-        plan: Of what.
-        results: By the system: "restart", "horovod", "edl_hvd".
-        every_s: The time between two checkpoints, by the system.
-        runs: How often this project's job was started.
+        plan: Parameters of the simulation.
+        results: Account of each system: "restart", "horovod", "edl_hvd".
+        every_s: Seconds between two checkpoints, for each system.
+        runs: Number of times that this project's job was started.
     """
 
     plan: Plan
@@ -80,13 +80,13 @@ class Comparison:
     runs: int
 
     def possible_between(self, edges_s: list[float]) -> list[float]:
-        """Host-seconds that were there from each of these moments to the next."""
+        """Host-seconds from each of these moments to the next."""
         hosts = Hosts(self.plan.trace)
         return [hosts.seconds(from_s, until_s) for from_s, until_s in pairwise(edges_s)]
 
 
 def compare(plan: Plan) -> Comparison:
-    """Play the trace three times."""
+    """Run the trace under each system."""
     trace, costs = plan.trace, plan.costs
     removals = [change.time_s for change in trace.changes if change.removed]
     changes = [change.time_s for change in trace.changes[1:] if change.removed or change.added]
@@ -97,24 +97,24 @@ def compare(plan: Plan) -> Comparison:
         "horovod": _interval_s(stock, costs.checkpoint_s, collapses, trace.end_s),
         "edl_hvd": _interval_s(own, costs.copy_s, removals, trace.end_s),
     }
-    courses = {
-        "restart": Course(every_s["restart"], costs.checkpoint_s, costs.checkpoint_s),
-        "horovod": Course(every_s["horovod"], costs.checkpoint_s, costs.checkpoint_s),
-        "edl_hvd": Course(every_s["edl_hvd"], costs.copy_s, costs.copy_s + costs.write_s),
+    timelines = {
+        "restart": Timeline(every_s["restart"], costs.checkpoint_s, costs.checkpoint_s),
+        "horovod": Timeline(every_s["horovod"], costs.checkpoint_s, costs.checkpoint_s),
+        "edl_hvd": Timeline(every_s["edl_hvd"], costs.copy_s, costs.copy_s + costs.write_s),
     }
-    restart_from_checkpoints(trace, costs, courses["restart"])
-    # The times of traces are whole minutes or seconds: a change would never have to wait for a poll.
+    restart_from_checkpoints(trace, costs, timelines["restart"])
+    # Times of traces are whole minutes or seconds: with polls at whole seconds no change would wait for one.
     first_poll_s = plan.poll_s / 2
-    StockElastic(trace, costs, courses["horovod"], plan.poll_s, first_poll_s).play()
+    StockElastic(trace, costs, timelines["horovod"], plan.poll_s, first_poll_s).run()
     rules = Rules(plan.min_np, plan.min_np, trace.most_hosts, elastic_timeout_s=plan.elastic_timeout_s)
-    theatre = Theatre(trace, costs, rules, courses["edl_hvd"], plan.poll_s, first_poll_s, plan.notice_s)
-    theatre.play()
-    results = {system: sum_up(course, trace, CURVE_POINTS) for system, course in courses.items()}
-    return Comparison(plan, results, every_s, theatre.runs)
+    simulation = DriverSimulation(trace, costs, rules, timelines["edl_hvd"], plan.poll_s, first_poll_s, plan.notice_s)
+    simulation.run()
+    results = {system: sum_up(timeline, trace, CURVE_POINTS) for system, timeline in timelines.items()}
+    return Comparison(plan, results, every_s, simulation.runs)
 
 
 def _interval_s(every: Interval, cost_s: float, moments_s: list[float], end_s: float) -> float:
-    """The user's, or that with which the least is lost, given how often something needs a checkpoint."""
+    """The interval given, or the one that loses least where each of these moments needs a checkpoint."""
     if not every.is_auto:
         return every.count
     return max(least_loss_interval_s(cost_s, end_s / max(1, len(set(moments_s)))), cost_s, 1.0)

@@ -1,4 +1,4 @@
-"""One picture of a comparison: hosts and goodput over time, and the work that hosts could have done and have not."""
+"""Draw a comparison: hosts and goodput over time, and the host-hours without useful work."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from edl_hvd.errors import UsageError
 from edl_hvd.simulator.comparison import Comparison
-from edl_hvd.simulator.course import Result
+from edl_hvd.simulator.timeline import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,7 +76,7 @@ def _draw_hosts(axes: Axes, comparison: Comparison) -> None:
 
 
 def _draw_goodput(axes: Axes, comparison: Comparison) -> None:
-    """Of windows; whose hosts were all away they have a gap."""
+    """Draw the goodput of each window; there is a gap where no host was present."""
     lowest = 1.0
     for system, result in comparison.results.items():
         points = [(time_s / 3600, value) for time_s, value in result.curve]

@@ -1,22 +1,22 @@
-"""A made-up spot market, and the trace of a fleet that somebody keeps on it.
+"""A synthetic spot market, and the trace of a fleet on it.
 
-An autoscaler wants a number of hosts. What it gets:
+An autoscaler wants a number of hosts. The model:
 
-- **Life of a host**: Weibull, by default of shape 0.8, so the young ones are the most likely to go. Kadupitiya, Jadhao
+- **Life of a host**: Weibull, by default of shape 0.8, so young hosts are the most likely to go. Kadupitiya, Jadhao
   and Sharma, "Modeling the temporally constrained preemptions of transient cloud VMs" (HPDC 2020), measured that on
   Google Cloud, where lives end after a day at the latest (here they need not).
-- **Shortages**: in each zone as a Poisson process. Every host of the zone goes at that very moment with the same
-  probability, and none comes back to the zone until the shortage is over, an exponential time. That hosts go in bulk,
-  mostly those of one zone, is what Thorpe et al. recorded: "Bamboo: Making Preemptible Instances Resilient for
+- **Shortages**: in each zone as a Poisson process. Each host of the zone goes at that moment with the same
+  probability, and none comes to the zone until the shortage is over, after an exponential time. Thorpe et al. recorded
+  that many hosts go at once, mostly of one zone: "Bamboo: Making Preemptible Instances Resilient for
   Affordable Training of Large DNNs" (NSDI 2023). Athlur et al., "Varuna: Scalable, Low-cost Training of Massive Deep
   Learning Models" (EuroSys 2022), trained on such fleets, too.
-- **A host that is missing** comes after an exponential time, in one of the zones without shortage. The first fleet is
-  there at the beginning.
-- **The price** of an hour: its logarithm returns to its mean and is pushed about by Gauss (AR(1)), every hour, which
-  makes it as slow as those of EC2 have been since 2017.
+- **A missing host** is replaced after an exponential time, in a zone without a shortage. The first fleet is present
+  at the beginning.
+- **The price** of an hour: its logarithm is an AR(1) process with normal noise and a step per hour, which is about as
+  slow as prices of EC2 since 2017.
 
-All of it is drawn from one generator of the standard library by inverting the distribution functions here, so a seed
-gives the same trace on every version of Python.
+One generator of the standard library and inverted distribution functions give the same trace for a seed on every
+version of Python.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from edl_hvd.traces.trace import Change, Trace
 
 _HOUR_S = 3600.0
 _PRICE_MEMORY, _PRICE_UNREST = 0.95, 0.03
-# An hour's price keeps 95 % of its distance to the mean and moves by 3 %, so within a day or two by some ten percent.
+# An hour's price keeps 95 % of its distance to the mean and moves by 3 %: by some ten percent within a day or two.
 
 
 @dataclass(frozen=True)
 class Market:
-    """What is known of a market.
+    """Parameters of a market.
 
-    The defaults make a fleet that shrinks to a third in its worst hour, as that of Bamboo's trace of p3 did.
+    With the defaults a fleet shrinks to a third in its worst hour, as in Bamboo's trace of p3.
 
     Attributes:
-        hosts: What the autoscaler wants.
-        hours: How long the trace is.
-        zones: Over which they are spread.
-        life_h: Mean life of a host that no shortage ends, in hours. The hosts of Bamboo's trace of p3 lived for 1.5 h.
-        life_shape: Of the Weibull distribution; 1 is exponential, below it the young go first.
-        shortages_per_day: In each zone, in the mean.
-        shortage_share: Probability with which a host of the zone goes.
-        shortage_min: How long the zone gives no host then, mean, in minutes.
-        wait_min: How long a missing host is waited for, mean, in minutes.
+        hosts: Number of hosts that the autoscaler wants.
+        hours: Length of the trace in hours.
+        zones: Number of zones over which the hosts are spread.
+        life_h: Mean life in hours of a host that no shortage ends. The hosts of Bamboo's trace of p3 lived for 1.5 h.
+        life_shape: Shape of the Weibull distribution of lives; 1 is exponential, below it young hosts go first.
+        shortages_per_day: Mean number of shortages in each zone.
+        shortage_share: Probability that a shortage takes a host of its zone.
+        shortage_min: Mean minutes for which a shortage lasts.
+        wait_min: Mean minutes until a missing host is replaced.
         price_usd_per_h: Mean price; 0 for a trace without prices.
 
     Raises:
-        UsageError: One of them is not usable.
+        UsageError: A parameter is out of its range.
     """
 
     hosts: int = 64
@@ -80,13 +80,13 @@ class Market:
 
 
 def generate(market: Market, seed: int) -> Trace:
-    """The trace of a fleet on that market; the same seed, the same trace. Times are whole seconds."""
+    """Make the trace of a fleet on a market; a seed gives one trace. Times are whole seconds."""
     return _Fleet(market, random.Random(seed)).live()
 
 
 @dataclass
 class _Fleet:
-    """The hosts while time passes. ``events`` are a heap of moment, number, what and whom it concerns."""
+    """Hosts over time. ``events`` is a heap of moment, number, kind, and host or zone."""
 
     market: Market
     chance: random.Random
@@ -122,7 +122,7 @@ class _Fleet:
         return Change(moment_s, tuple(added), tuple(removed), self.prices.get(moment_s))
 
     def _plan(self, at_s: float, what: str, whom: str = "") -> None:
-        """Whole seconds, and never in the moment in which it is planned; what is rare enough never comes."""
+        """Plan an event at a whole second after the present one; an event in infinite time never comes."""
         self.planned += 1
         moment_s = float(math.ceil(at_s)) if math.isfinite(at_s) else math.inf
         heapq.heappush(self.events, (moment_s, self.planned, what, whom))
@@ -149,7 +149,7 @@ class _Fleet:
 
     def _run_short(self, now_s: float, zone: int) -> None:
         self.short_until_s[zone] = now_s + self._exponential(self.market.shortage_min * 60)
-        # Not those that have come in this very second: a host is not gone before anybody has seen it.
+        # Not hosts that have come in this second: a trace has no host that comes and goes at once.
         new = self.changes.get(now_s, ([], []))[0]
         there = [host for host, its_zone in self.zone_of.items() if its_zone == zone and host not in new]
         for host in there:
@@ -171,6 +171,6 @@ class _Fleet:
         return scale * (-math.log(1.0 - self.chance.random())) ** (1.0 / shape) or 1.0
 
     def _gauss(self) -> float:
-        """Box and Muller 1958."""
+        """A normal random number (Box and Muller 1958)."""
         radius = math.sqrt(-2.0 * math.log(1.0 - self.chance.random()))
         return radius * math.cos(2.0 * math.pi * self.chance.random())

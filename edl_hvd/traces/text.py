@@ -1,12 +1,12 @@
-"""The CSV form of a trace, that of the traces which the Bamboo project recorded on AWS.
+"""The CSV form of a trace, which is that of the Bamboo project's traces of AWS.
 
     # comments and empty lines do not count
-    0,add,node1,node2            milliseconds since the beginning, what happens, to which hosts
+    0,add,node1,node2            milliseconds since the beginning, kind of change, hosts
     480000,remove,node1
-    480000,price,0.918           US dollars that an hour of one host costs from now on (original here)
-    900000,end                   until when it was recorded, if that is later than the row above (original here)
+    480000,price,0.918           price of one host for an hour in US dollars from now on (original here)
+    900000,end                   end of the record, if it is later than the row above (original here)
 
-Rows are in order of time. Nobody is added who is there, or removed who is not.
+Rows are in order of time. A row adds absent hosts or removes present ones.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _FORM = (
 
 
 def read_trace(path: str) -> Trace:
-    """The trace in a file.
+    """Read the trace in a file.
 
     Raises:
-        UsageError: It cannot be read, or a line of it is wrong; the message has its number.
+        UsageError: The file cannot be read, or a line is wrong; the message has its number.
     """
     try:
         with open(path, encoding="utf-8") as file:
@@ -46,23 +46,23 @@ def parse_trace(text: str, name: str) -> Trace:
     """Read the CSV form; ``name`` is for messages.
 
     Raises:
-        UsageError: Naming the line, what it says and what is accepted.
+        UsageError: A line is wrong; the message has its number, its text and what is accepted.
     """
-    reading = _Reading()
+    reader = _RowReader()
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         try:
-            reading.take(next(csv.reader([line.strip()])))
+            reader.read(next(csv.reader([line.strip()])))
         except (UsageError, csv.Error) as error:
             raise UsageError(f"{name} line {number}: {error}") from error
-    if not any(moment.added for moment in reading.moments):
+    if not any(moment.added for moment in reader.moments):
         raise UsageError(f"{name} has no host; expected at least a line such as '0,add,node1'")
-    return Trace(tuple(moment.change() for moment in reading.moments))
+    return Trace(tuple(moment.change() for moment in reader.moments))
 
 
 def format_trace(trace: Trace, comment: str = "") -> str:
-    """The CSV form: a row for each host, with ``comment`` above them, if any.
+    """Write the CSV form: ``comment``, if any, and a row for each host.
 
     >>> print(format_trace(Trace((Change(0, ("a", "b"), price_usd_per_h=0.9), Change(1.5, ("c",), ("a",))))), end="")
     0,price,0.9
@@ -96,15 +96,15 @@ class _Moment:
         return Change(self.time_ms / 1000, tuple(self.added), tuple(self.removed), self.price_usd_per_h)
 
 
-class _Reading:
-    """The rows so far."""
+class _RowReader:
+    """State of the reader after the rows so far."""
 
     def __init__(self) -> None:
         self.moments: list[_Moment] = []
         self._present: set[str] = set()
         self._ended = False
 
-    def take(self, row: list[str]) -> None:
+    def read(self, row: list[str]) -> None:
         words = [word.strip() for word in row]
         what = words[1] if len(words) > 1 and all(words) else ""
         if not (what in ("add", "remove", "price") and len(words) > 2) and not (what == "end" and len(words) == 2):

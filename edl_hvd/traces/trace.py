@@ -1,4 +1,4 @@
-"""A trace: at which moments which hosts came and went, and what a host cost."""
+"""A trace: the moments at which hosts came and went, and the price of a host."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from edl_hvd.errors import UsageError
 
 @dataclass(frozen=True)
 class Change:
-    """What happens at one moment.
+    """Changes of one moment.
 
     Attributes:
         time_s: Seconds since the trace began.
-        added: Names of the hosts that are there from now on.
-        removed: Names of those that are gone; first these go, then the others come.
-        price_usd_per_h: What an hour of a host costs from now on, or ``None`` for no news.
+        added: Names of hosts that are present from now on.
+        removed: Names of hosts that are gone from now on; they go before the others come.
+        price_usd_per_h: Price of a host for an hour from now on; ``None`` for no change.
     """
 
     time_s: float
@@ -27,17 +27,17 @@ class Change:
 
 @dataclass(frozen=True)
 class Trace:
-    """Changes in order of time, no two at the same moment. It ends with the last one: nothing is known of later.
+    """Changes in order of time, at most one for each moment. The trace ends with the last one.
 
     Attributes:
-        changes: At least one.
+        changes: Changes, at least one.
     """
 
     changes: tuple[Change, ...]
 
     @property
     def end_s(self) -> float:
-        """When the last change happens."""
+        """The moment of the last change."""
         return self.changes[-1].time_s
 
     @property
@@ -57,7 +57,7 @@ class Trace:
 
     @property
     def most_hosts(self) -> int:
-        """The largest number of hosts that are there at once."""
+        """The largest number of hosts at one moment."""
         return max(count for _, count in self.counts)
 
     @property
@@ -71,7 +71,7 @@ class Trace:
 
     @property
     def cost_usd(self) -> float | None:
-        """What the hosts cost up to the end; ``None`` where the price is not known from the beginning."""
+        """The cost of the hosts up to the end; ``None`` if the price is not known from the beginning."""
         cost_usd, count, price, last_s = 0.0, 0, None, 0.0
         for change in self.changes:
             if count and price is None:
@@ -83,14 +83,14 @@ class Trace:
         return None if price is None else cost_usd
 
     def stretches(self) -> Iterator[tuple[float, float, int]]:
-        """From when until when there were how many hosts."""
+        """Spans with a constant number of hosts: beginning, end, number."""
         ends = [*(time_s for time_s, _ in self.counts[1:]), self.end_s]
         for (from_s, count), until_s in zip(self.counts, ends, strict=True):
             if until_s > from_s:
                 yield from_s, until_s, count
 
     def hosts_at(self, time_s: float) -> tuple[str, ...]:
-        """Those that are there, in the order in which they came; a change at this moment counts.
+        """The hosts at this moment, in the order in which they came; a change at this moment counts.
 
         >>> Trace((Change(0, ("a", "b")), Change(60, ("c",), ("a",)))).hosts_at(60)
         ('b', 'c')
@@ -105,17 +105,17 @@ class Trace:
         return tuple(present)
 
     def divided(self, by: int) -> Trace:
-        """One host for every ``by`` of them: rounded, half up, but at least one while there is any.
+        """Return a trace with one host for every ``by``: rounded half up, but at least one while there is any.
 
-        Hosts no longer are those of the trace, so they get names of their own. The one that goes is the one that has
-        been there longest; it is also the one that costs a job most, because the older ones hold what it has learned.
+        Its hosts have names of their own. The oldest host goes first, which costs a job the most, because older hosts
+        hold its state.
 
         >>> crowd = Change(0, ("a", "b", "c", "d")), Change(60, removed=("a",)), Change(90, removed=("b", "c", "d"))
         >>> [(change.added, change.removed) for change in Trace(crowd).divided(3).changes]
         [(('node1',), ()), ((), ('node1',))]
 
         Raises:
-            UsageError: It is not at least 1.
+            UsageError: ``by`` is less than 1.
         """
         if by < 1:
             raise UsageError(f"a trace cannot be divided by {by}; expected a whole number, at least 1")
@@ -134,23 +134,23 @@ class Trace:
             if gone or come or change.price_usd_per_h is not None:
                 changes.append(replace(change, added=come, removed=gone))
         if changes[-1].time_s < self.end_s:
-            changes.append(Change(self.end_s))  # it still lasts as long
+            changes.append(Change(self.end_s))  # the trace keeps its length
         return Trace(tuple(changes))
 
     def priced(self, usd_per_h: float) -> Trace:
-        """The same hosts at one price."""
+        """Return a trace of the same hosts at one price."""
         changes = [replace(change, price_usd_per_h=None) for change in self.changes]
         return Trace((replace(changes[0], price_usd_per_h=usd_per_h), *changes[1:]))
 
     def faster(self, factor: float) -> Trace:
-        """The same in less time."""
+        """Return the same changes in less time."""
         return Trace(tuple(replace(change, time_s=change.time_s / factor) for change in self.changes))
 
     def window(self, from_s: float, until_s: float) -> Trace:
-        """The part between two moments, as if it had begun at the first of them.
+        """Return the part between two moments; its times count from the first.
 
         Raises:
-            UsageError: There is no such part.
+            UsageError: The trace has no such part.
         """
         until_s = min(until_s, self.end_s)
         if not 0 <= from_s < until_s:

@@ -11,7 +11,7 @@ import torch
 from edl_hvd.compat.lazy_dynamo import import_dynamo_lazily
 from edl_hvd.errors import PlatformError, UsageError
 from edl_hvd.notices.notice import Notice
-from edl_hvd.notices.places import Addresses
+from edl_hvd.notices.platforms import Addresses
 from edl_hvd.notices.watch import NoticeWatch, open_watch
 from edl_hvd.settings import Launch, Settings, platform_addresses
 from edl_hvd.worker.engine import calls
@@ -112,7 +112,9 @@ def _watch_for_notices(settings: Settings, rendezvous: Rendezvous) -> NoticeWatc
     """Ask the platform in a thread whether this host will be gone; ``None`` where there is no platform to ask."""
 
     def on_notice(notice: Notice) -> None:
-        rendezvous.on_preemption_notice(settings.termination_grace_s if notice.deadline_s is None else max(0.0, notice.deadline_s))
+        rendezvous.on_preemption_notice(
+            settings.termination_grace_s if notice.deadline_s is None else max(0.0, notice.deadline_s)
+        )
         logger.warning("notice for this host: %s", notice.words)
 
     return open_watch(settings.notices, on_notice, Addresses(**platform_addresses()))

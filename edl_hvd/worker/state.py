@@ -126,8 +126,8 @@ class State:
     def gradient_noise_scale(self) -> float | None:
         """The batch size, in samples, at which the gradient's noise is as large as the gradient; ``None`` if unknown.
 
-        It is tr(Σ) / |∇F|², with ∇F the true gradient and Σ the covariance of one sample's gradient (McCandlish et al.
-        2018, arXiv:1812.06162, section 2.2). Measured where the batch policy needs it, and with
+        It is ``tr(Σ) / |∇F|²``, with ∇F the true gradient and Σ the covariance of one sample's gradient (McCandlish et
+        al. 2018, arXiv:1812.06162, section 2.2). Measured where the batch policy needs it, and with
         ``DistributedOptimizer(…, measure_noise=True)``, from steps of at least two micro-batches over all workers.
         Infinite while no gradient stands out from the noise.
         """

@@ -1,4 +1,4 @@
-"""The flags of ``train.py``. What is wrong ends in one line: the flag, what was found, what is expected."""
+"""The flags of ``train.py``. A wrong one ends in one line: the flag, its value, and what is expected."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ LEARNING_RATE_PER_IMAGE = 0.1 / 256
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the usage text above it."""
+    """Parser whose errors are one line, without the usage text."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Adds a flag's default to its help, where it has one."""
+    """Formatter that adds the default of a flag to its help."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return action.help if action.default is None else super()._get_help_string(action)
@@ -49,7 +49,7 @@ def check_world(arguments: argparse.Namespace, size: int) -> None:
     """Refuse a batch that cannot give every worker of a world of ``size`` something to do.
 
     Raises:
-        UsageError: Naming the flag.
+        UsageError: The message names the flag.
     """
     if arguments.global_batch is None:
         return
@@ -67,7 +67,7 @@ def check_world(arguments: argparse.Namespace, size: int) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """The message of ``error`` without the traceback that a data-loading process puts in front of it."""
+    """The message of ``error`` without the traceback that a data-loading process puts before it."""
     last = str(error).strip().splitlines()[-1]
     return last.removeprefix(f"{type(error).__module__}.{type(error).__qualname__}: ")
 
@@ -90,7 +90,7 @@ def _parser() -> OneLineParser:
     data.add_argument("--crop-scale", type=_fraction, default=0.08, help="least share of the area that a crop keeps")
     data.add_argument("--flip", action=argparse.BooleanOptionalAction, default=True, help="mirror half of the images")
     data.add_argument("--workers", type=_whole(0), default=8, help="processes that load images, per worker")
-    data.add_argument("--limit-batches", type=_whole(1), help="batches per epoch, to try things out")
+    data.add_argument("--limit-batches", type=_whole(1), help="batches per epoch, for a short trial")
 
     model = parser.add_argument_group("model")
     model.add_argument("--arch", default="resnet50", help="any classification model of torchvision")
@@ -99,11 +99,11 @@ def _parser() -> OneLineParser:
     batch = parser.add_argument_group("batch")
     either = batch.add_mutually_exclusive_group()
     either.add_argument("--global-batch", type=_whole(1), help="images per step over all workers [256]")
-    either.add_argument("--worker-batch", type=_whole(1), help="images per step on each worker, however many there are")
+    either.add_argument("--worker-batch", type=_whole(1), help="images per step on each worker")
     batch.add_argument(
         "--most-worker-batch",
         type=_whole(1),
-        help="choose each worker's batch while training, from --worker-batch to this",
+        help="choose each worker's batch while training, from --worker-batch up to this",
     )
     batch.add_argument(
         "--scaling",
@@ -115,7 +115,7 @@ def _parser() -> OneLineParser:
     batch.add_argument("--exact", action="store_true", help="the same weights, bit for bit, for any number of workers")
 
     schedule = parser.add_argument_group("schedule and optimizer")
-    schedule.add_argument("--epochs", type=_whole(1), default=90, help="times every image is seen")
+    schedule.add_argument("--epochs", type=_whole(1), default=90, help="number of epochs")
     schedule.add_argument("--lr", type=_positive, help="learning rate after warm-up [0.1 per 256 images of a step]")
     schedule.add_argument("--warmup-epochs", type=_zero_or_more, help="epochs of warm-up [5, at most epochs / 10]")
     schedule.add_argument("--momentum", type=_fraction, default=0.9, help="momentum of SGD")
@@ -124,16 +124,18 @@ def _parser() -> OneLineParser:
     schedule.add_argument("--seed", type=_whole(0), default=0, help="fixes weights, order and augmentation")
 
     job = parser.add_argument_group("job")
-    job.add_argument("--checkpoint", help="folder or URL for checkpoints, such as s3://bucket/run")
-    job.add_argument("--checkpoint-every", type=_interval, help="such as 10min, '500 steps', '1 epoch' or auto [10min]")
-    job.add_argument("--events", help="file that what happens is appended to, as JSON lines")
+    job.add_argument("--checkpoint", help="folder or URL for checkpoints, e.g. s3://bucket/run")
+    job.add_argument(
+        "--checkpoint-every", type=_interval, help="interval, e.g. 10min, '500 steps', '1 epoch' or auto [10min]"
+    )
+    job.add_argument("--events", help="file to which events are appended as JSON lines")
     job.add_argument("--measure-noise", action="store_true", help="report how noisy the gradient is, in --events")
     job.add_argument("--report-every", type=_whole(1), default=10, help="steps between two metrics in --events")
     return parser
 
 
 def _fill_in(arguments: argparse.Namespace) -> None:
-    """Defaults that depend on other flags."""
+    """Fill in the defaults that depend on other flags."""
     if arguments.worker_batch is None and arguments.global_batch is None:
         arguments.global_batch = 256
     if arguments.lr is None:
@@ -143,7 +145,7 @@ def _fill_in(arguments: argparse.Namespace) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """What no flag can know alone."""
+    """Check flags that depend on each other."""
     if arguments.arch not in torchvision.models.list_models(module=torchvision.models):
         raise UsageError(
             f"argument --arch: found {arguments.arch!r}; expected a classification model of torchvision, "
@@ -182,7 +184,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _check_place(flag: str, place: str | None, open_place: Callable[[str], object]) -> None:
-    """Refuse now what would be refused only after the data set is listed."""
+    """Refuse now what would otherwise be refused after the data set is listed."""
     if place is None:
         return
     try:

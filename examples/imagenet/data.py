@@ -21,7 +21,7 @@ RESIZE_OVER_CROP = 256 / 224
 
 
 def load_data(arguments: Namespace) -> tuple[ImageFolder, ImageFolder]:
-    """The training and the validation set that the flags ask for.
+    """Load the training and the validation set that the flags ask for.
 
     Raises:
         UsageError: The layout is not ImageNet's; the message names what is wrong.
@@ -63,7 +63,7 @@ def load_image(path: str) -> Image.Image:
 def _open_split(folder: Path, transform: transforms.Compose) -> ImageFolder:
     try:
         split = ImageFolder(str(folder), transform, loader=load_image, allow_empty=True)
-    except FileNotFoundError:  # torchvision's word for a folder without folders
+    except FileNotFoundError:  # torchvision's error for a folder without folders
         raise UsageError(
             f"argument --data: found no class in {str(folder)!r}; expected one folder of images per class"
         ) from None

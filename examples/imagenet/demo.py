@@ -1,13 +1,13 @@
-"""Train through everything that can happen to the hosts, and show that nothing was lost.
+"""Train while hosts join, die and leave, and show that nothing was lost.
 
     python examples/imagenet/demo.py                          handwritten digits; minutes on two cores
     python examples/imagenet/demo.py --short                  the same with fewer epochs
-    python examples/imagenet/demo.py --exact --schedule 7     other moments, the same weights, bit for bit
-    python examples/imagenet/demo.py --data /data/imagenet    the same job on real data; wants a GPU
+    python examples/imagenet/demo.py --exact --schedule 7     other times, the same weights, bit for bit
+    python examples/imagenet/demo.py --data /data/imagenet    the same job on real data; needs a GPU
 
 ``edlrun`` (or stock ``horovodrun``, with ``--launcher``) starts with one host; a second joins, one is killed, one
-returns, one leaves. Then the event log is read: tables, the picture ``report.png``, and exit code 0 only if everything
-came out as promised. Flags after ``--`` go to ``train.py``.
+returns, one leaves. Then the event log is read for the tables and the picture ``report.png``. The exit code is 0 only
+if each promise was kept. Flags after ``--`` go to ``train.py``.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ ON_DIGITS = """
 """
 EPOCHS, SHORT_EPOCHS = 16, 10
 LAUNCHERS = ("edlrun", "horovodrun")
-# A look at the real thing, not the whole training: that takes days on a small machine.
+# A part of the training: the whole takes days on a small machine.
 ON_REAL_DATA = "--arch resnet50 --epochs 2 --limit-batches 100 --workers 4"
 TOP1_ON_DIGITS = 0.96
 POLL_S = 0.1
-# Longest wait for a scene to be over, or for any event. Starting a worker takes seconds, on a loaded machine tens of
-# them; on real data it lists a million files first, and on CPUs a step takes a minute.
+# Longest wait in seconds for the end of a scene, or for any event. A worker starts within seconds, on a loaded machine
+# within tens of them; on real data it lists a million files first, and on CPUs a step takes a minute.
 PATIENCE_S, PATIENCE_ON_REAL_DATA_S = 120.0, 1800.0
 
 
@@ -102,11 +102,11 @@ class Performance:
     """One run of the job, with the script played on it.
 
     Args:
-        stage: Where it runs.
-        screen: Shows it.
-        events: Its event log, which need not exist yet.
-        director: Says when what happens.
-        patience_s: Longest wait for a scene to be over, or for any event.
+        stage: Stage on which it runs.
+        screen: Screen that shows it.
+        events: Path of its event log, which need not exist yet.
+        director: Director that says which scene is due.
+        patience_s: Longest wait in seconds for the end of a scene, or for any event.
     """
 
     def __init__(self, stage: Stage, screen: Screen, events: Path, director: Director, patience_s: float) -> None:
@@ -173,7 +173,7 @@ class Performance:
 
 
 def tail(path: Path) -> Iterator[list[dict[str, Any]]]:
-    """What is new in an event log, each time it is asked; whole lines only."""
+    """The new lines of an event log at each call; whole lines only."""
     seen = 0
     while True:
         lines = read_events(path) if path.exists() else []
@@ -182,7 +182,7 @@ def tail(path: Path) -> Iterator[list[dict[str, Any]]]:
 
 
 def promise_for(words: list[str], top1: float | None) -> Promise:
-    """What the job with these flags has to show. Checks the flags, and the data, before anything is started."""
+    """The promise of the job with these flags. Checks flags and data before anything is started."""
     flags = parse_arguments(words)
     train_set, _ = load_data(flags)
     samples = len(train_set)
@@ -213,7 +213,7 @@ def train_flags(options: argparse.Namespace, data: Path) -> list[str]:
 
 
 def clear(folder: Path) -> None:
-    """Make ``folder``, and take out of it what an earlier run left; a checkpoint would be gone on from."""
+    """Make ``folder``, and remove the files of an earlier run, whose checkpoint would be restored."""
     folder.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     for name in ("events.jsonl", "report.png", "edlrun.log", "horovodrun.log", "hosts", "weights.sha256"):
@@ -230,15 +230,15 @@ def read_options() -> argparse.Namespace:
         "--exact",
         action="store_true",
         default=os.environ.get("EXACT") == "1",
-        help="weights that do not depend on what happens to the hosts [EXACT=1]",
+        help="the same weights for any schedule [EXACT=1]",
     )
     parser.add_argument(
         "--schedule",
         type=int,
         default=os.environ.get("SCHEDULE") or "0",
-        help="number of another schedule of what happens [$SCHEDULE, else 0]",
+        help="number of the schedule of faults [$SCHEDULE, else 0]",
     )
-    parser.add_argument("--output", type=Path, default=Path("runs/demo"), help="folder for everything it writes")
+    parser.add_argument("--output", type=Path, default=Path("runs/demo"), help="folder for all output")
     parser.add_argument("train", nargs="*", metavar="-- flags", help="further flags of train.py")
     return parser.parse_args()
 

@@ -6,7 +6,7 @@
     runs/digits/val/0/0048.jpeg   … runs/digits/val/9/1795.jpeg         296 images
 
 The 1,797 images ship inside the scikit-learn package, so nothing is downloaded. Every sixth image of a class
-goes to ``val``. The result is the same on every machine; an existing folder is left as it is.
+goes to ``val``. The result is the same on every machine; an existing folder is not changed.
 """
 
 from __future__ import annotations
@@ -60,5 +60,5 @@ def _write_images(folder: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="folder to write; left as it is when it exists")
+    parser.add_argument("folder", type=Path, help="folder to write; not changed if it exists")
     write_digits(parser.parse_args().folder)

@@ -46,7 +46,7 @@ def weights_hash(model: torch.nn.Module) -> str:
 
 
 def _options(arch: str, image_size: int) -> dict[str, Any]:
-    """What some architectures must be told beyond the number of classes."""
+    """Further arguments of some architectures."""
     if arch in ("googlenet", "inception_v3"):
         return {"aux_logits": False, "init_weights": True}  # one output, as every other model has
     if arch.startswith("vit_"):

@@ -1,4 +1,4 @@
-"""One picture of a run: workers, throughput, loss and accuracy over time, with every change of the world marked."""
+"""Draw a run: workers, throughput, loss and accuracy over time, with a mark for each resize."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def draw(report: Report, path: Path, title: str) -> None:
 
 
 def describe(resize: Resize) -> str:
-    """What changed, in a few words.
+    """Describe a resize in a few words.
 
     >>> describe(Resize(9.0, 2, 1, "failure", 0.2, 40, lost=("localhost:0",)))
     'localhost:0 died'

@@ -1,4 +1,4 @@
-"""What is shown and logged while training: a live bar in a terminal, a plain line every few seconds elsewhere."""
+"""Show and log progress while training: a live bar in a terminal, else a line every few seconds."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ PLAIN_LINE_EVERY_S = 5.0
 
 
 class Progress:
-    """Shows how far training is and puts loss and speed into the event log.
+    """Progress of the training on the screen, and loss and speed in the event log.
 
-    Every rank has one; rank 0's is seen. Ranks change when the world does, so who shows is asked anew every time.
+    Every rank has one, and that of rank 0 is shown. Ranks change at a resize, so each update asks for the rank.
 
     Args:
-        state: Of the run.
-        batches: The sampler that says how much of the epoch is done.
-        optimizer: Its learning rate is shown.
-        epochs: Epochs of the whole run.
-        every_steps: Optimizer steps between two updates.
+        state: State of the run.
+        batches: Sampler, which knows the position in the epoch.
+        optimizer: Optimizer whose learning rate is shown.
+        epochs: Number of epochs of the whole run.
+        every_steps: Number of optimizer steps between two updates.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class Progress:
             )
 
     def say(self, text: str) -> None:
-        """Print a line on rank 0, once the bar is out of the way. Speed is measured anew from here."""
+        """Print a line on rank 0, once the bar is out of the way. The measurement of speed starts again here."""
         self._hide()
         self._measured = None
         if edl_hvd.rank() == 0:
             print(text, flush=True)
 
     def _images_per_s(self) -> float | None:
-        """Over the whole world, since the last call; ``None`` the first time."""
+        """Images per second of the whole world since the last call; ``None`` at the first call."""
         now_s, samples = time.monotonic(), self._state.samples
         before, self._measured = self._measured, (now_s, samples)
         return (samples - before[1]) / (now_s - before[0]) if before else None

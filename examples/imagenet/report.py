@@ -1,4 +1,4 @@
-"""What an event log proves about a run. Pure functions over the lines that ``edl_hvd.events.read_events`` gives."""
+"""Read from an event log what a run has shown: pure functions of the lines of ``edl_hvd.events.read_events``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Resize:
-    """A change of the world.
+    """A resize of the world.
 
     Attributes:
-        time_s: Seconds from the start of the run to the moment training went on.
-        old_size, new_size: Workers before and after.
+        time_s: Seconds from the start of the run until training went on.
+        old_size, new_size: Number of workers before and after.
         cause: "failure" or "change".
         seconds: Seconds without training, measured on a worker that was there before and after.
         step: Optimizer step at which training went on.
@@ -47,18 +47,18 @@ class Validation:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything the demo shows.
+    """All that the demo shows.
 
     Attributes:
-        duration_s: From the first event to the last.
-        ended: The job reached its end.
+        duration_s: Seconds from the first event to the last.
+        ended: Whether the job reached its end.
         sizes: Size of the world over time, as (seconds, workers).
-        resizes: In order of time.
+        resizes: Resizes in order of time.
         samples_per_epoch: Epoch number to the samples trained in it within the committed history.
         samples: Samples consumed over time, as (seconds, samples); committed history only.
         losses: Training loss over time, as (seconds, loss); committed history only.
-        validations: One per epoch, in order.
-        checkpoints: Checkpoints that became visible.
+        validations: One validation per epoch, in order.
+        checkpoints: Number of checkpoints that became visible.
     """
 
     duration_s: float
@@ -74,12 +74,12 @@ class Report:
 
 @dataclass(frozen=True)
 class Promise:
-    """What a run has to show.
+    """Promise of a run.
 
     Attributes:
-        epochs: Epochs of the run.
-        samples_per_epoch: Samples in each.
-        sizes: Workers in each world, first to last.
+        epochs: Number of epochs of the run.
+        samples_per_epoch: Number of samples in each.
+        sizes: Number of workers in each world, first to last.
         lost, left: Workers that die or leave, as ``host:local_rank``, in order.
         top1: Least accuracy of the last validation in [0, 1]; ``None`` promises none.
     """
@@ -115,8 +115,8 @@ def committed_history(lines: Iterable[Line]) -> list[Line]:
     """The commits and metrics that the final state of the run grew from.
 
     Rank 0 logs a commit, then may die before another worker has made the same one. The next world starts at the
-    newest commit that somebody alive holds, which its ``world_formed`` line names. Whatever was logged beyond that step
-    is undone and will be trained again, so it does not count.
+    newest commit that a survivor holds, which its ``world_formed`` line names. Lines beyond that step are undone and
+    trained again, so they do not count.
 
     >>> commit = lambda step: {"event": "commit", "step": step}
     >>> undone = [commit(1), commit(2), commit(3), {"event": "world_formed", "step": 2}, commit(3)]
@@ -168,9 +168,9 @@ def throughput(samples: Sequence[tuple[float, int]], window_s: float) -> list[tu
 
 
 def broken_promises(report: Report, promise: Promise) -> list[str]:
-    """What is not as promised, one sentence each; empty when all is well."""
+    """The broken promises, one sentence each; empty if all were kept."""
     if not report.ended:
-        return ["The job did not reach its end."]  # all else follows from it
+        return ["The job did not reach its end."]  # the rest follows from it
     broken = []
     sizes = sizes_of(report)
     if sizes != promise.sizes:
@@ -192,18 +192,18 @@ def broken_promises(report: Report, promise: Promise) -> list[str]:
 
 
 def final_top1(report: Report) -> float:
-    """Top-1 accuracy of the last validation; 0 when there was none."""
+    """Top-1 accuracy of the last validation; 0 if there was none."""
     return report.validations[-1].top1 if report.validations else 0.0
 
 
 def sizes_of(report: Report) -> tuple[int, ...]:
-    """Workers of each world that trained, first to last."""
+    """The number of workers of each world that trained, first to last."""
     first = tuple(size for _, size in report.sizes[:1])
     return first + tuple(resize.new_size for resize in report.resizes)
 
 
 def arrows(sizes: Iterable[int]) -> str:
-    """For people.
+    """Sizes as text.
 
     >>> arrows((1, 2, 1))
     '1 → 2 → 1'
@@ -212,7 +212,7 @@ def arrows(sizes: Iterable[int]) -> str:
 
 
 def _validations(metrics: list[Line], start_s: float) -> list[Validation]:
-    """The last of each epoch: one that a failure interrupted is made again."""
+    """The last validation of each epoch: one that a failure interrupted is repeated."""
     found = {}
     for line in metrics:
         if "top1" in line["values"]:
@@ -226,7 +226,7 @@ def _names(workers: Sequence[str]) -> str:
 
 
 def _resizes(lines: list[Line], start_s: float) -> list[Resize]:
-    """One entry per ``resized`` line, with the names of those who came and went."""
+    """One entry per ``resized`` line, with the names of workers that joined and left."""
     resizes = []
     worlds = [line for line in lines if line["event"] == "world_formed"]
     members: dict[int, list[str]] = {line["generation"]: line["members"] for line in worlds}

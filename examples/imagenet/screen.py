@@ -1,4 +1,4 @@
-"""What the demo shows: a live line, the story as it happens, and the tables at the end."""
+"""The screen of the demo: a live line, the events of the run, and the tables at the end."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rich.table import Table
 
 
 class Screen:
-    """Shows a run while it happens. In a terminal a bar stays at the bottom; elsewhere only the story is printed.
+    """Screen of a run. In a terminal a bar stays at the bottom; elsewhere only events are printed.
 
     Args:
-        console: Where to.
-        samples: Samples of the whole run.
+        console: Console to print to.
+        samples: Number of samples of the whole run.
     """
 
     def __init__(self, console: Console, samples: int) -> None:
@@ -43,7 +43,7 @@ class Screen:
         self._bar.stop()
 
     def announce(self, title: str) -> None:
-        """A scene begins."""
+        """Show that a scene begins."""
         self._say(f"[bold cyan]{title}[/]")
 
     def observe(self, line: dict[str, Any]) -> None:
@@ -83,7 +83,7 @@ class Screen:
 
 
 def resize_table(report: Report) -> Table:
-    """One row per change of the world."""
+    """A table with a row for each resize."""
     table = Table(title="Resizes", title_justify="left", box=SIMPLE_HEAD)
     for heading, justify in (
         ("at", "right"), ("what happened", "left"), ("workers", "left"), ("step", "right"), ("seconds lost", "right")
@@ -101,7 +101,7 @@ def resize_table(report: Report) -> Table:
 
 
 def promise_table(report: Report, promise: Promise) -> Table:
-    """What was promised beside what the event log shows."""
+    """A table of each promise beside the result."""
     table = Table(title="Promises", title_justify="left", box=SIMPLE_HEAD)
     for heading in ("", "promised", "measured", ""):
         table.add_column(heading)
@@ -119,7 +119,7 @@ def promise_table(report: Report, promise: Promise) -> Table:
 
 
 def _samples(report: Report) -> str:
-    """Such as "1,442 in each of 24"; each different count is named."""
+    """Counts as text such as "1,442 in each of 24"; each distinct count is named."""
     counts = Counter(report.samples_per_epoch.values())
     return ", ".join(f"{samples:,} in each of {epochs}" for samples, epochs in sorted(counts.items())) or "none"
 

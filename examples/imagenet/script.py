@@ -1,4 +1,4 @@
-"""The demo's script: what happens to the hosts, and when. Pure: it watches events and says what is due."""
+"""The demo's script: what is done to the hosts, and when. Pure: it reads events and says which scene is due."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ FIRST, SECOND = "localhost", "127.0.0.1"
 
 @dataclass(frozen=True)
 class Scene:
-    """One thing that happens to the hosts.
+    """One change of the hosts.
 
     Attributes:
-        title: For people.
-        at: Share of the run's samples after which it happens, once the scene before it is over.
+        title: Title on the screen.
+        at: Fraction of the run's samples after which it begins, once the scene before it is over.
         action: "add" the host, "kill" its worker and take the host away, or "remove" the host.
-        host: Which one.
-        size: Workers when it is over.
+        host: Name of the host.
+        size: Number of workers when it is over.
     """
 
     title: str
@@ -30,8 +30,8 @@ class Scene:
     size: int
 
 
-# The killed worker is rank 0 and the only one that was there from the start; the one that leaves is the only one that
-# was there at the kill. So the trained weights pass from hand to hand, twice.
+# The killed worker is rank 0 and the only one from the start; the one that leaves is the only one that was present at
+# the kill. So the trained weights pass to other workers twice.
 SCRIPT = (
     Scene("a second host joins", 0.10, "add", SECOND, 2),
     Scene("the first host's worker is killed with SIGKILL", 0.35, "kill", FIRST, 1),
@@ -41,7 +41,7 @@ SCRIPT = (
 
 
 def shifted(scenes: tuple[Scene, ...], seed: int) -> tuple[Scene, ...]:
-    """The same scenes in the same order, at other moments; seed 0 leaves them where they are.
+    """The same scenes in the same order at other times; seed 0 does not change them.
 
     >>> [scene.at for scene in shifted(SCRIPT, 0)]
     [0.1, 0.35, 0.5, 0.75]
@@ -51,14 +51,14 @@ def shifted(scenes: tuple[Scene, ...], seed: int) -> tuple[Scene, ...]:
 
 
 class Director:
-    """Follows the events of a run and says which scene is due.
+    """Director that reads the events of a run and says which scene is due.
 
     A scene begins when training is far enough; it is over when a world of the promised size has trained a step. The
     next one never begins before: on a slow machine the script stretches.
 
     Args:
-        samples: Samples of the whole run.
-        scenes: In order.
+        samples: Number of samples of the whole run.
+        scenes: Scenes in order.
     """
 
     def __init__(self, samples: int, scenes: tuple[Scene, ...] = SCRIPT) -> None:
@@ -81,7 +81,7 @@ class Director:
         return tuple(self._waiting)
 
     def observe(self, line: Mapping[str, Any]) -> None:
-        """Take in one line of the event log."""
+        """Read one line of the event log."""
         if line["event"] == "world_formed":
             self._generation, self.size = line["generation"], line["size"]
         elif line["event"] == "commit":
@@ -91,7 +91,7 @@ class Director:
                 self._playing = None
 
     def next_scene(self) -> Scene | None:
-        """The scene to perform now, given out once; ``None`` while nothing is due."""
+        """The scene to perform now, returned once; ``None`` while none is due."""
         if self._playing or not self._waiting or self._generation == 0:
             return None
         if self.samples_done < self._waiting[0].at * self._samples:

@@ -1,4 +1,4 @@
-"""The demo's stage: a launcher on this machine, with a list of hosts that can be changed while it runs."""
+"""The demo's stage: a launcher on this machine, with a list of hosts that changes while it runs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ LAST_LINES = 12
 
 
 class Stage:
-    """Runs an elastic job on two "hosts" of this machine and does to it what the script says.
+    """Stage of an elastic job on two "hosts" of this machine, on which scenes are performed.
 
     Args:
-        folder: Where the host list and the job's output go.
+        folder: Folder for the host list and the job's output.
         hosts: Names of the hosts at the start, one slot each.
         launcher: "edlrun" or "horovodrun".
     """
@@ -63,16 +63,16 @@ class Stage:
             )  # fmt: skip
 
     def exit_code(self) -> int | None:
-        """Of the launcher; ``None`` while it runs."""
+        """The exit code of the launcher; ``None`` while it runs."""
         assert self._job is not None
         return self._job.poll()
 
     def perform(self, scene: Scene, pids: dict[str, int]) -> None:
-        """Do what a scene says.
+        """Perform a scene.
 
         Args:
             scene: The scene.
-            pids: Process number of the latest worker of each host.
+            pids: Process id of the newest worker of each host.
         """
         if scene.action == "add":
             self._hosts.append(scene.host)
@@ -83,7 +83,7 @@ class Stage:
         self._write_hosts()
 
     def stop(self) -> None:
-        """End the job and everything it started, if it still runs."""
+        """Stop the job and all its processes, if it still runs."""
         if self._job is None or self._job.poll() is not None:
             return
         started = psutil.Process(self._job.pid).children(recursive=True)
@@ -96,13 +96,13 @@ class Stage:
             process.kill()
 
     def last_words(self) -> str:
-        """The last lines that workers printed; those of the launcher where there are none."""
+        """The last lines that workers printed; those of the launcher if there are none."""
         lines = self.output.read_text(errors="replace").splitlines()
         of_workers = [line for line in lines if re.match(r"\[\d+\]<", line)]
         return "\n".join((of_workers or lines)[-LAST_LINES:])
 
     def _kill(self, pid: int) -> None:
-        """SIGKILL, for a process of this job only: a number from a log may belong to someone else by now."""
+        """Send SIGKILL to a process of this job only: a process id from a log may be in use by another program."""
         assert self._job is not None
         for process in psutil.Process(self._job.pid).children(recursive=True):
             if process.pid == pid:
@@ -112,7 +112,7 @@ class Stage:
     def _write_hosts(self) -> None:
         scratch = self._hosts_file.with_suffix(".new")
         scratch.write_text(format_hosts(HostSlots(host, 1) for host in self._hosts))
-        scratch.rename(self._hosts_file)  # the discovery script sees the old list or the new, never half of one
+        scratch.rename(self._hosts_file)  # the discovery script reads the old list or the new one, never a part
 
 
 def loopback_interface() -> str:

@@ -1,11 +1,11 @@
-"""Train an image classifier on ImageNet, on however many workers there are right now.
+"""Train an image classifier on ImageNet, on a number of workers that may change.
 
     python train.py --data /data/imagenet
 
     horovodrun -np 2 --min-np 1 --max-np 8 --host-discovery-script "discovery_scripts/from_file hosts.txt" \\
         python train.py --data /data/imagenet --checkpoint s3://bucket/resnet50
 
-Both run the same file. In the second, hosts may come, leave or die; what is learned stays the same.
+Both run the same file. With the second command hosts may come, leave or die; the trained model stays the same.
 ``python train.py --help`` lists the flags.
 """
 
@@ -34,7 +34,7 @@ def main(arguments: Namespace) -> None:
     train_set, val_set = load_data(arguments)
     batches = make_batches(arguments, len(train_set))
     loader = DataLoader(
-        edl_hvd.SeededDataset(train_set),  # augmentation by seed, epoch and image, whoever loads it
+        edl_hvd.SeededDataset(train_set),  # augmentation by seed, epoch and image
         batch_sampler=batches,
         num_workers=arguments.workers,
         pin_memory=device.type == "cuda",
@@ -119,9 +119,9 @@ def mixed_precision(device: torch.device, wanted: bool) -> tuple[torch.autocast,
 
 
 def warmup_then_cosine(epoch: int, warmup_epochs: float, epochs: int) -> float:
-    """What the learning rate is multiplied with in an epoch: rises to 1, then falls to 0 along a half cosine.
+    """The factor of the learning rate in an epoch: it rises to 1, then falls to 0 along a half cosine.
 
-    It counts epochs, never steps: their number depends on the world where each worker has a batch of its own.
+    It counts epochs, not steps, whose number depends on the world if each worker has a batch of its own.
     """
     if epoch < warmup_epochs:
         return (epoch + 1) / (warmup_epochs + 1)

@@ -17,18 +17,18 @@ BATCH_SIZE = 64  # small enough for any GPU that can train the same model
 
 
 class Validation:
-    """Counts how many images a model gets right.
+    """Accuracy of a model on a validation set.
 
-    With ``--limit-batches`` it sees a sample of the images, spread evenly over the classes.
+    With ``--limit-batches`` it uses a sample of the images, spread evenly over the classes.
 
     Args:
-        dataset: To validate on, images and classes.
-        classes: How many there are.
-        arguments: Of the command line.
+        dataset: Images and classes to validate on.
+        classes: Number of classes.
+        arguments: Arguments of the command line.
 
     Attributes:
-        kept: What ``State`` has to keep, by name.
-        top1, top5: Share of images whose class is the model's first guess, among its first five.
+        kept: Objects for ``State`` to keep, by name.
+        top1, top5: Fraction of images whose class is the model's first guess, or among its first five.
         loss: Mean cross-entropy.
     """
 
@@ -48,7 +48,7 @@ class Validation:
 
     @torch.no_grad()
     def run(self, state: edl_hvd.State, autocast: torch.autocast) -> None:
-        """Validate the model of ``state``. Every rank calls it and finds the same; goes on where it was interrupted."""
+        """Validate the model of ``state``. Every rank calls it and gets the same result, also after an interruption."""
         state.model.eval()
         for images, target in state.evaluate(self._loader):
             images = images.to(self._device, non_blocking=True, memory_format=torch.channels_last)

@@ -18,12 +18,12 @@ from google_server import DOUBTS, GoogleServer
 from metadata_server import SLOW_S
 from servers import AwsServer
 
-from edl_hvd.discovery.kinds import read_question
+from edl_hvd.discovery.registry import make_source
 from edl_hvd.discovery.source import Source
 
 
 def source_of(kind: str, *words: str) -> Source:
-    return read_question(kind, words, []).source
+    return make_source(kind, words, []).source
 
 
 def ask(source: Source) -> dict[str, int]:

@@ -203,7 +203,7 @@ def _replace_by_folder(path: Path) -> None:
     path.mkdir()
 
 
-class StaticFileScene(_FileScene):
+class HostsFileScene(_FileScene):
     script = "from_file"
 
     @property

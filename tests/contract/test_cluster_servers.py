@@ -13,7 +13,7 @@ from kubernetes_server import KubernetesServer, ListServer, ToldServer, deleted,
 from edl_hvd.discovery.source import Answer
 from edl_hvd.discovery.sources.kubernetes import Kubernetes
 from edl_hvd.discovery.sources.url import Url
-from edl_hvd.discovery.sources.web import ask_web
+from edl_hvd.discovery.sources.web import http_get
 from edl_hvd.errors import DiscoveryError
 from edl_hvd.hosts import HostSlots
 
@@ -126,7 +126,7 @@ def test_a_server_that_cannot_prove_who_it_is_gets_no_token(cluster, tmp_path):
     ("broken", "words"),
     [
         ({"status": {"phase": "Running"}, "spec": {}}, "it is not ready"),
-        ({"metadata": {}}, "lists what is no pod: KeyError"),
+        ({"metadata": {}}, "lists something that is not a pod: KeyError"),
         ({"spec": {"containers": [{}]}}, "pod w may use no nvidia.com/gpu; give it some, or give --slots"),
         ({"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": "1k"}}}]}}, "ValueError"),
     ],
@@ -194,12 +194,12 @@ def test_a_redirect_is_followed_on_the_same_host_only():
     server.token = "first"
     try:
         headers = {"Authorization": "Bearer first"}
-        assert ask_web(f"{server.url}/a", headers).body == b'{"a": 1}'
+        assert http_get(f"{server.url}/a", headers).body == b'{"a": 1}'
         assert [path for path, _ in server.questions] == ["/a", "/b", "/c?x=1"]
         with pytest.raises(DiscoveryError, match="sends elsewhere, to 'http://localhost:1/a'"):
-            ask_web(f"{server.url}/away", headers)
+            http_get(f"{server.url}/away", headers)
         with pytest.raises(DiscoveryError, match="redirects more than 3 times"):
-            ask_web(f"{server.url}/circle", headers)
+            http_get(f"{server.url}/circle", headers)
     finally:
         server.close()
 
@@ -207,7 +207,7 @@ def test_a_redirect_is_followed_on_the_same_host_only():
 def test_a_server_that_hangs_or_trickles_is_given_up(server):
     server.behave("hang")
     with pytest.raises(DiscoveryError, match=r"did not answer within 0\.05 s"):
-        ask_web(server.url, {}, socket_s=0.05)
+        http_get(server.url, {}, socket_s=0.05)
 
     class Trickle(ListServer):
         def handle(self, request):
@@ -219,7 +219,7 @@ def test_a_server_that_hangs_or_trickles_is_given_up(server):
     trickle = Trickle()
     try:
         with pytest.raises(DiscoveryError, match="did not answer"):
-            ask_web(trickle.url, {}, socket_s=5.0, whole_s=0.05)
+            http_get(trickle.url, {}, socket_s=5.0, whole_s=0.05)
     finally:
         trickle.close()
 
@@ -228,7 +228,7 @@ def test_an_answer_without_end_is_given_up(server, monkeypatch):
     monkeypatch.setattr("edl_hvd.discovery.sources.web.LONGEST_BODY_BYTES", 1000)
     server.body = b"x" * 2000
     with pytest.raises(DiscoveryError, match="answered with more than"):
-        ask_web(server.url, {})
+        http_get(server.url, {})
 
 
 def test_what_an_address_permits_is_told(server):

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from discovery_clouds import AutoScalingScene, CloudScene, Ec2Scene, GoogleScene
 from discovery_clusters import SCENES as CLUSTER_SCENES
-from discovery_scenes import SCRIPTS, Scene, ScheduleScene, StaticFileScene, in_order
+from discovery_scenes import SCRIPTS, HostsFileScene, Scene, ScheduleScene, in_order
 from discovery_traces import TraceScene
 from servers import AwsServer
 
 SCENES: dict[str, type[Scene]] = {
-    "from_file": StaticFileScene,
+    "from_file": HostsFileScene,
     "from_schedule": ScheduleScene,
     "from_trace": TraceScene,
     "from_google": GoogleScene,

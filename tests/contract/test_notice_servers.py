@@ -21,7 +21,7 @@ from edl_hvd.notices.ec2 import RENEW_S, TOKEN_S, Ec2
 from edl_hvd.notices.google import Google
 from edl_hvd.notices.kubernetes import Kubernetes
 from edl_hvd.notices.notice import Notice, Provider
-from edl_hvd.notices.places import Addresses
+from edl_hvd.notices.platforms import Addresses
 from edl_hvd.notices.watch import NoticeWatch, open_watch
 
 NOON_S = seconds_since_epoch("2026-11-22T12:00:00Z")
@@ -101,7 +101,7 @@ def test_a_platform_in_trouble_is_an_error_and_later_it_is_asked_again(tale: Tal
 
 
 def test_a_platform_that_hangs_is_given_up(tale: Tale, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edl_hvd.notices.asking.SOCKET_S", 0.05)
+    monkeypatch.setattr("edl_hvd.notices.request.SOCKET_S", 0.05)
     tale.server.behave("hang")
     with pytest.raises(PlatformError, match="did not answer"):
         tale.provider.ask()

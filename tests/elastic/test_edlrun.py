@@ -227,7 +227,7 @@ def test_what_cannot_be_saved_before_the_last_host_goes_is_not_begun_and_the_eve
 def test_a_stopped_worker_is_ended_and_the_job_goes_on(edlrun):
     """Stock Horovod waits for ever (A3)."""
     outcome = edlrun(TWO_HOSTS, stop(worker="127.0.0.1:0", step=5), training=Training(until_size=2))
-    assert "127.0.0.1:0 is ended: its process is stopped" in outcome.output
+    assert "127.0.0.1:0 is killed: its process is stopped" in outcome.output
     assert outcome.reports[0]["size"] == 2
 
 

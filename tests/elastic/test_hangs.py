@@ -33,7 +33,7 @@ def edlrun(run_job, alone):
 
 def ended(outcome: Outcome) -> list[str]:
     """What was said when a worker was ended."""
-    return [line for line in outcome.output.splitlines() if line.startswith("edlrun: ") and " is ended: " in line]
+    return [line for line in outcome.output.splitlines() if line.startswith("edlrun: ") and " is killed: " in line]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_worker_that_hangs_is_named_with_its_place_and_ended(edlrun, fault, bo
     """Stock Horovod waits for ever: under Gloo its stall check is dead code (A4)."""
     outcome = edlrun(fault(worker=VICTIM, step=7), until_size=2)
     [line] = ended(outcome)
-    assert f"{VICTIM} is ended: " in line
+    assert f"{VICTIM} is killed: " in line
     assert "faults.py:" in line, "the place is named"
     assert " in _strike" in line
     assert "<stderr>:Current thread 0x" in outcome.output, "the whole stack is part of the worker's output"
@@ -67,7 +67,7 @@ def test_the_others_go_on_within_five_seconds_of_a_stop_behind_ssh(edlrun, tmp_p
         hosts = ("localhost:1", f"{remote}:1")
         outcome = edlrun(stop(worker=f"{remote}:0", step=7), hosts=hosts, environment=path, until_size=2)
     [line] = ended(outcome)
-    assert f"{remote}:0 is ended: its process is stopped" in line
+    assert f"{remote}:0 is killed: its process is stopped" in line
     assert outcome.seconds_to_next_step() < 5.0
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edl_hvd.discovery.polling import cached
 from edl_hvd.discovery.polling.cached import CacheEntry, ask, find_answer
 from edl_hvd.discovery.polling.record import FAILURE_CHARACTERS, Record
-from edl_hvd.discovery.question import Question
+from edl_hvd.discovery.registry import PolledSource
 from edl_hvd.discovery.source import Answer, Source
 from edl_hvd.errors import DiscoveryError
 from edl_hvd.hosts import HostSlots
@@ -42,7 +42,7 @@ class FakeEntry(CacheEntry):
         self.clock = clock
         self.delay_s = delay_s
         self.done_s: float | None = None
-        self.question: Question | None = None
+        self.question: PolledSource | None = None
 
     def touch(self) -> None:
         pass
@@ -56,15 +56,15 @@ class FakeEntry(CacheEntry):
     def write(self, record: Record, refresh_s: float) -> None:
         self.record = record
 
-    def start_asking(self, question: Question, since_s: float, clock: object) -> bool:
+    def start_refresher(self, question: PolledSource, since_s: float, clock: object) -> bool:
         self.question = question
         if self.delay_s is not None and self.done_s is None:
             self.done_s = self.clock.now_s + self.delay_s
         return True
 
 
-def question(*answers: tuple[HostSlots, ...] | Exception, refresh_s: float = 10, stale_s: float = 300) -> Question:
-    return Question(FakeSource(list(answers)), refresh_s=refresh_s, stale_s=stale_s, first_s=20)
+def question(*answers: tuple[HostSlots, ...] | Exception, refresh_s: float = 10, stale_s: float = 300) -> PolledSource:
+    return PolledSource(FakeSource(list(answers)), refresh_s=refresh_s, stale_s=stale_s, first_s=20)
 
 
 def known(age_s: float, **changes: float | str | int) -> Record:

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from edl_hvd.discovery.kinds import read_question
+from edl_hvd.discovery.registry import make_source
 from edl_hvd.discovery.source import Answer, HostDetails
 from edl_hvd.discovery.sources import mpijob, slurm
 from edl_hvd.discovery.sources.kubernetes import Kubernetes, count_resource, describe, reason_to_leave_out
 from edl_hvd.discovery.sources.mpijob import MpiJob, read_script
 from edl_hvd.discovery.sources.slurm import Slurm, parse_nodes, slots_of_nodes
 from edl_hvd.discovery.sources.url import Url, read_listed
-from edl_hvd.discovery.sources.web import read_address, read_token, trust
+from edl_hvd.discovery.sources.web import read_address, read_token, ssl_context
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots
 from edl_hvd.http_client import HttpAnswer
@@ -112,9 +112,9 @@ class TestUrl:
     def test_refuses_what_are_no_certificates(self, tmp_path: Path) -> None:
         (tmp_path / "ca.crt").write_text("nothing\n")
         with pytest.raises(DiscoveryError, match="holds none"):
-            trust(str(tmp_path / "ca.crt"))
+            ssl_context(str(tmp_path / "ca.crt"))
         with pytest.raises(DiscoveryError, match="No such file"):
-            trust(str(tmp_path / "none"))
+            ssl_context(str(tmp_path / "none"))
 
 
 def a_pod(**status: Any) -> dict[str, Any]:
@@ -166,17 +166,17 @@ class TestKubernetes:
         for name in ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"):
             monkeypatch.delenv(name, raising=False)
         with pytest.raises(UsageError, match="kubectl proxy"):
-            read_question("kubernetes", words, [])
+            make_source("kubernetes", words, [])
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
         for host, server in (("10.0.0.1", "https://10.0.0.1:443"), ("fd00::1", "https://[fd00::1]:443")):
             monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
-            source = read_question("kubernetes", words, []).source
+            source = make_source("kubernetes", words, []).source
             assert isinstance(source, Kubernetes)
             assert source._server == server
 
     def test_outside_a_pod_the_namespace_has_to_be_given(self) -> None:
         with pytest.raises(UsageError, match="no --namespace is given"):
-            read_question("kubernetes", ["app=a", "--server", "http://127.0.0.1:8001"], [])
+            make_source("kubernetes", ["app=a", "--server", "http://127.0.0.1:8001"], [])
 
 
 class TestMpiJob:
@@ -228,9 +228,9 @@ class TestMpiJob:
     def test_where_no_job_is_a_folder_has_to_be_given(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr(mpijob, "FOLDER", str(tmp_path / "none"))
         with pytest.raises(UsageError, match="the launcher of every MPIJob"):
-            read_question("mpijob", [], [])
+            make_source("mpijob", [], [])
         monkeypatch.setattr(mpijob, "FOLDER", str(tmp_path))
-        assert read_question("mpijob", ["--slots", "4"], []).source == MpiJob(str(tmp_path), 4)
+        assert make_source("mpijob", ["--slots", "4"], []).source == MpiJob(str(tmp_path), 4)
 
 
 class TestSlurm:
@@ -340,11 +340,11 @@ class TestSlurm:
     def test_refuses_what_is_no_list_of_nodes(self, nodelist: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
         with pytest.raises(UsageError):
-            read_question("slurm", [f"--nodelist={nodelist}", "--slots=1"], [])
+            make_source("slurm", [f"--nodelist={nodelist}", "--slots=1"], [])
 
     def test_in_a_job_nothing_needs_to_be_given(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SLURM_JOB_NODELIST", "gpu[01-04]")
         monkeypatch.setenv("SLURM_GPUS_PER_NODE", "4")
-        source = read_question("slurm", [], []).source
+        source = make_source("slurm", [], []).source
         assert isinstance(source, Slurm)
         assert (source._nodelist, source._slots) == ("gpu[01-04]", (4,))

@@ -16,10 +16,9 @@ from test_discovery_cached import FakeEntry
 from waiting import soon
 
 from edl_hvd.discovery.expression import Count
-from edl_hvd.discovery.kinds import read_question
 from edl_hvd.discovery.polling.cached import ask, find_answer
 from edl_hvd.discovery.polling.record import Record
-from edl_hvd.discovery.question import Question
+from edl_hvd.discovery.registry import PolledSource, make_source
 from edl_hvd.discovery.source import Answer, HostDetails, Permission, Source
 from edl_hvd.discovery.sources.combined import (
     CHEAPER,
@@ -32,9 +31,9 @@ from edl_hvd.discovery.sources.combined import (
     take,
 )
 from edl_hvd.discovery.sources.ec2 import Ec2ByTag
+from edl_hvd.discovery.sources.hostfile import HostsFile
 from edl_hvd.discovery.sources.part import PART_S, Part
 from edl_hvd.discovery.sources.schedule import Schedule
-from edl_hvd.discovery.sources.static_file import StaticFile
 from edl_hvd.driver.command_line.options import Options, read_options
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots
@@ -263,8 +262,8 @@ def test_a_combination_is_asked_as_rarely_as_its_rarest_part_and_bridged_as_each
     assert (asked.refresh_s, asked.stale_s, asked.first_s, asked.is_damped) == (30, 60, 20, True)
     files = read_source("limit(union(file:a, schedule:plan.txt), 8)")
     assert (files.refresh_s, files.stale_s, files.first_s, files.is_damped) == (0, 0, 0, False)
-    assert list(sources_in(files.source)) == [StaticFile("a"), Schedule("plan.txt", "plan.txt.started")]
-    assert read_source("file:a", lambda leaf: ["--slots=4"]).source == StaticFile("a", 4)
+    assert list(sources_in(files.source)) == [HostsFile("a"), Schedule("plan.txt", "plan.txt.started")]
+    assert read_source("file:a", lambda leaf: ["--slots=4"]).source == HostsFile("a", 4)
 
 
 def test_a_plan_begins_with_who_asks_unless_its_start_is_given() -> None:
@@ -278,19 +277,19 @@ def test_a_plan_begins_with_who_asks_unless_its_start_is_given() -> None:
     assert start_of("schedule:plan.txt") == 1000
     assert start_of("schedule:plan.txt,start=7") == 7
     assert start_of("schedule:plan.txt,start-file=f") is None
-    assert read_source("file:a", lambda leaf: start_now(leaf, clock)).source == StaticFile("a")
+    assert read_source("file:a", lambda leaf: start_now(leaf, clock)).source == HostsFile("a")
 
 
 def test_the_flags_of_the_script_beat_those_of_its_sources() -> None:
-    asked = read_question("source", ["union(file:a, file:b)", "--stale", "60", "--refresh=5"], ["--first=7"])
+    asked = make_source("source", ["union(file:a, file:b)", "--stale", "60", "--refresh=5"], ["--first=7"])
     assert (asked.refresh_s, asked.stale_s, asked.first_s) == (5, 60, 7)
-    assert asked.source.parts[0] == StaticFile("a")
+    assert asked.source.parts[0] == HostsFile("a")
 
 
 def test_who_prefers_the_cheapest_asks_for_prices() -> None:
     def asks(text: str) -> list[bool]:
         sources = sources_in(read_source(text).source)
-        return [one._instances._wishes.prices for one in sources if isinstance(one, Ec2ByTag)]
+        return [one._instances._options.prices for one in sources if isinstance(one, Ec2ByTag)]
 
     assert asks("prefer(union(ec2:tag=a=b, file:a), 8)") == [True]
     assert asks("union(limit(ec2:tag=a=b, 8), prefer(ec2:tag=a=b,prices=no, 8))") == [False, False]
@@ -306,7 +305,7 @@ def test_who_prefers_the_cheapest_asks_for_prices() -> None:
 )
 def test_a_source_of_a_combination_that_is_wrong_is_named(text: str, words: str) -> None:
     with pytest.raises(UsageError) as raised:
-        read_question("source", [text], [])
+        make_source("source", [text], [])
     assert str(raised.value).startswith(f"--source {text!r}: ")
     assert words in str(raised.value)
 
@@ -322,7 +321,7 @@ def test_what_stands_in_for_a_part_and_for_the_whole_are_not_added_up() -> None:
         """As a new process each time: what it knows is in the record."""
         nonlocal record
         source = union(*(Told([answer]) for answer in answers), clock=clock)
-        asked = Question(source, refresh_s=10, stale_s=300, first_s=20)
+        asked = PolledSource(source, refresh_s=10, stale_s=300, first_s=20)
         entry = FakeEntry(Record.from_text(record.to_text(10, "boot"), "boot"), clock)
         ask(asked, entry, clock)
         record = entry.record

@@ -15,7 +15,7 @@ from waiting import LONG_S, soon
 from edl_hvd.discovery.damping import FLAPS, REUSE_AFTER_S, WINDOW_S, Damping
 from edl_hvd.discovery.polling.cached import ask, find_answer
 from edl_hvd.discovery.polling.record import Record
-from edl_hvd.discovery.question import Question
+from edl_hvd.discovery.registry import PolledSource
 from edl_hvd.discovery.source import Answer, Source
 from edl_hvd.discovery.watch import HostWatch
 from edl_hvd.errors import DiscoveryError
@@ -134,7 +134,7 @@ def poll_each(answers: list[Hosts | Exception], is_damped: bool = True) -> list[
     clock, record, printed = FakeClock(), Record(), []
     for answer in answers:
         source = FakeSource([answer])
-        asked = Question(source, refresh_s=10, stale_s=300, first_s=20, is_damped=is_damped)
+        asked = PolledSource(source, refresh_s=10, stale_s=300, first_s=20, is_damped=is_damped)
         entry = FakeEntry(Record.from_text(record.to_text(10, "boot"), "boot"), clock)
         ask(asked, entry, clock)
         record = entry.record

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl_hvd.discovery.expression import Count, Expression, Leaf, Limit, Prefer, Union, Word, parse_expression
+from edl_hvd.discovery.expression import Count, Expression, Leaf, Limit, Prefer, UnionOf, Word, parse_expression
 from edl_hvd.errors import UsageError
 
 KINDS = frozenset({"file", "ec2", "url"})
@@ -20,7 +20,7 @@ counts = st.builds(Count, st.integers(1, 10**6), st.sampled_from(["slots", "host
 expressions: st.SearchStrategy[Expression] = st.recursive(
     leaves,
     lambda inner: st.one_of(
-        st.builds(Union, st.lists(inner, min_size=1, max_size=3).map(tuple)),
+        st.builds(UnionOf, st.lists(inner, min_size=1, max_size=3).map(tuple)),
         st.builds(Limit, inner, counts),
         st.builds(Prefer, inner, counts),
     ),

@@ -12,7 +12,7 @@ from rich.console import Console
 from edl_hvd.cli.discover import picture, to_json
 from edl_hvd.discovery.expression import Count
 from edl_hvd.discovery.inspection import HostListing, Inspector, ListedHost, changes
-from edl_hvd.discovery.question import Question
+from edl_hvd.discovery.registry import PolledSource
 from edl_hvd.discovery.source import Answer, HostDetails, Permission, Source
 from edl_hvd.discovery.sources.combined import Selection
 from edl_hvd.doctor import outside
@@ -36,7 +36,7 @@ class Known(Source):
 
 
 def inspector(source: Known, clock: FakeClock, is_damped: bool = True) -> Inspector:
-    return Inspector(Question(source, 10, 300, 20, is_damped=is_damped), clock)
+    return Inspector(PolledSource(source, 10, 300, 20, is_damped=is_damped), clock)
 
 
 def shown(listing: HostListing, now_s: float, at_s: float | None = None, problem: str = "") -> str:
@@ -95,7 +95,7 @@ def test_changes_are_told_once_each() -> None:
         "- b:1 (it is being deleted)",
         "  a has 4 instead of 2 slots",
         "  b is left out: it is being deleted",
-        "  i-7 is left out no more",
+        "  i-7 is no longer left out",
     ]
 
 
@@ -137,7 +137,7 @@ def test_json_leaves_out_what_is_not_known() -> None:
 
 def test_a_selection_says_whom_it_left_out() -> None:
     limited = Selection(Known(), Count(2), "limit(..., 2)", False)
-    listing = Inspector(Question(limited, 0, 0, 0), FakeClock()).inspect()
+    listing = Inspector(PolledSource(limited, 0, 0, 0), FakeClock()).inspect()
     assert listing.left_out == {"b": "limit(..., 2) has its 2 slots", "i-7": "it is stopped"}
 
 

@@ -9,10 +9,10 @@ import pytest
 from clocks import FakeClock
 
 from edl_hvd.discovery.flags import Flags
-from edl_hvd.discovery.kinds import read_question
+from edl_hvd.discovery.registry import make_source
 from edl_hvd.discovery.sources.ec2 import Ec2ByTag, read_tag
+from edl_hvd.discovery.sources.hostfile import HostsFile
 from edl_hvd.discovery.sources.schedule import Schedule, hosts_at, notices_at, parse_plan, stamp
-from edl_hvd.discovery.sources.static_file import StaticFile
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots
 
@@ -22,10 +22,10 @@ def write(path: Path, text: str) -> str:
     return str(path)
 
 
-class TestStaticFile:
+class TestHostsFile:
     def test_reads_the_three_forms_comments_and_blank_lines(self, tmp_path: Path) -> None:
         text = "# head\n\nnode-3\nnode-1 slots=4  # four\n10.0.0.7:2\nnode-2\tslots = 8\r\n"
-        hosts = StaticFile(write(tmp_path / "hosts", text), default_slots=3).answer().hosts
+        hosts = HostsFile(write(tmp_path / "hosts", text), default_slots=3).answer().hosts
         assert hosts == (
             HostSlots("node-3", 3),
             HostSlots("node-1", 4),
@@ -49,14 +49,14 @@ class TestStaticFile:
     )
     def test_refuses_what_it_cannot_be_sure_of(self, tmp_path: Path, text: str, words: str) -> None:
         with pytest.raises(DiscoveryError, match=words):
-            StaticFile(write(tmp_path / "hosts", text)).answer()
+            HostsFile(write(tmp_path / "hosts", text)).answer()
 
     def test_says_why_a_file_cannot_be_read(self, tmp_path: Path) -> None:
         with pytest.raises(DiscoveryError, match="No such file"):
-            StaticFile(str(tmp_path / "hosts")).answer()
+            HostsFile(str(tmp_path / "hosts")).answer()
 
     def test_sees_a_replaced_file_at_once(self, tmp_path: Path) -> None:
-        source = StaticFile(write(tmp_path / "hosts", "a\n"))
+        source = HostsFile(write(tmp_path / "hosts", "a\n"))
         source.answer()
         os.replace(write(tmp_path / "part", "b\n"), tmp_path / "hosts")
         assert source.answer().hosts == (HostSlots("b", 1),)
@@ -140,7 +140,7 @@ class TestSchedule:
         assert os.listdir(tmp_path) == ["started"]
 
     def test_refuses_a_start_that_is_no_time(self, tmp_path: Path) -> None:
-        with pytest.raises(DiscoveryError, match="delete it to start anew"):
+        with pytest.raises(DiscoveryError, match="delete it to start from zero"):
             stamp(write(tmp_path / "started", "yesterday\n"), 5.0)
 
 
@@ -166,17 +166,17 @@ class TestFlags:
     )
     def test_wrong_words_are_named(self, words: list[str], message: str) -> None:
         with pytest.raises(UsageError, match=message):
-            read_question("file", words, [])
+            make_source("file", words, [])
 
     def test_a_local_source_is_asked_at_every_poll(self) -> None:
-        question = read_question("file", ["hosts.txt", "--stale", "1min"], ["--slots=2"])
-        assert (question.source, question.refresh_s, question.stale_s) == (StaticFile("hosts.txt", 2), 0, 60)
+        question = make_source("file", ["hosts.txt", "--stale", "1min"], ["--slots=2"])
+        assert (question.source, question.refresh_s, question.stale_s) == (HostsFile("hosts.txt", 2), 0, 60)
 
     def test_a_plan_keeps_its_start_beside_it(self) -> None:
-        assert read_question("schedule", ["plan.txt"], []).source == Schedule("plan.txt", "plan.txt.started")
+        assert make_source("schedule", ["plan.txt"], []).source == Schedule("plan.txt", "plan.txt.started")
 
     def test_ec2_has_the_times_that_its_help_names(self) -> None:
-        question = read_question("ec2", ["--tag", "a=b"], [])
+        question = make_source("ec2", ["--tag", "a=b"], [])
         assert (question.refresh_s, question.stale_s, question.first_s) == (10, 300, 20)
 
 

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from clocks import FakeClock
 
-from edl_hvd.discovery.kinds import KINDS
+from edl_hvd.discovery.registry import KINDS
 from edl_hvd.discovery.sources.ec2 import Ec2ByTag
-from edl_hvd.discovery.sources.hostfile import FixedHosts
+from edl_hvd.discovery.sources.hostfile import FixedHosts, HostsFile
 from edl_hvd.discovery.sources.schedule import Schedule
-from edl_hvd.discovery.sources.static_file import StaticFile
 from edl_hvd.driver.command_line.options import UNBOUNDED, Options, read_options
 from edl_hvd.driver.membership.state import Rules
 from edl_hvd.errors import UsageError
@@ -232,9 +231,9 @@ def test_a_source_in_process_takes_the_flags_of_its_script(tmp_path):
     hosts.write_text("a\n")
     plan.write_text("0 add a:1\n")
     slots = {"--slots-per-host": "4"}
-    assert read({"--discover": f"file:{hosts}"}).source == StaticFile(str(hosts), 1)
-    assert read({"--discover": f"file:{hosts}"} | slots).source == StaticFile(str(hosts), 4)
-    assert read({"--discover": f"file:{hosts},slots=2"} | slots).source == StaticFile(str(hosts), 2)
+    assert read({"--discover": f"file:{hosts}"}).source == HostsFile(str(hosts), 1)
+    assert read({"--discover": f"file:{hosts}"} | slots).source == HostsFile(str(hosts), 4)
+    assert read({"--discover": f"file:{hosts},slots=2"} | slots).source == HostsFile(str(hosts), 2)
     assert read({"--discover": f"schedule:{plan}"}).source == Schedule(str(plan), f"{plan}.started", 1000.0)
     started = f"schedule:plan={plan},start-file={tmp_path}/started"
     assert read({"--discover": started}).source == Schedule(str(plan), f"{tmp_path}/started")

@@ -259,6 +259,7 @@ def test_the_help_is_grouped_fits_80_columns_and_shows_every_flag(capsys, monkey
     assert ending.value.code == 0
     assert max(map(len, text.splitlines())) <= 80
     assert [line[:-1] for line in text.splitlines() if re.fullmatch(r"[A-Z].*:", line)] == list(edlrun._GROUPS)
+    assert "  Examples:\n    edlrun -np 2 --min-np 1 python train.py\n" in text
     for flag in edlrun._FLAGS:
         for name in (*flag.opts, *flag.secondary_opts):
             assert flag.hidden != bool(re.search(rf"(?<![\w-]){name}(?![\w-])", text)), name

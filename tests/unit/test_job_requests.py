@@ -204,7 +204,7 @@ def test_drain_says_what_follows(job_folder, listening):
     waits = run("drain", "b", "--job", path).stdout
     assert waits.endswith("; 1 worker of the 2 that --min-np asks for stay, so the job waits for more\n")
     listening.membership = training("b:2")
-    assert "it saves a checkpoint and ends with exit code 75" in run("drain", "b", "--job", path).stdout
+    assert "the job saves a checkpoint and ends with exit code 75" in run("drain", "b", "--job", path).stdout
 
 
 def test_drain_refuses_in_one_line(job_folder, listening, tmp_path):
@@ -216,7 +216,7 @@ def test_drain_refuses_in_one_line(job_folder, listening, tmp_path):
     leave(tmp_path / "over", status("ended", end=events.End(0)))
     done = run("drain", "a", "--job", str(tmp_path / "over"))
     assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
-    assert "does not run any more" in done.stderr
+    assert "is not running" in done.stderr
     done = run("drain", "a")
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1), "there is no terminal on which to ask"
     assert done.stderr.startswith("error: cannot drain a: no job was named, and standard input is no terminal ")
@@ -266,7 +266,7 @@ def test_of_several_jobs_drain_asks_for_the_name_of_one(job_folder, listening, a
 def test_status_shows_the_only_job_or_a_list_of_them(runtime, tmp_path):
     done = run("status")
     assert (done.exit_code, done.stderr) == (
-        1, "error: no job of this user runs on this machine; JOB_DIR names the folder of one that has ended\n",
+        1, "error: no job of this user runs on this machine; for a job that has ended give its folder as JOB_DIR\n",
     )  # fmt: skip
     with claimed(tmp_path / "one") as folder:
         folder.write_status(everything())

@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 from terminals import Terminal, Time, live
 
-from edl_hvd.cli import failure_report, words
+from edl_hvd.cli import failure_report, formatting
 from edl_hvd.cli.job_screen import JobScreen
 from edl_hvd.cli.live_line import LiveLine
 from edl_hvd.cli.world_changes import WorldChanges
@@ -39,7 +39,7 @@ TRAINING = Status(
 )
 
 
-@pytest.mark.parametrize("module", [words, failure_report, status_module])
+@pytest.mark.parametrize("module", [formatting, failure_report, status_module])
 def test_the_examples_in_the_documentation_are_so(module):
     assert doctest.testmod(module).failed == 0
 
@@ -168,7 +168,7 @@ def test_a_program_that_reads_the_output_may_print_to_the_same_terminal_so_there
     ],
 )  # fmt: skip
 def test_the_line_says_how_the_job_stands(status, shown):
-    assert words.join(words.status_line(status)) == shown
+    assert formatting.join(formatting.status_line(status)) == shown
 
 
 def member(generation: int = 1, *names: str) -> Publish:

@@ -18,7 +18,7 @@ from edl_hvd.notices.ec2 import read_action, read_rebalance
 from edl_hvd.notices.google import read_state
 from edl_hvd.notices.kubernetes import read_pod
 from edl_hvd.notices.notice import Notice
-from edl_hvd.notices.places import PLACES, Addresses, detect, find_providers
+from edl_hvd.notices.platforms import PLATFORMS, Addresses, detect, find_providers
 from edl_hvd.notices.watch import NoticeWatch, open_watch
 
 NOON_S = seconds_since_epoch("2026-11-22T12:00:00Z")
@@ -132,7 +132,7 @@ class TestPlaces:
         assert [provider.name for provider in found] == ["ec2", "kubernetes"]
 
     def test_a_setting_names_one_or_none(self) -> None:
-        assert [find_providers(name, Addresses())[0].name for name in PLACES] == list(PLACES)
+        assert [find_providers(name, Addresses())[0].name for name in PLATFORMS] == list(PLATFORMS)
         assert find_providers("off", Addresses()) == ()
         assert open_watch("off", print) is None
         with pytest.raises(UsageError, match="accepted: off, auto, ec2, google, azure, kubernetes"):
@@ -197,7 +197,7 @@ class TestWatch:
             clock.sleep(watch.ask_those_due())
         assert told == [interruption(120)]
         assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-            ("INFO", "no notices of puppet for now, asking on: down")
+            ("INFO", "no notices of puppet for now, requests go on: down")
         ]
 
     def test_a_watch_that_is_stopped_tells_no_more(self) -> None:

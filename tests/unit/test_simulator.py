@@ -12,12 +12,12 @@ from test_simulator_turns import random_trace
 
 from edl_hvd.driver.membership.state import Rules
 from edl_hvd.errors import UsageError
+from edl_hvd.simulator.baselines import StockElastic, restart_from_checkpoints
 from edl_hvd.simulator.comparison import Comparison, Plan, compare
 from edl_hvd.simulator.costs import Costs
-from edl_hvd.simulator.course import Course, Result, sum_up
-from edl_hvd.simulator.project import Theatre
-from edl_hvd.simulator.puppets import Names
-from edl_hvd.simulator.stock import StockElastic, restart_from_checkpoints
+from edl_hvd.simulator.edlrun_model import DriverSimulation
+from edl_hvd.simulator.timeline import Result, Timeline, sum_up
+from edl_hvd.simulator.virtual_time import HostNames
 from edl_hvd.traces.market import Market, generate
 from edl_hvd.traces.text import read_trace
 from edl_hvd.traces.trace import Change, Trace
@@ -35,9 +35,9 @@ def trace_of(*changes: tuple[float, str, str]) -> Trace:
 
 def spans_of(trace: Trace, rules: Rules | None = None, every_s: float = 1e9, notice_s: float = 0.0) -> list[tuple]:
     """From when to when this project trains with how many, and until when it counts."""
-    course = Course(every_s, COSTS.copy_s, COSTS.write_s)
-    Theatre(trace, COSTS, rules or Rules(1, 1, 9), course, notice_s=notice_s).play()
-    return [(round(s.start_s, 3), round(s.end_s, 3), s.size, round(s.kept_s, 3)) for s in course.spans]
+    timeline = Timeline(every_s, COSTS.copy_s, COSTS.write_s)
+    DriverSimulation(trace, COSTS, rules or Rules(1, 1, 9), timeline, notice_s=notice_s).run()
+    return [(round(s.start_s, 3), round(s.end_s, 3), s.size, round(s.kept_s, 3)) for s in timeline.spans]
 
 
 class TestThisProject:
@@ -85,15 +85,15 @@ class TestThisProject:
 
     def test_a_job_that_has_ended_for_want_of_hosts_is_run_again_from_its_checkpoint(self) -> None:
         trace = trace_of((0, "a", ""), (60, "", "a"), (200, "b", ""), (300, "", ""))
-        course = Course(20.0, 0.0, 3.0)
-        theatre = Theatre(trace, COSTS, Rules(1, 1, 9, elastic_timeout_s=50), course)
-        theatre.play()
-        assert theatre.runs == 2
-        assert [(span.start_s, span.kept_s) for span in course.spans] == [(12, 52), (217, 300)]
+        timeline = Timeline(20.0, 0.0, 3.0)
+        simulation = DriverSimulation(trace, COSTS, Rules(1, 1, 9, elastic_timeout_s=50), timeline)
+        simulation.run()
+        assert simulation.runs == 2
+        assert [(span.start_s, span.kept_s) for span in timeline.spans] == [(12, 52), (217, 300)]
 
 
 def test_a_name_rests_before_another_host_gets_it() -> None:
-    names = Names(rest_s=10.0)
+    names = HostNames(rest_s=10.0)
     assert [names.give(host, 0.0) for host in "ab"] == ["host1", "host2"]
     assert names.take_back("a", 5.0) == "host1"
     assert [names.give("c", 15.0), names.give("d", 15.1)] == ["host3", "host1"]
@@ -102,9 +102,9 @@ def test_a_name_rests_before_another_host_gets_it() -> None:
 
 class TestRestartFromCheckpoints:
     def spans(self, trace: Trace, every_s: float) -> list[tuple[float, float, int, float]]:
-        course = Course(every_s, COSTS.checkpoint_s, COSTS.checkpoint_s)
-        restart_from_checkpoints(trace, COSTS, course)
-        return [(span.start_s, span.end_s, span.size, span.kept_s) for span in course.spans]
+        timeline = Timeline(every_s, COSTS.checkpoint_s, COSTS.checkpoint_s)
+        restart_from_checkpoints(trace, COSTS, timeline)
+        return [(span.start_s, span.end_s, span.size, span.kept_s) for span in timeline.spans]
 
     def test_each_change_costs_a_start_and_the_work_since_the_checkpoint(self) -> None:
         trace = trace_of((0, "ab", ""), (50, "", "b"), (100, "c", ""), (130, "", ""))
@@ -126,9 +126,9 @@ class TestRestartFromCheckpoints:
 
 class TestStockElastic:
     def spans(self, trace: Trace, every_s: float = 1e9) -> list[tuple[float, float, int, float]]:
-        course = Course(every_s, COSTS.checkpoint_s, COSTS.checkpoint_s)
-        StockElastic(trace, COSTS, course).play()
-        return [(span.start_s, span.end_s, span.size, span.kept_s) for span in course.spans]
+        timeline = Timeline(every_s, COSTS.checkpoint_s, COSTS.checkpoint_s)
+        StockElastic(trace, COSTS, timeline).run()
+        return [(span.start_s, span.end_s, span.size, span.kept_s) for span in timeline.spans]
 
     def test_three_or_more_wait_for_the_timeout_when_one_is_lost(self) -> None:
         trace = trace_of((0, "abc", ""), (50.5, "", "b"), (100, "", ""))
@@ -183,16 +183,16 @@ class TestAccounting:
         assert all(value is None or -1e-9 <= value <= 1 + 1e-9 for _, value in result.curve)
 
     def test_checkpoints_stall_and_the_last_one_may_be_cut_off(self) -> None:
-        course = Course(10.0, 2.0, 2.0)
-        course.trained(0, 31, 4)
-        result = sum_up(course, trace_of((0, "abcd", ""), (31, "", "")))
-        assert (course.checkpoints, course.safe_s) == (3, 20)
+        timeline = Timeline(10.0, 2.0, 2.0)
+        timeline.trained(0, 31, 4)
+        result = sum_up(timeline, trace_of((0, "abcd", ""), (31, "", "")))
+        assert (timeline.checkpoints, timeline.safe_s) == (3, 20)
         assert (result.stalled, result.useful) == (4 * 5, 4 * 26)
 
     def test_what_hosts_cost_is_shared_out_over_what_was_useful(self) -> None:
-        course = Course(1e9, 0.0, 0.0)
-        course.trained(1800, 3600, 2)
-        result = sum_up(course, trace_of((0, "ab", ""), (3600, "", "")).priced(3.0))
+        timeline = Timeline(1e9, 0.0, 0.0)
+        timeline.trained(1800, 3600, 2)
+        result = sum_up(timeline, trace_of((0, "ab", ""), (3600, "", "")).priced(3.0))
         assert (result.goodput, result.still_s, result.cost_usd, result.usd_per_useful_hour) == (0.5, 1800, 6.0, 6.0)
 
     def test_a_trace_without_hosts_for_any_time_is_refused(self) -> None:

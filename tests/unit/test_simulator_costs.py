@@ -81,7 +81,7 @@ def test_an_event_log_tells_what_things_took() -> None:
 
 
 def test_a_log_without_any_cost_is_refused() -> None:
-    with pytest.raises(UsageError, match="the event log tells of no cost"):
+    with pytest.raises(UsageError, match="the event log holds no cost"):
         with_measured(Costs(), measure(LOG[:1]))
 
 

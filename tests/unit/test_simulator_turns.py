@@ -11,9 +11,9 @@ from edl_hvd.driver.membership.events import Action, MembershipEvent
 from edl_hvd.driver.membership.state import Membership, Rules
 from edl_hvd.driver.membership.transition import transition
 from edl_hvd.simulator.costs import Costs
-from edl_hvd.simulator.course import Course
-from edl_hvd.simulator.project import Theatre
-from edl_hvd.simulator.timers import tick_after
+from edl_hvd.simulator.edlrun_model import DriverSimulation
+from edl_hvd.simulator.timeline import Timeline
+from edl_hvd.simulator.virtual_time import tick_after
 from edl_hvd.traces.trace import Change, Trace
 
 
@@ -53,10 +53,10 @@ def test_decisions_are_those_of_a_driver_that_hears_one_thing_after_the_other(se
     rules = Rules(least, least, 4, elastic_timeout_s=chance.choice((2, 600)))
     notice_s = chance.choice((0.0, 4.0))
     seen = []
-    for how in ({}, {"turn": advance_one_by_one, "timer": every_tick}):
-        course = Course(8.0, 0.1, 2.0)
-        theatre = Theatre(trace, Costs(start_s=0.7), rules, course, notice_s=notice_s, **how)  # type: ignore[arg-type]
-        theatre.play()
-        assert course.spans, "something has trained"
-        seen.append((theatre.runs, course.checkpoints, [repr(span) for span in course.spans]))
+    for how in ({}, {"advance": advance_one_by_one, "timer": every_tick}):
+        timeline = Timeline(8.0, 0.1, 2.0)
+        simulation = DriverSimulation(trace, Costs(start_s=0.7), rules, timeline, notice_s=notice_s, **how)  # type: ignore[arg-type]
+        simulation.run()
+        assert timeline.spans, "something has trained"
+        seen.append((simulation.runs, timeline.checkpoints, [repr(span) for span in timeline.spans]))
     assert seen[0] == seen[1]

@@ -10,7 +10,7 @@ from clocks import FakeClock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edl_hvd.discovery.kinds import read_question
+from edl_hvd.discovery.registry import make_source
 from edl_hvd.discovery.sources.trace import TraceReplay
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots
@@ -204,7 +204,7 @@ class TestReplay:
 
     def test_the_words_of_a_command_line(self) -> None:
         words = ["t.csv", "--speed", "20", "--divide=12", "--hosts", "a:1,b:2", "--skip", "2h", "--notice", "2min"]
-        question = read_question("trace", words, ["--stale=5"])
+        question = make_source("trace", words, ["--stale=5"])
         stand_ins = (HostSlots("a", 1), HostSlots("b", 2))
         expected = TraceReplay("t.csv", "t.csv.started", None, 20.0, 12, 7200.0, 120.0, 1, stand_ins)
         assert (question.source, question.refresh_s, question.stale_s) == (expected, 0, 5)
@@ -222,4 +222,4 @@ class TestReplay:
     )
     def test_wrong_words_are_named(self, words: list[str], message: str) -> None:
         with pytest.raises(UsageError, match=message):
-            read_question("trace", words, [])
+            make_source("trace", words, [])

@@ -1,1 +1,1 @@
-"""What the programs in ``discovery_scripts/`` run, about once per second: one kept answer, asked for by many."""
+"""What the programs in ``discovery_scripts/`` run about once per second: many polls share one cached answer."""

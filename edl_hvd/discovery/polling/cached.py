@@ -1,17 +1,17 @@
-"""The last good answer on disk: asked for by many, fetched by one, served while it may be.
+"""Cache of the last good answer on disk: many polls read it, one refresher writes it.
 
-The files of one question, in a folder that only its user can enter:
+The files of an entry, in a folder that only its user can enter:
 
-    KEY.answer   the record (``record.py``), replaced in one go
-    KEY.lock     held by the one process that asks the source; holds its process id
-    KEY.polled   touched by every poll, so that the asking process knows that somebody still wants to know
+    KEY.answer   the record (``record.py``), replaced atomically
+    KEY.lock     held by the refresher, which asks the source; holds its process id
+    KEY.polled   touched by every poll, so that the refresher knows that there are polls
 
-A poll never asks itself. It forks a process that takes the lock, asks, and writes the record; then it
-watches the record for as long as it may. A source that hangs therefore hangs that process alone, an alarm ends
-it, and whatever dies at whatever moment leaves the old record or the new one.
+A poll never asks the source itself. It forks a refresher, which takes the lock, asks, and writes the record; the poll
+reads the record until its time is over. So a source that hangs blocks the refresher alone, which an alarm ends. A
+process that dies at any moment leaves the old record or the new one.
 
-With a refresh time the asking process stays and asks again, as long as there are polls: boto3 is loaded once per
-job instead of once per question.
+With a refresh time the refresher continues as long as there are polls: boto3 is loaded once per job, not once per
+request. Serving an old answer meanwhile is stale-while-revalidate of RFC 5861.
 """
 
 from __future__ import annotations
@@ -24,34 +24,33 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
-from edl_hvd.discovery.kinds import read_question, read_variables
 from edl_hvd.discovery.polling.record import Record
-from edl_hvd.discovery.question import Question
+from edl_hvd.discovery.registry import PolledSource, make_source, read_variables
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import format_hosts
 
 ANSWER_S = 0.8
-# Horovod polls every second while holding its driver's lock; Python's start takes some of the rest.
+# Seconds. Horovod polls every second and holds its driver's lock meanwhile; Python's start takes a part of it.
 ASK_S = 60
-# Three tries of a slow cloud fit in; a process that hangs longer is replaced.
+# Seconds. Three tries of a slow cloud fit in; a refresher that hangs longer is replaced.
 IDLE_S = 30
-# A job polls about once per second; half a minute without a poll means that it has ended.
+# Seconds. A job polls about once per second; half a minute without a poll means that it has ended.
 GAP_S = 60
-# After a minute without a question the next one is the first of a new job, which may wait longer for its answer.
+# Seconds. After a minute without a request the next poll is the first of a new job, and may wait longer.
 LOOK_S = 0.002
-# A local file answers within a few of these; each next look waits twice as long,
+# Seconds. A local file answers within a few of these; each pause is twice the one before,
 LONGEST_LOOK_S = 0.032
-# up to this: a tenth of the CPU time of a poll, were it to wait for a whole second.
+# up to this: a tenth of the CPU time of a poll that waits for a whole second.
 
 
 def poll(key: str, source: str, given: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Print the answer of a discovery script; returns its exit code: 0, 1 (no answer), 2 (wrong arguments)."""
+    """Print the answer of a discovery script; return its exit code: 0, 1 (no answer), 2 (wrong arguments)."""
     try:
-        question = read_question(source, given, read_variables(source, environ))
+        polled = make_source(source, given, read_variables(source, environ))
     except UsageError as error:
         return _complain(source, f"{error}; see from_{source} --help", 2)
     try:
-        answer, warning = find_answer(question, CacheEntry(key), SYSTEM_CLOCK)
+        answer, warning = find_answer(polled, CacheEntry(key), SYSTEM_CLOCK)
     except DiscoveryError as error:
         return _complain(source, str(error), 1)
     if warning:
@@ -65,49 +64,49 @@ def _complain(source: str, message: str, code: int) -> int:
     return code
 
 
-def find_answer(question: Question, entry: CacheEntry, clock: Clock) -> tuple[str, str]:
-    """The answer to print, and a warning about it (empty: none).
+def find_answer(polled: PolledSource, entry: CacheEntry, clock: Clock) -> tuple[str, str]:
+    """Find the answer to print, and a warning about it (empty for none).
 
-    Returns within ``ANSWER_S``; within ``question.first_s`` when nobody has asked for a while.
+    Returns within ``ANSWER_S``; for the first poll of a job within the ``first_s`` of the source.
 
     Raises:
-        DiscoveryError: There is no answer, or none young enough.
+        DiscoveryError: There is no answer that is new enough.
     """
     started_s = clock.monotonic_s()
-    since_s = started_s - question.refresh_s
+    since_s = started_s - polled.refresh_s
     entry.touch()
     record = entry.read()
-    asking, look_s = False, LOOK_S
+    refreshing, look_s = False, LOOK_S
     while not record.is_fresh(since_s) and not record.has_failed(since_s):
-        # Once: an asker that dies at once is not retried.
-        asking = asking or entry.start_asking(question, since_s, clock)
+        # Once: a refresher that dies at once is not started again.
+        refreshing = refreshing or entry.start_refresher(polled, since_s, clock)
         now_s = clock.monotonic_s()
-        may_serve_at_once = question.refresh_s > 0 and record.is_servable(now_s, question.stale_s)
-        if may_serve_at_once or now_s >= max(started_s + ANSWER_S, record.began_s + question.first_s):
+        may_serve_at_once = polled.refresh_s > 0 and record.is_servable(now_s, polled.stale_s)
+        if may_serve_at_once or now_s >= max(started_s + ANSWER_S, record.began_s + polled.first_s):
             break
         clock.sleep(look_s)
         look_s = min(2 * look_s, LONGEST_LOOK_S)
         record = entry.read()
-    return _judge(record, question, started_s, clock.monotonic_s())
+    return _judge(record, polled, started_s, clock.monotonic_s())
 
 
-def _judge(record: Record, question: Question, started_s: float, now_s: float) -> tuple[str, str]:
-    if record.is_fresh(started_s - question.refresh_s):
+def _judge(record: Record, polled: PolledSource, started_s: float, now_s: float) -> tuple[str, str]:
+    if record.is_fresh(started_s - polled.refresh_s):
         return record.answer, record.remark
     failed = record.failed_s > record.answered_s
     reason = record.failure if failed else f"the source did not answer within {now_s - started_s:.1f} s"
     age_s = now_s - record.answered_s + record.age_s
-    if record.is_servable(now_s, question.stale_s):
-        is_doubtful = failed or age_s > 3 * question.refresh_s
-        warning = f"giving the answer of {age_s:.0f} s ago, good for {question.stale_s:g} s: {reason}"
+    if record.is_servable(now_s, polled.stale_s):
+        is_doubtful = failed or age_s > 3 * polled.refresh_s
+        warning = f"giving the answer of {age_s:.0f} s ago, good for {polled.stale_s:g} s: {reason}"
         return record.answer, warning * is_doubtful
-    if record.answer and question.stale_s:
-        reason += f"; the last good answer is {age_s:.0f} s old, more than --stale {question.stale_s:g} allows"
+    if record.answer and polled.stale_s:
+        reason += f"; the last good answer is {age_s:.0f} s old, more than --stale {polled.stale_s:g} allows"
     raise DiscoveryError(reason)
 
 
 class CacheEntry:
-    """The files of one question.
+    """Files of one entry of the cache.
 
     Raises:
         DiscoveryError: The folder is not private, or cannot be written.
@@ -141,7 +140,7 @@ class CacheEntry:
             raise self._unusable(error) from error
 
     def touched(self) -> int:
-        """A number that changes when somebody polls."""
+        """A number that changes with each poll."""
         return os.stat(f"{self._key}.polled").st_mtime_ns
 
     def read(self) -> Record:
@@ -154,14 +153,14 @@ class CacheEntry:
             raise self._unusable(error) from error
 
     def write(self, record: Record, refresh_s: float) -> None:
-        """Only the holder of the lock may call this."""
+        """Replace the record; only the holder of the lock may call this."""
         draft = f"{self._key}.draft"
         with open(draft, "w", encoding="utf-8") as file:
             file.write(record.to_text(refresh_s, self._boot))
         os.replace(draft, f"{self._key}.answer")
 
-    def start_asking(self, question: Question, since_s: float, clock: Clock) -> bool:
-        """Fork the process that asks, unless there is one or the question was answered just now; True if forked."""
+    def start_refresher(self, polled: PolledSource, since_s: float, clock: Clock) -> bool:
+        """Fork the refresher, unless there is one or the answer has just come; return whether it was forked."""
         try:
             lock = os.open(f"{self._key}.lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
@@ -172,16 +171,16 @@ class CacheEntry:
             if record.is_fresh(since_s) or record.has_failed(since_s):
                 return False
             if os.fork() == 0:
-                _run_refresher(self, question, lock, clock)
+                _run_refresher(self, polled, lock, clock)
             return True
         except BlockingIOError:
-            return False  # somebody is asking
+            return False  # there is a refresher
         finally:
-            os.close(lock)  # the asker's copy keeps the lock
+            os.close(lock)  # the refresher's copy keeps the lock
 
 
-def _run_refresher(entry: CacheEntry, question: Question, lock: int, clock: Clock) -> None:
-    """In the forked process: ask until nobody polls any more, then exit. Never returns."""
+def _run_refresher(entry: CacheEntry, polled: PolledSource, lock: int, clock: Clock) -> None:
+    """Run in the forked process: ask until there are no more polls, then exit. Never returns."""
     code = 1
     try:
         os.setsid()
@@ -190,53 +189,55 @@ def _run_refresher(entry: CacheEntry, question: Question, lock: int, clock: Cloc
             os.dup2(null, descriptor)  # an open standard output would keep Horovod waiting for more hosts
         os.ftruncate(lock, 0)
         os.write(lock, f"{os.getpid()}\n".encode())
-        if question.needs_packages and sys.flags.no_site:
-            site.main()  # what -S left out at the start
-        keep_asking(question, entry, clock)
+        if polled.needs_packages and sys.flags.no_site:
+            site.main()  # which -S has left out
+        refresh(polled, entry, clock)
         code = 0
     finally:
         os._exit(code)
 
 
-def keep_asking(question: Question, entry: CacheEntry, clock: Clock) -> None:
-    """Ask, write the record, wait for the next time; until nobody has polled for a while."""
+def refresh(polled: PolledSource, entry: CacheEntry, clock: Clock) -> None:
+    """Ask, write the record and wait, until there was no poll for a while."""
     touched, wanted_s = entry.touched(), clock.monotonic_s()
     while True:
-        clock.sleep(max(0.0, entry.read().asked_s + question.refresh_s - clock.monotonic_s()))
+        clock.sleep(max(0.0, entry.read().asked_s + polled.refresh_s - clock.monotonic_s()))
         signal.alarm(ASK_S)
-        ask(question, entry, clock)
+        ask(polled, entry, clock)
         signal.alarm(0)
         if entry.touched() != touched:
             touched, wanted_s = entry.touched(), clock.monotonic_s()
-        if question.refresh_s == 0 or clock.monotonic_s() - wanted_s > max(IDLE_S, 2 * question.refresh_s):
+        if polled.refresh_s == 0 or clock.monotonic_s() - wanted_s > max(IDLE_S, 2 * polled.refresh_s):
             return
 
 
-def ask(question: Question, entry: CacheEntry, clock: Clock) -> None:
-    """Put one question to the source and write down what came of it."""
-    record = entry.read().asked(clock.monotonic_s(), max(GAP_S, 3 * question.refresh_s))
-    entry.write(record, question.refresh_s)  # before asking: whoever kills us does not make the next one ask at once
+def ask(polled: PolledSource, entry: CacheEntry, clock: Clock) -> None:
+    """Ask the source once and write the record."""
+    record = entry.read().asked(clock.monotonic_s(), max(GAP_S, 3 * polled.refresh_s))
+    entry.write(
+        record, polled.refresh_s
+    )  # before the request: a refresher that is killed is not followed by another at once
     try:
-        record = _answer(question, record)
+        record = _answer(polled, record)
     except (DiscoveryError, UsageError) as error:
         record = record.failed(str(error))
-    except Exception as error:  # nobody reads this process's standard error; the next poll prints the record
+    except Exception as error:  # this process has no standard error; the next poll prints the record
         record = record.failed(f"internal error, please report: {type(error).__name__}: {error}")
-    entry.write(record, question.refresh_s)
+    entry.write(record, polled.refresh_s)
 
 
-def _answer(question: Question, record: Record) -> Record:
-    """Of a question that is put at ``record.asked_s``."""
-    if not question.is_damped and not question.source.parts:
-        hosts = question.source.answer().hosts
+def _answer(polled: PolledSource, record: Record) -> Record:
+    """The record after a request at ``record.asked_s``."""
+    if not polled.is_damped and not polled.source.parts:
+        hosts = polled.source.answer().hosts
         return record.answered(format_hosts(hosts)) if hosts else record.answered_empty()
-    from edl_hvd.discovery.polling.stateful import answer  # of no use to a poll of a file
+    from edl_hvd.discovery.polling.stateful import answer  # a poll of a file does not need it
 
-    return answer(question, record)
+    return answer(polled, record)
 
 
 def _boot_id() -> str:
-    """Names this boot of the machine: the monotonic clock starts anew with each."""
+    """The name of this boot of the machine: the monotonic clock starts from zero with each."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()

@@ -1,10 +1,10 @@
-"""One poll: what the programs in ``discovery_scripts/`` run, about once per second for a job's whole life.
+"""One poll, which the programs in ``discovery_scripts/`` run about once per second for the whole life of a job.
 
-Called as ``python -I -S poll.py CACHE SOURCE [words of the user]``. Prints the hosts and exits 0, or prints one
-line on stderr and exits 1 (no trustworthy answer) or 2 (wrong arguments).
+Called as ``python -I -S poll.py CACHE SOURCE [words of the user]``. Prints the hosts and exits with 0, or prints one
+line on standard error and exits with 1 (no answer that can be trusted) or 2 (wrong arguments).
 
-While the last answer is fresh, this file is all that runs, and it imports next to nothing: importing
-``edl_hvd`` would treble the cost of a poll. Everything else is in ``cached.py``.
+While the last answer is fresh, only this file runs, and it imports almost nothing: importing ``edl_hvd`` would triple
+the cost of a poll. Everything else is in ``cached.py``.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def main(words: list[str]) -> int:
 
 
 def _digest(words: list[str]) -> str:
-    """One name per question: same words, same folder, same flags, same cloud account, same cluster and job."""
+    """The name of an entry of the cache: the same for the same words, folder, flags, account, cluster and job."""
     variables = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_DECIDING)]
     return hashlib.sha256("\0".join([os.getcwd(), *words, *variables]).encode(errors="replace")).hexdigest()[:32]
 
 
 def _fresh_answer(key: str) -> str | None:
-    """The kept answer while it is fresh; its first line says until when, in which boot of the machine, and how long."""
+    """The cached answer while it is fresh; its first line has the end of that, the boot, and the length."""
     try:
         folder = os.lstat(os.path.dirname(key))
         if folder.st_uid != os.getuid() or folder.st_mode & 0o170077 != 0o040000:
@@ -50,7 +50,7 @@ def _fresh_answer(key: str) -> str | None:
             if boot_id != boot.read().strip() or time.monotonic() >= float(fresh_until):
                 return None
             answer = file.read().partition("\n\n")[2]
-            os.utime(f"{key}.polled")  # tells the process that keeps it fresh that somebody still asks
+            os.utime(f"{key}.polled")  # tells the refresher that there are polls
             return answer if len(answer) == int(length) else None
     except (OSError, ValueError):
         return None
@@ -59,4 +59,4 @@ def _fresh_answer(key: str) -> str | None:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
-    os._exit(code)  # nothing is left to close, and an orderly end costs a tenth of a poll
+    os._exit(code)  # nothing has to be closed, and an orderly end costs a tenth of a poll

@@ -1,6 +1,6 @@
-"""What is known about a source, and what may be done with it. Pure: no file, no clock, no process.
+"""The record of a source, and when its answer may be served. Pure: no file, no clock, no process.
 
-All times are seconds of the machine's monotonic clock, which every process on it shares and nobody sets.
+All times are seconds of the machine's monotonic clock, which all its processes share.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from dataclasses import dataclass, replace
 from edl_hvd.discovery.trust import empty_in_a_row, is_believed
 
 FAILURE_CHARACTERS = 400
-# A few lines of a terminal; some libraries put the whole answer that they could not read into the message.
+# Some lines of a terminal; some libraries put a whole unreadable answer into the message.
 
 _NEVER = -math.inf
 
 
 @dataclass(frozen=True)
 class Record:
-    """The history of a source, as far as it matters.
+    """State of a source between two requests.
 
     Attributes:
-        began_s: When a series of questions without a long gap began.
-        asked_s: When the newest question was put.
-        answered_s: When the newest question that got a good answer was put.
-        failed_s: When the newest question that got none was put.
-        failure: Why that failed.
-        empty_answers: How many answers in a row had no host.
-        answer: The newest good answer, ``host:slots`` lines; empty when there is none to serve.
-        age_s: How much older than its question the answer is, because a part of it stands in for a newer one.
-        remark: What to say beside the answer: why a part is old, why a host is left out; empty for nothing.
-        memory: What the source and the damping have to know again, as JSON whose times count back from ``answered_s``.
+        began_s: Time at which a series of requests without a long gap began.
+        asked_s: Time of the newest request.
+        answered_s: Time of the newest request with a good answer.
+        failed_s: Time of the newest request without one.
+        failure: Reason of that failure.
+        empty_answers: Number of answers in a row without a host.
+        answer: Newest good answer, ``host:slots`` lines; empty if there is none to serve.
+        age_s: Seconds by which the oldest part of the answer is older than its request.
+        remark: Warnings beside the answer: why a part is old, why a host is left out; empty for none.
+        memory: Memory of the source and the damping, as JSON whose times count back from ``answered_s``.
     """
 
     began_s: float = _NEVER
@@ -45,18 +45,18 @@ class Record:
     memory: str = ""
 
     def asked(self, now_s: float, gap_s: float) -> Record:
-        """A question is being put now; after a silence of ``gap_s`` it begins a new series."""
+        """Return the record of a request that begins now; after a gap of ``gap_s`` it begins a new series."""
         return replace(self, asked_s=now_s, began_s=now_s if now_s - self.asked_s >= gap_s else self.began_s)
 
     def answered(self, answer: str, age_s: float = 0.0, remark: str = "", memory: str = "") -> Record:
-        """The question was answered with hosts."""
+        """Return the record after an answer with hosts."""
         return replace(
             self, answered_s=self.asked_s, answer=answer, empty_answers=0,
             age_s=age_s, remark=_one_line(remark), memory=memory,
         )  # fmt: skip
 
     def answered_empty(self) -> Record:
-        """The question was answered with no hosts: a doubt at first, then the truth."""
+        """Return the record after an answer without hosts, which is believed the second time in a row."""
         count = empty_in_a_row(self.empty_answers, ())
         if is_believed(count):
             return replace(self, failed_s=self.asked_s, failure="there are no hosts", empty_answers=count, answer="")
@@ -64,24 +64,24 @@ class Record:
         return replace(self, failed_s=self.asked_s, failure=failure, empty_answers=count)
 
     def failed(self, reason: str) -> Record:
-        """The question was not answered, or not well."""
+        """Return the record after a request without a good answer."""
         count = empty_in_a_row(self.empty_answers, None)
         return replace(self, failed_s=self.asked_s, failure=_one_line(reason), empty_answers=count)
 
     def is_fresh(self, since_s: float) -> bool:
-        """The answer belongs to a question put at ``since_s`` or later, and nothing failed after it."""
+        """Whether the answer is of a request at ``since_s`` or later, and no failure came after it."""
         return bool(self.answer) and self.answered_s >= since_s and self.failed_s < self.answered_s
 
     def has_failed(self, since_s: float) -> bool:
-        """The newest question was put at ``since_s`` or later and got no answer."""
+        """Whether the newest request was made at ``since_s`` or later and failed."""
         return self.failed_s >= since_s and self.failed_s >= self.asked_s
 
     def is_servable(self, now_s: float, stale_s: float) -> bool:
-        """The answer is young enough to stand in for a newer one."""
+        """Whether the answer is new enough to be served in place of a newer one."""
         return bool(self.answer) and now_s - self.answered_s + self.age_s <= stale_s
 
     def to_text(self, refresh_s: float, boot: str) -> str:
-        """First line: until when the answer is fresh, the boot its times belong to, the answer's length."""
+        """The record as text; its first line has the time until which the answer is fresh, the boot, and the length."""
         fresh_until_s = self.answered_s + refresh_s if self.is_fresh(_NEVER) else _NEVER
         head = f"{fresh_until_s!r} {boot} {len(self.answer)}"
         numbers = (self.began_s, self.asked_s, self.answered_s, self.failed_s, self.age_s, self.empty_answers)
@@ -90,7 +90,7 @@ class Record:
 
     @classmethod
     def from_text(cls, text: str, boot: str) -> Record:
-        """The record in ``text``; an empty one when it is damaged or of another boot."""
+        """Read a record from ``text``; an empty one if it is damaged or of another boot."""
         head, _, answer = text.partition("\n\n")
         try:
             first, numbers, failure, remark, memory = head.split("\n")

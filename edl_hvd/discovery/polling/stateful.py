@@ -1,6 +1,6 @@
-"""An answer that depends on the ones before: of hosts that flap, of a part that fails, of a choice once made.
+"""Answers that depend on earlier ones: damping, a part that fails, a choice that was made.
 
-Any process may ask next, so what has to be known again is in the record and not in this process.
+Any process may make the next request, so the memory is in the record and not in this process.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ import json
 
 from edl_hvd.discovery.damping import Damping
 from edl_hvd.discovery.polling.record import Record
-from edl_hvd.discovery.question import Question
+from edl_hvd.discovery.registry import PolledSource
 from edl_hvd.hosts import format_hosts
 
 
-def answer(question: Question, record: Record) -> Record:
-    """The record after a question that is put at ``record.asked_s``. Blocks for as long as the source takes.
+def answer(polled: PolledSource, record: Record) -> Record:
+    """The record after a request at ``record.asked_s``. Blocks until the source answers.
 
     Raises:
-        DiscoveryError, UsageError: As the source does.
+        DiscoveryError, UsageError: The source raises it.
     """
-    source, now_s = question.source, record.asked_s
+    source, now_s = polled.source, record.asked_s
     memory = _read(record.memory)
     source.recall(memory.get("source"), record.answered_s)
     found = source.answer()
@@ -28,7 +28,7 @@ def answer(question: Question, record: Record) -> Record:
         return record.answered_empty()
     remarks = [found.warning] if found.warning else []
     kept: dict[str, object] = {}
-    if question.is_damped:
+    if polled.is_damped:
         damping = Damping().recalled(memory.get("damping"), record.answered_s).observed(hosts, now_s)
         hosts = damping.kept(hosts)
         remarks += [f"{host} is left out: {why}" for host, why in damping.left_out(now_s).items()]
@@ -39,7 +39,7 @@ def answer(question: Question, record: Record) -> Record:
 
 
 def _read(text: str) -> dict[str, object]:
-    """What was kept; nothing when there is nothing, or it is of another version."""
+    """Read a memory; an empty one if there is none, or it is of another version."""
     try:
         memory = json.loads(text or "{}")
     except ValueError:

@@ -1,4 +1,4 @@
-"""Hosts that are the instances of an EC2 Auto Scaling group."""
+"""The instances of an EC2 Auto Scaling group as hosts."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from typing import Any
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.flags import Flags
-from edl_hvd.discovery.question import REMOTE_FLAGS, Question, ask_remotely
+from edl_hvd.discovery.registry import REMOTE_FLAGS, PolledSource, remote_source
 from edl_hvd.discovery.source import Answer, Permission, Source
 from edl_hvd.discovery.sources import ec2_instances
 from edl_hvd.discovery.sources.aws import Aws
-from edl_hvd.discovery.sources.ec2_instances import Instances, Wishes, by_ids, read_wishes
+from edl_hvd.discovery.sources.ec2_instances import InstanceOptions, Instances, by_ids, read_options
 from edl_hvd.errors import DiscoveryError
 
 
 class AutoScalingGroup(Source):
     """The instances of a group that are ``InService`` and ``Healthy``, by private address.
 
-    One that is ``Pending:Wait`` does not count yet: a lifecycle hook is still setting it up, and says itself when it
-    has done. One that is ``Terminating:Wait`` does not count any more.
+    An instance in ``Pending:Wait`` does not count yet: its lifecycle hook has not finished. An instance in
+    ``Terminating:Wait`` no longer counts.
 
     Args:
-        name: Of the group.
-        region: AWS region; ``None`` leaves it to boto3.
-        wishes: What is asked of its instances.
+        name: Name of the group.
+        region: AWS region; ``None`` for that of boto3's configuration.
+        options: Options that hold for each instance.
     """
 
-    def __init__(self, name: str, region: str | None, wishes: Wishes, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, name: str, region: str | None, options: InstanceOptions, clock: Clock = SYSTEM_CLOCK) -> None:
         self._name = name
         self._region = region
         self._aws = Aws(region)
-        self._instances = Instances(self._aws, wishes, clock)
+        self._instances = Instances(self._aws, options, clock)
 
     def answer(self) -> Answer:
         with self._aws.asking():
@@ -62,7 +62,7 @@ class AutoScalingGroup(Source):
 
 
 def judge_members(members: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Why each instance of a group does not count, by its id; empty: it counts.
+    """The reason why each instance of a group does not count, by its id; empty if it counts.
 
     >>> judge_members([{"InstanceId": "i-1", "LifecycleState": "Standby", "HealthStatus": "Healthy"}])
     {'i-1': 'its group has it as Standby'}
@@ -81,8 +81,8 @@ def judge_members(members: Iterable[Mapping[str, str]]) -> dict[str, str]:
 FLAGS, BARE_FLAG = ("group", *ec2_instances.FLAGS, *REMOTE_FLAGS), "group"
 
 
-def question(flags: Flags) -> Question:
-    """What ``from_auto_scaling`` asks."""
+def from_flags(flags: Flags) -> PolledSource:
+    """The source of ``from_auto_scaling``."""
     flags.needed("group", "Auto Scaling group", "from_auto_scaling --group resnet50")
-    source = AutoScalingGroup(flags.text("group", ""), flags.text("region", "") or None, read_wishes(flags))
-    return ask_remotely(source, flags, needs_packages=True)
+    source = AutoScalingGroup(flags.text("group", ""), flags.text("region", "") or None, read_options(flags))
+    return remote_source(source, flags, needs_packages=True)

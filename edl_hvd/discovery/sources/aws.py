@@ -1,4 +1,4 @@
-"""Asking AWS: credentials, region, endpoint and retries as boto3 has them; every failure in one line."""
+"""Client of AWS: credentials, region, endpoint and retries as in boto3; each failure is one line."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _NEXT_STEPS = {
 
 
 class Aws:
-    """Calls to AWS, for one thread at a time.
+    """Client of AWS, for one thread at a time.
 
     Credentials, profile and endpoint are found as boto3 finds them: environment, ``~/.aws``, instance profile.
 
     Args:
-        region: AWS region; ``None`` leaves it to boto3.
+        region: AWS region; ``None`` for that of boto3's configuration.
     """
 
     def __init__(self, region: str | None = None) -> None:
@@ -45,7 +45,7 @@ class Aws:
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """Around calls and the reading of their answers: whatever is wrong with them becomes a ``DiscoveryError``."""
+        """Context of calls and the reading of their answers: each failure in it becomes a ``DiscoveryError``."""
         try:
             from botocore.exceptions import BotoCoreError, ClientError
             from botocore.parsers import ResponseParserError
@@ -64,33 +64,33 @@ class Aws:
             raise DiscoveryError(f"AWS did not answer properly: {type(error).__name__}: {error}") from error
 
     def _forget(self) -> None:
-        """Credentials from files are read once per session; they may be renewed by now."""
+        """Drop the session, which reads credentials from files once only; they may have been renewed."""
         self._session, self._clients = None, {}
 
-    def pages(self, service: str, operation: str, items: str, **question: Any) -> Iterator[Any]:
-        """The items of every page of an answer; inside ``asking``.
+    def pages(self, service: str, operation: str, items: str, **parameters: Any) -> Iterator[Any]:
+        """The items of all pages of an answer; call it inside of ``asking``.
 
         Args:
             service: "ec2" or "autoscaling".
-            operation: As botocore's client calls it, e.g. "describe_instances".
-            items: The member of the answer that lists them.
-            question: Parameters of the operation.
+            operation: Name of the operation in botocore's client, e.g. "describe_instances".
+            items: Member of the answer that lists them.
+            parameters: Parameters of the operation.
         """
         client = self._client(service)
         token: dict[str, str] = {}
         while True:
-            page = getattr(client, operation)(**question, **token)
+            page = getattr(client, operation)(**parameters, **token)
             yield from page[items]
             if not page.get("NextToken"):
                 return
             token = {"NextToken": page["NextToken"]}
 
-    def try_permission(self, service: str, operation: str, **question: Any) -> Permission:
-        """Whether this account may do that. EC2 tells without doing it when the question says so (``DryRun``)."""
+    def try_permission(self, service: str, operation: str, **parameters: Any) -> Permission:
+        """Try whether this account may do that; with ``DryRun`` EC2 answers without doing it."""
         name = f"{service}:{''.join(map(str.capitalize, operation.split('_')))}"
         try:
             with self.asking():
-                getattr(self._client(service), operation)(**question)
+                getattr(self._client(service), operation)(**parameters)
         except DiscoveryError as error:
             code = getattr(error.__cause__, "response", {}).get("Error", {}).get("Code", "")
             if code != "DryRunOperation":
@@ -108,7 +108,7 @@ class Aws:
 
 
 def _new_session() -> Any:
-    """A session of botocore that takes its services from ``aws_model``."""
+    """A session of botocore that reads its services from ``aws_model``."""
     from botocore.loaders import Loader
     from botocore.session import Session
 
@@ -117,7 +117,7 @@ def _new_session() -> Any:
             model = MODELS[service_name]()
             if type_name == "service-2":
                 return model
-            # Where its endpoints are. The usual way lists the folders of all 400 services first.
+            # The endpoints of the service. The usual way lists the folders of all 400 services first.
             return self.load_data(f"{service_name}/{model['metadata']['apiVersion']}/{type_name}")
 
     session = Session()
@@ -126,7 +126,7 @@ def _new_session() -> Any:
 
 
 def _explain(error: Any) -> str:
-    """One line for a refusal: what was asked, the service's code and words, what to do."""
+    """Describe a refusal in one line: the operation, the service's code and message, what to do."""
     code = error.response.get("Error", {}).get("Code", "unknown")
     words = error.response.get("Error", {}).get("Message", "")
     service = "autoscaling" if "AutoScaling" in error.operation_name else "ec2"

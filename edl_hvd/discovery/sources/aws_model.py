@@ -1,7 +1,7 @@
-"""The few operations and fields of AWS that are used here, in the form in which botocore wants a service described.
+"""The operations and fields of AWS that this package uses, as a service model of botocore.
 
-botocore's own description of EC2 has some 750 operations: loading it takes a fifth of a second and 26 MiB of each
-process that asks, and every field of every instance is then parsed at every question. ``tests/unit/test_aws_model.py``
+botocore's own model of EC2 has about 750 operations: loading it takes 0.2 s and 26 MiB in each process, and every
+field of every instance is then parsed at every request. ``tests/unit/test_aws_model.py``
 compares these with botocore's.
 """
 
@@ -142,14 +142,14 @@ def _describe(metadata: dict[str, Any], tree: dict[str, tuple[Tree, Tree]], is_e
 
     questions, answers = _Shapes(str), _Shapes(in_an_answer)
     operations = {}
-    for name, (question, answer) in tree.items():
+    for name, (request, answer) in tree.items():
         output = answers.add(f"{name}Answer", answer)
         if not is_ec2:
             output["resultWrapper"] = f"{name}Result"
         operations[name] = {
             "name": name,
             "http": {"method": "POST", "requestUri": "/"},
-            "input": questions.add(f"{name}Question", question),
+            "input": questions.add(f"{name}Question", request),
             "output": output,
         }
     common = {"signatureVersion": "v4", "auth": ["aws.auth#sigv4"]}

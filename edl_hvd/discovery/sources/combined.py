@@ -1,4 +1,4 @@
-"""Combinations of sources: all of them, at most N slots, the cheapest first. Their text: ``expression.py``."""
+"""Combinations of sources: unions, at most N slots, the cheapest first. ``expression.py`` reads their text."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
-from edl_hvd.discovery.expression import Count, Expression, Leaf, Limit, Prefer, Union, parse_expression
+from edl_hvd.discovery.expression import Count, Expression, Leaf, Limit, Prefer, UnionOf, parse_expression
 from edl_hvd.discovery.flags import Flags
-from edl_hvd.discovery.kinds import KINDS, read_question
-from edl_hvd.discovery.question import REMOTE_FLAGS, Question
+from edl_hvd.discovery.registry import KINDS, REMOTE_FLAGS, PolledSource, make_source
 from edl_hvd.discovery.source import Answer, HostDetails, Source
 from edl_hvd.discovery.sources.part import Part
 from edl_hvd.errors import UsageError
 from edl_hvd.hosts import HostSlots
 
 CHEAPER = 0.8
-# A host in use is traded for one that costs less than this part of its price: spot prices of one type differ by less
-# from zone to zone and day to day, and a trade costs every worker a change of the world.
+# A host in use is replaced by one that costs less than this fraction of its price: spot prices of one type differ by
+# less between zones and days, and a replacement costs every worker a resize.
 
 
 class UnionSource(Source):
-    """The hosts of all parts. Of a host that several have, the first part's slots count.
+    """The hosts of all parts; for a host of several parts the slots of the first one.
 
-    A part that fails is stood in for by its last good answer, for its own ``stale_s``; then all of it fails, because
-    a lost host is worse than an old one. The same once for a part that says that it has no hosts any more.
+    The last good answer of a part replaces one that fails, for the part's own ``stale_s``; then the union fails,
+    because a lost host is worse than an old one. The same holds for the first answer of a part without hosts.
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
@@ -46,12 +45,14 @@ class UnionSource(Source):
 
 
 class Selection(Source):
-    """At most ``most`` of a source's hosts: those that it gave before first, or the cheapest first.
+    """At most ``most`` of a source's hosts: hosts in use first, or the cheapest first.
 
     Args:
-        name: Stands in the reason why a host is left out.
-        cheapest_first: By the price for each slot; a host in use only makes way for one below ``CHEAPER`` of its
-            price, and one without a known price comes last.
+        source: Source to select from.
+        most: Largest number of slots or hosts.
+        name: Name of the combination, for the reason why a host is left out.
+        cheapest_first: Whether hosts are ordered by their price per slot. A host in use is replaced only by one below
+            ``CHEAPER`` of its price, and hosts without a price come last.
     """
 
     def __init__(self, source: Source, most: Count, name: str, cheapest_first: bool) -> None:
@@ -102,7 +103,7 @@ class Selection(Source):
 
 
 def join(answers: Sequence[Answer]) -> Answer:
-    """One answer of several: of a host that several have the slots and details of the first, and its soonest end."""
+    """Join answers; a host of several has the slots and details of the first, and the earliest notice."""
     hosts: dict[str, HostSlots] = {}
     notices: dict[str, float] = {}
     details: dict[str, HostDetails] = {}
@@ -120,14 +121,14 @@ def join(answers: Sequence[Answer]) -> Answer:
 
 
 def price_of_slots(found: Answer) -> dict[str, float]:
-    """What one slot of each host costs in an hour, as far as that is known."""
+    """The price of a slot of each host for an hour, where it is known."""
     prices = {host: one.price_usd_per_h for host, one in found.details.items()}
     known = {entry: prices.get(entry.host) for entry in found.hosts}
     return {entry.host: price / entry.slots for entry, price in known.items() if price is not None}
 
 
 def in_order(found: Iterable[HostSlots], prices: Mapping[str, float], in_use: frozenset[str]) -> tuple[HostSlots, ...]:
-    """The cheapest first; what is in use counts for less than it costs.
+    """Order hosts by price; a host in use counts as cheaper by the factor ``CHEAPER``.
 
     >>> a, b = HostSlots("a", 1), HostSlots("b", 1)
     >>> [entry.host for entry in in_order((a, b), {"a": 1.0, "b": 0.9}, frozenset("a"))]
@@ -144,12 +145,12 @@ def in_order(found: Iterable[HostSlots], prices: Mapping[str, float], in_use: fr
 
 
 def in_use_first(found: Iterable[HostSlots], in_use: frozenset[str]) -> tuple[HostSlots, ...]:
-    """Then by name, so that every machine that asks makes the same choice."""
+    """Order hosts: those in use first, then by name, so that every process chooses the same."""
     return tuple(sorted(found, key=lambda entry: (entry.host not in in_use, entry.host)))
 
 
 def take(ordered: Iterable[HostSlots], most: Count) -> tuple[HostSlots, ...]:
-    """The first of them, up to the count; the last one with fewer slots than it has, where that makes it exact.
+    """Take the first hosts up to a count; the last one with fewer slots where the count asks for that.
 
     >>> hosts = (HostSlots("a", 3), HostSlots("b", 3), HostSlots("c", 3))
     >>> [str(host) for host in take(hosts, Count(4))], [str(host) for host in take(hosts, Count(2, "hosts"))]
@@ -172,15 +173,17 @@ Implied = Callable[[Leaf], Sequence[str]]
 
 def read_source(
     text: str, implied: Implied = lambda leaf: (), stale: str = "", clock: Clock = SYSTEM_CLOCK
-) -> Question:
-    """The question that a text such as ``union(ec2:tag=job=7, file:spare.txt)`` describes.
+) -> PolledSource:
+    """Make the source that a text such as ``union(ec2:tag=job=7, file:spare.txt)`` describes.
 
     Args:
-        implied: Words of flags for a source that are not in the text, and give way to it; see ``Flags``.
-        stale: Value of a flag ``--stale`` for every source that has none of its own; empty for none.
+        text: Text of the expression.
+        implied: Function from a source of the text to flags for it, which flags in the text override; see ``Flags``.
+        stale: Value of ``--stale`` for each source without one of its own; empty for none.
+        clock: Clock of the combinations.
 
     Raises:
-        UsageError: Naming the place in the text, or the flag.
+        UsageError: The text is wrong; the message names the place, or the flag.
     """
     expression = parse_expression(text, frozenset(KINDS) - {"source"})
     words = (lambda leaf: (f"--stale={stale}", *implied(leaf))) if stale else implied
@@ -190,30 +193,30 @@ def read_source(
 
 
 def start_now(leaf: Leaf, clock: Clock = SYSTEM_CLOCK) -> list[str]:
-    """Words for a plan or a trace whose start is not given: it begins with who asks, not with an older job.
+    """Flags that start a schedule or a trace without a given start now, and not with an older job.
 
-    Rounded down: what it has at 0 is there at once.
+    The time is rounded down, so that hosts of its second 0 are present at once.
     """
     is_given = any(word.name in ("start", "start-file") for word in leaf.words)
     return [] if leaf.kind not in ("schedule", "trace") or is_given else [f"--start={math.floor(clock.wall_s())}"]
 
 
-def _ask_leaf(leaf: Leaf, implied: Implied) -> Question:
+def _ask_leaf(leaf: Leaf, implied: Implied) -> PolledSource:
     given = [f"--{word.name}={word.value}" if word.name else word.value for word in leaf.words]
-    return read_question(leaf.kind, given, list(implied(leaf)))
+    return make_source(leaf.kind, given, list(implied(leaf)))
 
 
-def _ask(expression: Expression, implied: Implied, clock: Clock) -> Question:
+def _ask(expression: Expression, implied: Implied, clock: Clock) -> PolledSource:
     match expression:
         case Leaf():
             try:
                 return _ask_leaf(expression, implied)
             except UsageError as error:
                 raise UsageError(f"{expression}: {error}") from error
-        case Union(parts):
+        case UnionOf(parts):
             asked = [_ask(part, implied, clock) for part in parts]
             named = [Part(str(part), one.source, one.stale_s, clock) for part, one in zip(parts, asked, strict=True)]
-            return Question(
+            return PolledSource(
                 UnionSource(named),
                 refresh_s=max(one.refresh_s for one in asked),
                 stale_s=max(one.stale_s for one in asked),
@@ -225,13 +228,13 @@ def _ask(expression: Expression, implied: Implied, clock: Clock) -> Question:
             one = _ask(part, implied, clock)
             return replace(one, source=Selection(one.source, most, f"limit(..., {most})", cheapest_first=False))
         case Prefer(part, most):
-            # A source that knows prices only when it is asked for them is asked.
+            # Some sources give prices only if they are asked for them.
             one = _ask(part, lambda leaf: ("--prices=yes", *implied(leaf)), clock)
             return replace(one, source=Selection(one.source, most, f"prefer(..., {most})", cheapest_first=True))
 
 
 def sources_in(source: Source) -> Iterator[Source]:
-    """Every source that a combination is made of; of any other itself."""
+    """The sources of a combination, recursively; a source that is no combination itself."""
     if not source.parts:
         yield source
     for part in source.parts:
@@ -241,8 +244,8 @@ def sources_in(source: Source) -> Iterator[Source]:
 FLAGS, BARE_FLAG = ("source", *REMOTE_FLAGS), "source"
 
 
-def question(flags: Flags) -> Question:
-    """What ``from_source`` asks."""
+def from_flags(flags: Flags) -> PolledSource:
+    """The source of ``from_source``."""
     flags.needed("source", "source", "from_source 'union(ec2:tag=job=7, file:spare.txt)'")
     text = flags.text("source", "")
     try:

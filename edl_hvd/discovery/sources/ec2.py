@@ -1,4 +1,4 @@
-"""Hosts that are running EC2 instances with given tags."""
+"""Running EC2 instances with given tags as hosts."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import asdict
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.flags import Flags
-from edl_hvd.discovery.question import REMOTE_FLAGS, Question, ask_remotely
+from edl_hvd.discovery.registry import REMOTE_FLAGS, PolledSource, remote_source
 from edl_hvd.discovery.source import Answer, Permission, Source
 from edl_hvd.discovery.sources import ec2_instances
 from edl_hvd.discovery.sources.aws import Aws
-from edl_hvd.discovery.sources.ec2_instances import Instances, Wishes, read_wishes
+from edl_hvd.discovery.sources.ec2_instances import InstanceOptions, Instances, read_options
 from edl_hvd.errors import UsageError
 
 
 class Ec2ByTag(Source):
-    """The running instances that carry every one of ``tags``, by private address.
+    """The running instances that have all of ``tags``, by private address.
 
-    A spot instance that EC2 has marked for its end or for a stop is left out at once, two minutes before it goes, and
-    is in ``notices`` instead.
+    A spot instance that EC2 has marked to be ended or stopped is left out at once, two minutes before that, and is in
+    ``notices`` instead.
 
     Args:
         tags: Pairs of key and value; at least one.
-        region: AWS region; ``None`` leaves it to boto3.
-        slots, address, page_size, healthy, prices: See ``Wishes``.
+        region: AWS region; ``None`` for that of boto3's configuration.
+        slots, address, page_size, healthy, prices: See ``InstanceOptions``.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Ec2ByTag(Source):
     ) -> None:
         self._filters = [{"Name": f"tag:{key}", "Values": [value]} for key, value in tags]
         self._aws = Aws(region)
-        self._instances = Instances(self._aws, Wishes(slots, address, page_size, healthy, prices), clock)
+        self._instances = Instances(self._aws, InstanceOptions(slots, address, page_size, healthy, prices), clock)
 
     def answer(self) -> Answer:
         with self._aws.asking():
@@ -68,8 +68,8 @@ def read_tag(text: str) -> tuple[str, str]:
 FLAGS, BARE_FLAG = ("tag", *ec2_instances.FLAGS, *REMOTE_FLAGS), ""
 
 
-def question(flags: Flags) -> Question:
-    """What ``from_ec2`` asks."""
+def from_flags(flags: Flags) -> PolledSource:
+    """The source of ``from_ec2``."""
     tags = tuple(read_tag(tag) for tag in flags.needed("tag", "tag", "from_ec2 --tag job=resnet50"))
-    source = Ec2ByTag(tags, flags.text("region", "") or None, **asdict(read_wishes(flags)))
-    return ask_remotely(source, flags, needs_packages=True)
+    source = Ec2ByTag(tags, flags.text("region", "") or None, **asdict(read_options(flags)))
+    return remote_source(source, flags, needs_packages=True)

@@ -1,4 +1,4 @@
-"""What EC2 says of instances: which of them can work, how many GPUs they have, what they cost, when they go."""
+"""EC2 instances: which of them are usable, their GPUs, prices and preemption notices."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ ADDRESS_FIELDS = {"private-ip": "PrivateIpAddress", "private-dns": "PrivateDnsNa
 SPOT_NOTICE_S = 120.0
 # EC2 marks a spot instance two minutes before it stops or ends it (User Guide, "Spot Instance interruption notices").
 PRICE_S = 300.0
-# Spot prices move a few times a day; a question of its own every ten seconds would find the same ones.
+# Seconds. Spot prices change a few times a day; a request every ten seconds would find the same ones.
 FILTER_VALUES = 200
-# As many values as one filter of EC2 takes.
+# The most values that a filter of EC2 takes.
 _STATES = ("pending", "running", "stopping", "stopped", "shutting-down")
-# A terminated instance is listed for an hour more, which is of no interest to anybody.
+# A terminated instance, which EC2 lists for another hour, is left out.
 _ANY_TYPE = "t3.micro"
-# Of those that every region has.
+# Every region has this type.
 _LINUX = ("Linux/UNIX", "Linux/UNIX (Amazon VPC)")
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What is asked of the instances, whichever group they are of.
+class InstanceOptions:
+    """Options for the instances of any group.
 
     Attributes:
-        slots: Slots of every instance; ``None`` counts the GPUs of its type.
-        address: "private-ip" or "private-dns".
-        page_size: Instances per answer of the service, 5 to 1000; the whole answer is read in any case.
-        healthy: Leave out instances that fail a status check of EC2.
-        prices: Ask what spot instances cost now.
+        slots: Number of slots of each instance; ``None`` for the number of GPUs of its type.
+        address: Address that a host has: "private-ip" or "private-dns".
+        page_size: Instances per page of the service, 5 to 1000; all pages are read.
+        healthy: Whether to leave out instances that fail a status check of EC2.
+        prices: Whether to request the present prices of spot instances.
     """
 
     slots: int | None = None
@@ -56,9 +56,9 @@ class Wishes:
 FLAGS = ("region", "slots", "address", "page-size", "healthy", "prices")
 
 
-def read_wishes(flags: Flags) -> Wishes:
-    """What the ``FLAGS`` say."""
-    return Wishes(
+def read_options(flags: Flags) -> InstanceOptions:
+    """Read the options from ``FLAGS``."""
+    return InstanceOptions(
         slots=flags.count("slots", 1) if flags.all("slots") else None,
         address=flags.text("address", "private-ip"),
         page_size=flags.count("page-size", 1000),
@@ -68,37 +68,38 @@ def read_wishes(flags: Flags) -> Wishes:
 
 
 class Instances:
-    """Asks EC2; for one thread at a time, and inside ``Aws.asking``."""
+    """Requests to EC2 about instances, for one thread at a time, and inside of ``Aws.asking``."""
 
-    def __init__(self, aws: Aws, wishes: Wishes, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, aws: Aws, options: InstanceOptions, clock: Clock = SYSTEM_CLOCK) -> None:
         self._aws = aws
-        self._wishes = wishes
+        self._options = options
         self._clock = clock
         self._gpus: dict[str, int] = {}
         self._prices = _Prices(aws, clock)
 
     def find(self, *filters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Every instance that passes the filters, by its id; those that have ended are none."""
+        """Find the instances that pass the filters, by their ids; terminated ones are left out."""
         states = {"Name": "instance-state-name", "Values": list(_STATES)}
         found = self._ask("describe_instances", "Reservations", [*filters, states])
         return {instance["InstanceId"]: instance for reservation in found for instance in reservation["Instances"]}
 
     def judge(self, instances: Mapping[str, dict[str, Any]], left_out: Mapping[str, str]) -> Answer:
-        """The hosts among the instances, and all that is to be known of them.
+        """Judge which instances are hosts, and add their details.
 
         Args:
-            left_out: Instances that do not count for a reason that EC2 does not know.
+            instances: Instances by their ids.
+            left_out: Instances that do not count, each with a reason that EC2 does not know.
         """
         reasons = {name: f"is {_state(instance)}" for name, instance in instances.items()}
         reasons = {name: reason for name, reason in reasons.items() if reason != "is running"} | dict(left_out)
         running = {name: instance for name, instance in instances.items() if name not in reasons}
         marks = self._marks([name for name, instance in running.items() if _is_spot(instance)])
         reasons |= {name: f"its spot request is {code}" for name, (code, _) in marks.items()}
-        if self._wishes.healthy:
+        if self._options.healthy:
             reasons |= self._failed_checks(sorted(running.keys() - marks.keys()))
         taken = {name: instance for name, instance in running.items() if name not in reasons}
         self._learn_gpus({instance["InstanceType"] for instance in taken.values()})
-        prices = self._prices.of([i for i in taken.values() if _is_spot(i)]) if self._wishes.prices else {}
+        prices = self._prices.of([i for i in taken.values() if _is_spot(i)]) if self._options.prices else {}
         hosts = {name: self._host(instance) for name, instance in taken.items()}
         return Answer(
             tuple(hosts.values()),
@@ -108,26 +109,26 @@ class Instances:
         )
 
     def permissions(self) -> Iterator[Permission]:
-        """Each one that these wishes need; the questions are small ones, for servers that know no ``DryRun``."""
+        """Try each permission that the options need; requests are small, for servers without ``DryRun``."""
         few = {"MaxResults": 5, "DryRun": True}
         kind = {"Filters": [{"Name": "instance-type", "Values": [_ANY_TYPE]}]}
         yield self._aws.try_permission("ec2", "describe_instances", **few, **kind)
-        if self._wishes.slots is None:
+        if self._options.slots is None:
             yield self._aws.try_permission("ec2", "describe_instance_types", **few, **kind)
-        # Needed as soon as there are spot instances.
+        # Needed if there are spot instances.
         yield self._aws.try_permission("ec2", "describe_spot_instance_requests", **few)
-        if self._wishes.healthy:
+        if self._options.healthy:
             yield self._aws.try_permission("ec2", "describe_instance_status", **few)
-        if self._wishes.prices:
+        if self._options.prices:
             yield self._aws.try_permission("ec2", "describe_spot_price_history", InstanceTypes=[_ANY_TYPE], **few)
 
     def _ask(self, operation: str, items: str, filters: Sequence[Mapping[str, Any]], **more: Any) -> Iterator[Any]:
         return self._aws.pages(
-            "ec2", operation, items, Filters=list(filters), MaxResults=self._wishes.page_size, **more
+            "ec2", operation, items, Filters=list(filters), MaxResults=self._options.page_size, **more
         )
 
     def _marks(self, names: Sequence[str]) -> dict[str, tuple[str, datetime]]:
-        """Of spot instances that EC2 is about to take back, the code that says so, and since when."""
+        """The spot instances that EC2 is about to take back, each with the code of that and its time."""
         marks = {}
         for some in _in_parts(names):
             for request in self._ask("describe_spot_instance_requests", "SpotInstanceRequests", [some]):
@@ -139,9 +140,9 @@ class Instances:
     def _notices(
         self, instances: Mapping[str, Mapping[str, Any]], marks: Mapping[str, tuple[str, datetime]]
     ) -> dict[str, float]:
-        """Seconds that are left to marked instances, by address; who has none is no host of anybody."""
+        """Seconds until each marked instance is gone, by address; one without an address is no host."""
         now_s = self._clock.wall_s()
-        addresses = {name: instance.get(ADDRESS_FIELDS[self._wishes.address]) for name, instance in instances.items()}
+        addresses = {name: instance.get(ADDRESS_FIELDS[self._options.address]) for name, instance in instances.items()}
         return {address: _left_s(marks[name][1], now_s) for name, address in addresses.items() if address}
 
     def _failed_checks(self, names: Sequence[str]) -> dict[str, str]:
@@ -155,33 +156,33 @@ class Instances:
         return reasons
 
     def _learn_gpus(self, types: set[str]) -> None:
-        """Ask once for each type how many GPUs it has; not at all when the slots are given."""
+        """Request the number of GPUs once for each type; not if the slots are given."""
         unknown = sorted(types - self._gpus.keys())
-        if self._wishes.slots is not None or not unknown:
+        if self._options.slots is not None or not unknown:
             return
         kinds = self._aws.pages(
             "ec2",
             "describe_instance_types",
             "InstanceTypes",
             Filters=[{"Name": "instance-type", "Values": unknown}],
-            MaxResults=min(100, self._wishes.page_size),  # EC2 takes no more here
+            MaxResults=min(100, self._options.page_size),  # the most that EC2 accepts here
         )
         for kind in kinds:
             self._gpus[kind["InstanceType"]] = sum(gpu["Count"] for gpu in kind.get("GpuInfo", {}).get("Gpus", []))
 
     def _host(self, instance: Mapping[str, Any]) -> HostSlots:
-        name, kind, field = instance["InstanceId"], instance["InstanceType"], ADDRESS_FIELDS[self._wishes.address]
+        name, kind, field = instance["InstanceId"], instance["InstanceType"], ADDRESS_FIELDS[self._options.address]
         address = instance.get(field)
         if not address:
             raise DiscoveryError(f"instance {name} has no {field}; try the other --address")
-        slots = self._wishes.slots if self._wishes.slots is not None else self._gpus.get(kind, 0)
+        slots = self._options.slots if self._options.slots is not None else self._gpus.get(kind, 0)
         if not slots:
             raise DiscoveryError(f"instance {name} is a {kind}, for which EC2 lists no GPU; give --slots")
         return HostSlots(address, slots)
 
 
 class _Prices:
-    """What spot instances cost, asked at most every ``PRICE_S`` seconds and when a new type comes."""
+    """Prices of spot instances, requested at most every ``PRICE_S`` seconds, and for a new type."""
 
     def __init__(self, aws: Aws, clock: Clock) -> None:
         self._aws = aws
@@ -197,10 +198,10 @@ class _Prices:
         if not types or (types <= self._types and now_s - self._asked_s < PRICE_S):
             return self._prices
         newest: dict[tuple[str, str], Any] = {}
-        # A start now: of each type and zone the one price that holds now.
+        # With a start of now, EC2 gives the present price of each type and zone.
         start = datetime.fromtimestamp(self._clock.wall_s(), timezone.utc)
-        question = {"InstanceTypes": sorted(types), "ProductDescriptions": list(_LINUX), "StartTime": start}
-        for price in self._aws.pages("ec2", "describe_spot_price_history", "SpotPriceHistory", **question):
+        parameters = {"InstanceTypes": sorted(types), "ProductDescriptions": list(_LINUX), "StartTime": start}
+        for price in self._aws.pages("ec2", "describe_spot_price_history", "SpotPriceHistory", **parameters):
             place = (price["InstanceType"], price["AvailabilityZone"])
             if place not in newest or price["Timestamp"] > newest[place]["Timestamp"]:
                 newest[place] = price
@@ -210,7 +211,7 @@ class _Prices:
 
 
 def by_ids(names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Filters that together let these instances pass, and no other."""
+    """Filters that together pass these instances alone."""
     return _in_parts(names)
 
 
@@ -235,7 +236,7 @@ def _details(instance: Mapping[str, Any], prices: Mapping[tuple[str, str], float
 
 
 def _left_s(marked: datetime, now_s: float) -> float:
-    """Seconds until a spot instance goes. A clock that is wrong makes it neither more nor less than there can be.
+    """Seconds until a spot instance is gone, within 0 and ``SPOT_NOTICE_S`` also if a clock is wrong.
 
     >>> _left_s(datetime.fromtimestamp(1000, timezone.utc), 1015)
     105.0

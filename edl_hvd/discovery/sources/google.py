@@ -1,4 +1,4 @@
-"""Hosts that are the instances of a managed instance group of Google Cloud."""
+"""The instances of a managed instance group of Google Cloud as hosts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.flags import Flags
-from edl_hvd.discovery.question import REMOTE_FLAGS, Question, ask_remotely
+from edl_hvd.discovery.registry import REMOTE_FLAGS, PolledSource, remote_source
 from edl_hvd.discovery.source import Answer, HostDetails, Permission, Source
 from edl_hvd.discovery.sources.google_api import ENDPOINT, METADATA, GoogleCloud
 from edl_hvd.errors import DiscoveryError, UsageError
@@ -17,7 +17,7 @@ from edl_hvd.hosts import HostSlots
 from edl_hvd.http_client import seconds_since_epoch
 
 PAGE_SIZE = 500
-# As many as Compute Engine gives at most; fewer pages are fewer places where an answer can break.
+# The most that Compute Engine gives; with fewer pages fewer requests can fail.
 _STAYING = ("NONE", "VERIFYING", "REFRESHING")
 _FIELDS = (
     "nextPageToken,items(name,status,machineType,guestAccelerators/acceleratorCount,networkInterfaces/networkIP,"
@@ -27,12 +27,12 @@ _FIELDS = (
 
 @dataclass(frozen=True)
 class Place:
-    """Where a group is.
+    """Location of a group.
 
     Attributes:
-        project: Its id; empty: that of this machine.
-        zone: Of a zonal group.
-        region: Of a regional one. With neither, the zone is that of this machine.
+        project: Project id; empty for that of this machine.
+        zone: Zone of a zonal group.
+        region: Region of a regional group. With neither, the zone is that of this machine.
     """
 
     project: str = ""
@@ -45,17 +45,19 @@ class Place:
 
 
 class GoogleGroup(Source):
-    """The instances of a managed instance group that are running and that the group leaves alone.
+    """The running instances of a managed instance group that the group is not about to change.
 
-    What the group does with an instance is its ``currentAction``. Besides ``NONE`` these two count: ``VERIFYING``,
-    because a health check that looks for the job's own worker would never pass before that is started, and
-    ``REFRESHING``, which changes settings around a machine that goes on.
+    The ``currentAction`` of an instance says what the group does with it. Besides ``NONE`` two actions count:
+    ``VERIFYING``, because a health check that looks for the job's own worker cannot pass before the worker has started,
+    and ``REFRESHING``, which changes settings of a machine that goes on.
 
     Args:
-        name: Of the group.
-        slots: Slots of every instance; ``None`` counts its GPUs.
-        healthy: Leave out instances that fail the group's health check.
-        page_size: Instances per answer, 1 to 500; the whole answer is read in any case.
+        name: Name of the group.
+        place: Location of the group.
+        cloud: Client of Compute Engine.
+        slots: Number of slots of each instance; ``None`` for its number of GPUs.
+        healthy: Whether to leave out instances that fail the group's health check.
+        page_size: Instances per page, 1 to 500; all pages are read.
     """
 
     def __init__(
@@ -80,11 +82,11 @@ class GoogleGroup(Source):
     def answer(self) -> Answer:
         try:
             return self._find(self._settle())
-        except (KeyError, TypeError, IndexError, ValueError) as error:  # a field is missing, or is something else
+        except (KeyError, TypeError, IndexError, ValueError) as error:  # a field is missing or has another type
             raise DiscoveryError(f"Compute Engine did not answer properly: {type(error).__name__}: {error}") from error
 
     def _settle(self) -> Place:
-        """The group's place, with what this machine has in the place of what is not given; asked for once."""
+        """The location of the group; parts that are not given are those of this machine, requested once."""
         place = self._place
         project = place.project or self._cloud.metadata("project/project-id")
         # "projects/123456/zones/us-central1-a"
@@ -110,7 +112,7 @@ class GoogleGroup(Source):
         return Answer(tuple(hosts), details=details, left_out=left_out)
 
     def _instances(self, project: str, taken: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """The instances as "zone/name": a question per zone, for all names that begin as those of the group do."""
+        """The instances as "zone/name"; one request per zone, for all names with the prefix of the group's."""
         names: dict[str, list[str]] = {}
         for name in taken:
             names.setdefault(name.partition("/")[0], []).append(_last(name))
@@ -122,7 +124,7 @@ class GoogleGroup(Source):
         return found
 
     def _count(self, project: str, zone: str, instance: Mapping[str, Any]) -> int:
-        """The slots of an instance: its GPUs, which for some types are told with the type only."""
+        """The slots of an instance: its GPUs, which for some types only the type names."""
         if self._slots is not None:
             return self._slots
         kind = _last(instance["machineType"])
@@ -151,12 +153,12 @@ class GoogleGroup(Source):
         zones = f"projects/{place.project}/zones/{place.zone or f'{place.region}-b'}"  # every region has a zone b
         yield self._cloud.try_permission("compute.instances.list", "GET", f"{zones}/instances", one)
         if self._slots is None:
-            kind = f"{zones}/machineTypes/e2-micro"  # which every zone has
+            kind = f"{zones}/machineTypes/e2-micro"  # every zone has this type
             yield self._cloud.try_permission("compute.machineTypes.get", "GET", kind, {"fields": "name"})
 
 
 def judge_members(members: Iterable[Mapping[str, Any]], healthy: bool) -> dict[str, str]:
-    """Why each instance of a group does not count, by its zone and name; empty: it counts.
+    """The reason why each instance of a group does not count, by zone and name; empty if it counts.
 
     >>> member = {"instance": "projects/p/zones/z/instances/a-1", "instanceStatus": "RUNNING"}
     >>> judge_members([{**member, "currentAction": "DELETING"}], healthy=False)
@@ -178,7 +180,7 @@ def judge_members(members: Iterable[Mapping[str, Any]], healthy: bool) -> dict[s
 
 
 def _beginning(names: Sequence[str]) -> str:
-    """The longest text with which all names begin.
+    """The longest common prefix of names.
 
     >>> _beginning(["resnet-x1q", "resnet-x7", "resnet-a"])
     'resnet-'
@@ -219,11 +221,11 @@ FLAGS = (
 )
 BARE_FLAG = "group"
 VARIABLES = {"metadata-host": "GCE_METADATA_HOST", "endpoint": "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE"}
-# As of Google's own tools.
+# Those of Google's own tools.
 
 
-def question(flags: Flags, clock: Clock = SYSTEM_CLOCK) -> Question:
-    """What ``from_google`` asks."""
+def from_flags(flags: Flags, clock: Clock = SYSTEM_CLOCK) -> PolledSource:
+    """The source of ``from_google``."""
     flags.needed("group", "managed instance group", "from_google --group resnet50 --zone us-central1-a")
     cloud = GoogleCloud(
         flags.text("metadata-host", METADATA), flags.text("endpoint", ENDPOINT), flags.text("token-file", ""), clock
@@ -236,4 +238,4 @@ def question(flags: Flags, clock: Clock = SYSTEM_CLOCK) -> Question:
         healthy=flags.yes_no("healthy"),
         page_size=flags.count("page-size", PAGE_SIZE),
     )
-    return ask_remotely(source, flags)
+    return remote_source(source, flags)

@@ -1,4 +1,4 @@
-"""Asking Google Cloud over REST with the standard library: the metadata server, its token, Compute Engine."""
+"""Client of Google Cloud over REST, with the standard library: metadata server, its token, Compute Engine."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from edl_hvd.http_client import BodyTooLongError, Bounds, HttpAnswer, exchange
 METADATA = "metadata.google.internal"
 ENDPOINT = "https://compute.googleapis.com/compute/v1/"
 METADATA_S = 3.0
-# The metadata server is a process on the same host; elsewhere nobody has that name or address.
+# Seconds. The metadata server is a process on the same host; elsewhere its name does not exist.
 RENEW_S = 60.0
-# Before a token expires: longer than a question takes. The metadata server gives a new one from 5 minutes before.
+# Seconds before a token expires: longer than a request takes. The metadata server renews it 5 minutes before.
 
 _NEXT_STEPS = {
     401: "the token is not valid; look at the service account and this machine's clock",
@@ -31,12 +31,12 @@ _OFTEN = ("rateLimitExceeded", "userRateLimitExceeded", "quotaExceeded")
 
 
 class GoogleCloud:
-    """Questions to Compute Engine, for one thread at a time.
+    """Client of Compute Engine, for one thread at a time.
 
     Args:
         metadata: Host of the metadata server, with ":port" if it is not 80 (``GCE_METADATA_HOST``).
-        endpoint: Compute Engine's address, "compute/v1/" included (``CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE``).
-        token_file: Holds a token; ``None`` asks the metadata server for that of this machine's service account.
+        endpoint: Address of Compute Engine, with "compute/v1/" (``CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE``).
+        token_file: File with a token; ``None`` for the token of this machine's service account.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class GoogleCloud:
         self._token_until_s = 0.0
 
     def metadata(self, path: str) -> str:
-        """What the metadata server says, e.g. of "instance/zone".
+        """Read an entry of the metadata server, e.g. "instance/zone".
 
         Raises:
-            DiscoveryError: This machine has none, or it does not answer well.
+            DiscoveryError: This machine has no metadata server, or it does not answer properly.
         """
         return self._ask_metadata(path).text.strip()
 
@@ -70,16 +70,16 @@ class GoogleCloud:
             raise DiscoveryError(
                 f"{error}; on a machine outside of Google Cloud give --project, --zone or --region, and --token-file"
             ) from error
-        # Whoever is not Google does not say so: a hotel's network, say.
+        # A server that is not Google's lacks this header, for example that of a captive portal.
         if answer.status != 200 or answer.headers.get("metadata-flavor") != "Google":
             raise DiscoveryError(f"{what} answered {answer.status} to {path}: {answer.words()}")
         return answer
 
     def pages(self, method: str, path: str, items: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        """The items of every page of an answer.
+        """The items of all pages of an answer.
 
         Raises:
-            DiscoveryError: Refused, cut off, or not understood.
+            DiscoveryError: The request is refused, or the answer is cut off or not understood.
         """
         page_token: dict[str, str] = {}
         while True:
@@ -93,7 +93,7 @@ class GoogleCloud:
             page_token = {"pageToken": page["nextPageToken"]}
 
     def ask(self, method: str, path: str, query: Mapping[str, str]) -> dict[str, Any]:
-        """One answer; a token that is refused is renewed once.
+        """Make one request; a token that is refused is renewed once.
 
         Raises:
             DiscoveryError: As ``pages``.
@@ -105,7 +105,7 @@ class GoogleCloud:
         return _read_object(answer, "Compute Engine")
 
     def try_permission(self, name: str, method: str, path: str, query: Mapping[str, str]) -> Permission:
-        """Whether this account may do that, found out by doing it."""
+        """Try whether this account may do that, by doing it."""
         try:
             answer = self._ask_renewing(method, f"{path}?{urlencode(query)}")
         except DiscoveryError as error:
@@ -128,14 +128,14 @@ class GoogleCloud:
 
     def _find_token(self) -> str:
         if self._token_file:
-            return read_token(self._token_file)  # whoever writes it renews it
+            return read_token(self._token_file)  # the program that writes it renews it
         now_s = self._clock.monotonic_s()
         if now_s >= self._token_until_s:
             answer = _read_object(self._ask_metadata("instance/service-accounts/default/token"), "the token")
             try:
                 self._token, left_s = str(answer["access_token"]), float(answer["expires_in"])
             except (KeyError, TypeError, ValueError) as error:
-                raise DiscoveryError("the metadata server answered with no token to its question") from error
+                raise DiscoveryError("the metadata server answered the request for a token without one") from error
             self._token_until_s = now_s + left_s - RENEW_S
         return self._token
 
@@ -143,7 +143,7 @@ class GoogleCloud:
 def _read_object(answer: HttpAnswer, what: str) -> dict[str, Any]:
     try:
         told = json.loads(answer.body)
-    except ValueError as error:  # of JSON, or of characters
+    except ValueError as error:  # wrong JSON, or wrong characters
         raise DiscoveryError(f"{what} did not answer with JSON: {answer.words()!r}") from error
     if not isinstance(told, dict):
         raise DiscoveryError(f"{what} did not answer with an object: {answer.words()!r}")
@@ -151,7 +151,7 @@ def _read_object(answer: HttpAnswer, what: str) -> dict[str, Any]:
 
 
 def _explain(path: str, answer: HttpAnswer) -> str:
-    """One line for a refusal: what was asked, Google's code and words, what to do."""
+    """Describe a refusal in one line: the request, Google's code and message, what to do."""
     step = _NEXT_STEPS.get(answer.status, "ask again later")
     words = answer.words()
     try:
@@ -160,14 +160,14 @@ def _explain(path: str, answer: HttpAnswer) -> str:
         if any(entry.get("reason") in _OFTEN for entry in told.get("errors", [])):
             step = _NEXT_STEPS[429]
     except (ValueError, KeyError, TypeError, AttributeError):
-        pass  # not Google's form of an error: its words as they are
+        pass  # another form of error: its text is shown unchanged
     return f"Compute Engine refused {path}: {answer.status}: {words}; {step}"
 
 
 def _ask(
     method: str, base: SplitResult, path: str, headers: Mapping[str, str], socket_s: float, clock: Clock, what: str
 ) -> HttpAnswer:
-    """What the server at ``base``, which ``what`` names, says to one question."""
+    """Make one request to the server at ``base``, which messages call ``what``."""
     address = urlsplit(f"{base.geturl()}{path}")
     try:
         return exchange(address, headers, Bounds(socket_s, WHOLE_S, LONGEST_BODY_BYTES), clock, method)

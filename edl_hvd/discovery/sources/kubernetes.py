@@ -1,4 +1,4 @@
-"""Hosts that are ready pods with given labels, as the cluster's API server lists them."""
+"""Ready pods with given labels as hosts, from the cluster's API server."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ from urllib.parse import urlencode
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.flags import Flags
-from edl_hvd.discovery.question import REMOTE_FLAGS, Question, ask_remotely
+from edl_hvd.discovery.registry import REMOTE_FLAGS, PolledSource, remote_source
 from edl_hvd.discovery.source import Answer, HostDetails, Permission, Source
-from edl_hvd.discovery.sources.web import ask_web, read_address, read_token, trust
+from edl_hvd.discovery.sources.web import http_get, read_address, read_token, ssl_context
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots
 from edl_hvd.http_client import HttpAnswer, seconds_since_epoch
 from edl_hvd.settings import process_environment
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
-# Where kubelet puts a pod's token, the cluster's certificates and its namespace (Kubernetes: "Accessing the
+# Folder in which kubelet puts a pod's token, the cluster's certificates and the namespace (Kubernetes: "Accessing the
 # Kubernetes API from a Pod").
 MOST_STARTS = 3
-# A list that expires (410 Gone) while its pages are read begins anew; three times in a row is a cluster in trouble.
+# A list that expires (410 Gone) while its pages are read is read again, up to three times in a row.
 _NEXT_STEPS = {
-    401: "the token is not valid (any more); kubelet renews the one in the pod",
+    401: "the token is not valid, or no longer; kubelet renews the one in the pod",
     403: "allow its service account to list pods in this namespace",
     429: "the API server is asked too often; raise --refresh",
 }
 
 
 class Kubernetes(Source):
-    """The ready pods that a label selector finds in a namespace, by their IP address.
+    """The ready pods that a label selector finds in a namespace, by IP address.
 
-    A pod that is being deleted is left out from the moment its deletion is known, and is announced with the time that
-    remains of its grace period. Slots are what its containers may use of ``resource``.
+    A pod that is being deleted is left out as soon as its deletion is known, and has a notice with the rest of its
+    grace period. The slots of a pod are the limit of ``resource`` of its containers.
 
-    Asked is the API server itself (``GET /api/v1/namespaces/NAMESPACE/pods``, Kubernetes API reference, "list or watch
-    objects of kind Pod"), with the token of the pod this runs in, read anew each time, as kubelet renews it.
+    Requests go to the API server (``GET /api/v1/namespaces/NAMESPACE/pods``, Kubernetes API reference, "list or watch
+    objects of kind Pod") with the token of this pod, which is read each time, because kubelet renews it.
 
     Args:
-        selector: As for ``kubectl get pods --selector``.
-        server: The API server, e.g. "https://10.0.0.1:443"; over http only on this machine (``kubectl proxy``).
-        namespace: Where the pods are.
-        token_file: Holds a bearer token; ``None`` asks without one.
-        ca_file: Certificates that the server's is checked against; ``None``: those of this machine.
-        slots: Of every pod; ``None`` takes what its containers may use of ``resource``.
+        selector: Label selector as for ``kubectl get pods --selector``.
+        server: URL of the API server, e.g. "https://10.0.0.1:443"; http only on this machine (``kubectl proxy``).
+        namespace: Namespace of the pods.
+        token_file: File with a bearer token; ``None`` for requests without one.
+        ca_file: File of certificates that verify the server; ``None`` for those of this machine.
+        slots: Number of slots of each pod; ``None`` for the limit of ``resource`` of its containers.
         resource: Name of a resource, e.g. "nvidia.com/gpu".
-        page_size: Pods per answer of the server; all pages are read.
+        page_size: Pods per page of the server; all pages are read.
     """
 
     def __init__(
@@ -94,8 +94,10 @@ class Kubernetes(Source):
             except (KeyError, TypeError, AttributeError, ValueError) as error:
                 if isinstance(error, UsageError):
                     raise DiscoveryError(f"pod {name}: {error}") from error
-                raise DiscoveryError(f"the API server lists what is no pod: {type(error).__name__}: {error}") from error
-        # A host that came back under the address of one that goes is no host that goes.
+                raise DiscoveryError(
+                    f"the API server lists something that is not a pod: {type(error).__name__}: {error}"
+                ) from error
+        # A new host under the address of one that is deleted is not about to go.
         here = {entry.host for entry in hosts}
         notices = {host: seconds for host, seconds in notices.items() if host not in here}
         return Answer(tuple(hosts), notices, details, left_out)
@@ -110,7 +112,7 @@ class Kubernetes(Source):
         return HostSlots(address, slots)
 
     def _pods(self) -> tuple[list[Mapping[str, Any]], float]:
-        """All pods with the labels, and the server's time."""
+        """The pods with the labels, and the server's time."""
         for _ in range(MOST_STARTS):
             pods: list[Mapping[str, Any]] = []
             for answer in self._pages():
@@ -138,8 +140,8 @@ class Kubernetes(Source):
                 return
 
     def _ask(self, path: str) -> HttpAnswer:
-        """With the token as it is now; once again if the server refuses one that was renewed meanwhile."""
-        context = trust(self._ca_file) if self._server.startswith("https:") else None
+        """Make a request with the present token; repeat it if the server refuses one that was renewed meanwhile."""
+        context = ssl_context(self._ca_file) if self._server.startswith("https:") else None
         token = read_token(self._token_file) if self._token_file else ""
         answer = self._get(path, token, context)
         if answer.status == 401 and self._token_file and (renewed := read_token(self._token_file)) != token:
@@ -148,7 +150,7 @@ class Kubernetes(Source):
 
     def _get(self, path: str, token: str, context: Any) -> HttpAnswer:
         headers = {"Accept": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
-        return ask_web(f"{self._server}{path}", headers, context, clock=self._clock)
+        return http_get(f"{self._server}{path}", headers, context, clock=self._clock)
 
     def _explain(self, answer: HttpAnswer) -> str:
         try:
@@ -159,7 +161,7 @@ class Kubernetes(Source):
         return f"{self._server} refused to list pods in {self._namespace}: status {answer.status}: {words}; {step}"
 
     def permissions(self) -> Iterable[Permission]:
-        """Asked by doing it: to list one pod needs the verb ``list``, and nothing else does."""
+        """Try to list one pod, which needs the verb ``list`` alone."""
         if self._token_file:
             try:
                 read_token(self._token_file)
@@ -181,11 +183,11 @@ class Kubernetes(Source):
             yield Permission(name, False if is_refusal else None, self._explain(answer))
 
 
-# --- what a pod says: pure ---
+# --- pods: pure ---
 
 
 def reason_to_leave_out(pod: Mapping[str, Any]) -> str:
-    """Why a pod is no host now; empty if it is one. (Kubernetes API reference, PodStatus and ObjectMeta.)"""
+    """The reason why a pod is no host now; empty if it is one. (Kubernetes API reference, PodStatus and ObjectMeta.)"""
     if "deletionTimestamp" in pod["metadata"]:
         return f"it is being deleted, and gone by {pod['metadata']['deletionTimestamp']}"
     phase = pod["status"]["phase"]
@@ -199,7 +201,7 @@ def reason_to_leave_out(pod: Mapping[str, Any]) -> str:
 
 
 def count_resource(pod: Mapping[str, Any], resource: str) -> int:
-    """What the containers of a pod may use of an extended resource, which is always a whole number.
+    """The sum of the limits of an extended resource in a pod's containers; they are whole numbers.
 
     >>> containers = [{"resources": {"limits": {"nvidia.com/gpu": "4"}}}, {}]
     >>> count_resource({"spec": {"containers": containers}}, "nvidia.com/gpu")
@@ -210,7 +212,7 @@ def count_resource(pod: Mapping[str, Any], resource: str) -> int:
 
 
 def describe(pod: Mapping[str, Any]) -> HostDetails:
-    """What people may want to know: its node as the place, and the type of node where the pod asks for one."""
+    """The details of a pod: its node as the zone, and the type of node if the pod asks for one."""
     started = pod["status"].get("startTime") or pod["metadata"].get("creationTimestamp")
     return HostDetails(
         kind=pod["spec"].get("nodeSelector", {}).get("node.kubernetes.io/instance-type", ""),
@@ -220,7 +222,7 @@ def describe(pod: Mapping[str, Any]) -> HostDetails:
 
 
 def _address(pod: Mapping[str, Any]) -> str:
-    """Of a pod with two addresses the IPv4 one."""
+    """The IPv4 address of a pod; empty if it has none."""
     addresses = [one.get("ip", "") for one in pod["status"].get("podIPs", ())] or [pod["status"].get("podIP", "")]
     return next((address for address in addresses if address and ":" not in address), "")
 
@@ -233,7 +235,7 @@ def _read_list(answer: HttpAnswer) -> Mapping[str, Any]:
         found = f"items of type {type(content['items']).__name__}"
     except (ValueError, KeyError, TypeError) as error:
         found = f"{type(error).__name__}: {error}"
-    raise DiscoveryError(f"the API server answered with what is no list of pods: {found}; check --server")
+    raise DiscoveryError(f"the API server answered with something that is not a list of pods: {found}; check --server")
 
 
 # --- from flags ---
@@ -242,11 +244,11 @@ FLAGS = ("selector", "namespace", "slots", "resource", "server", "token-file", "
 BARE_FLAG = "selector"
 
 
-def question(flags: Flags) -> Question:
-    """What ``from_kubernetes`` asks."""
+def from_flags(flags: Flags) -> PolledSource:
+    """The source of ``from_kubernetes``."""
     flags.needed("selector", "label selector", "from_kubernetes app=trainer")
     server = flags.text("server", "")
-    given = not server.startswith("https:") and bool(server)  # kubectl proxy: it knows who asks
+    given = not server.startswith("https:") and bool(server)  # kubectl proxy adds the credentials
     source = Kubernetes(
         flags.text("selector", ""),
         server=server or _server_of_this_pod(process_environment()),
@@ -257,7 +259,7 @@ def question(flags: Flags) -> Question:
         resource=flags.text("resource", "nvidia.com/gpu"),
         page_size=flags.count("page-size", 500),
     )
-    return ask_remotely(source, flags)
+    return remote_source(source, flags)
 
 
 def _server_of_this_pod(environ: Mapping[str, str]) -> str:

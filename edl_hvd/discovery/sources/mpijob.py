@@ -1,4 +1,4 @@
-"""Hosts that Kubeflow's MPI operator writes into the launcher of an MPIJob."""
+"""Workers of an MPIJob as hosts, from the files that Kubeflow's MPI operator puts into its launcher."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import re
 from dataclasses import dataclass, replace
 
 from edl_hvd.discovery.flags import Flags
-from edl_hvd.discovery.question import Question, ask_locally
+from edl_hvd.discovery.registry import PolledSource, local_source
 from edl_hvd.discovery.source import Answer, Source
-from edl_hvd.discovery.sources.static_file import StaticFile, read_whole_file
+from edl_hvd.discovery.sources.hostfile import HostsFile, read_whole_file
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots, parse_host
 
 FOLDER = "/etc/mpi"
-# Where the operator mounts its ConfigMap (mpi-operator, configMountPath).
+# Folder at which the operator mounts its ConfigMap (mpi-operator, configMountPath).
 _ECHO = re.compile(r"echo\s+(\S+)\s*")
 
 
@@ -22,31 +22,31 @@ _ECHO = re.compile(r"echo\s+(\S+)\s*")
 class MpiJob(Source):
     """The workers of an MPIJob, as its launcher sees them.
 
-    ``hostfile`` names every worker that the job asks for, with its slots (``name slots=4``; ``name:4`` for Intel MPI
-    and MPICH). ``discover_hosts.sh`` prints the workers whose pods are running, of which v2 of the operator names no
-    slots: they are those of the hostfile. Where it is there, its hosts count, and it is read, not run: every line
-    after the first has to be ``echo NAME`` or ``echo NAME:SLOTS``.
+    ``hostfile`` names every worker of the job with its slots (``name slots=4``; ``name:4`` for Intel MPI and MPICH).
+    ``discover_hosts.sh`` prints the workers whose pods are running; v2 of the operator names no slots there, so those
+    of the hostfile count. If that script exists, its hosts count. It is read, not run: each line after the first has to
+    be ``echo NAME`` or ``echo NAME:SLOTS``.
 
-    kubelet replaces both files at once, by pointing the link ``..data`` to another folder; they are read from the one
-    that it points to at the moment, or both again.
+    kubelet replaces both files at once: it changes the link ``..data`` to another folder. Both files are read from the
+    folder of the link; if the link changes meanwhile, both are read again.
 
     Args:
-        folder: That of both files.
-        slots: Of every worker; ``None``: those that the files name.
+        folder: Folder of both files.
+        slots: Number of slots of each worker; ``None`` for those that the files name.
     """
 
     folder: str = FOLDER
     slots: int | None = None
 
     def answer(self) -> Answer:
-        for _ in range(3):  # it is replaced about once per minute at most
+        for _ in range(3):  # kubelet replaces it about once per minute at most
             folder = self._data()
             try:
                 return Answer(self._read(folder))
             except DiscoveryError:
                 if self._data() == folder:
                     raise
-        raise DiscoveryError(f"{self.folder} was replaced again and again while it was read; ask again")
+        raise DiscoveryError(f"{self.folder} was replaced three times while it was read; repeat the poll")
 
     def _data(self) -> str:
         link = os.path.join(self.folder, "..data")
@@ -54,8 +54,8 @@ class MpiJob(Source):
 
     def _read(self, folder: str) -> tuple[HostSlots, ...]:
         script = os.path.join(folder, "discover_hosts.sh")
-        # Which has no complete last line only while it is written; StaticFile refuses that, too.
-        listed = StaticFile(os.path.join(folder, "hostfile"), self.slots or 1).answer().hosts
+        # An incomplete last line occurs only while the file is written; HostsFile refuses that.
+        listed = HostsFile(os.path.join(folder, "hostfile"), self.slots or 1).answer().hosts
         running = listed
         if os.path.lexists(script):
             running = read_script(read_whole_file(script, "MPIJob's script"), script, listed)
@@ -63,16 +63,18 @@ class MpiJob(Source):
 
 
 def read_script(text: str, path: str, listed: tuple[HostSlots, ...]) -> tuple[HostSlots, ...]:
-    """The hosts that the operator's ``discover_hosts.sh`` prints; none when it has no line but its first.
+    """Read the hosts that the operator's ``discover_hosts.sh`` prints; none if it has only its first line.
 
     >>> read_script("#!/bin/sh\\necho a.b.c.svc\\n", "script", (HostSlots("a.b.c.svc", 4),))
     (HostSlots(host='a.b.c.svc', slots=4),)
 
     Args:
-        listed: Those of the hostfile, for the slots.
+        text: Text of the script.
+        path: Path of the script, for messages.
+        listed: Hosts of the hostfile, for the slots.
 
     Raises:
-        DiscoveryError: A line is something else, or names a host twice or without slots that are known.
+        DiscoveryError: A line has another form, or names a host twice, or one whose slots are unknown.
     """
     slots = {entry.host: entry.slots for entry in listed}
     found: dict[str, HostSlots] = {}
@@ -99,9 +101,9 @@ def read_script(text: str, path: str, listed: tuple[HostSlots, ...]) -> tuple[Ho
 FLAGS, BARE_FLAG = ("folder", "slots", "stale"), "folder"
 
 
-def question(flags: Flags) -> Question:
-    """What ``from_mpijob`` asks."""
+def from_flags(flags: Flags) -> PolledSource:
+    """The source of ``from_mpijob``."""
     folder = flags.text("folder", "")
     if not folder and not os.path.isdir(FOLDER):
         raise UsageError(f"no folder is given, and {FOLDER}, which the launcher of every MPIJob has, is not there")
-    return ask_locally(MpiJob(folder or FOLDER, flags.count("slots", 1) if flags.all("slots") else None), flags)
+    return local_source(MpiJob(folder or FOLDER, flags.count("slots", 1) if flags.all("slots") else None), flags)

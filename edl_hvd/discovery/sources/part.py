@@ -1,4 +1,4 @@
-"""One part of a union: asked beside the others, stood in for by its last good answer while it fails."""
+"""One part of a union: asked beside the others, and replaced by its last good answer while it fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots
 
 PART_S = 30.0
-# Every source gives up by itself before; a file on a network that is gone does not, and must not hold up the others.
+# Seconds. Every source gives up earlier; a file on a lost network does not, and must not delay the others.
 
 _Result = Answer | Exception
 
@@ -22,8 +22,9 @@ class Part:
     """A source and its last good answer.
 
     Args:
-        name: As it stands in the text of the combination.
-        stale_s: How long after a question its answer may stand in for a newer one.
+        name: Text of the part in the combination.
+        source: Source of the part.
+        stale_s: Seconds after a request for which its answer may replace a newer one that fails.
     """
 
     def __init__(self, name: str, source: Source, stale_s: float, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -39,7 +40,7 @@ class Part:
         self._empty_answers = 0
 
     def start(self) -> None:
-        """Put the question, unless the one before is still open."""
+        """Start a request, unless one is under way."""
         if not self._running:
             self._running, self._asked_s = True, self._clock.monotonic_s()
             # A daemon: a source that hangs must not keep the program from ending.
@@ -48,35 +49,35 @@ class Part:
     def _ask(self) -> None:
         try:
             result: _Result = self.source.answer()
-        except Exception as error:  # raised again where the answer is awaited
+        except Exception as error:  # ``answer`` raises it again
             result = error
         self._results.put(result)
 
     def answer(self) -> Answer:
-        """What the source says, or its last good answer. Blocks until ``PART_S`` after the question.
+        """The answer of the source, or its last good one. Blocks until ``PART_S`` after the request.
 
         Raises:
-            DiscoveryError: There is no answer, nor one young enough to stand in.
+            DiscoveryError: There is no answer, and none that is new enough to replace it.
         """
         try:
             result = self._results.get(timeout=max(0.0, self._asked_s + PART_S - self._clock.monotonic_s()))
         except queue.Empty:
             waited_s = self._clock.monotonic_s() - self._asked_s
-            return self._stand_in(f"it has not answered for {waited_s:.0f} s")
+            return self._last_good(f"it has not answered for {waited_s:.0f} s")
         self._running = False
         hosts = None if isinstance(result, Exception) else result.hosts
         self._empty_answers = empty_in_a_row(self._empty_answers, hosts)
         if isinstance(result, DiscoveryError | UsageError):
-            return self._stand_in(str(result))
+            return self._last_good(str(result))
         if isinstance(result, Exception):
             raise result
         if not result.hosts and self._good and self._good.hosts and not is_believed(self._empty_answers):
-            good = self._stand_in("it says that it has no hosts; that counts when it says so again")
+            good = self._last_good("it says that it has no hosts; that counts when it says so again")
             return replace(good, notices=result.notices, left_out=result.left_out)
         self._good, self._good_s = result, self._asked_s
         return result
 
-    def _stand_in(self, reason: str) -> Answer:
+    def _last_good(self, reason: str) -> Answer:
         age_s = self._clock.monotonic_s() - self._good_s
         if self._good is None:
             raise DiscoveryError(f"{self.name}: {reason}")
@@ -101,5 +102,5 @@ class Part:
                 answer = None if hosts is None else Answer(hosts)
                 self._good, self._good_s, self._empty_answers = answer, now_s - float(age_s), int(empty_answers)
             except (TypeError, ValueError):
-                pass  # of another version; UsageError, of a name that is none, is a ValueError
+                pass  # the memory is of another version; UsageError, of a wrong name, is a ValueError
         self.source.recall(inner, now_s)

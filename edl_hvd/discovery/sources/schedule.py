@@ -1,4 +1,4 @@
-"""Hosts that come and go by a plan: for demos, tests and rehearsals."""
+"""Hosts that come and go by a plan, for demos and tests."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.flags import Flags
-from edl_hvd.discovery.question import Question, ask_locally
+from edl_hvd.discovery.registry import PolledSource, local_source
 from edl_hvd.discovery.source import Answer, Source
-from edl_hvd.discovery.sources.static_file import read_whole_file
+from edl_hvd.discovery.sources.hostfile import read_whole_file
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots, parse_host
 from edl_hvd.values import Interval
@@ -19,7 +19,7 @@ _LINE_FORM = "expected 'TIME add HOST[:SLOTS]', 'TIME remove HOST' or 'TIME noti
 
 @dataclass(frozen=True)
 class Change:
-    """``host`` has ``slots`` from ``at_s`` seconds after the start; 0 slots: it is gone ``notice_s`` seconds later."""
+    """A change: from ``at_s`` after the start ``host`` has ``slots``; with 0 slots it is gone ``notice_s`` later."""
 
     at_s: float
     host: str
@@ -31,15 +31,15 @@ class Change:
 class Schedule(Source):
     """The hosts that a plan has at this moment.
 
-    One change per line, in order of time: ``TIME add HOST[:SLOTS]``, ``TIME remove HOST``, or ``TIME notice HOST TIME``
-    for a host of which it is known for so long that it will go. TIME is counted in seconds from the start (``20``,
-    ``1.5``, ``2min``), with a plus sign from the line before. Adding a host that is there gives it a new number of
-    slots. ``#`` starts a comment.
+    One change per line, in order of time: ``TIME add HOST[:SLOTS]``, ``TIME remove HOST``, or ``TIME notice HOST
+    DURATION`` for a host with a preemption notice at TIME that is gone after DURATION. TIME counts from the start in
+    seconds (``20``, ``1.5``, ``2min``), with a plus sign from the line before. Adding a present host gives it a new
+    number of slots. ``#`` starts a comment.
 
     Args:
-        path: The plan; read anew each time.
-        start_file: Holds the start in seconds since the epoch; the first call creates it.
-        start_s: The start in seconds since the epoch; then there is no start file.
+        path: Path of the plan, which is read each time.
+        start_file: File with the start in seconds since the epoch; the first call creates it.
+        start_s: Start in seconds since the epoch; then there is no start file.
     """
 
     path: str
@@ -52,12 +52,12 @@ class Schedule(Source):
         now_s = self.clock.wall_s()
         elapsed_s = now_s - (stamp(self.start_file, now_s) if self.start_s is None else self.start_s)
         if self.start_s is None:
-            elapsed_s = max(0.0, elapsed_s)  # another's stamp may be newer
+            elapsed_s = max(0.0, elapsed_s)  # the start of another caller may be later
         return Answer(hosts_at(changes, elapsed_s), notices_at(changes, elapsed_s))
 
 
 def hosts_at(changes: tuple[Change, ...], elapsed_s: float) -> tuple[HostSlots, ...]:
-    """The hosts after every change whose time has come, that of a change at ``elapsed_s`` included.
+    """The hosts after all changes up to ``elapsed_s``, with a change at ``elapsed_s`` itself.
 
     >>> hosts_at((Change(0, "a", 1), Change(20, "b", 2), Change(45, "a", 0)), 20)
     (HostSlots(host='a', slots=1), HostSlots(host='b', slots=2))
@@ -67,7 +67,7 @@ def hosts_at(changes: tuple[Change, ...], elapsed_s: float) -> tuple[HostSlots, 
 
 
 def notices_at(changes: tuple[Change, ...], elapsed_s: float) -> dict[str, float]:
-    """Seconds that are left to the hosts of which it is known that they will go.
+    """The hosts with a preemption notice, and the seconds until each is gone.
 
     >>> notices_at((Change(0, "a", 1), Change(20, "a", 0, notice_s=30)), 40)
     {'a': 10}
@@ -81,7 +81,7 @@ def parse_plan(text: str, path: str) -> tuple[Change, ...]:
     """Read a plan; ``path`` is for messages.
 
     Raises:
-        DiscoveryError: Naming the line, what it says and what is accepted.
+        DiscoveryError: A line is wrong; the message has its number, its text and what is accepted.
     """
     changes: list[Change] = []
     present: set[str] = set()
@@ -121,7 +121,7 @@ def _parse_change(words: list[str], previous_s: float) -> Change:
 
 def _parse_time(text: str) -> float:
     if text.strip("0.") == "" and text[:1] == "0":
-        return 0.0  # an interval has to be longer than nothing, a moment has not
+        return 0.0  # an interval has to be positive, a time may be 0
     interval = Interval.parse(text)
     if interval.unit != "seconds":
         raise UsageError(f"time {text!r} is not a time; {_LINE_FORM}")
@@ -129,7 +129,7 @@ def _parse_time(text: str) -> float:
 
 
 def stamp(path: str, now_s: float) -> float:
-    """The time in the file at ``path``; the first of any number of callers writes ``now_s`` there.
+    """Read the time in the file at ``path``; the first of several callers writes ``now_s`` there.
 
     Raises:
         DiscoveryError: The file cannot be written or does not hold a time.
@@ -140,7 +140,7 @@ def stamp(path: str, now_s: float) -> float:
             with open(draft, "w", encoding="ascii") as file:
                 file.write(f"{now_s!r}\n")
             try:
-                os.link(draft, path)  # fails where another caller was first; never shows half a number
+                os.link(draft, path)  # fails if another caller was first; no caller reads half a number
             except FileExistsError:
                 pass
             finally:
@@ -151,16 +151,16 @@ def stamp(path: str, now_s: float) -> float:
         raise DiscoveryError(f"cannot keep the schedule's start in {path}: {error.strerror}") from error
     except ValueError as error:
         raise DiscoveryError(
-            f"{path} does not hold the start of the schedule in seconds since the epoch; delete it to start anew"
+            f"{path} does not hold the start of the schedule in seconds since the epoch; delete it to start from zero"
         ) from error
 
 
 FLAGS, BARE_FLAG = ("plan", "start", "start-file", "stale"), "plan"
 
 
-def question(flags: Flags) -> Question:
-    """What ``from_schedule`` asks."""
+def from_flags(flags: Flags) -> PolledSource:
+    """The source of ``from_schedule``."""
     flags.needed("plan", "plan", "from_schedule plan.txt")
     plan = flags.text("plan", "")
     start = flags.seconds("start", 0.0) or None
-    return ask_locally(Schedule(plan, flags.text("start-file", f"{plan}.started"), start), flags)
+    return local_source(Schedule(plan, flags.text("start-file", f"{plan}.started"), start), flags)

@@ -1,4 +1,4 @@
-"""Hosts that a program of the user prints."""
+"""Hosts that a command of the user prints."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots, parse_host
 
 LONGEST_ANSWER_BYTES = 1 << 20
-# Ten thousand hosts with long names; more is a program that prints something else.
+# Ten thousand hosts with long names; a longer output is something else.
 STDERR_CHARACTERS = 400
-# A few lines of a terminal; the end of a message or of a traceback says most.
+# Some lines of a terminal, from the end, which says most in a message or a traceback.
 LOOK_S = 0.02
-# A script's end closes its pipes, which is seen at once; only one that leaves a child behind is looked for.
+# Seconds. The end of a script closes its pipes, which is seen at once; this is for one that leaves a child behind.
 
 
 class Script(Source):
-    """The hosts that a command prints, one ``host`` or ``host:slots`` line each; run anew each time.
+    """The hosts that a command prints, one ``host`` or ``host:slots`` line each; it runs at each request.
 
-    The command goes through the shell, as under Horovod, so it may hold arguments, variables and pipes. An
-    answer without any host is refused like an exit code: it is what a pipe with a failed beginning prints, and
-    Horovod's reading of it ("every host is gone") is the one mistake that nothing can make good.
+    A shell runs the command, as with Horovod, so it may have arguments, variables and pipes. Output without a host is
+    an error, as an exit code other than 0: a pipe whose first command fails prints nothing, which Horovod reads as
+    "every host is gone".
 
     Args:
-        command: What a user would type.
-        default_slots: Slots of a host that names none; with ``None`` every line has to name them, so that no
-            stray word is taken for a host.
-        timeout_s: After this the command and what it started are killed.
+        command: Command line for the shell.
+        default_slots: Number of slots of a host that names none; ``None`` if each line has to name them, so that no
+            other word counts as a host.
+        timeout_s: Seconds after which the command and its children are killed.
+        clock: Clock of the timeout.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Script(Source):
         """Run the command; blocks up to ``timeout_s``.
 
         Raises:
-            DiscoveryError: It did not start, failed, took too long, printed nothing or what is no host; or ``close``
+            DiscoveryError: The command did not start, failed, took too long, printed nothing or no host; or ``close``
                 was called. The end of its standard error is in the message.
         """
         process = self._start()
@@ -73,7 +74,7 @@ class Script(Source):
         return Answer(self._parse(output))
 
     def close(self) -> None:
-        """Kill the command if it runs, and run it no more. Does not block; any thread may call it."""
+        """Kill the command if it runs, and do not run it again. Does not block; any thread may call it."""
         with self._lock:
             self._closed = True
             running = self._running
@@ -94,17 +95,17 @@ class Script(Source):
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
-                    start_new_session=True,  # a group of its own: it can be killed whole, and Ctrl-C is not for it
+                    start_new_session=True,  # a process group of its own, to kill it as a whole, and without Ctrl-C
                 )
             except (OSError, ValueError) as error:
                 raise DiscoveryError(f"{self._name()} cannot be started: {error}") from error
             return self._running
 
     def _listen(self, process: subprocess.Popen[bytes], output: _Output) -> None:
-        """Read until the command has ended; what a child that it left in the background prints later is not waited for.
+        """Read until the command has ended, without waiting for children that it left in the background.
 
         Raises:
-            DiscoveryError: It takes too long, or prints too much.
+            DiscoveryError: The command takes too long, or prints too much.
         """
         deadline_s = self._clock.monotonic_s() + self._timeout_s
         with selectors.DefaultSelector() as selector:
@@ -112,7 +113,7 @@ class Script(Source):
                 os.set_blocking(pipe.fileno(), False)
                 selector.register(pipe, selectors.EVENT_READ, kept)
             while True:
-                ended = self._has_ended(process)  # before reading: what it printed before its end is then in the pipe
+                ended = self._has_ended(process)  # before reading, so that all its output is in the pipe
                 readable = selector.select(0 if ended else LOOK_S)
                 for key, _ in readable:
                     chunk = os.read(key.fd, 1 << 16)
@@ -121,7 +122,7 @@ class Script(Source):
                     key.data.extend(chunk)
                 if len(output.stdout) > LONGEST_ANSWER_BYTES:
                     raise DiscoveryError(f"{self._name()} printed more than {LONGEST_ANSWER_BYTES} bytes; {_FORM}")
-                del output.stderr[: -4 * STDERR_CHARACTERS]  # four bytes are the longest character
+                del output.stderr[: -4 * STDERR_CHARACTERS]  # a character has at most four bytes
                 if ended and not readable:
                     return
                 if self._clock.monotonic_s() > deadline_s:
@@ -131,7 +132,7 @@ class Script(Source):
                     )
 
     def _has_ended(self, process: subprocess.Popen[bytes]) -> bool:
-        with self._lock:  # once this has seen the end, the number may belong to another process
+        with self._lock:  # after the end its process id may belong to another process
             return process.poll() is not None
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
@@ -143,19 +144,21 @@ class Script(Source):
         try:
             lines = output.stdout.decode().splitlines()
         except UnicodeDecodeError as error:
-            raise DiscoveryError(f"{self._name()} printed what is no text: {error}; {_FORM}") from error
+            raise DiscoveryError(f"{self._name()} printed something that is not text: {error}; {_FORM}") from error
         found: dict[str, HostSlots] = {}
         for line in filter(str.strip, lines):
             try:
                 host = self._parse_line(line)
             except UsageError as error:
-                raise DiscoveryError(f"{self._name()} printed what is no host: {error}{output.last_words()}") from error
+                raise DiscoveryError(
+                    f"{self._name()} printed something that is not a host: {error}{output.last_words()}"
+                ) from error
             if found.setdefault(host.host, host) != host:
                 raise DiscoveryError(f"{self._name()} printed {host.host} twice, with different slots; {_FORM}")
         if not found:
             raise DiscoveryError(
-                f"{self._name()} printed no host and ended with exit code 0, which is taken for a mishap, not for "
-                f"an empty fleet; exit with another code while there is nothing to say{output.last_words()}"
+                f"{self._name()} printed no host and ended with exit code 0, which counts as a fault, not as "
+                f"an empty fleet; exit with another code while it has no hosts to print{output.last_words()}"
             )
         return tuple(found.values())
 
@@ -175,7 +178,7 @@ class _Output:
     stderr: bytearray = field(default_factory=bytearray)
 
     def last_words(self) -> str:
-        """The end of standard error, as the end of a sentence on one line; empty when there is none."""
+        """The end of standard error, as the end of a sentence on one line; empty if there is none."""
         words = " ".join(self.stderr.decode(errors="replace").split())
         cut = "... " if len(words) > STDERR_CHARACTERS else ""
         return f": {cut}{words[-STDERR_CHARACTERS:]}" if words else ""

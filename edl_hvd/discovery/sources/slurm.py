@@ -1,4 +1,4 @@
-"""Hosts that Slurm has allocated to the job that this runs in."""
+"""The nodes of a Slurm job as hosts."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edl_hvd.discovery.flags import Flags
-from edl_hvd.discovery.question import REMOTE_FLAGS, Question, ask_remotely
+from edl_hvd.discovery.registry import REMOTE_FLAGS, PolledSource, remote_source
 from edl_hvd.discovery.source import Answer, HostDetails, Source
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots
 from edl_hvd.settings import process_environment
 
 COMMAND_S = 10.0
-# Slurm's own limit for a message (MessageTimeout).
+# Seconds: Slurm's own limit for a message (MessageTimeout).
 STDERR_CHARACTERS = 300
-# A line or two of scontrol.
+# One or two lines of scontrol.
 
 _GONE = ("DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "POWERED_DOWN", "POWERING_DOWN")
-# scontrol(1), "NODE STATES". A node that drains finishes what runs on it; nothing new should start there.
+# scontrol(1), "NODE STATES". A node that drains finishes its work; no new work should start there.
 _FLAG_MARKS = "*~#!%$@^-+"
-# One of these behind a state says more of it, e.g. '*' that the node does not respond.
+# One of these after a state adds to it, e.g. '*' for a node that does not respond.
 _REASON = re.compile(r"(?:^|\s)Reason=(.*?)(?=\s+\[|\s+\w+=|\s*$)")
 _TASKS = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
 
 
 @dataclass(frozen=True)
 class Node:
-    """What ``scontrol show node`` says of one."""
+    """A node as ``scontrol show node`` describes it."""
 
     name: str
     state: str
@@ -45,13 +45,13 @@ class Node:
 class Slurm(Source):
     """The nodes of an allocation that Slurm has not taken out of service.
 
-    ``scontrol show hostnames`` expands the list of nodes, ``scontrol show node`` says how each is; a node that is
-    DOWN, DRAIN or FAIL, in whatever combination, is left out with Slurm's reason.
+    ``scontrol show hostnames`` expands the list of nodes, and ``scontrol show node`` prints their states. A node in
+    DOWN, DRAIN or FAIL, in any combination, is left out with Slurm's reason.
 
     Args:
-        nodelist: As Slurm writes it, e.g. "gpu[01-04,07]".
-        slots: Of each node in the order of the list; one number stands for all.
-        environ: Where ``scontrol`` is looked up and what it runs with.
+        nodelist: List of nodes in Slurm's form, e.g. "gpu[01-04,07]".
+        slots: Number of slots of each node in the order of the list; a single number stands for all.
+        environ: Environment for ``scontrol``, which is looked up on its ``PATH``.
     """
 
     def __init__(self, nodelist: str, slots: tuple[int, ...], environ: Mapping[str, str]) -> None:
@@ -107,11 +107,11 @@ class Slurm(Source):
         return done.stdout
 
 
-# --- what Slurm says: pure ---
+# --- Slurm's answers: pure ---
 
 
 def parse_nodes(text: str) -> dict[str, Node]:
-    """Of ``scontrol --oneliner show node``: one line per node, ``Name=value`` words, the reason last.
+    """Read the output of ``scontrol --oneliner show node``: one line per node of ``Name=value`` words, the reason last.
 
     >>> line = "NodeName=gpu01 Gres=gpu:a100:4 State=MIXED+DRAIN Reason=fan failed [root@2026-01-31T12:00:00]"
     >>> node = parse_nodes(line + chr(10))["gpu01"]
@@ -119,7 +119,7 @@ def parse_nodes(text: str) -> dict[str, Node]:
     ('MIXED+DRAIN', 'fan failed', True)
 
     Raises:
-        DiscoveryError: A line has no name or no state, or the last one no end.
+        DiscoveryError: A line has no name or no state, or the last one is incomplete.
     """
     if not text.endswith("\n"):
         raise DiscoveryError(f"scontrol's answer ends in the middle of the line {text[-60:]!r}")
@@ -137,7 +137,7 @@ def parse_nodes(text: str) -> dict[str, Node]:
 
 
 def slots_of_nodes(environ: Mapping[str, str]) -> tuple[int, ...]:
-    """Slots from the variables of a job: its GPUs per node, else its tasks per node. (sbatch(1), "OUTPUT ENVIRONMENT".)
+    """Read slots from the variables of a job: GPUs per node, else tasks per node (sbatch(1), "OUTPUT ENVIRONMENT").
 
     >>> slots_of_nodes({"SLURM_GPUS_PER_NODE": "a100:4", "SLURM_TASKS_PER_NODE": "1(x2)"})
     (4,)
@@ -145,7 +145,7 @@ def slots_of_nodes(environ: Mapping[str, str]) -> tuple[int, ...]:
     (2, 2, 2, 1)
 
     Raises:
-        UsageError: None of them is set, or one is not understood.
+        UsageError: No variable is set, or one is not understood.
     """
     for name, count in (
         ("SLURM_GPUS_PER_NODE", count_gpus),
@@ -167,7 +167,7 @@ def slots_of_nodes(environ: Mapping[str, str]) -> tuple[int, ...]:
 
 
 def count_gpus(text: str) -> int | None:
-    """Of "4", "a100:4", "gpu:a100:4" or several of these with commas; ``None`` for anything else.
+    """Count the GPUs of "4", "a100:4", "gpu:a100:4" or several of these with commas; ``None`` for other texts.
 
     >>> count_gpus("gpu:a100:4(S:0-1)"), count_gpus("a100:2,v100:1"), count_gpus("many")
     (4, 3, None)
@@ -177,7 +177,7 @@ def count_gpus(text: str) -> int | None:
 
 
 def count_listed(text: str) -> int | None:
-    """Of a list of numbers such as "0,2-3"; ``None`` for anything else.
+    """Count a list of numbers such as "0,2-3"; ``None`` for other texts.
 
     >>> count_listed("0,2-3"), count_listed("3-0")
     (3, None)
@@ -192,8 +192,8 @@ def count_listed(text: str) -> int | None:
 FLAGS, BARE_FLAG = ("nodelist", "slots", *REMOTE_FLAGS), "nodelist"
 
 
-def question(flags: Flags) -> Question:
-    """What ``from_slurm`` asks."""
+def from_flags(flags: Flags) -> PolledSource:
+    """The source of ``from_slurm``."""
     environ = process_environment()
     nodelist = flags.text("nodelist", environ.get("SLURM_JOB_NODELIST", ""))
     if not nodelist:
@@ -201,4 +201,4 @@ def question(flags: Flags) -> Question:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.,\[\]-]*", nodelist):
         raise UsageError(f"--nodelist {nodelist!r} is not usable; expected names as Slurm lists them, e.g. gpu[01-04]")
     slots = (flags.count("slots", 1),) if flags.all("slots") else slots_of_nodes(environ)
-    return ask_remotely(Slurm(nodelist, slots, environ), flags)
+    return remote_source(Slurm(nodelist, slots, environ), flags)

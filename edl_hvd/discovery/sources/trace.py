@@ -1,4 +1,4 @@
-"""Hosts that come and go as a trace has recorded it, at any speed: a spot market to rehearse with."""
+"""Hosts that come and go as in a recorded trace, at any speed, to test a job on a spot market."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.flags import Flags
-from edl_hvd.discovery.question import Question, ask_locally
+from edl_hvd.discovery.registry import PolledSource, local_source
 from edl_hvd.discovery.source import Answer, Source
+from edl_hvd.discovery.sources.hostfile import read_whole_file
 from edl_hvd.discovery.sources.schedule import stamp
-from edl_hvd.discovery.sources.static_file import read_whole_file
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots, parse_host
 from edl_hvd.traces.text import parse_trace
@@ -20,19 +20,19 @@ from edl_hvd.traces.trace import Trace
 
 @dataclass(frozen=True)
 class TraceReplay(Source):
-    """The hosts that a trace has at this moment. After its end they stay as they were.
+    """The hosts that a trace has at this moment; after its end they stay.
 
     Args:
-        path: The trace, see ``edl_hvd.traces.text``; read anew each time.
-        start_file: Holds the start in seconds since the epoch; the first call creates it.
-        start_s: The start in seconds since the epoch; then there is no start file.
+        path: Path of the trace (``edl_hvd.traces.text``), which is read each time.
+        start_file: File with the start in seconds since the epoch; the first call creates it.
+        start_s: Start in seconds since the epoch; then there is no start file.
         speed: Seconds of the trace per second.
-        divide: The number of hosts of the trace for which one stands.
-        skip_s: Where in the trace the start is.
-        notice_s: How long before it goes, in seconds of the trace, it is told that a host will go; 0: never.
-        slots: Of a host of the trace, when it goes by its own name.
-        stand_ins: The hosts that there really are. Each host of the trace gets one of them for as long as it is there,
-            the one that has been free for longest; while none is free, it is left out.
+        divide: Number of hosts of the trace that one host stands for.
+        skip_s: Time in the trace at the start, in seconds.
+        notice_s: Seconds of the trace between a preemption notice and the end of a host; 0 for no notices.
+        slots: Number of slots of a host of the trace, without ``stand_ins``.
+        stand_ins: Real hosts. Each host of the trace has one of them while it is present, the one that has been free
+            for longest; while none is free, it is left out.
     """
 
     path: str
@@ -62,7 +62,7 @@ class TraceReplay(Source):
         return Answer(tuple(cast.values()), notices)
 
     def cast(self, trace: Trace, time_s: float) -> Mapping[str, HostSlots]:
-        """The hosts of the trace that are there at this moment, each with the one that stands for it.
+        """The hosts of the trace at this moment, each with the real host that stands for it.
 
         >>> from edl_hvd.traces.trace import Change
         >>> trace = Trace((Change(0, ("x", "y", "z")), Change(9, ("w",), ("x",))))
@@ -91,7 +91,7 @@ class TraceReplay(Source):
 
 
 def _removals(trace: Trace, after_s: float, until_s: float) -> dict[str, float]:
-    """Hosts that go between these moments, and when."""
+    """The hosts that go between two moments, and when."""
     return {host: change.time_s for change in trace.changes if after_s < change.time_s <= until_s
             for host in change.removed}  # fmt: skip
 
@@ -100,8 +100,8 @@ FLAGS = ("trace", "start", "start-file", "speed", "divide", "skip", "notice", "s
 BARE_FLAG = "trace"
 
 
-def question(flags: Flags) -> Question:
-    """What ``from_trace`` asks."""
+def from_flags(flags: Flags) -> PolledSource:
+    """The source of ``from_trace``."""
     flags.needed("trace", "trace", "from_trace trace.csv")
     path = flags.text("trace", "")
     replay = TraceReplay(
@@ -115,7 +115,7 @@ def question(flags: Flags) -> Question:
         flags.count("slots", 1),
         _stand_ins(flags.text("hosts", "")),
     )
-    return ask_locally(replay, flags)
+    return local_source(replay, flags)
 
 
 def _speed(text: str) -> float:

@@ -1,4 +1,4 @@
-"""Hosts that a web server lists, as text or as JSON."""
+"""Hosts that a web server lists, as text or JSON."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.flags import Flags
-from edl_hvd.discovery.question import REMOTE_FLAGS, Question, ask_remotely
+from edl_hvd.discovery.registry import REMOTE_FLAGS, PolledSource, remote_source
 from edl_hvd.discovery.source import Answer, HostDetails, Permission, Source
-from edl_hvd.discovery.sources.web import ask_web, read_address, read_token, trust
+from edl_hvd.discovery.sources.web import http_get, read_address, read_token, ssl_context
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots, parse_host
 from edl_hvd.http_client import HttpAnswer, seconds_since_epoch
@@ -28,19 +28,21 @@ _NEXT_STEPS = {
 
 
 class Url(Source):
-    """The hosts that a GET of ``url`` answers with.
+    """The hosts in the answer to a GET of ``url``.
 
-    Text: one ``host`` or ``host:slots`` line per host, ``#`` before a comment; an answer without a host is refused, as
-    it may be anything. JSON: ``{"a": 4}``, or ``{"hosts": [...]}`` with objects that have ``host`` and ``slots``,
-    and may have ``price_usd_per_h``, ``kind``, ``zone``, ``since`` (seconds since the epoch, or ISO 8601 with its
-    time zone) and ``notice_s`` (it will be gone in that many seconds). An empty list says that there are no hosts.
+    Text has one ``host`` or ``host:slots`` line per host, and ``#`` before a comment; text without a host is an error,
+    because it may be anything. JSON is ``{"a": 4}``, or ``{"hosts": [...]}`` with objects that have ``host`` and
+    ``slots``, optionally ``price_usd_per_h``, ``kind``, ``zone``, ``since`` (seconds since the epoch, or ISO 8601 with
+    a time zone) and ``notice_s`` (seconds until the host is gone). An empty list states that there are no hosts.
 
-    A server that sends an ``ETag`` is asked with ``If-None-Match`` the next time: 304 stands for the same answer.
+    After an answer with an ``ETag`` the next request has ``If-None-Match``: 304 stands for the same answer.
 
     Args:
-        slots: Of a host that names none; ``None``: every host has to.
-        token_file: Holds a bearer token; read anew at each question.
-        ca_file: Certificates that the server's is checked against, instead of this machine's.
+        url: Address of http or https.
+        slots: Number of slots of a host that names none; ``None`` if each host has to name them.
+        token_file: File with a bearer token, which is read at each request.
+        ca_file: File of certificates that verify the server; ``None`` for those of this machine.
+        clock: Clock of notices.
     """
 
     def __init__(
@@ -73,7 +75,9 @@ class Url(Source):
         try:
             listed = read_listed(answer, self._slots)
         except (DiscoveryError, UsageError) as error:
-            raise DiscoveryError(f"{self._shown} answered with what is no list of hosts: {error}") from error
+            raise DiscoveryError(
+                f"{self._shown} answered with something that is not a list of hosts: {error}"
+            ) from error
         self._listed, self._listed_s = listed, self._clock.monotonic_s()
         self._tag = answer.headers.get("etag", "")
         return listed
@@ -84,8 +88,8 @@ class Url(Source):
             headers["Authorization"] = f"Bearer {read_token(self._token_file)}"
         if self._tag:
             headers["If-None-Match"] = self._tag
-        context = trust(self._ca_file) if self._url.startswith("https:") else None
-        return ask_web(self._url, headers, context, clock=self._clock)
+        context = ssl_context(self._ca_file) if self._url.startswith("https:") else None
+        return http_get(self._url, headers, context, clock=self._clock)
 
     def _explain(self, answer: HttpAnswer) -> str:
         step = _NEXT_STEPS.get(answer.status, "see its words" if answer.words() else "see the server's log")
@@ -106,10 +110,10 @@ class Url(Source):
 
 
 def read_listed(answer: HttpAnswer, slots: int | None) -> Answer:
-    """The hosts of an answer with status 200, and what is known of them.
+    """Read the hosts of an answer with status 200, and their details.
 
     Raises:
-        DiscoveryError, UsageError: Saying what is wrong with it.
+        DiscoveryError, UsageError: The answer is wrong; the message says why.
     """
     try:
         text = answer.body.decode()
@@ -215,8 +219,8 @@ def _read_time(host: str, value: object) -> float:
 FLAGS, BARE_FLAG = ("url", "slots", "token-file", "ca-file", *REMOTE_FLAGS), "url"
 
 
-def question(flags: Flags) -> Question:
-    """What ``from_url`` asks."""
+def from_flags(flags: Flags) -> PolledSource:
+    """The source of ``from_url``."""
     flags.needed("url", "address", "from_url https://hosts.example.com/job-7")
     source = Url(
         flags.text("url", ""),
@@ -224,4 +228,4 @@ def question(flags: Flags) -> Question:
         token_file=flags.text("token-file", "") or None,
         ca_file=flags.text("ca-file", "") or None,
     )
-    return ask_remotely(source, flags)
+    return remote_source(source, flags)

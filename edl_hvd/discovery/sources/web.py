@@ -1,4 +1,4 @@
-"""Questions over HTTP as sources put them: addresses, tokens and certificates that users give, redirects, words."""
+"""HTTP requests of sources: addresses, tokens and certificates that users give, and redirects."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.http_client import BodyTooLongError, Bounds, HttpAnswer, exchange
 
 LONGEST_BODY_BYTES = 32 << 20
-# Five hundred pods are a few megabytes; more is no list of hosts.
+# Five hundred pods are a few megabytes; a longer answer is no list of hosts.
 SOCKET_S = 8.0
-# For each read: a server under load answers within a second or two.
+# Seconds for each read: a server under load answers within one or two.
 WHOLE_S = 20.0
-# For all reads of one answer, so that one that trickles ends, too.
+# Seconds for all reads of one answer, so that a slow stream ends, too.
 REDIRECTS = 3
-# A slash at the end and a newer path; more is a circle.
+# A slash at the end and a newer path; more are a circle.
 _REDIRECTING = (301, 302, 303, 307, 308)
 
 
 def read_address(text: str, flag: str) -> SplitResult:
-    """Take a URL apart.
+    """Split a URL into its parts.
 
     Raises:
-        UsageError: It is not one of http or https, with a host and without a password.
+        UsageError: The URL is not of http or https, has no host, or has a password.
     """
     try:
         address = urlsplit(text)
@@ -40,7 +40,7 @@ def read_address(text: str, flag: str) -> SplitResult:
     return address
 
 
-def ask_web(
+def http_get(
     url: str,
     headers: Mapping[str, str],
     context: ssl.SSLContext | None = None,
@@ -48,10 +48,10 @@ def ask_web(
     whole_s: float = WHOLE_S,
     clock: Clock = SYSTEM_CLOCK,
 ) -> HttpAnswer:
-    """GET; redirects are followed to the same host and port only, as a token must not go anywhere else.
+    """Make a GET request; redirects are followed to the same host and port only, to protect the token.
 
     Raises:
-        DiscoveryError: No answer, half an answer, one that is too long, or a redirect elsewhere.
+        DiscoveryError: There is no answer, or it is incomplete, too long, or a redirect to another place.
     """
     deadline_s = clock.monotonic_s() + whole_s
     for _ in range(REDIRECTS + 1):
@@ -84,15 +84,15 @@ def _origin(address: SplitResult) -> tuple[str, str | None, int]:
 
 
 def _place(address: SplitResult) -> str:
-    """Without the query, which may hold a secret."""
+    """The address without its query, which may have a secret."""
     return f"{address.scheme}://{address.netloc}{address.path}"
 
 
 def read_token(path: str) -> str:
-    """A bearer token from a file, read anew each time, because tokens are renewed there.
+    """Read a bearer token from a file, each time, because tokens are renewed there.
 
     Raises:
-        DiscoveryError: It cannot be read or holds no token.
+        DiscoveryError: The file cannot be read or has no token.
     """
     try:
         with open(path, encoding="ascii") as file:
@@ -100,17 +100,17 @@ def read_token(path: str) -> str:
     except OSError as error:
         raise DiscoveryError(f"cannot read the token file {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise DiscoveryError(f"the token file {path} does not hold a token: it is no text") from error
+        raise DiscoveryError(f"the token file {path} does not hold a token: it is not text") from error
     if not token or any(character.isspace() or not character.isprintable() for character in token):
         raise DiscoveryError(f"the token file {path} does not hold a token; expected one word on one line")
     return token
 
 
-def trust(ca_file: str | None) -> ssl.SSLContext:
-    """Verifies servers against the certificates of a file; with ``None`` against those of this machine.
+def ssl_context(ca_file: str | None) -> ssl.SSLContext:
+    """A context that verifies servers by the certificates of a file, with ``None`` by those of this machine.
 
     Raises:
-        DiscoveryError: The file cannot be read or holds no certificate.
+        DiscoveryError: The file cannot be read or has no certificate.
     """
     try:
         return ssl.create_default_context(cafile=ca_file)

@@ -21,10 +21,9 @@ from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.expression import Leaf
 from edl_hvd.discovery.source import Source
 from edl_hvd.discovery.sources.combined import read_source, sources_in, start_now
-from edl_hvd.discovery.sources.hostfile import FixedHosts, parse_host_list, read_hostfile
+from edl_hvd.discovery.sources.hostfile import FixedHosts, HostsFile, parse_host_list, read_hostfile
 from edl_hvd.discovery.sources.schedule import Schedule
 from edl_hvd.discovery.sources.script import Script
-from edl_hvd.discovery.sources.static_file import StaticFile
 from edl_hvd.discovery.sources.trace import TraceReplay
 from edl_hvd.driver.command_line.flags import FlagReader
 from edl_hvd.driver.command_line.resume import HOST_FLAGS, complete
@@ -283,7 +282,7 @@ def _read_discover(text: str, slots: int | None, clock: Clock) -> _Hosts:
 
     question = read_source(text, imply, clock=clock)
     for source in sources_in(question.source):
-        if isinstance(source, StaticFile):
+        if isinstance(source, HostsFile):
             source.answer()
         if isinstance(source, Schedule | TraceReplay):
             replace(source, start_s=0.0).answer()

@@ -1,8 +1,10 @@
-"""Numbers, times and a job's status in words, the same in every place that shows them."""
+"""Format numbers, times, file contents and a job's status, the same in every command."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+from rich.markup import escape
 
 from edl_hvd.driver.status import Shortage, Status, TrainingProgress
 
@@ -32,8 +34,18 @@ def duration(seconds: float) -> str:
     return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
 
 
+def clean(text: str) -> str:
+    """One line of visible characters, with markup escaped: text of a file or a worker must not move the cursor.
+
+    >>> clean("a\\x1b[2K\\n b [red]")
+    'a?[2K b \\\\[red]'
+    """
+    line = " ".join(text.split())
+    return escape("".join(character if character.isprintable() else "?" for character in line))
+
+
 def join(pieces: Iterable[str]) -> str:
-    """Pieces of one line; empty ones are left out."""
+    """Join pieces into one line; empty pieces are left out."""
     return SEPARATOR.join(piece for piece in pieces if piece)
 
 
@@ -46,7 +58,7 @@ def pace(samples_per_s: float) -> str:
 
 
 def checkpoint(progress: TrainingProgress) -> str:
-    """Of the newest checkpoint: its step, and how old it is if that is known."""
+    """The step of the newest checkpoint, and its age if it is known."""
     if progress.saved_step < 0:
         return "no checkpoint yet"
     age = "" if progress.saved_age_s is None else f" ({duration(progress.saved_age_s)} ago)"
@@ -54,7 +66,7 @@ def checkpoint(progress: TrainingProgress) -> str:
 
 
 def state(status: Status) -> str:
-    """What the job is doing, in a word or two."""
+    """The state of a job, in one or two words."""
     return {
         "starting": "waiting for workers",
         "training": "training",
@@ -68,7 +80,7 @@ def state(status: Status) -> str:
 
 
 def shortage(short: Shortage) -> list[str]:
-    """How many workers are missing, how long that may last, and why."""
+    """The number of ready workers, the time until the job gives up, and why workers are missing."""
     pieces = [f"{short.ready} of {short.needed} ready"]
     if short.remaining_s is not None:
         pieces.append(f"gives up in {duration(short.remaining_s)}")
@@ -76,7 +88,7 @@ def shortage(short: Shortage) -> list[str]:
 
 
 def status_line(status: Status) -> list[str]:
-    """The pieces of one line about a job that runs, the most important first."""
+    """The pieces of a line about a running job, the most important first."""
     if status.shortage is not None:
         return [state(status), *shortage(status.shortage)]
     progress = status.progress

@@ -1,7 +1,7 @@
-"""The course of a job: when it trained, with how many hosts, and what came of it.
+"""The timeline of a job: when it trained, with how many hosts, and the goodput of it.
 
-All work is counted in host-seconds: what one host does in a second of undisturbed training. How well training scales is
-left out; the same factor would stand on both sides of every comparison.
+All work is counted in host-seconds: the work of one host in a second of undisturbed training. How well training scales
+is left out: the same factor would stand on both sides of every comparison.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from edl_hvd.traces.trace import Trace
 
 
 @dataclass
-class Span:
-    """One world's training, from its first step to its end.
+class TrainingSpan:
+    """Training of one world, from its first step to its end.
 
     Attributes:
-        start_s: When it began.
-        end_s: When it ended.
-        size: Hosts that trained.
-        stalls_s: Of that time, what checkpoints took.
-        kept_s: Until when what was done counts; what came later was lost.
+        start_s: Moment of its beginning.
+        end_s: Moment of its end.
+        size: Number of hosts that trained.
+        stalls_s: Seconds of that time that checkpoints took.
+        kept_s: Moment up to which its work counts; later work was lost.
     """
 
     start_s: float
@@ -38,26 +38,26 @@ class Span:
         return self.size * (1.0 - self.stalls_s / duration_s) if duration_s else 0.0
 
     def useful(self, from_s: float, until_s: float) -> float:
-        """Host-seconds that counted, of a part of the time."""
+        """Host-seconds of useful work in a part of the time."""
         return self.pace * max(0.0, min(until_s, self.kept_s) - max(from_s, self.start_s))
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of the hosts of a trace, in host-seconds; the five parts make up what was possible.
+    """Account of the hosts of a trace, in host-seconds; the five parts add up to ``possible``.
 
     Attributes:
-        possible: What the hosts could have done, had all of them trained for as long as they were there.
-        useful: What they have done.
-        lost: What was done and was lost, or done twice.
-        stalled: Given to checkpoints.
-        still: Hosts were there, and nobody trained.
-        waiting: Hosts were there that did not train yet, or no more, while others did.
-        still_s: Seconds, not host-seconds: how long nobody trained though there were hosts.
-        checkpoints: How many were begun.
-        changes: How many worlds there were after the first.
-        cost_usd: What the hosts cost, or ``None`` where that is not known.
-        curve: Moment, and goodput of the window that ends there (``None`` where no host was there).
+        possible: Work that the hosts could have done, had each trained while it was present.
+        useful: Work that counts.
+        lost: Work that was lost, or done twice.
+        stalled: Time of members that checkpoints took.
+        still: Time of hosts while no host trained.
+        waiting: Time of hosts that did not train while others did.
+        still_s: Seconds, not host-seconds, in which hosts were present and none trained.
+        checkpoints: Number of checkpoints begun.
+        changes: Number of worlds after the first.
+        cost_usd: Cost of the hosts; ``None`` if it is unknown.
+        curve: Moments, each with the goodput of the window that ends there (``None`` if no host was present).
     """
 
     possible: float
@@ -74,35 +74,35 @@ class Result:
 
     @property
     def goodput(self) -> float:
-        """Useful work of what was possible; 0 where nothing was."""
+        """Useful work divided by possible work; 0 where none was possible."""
         return self.useful / self.possible if self.possible else 0.0
 
     @property
     def usd_per_useful_hour(self) -> float | None:
-        """What an hour of one host's useful work cost."""
+        """Cost of an hour of one host's useful work."""
         return None if self.cost_usd is None or not self.useful else self.cost_usd / (self.useful / 3600)
 
 
 @dataclass
-class Course:
-    """Written while the job is simulated; every moment is at or after the one before.
+class Timeline:
+    """Record of a simulated job; each moment is at or after the one before.
 
     Attributes:
-        every_s: Time from the beginning of a checkpoint to that of the next.
-        stall_s: How long training stands still for one.
-        until_safe_s: How long after its beginning it can be restored.
+        every_s: Seconds from the beginning of a checkpoint to that of the next.
+        stall_s: Seconds for which training stands still for a checkpoint.
+        until_safe_s: Seconds from the beginning of a checkpoint until it can be restored.
     """
 
     every_s: float
     stall_s: float
     until_safe_s: float
-    spans: list[Span] = field(default_factory=list)
+    spans: list[TrainingSpan] = field(default_factory=list)
     checkpoints: int = 0
     safe_s: float = 0.0
     _begun_s: float | None = None
 
     def trained(self, start_s: float, end_s: float, size: int, lost_s: float = 0.0) -> None:
-        """A world has trained; the last ``lost_s`` seconds of it count for nothing."""
+        """Record the training of a world; its last ``lost_s`` seconds are lost."""
         if end_s <= start_s:
             return
         begun_s = start_s if self._begun_s is None else self._begun_s
@@ -119,15 +119,15 @@ class Course:
         self._begun_s = begun_s
         self.checkpoints += count
         stalls_s = min(stalls_s, end_s - start_s)
-        self.spans.append(Span(start_s, end_s, size, stalls_s, max(start_s, end_s - lost_s)))
+        self.spans.append(TrainingSpan(start_s, end_s, size, stalls_s, max(start_s, end_s - lost_s)))
 
     def saved(self, now_s: float) -> None:
-        """All that was done until now is in a checkpoint."""
+        """Record a checkpoint that holds all work up to now."""
         self.safe_s = self._begun_s = now_s
         self.checkpoints += 1
 
-    def fell_back(self) -> None:
-        """What was done since the newest checkpoint is lost; the time to the next one counts anew."""
+    def restarted(self) -> None:
+        """Record a restart: work since the newest checkpoint is lost, and the time to the next one begins again."""
         self._begun_s = None
         for span in reversed(self.spans):
             if span.end_s <= self.safe_s:
@@ -139,16 +139,16 @@ class Course:
         return self.safe_s > 0.0
 
 
-def sum_up(course: Course, trace: Trace, points: int = 0) -> Result:
-    """What came of the trace's hosts.
+def sum_up(timeline: Timeline, trace: Trace, points: int = 0) -> Result:
+    """Account for the hosts of a trace.
 
     Args:
-        course: Ended.
-        trace: Whose hosts they were.
-        points: Windows of the curve.
+        timeline: Timeline of a job that has ended.
+        trace: Trace on which it ran.
+        points: Number of windows of the curve; 0 for no curve.
     """
     hosts = Hosts(trace)
-    spans = course.spans
+    spans = timeline.spans
     trained = sum(span.size * (span.end_s - span.start_s) for span in spans)
     stalled = sum(span.size * span.stalls_s for span in spans)
     useful = sum(span.useful(span.start_s, span.end_s) for span in spans)
@@ -163,14 +163,16 @@ def sum_up(course: Course, trace: Trace, points: int = 0) -> Result:
         still=possible - with_spans,
         waiting=max(0.0, with_spans - trained),  # both are sums in floating point
         still_s=hosts.present_s(0.0, trace.end_s) - with_spans_s,
-        checkpoints=course.checkpoints,
+        checkpoints=timeline.checkpoints,
         changes=max(0, len(spans) - 1),
         cost_usd=trace.cost_usd,
         curve=_curve(spans, hosts, trace.end_s, points) if points else (),
     )
 
 
-def _curve(spans: list[Span], hosts: Hosts, end_s: float, points: int) -> tuple[tuple[float, float | None], ...]:
+def _curve(
+    spans: list[TrainingSpan], hosts: Hosts, end_s: float, points: int
+) -> tuple[tuple[float, float | None], ...]:
     edges = [end_s * number / points for number in range(points + 1)]
     useful = [0.0] * points
     for span in spans:
@@ -199,11 +201,11 @@ class Hosts:
             self._counts.append(count)
 
     def seconds(self, from_s: float, until_s: float) -> float:
-        """Hosts times time."""
+        """Host-seconds between two moments."""
         return self._until(self._seconds, until_s, 1.0) - self._until(self._seconds, from_s, 1.0)
 
     def present_s(self, from_s: float, until_s: float) -> float:
-        """For how long there was any host."""
+        """Seconds between two moments in which any host was present."""
         return self._until(self._present, until_s, 0.0) - self._until(self._present, from_s, 0.0)
 
     def _until(self, sums: list[float], time_s: float, weight: float) -> float:

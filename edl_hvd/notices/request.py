@@ -1,4 +1,4 @@
-"""One question to a server that is near, and a line for each way in which it is not answered."""
+"""One HTTP request to a nearby server; each failure is one line."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from edl_hvd.errors import PlatformError
 from edl_hvd.http_client import BodyTooLongError, Bounds, HttpAnswer, exchange
 
 SOCKET_S = 2.0
-# For each read. Metadata servers answer within milliseconds; half a second is what a busy one was seen to take.
+# Seconds for each read. Metadata servers answer within milliseconds; a busy one took 0.5 s.
 WHOLE_S = 4.0
-# For all reads of one answer, so that one that trickles ends, too.
+# Seconds for all reads of one answer, so that a slow stream ends, too.
 LONGEST_BODY_BYTES = 1 << 20
-# A pod with everything in it is some ten kilobytes.
+# A pod with all its fields has some ten kilobytes.
 
 
-def ask(
+def request(
     base: str,
     path: str,
     headers: Mapping[str, str],
@@ -27,10 +27,10 @@ def ask(
     method: str = "GET",
     context: ssl.SSLContext | None = None,
 ) -> HttpAnswer:
-    """Ask the server at ``base``, e.g. "http://169.254.169.254".
+    """Make a request to the server at ``base``, e.g. "http://169.254.169.254".
 
     Raises:
-        PlatformError: It does not answer.
+        PlatformError: The server does not answer.
     """
     try:
         bounds = Bounds(SOCKET_S, WHOLE_S, LONGEST_BODY_BYTES)
@@ -41,6 +41,6 @@ def ask(
         raise PlatformError(f"{base} did not answer to {path}: {type(error).__name__}: {error}") from error
 
 
-def refused(base: str, path: str, answer: HttpAnswer) -> PlatformError:
-    """For an answer that is none."""
+def refusal(base: str, path: str, answer: HttpAnswer) -> PlatformError:
+    """An error for an answer with an unexpected status."""
     return PlatformError(f"{base} answered {answer.status} to {path}: {answer.words()}")

@@ -1,14 +1,14 @@
-"""This project on a trace: the driver's own membership and host watch in virtual time, with workers that are puppets.
+"""Run the driver's own membership and host watch on a trace, in virtual time, with simulated workers.
 
-Who is started, who joins, who is waited for and for how long is decided by the code that ``edlrun`` runs. How long
-something takes is told by ``Costs``. A host has one worker, which dies with its host; nothing else goes wrong.
+The code that ``edlrun`` runs decides which workers start and join, and how long a world waits. ``Costs`` says how long
+each thing takes. A host has one worker, which dies with its host; there is no other fault.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from edl_hvd.discovery.watch import TrustedHosts
@@ -18,35 +18,84 @@ from edl_hvd.driver.membership.state import Membership, Rules, begin, host_of
 from edl_hvd.driver.membership.transition import transition_together
 from edl_hvd.hosts import HostSlots
 from edl_hvd.simulator.costs import Costs
-from edl_hvd.simulator.course import Course
-from edl_hvd.simulator.puppets import Agenda, Names, Puppet
-from edl_hvd.simulator.timers import next_poll_s, next_tick_s, tick_before
+from edl_hvd.simulator.timeline import Timeline
+from edl_hvd.simulator.virtual_time import (
+    EventQueue,
+    HostNames,
+    SimulatedWorker,
+    next_poll_s,
+    tick_after,
+    tick_before,
+)
 from edl_hvd.traces.trace import Change, Trace
 
-Turn: TypeAlias = Callable[[Membership, Sequence[MembershipEvent], float], tuple[Membership, tuple[Action, ...]]]
+Advance: TypeAlias = Callable[[Membership, Sequence[MembershipEvent], float], tuple[Membership, tuple[Action, ...]]]
 
 UNREACHABLE_S = 10.0
-# ssh's ConnectTimeout (``driver/workers/ssh.py``): nobody answers where a host was.
+# ssh's ConnectTimeout (``driver/workers/ssh.py``): a host that is gone does not answer.
 REST_S = 60.0
-# Beyond all that the membership remembers: a pause before a restart is at most a minute.
+# Longer than the membership remembers a failure: the pause before a restart is at most a minute.
 
 
-class Theatre:
-    """One job from the first moment of a trace to its last. A run that ends, for want of hosts, is followed by another.
+def next_tick_s(membership: Membership, now_s: float) -> float:
+    """The first of the driver's ticks at which time alone may change something; infinity if there is none.
+
+    Some of these ticks change nothing: a bound counts for every slot whose state may have it.
+    """
+    due_s = min((moment_s for moment_s in _moments(membership, now_s) if moment_s >= now_s), default=math.inf)
+    if math.isinf(due_s):
+        return due_s
+    # Some bounds end when they are reached, others when they are passed.
+    return tick_after(max(now_s, tick_before(due_s)))
+
+
+def _moments(membership: Membership, now_s: float) -> Iterator[float]:
+    rules, world = membership.rules, membership.world
+    bounds = {
+        "starting": (rules.start_s,),
+        "ready": (rules.last_call_timeout_s, rules.follow_s),
+        "dismissed": (rules.shutdown_timeout_s,),
+        "failing": (rules.shutdown_timeout_s,),
+    }
+    listed = {entry.host for entry in membership.hosts}
+    for worker, slot in membership.slots.items():
+        for bound_s in bounds.get(slot.state, ()):
+            yield slot.since_s + bound_s
+        if world.phase == "changing" and slot.state != "member":
+            yield slot.since_s + rules.regroup_s
+        if slot.not_before_s >= now_s and slot.state == "empty" and host_of(worker) in listed:
+            yield slot.not_before_s
+    if world.phase != "running":
+        yield world.since_s + rules.regroup_s
+    elif membership.drains or not listed.issuperset(map(host_of, world.members)):
+        yield world.since_s + rules.removal_notice_s
+    yield from membership.drains.values()
+    yield from membership.deferred_drains.values()
+    yield from membership.quarantined.values()
+    for since_s, bound_s in (
+        (membership.below_min_since_s, rules.elastic_timeout_s),
+        (membership.finishing_s, rules.regroup_s),
+    ):
+        if since_s is not None:
+            yield since_s + bound_s
+
+
+class DriverSimulation:
+    """Simulation of one job over a whole trace. A run that ends because hosts lack is followed by another.
 
     Args:
         trace: When hosts come and go.
         costs: How long things take.
-        rules: What the user of ``edlrun`` gives.
-        course: Written while the job is played.
-        poll_s: Time between two questions to the host source.
-        first_poll_s: When the first one is put.
-        notice_s: How long before it goes a host is known to go; 0: it just goes.
-        turn: How the membership takes in what happens.
-        timer: When it has to be asked again though nothing happens.
+        rules: Rules of the membership, as flags of ``edlrun`` set them.
+        timeline: Timeline that the run writes.
+        poll_s: Seconds between two polls of the host source.
+        first_poll_s: Moment of the first poll.
+        notice_s: Seconds between a preemption notice and the end of a host; 0 for no notices.
+        advance: Function by which the membership handles events.
+        timer: Function that returns the next moment at which time alone may change something.
 
     Attributes:
-        runs: How often the job was started.
+        runs: Number of times that the job was started.
     """
 
     def __init__(
@@ -54,38 +103,38 @@ class Theatre:
         trace: Trace,
         costs: Costs,
         rules: Rules,
-        course: Course,
+        timeline: Timeline,
         poll_s: float = 1.0,
         first_poll_s: float = 0.0,
         notice_s: float = 0.0,
-        turn: Turn = transition_together,
+        advance: Advance = transition_together,
         timer: Callable[[Membership, float], float] = next_tick_s,
     ) -> None:
-        self._trace, self._costs, self._rules, self._course = trace, costs, rules, course
-        self._poll_s, self._notice_s, self._advance, self._timer = poll_s, notice_s, turn, timer
+        self._trace, self._costs, self._rules, self._timeline = trace, costs, rules, timeline
+        self._poll_s, self._notice_s, self._advance, self._timer = poll_s, notice_s, advance, timer
         self._first_poll_s = first_poll_s
         self._now_s = 0.0
-        self._agenda = Agenda()
-        self._names = Names(rules.failure_window_s + rules.cooldown_s + REST_S + notice_s)
+        self._queue = EventQueue()
+        self._names = HostNames(rules.failure_window_s + rules.cooldown_s + REST_S + notice_s)
         self._leaving: set[str] = set()
         self._polls: set[float] = set()
         self._worlds = 0
         self.runs = 0
         self._begin()
         for change in trace.changes:
-            self._agenda.plan(change.time_s, lambda change=change: self._change_hosts(change))  # type: ignore[misc]
+            self._queue.schedule(change.time_s, lambda change=change: self._change_hosts(change))  # type: ignore[misc]
 
-    def play(self) -> None:
-        """From the beginning to the end; once."""
+    def run(self) -> None:
+        """Run the whole trace; call it once."""
         end_s = self._trace.end_s
-        while (moment_s := min(self._agenda.next_s, self._tick_s)) < end_s:
-            if self._agenda.next_s <= self._tick_s:
+        while (moment_s := min(self._queue.next_s, self._tick_s)) < end_s:
+            if self._queue.next_s <= self._tick_s:
                 self._look_just_before(moment_s)
                 self._now_s = moment_s
-                self._agenda.take()()
+                self._queue.pop()()
             else:
                 self._now_s = moment_s
-                self._turn(events.Tick())
+                self._handle(events.Tick())
         self._now_s = end_s
         self._stop_training(lost=False)
 
@@ -95,7 +144,7 @@ class Theatre:
         self.runs += 1
         self._membership = begin(self._rules, self._now_s)
         self._trusted = TrustedHosts()
-        self._puppets: dict[str, Puppet] = {}
+        self._workers: dict[str, SimulatedWorker] = {}
         self._training_s: float | None = None
         self._size = 0
         self._broken = False
@@ -106,15 +155,15 @@ class Theatre:
             self._plan_poll()
 
     def _look_just_before(self, moment_s: float) -> None:
-        """Without a world, each tick moves on the moment from which the driver counts how long there is none."""
+        """Tick just before a moment: without a world, each tick moves the beginning of the elastic timeout."""
         tick_s = tick_before(moment_s)
         idle = self._training_s is None and self._membership.below_min_since_s is not None and not self._waits_for_hosts
         if idle and tick_s > self._now_s:
             self._now_s = tick_s
-            self._turn(events.Tick())
+            self._handle(events.Tick())
 
-    def _turn(self, *news: MembershipEvent) -> None:
-        self._membership, actions = self._advance(self._membership, news, self._now_s)
+    def _handle(self, *arrived: MembershipEvent) -> None:
+        self._membership, actions = self._advance(self._membership, arrived, self._now_s)
         if self._membership.world.phase == "broken":
             self._stop_training(lost=True)
         for action in actions:
@@ -125,9 +174,9 @@ class Theatre:
             self._tick_s = self._timer(self._membership, self._now_s)
 
     def _in(self, delay_s: float, act: Callable[[], None]) -> None:
-        """Later, unless the run has ended by then."""
+        """Schedule an event, which is dropped if the run has ended by then."""
         run = self.runs
-        self._agenda.plan(self._now_s + delay_s, lambda: act() if self.runs == run else None)
+        self._queue.schedule(self._now_s + delay_s, lambda: act() if self.runs == run else None)
 
     # --- hosts ---
 
@@ -139,17 +188,17 @@ class Theatre:
             self._plan_notice(host)
         if change.added or change.removed:
             self._plan_poll()
-        dead = {worker: puppet.incarnation for worker, puppet in self._puppets.items() if host_of(worker) in gone}
-        for worker, incarnation in dead.items():  # the driver hears of one after the other
+        dead = {worker: simulated.incarnation for worker, simulated in self._workers.items() if host_of(worker) in gone}
+        for worker, incarnation in dead.items():  # the driver handles one exit after the other
             self._exit(worker, incarnation, "its host is gone")
 
     def _plan_poll(self) -> None:
-        """Now or at the next question, and once more: a host is gone when two answers say so."""
+        """Schedule the next poll and the one after it: a host is gone when two answers say so."""
         next_s = next_poll_s(self._now_s, self._poll_s, self._first_poll_s)
         for moment_s in (next_s, round(next_s + self._poll_s, 6)):
             if moment_s not in self._polls:
                 self._polls.add(moment_s)
-                self._agenda.plan(moment_s, self._poll)
+                self._queue.schedule(moment_s, self._poll)
 
     def _poll(self) -> None:
         self._polls.discard(self._now_s)
@@ -160,27 +209,27 @@ class Theatre:
             if self._waits_for_hosts:  # as edlrun does before it begins
                 self._membership = begin(self._rules, self._now_s)
                 self._waits_for_hosts = False
-            self._turn(events.HostsFound(self._trusted.hosts))
+            self._handle(events.HostsFound(self._trusted.hosts))
 
     def _plan_notice(self, host: str) -> None:
-        """Of a host that has just come: when it will be known to go."""
+        """Schedule the preemption notice of a host that has just come."""
         removals = (change.time_s for change in self._trace.changes if host in change.removed)
         gone_s = next((time_s for time_s in removals if time_s > self._now_s), None) if self._notice_s else None
         if gone_s is not None:
             name = self._names.of(host)
             assert name is not None
-            self._agenda.plan(max(self._now_s, gone_s - self._notice_s), lambda: self._tell(name, gone_s))
+            self._queue.schedule(max(self._now_s, gone_s - self._notice_s), lambda: self._tell(name, gone_s))
 
     def _tell(self, name: str, gone_s: float) -> None:
         self._leaving.add(name)
-        self._turn(events.DrainRequested(name, gone_s - self._now_s, deferred=True))
+        self._handle(events.DrainRequested(name, gone_s - self._now_s, deferred=True))
 
     # --- what the driver orders ---
 
     def _do(self, action: Action) -> None:
         match action:
             case events.Spawn(worker, incarnation):
-                self._puppets[worker] = Puppet(incarnation)
+                self._workers[worker] = SimulatedWorker(incarnation)
                 if host_of(worker) in self._names.given:
                     self._in(self._costs.start_s, lambda: self._be_ready(worker, incarnation))
                 else:
@@ -188,13 +237,13 @@ class Theatre:
                         UNREACHABLE_S, lambda: self._exit(worker, incarnation, "it could not be reached", began=False)
                     )
             case events.Follow(worker, generation, _):
-                self._puppets[worker].follows = generation
-                incarnation = self._puppets[worker].incarnation
+                self._workers[worker].follows = generation
+                incarnation = self._workers[worker].incarnation
                 self._in(self._costs.follow_s, lambda: self._catch_up(worker, incarnation, generation))
             case events.Publish(generation, members):
                 self._gather(generation, members)
             case events.RequestResize(generation):
-                self._agenda.plan(self._next_commit_s(), lambda: self._leave(generation))
+                self._queue.schedule(self._next_commit_s(), lambda: self._leave(generation))
             case events.NotifyPeerLost(generation, _):
                 if not self._broken:
                     self._broken = True
@@ -209,42 +258,42 @@ class Theatre:
                 self._end = action
 
     def _is_current(self, worker: str, incarnation: int) -> bool:
-        return worker in self._puppets and self._puppets[worker].incarnation == incarnation
+        return worker in self._workers and self._workers[worker].incarnation == incarnation
 
     def _be_ready(self, worker: str, incarnation: int) -> None:
         if self._is_current(worker, incarnation):
-            self._turn(events.Ready(worker, incarnation, -1))
+            self._handle(events.Ready(worker, incarnation, -1))
 
     def _catch_up(self, worker: str, incarnation: int, generation: int) -> None:
         world = self._membership.world
         whole = world.generation == generation and world.phase in ("running", "changing")
-        if whole and self._is_current(worker, incarnation) and self._puppets[worker].follows == generation:
-            self._puppets[worker].warm = generation
-            self._turn(events.CaughtUp(worker, incarnation, generation))
+        if whole and self._is_current(worker, incarnation) and self._workers[worker].follows == generation:
+            self._workers[worker].warm = generation
+            self._handle(events.CaughtUp(worker, incarnation, generation))
 
     def _exit(self, worker: str, incarnation: int, how: str, clean: bool = False, began: bool = True) -> None:
         if self._is_current(worker, incarnation):
-            del self._puppets[worker]
-            self._turn(events.Exited(worker, incarnation, clean, how, began))
+            del self._workers[worker]
+            self._handle(events.Exited(worker, incarnation, clean, how, began))
 
     def _save(self, worker: str, incarnation: int, how: str, clean: bool) -> None:
         if self._is_current(worker, incarnation):
-            self._course.saved(self._now_s)
+            self._timeline.saved(self._now_s)
             self._exit(worker, incarnation, how, clean)
 
     # --- worlds ---
 
     def _gather(self, generation: int, members: tuple[str, ...]) -> None:
-        puppets = [self._puppets[worker] for worker in members]
+        workers = [self._workers[worker] for worker in members]
         pause_s = self._costs.recover_s if self._broken else self._costs.resize_s
-        if all(puppet.step < 0 for puppet in puppets):
-            self._course.fell_back()
-            pause_s += self._costs.restore_s if self._course.has_checkpoint else 0.0
-        elif any(puppet.step < 0 and puppet.warm != generation - 1 for puppet in puppets):
-            pause_s += self._costs.follow_s  # the others wait while it is given the state
+        if all(simulated.step < 0 for simulated in workers):
+            self._timeline.restarted()
+            pause_s += self._costs.restore_s if self._timeline.has_checkpoint else 0.0
+        elif any(simulated.step < 0 and simulated.warm != generation - 1 for simulated in workers):
+            pause_s += self._costs.follow_s  # the others wait while the newcomer receives the state
         self._broken = False
-        for puppet in puppets:
-            puppet.member = True
+        for simulated in workers:
+            simulated.member = True
         self._in(pause_s, lambda: self._form(generation))
 
     def _form(self, generation: int) -> None:
@@ -252,11 +301,11 @@ class Theatre:
         if world.generation == generation and world.phase == "forming":
             self._worlds += 1
             for worker in world.members:
-                self._puppets[worker].step = self._worlds
+                self._workers[worker].step = self._worlds
             self._training_s = self._now_s
             self._size = len(world.members)
-            incarnations = {worker: self._puppets[worker].incarnation for worker in world.members}
-            self._turn(
+            incarnations = {worker: self._workers[worker].incarnation for worker in world.members}
+            self._handle(
                 *(events.Formed(worker, incarnation, generation) for worker, incarnation in incarnations.items())
             )
 
@@ -266,22 +315,24 @@ class Theatre:
         return self._training_s + max(1, steps) * self._costs.step_s
 
     def _leave(self, generation: int) -> None:
-        """All who are left of the world, at the same commit."""
+        """All remaining members leave the world, at the same commit."""
         if self._membership.world.generation != generation:
             return
         self._stop_training(lost=False)
-        members = {worker: puppet for worker, puppet in self._puppets.items() if puppet.member}
-        for puppet in members.values():
-            puppet.member, puppet.follows, puppet.warm = False, 0, 0
+        members = {worker: simulated for worker, simulated in self._workers.items() if simulated.member}
+        for simulated in members.values():
+            simulated.member, simulated.follows, simulated.warm = False, 0, 0
         if members:
-            self._turn(*(events.Ready(worker, puppet.incarnation, puppet.step) for worker, puppet in members.items()))
+            self._handle(
+                *(events.Ready(worker, simulated.incarnation, simulated.step) for worker, simulated in members.items())
+            )
 
     def _stop_training(self, lost: bool) -> None:
-        """Of a world that breaks, the step in flight is lost."""
+        """Record the training of the present world; one that breaks loses the step in flight."""
         if self._training_s is None:
             return
         lost_s = math.fmod(self._now_s - self._training_s, self._costs.step_s) if lost else 0.0
-        self._course.trained(self._training_s, self._now_s, self._size, lost_s)
+        self._timeline.trained(self._training_s, self._now_s, self._size, lost_s)
         self._training_s = None
 
 

@@ -1,4 +1,4 @@
-"""Which platforms this machine belongs to, and where they are asked."""
+"""The platforms of this machine, and their addresses."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from edl_hvd.notices.kubernetes import ADDRESS as KUBERNETES
 from edl_hvd.notices.kubernetes import SERVICE_ACCOUNT, Kubernetes
 from edl_hvd.notices.notice import Provider
 
-PLACES = ("ec2", "google", "azure", "kubernetes")
-SETTINGS = ("off", "auto", *PLACES)
+PLATFORMS = ("ec2", "google", "azure", "kubernetes")
+SETTINGS = ("off", "auto", *PLATFORMS)
 DMI = "/sys/class/dmi/id"
 _AZURE_CHASSIS = "7783-7084-3265-9085-8269-3286-77"
-# The asset tag of every chassis of Azure; other machines of Microsoft's Hyper-V have others.
+# Asset tag of each chassis of Azure; other machines of Microsoft's Hyper-V have others.
 
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where to ask; the defaults are what every machine of the platform has."""
+    """Addresses of the platforms' services; the defaults hold on each machine of the platform."""
 
     ec2: str = EC2
     google: str = GOOGLE
@@ -39,12 +39,12 @@ STANDARD = Addresses()
 
 
 def find_providers(setting: str, addresses: Addresses, dmi: str = DMI) -> tuple[Provider, ...]:
-    """What to ask: the one that ``setting`` names, none for "off", those of this machine for "auto".
+    """Find the providers: the one that ``setting`` names, none for "off", those of this machine for "auto".
 
-    Reads some small files; asks nobody.
+    Reads some small files, and makes no request.
 
     Raises:
-        UsageError: There is no such setting.
+        UsageError: The setting is not known.
     """
     if setting not in SETTINGS:
         raise UsageError(f"notices of {setting!r} are not known; accepted: {', '.join(SETTINGS)}")
@@ -61,10 +61,10 @@ def find_providers(setting: str, addresses: Addresses, dmi: str = DMI) -> tuple[
 
 
 def detect(dmi: str = DMI, service_account: str = SERVICE_ACCOUNT) -> tuple[str, ...]:
-    """The platforms of this machine, by what its firmware says; a pod belongs to two: its own and its node's."""
+    """Detect the platforms of this machine from its firmware; a pod has two: Kubernetes and that of its node."""
     told = {name: _read(dmi, name) for name in ("sys_vendor", "product_name", "bios_version", "chassis_asset_tag")}
     found = []
-    # Machines of the older kind, on Xen, say it in the BIOS.
+    # Older machines, on Xen, have it in the BIOS version.
     if told["sys_vendor"] == "Amazon EC2" or "amazon" in told["bios_version"]:
         found.append("ec2")
     if told["product_name"].startswith("Google"):
@@ -81,4 +81,4 @@ def _read(folder: str, name: str) -> str:
         with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
             return file.read().strip()
     except OSError:
-        return ""  # no firmware that speaks, as in some containers
+        return ""  # no such file, as in some containers
