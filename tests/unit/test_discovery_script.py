@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from descriptors import no_descriptor_left
 from waiting import soon
 
 from edl_hvd.discovery.sources.script import LONGEST_ANSWER_BYTES, STDERR_CHARACTERS, Script
@@ -142,9 +143,8 @@ def test_a_script_that_closes_its_output_and_goes_on_is_waited_for():
 def test_each_question_runs_it_anew_and_leaves_nothing_open(tmp_path):
     script = Script(f"echo x >> {tmp_path}/runs; echo a:$(wc -l < {tmp_path}/runs)")
     assert script.answer().hosts == (HostSlots("a", 1),)
-    before = len(os.listdir("/proc/self/fd"))
-    assert [script.answer().hosts[0].slots for _ in range(3)] == [2, 3, 4]
-    assert len(os.listdir("/proc/self/fd")) == before
+    with no_descriptor_left():
+        assert [script.answer().hosts[0].slots for _ in range(3)] == [2, 3, 4]
 
 
 def test_closing_kills_the_script_that_runs_and_lets_no_other_run(tmp_path):
