@@ -41,7 +41,7 @@ docs: $(INSTALLED) ## Build the documentation as a site, build/docs/index.html; 
 	@$(RUN) sphinx-build --fail-on-warning --quiet docs build/docs
 	@echo 'build/docs/index.html'
 
-test: setup ## Run the tests; PYTEST_ARGS='tests/unit/test_sampler.py -k resize' narrows them
+test: setup ## Run the tests; PYTEST_ARGS='tests/unit/data/test_sampler.py -k resize' narrows them
 	@$(RUN) python -m pytest --numprocesses $(PYTEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
 
 test-docs: setup ## Run every command that the documents show

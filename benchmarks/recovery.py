@@ -28,11 +28,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "elastic"))
 
+from chaos import SeededFault
 from faults import kill
 from harness import Job, Outcome, run
 from judgement import judge
 from loads import loaded
-from storm import Blow
 from training import Training
 
 WORLDS = {
@@ -116,8 +116,8 @@ def kill_one(engine: str, hosts: tuple[str, ...]) -> float:
 
 def kill_many(kills: int, megabytes: int) -> list[Recovery]:
     chance = random.SystemRandom()
-    blows = [
-        Blow("kill one", chance.getrandbits(30), step=3, after=number - 1 if number else None,
+    kills = [
+        SeededFault("kill one", chance.getrandbits(30), step=3, after=number - 1 if number else None,
              delay_s=chance.uniform(0.3, 5.0))
         for number in range(kills)
     ]  # fmt: skip
@@ -131,13 +131,13 @@ def kill_many(kills: int, megabytes: int) -> list[Recovery]:
         # That many crashes within a minute would set a host aside, which is not what is measured.
         flags = ("--host-failures", "1000")
         hosts = WORLDS["2 hosts x 2"]
-        return recoveries(train(Job(hosts=hosts, faults=tuple(blows), training=training, flags=flags,
+        return recoveries(train(Job(hosts=hosts, faults=tuple(kills), training=training, flags=flags,
                                     launcher="edlrun")))  # fmt: skip
 
 
 def recoveries(outcome: Outcome) -> list[Recovery]:
-    strikes = [(line["t"], int(line["blow"].split()[2])) for line in outcome.lines("fired")
-               if line.get("blow", "").startswith("killed")]  # fmt: skip
+    strikes = [(line["t"], int(line["injected"].split()[2])) for line in outcome.lines("fired")
+               if line.get("injected", "").startswith("killed")]  # fmt: skip
     ends = {pid: moment for moment, pid in strikes}
     lines = defaultdict(list)
     for line in outcome.trace:

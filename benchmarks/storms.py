@@ -2,10 +2,10 @@
 
     python benchmarks/storms.py [--seeds 100] [--first 0] [--launchers edlrun horovodrun]
 
-A storm is five blows of six kinds (kill, stop, add, remove, drain, discovery failing in several ways), chosen by its
-seed, on two to four workers of this machine; see tests/elastic/storm.py. A job survives if it ends with exit code 0,
+A storm is five faults of six kinds (kill, stop, add, remove, drain, discovery failing in several ways), chosen by its
+seed, on two to four workers of this machine; see tests/elastic/chaos.py. A job survives if it ends with exit code 0,
 all its workers hold the same weights, and every sample counted once per epoch. One that does nothing for the deadline
-is stuck. Under ``edlrun`` the job writes checkpoints, which stock Horovod lacks; no blow takes the last worker.
+is stuck. Under ``edlrun`` the job writes checkpoints, which stock Horovod lacks; no fault takes the last worker.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "elastic"))
 
+from chaos import START, seeded_faults
 from harness import Job, JobStuckError, run
 from judgement import judge
-from storm import START, storm
 from training import Training
 
 
@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=100, help="number of storms (default 100)")
     parser.add_argument("--first", type=int, default=0, help="first seed (default 0)")
     parser.add_argument("--launchers", nargs="+", choices=["edlrun", "horovodrun"], default=["edlrun", "horovodrun"])
-    parser.add_argument("--deadline", type=float, default=120, help="seconds without a blow or an end (default 120)")
+    parser.add_argument("--deadline", type=float, default=120, help="seconds without a fault or an end (default 120)")
     arguments = parser.parse_args()
     failures = 0
     for launcher in arguments.launchers:
@@ -52,7 +52,9 @@ def weather(launcher: str, seed: int, deadline_s: float) -> str:
         checkpoint = str(Path(folder) / "checkpoints") if launcher == "edlrun" else None
         training = Training(checkpoint=checkpoint, checkpoint_every="10 steps", linger_s=0.5, optimizer="plain")
         engine = "edl_hvd" if launcher == "edlrun" else "stock"
-        job = Job(engine, START, faults=storm(seed), training=training, launcher=launcher, deadline_s=deadline_s)
+        job = Job(
+            engine, START, faults=seeded_faults(seed), training=training, launcher=launcher, deadline_s=deadline_s
+        )
         try:
             return judge(job, run(job, Path(folder) / "job"))
         except JobStuckError:

@@ -2,7 +2,7 @@
 
 Levenberg and Marquardt's method with Marquardt's scaling and a Jacobian of forward differences. No library does the
 arithmetic, so that the result does not depend on the linear algebra kernels of the machine.
-``tests/unit/test_least_squares.py`` compares it with SciPy and NumPy.
+``tests/unit/rescale/test_least_squares.py`` compares it with SciPy and NumPy.
 """
 
 from __future__ import annotations

@@ -5,14 +5,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-# The suites import their servers as a module of this folder; so do the processes they start.
-sys.path.insert(0, str(Path(__file__).parent))
 
 # The fixtures of the suites of ``edl-hvd checkpoint``.
 from checkpoint_jobs import job as job

@@ -16,8 +16,6 @@ import boto3
 import pytest
 from documents import REPOSITORY, commands, commands_of_markdown, commands_outside_console_blocks, diff_sides
 
-sys.path.append(str(REPOSITORY / "tests" / "contract"))
-
 # For ``make``: what set-up has installed is there already.
 INSTALLED = f"-o setup VENV={sys.prefix}"
 # A training of seconds instead of days.
@@ -205,7 +203,7 @@ HOW: dict[str, Here | By | Ci] = {
         Here(swaps=(DIGITS,), more="--micro-batch 0", prints="--micro-batch", exit_code=2),
     "DATA=/data/imagenet make imagenet-demo":
         Here(swaps=(("/data/imagenet", "/no/such/folder"),), more=INSTALLED, prints="/no/such/folder", exit_code=2),
-    "make test PYTEST_ARGS='tests/unit/test_sampler.py -k resize'":
+    "make test PYTEST_ARGS='tests/unit/data/test_sampler.py -k resize'":
         Here(more=INSTALLED, prints="tests collected", variables=ONLY_COLLECT),
     "make test-chaos CHAOS_ARGS='--chaos-seeds 20'":
         Here(more=INSTALLED, prints="tests collected", variables=ONLY_COLLECT),

@@ -1,4 +1,4 @@
-"""Several blows of different kinds, one after the other, chosen by a seed."""
+"""Several faults of different kinds, one after the other, chosen by a seed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-# The hosts of a storm, with the slots they may have. The first keeps one slot that no blow takes away for good.
+# The hosts of such a job, with the slots they may have. The first keeps one slot that no fault takes away for good.
 START = ("localhost:2", "127.0.0.1:1")
 _HOSTS = {"localhost": (1, 2), "127.0.0.1": (1, 2), "127.1": (1,)}
 KINDS = ("kill", "stop", "add", "remove", "drain", "blip")
@@ -24,7 +24,7 @@ _BLIPS = {
 
 
 @dataclass(frozen=True)
-class Blow:
+class SeededFault:
     """One of them; its moment is told as that of a ``HostChange``.
 
     Attributes:
@@ -40,39 +40,41 @@ class Blow:
     delay_s: float = 0.0
 
 
-def storm(seed: int, blows: int = 5) -> tuple[Blow, ...]:
-    """So many blows within some seconds of each other, and the calm after them."""
+def seeded_faults(seed: int, count: int = 5) -> tuple[SeededFault, ...]:
+    """Choose ``count`` faults within some seconds of each other, and the calm after them."""
     chance = random.Random(seed)
-    kinds = [chance.choice(KINDS) for _ in range(blows)]
+    kinds = [chance.choice(KINDS) for _ in range(count)]
     while kinds.count("drain") > 1:  # what is drained stays away
         kinds[kinds.index("drain")] = chance.choice(("kill", "remove"))
     times = [chance.uniform(0.2, 3.0) for _ in kinds]
-    first = Blow(kinds[0], chance.getrandbits(30), step=3, delay_s=times[0])
+    first = SeededFault(kinds[0], chance.getrandbits(30), step=3, delay_s=times[0])
     rest = [
-        Blow(kind, chance.getrandbits(30), after=number, delay_s=time)
+        SeededFault(kind, chance.getrandbits(30), after=number, delay_s=time)
         for number, (kind, time) in enumerate(zip(kinds[1:], times[1:], strict=True))
     ]
-    return (first, *rest, Blow("calm", 0, after=blows - 1, delay_s=2.0))
+    return (first, *rest, SeededFault("calm", 0, after=count - 1, delay_s=2.0))
 
 
-def strike(blow: Blow, folder: Path, training: Collection[tuple[str, int]], signal: Callable[[int, str], None]) -> str:
+def inject(
+    fault: SeededFault, folder: Path, training: Collection[tuple[str, int]], signal: Callable[[int, str], None]
+) -> str:
     """Let it happen; returns what did.
 
     Args:
-        blow: Which.
+        fault: Which.
         folder: Of the job, with its list of hosts.
         training: Worker and process number of each member of the world that trains.
         signal: Sends a process the signal of a name.
     """
-    chance = random.Random(blow.seed)
-    if blow.kind == "kill one":
+    chance = random.Random(fault.seed)
+    if fault.kind == "kill one":
         if len(training) < 2:
             return "nothing"
         worker, pid = chance.choice(sorted(training))
         signal(pid, "SIGKILL")
         return f"killed {worker} {pid}"
     hosts = dict(line.split(":") for line in (folder / "hosts").read_text().split())
-    kind = blow.kind
+    kind = fault.kind
     others = sorted(member for member in training if member[0] != "localhost:0")
     if kind in ("kill", "stop", "drain") and (len(training) < 2 or not others):
         kind = "add"  # the last one that holds the state is left alone: this is not about checkpoints

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from storm import Blow
+from chaos import SeededFault
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "terminate": signal.SIGTERM}
 CRASH = "this failure was ordered by the test"
@@ -115,7 +115,7 @@ class Outside:
     delay_s: float = 0.0
 
 
-AnyFault = Fault | HostChange | RandomKill | Interrupt | Outside | Blow
+AnyFault = Fault | HostChange | RandomKill | Interrupt | Outside | SeededFault
 
 
 def kill(**where: Any) -> Fault:

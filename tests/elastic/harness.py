@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from chaos import SeededFault, inject
 from faults import AnyFault, Fault, HostChange, Interrupt, Outside, RandomKill, mark_fired, save_faults
-from storm import Blow, strike
 from training import Training
 
 HERE = Path(__file__).resolve().parent
@@ -229,7 +229,7 @@ def _due(fault: AnyFault, folder: Path, trace: _TraceReader, now: float) -> floa
         return trace.moments[fault.since] + moment if fault.since in trace.moments else None
     if isinstance(fault, Interrupt):
         return now if trace.step >= fault.step else None
-    assert isinstance(fault, HostChange | Outside | Blow)
+    assert isinstance(fault, HostChange | Outside | SeededFault)
     struck = fault.after is None or (folder / "fired" / f"{fault.after}.0").exists()
     ready = struck and trace.step >= fault.step and fault.size in (None, trace.size)
     return now + fault.delay_s if ready else None
@@ -248,9 +248,9 @@ def _act(fault: AnyFault, folder: Path, trace: _TraceReader, launcher: subproces
         with open(folder / "trace" / "outside.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         fault.act()
-    elif isinstance(fault, Blow):
-        what = strike(fault, folder, trace.training(), lambda pid, name: _send(pid, signal.Signals[name]))
-        line = {"t": time.monotonic(), "what": "fired", "worker": "outside", "pid": 0, "blow": what}
+    elif isinstance(fault, SeededFault):
+        what = inject(fault, folder, trace.training(), lambda pid, name: _send(pid, signal.Signals[name]))
+        line = {"t": time.monotonic(), "what": "fired", "worker": "outside", "pid": 0, "injected": what}
         with open(folder / "trace" / "outside.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
     elif isinstance(fault, HostChange):

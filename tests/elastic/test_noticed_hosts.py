@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +11,9 @@ import pytest
 from faults import Outside
 from harness import Job, Outcome
 from invariants import check
+from metadata_server import Ec2Metadata, GoogleMetadata
 from test_terminated import saved, step, training
 from training import Training
-
-sys.path.append(str(Path(__file__).parents[1] / "contract"))
-
-from metadata_server import Ec2Metadata, GoogleMetadata
 
 LONG_GLOO_TIMEOUT = ("--gloo-timeout-seconds", "600")
 LEFT_S = 100

@@ -15,8 +15,6 @@ import pytest
 from harness import HERE, REPOSITORY, Job, Outcome
 from ssh_hosts import serve
 
-sys.path.append(str(REPOSITORY / "tests" / "contract"))
-
 TRAIN = f"""\
 import sys
 from pathlib import Path

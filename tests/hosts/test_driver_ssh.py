@@ -15,7 +15,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from children import Ears, command_lines, end, gone, launcher, lives, python, run, shell
+from children import CollectedOutput, command_lines, end, gone, launcher, lives, python, run, shell
 from ssh_hosts import HOSTS, SSH, SSHD, serve
 
 from edl_hvd.driver.network import is_local
@@ -41,17 +41,19 @@ def _ssh_first_in_path(server, monkeypatch):
     monkeypatch.setenv("PATH", f"{server.tools}{os.pathsep}{os.environ['PATH']}")
 
 
-async def start(words: tuple[str, ...], ears: Ears, ssh: Ssh | None = None, host: str = HOST) -> WorkerProcess:
-    return await launcher(words, ears, local=False, ssh=ssh).start(f"{host}:0", {})
+async def start(
+    words: tuple[str, ...], output: CollectedOutput, ssh: Ssh | None = None, host: str = HOST
+) -> WorkerProcess:
+    return await launcher(words, output, local=False, ssh=ssh).start(f"{host}:0", {})
 
 
-def outcome_of(words: tuple[str, ...], ssh: Ssh | None = None, host: str = HOST) -> tuple[Exit, Ears]:
-    ears = Ears()
+def outcome_of(words: tuple[str, ...], ssh: Ssh | None = None, host: str = HOST) -> tuple[Exit, CollectedOutput]:
+    output = CollectedOutput()
 
     async def follow():
-        return await (await start(words, ears, ssh, host)).wait()
+        return await (await start(words, output, ssh, host)).wait()
 
-    return asyncio.run(follow()), ears
+    return asyncio.run(follow()), output
 
 
 def test_lines_arrive_by_stream_and_everything_that_was_written_does(server):
@@ -59,10 +61,10 @@ def test_lines_arrive_by_stream_and_everything_that_was_written_does(server):
     code = (
         "import sys; [print(n, file=f) for n in range(20_000) for f in (sys.stdout, sys.stderr)]; print('end', end='')"
     )
-    exit_, ears = outcome_of(python(code))
+    exit_, output = outcome_of(python(code))
     assert exit_ == Exit(0, None)
     numbers = b"".join(b"%d\n" % n for n in range(20_000))
-    assert (ears.text(), ears.text("stderr")) == (numbers + b"end", numbers)
+    assert (output.text(), output.text("stderr")) == (numbers + b"end", numbers)
     assert server.logins()[before:] == [HOST]
 
 
@@ -73,15 +75,15 @@ def test_the_exit_code_is_the_workers_and_not_that_of_ssh(code):
 
 
 def test_the_signal_is_the_workers():
-    exit_, ears = outcome_of(python("import os; os.kill(os.getpid(), 9)"))
+    exit_, output = outcome_of(python("import os; os.kill(os.getpid(), 9)"))
     assert (exit_, exit_.text) == (Exit(None, signal.SIGKILL), "killed by SIGKILL")
-    assert ears.heard == []
+    assert output.heard == []
 
 
 def test_a_grandchild_that_keeps_the_output_open_does_not_hold_the_end_back():
-    exit_, ears = outcome_of(shell("sleep 1000 & echo grandchild $!"))
+    exit_, output = outcome_of(shell("sleep 1000 & echo grandchild $!"))
     assert exit_ == Exit(0, None)
-    grandchild = int(ears.text().split()[1])
+    grandchild = int(output.text().split()[1])
     assert lives(grandchild), "a worker that ends well may leave something running"
     end(grandchild)
 
@@ -89,10 +91,10 @@ def test_a_grandchild_that_keeps_the_output_open_does_not_hold_the_end_back():
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_terminate_and_kill_reach_the_worker_and_its_children(how):
     async def test():
-        ears = Ears()
+        output = CollectedOutput()
         ignore = "" if how == signal.SIGTERM else "trap '' TERM;"
-        process = await start(shell(f"{ignore} sleep 1000 & echo grandchild $!; echo worker $$; wait"), ears)
-        worker, grandchild = await ears.number("worker"), await ears.number("grandchild")
+        process = await start(shell(f"{ignore} sleep 1000 & echo grandchild $!; echo worker $$; wait"), output)
+        worker, grandchild = await output.number("worker"), await output.number("grandchild")
         process.terminate()
         if how == signal.SIGKILL:
             process.kill()
@@ -114,14 +116,14 @@ def test_variables_arrive_exactly_and_those_of_this_login_do_not():
     every_byte = os.fsdecode(bytes(range(1, 256)))
     quotes = ' it\'s "quoted" $HOME `id` \\ \n\n !x #\t* ~ '
     environment = {"PATH": os.environ["PATH"], "ONE": every_byte, "DISPLAY": "here:0", "HOME": "/here", "LC_ALL": "C"}
-    ears = Ears()
+    output = CollectedOutput()
 
     async def test():
-        starts = launcher(python(TOLD), ears, local=False, environment=environment)
+        starts = launcher(python(TOLD), output, local=False, environment=environment)
         assert await (await starts.start(WORKER, {"TWO": quotes})).wait() == Exit(0, None)
 
     run(test)
-    told = json.loads(ears.text())
+    told = json.loads(output.text())
     told = {os.fsdecode(bytes.fromhex(name)): os.fsdecode(bytes.fromhex(value)) for name, value in told.items()}
     assert (told["ONE"], told["TWO"], told["PYTHONUNBUFFERED"]) == (every_byte, quotes, "1")
     assert told["PATH"] == os.environ["PATH"]
@@ -133,11 +135,11 @@ def test_no_command_line_on_either_host_shows_a_variable():
     secret = secrets.token_hex()
 
     async def test():
-        ears = Ears()
+        output = CollectedOutput()
         environment = {"PATH": os.environ["PATH"], "FOR_ALL": secret}
-        starts = launcher(shell("sleep 1000 & echo worker $$; wait"), ears, False, environment)
+        starts = launcher(shell("sleep 1000 & echo worker $$; wait"), output, False, environment)
         process = await starts.start(WORKER, {"FOR_ONE": secret})
-        worker = await ears.number("worker")
+        worker = await output.number("worker")
         assert secret.encode() in Path(f"/proc/{worker}/environ").read_bytes()
         lines = command_lines()
         assert HOST.encode() in lines
@@ -177,9 +179,9 @@ def test_a_worker_outlives_its_connection_and_may_print(tmp_path, victim):
     os.mkfifo(fifo)
 
     async def test():
-        ears = Ears()
-        process = await start(python(ORPHAN.format(fifo=str(fifo))), ears)
-        worker = await ears.number("worker")
+        output = CollectedOutput()
+        process = await start(python(ORPHAN.format(fifo=str(fifo))), output)
+        worker = await output.number("worker")
         try:
             end(process.pid if victim == "ssh" else session_server(worker))
             exit_ = await process.wait()
@@ -198,9 +200,9 @@ def test_a_worker_outlives_its_connection_and_may_print(tmp_path, victim):
 
 def test_the_supervisor_ends_with_its_worker_when_nobody_listens(tmp_path):
     async def test():
-        ears = Ears()
-        process = await start(shell("echo worker $$; exec sleep 1000"), ears)
-        worker = await ears.number("worker")
+        output = CollectedOutput()
+        process = await start(shell("echo worker $$; exec sleep 1000"), output)
+        worker = await output.number("worker")
         watching = parent(worker)
         end(process.pid)
         await process.wait()
@@ -224,11 +226,11 @@ def test_a_refused_connection_is_told_in_one_sentence():
 
 
 def test_an_unknown_host_is_told_in_one_sentence():
-    exit_, ears = outcome_of(shell("true"), host="no-such-host.invalid")
+    exit_, output = outcome_of(shell("true"), host="no-such-host.invalid")
     assert exit_.text.startswith(
         "ssh could not connect to host no-such-host.invalid (exit code 255): ssh: Could not res"
     )
-    assert b"Could not resolve hostname" in ears.text("stderr")
+    assert b"Could not resolve hostname" in output.text("stderr")
 
 
 def test_a_key_that_the_host_does_not_know_is_told_in_one_sentence(tmp_path, server, monkeypatch):
@@ -266,9 +268,9 @@ def test_what_the_host_lacks_is_told_in_one_sentence():
 
 def test_many_workers_of_a_host_start_at_once(server):
     async def test():
-        ears = Ears()
+        output = CollectedOutput()
         program = Program(shell("true"), {"PATH": os.environ["PATH"]}, "/")
-        starts = Launcher(program, Ssh(), is_local, ears.take)
+        starts = Launcher(program, Ssh(), is_local, output.take)
         processes = await asyncio.gather(*(starts.start(f"{HOST}:{slot}", {}) for slot in range(16)))
         assert [await process.wait() for process in processes] == [Exit(0, None)] * 16
 

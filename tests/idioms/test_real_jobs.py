@@ -7,17 +7,15 @@ import sys
 import warnings
 from pathlib import Path
 
+import harness
 import pytest
 import torch
 from all_idioms import IDIOMS
+from faults import kill
 from idiom_script import EPOCHS, EXACT, MICRO_BATCHES
 from idioms import Job, differences, flattened
 from simulation import Simulation
 from torch.utils.data import DataLoader
-
-sys.path.append(str(Path(__file__).parents[1] / "elastic"))
-import harness
-from faults import kill
 
 import edl_hvd
 from edl_hvd.errors import EdlHvdWarning, UsageError

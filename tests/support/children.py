@@ -40,8 +40,8 @@ def pretend_ssh(folder: Path, shell: str, before: str = "") -> Path:
     return folder
 
 
-class Ears:
-    """Hears the output of workers."""
+class CollectedOutput:
+    """Keeps what workers print."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, str, bytes]] = []
@@ -67,14 +67,14 @@ class Ears:
 
 def launcher(
     words: tuple[str, ...],
-    ears: Ears,
+    output: CollectedOutput,
     local: bool,
     environment: dict[str, str] | None = None,
     folder: Path | str = "/",
     ssh: Ssh | None = None,
 ) -> Launcher:
     environment = {"PATH": os.environ["PATH"]} if environment is None else environment
-    return Launcher(Program(words, environment, str(folder)), ssh or Ssh(), lambda host: local, ears.take)
+    return Launcher(Program(words, environment, str(folder)), ssh or Ssh(), lambda host: local, output.take)
 
 
 def python(code: str) -> tuple[str, ...]:
@@ -91,7 +91,7 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 async def _bounded(work: Coroutine[Any, Any, Result]) -> Result:
-    """As ``soon`` in ``tests/waiting.py``, which programs that import this module cannot import."""
+    """As ``soon`` in ``tests/support/waiting.py``, which programs that import this module cannot import."""
     return await asyncio.wait_for(work, _LONG_S)
 
 
@@ -134,13 +134,13 @@ def command_lines() -> bytes:
     return b"\n".join(found)
 
 
-def outcome_of(words: tuple[str, ...], local: bool, **options) -> tuple[Exit, Ears, list[str]]:
+def outcome_of(words: tuple[str, ...], local: bool, **options) -> tuple[Exit, CollectedOutput, list[str]]:
     """Run a worker to its end."""
-    ears = Ears()
+    output = CollectedOutput()
 
     async def follow():
-        process = await launcher(words, ears, local, **options).start(WORKER, {})
+        process = await launcher(words, output, local, **options).start(WORKER, {})
         return await process.wait(), process.last_lines
 
     exit_, last_lines = asyncio.run(_bounded(follow()))
-    return exit_, ears, last_lines
+    return exit_, output, last_lines

@@ -6,7 +6,7 @@ import json
 import pickle
 from collections.abc import Callable
 
-from damage import (
+from corruption import (
     EMPTY,
     EXPLODED,
     MANIFEST,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 
-from damage import (
+from corruption import (
     COUNTS,
     EMPTY,
     EXPLODED,

@@ -33,7 +33,7 @@ def steps(seconds: Callable[[int], float] | float, count: int | None = None) -> 
         yield "stepped", 0.0
 
 
-class Puppet:
+class FakeWorker:
     """One worker. ``silent``: it cannot say anything, although it runs; ``told``: what it calls its phase compute."""
 
     def __init__(self, clock: FakeClock, script: Script) -> None:
@@ -75,13 +75,13 @@ class Puppet:
         return replace(beat, phase=self.told) if beat.phase == "compute" else beat
 
 
-class Stage:
-    """A world of puppets and its watch. Time passes in :meth:`play` only."""
+class FakeJob:
+    """A world of workers and its watch. Time passes in :meth:`play` only."""
 
     def __init__(self, *scripts: Script) -> None:
         self.clock = FakeClock()
-        self.puppets = {
-            f"{name}:0": Puppet(self.clock, script) for name, script in zip("abcdefgh", scripts, strict=False)
+        self.workers = {
+            f"{name}:0": FakeWorker(self.clock, script) for name, script in zip("abcdefgh", scripts, strict=False)
         }
         self.watch = HangDetector(self.clock.now_s)
         self.generation = 1
@@ -106,29 +106,29 @@ class Stage:
         for _ in range(int(seconds / BEAT_S)):
             self.clock.sleep(BEAT_S)
             self._go_on()
-            said += [(worker, puppet.beat(self.generation)) for worker, puppet in self.puppets.items()]
+            said += [(worker, fake.beat(self.generation)) for worker, fake in self.workers.items()]
         for worker, beat in said:
             self.watch.heard(worker, 1, beat, self.clock.now_s)
 
     def look(self) -> Findings:
         silent = {worker: self.clock.now_s - since for worker, since in self._silent_since.items()}
         silent = {worker: seconds for worker, seconds in silent.items() if seconds > 2.0}
-        return self.watch.look(self.generation, list(self.puppets), silent, self.clock.now_s)
+        return self.watch.look(self.generation, list(self.workers), silent, self.clock.now_s)
 
     def _move(self) -> None:
         self._go_on()
-        for worker, puppet in self.puppets.items():
-            if puppet.silent:
+        for worker, fake in self.workers.items():
+            if fake.silent:
                 self._silent_since.setdefault(worker, self.clock.now_s - BEAT_S)
             else:
                 self._silent_since.pop(worker, None)
-                self.watch.heard(worker, 1, puppet.beat(self.generation), self.clock.now_s)
+                self.watch.heard(worker, 1, fake.beat(self.generation), self.clock.now_s)
 
     def _go_on(self) -> None:
         for _ in range(1000):  # many batches may fit into a quarter of a second
-            for puppet in self.puppets.values():
-                puppet.go_on()
-            if not all(puppet.waits for puppet in self.puppets.values()):
+            for fake in self.workers.values():
+                fake.go_on()
+            if not all(fake.waits for fake in self.workers.values()):
                 return
-            for puppet in self.puppets.values():
-                puppet.finish_wait()
+            for fake in self.workers.values():
+                fake.finish_wait()

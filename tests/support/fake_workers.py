@@ -16,7 +16,7 @@ from edl_hvd.hosts import HostSlots
 
 
 @dataclass
-class Puppet:
+class FakeWorker:
     """One process. ``generation`` is 0 outside a world."""
 
     incarnation: int
@@ -29,8 +29,8 @@ class Puppet:
     broken: bool = False
 
 
-class Stage:
-    """A membership and its puppets; checks after each event what always has to hold.
+class FakeJob:
+    """A membership and its workers; checks after each event what always has to hold.
 
     Attributes:
         lived: Everything that happened, ticks without consequence as well.
@@ -40,7 +40,7 @@ class Stage:
         self.rules = rules
         self.now_s = 0.0
         self.membership = begin(rules, 0.0)
-        self.puppets: dict[str, Puppet] = {}
+        self.workers: dict[str, FakeWorker] = {}
         self.step = 0
         self.generation = 0
         self.end: events.End | None = None
@@ -50,9 +50,9 @@ class Stage:
 
     def handle(self, event: events.MembershipEvent) -> None:
         if isinstance(event, events.Exited):
-            puppet = self.puppets.get(event.worker)
-            if puppet is not None and puppet.incarnation == event.incarnation:
-                del self.puppets[event.worker]
+            fake = self.workers.get(event.worker)
+            if fake is not None and fake.incarnation == event.incarnation:
+                del self.workers[event.worker]
         self.membership, actions = self._recorder.transition(self.membership, event, self.now_s)
         self.lived.append(Decision(self.now_s, event, actions, self.membership, actions))
         for action in actions:
@@ -61,25 +61,25 @@ class Stage:
     def _obey(self, action: events.Action) -> None:
         assert self.end is None, f"something is done after the end: {action}"
         if isinstance(action, events.Spawn):
-            assert action.worker not in self.puppets, f"two processes in one slot: {action}"
-            self.puppets[action.worker] = Puppet(action.incarnation)
+            assert action.worker not in self.workers, f"two processes in one slot: {action}"
+            self.workers[action.worker] = FakeWorker(action.incarnation)
         elif isinstance(action, events.Publish):
             self._obey_publish(action)
         elif isinstance(action, events.Follow):
             assert action.generation == self.generation
-            assert self.puppets[action.guide].generation == self.generation, "the guide is a member"
-            assert self.puppets[action.worker].state == "ready"
-            self.puppets[action.worker].follows = action.generation
+            assert self.workers[action.guide].generation == self.generation, "the guide is a member"
+            assert self.workers[action.worker].state == "ready"
+            self.workers[action.worker].follows = action.generation
         elif isinstance(action, events.RequestResize):
             assert action.generation == self.generation
-            for puppet in self.puppets.values():
-                puppet.change = puppet.change or puppet.generation == action.generation
+            for fake in self.workers.values():
+                fake.change = fake.change or fake.generation == action.generation
         elif isinstance(action, (events.ShutDownWorker, events.Kill)):
-            assert self.puppets[action.worker].incarnation == action.incarnation
+            assert self.workers[action.worker].incarnation == action.incarnation
             if isinstance(action, events.ShutDownWorker):
                 self._obey_dismiss(action)
             else:
-                self.puppets[action.worker].state = "dying"
+                self.workers[action.worker].state = "dying"
         elif isinstance(action, events.End):
             self.end = action
 
@@ -91,76 +91,76 @@ class Stage:
         assert len(publish.members) <= self.rules.max_np + 1, "one more than allowed may be there to hand the state on"
         self.generation = publish.generation
         for member in publish.members:
-            puppet = self.puppets[member]
-            assert puppet.state == "ready", f"{member} is {puppet.state}, and yet a member"
-            puppet.state, puppet.generation, puppet.formed, puppet.change = "member", publish.generation, False, False
-            puppet.broken = False
+            fake = self.workers[member]
+            assert fake.state == "ready", f"{member} is {fake.state}, and yet a member"
+            fake.state, fake.generation, fake.formed, fake.change = "member", publish.generation, False, False
+            fake.broken = False
 
     def _obey_dismiss(self, dismiss: events.ShutDownWorker) -> None:
-        puppet = self.puppets[dismiss.worker]
-        assert puppet.state != "member", "a member is asked to leave, not sent away"
-        if puppet.step >= 0 and not dismiss.save and self.membership.finishing_s is None:
-            others = [other for name, other in self.puppets.items() if name != dismiss.worker]
+        fake = self.workers[dismiss.worker]
+        assert fake.state != "member", "a member is asked to leave, not sent away"
+        if fake.step >= 0 and not dismiss.save and self.membership.finishing_s is None:
+            others = [other for name, other in self.workers.items() if name != dismiss.worker]
             assert any(other.step >= 0 for other in others), "the only holder of the state was sent away"
-        puppet.state = "dismissed"
+        fake.state = "dismissed"
 
-    # --- what puppets do ---
+    # --- what workers do ---
 
     def be_ready(self, worker: str) -> None:
-        puppet = self.puppets[worker]
-        puppet.state, puppet.generation, puppet.change, puppet.broken = "ready", 0, False, False
-        self.handle(events.Ready(worker, puppet.incarnation, puppet.step))
+        fake = self.workers[worker]
+        fake.state, fake.generation, fake.change, fake.broken = "ready", 0, False, False
+        self.handle(events.Ready(worker, fake.incarnation, fake.step))
 
     def form(self, worker: str) -> None:
-        puppet = self.puppets[worker]
-        puppet.formed = True
-        members = [other for other in self.puppets.values() if other.generation == self.generation]
+        fake = self.workers[worker]
+        fake.formed = True
+        members = [other for other in self.workers.values() if other.generation == self.generation]
         if all(other.formed for other in members):
             self.step += 1
             for other in members:
                 other.step = self.step  # the state is level now
-        self.handle(events.Formed(worker, puppet.incarnation, puppet.generation))
+        self.handle(events.Formed(worker, fake.incarnation, fake.generation))
 
     def fail(self, worker: str, step: int, error: str) -> None:
         """Its script raises an error; its process ends later."""
-        puppet = self.puppets[worker]
-        self._break_world(puppet)
-        puppet.state, puppet.generation = "failing", 0
-        self.handle(events.Raised(worker, puppet.incarnation, step, error))
+        fake = self.workers[worker]
+        self._break_world(fake)
+        fake.state, fake.generation = "failing", 0
+        self.handle(events.Raised(worker, fake.incarnation, step, error))
 
-    def _break_world(self, puppet: Puppet) -> None:
-        for other in self.puppets.values():
-            other.broken = other.broken or other.generation == puppet.generation > 0
+    def _break_world(self, fake: FakeWorker) -> None:
+        for other in self.workers.values():
+            other.broken = other.broken or other.generation == fake.generation > 0
 
     def exit(self, worker: str, clean: bool = False) -> None:
-        puppet = self.puppets[worker]
-        self._break_world(puppet)
-        self.handle(events.Exited(worker, puppet.incarnation, clean, "exit code 0" if clean else "killed by SIGKILL"))
+        fake = self.workers[worker]
+        self._break_world(fake)
+        self.handle(events.Exited(worker, fake.incarnation, clean, "exit code 0" if clean else "killed by SIGKILL"))
 
     def move_on(self, worker: str) -> None:
         """The next thing that a worker in good health does."""
-        puppet = self.puppets[worker]
-        if puppet.state == "starting":
+        fake = self.workers[worker]
+        if fake.state == "starting":
             self.be_ready(worker)
-        elif puppet.state == "ready" and puppet.follows:
-            follows, puppet.follows = puppet.follows, 0
-            self.handle(events.CaughtUp(worker, puppet.incarnation, follows))
-        elif puppet.state in ("failing", "dismissed", "dying"):
-            self.exit(worker, clean=puppet.state == "dismissed")
-        elif puppet.state == "member":
-            if puppet.broken:
+        elif fake.state == "ready" and fake.follows:
+            follows, fake.follows = fake.follows, 0
+            self.handle(events.CaughtUp(worker, fake.incarnation, follows))
+        elif fake.state in ("failing", "dismissed", "dying"):
+            self.exit(worker, clean=fake.state == "dismissed")
+        elif fake.state == "member":
+            if fake.broken:
                 self.be_ready(worker)
-            elif not puppet.formed:
+            elif not fake.formed:
                 self.form(worker)
-            elif puppet.change:
+            elif fake.change:
                 self.be_ready(worker)
 
     def settle(self, seconds: float = 30.0) -> None:
         """Let everybody do what they do in good health, for a while."""
         until_s = self.now_s + seconds
         while self.now_s < until_s and self.end is None:
-            for worker in list(self.puppets):
-                if worker in self.puppets:
+            for worker in list(self.workers):
+                if worker in self.workers:
                     self.move_on(worker)
             self.now_s += 0.25
             self.handle(events.Tick())
@@ -174,17 +174,17 @@ class Stage:
     @property
     def running(self) -> list[str]:
         """Members of the world that trains."""
-        return [name for name, puppet in self.puppets.items() if puppet.state == "member" and puppet.formed]
+        return [name for name, fake in self.workers.items() if fake.state == "member" and fake.formed]
 
 
 @contextlib.contextmanager
-def kept_if_it_fails(stage: Stage, path: Path) -> Iterator[None]:
-    """A failure inside leaves the stage's history in a file, and shows it."""
+def kept_if_it_fails(job: FakeJob, path: Path) -> Iterator[None]:
+    """A failure inside leaves the job's history in a file, and shows it."""
     try:
         yield
     except BaseException:
-        path.write_text(stage.history)
-        print(f"to run this history again: edl-hvd replay {path}\n{stage.history}")
+        path.write_text(job.history)
+        print(f"to run this history again: edl-hvd replay {path}\n{job.history}")
         raise
 
 
@@ -216,54 +216,54 @@ HOSTS = ("a", "b", "c")
 EVERYWHERE = events.HostsFound(tuple(HostSlots(host, 2) for host in HOSTS))
 
 
-def random_stage(chance: random.Random) -> Stage:
+def random_job(chance: random.Random) -> FakeJob:
     """A job of up to five workers that outlives many failures."""
     num_proc = chance.randint(1, 3)
     rules = Rules(num_proc, chance.randint(1, num_proc), chance.randint(num_proc, 5), spares=chance.randint(0, 1))
-    return Stage(replace(rules, host_failures=5, elastic_timeout_s=3000, same_error_limit=5))
+    return FakeJob(replace(rules, host_failures=5, elastic_timeout_s=3000, same_error_limit=5))
 
 
-def play_at_random(stage: Stage, chance: random.Random, strikes: int) -> None:
+def run_at_random(job: FakeJob, chance: random.Random, injections: int) -> None:
     """From the first hosts on; in the end there are all hosts again."""
-    stage.handle(EVERYWHERE)
-    for _ in range(strikes):
-        if stage.end is None:
-            strike(stage, chance)
-    stage.handle(EVERYWHERE)
+    job.handle(EVERYWHERE)
+    for _ in range(injections):
+        if job.end is None:
+            inject(job, chance)
+    job.handle(EVERYWHERE)
 
 
-def strike(stage: Stage, chance: random.Random) -> None:
+def inject(job: FakeJob, chance: random.Random) -> None:
     """Let one thing happen that may happen in a real job."""
     kind = chance.choices(
         ("move", "time", "kill", "clean", "raise", "hosts", "lost", "drain", "done"),
         (40, 25, 8, 1, 4, 6, 3, 1, 0.2),
     )[0]
-    workers = sorted(stage.puppets)
+    workers = sorted(job.workers)
     if kind == "time" or (not workers and kind != "hosts"):
-        stage.now_s += chance.choice((0.01, 0.3, 1.0, 5.0, 20.0))
-        stage.handle(events.Tick())
+        job.now_s += chance.choice((0.01, 0.3, 1.0, 5.0, 20.0))
+        job.handle(events.Tick())
     elif kind == "hosts":
         found = [host for host in HOSTS if chance.random() < 0.7]
         failed_preflight = tuple(host for host in found if chance.random() < 0.1)
-        stage.handle(
+        job.handle(
             events.HostsFound(tuple(HostSlots(host, chance.randint(1, 2)) for host in found), failed_preflight)
         )
     elif kind == "drain":
         target, notice_s = chance.choice((*HOSTS, *workers)), chance.choice((0.0, 10.0, 120.0))
-        stage.handle(events.DrainRequested(target, notice_s, deferred=chance.random() < 0.5))
+        job.handle(events.DrainRequested(target, notice_s, deferred=chance.random() < 0.5))
     else:
-        _strike_worker(stage, chance, kind, chance.choice(workers))
+        _inject_into_worker(job, chance, kind, chance.choice(workers))
 
 
-def _strike_worker(stage: Stage, chance: random.Random, kind: str, worker: str) -> None:
-    puppet = stage.puppets[worker]
+def _inject_into_worker(job: FakeJob, chance: random.Random, kind: str, worker: str) -> None:
+    fake = job.workers[worker]
     if kind == "move":
-        stage.move_on(worker)
+        job.move_on(worker)
     elif kind in ("kill", "clean"):
-        stage.exit(worker, clean=kind == "clean")
-    elif kind == "raise" and puppet.state == "member":
-        stage.fail(worker, stage.step, chance.choice(("ValueError: x", "OSError: y")))
+        job.exit(worker, clean=kind == "clean")
+    elif kind == "raise" and fake.state == "member":
+        job.fail(worker, job.step, chance.choice(("ValueError: x", "OSError: y")))
     elif kind == "lost":
-        stage.handle(events.Lost(worker, puppet.incarnation, "it said nothing"))
-    elif kind == "done" and puppet.state == "member" and puppet.formed:
-        stage.handle(events.Done(worker, puppet.incarnation))
+        job.handle(events.Lost(worker, fake.incarnation, "it said nothing"))
+    elif kind == "done" and fake.state == "member" and fake.formed:
+        job.handle(events.Done(worker, fake.incarnation))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from edl_hvd.driver.job_folder import files as job_files
 from edl_hvd.settings import runtime_folders
-
-sys.path.append(str(Path(__file__).parents[1] / "idioms"))  # its simulated jobs
 
 
 @pytest.fixture

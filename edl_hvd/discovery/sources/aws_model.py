@@ -1,7 +1,7 @@
 """The operations and fields of AWS that this package uses, as a service model of botocore.
 
 botocore's own model of EC2 has about 750 operations: loading it takes 0.2 s and 26 MiB in each process, and every
-field of every instance is then parsed at every request. ``tests/unit/test_aws_model.py``
+field of every instance is then parsed at every request. ``tests/unit/discovery/test_aws_model.py``
 compares these with botocore's.
 """
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 import edl_hvd
 from catalogue.steps import make_model
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "unit"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 from lamb import LAMB
 
 

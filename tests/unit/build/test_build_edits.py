@@ -55,4 +55,4 @@ def test_every_mend_says_what_it_mends_and_what_shows_it() -> None:
     for one in MENDS:
         assert one.defect
         assert one.edits
-        assert Path(__file__).parents[2].joinpath(one.shown_by).is_file(), one.shown_by
+        assert Path(__file__).parents[3].joinpath(one.shown_by).is_file(), one.shown_by

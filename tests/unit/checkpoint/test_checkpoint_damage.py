@@ -25,7 +25,7 @@ import damaged_shards
 import pytest
 import torch
 from checkpoints import assert_equal, write
-from damage import (
+from corruption import (
     CHUNK_BYTES,
     COUNTS,
     EMPTY,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from fake_world import alone
 from torch.utils.data import DataLoader, TensorDataset
-from worlds import alone
 
 import edl_hvd
 from edl_hvd.checkpoint import restore, steps

@@ -13,7 +13,7 @@ import pytest
 from edl_hvd.cli.edlrun import _COMMAND
 from edl_hvd.cli.main import commands
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 
 def all_commands() -> Iterator[tuple[str, click.Command, click.Context]]:

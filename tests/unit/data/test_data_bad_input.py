@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fake_world import alone
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
-from worlds import alone
 
 import edl_hvd
 from edl_hvd.errors import StateError, UsageError

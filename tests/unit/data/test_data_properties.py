@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from fake_world import alone
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
-from worlds import alone
 
 import edl_hvd
 from edl_hvd.data.order import GroupedOrder, Order, ShuffledOrder, WeightedOrder

@@ -176,7 +176,7 @@ def test_a_source_with_endless_new_problems_is_cut_short():
 
 
 @dataclass
-class Puppet(Source):
+class ScriptedSource(Source):
     """A source that answers what a test puts into ``script``, one entry per question; blocks while there is none."""
 
     script: queue.SimpleQueue[Hosts | Exception] = field(default_factory=queue.SimpleQueue)
@@ -211,32 +211,34 @@ class Told:
 
 
 @pytest.fixture
-def puppet():
-    made = Puppet()
+def scripted():
+    made = ScriptedSource()
     yield made
     made.script.put(DiscoveryError("the test is over"))  # lets a thread that still waits end
 
 
-def watching(source: Puppet | Script, told: Told, clock: FakeClock | None = None, **settings: float) -> HostWatch:
+def watching(
+    source: ScriptedSource | Script, told: Told, clock: FakeClock | None = None, **settings: float
+) -> HostWatch:
     watch = HostWatch(source, told, told, clock=clock or FakeClock(), **{"every_s": 0.0, **settings})
     watch.start()
     return watch
 
 
-def answer_all(puppet: Puppet, *heard: Hosts | Exception) -> None:
+def answer_all(scripted: ScriptedSource, *heard: Hosts | Exception) -> None:
     """Hosts, and return when the watch has judged all of it: it asks again only then."""
-    puppet.asked.acquire()
+    scripted.asked.acquire()
     for entry in heard:
-        puppet.script.put(entry)
-        puppet.asked.acquire()
-    puppet.asked.release()
+        scripted.script.put(entry)
+        scripted.asked.acquire()
+    scripted.asked.release()
 
 
-def test_a_watch_tells_changes_and_troubles_and_nothing_else(puppet):
+def test_a_watch_tells_changes_and_troubles_and_nothing_else(scripted):
     told, clock = Told(), FakeClock()
-    watch = watching(puppet, told, clock)
+    watch = watching(scripted, told, clock)
     failure = DiscoveryError("no\ncloud")
-    answer_all(puppet, (A,), (A,), failure, failure, (A, B), (B,), (A, B), (B,), (B,))
+    answer_all(scripted, (A,), (A,), failure, failure, (A, B), (B,), (A, B), (B,), (B,))
     watch.close()
     assert told.rest() == [(A,), "no cloud", (A, B), "the hosts are known again, after 0 s of trouble", (B,)]
     assert watch.hosts == (B,)
@@ -251,32 +253,32 @@ def test_a_watch_tells_changes_and_troubles_and_nothing_else(puppet):
         (ZeroDivisionError("x"), "internal error of the host source, please report: ZeroDivisionError: x"),
     ],
 )
-def test_garbage_is_a_problem_and_removes_nobody(puppet, garbage, words):
+def test_garbage_is_a_problem_and_removes_nobody(scripted, garbage, words):
     told = Told()
-    watch = watching(puppet, told)
-    answer_all(puppet, (A, B), garbage, garbage, garbage)
+    watch = watching(scripted, told)
+    answer_all(scripted, (A, B), garbage, garbage, garbage)
     watch.close()
     hosts, problem = told.rest()
     assert hosts == watch.hosts == (A, B)
     assert problem.startswith(words)
 
 
-def test_a_thousand_mishaps_in_a_row_remove_nobody(puppet):
+def test_a_thousand_mishaps_in_a_row_remove_nobody(scripted):
     told, seed = Told(), random.randrange(1 << 32)
     print(f"seed {seed}")
-    watch = watching(puppet, told)
+    watch = watching(scripted, told)
     heard = mishaps(random.Random(seed), 1000)
-    answer_all(puppet, (A, B, C), *(DiscoveryError(entry) if isinstance(entry, str) else entry for entry in heard))
+    answer_all(scripted, (A, B, C), *(DiscoveryError(entry) if isinstance(entry, str) else entry for entry in heard))
     watch.close()
     lists = [news for news in told.rest() if not isinstance(news, str)]
     assert all(hosts[:3] == (A, B, C) for hosts in lists)
 
 
-def test_a_source_that_hangs_is_told_and_believed_when_it_answers(puppet):
+def test_a_source_that_hangs_is_told_and_believed_when_it_answers(scripted):
     told = Told()
-    watch = watching(puppet, told, late_s=0.0)
+    watch = watching(scripted, told, late_s=0.0)
     assert told.next() == "the host source has not answered for 0 s; the hosts stay as they are until it does"
-    answer_all(puppet, (A,))
+    answer_all(scripted, (A,))
     assert told.next() == (A,)
     watch.close()
 
@@ -299,26 +301,26 @@ def test_a_notice_is_told_once_and_again_when_it_was_withdrawn_in_between():
     assert told.empty()
 
 
-def test_closing_does_not_wait_for_a_source_that_hangs(puppet):
+def test_closing_does_not_wait_for_a_source_that_hangs(scripted):
     told = Told()
-    watch = watching(puppet, told)
-    puppet.asked.acquire()
+    watch = watching(scripted, told)
+    scripted.asked.acquire()
     watch.close()  # returns, while the question is still open
-    puppet.script.put((A,))
+    scripted.script.put((A,))
     assert told.rest() == []
 
 
-def test_closing_does_not_wait_for_the_time_of_the_next_question(puppet):
+def test_closing_does_not_wait_for_the_time_of_the_next_question(scripted):
     told = Told()
-    watch = watching(puppet, told, every_s=1e6)
-    puppet.script.put((A,))
+    watch = watching(scripted, told, every_s=1e6)
+    scripted.script.put((A,))
     assert told.next() == (A,)
     watch.close()
     assert not any(thread.name == "edl_hvd host watch" for thread in threading.enumerate())
 
 
-def test_closing_before_the_start_and_from_a_callback_is_allowed(puppet):
-    HostWatch(puppet, Told(), Told()).close()
+def test_closing_before_the_start_and_from_a_callback_is_allowed(scripted):
+    HostWatch(scripted, Told(), Told()).close()
     closed = threading.Event()
     calls: list[Callable[[], None]] = []
 
@@ -326,10 +328,10 @@ def test_closing_before_the_start_and_from_a_callback_is_allowed(puppet):
         calls[0]()
         closed.set()
 
-    watch = HostWatch(puppet, close, Told(), every_s=0.0)
+    watch = HostWatch(scripted, close, Told(), every_s=0.0)
     calls.append(watch.close)
     watch.start()
-    puppet.script.put((A,))
+    scripted.script.put((A,))
     soon(closed)
 
 

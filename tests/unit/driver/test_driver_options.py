@@ -20,7 +20,7 @@ from edl_hvd.driver.membership.state import Rules
 from edl_hvd.errors import UsageError
 from edl_hvd.hosts import HostSlots
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 COMMAND = ("sh", "train.sh")
 PATH = {"PATH": os.defpath}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "imagenet"))  # as if the example had been started
+sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "imagenet"))  # as if the example had been started
 
 from arguments import check_world, one_line, parse_arguments
 from data import load_data
@@ -20,7 +20,7 @@ from model import build_model
 
 from edl_hvd.errors import UsageError
 
-TRAIN = Path(__file__).parents[2] / "examples" / "imagenet" / "train.py"
+TRAIN = Path(__file__).parents[3] / "examples" / "imagenet" / "train.py"
 
 
 @pytest.fixture(scope="module")

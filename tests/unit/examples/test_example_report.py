@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "imagenet"))  # as if the example had been started
+sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "imagenet"))  # as if the example had been started
 
 from picture import describe, draw
 from report import Promise, broken_promises, committed_history, summarize, throughput

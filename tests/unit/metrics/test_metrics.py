@@ -7,10 +7,10 @@ from fractions import Fraction
 
 import pytest
 import torch
+from fake_world import together
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score, top_k_accuracy_score
-from worlds import together
 
 from edl_hvd.data.evaluation import EvaluationSampler
 from edl_hvd.errors import StateError, UsageError

@@ -93,11 +93,11 @@ def test_no_test_waits_without_a_bound() -> None:
     tests = PACKAGE.parent / "tests"
     found = {
         f"{path.relative_to(tests)}:{line}"
-        for folder in ("unit", "contract")
+        for folder in ("unit", "support", "contract")
         for path in (tests / folder).rglob("*.py")
         for line in unbounded_waits(path.read_text())
     }
-    assert found == set(), "it can only hang; write soon(…) of tests/waiting.py, or give a bound"
+    assert found == set(), "it can only hang; write soon(…) of tests/support/waiting.py, or give a bound"
 
 
 @pytest.mark.parametrize(

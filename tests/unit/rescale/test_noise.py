@@ -7,10 +7,10 @@ import math
 
 import pytest
 import torch
+from fake_world import alone
 from simulation import Simulation
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from worlds import alone
 
 import edl_hvd
 from edl_hvd.events import read_events

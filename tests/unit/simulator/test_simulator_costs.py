@@ -13,8 +13,8 @@ from edl_hvd.errors import UsageError
 from edl_hvd.simulator.costs import Costs, flag_of
 from edl_hvd.simulator.measured import Measured, measure, with_measured
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text()
-BENCHMARKS = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text()
+DOCUMENT = (Path(__file__).parents[3] / "docs" / "simulate.md").read_text()
+BENCHMARKS = (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text()
 
 
 @pytest.mark.parametrize("entry", fields(Costs), ids=lambda entry: entry.name)

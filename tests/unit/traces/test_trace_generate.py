@@ -18,7 +18,7 @@ from edl_hvd.errors import UsageError
 from edl_hvd.traces.market import Market, _Fleet, generate
 from edl_hvd.traces.text import format_trace, parse_trace, read_trace
 
-SHIPPED = Path(__file__).parents[2] / "examples" / "traces" / "spot-day.csv"
+SHIPPED = Path(__file__).parents[3] / "examples" / "traces" / "spot-day.csv"
 CALM = Market(hosts=8, hours=6.0, shortages_per_day=0, life_h=1e9)
 
 

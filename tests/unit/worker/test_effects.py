@@ -7,8 +7,8 @@ import warnings
 
 import pytest
 import torch
+from fake_world import alone
 from torch.utils.data import DataLoader, TensorDataset
-from worlds import alone
 
 import edl_hvd
 from edl_hvd.checkpoint import steps

@@ -10,8 +10,8 @@ import threading
 import pytest
 import torch
 from clocks import FakeClock
+from fake_world import alone
 from waiting import soon
-from worlds import alone
 
 import edl_hvd
 from edl_hvd.worker.progress import Progress, progress, recognise

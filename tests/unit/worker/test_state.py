@@ -2,9 +2,9 @@ import random
 
 import pytest
 import torch
+from fake_world import alone
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from worlds import alone
 
 import edl_hvd
 from edl_hvd.errors import StateError, UsageError

@@ -29,6 +29,8 @@ from edl_hvd.hosts import HostSlots
 from edl_hvd.process_identity import is_alive, start_token
 from edl_hvd.settings import runtime_folders
 
+SUPPORT = Path(__file__).parents[4] / "tests" / "support"
+
 
 @contextlib.contextmanager
 def child(code: str = "import time; print('up', flush=True); time.sleep(1000)") -> Iterator[subprocess.Popen[str]]:
@@ -113,7 +115,7 @@ def test_a_folder_in_which_an_edlrun_lives_is_refused_to_others_with_and_without
     leave(job_dir, status(step=5))
     code = f"""if True:
         import sys, time
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        sys.path.insert(0, {str(SUPPORT)!r})
         from pathlib import Path
         from job_folders import claim, options
         with claim(options(Path({str(job_dir)!r}), resume=True)):

@@ -11,7 +11,7 @@ from typing import get_args
 
 import pytest
 from click.testing import CliRunner
-from puppets import Stage, check_replay, kept_if_it_fails, play_at_random, random_stage
+from fake_workers import FakeJob, check_replay, kept_if_it_fails, random_job, run_at_random
 
 from edl_hvd.cli.replay import replay_command
 from edl_hvd.driver.membership import events
@@ -31,18 +31,18 @@ def written(path: Path, *lines: object) -> Path:
     return path
 
 
-def played() -> Stage:
+def played() -> FakeJob:
     """A short job: two workers train, one is killed and comes back, both come to the end."""
-    stage = Stage(RULES)
-    stage.handle(ONE_HOST)
-    stage.settle(5)
-    stage.exit("a:1")
-    stage.settle(5)
+    job = FakeJob(RULES)
+    job.handle(ONE_HOST)
+    job.settle(5)
+    job.exit("a:1")
+    job.settle(5)
     for worker in ("a:0", "a:1"):
-        stage.handle(events.Done(worker, stage.puppets[worker].incarnation))
+        job.handle(events.Done(worker, job.workers[worker].incarnation))
     for worker in ("a:0", "a:1"):
-        stage.exit(worker, clean=True)
-    return stage
+        job.exit(worker, clean=True)
+    return job
 
 
 # --- written and replayed ---
@@ -51,43 +51,43 @@ def played() -> Stage:
 @pytest.mark.parametrize("seed", range(40))
 def test_a_random_history_written_and_replayed_gives_the_same_membership_and_the_same_actions(seed, tmp_path):
     chance = random.Random(seed)
-    stage = random_stage(chance)
-    with kept_if_it_fails(stage, tmp_path / "failed.jsonl"):
-        play_at_random(stage, chance, strikes=250)
-        stage.settle(100)
+    job = random_job(chance)
+    with kept_if_it_fails(job, tmp_path / "failed.jsonl"):
+        run_at_random(job, chance, injections=250)
+        job.settle(100)
     path = tmp_path / "history.jsonl"
-    path.write_text(stage.history)
-    check_replay(stage.lived, path)
+    path.write_text(job.history)
+    check_replay(job.lived, path)
 
 
 def test_a_history_that_is_looked_at_while_it_is_written_stays_exact(tmp_path):
-    stage = Stage(RULES)
-    stage.handle(ONE_HOST)
+    job = FakeJob(RULES)
+    job.handle(ONE_HOST)
     path = tmp_path / "history.jsonl"
     for _ in range(50):
-        stage.now_s += 0.05
-        stage.handle(events.Tick())
-        path.write_text(stage.history)
-        check_replay(stage.lived, path)
+        job.now_s += 0.05
+        job.handle(events.Tick())
+        path.write_text(job.history)
+        check_replay(job.lived, path)
 
 
 def test_time_that_passes_during_a_long_start_takes_one_line_and_counts(tmp_path):
     """Each tick of a start moves the moment from which a job without workers is given up."""
-    stage = Stage(replace(RULES, elastic_timeout_s=60))
-    stage.handle(ONE_HOST)
+    job = FakeJob(replace(RULES, elastic_timeout_s=60))
+    job.handle(ONE_HOST)
     for _ in range(20 * 100):
-        stage.now_s += 0.05
-        stage.handle(events.Tick())
-    stage.handle(events.HostsFound(()))
+        job.now_s += 0.05
+        job.handle(events.Tick())
+    job.handle(events.HostsFound(()))
     for worker in ("a:0", "a:1"):
-        stage.exit(worker)
-    stage.settle(100)
-    assert stage.end is not None
+        job.exit(worker)
+    job.settle(100)
+    assert job.end is not None
     path = tmp_path / "history.jsonl"
-    path.write_text(stage.history)
-    assert len(stage.lived) > 2000
+    path.write_text(job.history)
+    assert len(job.lived) > 2000
     assert len(read_history(path).entries) < 10
-    check_replay(stage.lived, path)
+    check_replay(job.lived, path)
 
 
 def test_an_event_that_the_state_machine_does_not_survive_is_the_last_line():
@@ -251,11 +251,11 @@ def test_a_replay_stops_where_it_is_told_to(tmp_path):
 
 
 def test_a_replay_as_json_holds_the_decisions_and_the_membership(tmp_path):
-    stage = played()
+    job = played()
     path = tmp_path / "history"
-    path.write_text(stage.history)
+    path.write_text(job.history)
     document = json.loads(shown(path, "--json"))
-    assert document["decisions"] == [json.loads(line) for line in stage.history.splitlines()[1:]]
+    assert document["decisions"] == [json.loads(line) for line in job.history.splitlines()[1:]]
     assert document["slots"]["a:1"]["incarnation"] == 2
     assert document["world"]["members"] == ["a:0", "a:1"]
     assert (document["end"], document["difference"], document["note"]) == ({"code": 0, "reason": ""}, None, "")
@@ -360,13 +360,13 @@ def test_every_event_and_every_action_has_its_words(tmp_path):
 
 
 def test_a_failing_history_is_kept_where_it_can_be_replayed(tmp_path, capsys):
-    stage = Stage(RULES)
-    stage.handle(ONE_HOST)
-    stage.exit("a:0")
-    stage.puppets["a:0"] = stage.puppets["a:1"]  # as if the process had not ended
+    job = FakeJob(RULES)
+    job.handle(ONE_HOST)
+    job.exit("a:0")
+    job.workers["a:0"] = job.workers["a:1"]  # as if the process had not ended
     path = tmp_path / "failed.jsonl"
-    with pytest.raises(AssertionError, match="two processes in one slot"), kept_if_it_fails(stage, path):
-        stage.settle(5)
+    with pytest.raises(AssertionError, match="two processes in one slot"), kept_if_it_fails(job, path):
+        job.settle(5)
     printed = capsys.readouterr().out
     assert f"edl-hvd replay {path}\n" in printed
     assert path.read_text() in printed

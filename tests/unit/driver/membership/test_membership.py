@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fake_workers import FakeJob, check_replay, kept_if_it_fails, random_job, run_at_random
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from puppets import Stage, check_replay, kept_if_it_fails, play_at_random, random_stage
 
 from edl_hvd.driver.membership import events
 from edl_hvd.driver.membership.draft import Draft
@@ -25,12 +25,12 @@ def hosts(*entries: str) -> events.HostsFound:
     return events.HostsFound(tuple(HostSlots(entry[0], int(entry[2])) for entry in entries))
 
 
-def training(*entries: str, rules: Rules = RULES) -> Stage:
+def training(*entries: str, rules: Rules = RULES) -> FakeJob:
     """A job that trains on these hosts."""
-    stage = Stage(rules)
-    stage.handle(hosts(*entries))
-    stage.settle(5)
-    return stage
+    job = FakeJob(rules)
+    job.handle(hosts(*entries))
+    job.settle(5)
+    return job
 
 
 def test_what_was_seen_of_a_draft_does_not_change():
@@ -51,277 +51,277 @@ def test_what_was_seen_of_a_draft_does_not_change():
 
 
 def test_a_job_starts_when_enough_workers_are_ready():
-    stage = training("a:1")
-    assert stage.running == []
-    stage.handle(hosts("a:1", "b:1"))
-    stage.settle(5)
-    assert stage.running == ["a:0", "b:0"]
+    job = training("a:1")
+    assert job.running == []
+    job.handle(hosts("a:1", "b:1"))
+    job.settle(5)
+    assert job.running == ["a:0", "b:0"]
 
 
 def test_a_crashed_worker_comes_back_in_its_slot_and_the_others_train_meanwhile():
-    stage = training("a:2")
-    stage.exit("a:1")
-    stage.move_on("a:0")
-    stage.move_on("a:0")
-    assert stage.running == ["a:0"]
-    stage.settle(5)
-    assert stage.running == ["a:0", "a:1"]
-    assert stage.puppets["a:1"].incarnation == 2
+    job = training("a:2")
+    job.exit("a:1")
+    job.move_on("a:0")
+    job.move_on("a:0")
+    assert job.running == ["a:0"]
+    job.settle(5)
+    assert job.running == ["a:0", "a:1"]
+    assert job.workers["a:1"].incarnation == 2
 
 
 def test_a_worker_that_ends_early_without_an_error_is_replaced():
     """Its script called ``sys.exit(0)``, say: the training is not complete."""
-    stage = training("a:2")
-    stage.exit("a:1", clean=True)
-    stage.settle(10)
-    assert stage.end is None
-    assert stage.running == ["a:0", "a:1"]
-    assert stage.puppets["a:1"].incarnation == 2
+    job = training("a:2")
+    job.exit("a:1", clean=True)
+    job.settle(10)
+    assert job.end is None
+    assert job.running == ["a:0", "a:1"]
+    assert job.workers["a:1"].incarnation == 2
 
 
 def test_ranks_follow_the_order_in_which_hosts_are_listed():
-    stage = training("b:2", "a:1", "c:1")
-    assert stage.membership.world.members == ("b:0", "b:1", "a:0", "c:0")
+    job = training("b:2", "a:1", "c:1")
+    assert job.membership.world.members == ("b:0", "b:1", "a:0", "c:0")
 
 
 def test_the_pause_before_a_restart_doubles_and_starts_small_again_after_a_steady_run():
-    stage = training("a:2", rules=replace(RULES, host_failures=100))
+    job = training("a:2", rules=replace(RULES, host_failures=100))
     pauses = []
     for run_s in (0, 0, 0, 100):
-        stage.settle(run_s)
-        stage.exit("a:1")
-        left_s = stage.now_s
-        while "a:1" not in stage.puppets:
-            stage.now_s += 0.25
-            stage.handle(events.Tick())
-        pauses.append(stage.now_s - left_s)
-        stage.settle(5)
+        job.settle(run_s)
+        job.exit("a:1")
+        left_s = job.now_s
+        while "a:1" not in job.workers:
+            job.now_s += 0.25
+            job.handle(events.Tick())
+        pauses.append(job.now_s - left_s)
+        job.settle(5)
     assert pauses == [1, 2, 4, 1]
 
 
 def test_a_host_that_keeps_failing_is_set_aside_and_comes_back_after_its_cooldown():
-    stage = training("a:1", "b:1")
+    job = training("a:1", "b:1")
     for _ in range(3):
-        stage.exit("b:0")
-        stage.settle(10)
-    assert stage.running == ["a:0"]
-    stage.settle(60)
-    assert stage.running == ["a:0", "b:0"]
+        job.exit("b:0")
+        job.settle(10)
+    assert job.running == ["a:0"]
+    job.settle(60)
+    assert job.running == ["a:0", "b:0"]
 
 
 def test_whoever_is_well_on_a_host_that_is_set_aside_stays():
-    stage = training("a:2", rules=replace(RULES, min_np=2))
-    step = stage.step
+    job = training("a:2", rules=replace(RULES, min_np=2))
+    step = job.step
     for _ in range(3):
-        stage.exit("a:1")
-        stage.settle(10)
-    assert list(stage.puppets) == ["a:0"], "the other slot gets no new worker for a while"
-    assert stage.puppets["a:0"].state == "ready"
-    stage.settle(60)
-    assert stage.running == ["a:0", "a:1"]
-    assert stage.step > step
+        job.exit("a:1")
+        job.settle(10)
+    assert list(job.workers) == ["a:0"], "the other slot gets no new worker for a while"
+    assert job.workers["a:0"].state == "ready"
+    job.settle(60)
+    assert job.running == ["a:0", "a:1"]
+    assert job.step > step
 
 
 def test_the_others_do_not_wait_for_the_end_of_a_process_whose_script_has_failed():
-    stage = training("a:2", "b:1")
-    stage.fail("b:0", 7, "ValueError: bad")
-    stage.be_ready("a:0")
-    stage.be_ready("a:1")
-    assert stage.membership.world.members == ("a:0", "a:1")
-    assert stage.puppets["b:0"].state == "failing", "it still ends"
-    stage.exit("b:0")
-    stage.settle(10)
-    assert len(stage.running) == 3
+    job = training("a:2", "b:1")
+    job.fail("b:0", 7, "ValueError: bad")
+    job.be_ready("a:0")
+    job.be_ready("a:1")
+    assert job.membership.world.members == ("a:0", "a:1")
+    assert job.workers["b:0"].state == "failing", "it still ends"
+    job.exit("b:0")
+    job.settle(10)
+    assert len(job.running) == 3
 
 
 def test_a_process_that_does_not_end_after_its_error_is_ended():
-    stage = training("a:2", "b:1")
-    stage.fail("b:0", 7, "ValueError: bad")
-    stage.now_s += RULES.shutdown_timeout_s + 1
-    stage.handle(events.Tick())
-    assert stage.puppets["b:0"].state == "dying"
+    job = training("a:2", "b:1")
+    job.fail("b:0", 7, "ValueError: bad")
+    job.now_s += RULES.shutdown_timeout_s + 1
+    job.handle(events.Tick())
+    assert job.workers["b:0"].state == "dying"
 
 
 def test_an_error_that_those_who_are_left_meet_as_well_ends_the_job():
-    stage = training("a:2")
-    stage.fail("a:1", 7, "ValueError: bad")
-    stage.be_ready("a:0")
-    stage.form("a:0")
-    stage.fail("a:0", 7, "ValueError: bad")
-    stage.exit("a:1")
-    stage.exit("a:0")
-    assert stage.end is not None
-    assert stage.end.reason == "every worker failed at step 7: ValueError: bad"
+    job = training("a:2")
+    job.fail("a:1", 7, "ValueError: bad")
+    job.be_ready("a:0")
+    job.form("a:0")
+    job.fail("a:0", 7, "ValueError: bad")
+    job.exit("a:1")
+    job.exit("a:0")
+    assert job.end is not None
+    assert job.end.reason == "every worker failed at step 7: ValueError: bad"
 
 
 def test_an_error_of_every_worker_at_the_same_step_ends_the_job():
-    stage = training("a:2")
+    job = training("a:2")
     for worker in ("a:0", "a:1"):
-        stage.fail(worker, 7, "ValueError: bad")
-    stage.exit("a:0")
-    assert stage.end is None
-    stage.exit("a:1")
-    assert stage.end is not None
-    assert (stage.end.code, stage.end.reason) == (1, "every worker failed at step 7: ValueError: bad")
+        job.fail(worker, 7, "ValueError: bad")
+    job.exit("a:0")
+    assert job.end is None
+    job.exit("a:1")
+    assert job.end is not None
+    assert (job.end.code, job.end.reason) == (1, "every worker failed at step 7: ValueError: bad")
 
 
 def test_an_error_of_one_worker_again_and_again_at_the_same_step_ends_the_job():
-    stage = training("a:2", "b:1")
+    job = training("a:2", "b:1")
     for _ in range(3):
-        assert stage.end is None
-        stage.fail("b:0", 7, "ValueError: bad")
-        stage.exit("b:0")
-        stage.settle(10)
-    assert stage.end is not None
-    assert "failed 3 times in a row" in stage.end.reason
+        assert job.end is None
+        job.fail("b:0", 7, "ValueError: bad")
+        job.exit("b:0")
+        job.settle(10)
+    assert job.end is not None
+    assert "failed 3 times in a row" in job.end.reason
 
 
 def test_a_script_that_never_gets_to_training_ends_the_job_soon():
-    stage = Stage(RULES)
-    stage.handle(hosts("a:2"))
-    while stage.end is None and stage.now_s < 100:
-        for worker in list(stage.puppets):
-            stage.exit(worker)
-        stage.now_s += 0.25
-        stage.handle(events.Tick())
-    assert stage.end is not None
-    assert "before they reached the training function" in stage.end.reason
-    assert stage.now_s < 10
+    job = FakeJob(RULES)
+    job.handle(hosts("a:2"))
+    while job.end is None and job.now_s < 100:
+        for worker in list(job.workers):
+            job.exit(worker)
+        job.now_s += 0.25
+        job.handle(events.Tick())
+    assert job.end is not None
+    assert "before they reached the training function" in job.end.reason
+    assert job.now_s < 10
 
 
 def test_a_removed_host_leaves_at_the_next_commit():
-    stage = training("a:1", "b:1")
-    stage.handle(hosts("b:1"))
-    assert stage.puppets["a:0"].change
-    stage.settle(5)
-    assert stage.running == ["b:0"]
-    assert list(stage.puppets) == ["b:0"]
+    job = training("a:1", "b:1")
+    job.handle(hosts("b:1"))
+    assert job.workers["a:0"].change
+    job.settle(5)
+    assert job.running == ["b:0"]
+    assert list(job.workers) == ["b:0"]
 
 
 def test_when_all_hosts_are_replaced_the_state_is_handed_on():
-    stage = training("a:1", "b:1")
-    step = stage.step
-    stage.handle(hosts("c:2"))
-    stage.settle(20)
-    assert stage.running == ["c:0", "c:1"]
-    assert all(puppet.step > step for puppet in stage.puppets.values())
+    job = training("a:1", "b:1")
+    step = job.step
+    job.handle(hosts("c:2"))
+    job.settle(20)
+    assert job.running == ["c:0", "c:1"]
+    assert all(fake.step > step for fake in job.workers.values())
 
 
 def test_the_state_is_handed_on_also_where_only_one_worker_is_allowed():
-    stage = training("a:1", rules=Rules(num_proc=1, min_np=1, max_np=1, spares=1))
-    stage.handle(hosts("c:1"))
-    stage.settle(20)
-    assert stage.running == ["c:0"]
-    assert stage.generation <= 3
+    job = training("a:1", rules=Rules(num_proc=1, min_np=1, max_np=1, spares=1))
+    job.handle(hosts("c:1"))
+    job.settle(20)
+    assert job.running == ["c:0"]
+    assert job.generation <= 3
 
 
 def test_a_host_that_is_unfit_gets_no_workers_and_the_job_begins_with_the_least_number_without_it():
-    stage = Stage(replace(RULES, num_proc=2, min_np=1))
-    stage.handle(events.HostsFound((HostSlots("a", 1), HostSlots("b", 1)), failed_preflight=("b",)))
-    stage.settle(5)
-    assert stage.running == ["a:0"]
-    assert list(stage.puppets) == ["a:0"]
-    stage.handle(hosts("a:1", "b:1"))
-    stage.settle(5)
-    assert stage.running == ["a:0", "b:0"]
+    job = FakeJob(replace(RULES, num_proc=2, min_np=1))
+    job.handle(events.HostsFound((HostSlots("a", 1), HostSlots("b", 1)), failed_preflight=("b",)))
+    job.settle(5)
+    assert job.running == ["a:0"]
+    assert list(job.workers) == ["a:0"]
+    job.handle(hosts("a:1", "b:1"))
+    job.settle(5)
+    assert job.running == ["a:0", "b:0"]
 
 
 def test_below_the_least_number_survivors_wait_and_newcomers_revive_the_job():
-    stage = training("a:1", "b:1", rules=replace(RULES, min_np=2))
-    stage.handle(hosts("a:1"))
-    stage.exit("b:0")
-    stage.settle(60)
-    assert stage.running == []
-    assert stage.puppets["a:0"].state == "ready"
-    stage.handle(hosts("a:1", "c:1"))
-    stage.settle(10)
-    assert stage.running == ["a:0", "c:0"]
+    job = training("a:1", "b:1", rules=replace(RULES, min_np=2))
+    job.handle(hosts("a:1"))
+    job.exit("b:0")
+    job.settle(60)
+    assert job.running == []
+    assert job.workers["a:0"].state == "ready"
+    job.handle(hosts("a:1", "c:1"))
+    job.settle(10)
+    assert job.running == ["a:0", "c:0"]
 
 
 def test_below_the_least_number_for_too_long_ends_the_job():
-    stage = training("a:1", "b:1", rules=replace(RULES, min_np=2, elastic_timeout_s=60))
-    stage.handle(hosts("a:1"))
-    stage.exit("b:0")
-    stage.settle(100)
-    assert stage.end is not None
-    assert stage.end.code == 1
-    assert "--elastic-timeout" in stage.end.reason
+    job = training("a:1", "b:1", rules=replace(RULES, min_np=2, elastic_timeout_s=60))
+    job.handle(hosts("a:1"))
+    job.exit("b:0")
+    job.settle(100)
+    assert job.end is not None
+    assert job.end.code == 1
+    assert "--elastic-timeout" in job.end.reason
 
 
 def test_a_spare_takes_the_place_of_a_lost_worker_at_once():
-    stage = training("a:1", "b:1", "c:1", rules=replace(RULES, max_np=2, spares=1))
-    assert stage.running == ["a:0", "b:0"]
-    stage.exit("b:0")
+    job = training("a:1", "b:1", "c:1", rules=replace(RULES, max_np=2, spares=1))
+    assert job.running == ["a:0", "b:0"]
+    job.exit("b:0")
     for _ in range(3):
         for worker in ("a:0", "c:0"):
-            stage.move_on(worker)
-    assert stage.running == ["a:0", "c:0"]
+            job.move_on(worker)
+    assert job.running == ["a:0", "c:0"]
 
 
 def test_a_worker_that_stays_in_a_broken_world_is_ended():
-    stage = training("a:2", "b:1")
-    stage.exit("b:0")
-    stage.be_ready("a:0")
-    stage.now_s += 61
-    stage.handle(events.Tick())
-    assert stage.puppets["a:1"].state == "dying"
-    stage.settle(10)
-    assert "a:0" in stage.running
+    job = training("a:2", "b:1")
+    job.exit("b:0")
+    job.be_ready("a:0")
+    job.now_s += 61
+    job.handle(events.Tick())
+    assert job.workers["a:1"].state == "dying"
+    job.settle(10)
+    assert "a:0" in job.running
 
 
 def test_a_silent_worker_is_ended_and_the_others_go_on():
-    stage = training("a:2")
-    stage.handle(events.Lost("a:1", 1, "it said nothing for 3 s"))
-    assert stage.puppets["a:1"].state == "dying"
-    stage.move_on("a:0")
-    stage.move_on("a:0")
-    assert stage.running == ["a:0"]
+    job = training("a:2")
+    job.handle(events.Lost("a:1", 1, "it said nothing for 3 s"))
+    assert job.workers["a:1"].state == "dying"
+    job.move_on("a:0")
+    job.move_on("a:0")
+    assert job.running == ["a:0"]
 
 
 def test_a_job_ends_well_when_all_are_done_even_if_one_is_killed_then():
-    stage = training("a:2", "b:1")
+    job = training("a:2", "b:1")
     for worker in ("a:0", "a:1"):
-        stage.handle(events.Done(worker, 1))
-    stage.exit("b:0")
+        job.handle(events.Done(worker, 1))
+    job.exit("b:0")
     for worker in ("a:0", "a:1"):
-        stage.exit(worker, clean=True)
-    stage.settle(1)
-    assert stage.end is not None
-    assert (stage.end.code, stage.end.reason) == (0, "")
+        job.exit(worker, clean=True)
+    job.settle(1)
+    assert job.end is not None
+    assert (job.end.code, job.end.reason) == (0, "")
 
 
 def test_a_worker_that_fails_after_the_training_fails_the_job():
-    stage = training("a:2")
-    stage.handle(events.Done("a:0", 1))
-    stage.exit("a:0")
-    assert stage.end is not None
-    assert stage.end.code == 1
+    job = training("a:2")
+    job.handle(events.Done("a:0", 1))
+    job.exit("a:0")
+    assert job.end is not None
+    assert job.end.code == 1
 
 
 def test_the_reset_limit_ends_the_job():
-    stage = training("a:2", rules=replace(RULES, reset_limit=1, host_failures=100))
-    stage.exit("a:1")
-    stage.settle(10)  # one world without it, one with it again
-    assert stage.end is not None
-    assert "--reset-limit" in stage.end.reason
+    job = training("a:2", rules=replace(RULES, reset_limit=1, host_failures=100))
+    job.exit("a:1")
+    job.settle(10)  # one world without it, one with it again
+    assert job.end is not None
+    assert "--reset-limit" in job.end.reason
 
 
 @pytest.mark.parametrize("asked", [False, True], ids=["running", "changing"])
 def test_a_deadlock_ends_the_job_whose_next_world_would_come_to_the_same_place(asked):
-    stage = training("a:2")
-    stage.handle(events.Deadlocked(stage.generation - 1, "it is of a world before"))
-    assert stage.end is None
+    job = training("a:2")
+    job.handle(events.Deadlocked(job.generation - 1, "it is of a world before"))
+    assert job.end is None
     if asked:
-        stage.handle(events.DrainRequested("a:0", 30.0))
-    stage.handle(events.Deadlocked(stage.generation, "they wait for each other"))
-    assert stage.end == events.End(1, "they wait for each other")
+        job.handle(events.DrainRequested("a:0", 30.0))
+    job.handle(events.Deadlocked(job.generation, "they wait for each other"))
+    assert job.end == events.End(1, "they wait for each other")
 
 
 def test_a_world_that_is_broken_already_is_not_deadlocked():
-    stage = training("a:2")
-    stage.exit("a:1")
-    stage.handle(events.Deadlocked(stage.generation, "they waited for each other"))
-    assert stage.end is None
+    job = training("a:2")
+    job.exit("a:1")
+    job.handle(events.Deadlocked(job.generation, "they waited for each other"))
+    assert job.end is None
 
 
 @pytest.fixture(scope="module")
@@ -333,30 +333,30 @@ def failures(tmp_path_factory) -> Path:
 @settings(max_examples=60, derandomize=True)
 @given(seed=st.integers(0, 2**32))
 def test_whatever_happens_what_always_holds_holds_and_the_job_recovers(seed, failures):
-    check_random_history(seed, strikes=250, failures=failures)
+    check_random_history(seed, injections=250, failures=failures)
 
 
 def test_two_hundred_thousand_events_break_nothing(failures):
     events = seed = 0
     while events < 200_000:
-        events += check_random_history(seed, strikes=400, failures=failures)
+        events += check_random_history(seed, injections=400, failures=failures)
         seed += 1
 
 
-def check_random_history(seed: int, strikes: int, failures: Path) -> int:
+def check_random_history(seed: int, injections: int, failures: Path) -> int:
     """Strike at random, then let everybody be in good health: the job has to end or to train with all it may have."""
     chance = random.Random(seed)
-    stage = random_stage(chance)
-    with kept_if_it_fails(stage, failures / f"seed-{seed}.jsonl"):
-        play_at_random(stage, chance, strikes)
-        if stage.end is None:
-            stage.settle(300)
-        if stage.end is None:
-            able = len([worker for worker in stage.membership.wanted(stage.now_s) if worker in stage.puppets])
-            needed = stage.rules.min_np if stage.generation else stage.rules.num_proc
+    job = random_job(chance)
+    with kept_if_it_fails(job, failures / f"seed-{seed}.jsonl"):
+        run_at_random(job, chance, injections)
+        if job.end is None:
+            job.settle(300)
+        if job.end is None:
+            able = len([worker for worker in job.membership.wanted(job.now_s) if worker in job.workers])
+            needed = job.rules.min_np if job.generation else job.rules.num_proc
             if able >= needed:
-                assert len(stage.running) >= min(able, stage.rules.max_np)
-    return len(stage.lived)
+                assert len(job.running) >= min(able, job.rules.max_np)
+    return len(job.lived)
 
 
 workers = st.sampled_from(["a:0", "a:1", "b:0", "?"])

@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from children import WORKER, Ears, launcher, outcome_of, pretend_ssh, run, shell
+from children import WORKER, CollectedOutput, launcher, outcome_of, pretend_ssh, run, shell
 
 from edl_hvd.driver.network import is_local, own_addresses
 from edl_hvd.driver.workers.process import Exit
@@ -31,12 +31,12 @@ def test_a_folder_that_is_not_here_is_named():
 @pytest.mark.parametrize("name", ["dash", "bash"])
 def test_what_another_host_lacks_is_named(tmp_path, monkeypatch, name):
     monkeypatch.setenv("PATH", f"{pretend_ssh(tmp_path / 'tools', name)}{os.pathsep}{os.environ['PATH']}")
-    exit_, ears, _ = outcome_of(("pyhton", "train.py"), local=False)
+    exit_, output, _ = outcome_of(("pyhton", "train.py"), local=False)
     assert (exit_.code, exit_.text) == (127, "host b finds no program 'pyhton'")
-    exit_, ears, _ = outcome_of(shell("true"), local=False, folder="/no/folder")
+    exit_, output, _ = outcome_of(shell("true"), local=False, folder="/no/folder")
     assert exit_.text == "host b has no folder '/no/folder' that can be entered; expected the same folder as here"
     assert exit_.certain
-    assert ears.heard == []
+    assert output.heard == []
 
 
 def test_without_ssh_it_is_said_what_to_install(monkeypatch, tmp_path):
@@ -74,17 +74,17 @@ def greeting_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str = "
 
 def test_greetings_are_no_output_of_the_worker(tmp_path, monkeypatch):
     greeting_ssh(tmp_path, monkeypatch)
-    _, ears, last_lines = outcome_of(shell("echo out; echo error >&2"), local=False)
-    assert (ears.text(), ears.text("stderr")) == (b"out\n", b"error\n")
+    _, output, last_lines = outcome_of(shell("echo out; echo error >&2"), local=False)
+    assert (output.text(), output.text("stderr")) == (b"out\n", b"error\n")
     assert sorted(last_lines) == ["error", "out"]
 
 
 def test_what_was_said_before_a_login_failed_is_passed_on(tmp_path, monkeypatch):
     greeting_ssh(tmp_path, monkeypatch, "printf 'b: Permission denied.\\r\\n' >&2; exit 255")
-    exit_, ears, last_lines = outcome_of(shell("true"), local=False)
+    exit_, output, last_lines = outcome_of(shell("true"), local=False)
     assert exit_ == Exit(255, None, "ssh could not connect to host b (exit code 255): b: Permission denied.")
     assert last_lines == ["Welcome", "Authorised only", "b: Permission denied."]
-    assert ears.text("stderr") == b"Authorised only\nb: Permission denied.\r\n"
+    assert output.text("stderr") == b"Authorised only\nb: Permission denied.\r\n"
 
 
 def test_an_ssh_that_leads_nowhere_is_killed_in_the_end(tmp_path, monkeypatch):
@@ -92,7 +92,7 @@ def test_an_ssh_that_leads_nowhere_is_killed_in_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr("edl_hvd.driver.workers.remote_process._CUT_AFTER_S", 0.01)
 
     async def test():
-        process = await launcher(shell("true"), Ears(), local=False).start(WORKER, {})
+        process = await launcher(shell("true"), CollectedOutput(), local=False).start(WORKER, {})
         process.kill()
         exit_ = await process.wait()
         assert (exit_.signal, exit_.certain) == (signal.SIGKILL, True)
@@ -109,7 +109,7 @@ def test_few_logins_to_a_host_are_under_way_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{pretend_ssh(tmp_path / 'tools', 'sh', before)}{os.pathsep}{os.environ['PATH']}")
 
     async def test():
-        starts = launcher(shell("true"), Ears(), local=False)
+        starts = launcher(shell("true"), CollectedOutput(), local=False)
         processes = await asyncio.gather(*(starts.start(f"b:{slot}", {}) for slot in range(12)))
         assert [exit_.code for exit_ in await asyncio.gather(*(process.wait() for process in processes))] == [0] * 12
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from children import (
     WORKER,
-    Ears,
+    CollectedOutput,
     command_lines,
     end,
     gone,
@@ -47,24 +47,24 @@ def local(request, tmp_path, monkeypatch):
 
 
 def test_lines_arrive_by_stream_and_the_last_one_needs_no_newline(local):
-    exit_, ears, _ = outcome_of(shell("echo one; echo two >&2; printf 'th\\nree'; printf last >&2"), local)
+    exit_, output, _ = outcome_of(shell("echo one; echo two >&2; printf 'th\\nree'; printf last >&2"), local)
     assert exit_ == Exit(0, None)
-    assert [line for _, stream, line in ears.heard if stream == "stdout"] == [b"one\n", b"th\n", b"ree"]
-    assert ears.text("stderr") == b"two\nlast"
-    assert {worker for worker, _, _ in ears.heard} == {WORKER}
+    assert [line for _, stream, line in output.heard if stream == "stdout"] == [b"one\n", b"th\n", b"ree"]
+    assert output.text("stderr") == b"two\nlast"
+    assert {worker for worker, _, _ in output.heard} == {WORKER}
 
 
 def test_everything_a_worker_wrote_before_its_end_arrives_in_order(local):
     count = 100_000
-    _, ears, last_lines = outcome_of(python(f"for n in range({count}): print('line', n)"), local)
-    assert ears.text() == b"".join(f"line {n}\n".encode() for n in range(count))
+    _, output, last_lines = outcome_of(python(f"for n in range({count}): print('line', n)"), local)
+    assert output.text() == b"".join(f"line {n}\n".encode() for n in range(count))
     assert last_lines == [f"line {n}" for n in range(count - 20, count)]
 
 
 def test_a_line_longer_than_64_kib_comes_in_pieces(local):
-    _, ears, _ = outcome_of(python("import sys; sys.stdout.write('x' * 200_000 + '\\nend')"), local)
-    assert ears.text() == b"x" * 200_000 + b"\nend"
-    assert max(len(line) for _, _, line in ears.heard) <= 64 * 1024
+    _, output, _ = outcome_of(python("import sys; sys.stdout.write('x' * 200_000 + '\\nend')"), local)
+    assert output.text() == b"x" * 200_000 + b"\nend"
+    assert max(len(line) for _, _, line in output.heard) <= 64 * 1024
 
 
 def test_a_line_is_whole_however_it_is_read():
@@ -81,11 +81,11 @@ def test_a_worker_is_not_buffered(local):
     """It could not answer otherwise: it ends only after what it printed has been seen."""
 
     async def test():
-        ears = Ears()
-        process = await launcher(python("import time; print('pid', 7); time.sleep(1000)"), ears, local).start(
+        output = CollectedOutput()
+        process = await launcher(python("import time; print('pid', 7); time.sleep(1000)"), output, local).start(
             WORKER, {}
         )
-        await ears.number("pid")
+        await output.number("pid")
         process.kill()
         await process.wait()
 
@@ -93,8 +93,8 @@ def test_a_worker_is_not_buffered(local):
 
 
 def test_a_grandchild_that_keeps_the_output_open_does_not_hold_the_end_back(local):
-    exit_, ears, _ = outcome_of(shell("sleep 1000 & echo grandchild $!"), local)
-    grandchild = int(ears.text().split()[1])
+    exit_, output, _ = outcome_of(shell("sleep 1000 & echo grandchild $!"), local)
+    grandchild = int(output.text().split()[1])
     assert exit_ == Exit(0, None)
     assert lives(grandchild), "a worker that ends well may leave something running"
     end(grandchild)
@@ -102,10 +102,10 @@ def test_a_grandchild_that_keeps_the_output_open_does_not_hold_the_end_back(loca
 
 def test_what_a_crashed_worker_leaves_behind_is_killed(local):
     async def test():
-        ears = Ears()
-        process = await launcher(shell("sleep 1000 & echo grandchild $!; exit 3"), ears, local).start(WORKER, {})
+        output = CollectedOutput()
+        process = await launcher(shell("sleep 1000 & echo grandchild $!; exit 3"), output, local).start(WORKER, {})
         assert (await process.wait()).text == "exit code 3"
-        await gone(await ears.number("grandchild"))
+        await gone(await output.number("grandchild"))
 
     run(test)
 
@@ -122,10 +122,10 @@ def test_the_exit_code_is_the_workers(local, code):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
 def test_the_signal_is_the_workers(local, number):
-    exit_, ears, _ = outcome_of(python(f"import os; os.kill(os.getpid(), {int(number)})"), local)
+    exit_, output, _ = outcome_of(python(f"import os; os.kill(os.getpid(), {int(number)})"), local)
     assert exit_ == Exit(None, number)
     assert exit_.text == f"killed by {number.name}"
-    assert ears.heard == [], "no shell says what has happened"
+    assert output.heard == [], "no shell says what has happened"
 
 
 def test_a_signal_without_a_name_is_told_by_its_number():
@@ -134,9 +134,9 @@ def test_a_signal_without_a_name_is_told_by_its_number():
 
 def test_terminate_reaches_grandchildren(local):
     async def test():
-        ears = Ears()
-        process = await launcher(shell("sleep 1000 & echo grandchild $!; wait"), ears, local).start(WORKER, {})
-        grandchild = await ears.number("grandchild")
+        output = CollectedOutput()
+        process = await launcher(shell("sleep 1000 & echo grandchild $!; wait"), output, local).start(WORKER, {})
+        grandchild = await output.number("grandchild")
         process.terminate()
         assert await process.wait() == Exit(None, signal.SIGTERM)
         await gone(grandchild)
@@ -148,10 +148,10 @@ def test_terminate_reaches_grandchildren(local):
 
 def test_a_worker_may_do_something_when_it_is_told_to_end(local):
     async def test():
-        ears = Ears()
+        output = CollectedOutput()
         code = "import signal, sys; signal.signal(15, lambda *_: sys.exit(75)); print('pid', 1); signal.pause()"
-        process = await launcher(python(code), ears, local).start(WORKER, {})
-        await ears.number("pid")
+        process = await launcher(python(code), output, local).start(WORKER, {})
+        await output.number("pid")
         process.terminate()
         assert (await process.wait()).code == 75
 
@@ -160,10 +160,10 @@ def test_a_worker_may_do_something_when_it_is_told_to_end(local):
 
 def test_kill_reaches_grandchildren_that_ignore_everything_else(local):
     async def test():
-        ears = Ears()
+        output = CollectedOutput()
         words = shell("trap '' TERM; sleep 1000 & echo grandchild $!; wait")
-        process = await launcher(words, ears, local).start(WORKER, {})
-        grandchild = await ears.number("grandchild")
+        process = await launcher(words, output, local).start(WORKER, {})
+        grandchild = await output.number("grandchild")
         process.terminate()
         process.kill()
         assert await process.wait() == Exit(None, signal.SIGKILL)
@@ -174,8 +174,8 @@ def test_kill_reaches_grandchildren_that_ignore_everything_else(local):
 
 def test_a_worker_that_is_killed_at_once_does_not_run(local):
     async def test():
-        ears = Ears()
-        process = await launcher(shell("sleep 1000"), ears, local).start(WORKER, {})
+        output = CollectedOutput()
+        process = await launcher(shell("sleep 1000"), output, local).start(WORKER, {})
         process.kill()
         assert await process.wait() == Exit(None, signal.SIGKILL)
 
@@ -184,7 +184,7 @@ def test_a_worker_that_is_killed_at_once_does_not_run(local):
 
 def test_waiting_may_be_given_up_and_taken_up_again(local):
     async def test():
-        process = await launcher(shell("sleep 1000"), Ears(), local).start(WORKER, {})
+        process = await launcher(shell("sleep 1000"), CollectedOutput(), local).start(WORKER, {})
         waiting = asyncio.ensure_future(process.wait())
         await asyncio.sleep(0)
         waiting.cancel()
@@ -196,15 +196,16 @@ def test_waiting_may_be_given_up_and_taken_up_again(local):
     run(test)
 
 
+SUPPORT = Path(__file__).parents[4] / "tests" / "support"
 DRIVER = """\
 import asyncio, sys
 sys.path.insert(0, {folder!r})
-from children import Ears, launcher, python
+from children import CollectedOutput, launcher, python
 
 async def main():
-    ears = Ears()
-    process = await launcher(python({worker!r}), ears, {local}).start("b:0", {{}})
-    print(await ears.number("pid"), flush=True)
+    output = CollectedOutput()
+    process = await launcher(python({worker!r}), output, {local}).start("b:0", {{}})
+    print(await output.number("pid"), flush=True)
     await process.wait()
 
 asyncio.run(main())
@@ -225,7 +226,7 @@ def test_a_worker_outlives_a_killed_driver_and_may_print(local, tmp_path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     worker = ORPHAN.format(fifo=str(fifo), lines=5_000 if local else 50_000)
-    code = DRIVER.format(folder=str(Path(__file__).parent), worker=worker, local=local)
+    code = DRIVER.format(folder=str(SUPPORT), worker=worker, local=local)
     driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     with driver:
         assert driver.stdout is not None
@@ -248,14 +249,14 @@ def test_variables_arrive_exactly_whatever_is_in_them(local):
     every_byte = os.fsdecode(bytes(range(1, 256)))
     quotes = ' it\'s "quoted" $HOME `id` \\ \n\n !x #\t* ~ '
     environment = {"PATH": os.environ["PATH"], "ONE": every_byte, "TWO": "overridden"}
-    ears = Ears()
+    output = CollectedOutput()
 
     async def test():
-        process = await launcher(python(TOLD), ears, local, environment).start(WORKER, {"TWO": quotes, "THREE": ""})
+        process = await launcher(python(TOLD), output, local, environment).start(WORKER, {"TWO": quotes, "THREE": ""})
         assert await process.wait() == Exit(0, None)
 
     run(test)
-    one, two, three = ears.text().split()
+    one, two, three = output.text().split()
     assert bytes.fromhex(one.decode()) == os.fsencode(every_byte)
     assert bytes.fromhex(two.decode()) == os.fsencode(quotes)
     assert three == b"empty"
@@ -263,19 +264,19 @@ def test_variables_arrive_exactly_whatever_is_in_them(local):
 
 def test_words_arrive_exactly(local):
     words = ("a b", "", "it's", '"', "$HOME", "\\n", "two\nlines", "*", "ünï")
-    _, ears, _ = outcome_of((*python("import sys; print(ascii(sys.argv[1:]))"), *words), local)
-    assert ears.text().decode() == ascii(list(words)) + "\n"
+    _, output, _ = outcome_of((*python("import sys; print(ascii(sys.argv[1:]))"), *words), local)
+    assert output.text().decode() == ascii(list(words)) + "\n"
 
 
 def test_no_command_line_shows_a_variable(local):
     secret = secrets.token_hex()
 
     async def test():
-        ears = Ears()
+        output = CollectedOutput()
         environment = {"PATH": os.environ["PATH"], "FOR_ALL": secret}
         words = shell('sleep 1000 & echo "pid $$"; wait')
-        process = await launcher(words, ears, local, environment).start(WORKER, {"FOR_ONE": secret})
-        worker = await ears.number("pid")
+        process = await launcher(words, output, local, environment).start(WORKER, {"FOR_ONE": secret})
+        worker = await output.number("pid")
         assert secret.encode() in Path(f"/proc/{worker}/environ").read_bytes()
         assert secret.encode() not in command_lines()
         process.kill()
@@ -303,16 +304,16 @@ def test_a_worker_runs_in_its_folder_and_group_with_nothing_to_read_and_may_be_i
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         print(os.getcwd())
     """
-    exit_, ears, last_lines = outcome_of(python(code), local, folder=folder)
+    exit_, output, last_lines = outcome_of(python(code), local, folder=folder)
     assert exit_ == Exit(0, None), last_lines
-    assert ears.text() == f"{folder}\n".encode()
+    assert output.text() == f"{folder}\n".encode()
 
 
 def test_a_worker_elsewhere_holds_nothing_of_the_connection(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{pretend_ssh(tmp_path / 'tools', 'sh')}{os.pathsep}{os.environ['PATH']}")
     code = "import os; print([n for n in range(3, 64) if os.path.exists(f'/proc/self/fd/{n}')])"
-    _, ears, _ = outcome_of(python(code), local=False)
-    assert ears.text() == b"[]\n"
+    _, output, _ = outcome_of(python(code), local=False)
+    assert output.text() == b"[]\n"
 
 
 def test_only_what_means_something_on_another_host_is_sent_there():

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from children import Ears, launcher, pretend_ssh, python, run, shell
+from children import CollectedOutput, launcher, pretend_ssh, python, run, shell
 
 from edl_hvd.driver.workers.process import WorkerProcess
 from edl_hvd.driver.workers.stacks import place_in
@@ -59,20 +59,20 @@ def spy(local, tmp_path, monkeypatch):
     return folder / "asked"
 
 
-def ask(words: tuple[str, ...], local: bool, question, environment: dict[str, str] | None = None) -> Ears:
+def ask(words: tuple[str, ...], local: bool, question, environment: dict[str, str] | None = None) -> CollectedOutput:
     """Start a worker, put a question to it once it has told its number, and end it."""
-    ears = Ears()
+    output = CollectedOutput()
 
     async def test() -> None:
-        process = await launcher(words, ears, local, environment).start("b:0", {})
+        process = await launcher(words, output, local, environment).start("b:0", {})
         try:
-            await question(process, await ears.number("worker"))
+            await question(process, await output.number("worker"))
         finally:
             process.kill()
             await process.wait()
 
     run(test)
-    return ears
+    return output
 
 
 async def state_of(process: WorkerProcess, pid: int) -> str:
@@ -94,8 +94,8 @@ def test_a_process_that_is_stopped_is_told_from_one_that_runs(local):
         os.kill(pid, signal.SIGCONT)
         await until_state(process, pid, "SR")
 
-    ears = ask(python(ASLEEP), local, question)
-    assert ears.text("stderr") == b"", "answers are not part of the output"
+    output = ask(python(ASLEEP), local, question)
+    assert output.text("stderr") == b"", "answers are not part of the output"
 
 
 def test_the_worker_may_be_a_child_of_the_command(local):
@@ -134,9 +134,9 @@ def test_the_stack_is_part_of_the_output_and_names_the_place(local, code, place)
     async def question(process: WorkerProcess, pid: int) -> None:
         lines.extend(await stack_of(process, pid))
 
-    ears = ask(python(code), local, question)
+    output = ask(python(code), local, question)
     assert place in place_in(lines)
-    assert "\n".join(lines) in ears.text("stderr").decode()
+    assert "\n".join(lines) in output.text("stderr").decode()
 
 
 INITIALISED = HANG.replace("faulthandler.register(signal.SIGQUIT, file=2)", """
@@ -156,7 +156,7 @@ def test_a_worker_shows_its_stack_unless_its_script_has_a_use_for_the_signal(han
     async def question(process: WorkerProcess, pid: int) -> None:
         assert (place_in(await stack_of(process, pid) if answers else await process.stack(pid)) != "") == answers
 
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[4])}
     ask(python(code), True, question, environment)
 
 
@@ -175,8 +175,8 @@ def test_py_spy_is_asked_where_there_is_one(local, spy):
         assert place_in(lines) == "train.py:71 in augment"
         assert spy.read_text() == f"dump --nonblocking --full-filenames --pid {pid}\n"
 
-    ears = ask(python(ASLEEP), local, question)
-    assert b"augment (/job/train.py:71)" in ears.text("stderr")
+    output = ask(python(ASLEEP), local, question)
+    assert b"augment (/job/train.py:71)" in output.text("stderr")
 
 
 def test_where_py_spy_may_not_look_the_worker_is_asked_itself(local, spy):
@@ -203,7 +203,7 @@ def test_a_stopped_worker_is_not_woken_for_its_stack(local):
 
 def test_a_process_that_has_ended_has_no_state_and_no_stack(local):
     async def test() -> None:
-        process = await launcher(shell("true"), Ears(), local).start("b:0", {})
+        process = await launcher(shell("true"), CollectedOutput(), local).start("b:0", {})
         await process.wait()
         assert await process.stack(process.pid) == []
 

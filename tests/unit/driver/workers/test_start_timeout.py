@@ -6,7 +6,7 @@ import asyncio
 import os
 
 import pytest
-from children import Ears, pretend_ssh, python
+from children import CollectedOutput, pretend_ssh, python
 
 from edl_hvd.driver.workers.launcher import Launcher, Program
 from edl_hvd.driver.workers.process import Exit
@@ -15,14 +15,14 @@ from edl_hvd.driver.workers.ssh import Ssh
 
 def outcome_of(code: str, start_timeout_s: float) -> tuple[Exit, bytes]:
     """How a worker on another host ends."""
-    ears = Ears()
+    output = CollectedOutput()
     program = Program(python(code), {"PATH": os.environ["PATH"]}, "/")
 
     async def follow() -> Exit:
-        launcher = Launcher(program, Ssh(), lambda host: False, ears.take, start_timeout_s)
+        launcher = Launcher(program, Ssh(), lambda host: False, output.take, start_timeout_s)
         return await (await launcher.start("b:0", {})).wait()
 
-    return asyncio.run(follow()), ears.text()
+    return asyncio.run(follow()), output.text()
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from fake_world import alone
 from test_light_commits import assert_equal, everything, finish, make, move, train
-from worlds import alone
 
 import edl_hvd
 from edl_hvd.checkpoint import CheckpointWriter, restore_newest

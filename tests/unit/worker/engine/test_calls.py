@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from worlds import Turns, alone, rank_of, together
+from fake_world import Turns, alone, rank_of, together
 
 import edl_hvd
 from edl_hvd.errors import UsageError

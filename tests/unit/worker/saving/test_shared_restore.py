@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import WatchedStorage, assert_equal, snapshot_of, write
+from fake_world import together
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from worlds import together
 
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot
 from edl_hvd.checkpoint.format import layout

@@ -7,9 +7,9 @@ import time
 
 import pytest
 import torch
+from fake_world import alone
 from torch import nn
 from waiting import soon
-from worlds import alone
 
 import edl_hvd
 from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous

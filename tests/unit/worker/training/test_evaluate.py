@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 from clocks import FakeClock
+from fake_world import alone
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from worlds import alone
 
 import edl_hvd
 from edl_hvd.data.evaluation import EvaluationSampler

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from fake_world import Turns
 from lamb import LAMB
 from torch import nn
-from worlds import Turns
 
 import edl_hvd
 from edl_hvd.errors import UsageError

@@ -2,10 +2,10 @@ import copy
 
 import pytest
 import torch
+from fake_world import alone, body_of, rank_of
 from simulation import Simulation
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from worlds import alone, body_of, rank_of
 
 import edl_hvd
 from edl_hvd.errors import UsageError

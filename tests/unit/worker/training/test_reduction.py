@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from fake_world import RecordingCollectives, alone
 from torch.utils.data import DataLoader, TensorDataset
-from worlds import RecordingCollectives, alone
 
 import edl_hvd
 from edl_hvd.worker import process

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fake_world import alone
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, SequentialLR, StepLR
 from torch.utils.data import DataLoader, TensorDataset
-from worlds import alone
 
 import edl_hvd
 from edl_hvd.errors import UsageError

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 import torch
 from clocks import FakeClock
+from fake_world import alone, together
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from worlds import alone, together
 
 import edl_hvd
 from edl_hvd.errors import UsageError
