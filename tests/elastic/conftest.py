@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from job_fixtures import alone, edlrun, run_either, run_job, store  # noqa: F401  # fixtures
+from job_fixtures import alone, edlrun, preloaded, run_either, run_job, store  # noqa: F401  # fixtures

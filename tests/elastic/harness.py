@@ -28,6 +28,7 @@ from training import Training
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
+PRELOADED_EDLRUN = [sys.executable, str(HERE / "preloaded_edlrun.py")]
 TWO_HOSTS = ("localhost:1", "127.0.0.1:1")
 # A job's processes carry this variable; Horovod gives each worker a session of its own, so groups do not find them.
 TOKEN = "EDL_HVD_TEST_JOB"
@@ -122,8 +123,13 @@ class Outcome:
         return found
 
 
-def run(job: Job, folder: Path) -> Outcome:
+def run(job: Job, folder: Path, preloaded: bool = False) -> Outcome:
     """Run the job to its end. Ends every process of it, whatever happens.
+
+    Args:
+        job: What to run.
+        folder: For all that it leaves behind.
+        preloaded: ``edlrun`` is that of ``preloaded_edlrun.py``, whose workers import nothing.
 
     Raises:
         JobStuckError: It did not end by itself; the message holds the end of its output.
@@ -136,7 +142,7 @@ def run(job: Job, folder: Path) -> Outcome:
     started = time.monotonic()
     with open(folder / "output.txt", "wb") as output:
         launcher = subprocess.Popen(
-            command(job, folder), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            command(job, folder, preloaded), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
             env=environment(job, folder, token), start_new_session=True, cwd=folder,
             preexec_fn=_end_with_parent,
         )  # fmt: skip
@@ -154,12 +160,15 @@ def run(job: Job, folder: Path) -> Outcome:
     return outcome_of(folder, launcher.returncode, seconds, left)
 
 
-def command(job: Job, folder: Path) -> list[str]:
+def command(job: Job, folder: Path, preloaded: bool = False) -> list[str]:
     if job.own_command:
         return [*job.own_command, str(folder)]
     script = HERE / (job.script if job.engine == "edl_hvd" else "stock_script.py")
     slots = job.np or sum(int(host.partition(":")[2]) for host in job.hosts)
-    launcher = [str(Path(sys.executable).with_name(job.launcher)), "-np", str(slots), "--min-np", str(job.min_np)]
+    program = [str(Path(sys.executable).with_name(job.launcher))]
+    if preloaded and job.launcher == "edlrun" and job.engine == "edl_hvd" and "long" not in job.training.extra:
+        program = PRELOADED_EDLRUN
+    launcher = [*program, "-np", str(slots), "--min-np", str(job.min_np)]
     launcher += ["--max-np", "8", "--host-discovery-script", str(folder / "discover.sh")]
     if job.launcher == "horovodrun" and job.interfaces:
         launcher += ["--network-interfaces", job.interfaces]

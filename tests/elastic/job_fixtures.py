@@ -23,9 +23,15 @@ LONG_GLOO_TIMEOUT = ("--gloo-timeout-seconds", "600")
 
 
 @pytest.fixture
-def run_job(tmp_path: Path) -> Callable[..., Outcome]:
+def preloaded() -> bool:
+    """Whether the workers of ``edlrun`` are forked from a process that has imported torch."""
+    return True
+
+
+@pytest.fixture
+def run_job(tmp_path: Path, preloaded: bool) -> Callable[..., Outcome]:
     """Runs a job in a folder of the test's own."""
-    return lambda job, name="job": harness.run(job, tmp_path / name)
+    return lambda job, name="job": harness.run(job, tmp_path / name, preloaded)
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ class Reference:
         save_faults(folder, ())
         script = [sys.executable, str(HERE / "worker_script.py"), str(folder)]
         variables = environment(Job(), folder, uuid.uuid4().hex)
-        done = subprocess.run(script, env=variables, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(script, env=variables, capture_output=True, text=True, timeout=600, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"the training alone failed with exit code {done.returncode}:\n{done.stderr}")
         (report,) = (folder / "reports").glob("*.json")

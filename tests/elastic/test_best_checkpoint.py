@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from harness import PRELOADED_EDLRUN
+
 from edl_hvd.checkpoint.reading.catalog import chosen_steps
 from edl_hvd.checkpoint.reading.files import read_listed
 from edl_hvd.checkpoint.tools.inspection import verify
@@ -18,8 +20,8 @@ STEPS_PER_EPOCH = 4
 
 
 def test_the_best_checkpoint_and_the_metrics_survive_the_death_of_rank_0(tmp_path):
-    edlrun = Path(sys.executable).with_name("edlrun")
-    command = [edlrun, "-np", "2", "--min-np", "1", "-H", "localhost:1,127.0.0.1:1", sys.executable, SCRIPT, tmp_path]
+    job = ["-np", "2", "--min-np", "1", "-H", "localhost:1,127.0.0.1:1", sys.executable, SCRIPT, tmp_path]
+    command = [*PRELOADED_EDLRUN, *job]
     environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[2]), "EDL_HVD_EVENTS": str(tmp_path / "events")}
     done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

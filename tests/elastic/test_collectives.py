@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness import PRELOADED_EDLRUN
 
 SCRIPT = Path(__file__).with_name("calls_script.py")
-EDLRUN = [str(Path(sys.executable).with_name("edlrun")), "-np", "3", "--min-np", "3", "-H", "localhost:3"]
+EDLRUN = [*PRELOADED_EDLRUN, "-np", "3", "--min-np", "3", "-H", "localhost:3"]
 HOROVODRUN = [str(Path(sys.executable).with_name("horovodrun")), "-np", "3", "-H", "localhost:2,127.0.0.1:1",
               "--network-interfaces", "lo"]  # fmt: skip
 

@@ -81,7 +81,7 @@ def drained(tmp_path_factory, alone) -> tuple[Terminal, Outcome]:
     )
     training = Training(until_size=1, pause_s=0.05)
     job = job_in(terminal.job_dir, *faults, training=training)
-    outcome = harness.run(job, folder / "run")
+    outcome = harness.run(job, folder / "run", preloaded=True)
     check(job, outcome, alone(training))
     terminal.run("edl-hvd", "status", where)
     return terminal, outcome

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from harness import PRELOADED_EDLRUN
+
 from edl_hvd.events import read_events
 
 SCRIPT = Path(__file__).with_name("watched_script.py")
@@ -14,8 +16,8 @@ SCRIPT = Path(__file__).with_name("watched_script.py")
 
 def train(folder: Path, interval: str, drifting_rank: int) -> list[dict]:
     """Two workers, until a checkpoint is listed before the end; the events."""
-    edlrun = Path(sys.executable).with_name("edlrun")
-    command = [edlrun, "-np", "2", "-H", "localhost:2", sys.executable, SCRIPT, folder, interval, drifting_rank]
+    job = ["-np", "2", "-H", "localhost:2", sys.executable, SCRIPT, folder, interval, drifting_rank]
+    command = [*PRELOADED_EDLRUN, *job]
     environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[2]), "EDL_HVD_EVENTS": str(folder / "events")}
     done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

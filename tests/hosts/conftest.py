@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-from job_fixtures import alone, edlrun, run_job  # noqa: F401  # fixtures
+from job_fixtures import alone, edlrun, preloaded, run_job  # noqa: F401  # fixtures
 from over_ssh import aws, run_over_ssh, ssh, subnet  # noqa: F401

@@ -21,7 +21,6 @@ import edl_hvd
 from edl_hvd.errors import EdlHvdWarning, UsageError
 
 SCRIPT = Path(__file__).with_name("idiom_script.py")
-EDLRUN = str(Path(sys.executable).with_name("edlrun"))
 HOSTS = ("localhost:1", "127.0.0.1:1", "127.1:1")
 # What is killed, and when: before a step, or with the gradients of some micro-batches computed.
 KILLED = {
@@ -44,7 +43,8 @@ def idiom_of(name: str):
 @pytest.mark.parametrize("name", KILLED)
 def test_a_real_job_learns_what_plain_pytorch_learns(name, tmp_path):
     folder = tmp_path / "job"
-    launch = [EDLRUN, "-np", "3", "--min-np", "1", "--max-np", "3", "--host-discovery-script", f"{folder}/discover.sh"]
+    discover = ("--host-discovery-script", f"{folder}/discover.sh")
+    launch = [*harness.PRELOADED_EDLRUN, "-np", "3", "--min-np", "1", "--max-np", "3", *discover]
     job = harness.Job(
         hosts=HOSTS, faults=(KILLED[name],), own_command=(*launch, sys.executable, str(SCRIPT), name), deadline_s=60
     )
