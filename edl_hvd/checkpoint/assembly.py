@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
@@ -15,7 +15,7 @@ from edl_hvd.checkpoint.manifest import Manifest, Part
 from edl_hvd.checkpoint.pace import Pace
 from edl_hvd.checkpoint.shards import DTYPE_NAMES
 from edl_hvd.checkpoint.shares import Extent, Rows, share_out
-from edl_hvd.checkpoint.snapshot import Snapshot
+from edl_hvd.checkpoint.snapshot import DeferredSnapshot, Snapshot
 from edl_hvd.errors import StorageError
 from edl_hvd.storage import Storage
 
@@ -33,7 +33,7 @@ class Task:
         patience_s: Least time rank 0 waits for the other ranks.
         owner: Number of the job's ownership of the storage, see ``ownership.py``; 0 if it has none.
         pace: How fast.
-        first: Makes the snapshot's tensors hold what they should.
+        deferred: Materialises the snapshot; ``None`` where its tensors hold what they should.
     """
 
     storage: Storage
@@ -45,7 +45,7 @@ class Task:
     patience_s: float
     pace: Pace
     owner: int = 0
-    first: Callable[[], None] | None = None
+    deferred: DeferredSnapshot | None = None
 
 
 def assemble(task: Task, parts: Mapping[int, Part], created_s: float) -> Manifest:

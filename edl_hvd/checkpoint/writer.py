@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import torch
 
@@ -14,7 +13,7 @@ from edl_hvd.checkpoint.collector import Collector
 from edl_hvd.checkpoint.layout import is_attempt_name
 from edl_hvd.checkpoint.pace import Pace
 from edl_hvd.checkpoint.retention import RetentionPolicy
-from edl_hvd.checkpoint.snapshot import Snapshot, check_snapshot
+from edl_hvd.checkpoint.snapshot import DeferredSnapshot, Snapshot, check_snapshot
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import InternalError
 from edl_hvd.events import Event
@@ -61,8 +60,8 @@ class CheckpointWriter:
         self._lock = threading.Lock()
 
     def begin(
-        self, snapshot: Snapshot, rank: int, size: int, attempt: str, owner: int = 0,
-        first: Callable[[], None] | None = None, pace: Pace | None = None,
+        self, snapshot: Snapshot | DeferredSnapshot, rank: int, size: int, attempt: str, owner: int = 0,
+        pace: Pace | None = None,
     ) -> None:  # fmt: skip
         """Start writing this rank's share of a checkpoint; returns at once.
 
@@ -70,13 +69,13 @@ class CheckpointWriter:
         state as they are until ``busy`` is false. If the plain state is no JSON, the checkpoint fails.
 
         Args:
-            snapshot: What to write.
+            snapshot: What to write. A deferred one is materialised in the background; the checkpoint fails if that
+                raises.
             rank: This worker's rank.
             size: Ranks that take part.
             attempt: Name of this attempt, equal on all ranks and never used before at this URL, not even
                 by an earlier run of the job (so with something random in it); letters, digits, ``_.-``.
             owner: What ``ownership.take`` gave the job; 0 if nobody else can write to this storage.
-            first: Called in the background before the tensors are read; the checkpoint fails if it raises.
             pace: How fast to write; ``None``: as fast as can be.
 
         Raises:
@@ -87,10 +86,12 @@ class CheckpointWriter:
             raise InternalError("a checkpoint was begun while another is being written; check busy first")
         if not 0 <= rank < size or not is_attempt_name(attempt):
             raise InternalError(f"not an attempt: rank={rank}, size={size}, attempt={attempt!r}")
-        check_snapshot(snapshot, self._seen)
-        self._seen = dict(snapshot.tensors)
+        deferred = None if isinstance(snapshot, Snapshot) else snapshot
+        value = snapshot if isinstance(snapshot, Snapshot) else snapshot.value
+        check_snapshot(value, self._seen)
+        self._seen = dict(value.tensors)
         pace = pace or Pace(None, 0.0, self._clock)
-        task = Task(self._storage, snapshot, rank, size, attempt, self._collector, self._patience_s, pace, owner, first)
+        task = Task(self._storage, value, rank, size, attempt, self._collector, self._patience_s, pace, owner, deferred)
         self._attempt = Attempt(task, self._clock, self._collect)
         self._attempt.thread.start()
 

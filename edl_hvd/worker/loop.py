@@ -29,7 +29,7 @@ from edl_hvd.metrics.metric import Metric
 from edl_hvd.settings import Settings
 from edl_hvd.worker import process
 from edl_hvd.worker.commits.agreement import average_, broadcast_json, broadcast_state, drop_diverged
-from edl_hvd.worker.commits.state_store import is_dirty
+from edl_hvd.worker.commits.commit import Freshness
 from edl_hvd.worker.downtime import Downtime
 from edl_hvd.worker.joining.rendezvous import GracefulExit, Handover
 from edl_hvd.worker.newcomers.follower import Following
@@ -58,7 +58,7 @@ class JoinReport(NamedTuple):
     """What each member of a new world tells the others: a row of integers.
 
     Attributes:
-        freshness: How good a state it holds; see ``StateStore.freshness``.
+        commit, quality: How good a state it holds; see :class:`~edl_hvd.worker.commits.commit.Freshness`.
         generation: Generation of the last world that it was in; 0 for none.
         known_step: The furthest step that it has heard of.
         nonce: Random; that of rank 0 is part of the names of this world's checkpoints.
@@ -66,12 +66,18 @@ class JoinReport(NamedTuple):
         owner: Owner of the checkpoint URL, as far as it knows; 0 for none.
     """
 
-    freshness: int
+    commit: int
+    quality: int
     generation: int
     known_step: int
     nonce: int
     is_unverified: int
     owner: int
+
+    @property
+    def freshness(self) -> Freshness:
+        """How good a state it holds."""
+        return Freshness(self.commit, self.quality)
 
 
 class Session:
@@ -198,7 +204,7 @@ class Session:
         world = joined.world
         self._known_step = max(self._known_step, joined.known_step)
         own = JoinReport(
-            freshness=self._store.freshness,
+            *self._store.freshness,
             generation=self._downtime.generation,
             known_step=self._known_step,
             nonce=secrets.randbits(62),
@@ -218,19 +224,19 @@ class Session:
         if self._downtime.before is not None:
             self._runtime.run_callbacks()
 
-    def _synchronise(self, world: World, held: list[int]) -> None:
+    def _synchronise(self, world: World, held: list[Freshness]) -> None:
         freshest = max(held)
         root = held.index(freshest)
-        dirty = is_dirty(freshest)  # by each script in its own way, perhaps
-        if freshest < 0:
+        dirty = freshest.is_dirty  # by each script in its own way, perhaps
+        if not freshest.holds_state:
             if self._restore(world):
                 return
             root = 0
-        elif all(number == freshest for number in held) and not dirty:
+        elif all(freshness == freshest for freshness in held) and not dirty:
             return
         plain, tensors = self._store.export() if world.rank == root else (None, {})
         plain, tensors = broadcast_state(self._process.collectives, plain, tensors, root, world.rank)
-        if held[world.rank] != freshest or ((freshest < 0 or dirty) and world.rank != root):
+        if held[world.rank] != freshest or ((not freshest.holds_state or dirty) and world.rank != root):
             self._store.load(plain, tensors)
 
     def _restore(self, world: World) -> bool:
@@ -337,7 +343,7 @@ class Session:
         start_s = self._clock.monotonic_s()
         if self._runtime.sync_buffers() and not is_last:
             store.save(store.commit, light=True)
-        copied = store.last_checkpoint if is_last else store.deferred_checkpoint
+        copied = store.final_snapshot if is_last else store.deferred_snapshot
         self._checkpoints.begin(copied, world, f"{world.generation}-{store.step}-{self._nonce:016x}")
         schedule.mark(store.step, store.samples, self._runtime.epoch_position())
         schedule.note_stall(self._clock.monotonic_s() - start_s)

@@ -28,7 +28,7 @@ class Following:
     """One newcomer following one guide. A thread reads, the main thread works through what came.
 
     Args:
-        memory: What this worker keeps.
+        store: State of this worker.
         address: Of the guide.
         port: Of the guide; 0 if it cannot guide.
         secret: Proves to the guide that this is a worker of the job.

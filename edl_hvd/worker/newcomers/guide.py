@@ -40,7 +40,7 @@ class Guide:
     """The side of one worker that hands its state on to newcomers.
 
     Args:
-        memory: State of the worker.
+        store: State of the worker.
     """
 
     def __init__(self, store: StateStore) -> None:

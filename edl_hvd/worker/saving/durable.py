@@ -6,22 +6,20 @@ import logging
 import os
 import secrets
 from collections.abc import Callable
-from dataclasses import replace
 
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot, ownership
 from edl_hvd.checkpoint.heartbeat import Heartbeat
 from edl_hvd.checkpoint.ownership import Owner
 from edl_hvd.checkpoint.pace import Pace
 from edl_hvd.checkpoint.schedule import Schedule
+from edl_hvd.checkpoint.snapshot import DeferredSnapshot
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, EmergencyCheckpoint, EventLog, Restored
 from edl_hvd.settings import Settings
 from edl_hvd.storage import open_storage
-from edl_hvd.worker.codec import decode
 from edl_hvd.worker.commits.state_store import StateStore
 from edl_hvd.worker.engine.collectives import Collectives
 from edl_hvd.worker.progress import progress
-from edl_hvd.worker.runtime import METRICS
 from edl_hvd.worker.saving.shared_restore import SharedRestore
 from edl_hvd.world import World
 
@@ -124,22 +122,17 @@ class Checkpoints:
         """The interval since the last one will have passed at this point of the run. Asked on rank 0."""
         return self._writer is not None and self.schedule.is_due(step, samples, epoch_position)
 
-    def begin(
-        self, copied: Callable[[], tuple[Snapshot, Callable[[], None] | None]], world: World, attempt: str
-    ) -> None:
+    def begin(self, copied: Callable[[], Snapshot | DeferredSnapshot], world: World, attempt: str) -> None:
         """Start writing this rank's share of a checkpoint in the background. Every rank; does not block.
 
         Args:
-            copied: Gives what to write, and what has to be called before it is read, if anything.
+            copied: Returns what to write.
             world: Which one.
             attempt: See ``CheckpointWriter.begin``.
         """
         rank, size = world.rank, world.size
         if self._writer is not None:
-            snapshot, copy = copied()
-            metrics = decode(snapshot.plain["attributes"].get(METRICS, {}), {})
-            pace = self._pace(world.local_size)
-            self._writer.begin(replace(snapshot, metrics=metrics), rank, size, attempt, self.owner, copy, pace)
+            self._writer.begin(copied(), rank, size, attempt, self.owner, self._pace(world.local_size))
             self._writers = size
             if self._settings.checkpoint_every.is_auto:
                 logger.info("checkpoints every %.0f s for now", self.schedule.interval_s)
@@ -155,7 +148,7 @@ class Checkpoints:
         """Write the last commit from this worker alone, if there is a place for it and time enough. Blocks.
 
         Args:
-            memory: Holds the commit.
+            store: Holds the commit.
             left_s: Seconds until the process will be killed, if known.
         """
         if self._storage is None:
@@ -167,7 +160,7 @@ class Checkpoints:
             reason = f"it would take {needed_s:.1f} s at the speed of the last one, and {left_s:.1f} s are left"
         else:
             attempt = f"last-{store.step}-{secrets.randbits(64):016x}"
-            self.begin(lambda: (store.checkpoint(), None), World(0, 0, 1, members=("",)), attempt)
+            self.begin(store.snapshot, World(0, 0, 1, members=("",)), attempt)
             self.hurry()
             while self.busy:
                 self._clock.sleep(_POLL_S)
@@ -204,7 +197,7 @@ class Checkpoints:
         """Give up what is being written: the world it was shared out over is gone."""
         if self._writer is not None:
             self._writer.abandon()
-            store.drop_copy()
+            store.drop_snapshot()
             self.report()
 
     def newest(self, collectives: Collectives, world: World) -> Snapshot | None:

@@ -70,7 +70,7 @@ def write_last(
 
     Args:
         checkpoints: Of this rank.
-        memory: Holds it.
+        store: Holds it.
         begin: Begins a checkpoint of it.
         collectives: Of the world.
         world: Which one.

@@ -319,7 +319,7 @@ class _Run:
         if iterations and call == _FLAT:
             # With an idle worker there are collectives behind the optimizer's step. A world that breaks there goes
             # through the step again, and these would be made again from the weights behind it.
-            runtime.store.tracker.never_clean()
+            runtime.store.tracker.stepped.never_clean()
         statistics = Buffers(
             _exact_statistics(runtime, sampler),
             iterations,
@@ -586,7 +586,7 @@ class _BodyWatch:
         if position.per_step > 1:
             self._attributes = encoded(self._runtime)
             self._others = self._look()
-            watch = self._runtime.store.tracker
+            watch = self._runtime.store.tracker.stepped
             self._disturbances = -1 if watch.is_dirty() else watch.dirty_count
 
     def end(self, frame: Any, is_first: bool) -> None:
@@ -608,7 +608,7 @@ class _BodyWatch:
             self._refuse(f"state.{changed[0]} was changed")
         if not self._others.fits():
             self._refuse("a model in State that no distributed optimizer moves was changed")
-        watch = self._runtime.store.tracker
+        watch = self._runtime.store.tracker.stepped
         if self._disturbances >= 0 and (watch.is_dirty() or watch.dirty_count > self._disturbances):
             self._refuse("a parameter was changed by something else than its optimizer")
         self._check_rates(is_first)
