@@ -7,8 +7,8 @@ lists, tuples, numbers, strings and tensors. JSON knows fewer types, so the othe
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -17,9 +17,23 @@ from edl_hvd.errors import StateError
 _TENSOR, _TUPLE, _MAPPING, _COUNTER = "__tensor__", "__tuple__", "__mapping__", "__counter__"
 _LEAVES = frozenset({type(None), bool, int, float, str})
 _TAGS = frozenset({_TENSOR, _TUPLE, _MAPPING, _COUNTER})
+_PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+# Of tensors of other types it is not known when two are the same memory.
 
 
-def encode(tree: Any, path: str) -> tuple[Any, dict[str, torch.Tensor]]:
+class Encoded(NamedTuple):
+    """A nested state, split.
+
+    Attributes:
+        plain: JSON value, in which tensors are named.
+        tensors: Tensors by name.
+    """
+
+    plain: Any
+    tensors: dict[str, torch.Tensor]
+
+
+def encode(tree: Any, path: str) -> Encoded:
     """Split a nested state into a JSON value and its tensors.
 
     Args:
@@ -33,7 +47,7 @@ def encode(tree: Any, path: str) -> tuple[Any, dict[str, torch.Tensor]]:
         StateError: Something in it is of another type; the message says where and which.
     """
     tensors: dict[str, torch.Tensor] = {}
-    return _encode(tree, path, tensors), tensors
+    return Encoded(_encode(tree, path, tensors), tensors)
 
 
 def _encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
@@ -126,3 +140,67 @@ def placed(
         like = live.get(name, first)
         found[name] = tensors[name] if like is None else tensors[name].to(like.device)
     return found
+
+
+class Layout(NamedTuple):
+    """The tensors of an object, without the work of encoding it.
+
+    Attributes:
+        key: Changes whenever anything but the contents of the tensors does; empty where there is no such key.
+        tensors: Live tensors, in the order in which they are encoded.
+    """
+
+    key: list[Hashable]
+    tensors: list[torch.Tensor]
+
+
+class Encodable(Protocol):
+    """What :class:`EncodingCache` encodes."""
+
+    def capture(self) -> Any:
+        """Return the nested state, with live tensors."""
+
+    def tensor_layout(self) -> Layout:
+        """Return the layout of what ``capture`` would return; takes a tenth of its time."""
+
+
+class _CachedEncoding(NamedTuple):
+    key: list[Hashable]
+    plain: Any
+    names: list[str]
+
+
+class EncodingCache:
+    """Keeps how an object is encoded from one checkpoint to the next.
+
+    An optimizer's step changes the contents of the tensors, not the tensors. The cache does not keep the tensors
+    themselves: that would keep memory that a script wants freed.
+
+    Args:
+        name: Attribute of ``State`` that holds the object.
+        source: Captures the object.
+    """
+
+    def __init__(self, name: str, source: Encodable) -> None:
+        self._name, self._source = name, source
+        self._cached: _CachedEncoding | None = None
+
+    def encoded(self) -> Encoded:
+        """Return what ``encode`` makes of ``capture()`` now, with live tensors; do not change it."""
+        key, live = self._source.tensor_layout()
+        if self._cached is not None and self._cached.key == key and _PLAIN_TENSORS.issuperset(map(type, live)):
+            return Encoded(self._cached.plain, dict(zip(self._cached.names, live, strict=True)))
+        plain, tensors = encode(self._source.capture(), self._name)
+        # Else there is more to it than the tensors, or others are made of them for each capture.
+        is_cachable = bool(key) and _are_same(live, list(tensors.values()))
+        self._cached = _CachedEncoding(key, plain, list(tensors)) if is_cachable else None
+        return Encoded(plain, tensors)
+
+
+def _are_same(live: list[torch.Tensor], captured: list[torch.Tensor]) -> bool:
+    """The same memory, cut in the same way, in the same order."""
+    return (
+        len(live) == len(captured)
+        and _PLAIN_TENSORS.issuperset(map(type, live))
+        and all(map(torch.Tensor.is_set_to, live, captured))
+    )

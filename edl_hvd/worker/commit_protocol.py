@@ -154,8 +154,8 @@ class CommitProtocol:
         start_s = self._clock.monotonic_s()
         if self._runtime.sync_buffers() and not is_last:
             store.save(store.commit, light=True)
-        copied = store.last_checkpoint() if is_last else store.deferred_checkpoint()
-        self._checkpoints.begin(copied, world, f"{world.generation}-{store.step}-{self._nonce:016x}")
+        snapshot = store.final_snapshot() if is_last else store.deferred_snapshot()
+        self._checkpoints.begin(snapshot, world, f"{world.generation}-{store.step}-{self._nonce:016x}")
         schedule.mark(store.step, store.samples, self._runtime.epoch_position())
         schedule.note_stall(self._clock.monotonic_s() - start_s)
         self._writers_busy = True

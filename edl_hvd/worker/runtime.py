@@ -17,6 +17,7 @@ from edl_hvd.errors import EdlHvdWarning, UsageError
 from edl_hvd.events import Event, Metrics
 from edl_hvd.metrics.metric import Metric
 from edl_hvd.worker.commits.agreement import average_, broadcast_state
+from edl_hvd.worker.commits.live_state import METRICS
 from edl_hvd.worker.commits.state_store import StateStore
 from edl_hvd.worker.position import position
 from edl_hvd.worker.training.alike import check_alike, differing
@@ -29,9 +30,6 @@ from edl_hvd.worker.training.scheduler import SCALE_INVARIANT, GatedScheduler, P
 from edl_hvd.worker.training.tuning import StepTimer
 
 logger = logging.getLogger(__name__)
-
-METRICS = "_metrics"
-# The attribute with the last value of each metric; it goes where the others go, into commits and to newcomers.
 
 
 class Session(Protocol):

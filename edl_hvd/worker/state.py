@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from edl_hvd.errors import StateError
+from edl_hvd.worker.commits.live_state import METRICS
 from edl_hvd.worker.position import position
-from edl_hvd.worker.runtime import METRICS, Runtime
+from edl_hvd.worker.runtime import Runtime
 from edl_hvd.worker.training.batching import batches, steps
 from edl_hvd.worker.training.evaluation import evaluate
 from edl_hvd.worker.training.step import Step, weigh
 
 if TYPE_CHECKING:
-    from edl_hvd.worker.commits.weights import Fit
+    from edl_hvd.worker.commits.weights import LoadReport
 
 
 class State:
@@ -322,7 +323,7 @@ class State:
         attributes[METRICS] = {**attributes[METRICS], **values}
         self._runtime.report(values)
 
-    def load_weights(self, url: str | os.PathLike[str], step: int | None = None, partial: bool = False) -> Fit:
+    def load_weights(self, url: str | os.PathLike[str], step: int | None = None, partial: bool = False) -> LoadReport:
         """Load the weights of another run's checkpoint into the models of this state, for fine-tuning.
 
         Optimizers, counters and everything else stay as they are. A job that resumes from its own checkpoints does not
@@ -334,11 +335,12 @@ class State:
             partial: Whether to load the weights that fit and leave the others as they are, instead of raising.
 
         Returns:
-            An object with the names of the weights: ``loaded``, ``missing``, ``extra`` and ``reshaped`` (of another
-            shape); ``complete`` says whether all were loaded.
+            An object with the names of the weights: ``loaded``, ``missing``, ``unexpected`` and ``mismatched``
+            (of another shape); ``complete`` says whether all were loaded.
 
         Raises:
-            StateError: Weights are missing, extra or of another shape, and ``partial`` is false; nothing was loaded.
+            StateError: Weights are missing, unexpected or of another shape, and ``partial`` is false. Nothing was
+                loaded.
             StorageError: There is no such checkpoint, it does not verify, or the storage does not answer.
         """
         from edl_hvd.worker.commits.weights import load_weights

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from edl_hvd.errors import ProgressLostError
 from edl_hvd.worker import process
 from edl_hvd.worker.commits.agreement import broadcast_json, broadcast_state, drop_diverged
-from edl_hvd.worker.commits.state_store import StateStore, is_dirty
+from edl_hvd.worker.commits.commit import Freshness
+from edl_hvd.worker.commits.state_store import StateStore
 from edl_hvd.worker.joining.rendezvous import RendezvousInfo
 from edl_hvd.worker.saving.manager import CheckpointManager
 from edl_hvd.worker.training.alike import check_same_numerics, numerics_fingerprint
@@ -19,7 +20,7 @@ class JoinReport(NamedTuple):
     """What each member of a new world tells the others: a row of integers.
 
     Attributes:
-        freshness: Freshness of the state that it holds; see ``StateStore.freshness``.
+        commit, quality: Freshness of the state that it holds; see :class:`~edl_hvd.worker.commits.commit.Freshness`.
         generation: Generation of the last world that it was in; 0 for none.
         known_step: The furthest step that it has heard of.
         nonce: Random; that of rank 0 is part of the names of this world's checkpoints.
@@ -27,12 +28,18 @@ class JoinReport(NamedTuple):
         lease: Number of the lease of the checkpoint URL, as far as it knows; 0 for none.
     """
 
-    freshness: int
+    commit: int
+    quality: int
     generation: int
     known_step: int
     nonce: int
     is_unverified: int
     lease: int
+
+    @property
+    def freshness(self) -> Freshness:
+        """Freshness of the state that it holds."""
+        return Freshness(self.commit, self.quality)
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,7 @@ class StateAgreement:
         store, checkpoints, collectives, world = self._store, self._checkpoints, joined.collectives, joined.world
         self.known_step = max(known_step, joined.known_step)
         own = JoinReport(
-            freshness=store.freshness,
+            *store.freshness,
             generation=generation,
             known_step=self.known_step,
             nonce=secrets.randbits(62),
@@ -102,7 +109,7 @@ class StateAgreement:
         is_restored = self._synchronise(joined, drop_diverged(collectives, store.fingerprint, held, unverified))
         return Agreement(reports[0].nonce, tuple(report.generation for report in reports), is_restored)
 
-    def _synchronise(self, joined: RendezvousInfo, held: list[int]) -> bool:
+    def _synchronise(self, joined: RendezvousInfo, held: list[Freshness]) -> bool:
         """Give the best of the states that the members hold to all; whether it is that of a checkpoint.
 
         Args:
@@ -111,16 +118,16 @@ class StateAgreement:
         """
         world, freshest = joined.world, max(held)
         root = held.index(freshest)
-        dirty = is_dirty(freshest)  # by each script in its own way, perhaps
-        if freshest < 0:
+        dirty = freshest.is_dirty  # by each script in its own way, perhaps
+        if not freshest.holds_state:
             if self._restore(joined):
                 return True
             root = 0
-        elif all(number == freshest for number in held) and not dirty:
+        elif all(freshness == freshest for freshness in held) and not dirty:
             return False
         plain, tensors = self._store.export() if world.rank == root else (None, {})
         plain, tensors = broadcast_state(joined.collectives, plain, tensors, root, world.rank)
-        if held[world.rank] != freshest or ((freshest < 0 or dirty) and world.rank != root):
+        if held[world.rank] != freshest or ((not freshest.holds_state or dirty) and world.rank != root):
             self._store.load(plain, tensors)
         return False
 

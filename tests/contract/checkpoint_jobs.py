@@ -79,7 +79,7 @@ def write_job(
         store.save(step)
         writers = [CheckpointWriter(storage, keep=5) for _ in range(2)]
         for rank, writer in enumerate(writers):
-            snapshot = replace(store.checkpoint(), metrics=metrics.get(step, {}))
+            snapshot = replace(store.snapshot(), metrics=metrics.get(step, {}))
             writer.begin(snapshot, rank, 2, f"attempt-{step}-{variant}")
         assert all(writer.wait(120) for writer in writers)
         assert step in steps(storage)

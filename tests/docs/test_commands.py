@@ -290,7 +290,7 @@ writer = CheckpointWriter(open_storage(sys.argv[1]), keep=3)
 for step in (1, 2, 3):
     store.step = step
     store.save(step)
-    writer.begin(store.checkpoint(), 0, 1, f"attempt-{step}")
+    writer.begin(store.snapshot(), 0, 1, f"attempt-{step}")
     assert writer.wait(60)
 """
 

@@ -245,9 +245,7 @@ def inject(job: FakeJob, chance: random.Random) -> None:
     elif kind == "hosts":
         found = [host for host in HOSTS if chance.random() < 0.7]
         failed_preflight = tuple(host for host in found if chance.random() < 0.1)
-        job.handle(
-            events.HostsFound(tuple(HostSlots(host, chance.randint(1, 2)) for host in found), failed_preflight)
-        )
+        job.handle(events.HostsFound(tuple(HostSlots(host, chance.randint(1, 2)) for host in found), failed_preflight))
     elif kind == "drain":
         target, notice_s = chance.choice((*HOSTS, *workers)), chance.choice((0.0, 10.0, 120.0))
         job.handle(events.DrainRequested(target, notice_s, deferred=chance.random() < 0.5))

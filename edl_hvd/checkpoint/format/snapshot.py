@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import is_
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -41,6 +41,21 @@ class Snapshot:
     epoch: int = 0
     samples: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class DeferredSnapshot(Protocol):
+    """A snapshot whose tensors hold what they should only when :meth:`materialise` has returned."""
+
+    @property
+    def value(self) -> Snapshot:
+        """The snapshot."""
+
+    def materialise(self) -> None:
+        """Have the tensors hold what they should. Any thread; blocks for a copy in memory.
+
+        Raises:
+            StateError: That is not possible any more.
+        """
 
 
 def check_snapshot(snapshot: Snapshot, seen: Mapping[str, torch.Tensor] | None = None) -> None:

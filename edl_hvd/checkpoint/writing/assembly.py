@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
@@ -12,7 +12,7 @@ import edl_hvd
 from edl_hvd.checkpoint.format.entries import TensorEntry
 from edl_hvd.checkpoint.format.manifest import Manifest, Part
 from edl_hvd.checkpoint.format.shards import DTYPE_NAMES
-from edl_hvd.checkpoint.format.snapshot import Snapshot
+from edl_hvd.checkpoint.format.snapshot import DeferredSnapshot, Snapshot
 from edl_hvd.checkpoint.retention.collector import Collector
 from edl_hvd.checkpoint.writing.shares import Extent, Rows, share_out
 from edl_hvd.checkpoint.writing.throttle import CpuThrottle
@@ -33,7 +33,7 @@ class Task:
         patience_s: Least time in seconds for which rank 0 waits for the other ranks.
         owner: Number of the job as owner of the storage, see ``lease.py``; 0 if it has none.
         cpu: Throttle of what the attempt computes.
-        first: Function that makes the snapshot's tensors hold what they should.
+        deferred: Snapshot that is materialised before it is read; ``None`` where its tensors hold what they should.
     """
 
     storage: Storage
@@ -45,7 +45,7 @@ class Task:
     patience_s: float
     cpu: CpuThrottle
     owner: int = 0
-    first: Callable[[], None] | None = None
+    deferred: DeferredSnapshot | None = None
 
 
 def assemble(task: Task, parts: Mapping[int, Part], created_s: float) -> Manifest:

@@ -78,9 +78,9 @@ class Attempt:
 
     def _run(self) -> None:
         try:
-            if self._task.first is not None:
+            if self._task.deferred is not None:
                 with self._not_cancelled():
-                    self._task.first()
+                    self._task.deferred.materialise()
             self._cancelled.wait(_HEAD_START_S)
             check_plain(self._task.snapshot.plain)
             part = self._write_share()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import torch
 
 from edl_hvd.checkpoint.format.layout import is_attempt_name
-from edl_hvd.checkpoint.format.snapshot import Snapshot, check_snapshot
+from edl_hvd.checkpoint.format.snapshot import DeferredSnapshot, Snapshot, check_snapshot
 from edl_hvd.checkpoint.retention.collector import Collector
 from edl_hvd.checkpoint.retention.policy import RetentionPolicy
 from edl_hvd.checkpoint.writing.assembly import Task
@@ -60,8 +59,8 @@ class CheckpointWriter:
         self._lock = threading.Lock()
 
     def begin(
-        self, snapshot: Snapshot, rank: int, size: int, attempt: str, owner: int = 0,
-        first: Callable[[], None] | None = None, cpu: CpuThrottle | None = None,
+        self, snapshot: Snapshot | DeferredSnapshot, rank: int, size: int, attempt: str, owner: int = 0,
+        cpu: CpuThrottle | None = None,
     ) -> None:  # fmt: skip
         """Start writing this rank's share of a checkpoint; returns at once.
 
@@ -69,13 +68,13 @@ class CheckpointWriter:
         state as they are until ``busy`` is false. If the plain state is no JSON, the checkpoint fails.
 
         Args:
-            snapshot: Snapshot to write.
+            snapshot: Snapshot to write. A deferred one is materialised in the background; the checkpoint fails if that
+                raises.
             rank: Rank of this worker.
             size: Number of ranks that take part.
             attempt: Name of this attempt, equal on all ranks and never used before at this URL, not even
                 by an earlier run of the job (so with something random in it); letters, digits, ``_.-``.
             owner: Number that ``lease.acquire`` gave the job; 0 if no other job can write to this storage.
-            first: Function called in the background before the tensors are read; if it raises, the checkpoint fails.
             cpu: Throttle of what writing computes; ``None``: it may take all processors.
 
         Raises:
@@ -86,10 +85,12 @@ class CheckpointWriter:
             raise InternalError("a checkpoint was begun while another is being written; check busy first")
         if not 0 <= rank < size or not is_attempt_name(attempt):
             raise InternalError(f"not an attempt: rank={rank}, size={size}, attempt={attempt!r}")
-        check_snapshot(snapshot, self._seen)
-        self._seen = dict(snapshot.tensors)
+        deferred = None if isinstance(snapshot, Snapshot) else snapshot
+        value = snapshot if isinstance(snapshot, Snapshot) else snapshot.value
+        check_snapshot(value, self._seen)
+        self._seen = dict(value.tensors)
         cpu = cpu or CpuThrottle(None, 0.0, self._clock)
-        task = Task(self._storage, snapshot, rank, size, attempt, self._collector, self._patience_s, cpu, owner, first)
+        task = Task(self._storage, value, rank, size, attempt, self._collector, self._patience_s, cpu, owner, deferred)
         self._attempt = Attempt(task, self._clock, self._collect)
         self._attempt.thread.start()
 

@@ -1,1 +1,1 @@
-"""What a job keeps: captured, copied at every commit, put back, brought to one state."""
+"""The state of a job: captured, saved at every commit, restored, agreed on by all members of a world."""

@@ -1,4 +1,4 @@
-"""Bringing every member of a new world to one state: the freshest that any of them holds."""
+"""Bringing all members of a new world to one state: the freshest that any of them holds."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from edl_hvd.worker.codec import Encoded
+from edl_hvd.worker.commits.commit import NOTHING, Freshness
 from edl_hvd.worker.engine.collectives import Collectives
 
 logger = logging.getLogger(__name__)
@@ -18,7 +20,7 @@ _BUCKET_BYTES = 64 << 20
 
 
 def broadcast_json(collectives: Collectives, value: Any, root: int, rank: int) -> Any:
-    """Rank ``root``'s JSON value, on every rank. Collective; blocks."""
+    """Return rank ``root``'s JSON value, on every rank. Collective; blocks."""
     # A copy, in memory that torch frees without Python.
     data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).clone() if rank == root else None
     length = torch.tensor([0 if data is None else data.numel()], dtype=torch.int64)
@@ -31,8 +33,8 @@ def broadcast_json(collectives: Collectives, value: Any, root: int, rank: int) -
 
 def broadcast_state(
     collectives: Collectives, plain: Any, tensors: dict[str, torch.Tensor], root: int, rank: int
-) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Rank ``root``'s plain state and tensors, on every rank. Collective; blocks.
+) -> Encoded:
+    """Return rank ``root``'s plain state and tensors, on every rank. Collective; blocks.
 
     Tensors travel through the host's memory in flat buckets of one dtype each.
 
@@ -49,52 +51,52 @@ def broadcast_state(
         if rank != root:
             for tensor, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
                 tensor.copy_(part.view(tensor.shape))
-    return plain, tensors
+    return Encoded(plain, tensors)
 
 
 def drop_diverged(
-    collectives: Collectives, sample: Callable[[], int], held: list[int], followed: list[bool]
-) -> list[int]:
-    """What each member holds, -1 for a newcomer that has followed and yet holds the state of none of the others.
+    collectives: Collectives, fingerprint: Callable[[], int], held: list[Freshness], unverified: list[bool]
+) -> list[Freshness]:
+    """Return what each member holds: nothing for a newcomer whose state is that of none of the other members.
 
-    Collective, where anybody has followed; blocks.
+    Collective where a member's state is unverified; blocks.
 
     Args:
-        collectives: Of the new world.
-        sample: A digest of this worker's live state.
-        held: Commit number of each member.
-        followed: Whether each has come by it by following.
+        collectives: Collectives of the new world.
+        fingerprint: Returns a digest of this worker's live state.
+        held: Freshness of each member.
+        unverified: Whether each has taken its state over from a world that trained on.
     """
     freshest = max(held)
-    if freshest < 0 or not any(followed):
+    if not freshest.holds_state or not any(unverified):
         return held
-    digests = [row[0] for row in collectives.gather_integers([sample()])]
-    holders = [rank for rank, number in enumerate(held) if number == freshest]
-    # Each member has running statistics of its own, and a newcomer those of the one that it followed.
-    expected = {digests[rank] for rank in holders if not followed[rank]} or {digests[holders[0]]}
-    strays = {rank for rank in holders if followed[rank] and digests[rank] not in expected}
-    if strays:
-        logger.warning("ranks %s took over another state than expected, so they get it anew", sorted(strays))
-    return [-1 if rank in strays else number for rank, number in enumerate(held)]
+    digests = [row[0] for row in collectives.gather_integers([fingerprint()])]
+    holders = [rank for rank, freshness in enumerate(held) if freshness == freshest]
+    # Each member has running statistics of its own, and a newcomer those of the member that guided it.
+    expected = {digests[rank] for rank in holders if not unverified[rank]} or {digests[holders[0]]}
+    diverged = {rank for rank in holders if unverified[rank] and digests[rank] not in expected}
+    if diverged:
+        logger.warning("ranks %s took over another state than expected, so they get it again", sorted(diverged))
+    return [NOTHING if rank in diverged else freshness for rank, freshness in enumerate(held)]
 
 
 def average_(collectives: Collectives, tensors: list[torch.Tensor], weight: int, rank: int) -> None:
-    """Make tensors equal on all ranks, in place: floating-point ones their mean, others their maximum.
+    """Make tensors equal on all ranks, in place: floating-point ones become their mean, others their maximum.
 
     Collective; blocks.
 
     Args:
-        collectives: Of the world.
-        tensors: Of this rank.
-        weight: Of this rank's in the mean; where all have 0 they weigh the same.
-        rank: Of this worker.
+        collectives: Collectives of the world.
+        tensors: Tensors of this rank.
+        weight: Weight of this rank's tensors in the mean; where all have 0 they weigh the same.
+        rank: Rank of this worker.
     """
     weights = [row[0] for row in collectives.gather_integers([weight])]
     share = weights[rank] / sum(weights) if any(weights) else 1 / len(weights)
     for bucket in _buckets(dict(enumerate(tensors))):
         flat = torch.cat([t.detach().reshape(-1) for t in bucket])
         if flat.is_floating_point():
-            # One that weighs nothing may hold anything.
+            # A tensor that weighs nothing may hold anything.
             flat = collectives.allreduce(flat.mul_(share) if share else torch.zeros_like(flat), "sum")
         else:
             flat = collectives.allreduce(flat.to(torch.int64), "max").to(flat.dtype)
@@ -103,7 +105,7 @@ def average_(collectives: Collectives, tensors: list[torch.Tensor], weight: int,
 
 
 def _buckets(tensors: dict[Any, torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Groups of one dtype, each of at most ``_BUCKET_BYTES`` or a single tensor."""
+    """Yield groups of one dtype, each of at most ``_BUCKET_BYTES`` or a single tensor."""
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors.values():
         if tensor.numel() > 0:

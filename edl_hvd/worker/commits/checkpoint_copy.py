@@ -1,12 +1,12 @@
 """The copy of a commit that a checkpoint is written from: in host memory that is kept for the whole run.
 
-Where nothing but optimizer steps moves the parameters, it need not be made at the commit: until the next step they are
-what they were. So it is made beside the next batch (as in CheckFreq, Mohan et al., FAST 2021), by the thread that
-writes the checkpoint, and by the worker when it is about to make that step.
+Where only optimizer steps change the parameters, it need not be made at the commit: until the next step they are what
+they were. So it is made beside the next batch (as in CheckFreq, Mohan et al., FAST 2021), by the thread that writes the
+checkpoint, and by the worker when it is about to make that step.
 
-The copy is made in chunks. Of what is left, the next who comes takes the half (guided self-scheduling, Polychronopoulos
-and Kuck, IEEE Transactions on Computers 1987, for two). So a thread that is alone asks for Python's lock a dozen times,
-and two end together.
+The copy is made in chunks. Each thread takes half of what is left (guided self-scheduling, Polychronopoulos and Kuck,
+IEEE Transactions on Computers 1987, for two). So a thread that is alone asks for Python's lock a dozen times, and two
+threads end together.
 """
 
 from __future__ import annotations
@@ -14,31 +14,33 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Hashable, Mapping
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 import torch
 
 from edl_hvd.checkpoint import Snapshot
 from edl_hvd.errors import StateError
+from edl_hvd.worker.codec import Encoded, decode
+from edl_hvd.worker.commits.live_state import METRICS
 
-_LEAST_BYTES = 1024 * 1024
-# Of a portion: copied in a tenth of a millisecond, a few times as long as it takes to have the next one.
+_LEAST_CHUNK_BYTES = 1024 * 1024
+# Copied in a tenth of a millisecond, a few times as long as it takes to have the next chunk.
 _LARGE_BYTES, _LARGE_PART = 4 * 1024 * 1024, 64
-# A tensor that is larger than both is dealt out in blocks of that size: there are few of them.
+# A tensor that is larger than both is cut into blocks of that size: there are few of them.
 
 Chunk = tuple[list[torch.Tensor], list[torch.Tensor]]
 
 
 class Blocks:
-    """Memory for copies, cut into blocks that are dealt out; the same for every copy into it.
+    """Memory for copies, cut into blocks; the same for every copy into it.
 
     Args:
-        targets: The memory; tensors without gaps.
+        targets: Tensors without gaps, which are the memory.
 
     Attributes:
-        into: The blocks.
-        ends: Bytes up to the end of each.
+        into: Blocks.
+        ends: Bytes up to the end of each block.
     """
 
     def __init__(self, targets: Collection[torch.Tensor]) -> None:
@@ -52,7 +54,7 @@ class Blocks:
         self.ends = list(accumulate(block.nbytes for block in self.into))
 
     def cut(self, tensors: Collection[torch.Tensor]) -> list[torch.Tensor]:
-        """Tensors of the same shapes, cut like the targets: each whole, or by rows where it is large."""
+        """Return tensors of the same shapes, cut like the targets: each whole, or by rows where it is large."""
         if not self._rows:
             return list(tensors)
         blocks: list[torch.Tensor] = []
@@ -68,37 +70,37 @@ class DeferredCopy:
     Args:
         tensors: Source tensors.
         blocks: Target memory.
-        is_disturbed: Somebody has moved the tensors meanwhile. Asked once, when all is copied, or by the caller of
-            ``complete``.
+        is_dirty: Returns whether the source tensors have changed meanwhile. Asked once, when all is copied, unless the
+            caller of ``complete`` says so.
     """
 
     def __init__(self, tensors: Collection[torch.Tensor], blocks: Blocks, is_dirty: Callable[[], bool]) -> None:
         self._from, self._into, self._ends = blocks.cut(tensors), blocks.into, blocks.ends
         self._is_dirty = is_dirty
         self._changed = threading.Condition()
-        self._next = 0  # block that nobody has taken
+        self._next = 0  # first block that no thread has taken
         self._in_flight: dict[int, Chunk] = {}  # by thread
         self._made = self._inconsistent = False
         self._checked = False
 
     def complete(self, is_whole: bool | None = None) -> bool:
-        """Return when all is copied, having copied what nobody else did; false if it is of no use.
+        """Copy what no thread has copied yet, and return when all is copied: whether the copy is consistent.
 
         Args:
-            is_whole: Whether nobody has moved the tensors yet, where the caller has just looked, and moves them when
-                this returns. ``None``: it has not looked.
+            is_whole: Whether the source tensors are unchanged so far, where the caller has just looked, and changes
+                them when this returns. ``None``: it has not looked.
         """
         me = threading.get_ident()
         if is_whole is not None:
             with self._changed:
                 self._checked, self._inconsistent = True, self._inconsistent or not (is_whole or self._made)
         try:
-            while portion := self._take(me):
-                _copy_chunk(portion)
+            while chunk := self._take(me):
+                _copy_chunk(chunk)
                 self._in_flight.pop(me)
         finally:
             with self._changed:
-                # Nobody waits for one who was interrupted.
+                # Nobody waits for a thread that was interrupted.
                 self._inconsistent = self._in_flight.pop(me, None) is not None or self._inconsistent
                 self._end_if_over()
         with self._changed:
@@ -111,110 +113,127 @@ class DeferredCopy:
             if first == last:
                 return None
             taken_bytes = self._ends[first - 1] if first else 0
-            wanted_bytes = max(_LEAST_BYTES, (self._ends[-1] - taken_bytes) // 2)
+            wanted_bytes = max(_LEAST_CHUNK_BYTES, (self._ends[-1] - taken_bytes) // 2)
             stop = min(bisect_left(self._ends, taken_bytes + wanted_bytes, first) + 1, last)
-            portion = self._in_flight[me] = self._from[first:stop], self._into[first:stop]
+            chunk = self._in_flight[me] = self._from[first:stop], self._into[first:stop]
             self._next = stop
-            return portion
+            return chunk
 
     def _end_if_over(self) -> None:
         if not self._made and not self._in_flight and self._next == len(self._into):
-            # Afterwards: what is found undisturbed was so all along.
+            # Afterwards: what is found unchanged was so all along.
             self._inconsistent = self._inconsistent or (not self._checked and self._is_dirty())
             self._made = True
             self._changed.notify_all()
 
 
 @torch.no_grad()
-def _copy_chunk(portion: Chunk) -> None:
-    tensors, into = portion
+def _copy_chunk(chunk: Chunk) -> None:
+    tensors, into = chunk
     torch._foreach_copy_(into, tensors)
+
+
+@dataclass(frozen=True)
+class DeferredCommit:
+    """A commit that is copied later; a ``DeferredSnapshot`` for the checkpoint layer.
+
+    Attributes:
+        value: Snapshot of the commit.
+        copy: Copies the commit into the tensors of the snapshot.
+    """
+
+    value: Snapshot
+    copy: DeferredCopy
+
+    def materialise(self) -> None:
+        """Have the tensors of the snapshot hold the commit. Any thread; blocks until all is copied.
+
+        Raises:
+            StateError: The script changed parameters by itself before they were copied.
+        """
+        if not self.copy.complete():
+            raise StateError(
+                "the script moved parameters besides its optimizers between a commit and the next step, while they "
+                "were being copied; the next checkpoint is copied at its commit"
+            )
 
 
 class CheckpointCopies:
     """Makes the copies of one worker, one at a time, since all use the same memory."""
 
     def __init__(self) -> None:
-        self._room = _HostBuffers({})
-        self._deferred: DeferredCopy | None = None
+        self._buffers = _HostBuffers({})
+        self._pending: DeferredCopy | None = None
 
-    def make(self, plain: Any, tensors: Mapping[str, torch.Tensor]) -> Snapshot:
-        """A copy of these now."""
+    def make(self, state: Encoded) -> Snapshot:
+        """Return a copy of a state, made now."""
         self.drop()
-        snapshot = self._of(plain, tensors)
-        _copy(tensors, snapshot.tensors)
+        snapshot = self._snapshot_of(state)
+        _copy(state.tensors, snapshot.tensors)
         return snapshot
 
-    def defer(
-        self, plain: Any, tensors: Mapping[str, torch.Tensor], is_dirty: Callable[[], bool]
-    ) -> tuple[Snapshot, Callable[[], None]]:
-        """A copy that holds these only when the second value has been called, which any thread may do.
+    def defer(self, state: Encoded, is_dirty: Callable[[], bool]) -> DeferredCommit:
+        """Return a copy of a state that is made later.
 
         Args:
-            plain: Of the commit.
-            tensors: Live ones. Whoever is about to move them calls ``finish`` first.
-            is_disturbed: Somebody has moved them without doing so.
-
-        Returns:
-            The copy, and what makes it; that raises StateError if they were disturbed before it was made.
+            state: State whose tensors may be live. Whoever is about to change them calls ``finish`` first.
+            is_dirty: Returns whether somebody has changed them without doing so.
         """
-        snapshot = self._of(plain, tensors)
-        self._deferred = late = DeferredCopy(tensors.values(), self._room.blocks, is_dirty)
+        snapshot = self._snapshot_of(state)
+        self._pending = DeferredCopy(state.tensors.values(), self._buffers.blocks, is_dirty)
+        return DeferredCommit(snapshot, self._pending)
 
-        def make() -> None:
-            if not late.complete():
-                raise StateError(
-                    "the script moved parameters besides its optimizers between a commit and the next step, while they "
-                    "were being copied; the next checkpoint is copied at its commit"
-                )
-
-        return snapshot, make
+    @property
+    def is_pending(self) -> bool:
+        """Whether a copy has been deferred that :meth:`finish` may have to make."""
+        return self._pending is not None
 
     def finish(self, is_whole: bool | None = None) -> None:
-        """The tensors are about to move: make what is left of the copy.
+        """Make what is left of the deferred copy: the tensors are about to change.
 
         Args:
-            is_whole: Whether nobody has moved them yet, where the caller has just looked.
+            is_whole: Whether they are unchanged so far, where the caller has just looked.
         """
-        late, self._deferred = self._deferred, None
-        if late is not None:
-            late.complete(is_whole)
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.complete(is_whole)
 
     def drop(self) -> None:
-        """Nobody wants the copy any more."""
-        self._deferred = None
+        """Give up the deferred copy."""
+        self._pending = None
 
-    def _of(self, plain: Any, tensors: Mapping[str, torch.Tensor]) -> Snapshot:
-        if not self._room.fits(tensors):
-            self._room = _HostBuffers(tensors, self._room)
-        counters = plain["counters"]
+    def _snapshot_of(self, state: Encoded) -> Snapshot:
+        if not self._buffers.fit(state.tensors):
+            self._buffers = _HostBuffers(state.tensors, self._buffers)
+        counters = state.plain["counters"]
         return Snapshot(
-            self._room.buffers, plain, step=counters["step"], epoch=counters["epoch"], samples=counters["samples"]
-        )
-
-
-def host_copy(plain: Any, tensors: Mapping[str, torch.Tensor]) -> Snapshot:
-    """A commit as a value for the checkpoint layer, in memory of its own."""
-    return CheckpointCopies().make(plain, tensors)
+            self._buffers.by_name, state.plain, step=counters["step"], epoch=counters["epoch"],
+            samples=counters["samples"], metrics=decode(state.plain["attributes"].get(METRICS, {}), {}),
+        )  # fmt: skip
 
 
 class _HostBuffers:
-    """Memory for these, what there was before included where it fits.
+    """Host memory for the tensors of one state.
+
+    Args:
+        tensors: Tensors that will be copied.
+        before: Buffers whose memory is used where it fits.
 
     Attributes:
-        buffers: It, by name; never changed, so whoever has seen to it once need not again.
-        blocks: The same, as it is dealt out.
+        by_name: Buffers by name; never changed, so who has checked them once need not again.
+        blocks: The same memory, in blocks.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], before: _HostBuffers | None = None) -> None:
-        kept = before.buffers if before else {}
-        self.buffers: Mapping[str, torch.Tensor] = {
+        kept = before.by_name if before else {}
+        self.by_name: Mapping[str, torch.Tensor] = {
             name: _buffer_for(tensor, kept.get(name)) for name, tensor in tensors.items()
         }
-        self.blocks = Blocks(self.buffers.values())
+        self.blocks = Blocks(self.by_name.values())
         self._kinds = _kinds(tensors)
 
-    def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+    def fit(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        """Return whether these are tensors of the same names, shapes and types."""
         return _kinds(tensors) == self._kinds
 
 

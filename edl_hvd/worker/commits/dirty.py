@@ -1,10 +1,10 @@
-"""Which tensors have been written since the last commit, and whether two states are the same.
+"""Whether tensors have changed since the last commit, and whether two states are the same.
 
-If nothing but optimizer steps moves the parameters, a commit need not copy them: until the next optimizer step they are
-what they were at the commit, and a step comes only after the world has summed every gradient of it. A script that moves
-parameters by itself (it swaps in an average of them to validate, it prunes, it runs an optimizer of its own) gets
-commits that copy. Parameters that nothing moves at all, such as those of a frozen model under trained adapters, need no
-copy either.
+If only optimizer steps change the parameters, a commit need not copy them: until the next optimizer step they are what
+they were at the commit, and a step comes only after the world has summed every gradient of it. A script may change
+parameters by itself: it swaps in an average of them to validate, it prunes, it runs an optimizer of its own. Then its
+commits copy. Parameters that nothing changes, such as those of a frozen model under trained adapters, need no copy
+either.
 
 Writes are seen by the tensors' version counters, and those that bypass them (``parameter.data``) by one element of each
 parameter, on the CPU only: on a GPU every look would wait for it.
@@ -23,79 +23,159 @@ from edl_hvd.worker.trace import Trace
 
 _FINGERPRINT_ELEMENTS = 256  # of a tensor; makes some 100 KB of a large model, read in milliseconds
 _CLEAN_COMMITS = 2
-# What a script does in every step shows in the first two; whatever it does later makes them twice as many.
+# What a script does in every step shows in the first two; whatever it does later doubles the number.
 _MOST_CLEAN_COMMITS = 1024
 _NEVER = 1 << 62
 
 
 class DirtyTracker:
-    """Sees whether anything but one worker's distributed optimizers moves their parameters.
+    """Tells which tensors of a state have changed since the last commit, and whether the script changed them itself.
 
     Args:
-        optimizers: The distributed optimizers.
-        before_move: Called when one of them is about to move its parameters, with whether something else has moved any
-            since the last look.
+        optimizers: Distributed optimizers of the state.
 
     Attributes:
-        steps: How often each optimizer has moved since the last commit.
-        disturbances: How often something else has.
-        is_clean: Nothing else has moved parameters lately.
+        stepped: Watch on the parameters that the optimizers step.
+        frozen: Watch on the parameters that none of them steps.
     """
 
-    def __init__(self, optimizers: Sequence[Any], before_move: Callable[[bool], None]) -> None:
-        self._optimizers = optimizers
-        self._before_move = before_move
-        self.steps = [0] * len(optimizers)
-        self.dirty_count = 0
-        self._clean = 0
-        self._needed = _CLEAN_COMMITS
-        self._trace = Trace([])
-        for number, optimizer in enumerate(optimizers):
-            optimizer.stepping.before.append(
-                lambda optimizer, closure, number=number: self._before_step(number, closure or _has_hooks(optimizer))
-            )
-            optimizer.stepping.after.append(self.note)
-        self.note()
+    def __init__(self, optimizers: Sequence[Any]) -> None:
+        self.stepped = SteppedParameters(optimizers)
+        self.frozen = FrozenParameters()
+        self._versions: dict[str, TensorVersion] = {}
 
     @property
     def is_clean(self) -> bool:
-        return self._clean >= self._needed
-
-    def commit(self) -> None:
-        """The present is a point to come back to."""
-        self._clean += 1
-        self.steps = [0] * len(self._optimizers)
-
-    def check(self) -> None:
-        """Stop trusting a script that has moved parameters itself since the last look."""
-        self._judge(self.is_dirty())
-
-    def note(self) -> None:
-        """Whatever has moved the parameters up to here was meant to."""
-        # One reduction is that of all.
-        self._trace = Trace(list(self._optimizers[0].reduction.names) if self._optimizers else [], self._trace)
+        """Whether only steps have changed the stepped parameters lately."""
+        return self.stepped.is_clean
 
     def is_dirty(self) -> bool:
-        """Something else has moved parameters since the last look."""
-        return not self._trace.fits()
+        """Return whether the script has changed parameters by itself since the last check."""
+        return self.stepped.is_dirty() or self.frozen.is_dirty()
 
-    def never_clean(self) -> None:
-        """Steps of this script cannot be made again in part: all commits copy everything."""
-        self._clean, self._needed = 0, _NEVER
+    def is_dirty_since_commit(self) -> bool:
+        """Return whether the script has changed parameters by itself since the last commit."""
+        return self.stepped.was_dirty or self.is_dirty()
+
+    def check(self) -> None:
+        """Look for changes by the script since the last check; the next commits copy what it has changed."""
+        self.stepped.check()
+        self.frozen.check()
 
     def mark_dirty(self) -> None:
-        """Something else moves parameters: do without copies only after more commits in which nothing does."""
+        """Have the next commits copy the stepped parameters, and the frozen ones that have changed."""
+        self.stepped.mark_dirty()
+        self.frozen.check()
+
+    def accept_changes(self) -> None:
+        """Take the present values as those that no script has changed."""
+        self.stepped.accept_changes()
+        self.frozen.accept_changes()
+
+    def adopt(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Note that the optimizers step these, too, from now on."""
+        self.stepped.parameters.update(parameters)
+        self.frozen.drop(self.stepped.parameters)
+
+    def set_copied(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Note that the last commit equals these live tensors, and holds no others."""
+        self._versions = versions_of(tensors)
+
+    def update_copied(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Note that the last commit equals these live tensors, besides those that it held."""
+        self._versions.update(versions_of(tensors))
+
+    def written(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return those of these live tensors that may differ from the last commit."""
+        return {
+            name: tensor
+            for name, tensor in tensors.items()
+            if name not in self._versions or not self._versions[name].matches(tensor)
+        }
+
+
+class SteppedParameters:
+    """The parameters of one worker that its distributed optimizers step; sees whether anything else changes them.
+
+    Args:
+        optimizers: Distributed optimizers.
+
+    Attributes:
+        parameters: Parameters that the optimizers step, as far as the state has noticed.
+        steps: Number of steps of each optimizer since the last commit.
+        dirty_count: Number of times that something else has changed parameters.
+        was_dirty: Whether a check since the last commit has found that something else has changed parameters.
+        before_step: Called when an optimizer is about to change its parameters, with whether something else has changed
+            any since the last check.
+    """
+
+    def __init__(self, optimizers: Sequence[Any]) -> None:
+        self._optimizers = optimizers
+        self.parameters: set[torch.nn.Parameter] = set(self._named())
+        self.before_step: list[Callable[[bool], None]] = []
+        self.steps = [0] * len(optimizers)
+        self.dirty_count = 0
+        self.was_dirty = False
+        self._clean_commits = 0
+        self._needed_commits = _CLEAN_COMMITS
+        self._trace = Trace([])
+        for number, optimizer in enumerate(optimizers):
+            optimizer.stepping.before.append(
+                lambda optimizer, closure, number=number: self._on_step(number, closure or _has_hooks(optimizer))
+            )
+            optimizer.stepping.after.append(self.accept_changes)
+        self.accept_changes()
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing else has changed parameters for enough commits."""
+        return self._clean_commits >= self._needed_commits
+
+    def begin_commit(self) -> None:
+        """Count steps from now on: a commit has been made."""
+        self._clean_commits += 1
+        self.forget_changes()
+
+    def forget_changes(self) -> None:
+        """Count steps from now on: the last commit has been made, or restored."""
+        self.steps, self.was_dirty = [0] * len(self._optimizers), False
+
+    def is_dirty(self) -> bool:
+        """Return whether something else has changed parameters since the last check."""
+        return not self._trace.fits()
+
+    def check(self) -> None:
+        """Stop trusting a script that has changed parameters by itself since the last check."""
+        self._judge(self.is_dirty())
+
+    def accept_changes(self) -> None:
+        """Take the present values as those that nothing else has changed."""
+        # One reduction is that of all optimizers.
+        self._trace = Trace(list(self._named()), self._trace)
+
+    def mark_dirty(self) -> None:
+        """Copy these parameters until more commits than before were clean."""
         self.dirty_count += 1
-        self._clean, self._needed = 0, min(2 * self._needed, _MOST_CLEAN_COMMITS)
+        self._clean_commits = 0
+        self._needed_commits = max(self._needed_commits, min(2 * self._needed_commits, _MOST_CLEAN_COMMITS))
+
+    def never_clean(self) -> None:
+        """Copy these parameters at every commit: steps of this script cannot be made again in part."""
+        self._clean_commits, self._needed_commits = 0, _NEVER
+
+    def _named(self) -> Iterable[torch.nn.Parameter]:
+        return self._optimizers[0].reduction.names if self._optimizers else ()
 
     def _judge(self, is_dirty: bool) -> None:
         if is_dirty:
             self.mark_dirty()
-            self.note()
+            self.was_dirty = True
+            self.accept_changes()
 
-    def _before_step(self, number: int, is_more: bool) -> None:
+    def _on_step(self, number: int, is_more: bool) -> None:
         is_dirty = self.is_dirty()
-        self._before_move(is_dirty)
+        for callback in self.before_step:
+            callback(is_dirty)
         if is_more:  # a closure sums gradients meanwhile, and a step that is not made again runs no hooks
             self.never_clean()
         else:
@@ -104,81 +184,81 @@ class DirtyTracker:
 
 
 def _has_hooks(optimizer: Any) -> bool:
-    """The script has something of its own done with each step of an optimizer, such as to average the weights."""
+    """Whether the script has something of its own done with each step of an optimizer, such as to average weights."""
     own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     return bool(own or _global_optimizer_post_hooks)
 
 
 class FrozenParameters:
-    """Those of a job's parameters that no optimizer of it moves, and nothing else has moved for some commits.
+    """The parameters of one worker that no optimizer of the job steps; sees which of them nothing has changed lately.
 
     Attributes:
-        parameters: Those that need no copy.
+        parameters: Parameters that nothing has changed for enough commits, so that no commit copies them.
     """
 
     def __init__(self) -> None:
         self.parameters: set[torch.nn.Parameter] = set()
         self._candidates: list[torch.nn.Parameter] = []
-        self._clean: list[int] = []
-        self._needed: list[int] = []
+        self._clean_commits: list[int] = []
+        self._needed_commits: list[int] = []
         self._trace = Trace([])
 
     def consider(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Watch these as well."""
         known = set(self._candidates)
         self._candidates += [parameter for parameter in parameters if parameter not in known]
-        self._clean, self._needed = [0] * len(self._candidates), [_CLEAN_COMMITS] * len(self._candidates)
-        self.note()
+        self._clean_commits = [0] * len(self._candidates)
+        self._needed_commits = [_CLEAN_COMMITS] * len(self._candidates)
+        self.accept_changes()
 
     def drop(self, parameters: Set[torch.nn.Parameter]) -> None:
-        """An optimizer moves these from now on."""
+        """Watch these no more: an optimizer steps them from now on."""
         kept = [number for number, parameter in enumerate(self._candidates) if parameter not in parameters]
         if len(kept) < len(self._candidates):
             self._candidates = [self._candidates[number] for number in kept]
-            self._clean = [self._clean[number] for number in kept]
-            self._needed = [self._needed[number] for number in kept]
+            self._clean_commits = [self._clean_commits[number] for number in kept]
+            self._needed_commits = [self._needed_commits[number] for number in kept]
             self.parameters -= parameters
-            self.note()
+            self.accept_changes()
 
     def is_dirty(self) -> bool:
-        """Something has moved one of them since the last look."""
-        moved = self._trace.moved() if self.parameters else ()
-        return any(self._candidates[number] in self.parameters for number in moved)
+        """Return whether one that no commit copies has changed since the last check."""
+        changed = self._trace.moved() if self.parameters else ()
+        return any(self._candidates[number] in self.parameters for number in changed)
 
-    def commit(self) -> None:
-        """The present is a point to come back to: what has moved since the last look has to be copied for a while."""
+    def check(self) -> None:
+        """Find those that need no copy at the commit to come: what has changed since the last check is copied."""
         if not self._candidates:
             return
         for number in self._trace.moved():
-            self._clean[number], self._needed[number] = -1, min(2 * self._needed[number], _MOST_CLEAN_COMMITS)
-        self._clean = [clean + 1 for clean in self._clean]
-        self.parameters = {
-            parameter
-            for parameter, clean, needed in zip(self._candidates, self._clean, self._needed, strict=True)
-            if clean >= needed
-        }
-        self.note()
+            self._clean_commits[number] = -1
+            self._needed_commits[number] = min(2 * self._needed_commits[number], _MOST_CLEAN_COMMITS)
+        self._clean_commits = [clean + 1 for clean in self._clean_commits]
+        commits = zip(self._candidates, self._clean_commits, self._needed_commits, strict=True)
+        self.parameters = {parameter for parameter, clean, needed in commits if clean >= needed}
+        self.accept_changes()
 
-    def note(self) -> None:
-        """Whatever has moved them up to here was meant to."""
+    def accept_changes(self) -> None:
+        """Take the present values as those that nothing has changed."""
         self._trace = Trace(self._candidates, self._trace)
 
 
 class TensorVersion:
-    """Tells later whether a tensor is the same, with nothing written into it meanwhile.
+    """The version counter of a tensor at one moment.
 
-    It keeps the tensor's memory from being given to another one. Not seen: writing through ``.data``, and BatchNorm
-    keeping its statistics.
+    It keeps the tensor's memory from being given to another one. It does not see writes through ``.data``, nor
+    BatchNorm updating its statistics.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor, self._version = tensor, tensor._version
 
     def matches(self, tensor: torch.Tensor) -> bool:
+        """Return whether this is the same tensor, with nothing written into it since."""
         return tensor.data_ptr() == self._tensor.data_ptr() and tensor._version == self._version
 
 
-def versions_of(tensors: dict[str, torch.Tensor]) -> dict[str, TensorVersion]:
+def versions_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorVersion]:
     """The versions of live tensors, by name."""
     return {name: TensorVersion(tensor) for name, tensor in tensors.items()}
 

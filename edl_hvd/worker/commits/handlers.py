@@ -1,4 +1,4 @@
-"""How each kind of thing given to ``State`` is captured and put back."""
+"""How each kind of object given to ``State`` is captured and restored."""
 
 from __future__ import annotations
 
@@ -10,31 +10,33 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from edl_hvd.errors import StateError
-from edl_hvd.worker.codec import encode
+from edl_hvd.worker.codec import Layout, encode
 from edl_hvd.worker.commits.dirty import FrozenParameters
 from edl_hvd.worker.training.optimizer import is_distributed
 from edl_hvd.worker.training.scheduler import gate
 from edl_hvd.worker.training.step_gates import gate_average, gate_scaler
 
+_NO_LAYOUT = Layout([], [])
+
 
 class Handler(Protocol):
-    """Captures one attribute of ``State`` and puts it back.
+    """Captures one attribute of ``State`` and restores it.
 
-    ``capture`` returns a nested state (see ``codec.py``) whose tensors may be the live ones; ``load``
-    takes one back and must copy what it keeps, because the tensors belong to the snapshot. ``load_plain``
-    does the same where the live tensors have the values of the state already.
+    ``capture`` returns a nested state (see ``codec.py``) whose tensors may be the live ones. ``load`` takes one back;
+    it must copy what it keeps, because the tensors belong to the snapshot. ``load_plain`` does the same where the live
+    tensors have the values of the state already.
 
-    ``capture_rest`` leaves out what nothing but a distributed optimizer's step moves, or nothing at all, and
-    ``load_rest`` puts the others back. ``completed`` is what ``capture`` would have returned at the moment of a
-    ``capture_rest``, if what that left out still stands; both already encoded.
+    ``capture_delta`` leaves out what only a distributed optimizer's step changes, and what nothing changes;
+    ``load_delta`` restores the others. ``merge_delta`` takes two encoded states, the live one and that of a
+    ``capture_delta``. It returns what ``capture`` would have returned at the moment of the latter, provided that what
+    was left out has not changed since.
 
-    ``held`` returns a key and the live tensors that ``capture`` would return, in its order. The key changes whenever
-    anything else in the result of ``capture`` does, except for what ``completed`` puts in. Both are empty where there
-    is no such key. ``held`` takes a tenth of the time of ``capture``.
+    ``tensor_layout`` returns the live tensors that ``capture`` would return, see :class:`~edl_hvd.worker.codec.Layout`.
+    Its key need not change with what ``merge_delta`` takes from the delta.
 
     Attributes:
-        value: The object itself.
-        leaves_out: ``capture_rest`` may leave something out.
+        value: Object itself.
+        has_delta: Whether ``capture_delta`` may leave something out.
     """
 
     value: Any
@@ -52,9 +54,9 @@ class Handler(Protocol):
 
     def load_delta(self, state: Any) -> None: ...
 
-    def merge_delta(self, live: Any, rest: Any) -> Any: ...
+    def merge_delta(self, live: Any, delta: Any) -> Any: ...
 
-    def held(self) -> tuple[list[Hashable], list[torch.Tensor]]: ...
+    def tensor_layout(self) -> Layout: ...
 
 
 class ObjectHandler:
@@ -85,31 +87,32 @@ class ObjectHandler:
     def load_delta(self, state: Any) -> None:
         self.load(state)
 
-    def merge_delta(self, live: Any, rest: Any) -> Any:
-        return rest
+    def merge_delta(self, live: Any, delta: Any) -> Any:
+        return delta
 
-    def held(self) -> tuple[list[Hashable], list[torch.Tensor]]:
-        return [], []
+    def tensor_layout(self) -> Layout:
+        return _NO_LAYOUT
 
 
 class ModuleHandler(ObjectHandler):
     """A model.
 
     Attributes:
-        stepped: Those of its parameters that distributed optimizers move, if all of it is tensors by name.
+        stepped: Parameters of the model that distributed optimizers step; empty where its ``state_dict`` is not just
+            its tensors by name.
     """
 
-    def __init__(self, value: torch.nn.Module, stepped: Set[torch.nn.Parameter], still: FrozenParameters) -> None:
+    def __init__(self, value: torch.nn.Module, stepped: Set[torch.nn.Parameter], frozen: FrozenParameters) -> None:
         super().__init__(value)
         # Else it keeps more, or in a way of its own.
         self._by_name = {name for name, _ in self._named_values()} == value.state_dict().keys()
-        self._frozen_parameters = still
-        self.move_by_steps(stepped)
+        self._frozen = frozen
+        self.set_stepped(stepped)
         if self._by_name:
-            still.consider(frozenset(value.parameters()) - stepped)
+            frozen.consider(frozenset(value.parameters()) - stepped)
 
-    def move_by_steps(self, stepped: Set[torch.nn.Parameter]) -> None:
-        """These are the parameters that distributed optimizers move from now on, of this model and others."""
+    def set_stepped(self, stepped: Set[torch.nn.Parameter]) -> None:
+        """Take these as the parameters, of this model and others, that distributed optimizers step from now on."""
         own = frozenset(self.value.parameters())
         self.stepped: frozenset[torch.nn.Parameter] = own & stepped if self._by_name else frozenset()
 
@@ -120,7 +123,7 @@ class ModuleHandler(ObjectHandler):
     def capture_delta(self) -> Any:
         if not self._by_name:
             return self.capture()
-        skipped = self.stepped | self._frozen_parameters.parameters
+        skipped = self.stepped | self._frozen.parameters
         return {name: value for name, value in self._named_values() if value not in skipped}
 
     def _named_values(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -142,12 +145,12 @@ class ModuleHandler(ObjectHandler):
             if names:
                 torch._foreach_copy_([live[name] for name in names], [state[name] for name in names])
 
-    def merge_delta(self, live: Any, rest: Any) -> Any:
+    def merge_delta(self, live: Any, delta: Any) -> Any:
         return live
 
-    def held(self) -> tuple[list[Hashable], list[torch.Tensor]]:
+    def tensor_layout(self) -> Layout:
         named = list(self._named_values())
-        return [name for name, _ in named], [value for _, value in named]
+        return Layout([name for name, _ in named], [value for _, value in named])
 
 
 class OptimizerHandler(ObjectHandler):
@@ -206,27 +209,27 @@ class OptimizerHandler(ObjectHandler):
         else:
             self._load_options({"param_groups": state})
 
-    def merge_delta(self, live: Any, rest: Any) -> Any:
+    def merge_delta(self, live: Any, delta: Any) -> Any:
         if not self.has_delta:
-            return rest
-        groups = zip(live["param_groups"], rest, strict=True)
+            return delta
+        groups = zip(live["param_groups"], delta, strict=True)
         return {**live, "param_groups": [{**options, "params": group["params"]} for group, options in groups]}
 
-    def held(self) -> tuple[list[Hashable], list[torch.Tensor]]:
+    def tensor_layout(self) -> Layout:
         if type(self.value).state_dict is not torch.optim.Optimizer.state_dict:
-            return [], []  # it may keep more
-        places: list[Hashable] = []
+            return _NO_LAYOUT  # it may keep more
+        key: list[Hashable] = []
         values: list[Any] = []
         for group in self.value.param_groups:
             if any(_has_tensors(option) for name, option in group.items() if name != "params"):
-                return [], []
-            places += [len(group["params"]), *map(id, group["params"])]
+                return _NO_LAYOUT
+            key += [len(group["params"]), *map(id, group["params"])]
         for parameter, state in self.value.state.items():
             if type(state) is not dict:
-                return [], []
-            places += [id(parameter), *state]
+                return _NO_LAYOUT
+            key += [id(parameter), *state]
             values += state.values()
-        return places, values
+        return Layout(key, values)
 
     def _load_options(self, state: Any) -> None:
         self._keep_groups()
@@ -244,14 +247,14 @@ class GeneratorHandler(ObjectHandler):
         self.value.set_state(state.cpu().clone())
 
 
-def handler_for(name: str, value: Any, stepped: Set[torch.nn.Parameter], still: FrozenParameters) -> Handler | None:
+def handler_for(name: str, value: Any, stepped: Set[torch.nn.Parameter], frozen: FrozenParameters) -> Handler | None:
     """The handler of an attribute, or ``None`` for a plain one (numbers, strings, lists, tensors, …).
 
     Args:
-        name: Of the attribute.
-        value: Its value.
-        stepped: The parameters that distributed optimizers move.
-        still: Gets those that none moves.
+        name: Name of the attribute.
+        value: Value of the attribute.
+        stepped: Parameters that distributed optimizers step.
+        frozen: Watches the parameters that none of them steps.
 
     Raises:
         StateError: The value is of a kind that cannot be kept.
@@ -263,7 +266,7 @@ def handler_for(name: str, value: Any, stepped: Set[torch.nn.Parameter], still: 
     if isinstance(value, torch.nn.Module):
         if isinstance(value, AveragedModel):
             gate_average(value)
-        return ModuleHandler(value, stepped, still)
+        return ModuleHandler(value, stepped, frozen)
     if isinstance(value, torch.amp.GradScaler):
         gate_scaler(value)
     if isinstance(value, LRScheduler):

@@ -1,89 +1,58 @@
-"""The copy of the training state that a commit makes: buffers kept for the whole run, filled in place."""
+"""Memory for the copies that commits make: kept for the whole run, filled in place."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
-from edl_hvd.errors import InternalError
-
 
 class SnapshotBuffers:
-    """One consistent point of the training state, in memory.
+    """Memory for the copy of one commit, used again for the next one.
 
-    Buffers live on the tensors' own device while it has room for them (a copy there runs at device
-    memory speed), else in pinned host memory. They are allocated by the first fill and reused.
+    Buffers lie on the tensors' own device while it has room for them (a copy there runs at device memory speed), else
+    in pinned host memory.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[str, torch.Tensor] = {}
-        self._plain: Any = None
-        self._whole = False
 
-    @property
-    def whole(self) -> bool:
-        """It holds a complete point: not before the first fill, nor after one that was interrupted."""
-        return self._whole
+    def reserve(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return buffers of the shapes of these tensors, by name: those of the last copy where they fit.
 
-    def invalidate(self) -> None:
-        """It holds no point any more; its memory stays for the next."""
-        self._whole = False
-
-    @property
-    def plain(self) -> Any:
-        """The JSON part of the point; do not change it."""
-        if not self._whole:
-            raise InternalError("a snapshot was read that is not whole")
-        return self._plain
-
-    @property
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors of the point; do not change them."""
-        if not self._whole:
-            raise InternalError("a snapshot was read that is not whole")
-        return self._buffers
-
-    @torch.no_grad()
-    def fill(self, tensors: Mapping[str, torch.Tensor], plain: Any) -> None:
-        """Copy a new point in. ``plain`` is kept as it is: the caller hands over a fresh value.
-
-        Everything that can fail (encoding, allocation) comes before the first byte is overwritten;
-        an interruption after that leaves a snapshot that is known not to be whole.
+        Nothing is written. All that can fail in :meth:`fill` fails here, while the commit before is still whole.
         """
-        buffers = {name: self._buffer_for(name, tensor) for name, tensor in tensors.items()}
-        self._whole = False
-        self._copy(buffers, tensors)
-        self._buffers, self._plain = buffers, plain
-        self._whole = True
+        return {
+            name: self._buffers[name] if self._fits(name, tensor) else _new_buffer(tensor)
+            for name, tensor in tensors.items()
+        }
+
+    def can_refill(self, buffers: dict[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> bool:
+        """Return whether these are the buffers of the last copy, and the tensors fit into them."""
+        return buffers is self._buffers and all(self._fits(name, tensor) for name, tensor in tensors.items())
 
     @torch.no_grad()
-    def refill(self, tensors: Mapping[str, torch.Tensor], plain: Any) -> bool:
-        """Make it another point that differs in some tensors, with these values; false if one does not fit."""
-        if not self._whole or any(
-            self._buffer_for(name, tensor) is not self._buffers.get(name) for name, tensor in tensors.items()
-        ):
-            return False
-        self._whole = False
-        self._copy(self._buffers, tensors)
-        self._plain, self._whole = plain, True
-        return True
-
-    @staticmethod
-    def _copy(buffers: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
+    def fill(self, buffers: dict[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy tensors into buffers of :meth:`reserve`, by name, and keep these for the next copy."""
         if tensors:
             torch._foreach_copy_([buffers[name] for name in tensors], list(tensors.values()), non_blocking=True)
             if any(tensor.is_cuda for tensor in tensors.values()):
                 torch.cuda.current_stream().synchronize()
+        self._buffers = buffers
 
-    def _buffer_for(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def release(self) -> None:
+        """Leave the memory to whoever holds the last copy; the next one takes other memory."""
+        self._buffers = {}
+
+    def _fits(self, name: str, tensor: torch.Tensor) -> bool:
         kept = self._buffers.get(name)
-        if kept is not None and kept.shape == tensor.shape and kept.dtype == tensor.dtype:
-            return kept
-        if tensor.is_cuda and not _has_room(tensor):
-            return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return torch.empty_like(tensor, memory_format=torch.preserve_format)
+        return kept is not None and kept.shape == tensor.shape and kept.dtype == tensor.dtype
+
+
+def _new_buffer(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_cuda and not _has_room(tensor):
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return torch.empty_like(tensor, memory_format=torch.preserve_format)
 
 
 def _has_room(tensor: torch.Tensor) -> bool:

@@ -18,36 +18,37 @@ from edl_hvd.worker.codec import decode
 from edl_hvd.worker.commits.handlers import ModuleHandler
 from edl_hvd.worker.commits.state_store import StateStore
 
-_NAMED = 10  # of each kind in an error
+_NAMED = 10  # weights of each kind in an error
 
 
 @dataclass(frozen=True)
-class Fit:
+class LoadReport:
     """How the weights of a checkpoint fit the models of a ``State``; names as in ``state.<model>``'s ``state_dict``.
 
     Attributes:
         loaded: Weights that were loaded.
         missing: Weights that the models have and the checkpoint lacks.
-        extra: Weights that the checkpoint has and the models lack.
-        reshaped: Weights whose shapes differ: that in the checkpoint, and the model's.
+        unexpected: Weights that the checkpoint has and the models lack.
+        mismatched: Weights whose shapes differ: that in the checkpoint, and the model's.
     """
 
     loaded: tuple[str, ...]
     missing: tuple[str, ...]
-    extra: tuple[str, ...]
-    reshaped: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
+    unexpected: tuple[str, ...]
+    mismatched: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
 
     @property
     def complete(self) -> bool:
-        return not (self.missing or self.extra or self.reshaped)
+        """Whether all weights of the checkpoint and of the models fit each other."""
+        return not (self.missing or self.unexpected or self.mismatched)
 
     def __str__(self) -> str:
-        shapes = [f"{name} {list(theirs)} instead of {list(own)}" for name, (theirs, own) in self.reshaped.items()]
-        kinds = {"missing": self.missing, "extra": self.extra, "of another shape": shapes}
+        shapes = [f"{name} {list(theirs)} instead of {list(own)}" for name, (theirs, own) in self.mismatched.items()]
+        kinds = {"missing": self.missing, "unexpected": self.unexpected, "of another shape": shapes}
         return "; ".join(f"{kind}: {_some(names)}" for kind, names in kinds.items() if names) or "everything fits"
 
 
-def load_weights(store: StateStore, url: str | os.PathLike[str], step: int | None, partial: bool) -> Fit:
+def load_weights(store: StateStore, url: str | os.PathLike[str], step: int | None, partial: bool) -> LoadReport:
     """See :meth:`edl_hvd.State.load_weights`."""
     storage = open_storage(os.fspath(url))
     [chosen] = chosen_steps(storage, step)
@@ -55,35 +56,35 @@ def load_weights(store: StateStore, url: str | os.PathLike[str], step: int | Non
     models = {name: handler.value for name, handler in store.handlers.items() if isinstance(handler, ModuleHandler)}
     saved: dict[str, Any] = {name: manifest.plain["attributes"].get(name, {}) for name in models}
     shapes = {name: torch.empty(entry.shape, device="meta") for name, entry in manifest.tensors.items()}
-    fit = _compare({name: decode(value, shapes) for name, value in saved.items()}, models)
-    if not fit.complete and not partial:
+    report = _compare({name: decode(value, shapes) for name, value in saved.items()}, models)
+    if not report.complete and not partial:
         raise StateError(
-            f"the checkpoint of step {chosen} in {storage.url} does not fit the models given to State: {fit}; build "
+            f"the checkpoint of step {chosen} in {storage.url} does not fit the models given to State: {report}; build "
             "the same models, or load what fits with partial=True"
         )
     wanted = {f"{model}/{key}" for model in models for key in saved[model]}
     tensors = empty_tensors(manifest, wanted)
     read_spans(storage, manifest, spans_of(manifest, wanted), tensors)
-    loaded = set(fit.loaded)
+    loaded = set(report.loaded)
     for name, model in models.items():
         weights = decode(saved[name], tensors)
         model.load_state_dict({key: weights[key] for key in weights if f"{name}.{key}" in loaded}, strict=False)
-    return fit
+    return report
 
 
-def _compare(saved: dict[str, dict[str, torch.Tensor]], models: dict[str, torch.nn.Module]) -> Fit:
+def _compare(saved: dict[str, dict[str, torch.Tensor]], models: dict[str, torch.nn.Module]) -> LoadReport:
     theirs = {f"{name}.{key}": value for name, weights in saved.items() for key, value in weights.items()}
     own = {f"{name}.{key}": value for name, model in models.items() for key, value in model.state_dict().items()}
-    reshaped = {
+    mismatched = {
         name: (tuple(theirs[name].shape), tuple(own[name].shape))
         for name in own
         if name in theirs and theirs[name].shape != own[name].shape
     }
-    return Fit(
-        loaded=tuple(name for name in own if name in theirs and name not in reshaped),
+    return LoadReport(
+        loaded=tuple(name for name in own if name in theirs and name not in mismatched),
         missing=tuple(name for name in own if name not in theirs),
-        extra=tuple(name for name in theirs if name not in own),
-        reshaped=reshaped,
+        unexpected=tuple(name for name in theirs if name not in own),
+        mismatched=mismatched,
     )
 
 

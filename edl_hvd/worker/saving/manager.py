@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Callable
-from dataclasses import replace
 from typing import NoReturn
 
 import torch
 
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot
+from edl_hvd.checkpoint.format.snapshot import DeferredSnapshot
 from edl_hvd.checkpoint.writing.schedule import Schedule
 from edl_hvd.checkpoint.writing.throttle import CpuThrottle
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
@@ -19,12 +18,10 @@ from edl_hvd.errors import StorageError
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, EmergencyCheckpoint, EventLog, Restored
 from edl_hvd.settings import Settings
 from edl_hvd.storage import open_storage
-from edl_hvd.worker.codec import decode
 from edl_hvd.worker.commits.agreement import broadcast_json
 from edl_hvd.worker.commits.state_store import StateStore
 from edl_hvd.worker.engine.collectives import Collectives
 from edl_hvd.worker.progress import progress
-from edl_hvd.worker.runtime import METRICS
 from edl_hvd.worker.saving.lease import CheckpointLease
 from edl_hvd.worker.saving.shared_restore import SharedRestore
 from edl_hvd.world import World
@@ -99,20 +96,18 @@ class CheckpointManager:
         """Whether the interval since the last checkpoint has passed at this point of the run. Rank 0."""
         return self._writer is not None and self.schedule.is_due(step, samples, epoch_position)
 
-    def begin(self, copied: tuple[Snapshot, Callable[[], None] | None], world: World, attempt: str) -> None:
+    def begin(self, snapshot: Snapshot | DeferredSnapshot, world: World, attempt: str) -> None:
         """Start writing this rank's share of a checkpoint in the background. Every rank; does not block.
 
         Args:
-            copied: Snapshot to write, and a function that is called before its tensors are read, if any.
+            snapshot: Snapshot to write.
             world: World whose ranks write it.
             attempt: Name of the attempt, see ``CheckpointWriter.begin``.
         """
         rank, size = world.rank, world.size
         if self._writer is not None:
-            snapshot, copy = copied
-            metrics = decode(snapshot.plain["attributes"].get(METRICS, {}), {})
             cpu = self._cpu_throttle(world.local_size)
-            self._writer.begin(replace(snapshot, metrics=metrics), rank, size, attempt, self.lease.number, copy, cpu)
+            self._writer.begin(snapshot, rank, size, attempt, self.lease.number, cpu)
             self._writers = size
             if self._settings.checkpoint_every.is_auto:
                 logger.info("checkpoints every %.0f s for now", self.schedule.interval_s)
@@ -140,7 +135,7 @@ class CheckpointManager:
             reason = f"it would take {needed_s:.1f} s at the speed of the last one, and {remaining_s:.1f} s are left"
         else:
             attempt = f"last-{store.step}-{secrets.randbits(64):016x}"
-            self.begin((store.checkpoint(), None), World(0, 0, 1, members=("",)), attempt)
+            self.begin(store.snapshot(), World(0, 0, 1, members=("",)), attempt)
             self.expedite()
             while self.busy:
                 self._clock.sleep(_POLL_S)
@@ -180,7 +175,7 @@ class CheckpointManager:
         """Abandon the checkpoint that is being written: the world whose ranks share it is gone."""
         if self._writer is not None:
             self._writer.abandon()
-            store.drop_copy()
+            store.drop_snapshot()
             self.report()
 
     # --- of all ranks together ---

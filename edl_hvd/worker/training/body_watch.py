@@ -64,7 +64,7 @@ class BodyWatch:
         if position.per_step > 1:
             self._attributes = encoded(self._runtime)
             self._others = self._look()
-            watch = self._runtime.store.tracker
+            watch = self._runtime.store.tracker.stepped
             self._dirty_count = -1 if watch.is_dirty() else watch.dirty_count
 
     def end(self, frame: Any, is_first: bool) -> None:
@@ -86,7 +86,7 @@ class BodyWatch:
             self._refuse(f"state.{changed[0]} was changed")
         if not self._others.fits():
             self._refuse("a model in State that no distributed optimizer moves was changed")
-        watch = self._runtime.store.tracker
+        watch = self._runtime.store.tracker.stepped
         if self._dirty_count >= 0 and (watch.is_dirty() or watch.dirty_count > self._dirty_count):
             self._refuse("a parameter was changed by something else than its optimizer")
         self._check_rates(is_first)

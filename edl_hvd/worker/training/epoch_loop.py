@@ -58,7 +58,7 @@ class EpochLoop:
         if iterations and call == FLAT:
             # With an idle worker there are collectives behind the optimizer's step. A world that breaks there goes
             # through the step again, and these would be made again from the weights behind it.
-            runtime.store.tracker.never_clean()
+            runtime.store.tracker.stepped.never_clean()
         buffers = Buffers(
             _exact_statistics(runtime, sampler),
             iterations,

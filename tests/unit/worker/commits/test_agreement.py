@@ -1,8 +1,9 @@
-"""Which newcomers are not believed to hold the state that they followed."""
+"""Which newcomers are given the state again, because theirs is not that of the members."""
 
 import pytest
 
 from edl_hvd.worker.commits.agreement import drop_diverged
+from edl_hvd.worker.commits.commit import Freshness
 
 
 class Gathered:
@@ -16,11 +17,11 @@ class Gathered:
 
 
 @pytest.mark.parametrize(
-    ("held", "followed", "digests", "expected"),
+    ("held", "unverified", "digests", "expected"),
     [
         ([7, 7], [False, True], [1, 1], [7, 7]),
         ([7, 7], [False, True], [1, 2], [7, -1]),
-        ([7, 7], [True, False], [1, 2], [-1, 7]),  # the first rank is a stray, and no measure for the others
+        ([7, 7], [True, False], [1, 2], [-1, 7]),  # the first rank is a diverged one, and no measure for the others
         ([7, 7, 7], [True, False, True], [2, 1, 1], [-1, 7, 7]),
         ([7, 7, 7], [False, False, True], [1, 2, 2], [7, 7, 7]),  # the second one was followed: BatchNorm statistics
         ([7, 7, 7], [False, False, True], [1, 2, 3], [7, 7, -1]),
@@ -29,5 +30,8 @@ class Gathered:
         ([-1, -1], [False, False], [1, 2], [-1, -1]),
     ],
 )
-def test_a_newcomer_whose_sample_differs_from_that_of_the_members_is_given_the_state(held, followed, digests, expected):
-    assert drop_diverged(Gathered(*digests), lambda: 0, held, followed) == expected
+def test_a_newcomer_whose_fingerprint_differs_from_that_of_the_members_is_given_the_state(
+    held, unverified, digests, expected
+):
+    found = drop_diverged(Gathered(*digests), lambda: 0, [Freshness(number, 0) for number in held], unverified)
+    assert found == [Freshness(number, 0) for number in expected]

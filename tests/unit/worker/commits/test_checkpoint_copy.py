@@ -38,39 +38,41 @@ def holds_live_tensors(state, snapshot: Snapshot) -> bool:
 def test_the_next_step_waits_for_a_copy_of_what_it_is_about_to_move(optimizer):
     state = train(make(lambda parameters: optimizer(parameters, lr=0.1)), 4)
     before = everything(state)
-    snapshot, copy = state._runtime.store.deferred_checkpoint()
+    deferred = state._runtime.store.deferred_snapshot()
     move(state)  # makes the copy, as nobody else has
-    copy()
-    assert_holds(snapshot, before)
-    assert not holds_live_tensors(state, snapshot)
+    deferred.materialise()
+    assert_holds(deferred.value, before)
+    assert not holds_live_tensors(state, deferred.value)
 
 
 def test_what_the_writer_has_copied_is_not_copied_again():
     state = train(make(), 4)
-    snapshot, copy = state._runtime.store.deferred_checkpoint()
-    copy()
-    for tensor in snapshot.tensors.values():
+    deferred = state._runtime.store.deferred_snapshot()
+    deferred.materialise()
+    for tensor in deferred.value.tensors.values():
         tensor.zero_()
     move(state)
     finish(state)
-    assert not any(tensor.any() for tensor in snapshot.tensors.values())
+    assert not any(tensor.any() for tensor in deferred.value.tensors.values())
 
 
-@pytest.mark.parametrize("moment", ["commit", "return to the commit", "state of another"])
+@pytest.mark.parametrize("moment", ["commit", "return to the commit", "state of another", "state between two commits"])
 def test_whatever_moves_the_state_waits_for_the_copy(moment):
     state = train(make(), 4)
     before = everything(state)
-    other = train(make(), 7)._runtime.store.live(7)
-    snapshot, copy = state._runtime.store.deferred_checkpoint()
+    other = train(make(), 7)._runtime.store
+    deferred = state._runtime.store.deferred_snapshot()
     state.model(torch.randn(8, 4))  # BatchNorm moves what the commit has copied
     if moment == "commit":
         state._runtime.store.save(state._runtime.store.commit + 1)
     elif moment == "return to the commit":
         state._runtime.store.restore()
+    elif moment == "state of another":
+        state._runtime.store.load(*other.live(7))
     else:
-        state._runtime.store.load(*other)
-    copy()
-    assert_holds(snapshot, before)
+        state._runtime.store.take_over(*other.between())
+    deferred.materialise()
+    assert_holds(deferred.value, before)
 
 
 def in_place(state) -> None:
@@ -86,30 +88,30 @@ def past_the_counter(state) -> None:
 @pytest.mark.parametrize("who", ["the writer", "the next step"])
 def test_a_copy_of_parameters_that_the_script_has_moved_itself_is_refused_and_the_next_is_made_at_once(write, who):
     state = train(make(), 4)
-    _, copy = state._runtime.store.deferred_checkpoint()
+    deferred = state._runtime.store.deferred_snapshot()
     write(state)
     if who == "the next step":
         move(state)
     with pytest.raises(StateError, match="moved parameters besides its optimizers"):
-        copy()
+        deferred.materialise()
     if who == "the writer":
         move(state)
     finish(state)
     before = everything(state)
-    snapshot, copy = state._runtime.store.deferred_checkpoint()
+    snapshot = state._runtime.store.deferred_snapshot()
+    assert isinstance(snapshot, Snapshot), "it is not deferred"
     write(state)
-    copy()
     assert_holds(snapshot, before)
 
 
 def test_a_copy_that_nobody_wants_is_not_made():
     state = train(make(), 4)
-    snapshot, _ = state._runtime.store.deferred_checkpoint()
-    for tensor in snapshot.tensors.values():
+    deferred = state._runtime.store.deferred_snapshot()
+    for tensor in deferred.value.tensors.values():
         tensor.zero_()
-    state._runtime.store.drop_copy()
+    state._runtime.store.drop_snapshot()
     move(state)
-    assert not any(tensor.any() for tensor in snapshot.tensors.values())
+    assert not any(tensor.any() for tensor in deferred.value.tensors.values())
 
 
 def test_a_checkpoint_begun_before_a_step_holds_the_commit_and_one_that_was_torn_is_not_listed():
@@ -117,14 +119,13 @@ def test_a_checkpoint_begun_before_a_step_holds_the_commit_and_one_that_was_torn
     storage = MemoryStorage("late")
     writer = CheckpointWriter(storage)
     before = everything(state)
-    snapshot, copy = state._runtime.store.deferred_checkpoint()
-    writer.begin(snapshot, 0, 1, "whole", first=copy)
+    writer.begin(state._runtime.store.deferred_snapshot(), 0, 1, "whole")
     move(state)
     assert writer.wait(60)
     finish(state)
-    snapshot, copy = state._runtime.store.deferred_checkpoint()
+    deferred = state._runtime.store.deferred_snapshot()
     in_place(state)
-    writer.begin(snapshot, 0, 1, "torn", first=copy)
+    writer.begin(deferred, 0, 1, "torn")
     assert writer.wait(60)
     written, failed = writer.poll()
     assert isinstance(written, CheckpointWritten)

@@ -47,9 +47,9 @@ def test_all_is_copied_each_byte_once(shapes, threads, gap):
     looks: list[int] = []
     real = checkpoint_copy._copy_chunk
 
-    def counted(portion: checkpoint_copy.Chunk) -> None:
-        copied.extend((tensor.data_ptr(), tensor.nbytes) for tensor in portion[1] if tensor.nbytes)
-        real(portion)
+    def counted(chunk: checkpoint_copy.Chunk) -> None:
+        copied.extend((tensor.data_ptr(), tensor.nbytes) for tensor in chunk[1] if tensor.nbytes)
+        real(chunk)
 
     def is_dirty() -> bool:
         assert all(torch.equal(tensors[name], tensor) for name, tensor in into.items()), "it came before the copy's end"
@@ -57,7 +57,7 @@ def test_all_is_copied_each_byte_once(shapes, threads, gap):
         return False
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint_copy, "_LEAST_BYTES", 64)
+        patch.setattr(checkpoint_copy, "_LEAST_CHUNK_BYTES", 64)
         patch.setattr(checkpoint_copy, "_LARGE_BYTES", 128)
         patch.setattr(checkpoint_copy, "_copy_chunk", counted)
         assert together(DeferredCopy(tensors.values(), Blocks(into.values()), is_dirty), threads) == [True] * threads
@@ -72,14 +72,14 @@ def test_who_comes_later_shares_what_is_left_of_one_large_tensor(monkeypatch):
     real = checkpoint_copy._copy_chunk
     rows: dict[str, int] = {}
 
-    def slow(portion: checkpoint_copy.Chunk) -> None:
+    def slow(chunk: checkpoint_copy.Chunk) -> None:
         name = threading.current_thread().name
         if name == "first" and not rows:
             rows[name] = 0
             began.set()
             assert go_on.wait(60)
-        rows[name] = rows.get(name, 0) + sum(len(tensor) for tensor in portion[1])
-        real(portion)
+        rows[name] = rows.get(name, 0) + sum(len(tensor) for tensor in chunk[1])
+        real(chunk)
         if rows.get("second") == 2048:  # all that the first has not taken
             rest_is_done.set()
 
@@ -105,11 +105,11 @@ def test_a_copy_that_breaks_off_in_one_thread_is_of_no_use_to_the_other_which_do
     real = checkpoint_copy._copy_chunk
     began = threading.Event()
 
-    def breaking(portion: checkpoint_copy.Chunk) -> None:
+    def breaking(chunk: checkpoint_copy.Chunk) -> None:
         if threading.current_thread().name == "breaking":
             began.set()
             raise error
-        real(portion)
+        real(chunk)
 
     monkeypatch.setattr(checkpoint_copy, "_copy_chunk", breaking)
     tensors = {str(number): torch.rand(300_000) for number in range(8)}

@@ -9,9 +9,8 @@ from fake_world import alone
 from torch import nn
 
 import edl_hvd
-from edl_hvd.worker.codec import decode, encode
+from edl_hvd.worker.codec import EncodingCache, decode, encode
 from edl_hvd.worker.commits.dirty import FrozenParameters
-from edl_hvd.worker.commits.encoding_cache import EncodingCache
 from edl_hvd.worker.commits.handlers import ModuleHandler, OptimizerHandler
 from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
 

@@ -7,7 +7,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import edl_hvd
-from edl_hvd.worker.commits.state_store import is_dirty
 from edl_hvd.worker.engine.collectives import SoloCollectives
 from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
 
@@ -163,15 +162,15 @@ def test_another_worker_takes_over_a_state_that_is_ahead():
 
 
 def test_the_best_state_is_the_latest_commit_and_of_one_commit_the_one_that_stands_at_it():
-    standings = [train(make(), 3)._runtime.store.freshness]
+    found = [train(make(), 3)._runtime.store.freshness]
     for moved in (lambda state: state.model[0].weight.data.mul_(2), move, lambda state: None):
         state = train(make(), 4)
         moved(state)
         state._runtime.store.restore()
-        standings.append(state._runtime.store.freshness)
-    standings.append(train(make(), 5)._runtime.store.freshness)
-    assert standings == sorted(set(standings)), "each one is better than the one before"
-    assert [is_dirty(standing) for standing in standings] == [False, True, False, False, False]
+        found.append(state._runtime.store.freshness)
+    found.append(train(make(), 5)._runtime.store.freshness)
+    assert found == sorted(set(found)), "each one is better than the one before"
+    assert [freshness.is_dirty for freshness in found] == [False, True, False, False, False]
 
 
 def in_place(weight):
@@ -204,6 +203,15 @@ def test_a_script_that_moves_parameters_itself_gets_copies_until_it_has_not_for_
     assert all(copied[copied.index(True) :])
 
 
+@pytest.mark.parametrize("write", [in_place, through_data, by_another_tensor])
+def test_what_the_script_moved_itself_is_not_forgotten_by_the_step_after_it(write):
+    state = train(make(), 4)
+    write(state.model[0].weight)
+    move(state, seed=4)
+    state._runtime.store.restore()
+    assert state._runtime.store.freshness.is_dirty
+
+
 def test_who_came_back_from_a_script_that_moved_parameters_has_a_copy_before_it_does_so_again():
     state = train(make(), 4)
     in_place(state.model[0].weight)
@@ -231,6 +239,17 @@ def test_a_step_that_computes_gradients_while_it_moves_is_always_copied():
     assert not stands(state)
 
 
+def test_steps_that_cannot_be_made_again_are_copied_for_good_though_the_script_moves_parameters_once():
+    state = train(make(), 4)
+    stepped = state._runtime.store.tracker.stepped
+    stepped.never_clean()
+    in_place(state.model[0].weight)
+    train(state, 1)
+    for _ in range(2000):
+        stepped.begin_commit()
+    assert not stepped.is_clean
+
+
 class KeepsMore(nn.Linear):
     def get_extra_state(self):
         return {"calls": 1}
@@ -255,7 +274,7 @@ def test_parameters_that_nothing_moves_are_not_copied_either():
     state = train(with_frozen(), 4)
     assert stands(state)
     assert state._runtime.store.export()[1]["teacher/weight"].data_ptr() == state.teacher.weight.data_ptr()
-    assert not any("weight" in name for name in state._runtime.store._delta.tensors if name != "model/1.weight")
+    assert not any("weight" in name for name in state._runtime.store._last.state.tensors if name != "model/1.weight")
 
 
 @torch.no_grad()
@@ -290,7 +309,7 @@ def test_frozen_parameters_moved_for_the_first_time_before_it_breaks_off_are_kep
     moved = state.teacher.weight.clone()
     state._runtime.store.restore()
     assert torch.equal(state.teacher.weight, moved)
-    assert is_dirty(state._runtime.store.freshness)
+    assert state._runtime.store.freshness.is_dirty
 
 
 def test_a_worker_that_took_a_state_over_need_not_copy_frozen_parameters():

@@ -25,7 +25,7 @@ def url(tmp_path):
         state._runtime.store.save(step)
         for rank in (1, 0):
             writer = CheckpointWriter(open_storage(str(tmp_path)))
-            writer.begin(state._runtime.store.checkpoint(), rank, 2, f"attempt-{step}")
+            writer.begin(state._runtime.store.snapshot(), rank, 2, f"attempt-{step}")
             assert writer.wait(60)
     return tmp_path
 
@@ -41,9 +41,9 @@ def assert_same(one, other, names=None):
 
 def test_all_weights_and_nothing_else(url):
     state = state_of(7)
-    fit = state.load_weights(url)
-    assert fit.complete
-    assert str(fit) == "everything fits"
+    report = state.load_weights(url)
+    assert report.complete
+    assert str(report) == "everything fits"
     assert_same(weights(state), weights(state_of(2)))
     assert state.step == 0
     assert state.optimizer.state == {}
@@ -68,20 +68,20 @@ def test_what_does_not_fit_is_listed_and_nothing_is_loaded(url):
 def test_what_fits_is_loaded_if_that_is_asked_for(url):
     state = state_of(7, classes=3)
     before = weights(state)
-    fit = state.load_weights(url, partial=True)
-    assert fit.reshaped == {"model.2.weight": ((10, 32), (3, 32)), "model.2.bias": ((10,), (3,))}
+    report = state.load_weights(url, partial=True)
+    assert report.mismatched == {"model.2.weight": ((10, 32), (3, 32)), "model.2.bias": ((10,), (3,))}
     body = [name for name in before if not name.startswith("2.")]
-    assert set(fit.loaded) == {f"model.{name}" for name in body}
+    assert set(report.loaded) == {f"model.{name}" for name in body}
     assert_same(weights(state), weights(state_of(2)), body)
     assert_same(weights(state), before, ["2.weight", "2.bias"])
 
 
-def test_a_model_that_the_checkpoint_lacks_is_missing_and_weights_that_the_model_lacks_are_extra(url):
+def test_a_model_that_the_checkpoint_lacks_is_missing_and_weights_that_the_model_lacks_are_unexpected(url):
     state = state_of(7, teacher=nn.Linear(2, 2))
     del state.model[2]
-    fit = state.load_weights(url, partial=True)
-    assert fit.missing == ("teacher.weight", "teacher.bias")
-    assert fit.extra == ("model.2.weight", "model.2.bias")
+    report = state.load_weights(url, partial=True)
+    assert report.missing == ("teacher.weight", "teacher.bias")
+    assert report.unexpected == ("model.2.weight", "model.2.bias")
     assert_same(weights(state), weights(state_of(2)))
 
 

@@ -1,0 +1,318 @@
+"""The present state of a training: the objects given to ``State`` and the counters of the run, captured and loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from edl_hvd.data.evaluation import EvaluationSampler
+from edl_hvd.data.sampler import ElasticBatchSampler
+from edl_hvd.errors import StateError
+from edl_hvd.metrics.metric import Metric
+from edl_hvd.rescale.learning import Learning
+from edl_hvd.rescale.policy import Ramp
+from edl_hvd.worker.codec import Encoded, EncodingCache, decode, encode, placed
+from edl_hvd.worker.commits.dirty import DirtyTracker, fingerprint
+from edl_hvd.worker.commits.handlers import Handler, ModuleHandler, handler_for
+from edl_hvd.worker.commits.parameter_changes import ParameterChanges, has_carried
+from edl_hvd.worker.training.optimizer import is_distributed, join
+
+METRICS = "_metrics"
+# The attribute with the last value of each metric; it goes where the others go, into commits and to newcomers.
+
+_OF_EACH_RANK = (Metric, ElasticBatchSampler, EvaluationSampler)
+
+
+class LiveState:
+    """The attributes and counters of a ``State`` as they are now.
+
+    Args:
+        attributes: Everything given to ``State``, by name.
+
+    Attributes:
+        attributes: Plain attributes by name; the live values.
+        handlers: Handlers of all other attributes, by name.
+        step: Optimizer steps of the whole run.
+        epoch: Epochs finished.
+        samples: Samples consumed by the whole run.
+        ramp: Learning-rate factor.
+        learning: What the run has found out about the learning rate.
+        commit: Number of the last commit; -1 before this process has held any state.
+        tracker: Tells which tensors have changed since the last commit.
+        reduction: Sums the gradients of all distributed optimizers; ``None`` where there is none.
+        exact: Whether the result must not depend on the world by a single bit.
+        can_skip_parameters: Whether a commit may leave out what the optimizers step.
+    """
+
+    def __init__(self, attributes: dict[str, Any]) -> None:
+        self.handlers: dict[str, Handler] = {}
+        self._kinds: dict[Any, tuple[Any, ...]] = {}  # what of_kind has found: the objects stay the same
+        self.attributes: dict[str, Any] = {}
+        distributed = {name: value for name, value in attributes.items() if is_distributed(value)}
+        models = {name: value for name, value in attributes.items() if isinstance(value, torch.nn.Module)}
+        self._optimizers = list(distributed.values())
+        self.reduction = join(self._optimizers, models, list(distributed))
+        self.tracker = DirtyTracker(self._optimizers)
+        self._changes = ParameterChanges(models, distributed, self.reduction)
+        for name, value in attributes.items():
+            handler = handler_for(name, value, self.tracker.stepped.parameters, self.tracker.frozen)
+            if handler is None:
+                self.attributes[name] = value
+            else:
+                self.handlers[name] = handler
+        self._encodings = {name: EncodingCache(name, handler) for name, handler in self.handlers.items()}
+        # What is computed again after a commit that left parameters out may be computed with parameters ahead of it,
+        # buffers for one.
+        self.exact = any(optimizer.stepping.exact for optimizer in self._optimizers)
+        self.can_skip_parameters = self._finds_stepped_parameters()
+        self.step = self.epoch = self.samples = 0
+        self.ramp = Ramp()
+        self.learning = Learning()
+        self.commit = -1
+
+    def of_kind(self, kind: type | Callable[[object], bool]) -> Iterable[Any]:
+        """Return the handled objects of a class, or those for which a predicate holds, in the order given."""
+        found = self._kinds.get(kind)
+        if found is None:
+            matches = (lambda value: isinstance(value, kind)) if isinstance(kind, type) else kind
+            found = self._kinds[kind] = tuple(h.value for h in self.handlers.values() if matches(h.value))
+        return found
+
+    # --- capturing ---
+
+    def live(self, number: int) -> Encoded:
+        """Return the present state as commit ``number``; its tensors are live."""
+        return self._captured(number, lambda handler: handler.capture())
+
+    def delta(self, number: int) -> Encoded:
+        """Return the same without what only optimizer steps change, and without what nothing changes."""
+        return self._captured(number, lambda handler: handler.capture_delta())
+
+    def merged(self, delta: Encoded, ahead: Sequence[int]) -> Encoded:
+        """Return a whole state: a delta, and what it left out as it is now.
+
+        Args:
+            delta: State that :meth:`delta` returned.
+            ahead: Number of steps of each optimizer that what was left out has, and the delta lacks.
+        """
+        plain, tensors = dict(delta.plain["attributes"]), dict(delta.tensors)
+        for name, handler in self.handlers.items():
+            if handler.has_delta:
+                live, parts = self._encodings[name].encoded()
+                plain[name] = handler.merge_delta(live, plain[name])
+                tensors = {**parts, **tensors}
+        counters = {**delta.plain["counters"], "ahead": list(ahead), "ahead_samples": self._samples_of(ahead)}
+        return Encoded({"counters": counters, "attributes": plain}, tensors)
+
+    @property
+    def to_skip(self) -> list[int]:
+        """Number of steps of each optimizer that have been made already, and are not made again."""
+        return [optimizer.stepping.skip for optimizer in self._optimizers]
+
+    @property
+    def repeated_samples(self) -> int:
+        """The samples of the next step, if some optimizers have already made it, in a world of any size; else 0."""
+        return self._samples_of(self.to_skip)
+
+    def fingerprint(self) -> int:
+        """Return a digest of some bytes of every live tensor, in 32 bits: equal for equal states, whatever their size.
+
+        A different state shows with certainty where every element of a tensor differs, as after an optimizer's
+        step, and by chance where few do.
+        """
+        return fingerprint(self.live(self.commit).tensors)
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all tensors of the state."""
+        return sum(tensor.nbytes for tensor in self.live(self.commit).tensors.values())
+
+    def _captured(self, number: int, capture: Callable[[Handler], Any]) -> Encoded:
+        tensors: dict[str, torch.Tensor] = {}
+        plain: dict[str, Any] = {}
+        for name, handler in self.handlers.items():
+            plain[name], parts = encode(capture(handler), name)
+            tensors.update(parts)
+        for name, value in self.attributes.items():
+            try:
+                plain[name], parts = encode(value, name)
+            except StateError as error:
+                raise StateError(f"state.{name} was set to something that cannot be kept: {error}") from None
+            tensors.update(parts)
+        counters = {"step": self.step, "epoch": self.epoch, "samples": self.samples, "commit": number,
+                    "ramp": self.ramp.as_dict(), "learning": self.learning.as_dict(),
+                    "ahead": self.to_skip, "ahead_samples": self._samples_of(self.to_skip),
+                    **self._changes.capture()}  # fmt: skip
+        tensors.update(self._changes.carried_gradients())
+        return Encoded({"counters": counters, "attributes": plain}, tensors)
+
+    def _samples_of(self, ahead: Sequence[int]) -> int:
+        stepping = [optimizer.stepping for optimizer in self._optimizers]
+        return max((made.samples for made, steps in zip(stepping, ahead, strict=True) if steps), default=0)
+
+    # --- loading ---
+
+    def load_live(self, state: Encoded) -> None:
+        """Make a whole state the present one.
+
+        Raises:
+            StateError: The names of the attributes differ, or an object does not accept its saved state.
+        """
+        saved, tensors = state.plain["attributes"], state.tensors
+        self._check_names(saved)
+        self._restore_groups(state.plain["counters"])
+        for name, handler in self.handlers.items():
+            try:
+                handler.load(decode(saved[name], tensors))
+            except (RuntimeError, ValueError, KeyError) as error:
+                raise StateError(f"the saved {name} does not fit the one given to State: {error}") from error
+        self._load_attributes(state)
+        self._load_counters(state.plain["counters"], tensors)
+
+    def load_delta(self, delta: Encoded, ahead: Sequence[int]) -> None:
+        """Make the present state that of a delta, where what it left out is ``ahead`` of it by some steps.
+
+        The script makes these steps again, and they change nothing (``Stepping.skip``).
+        """
+        saved = delta.plain["attributes"]
+        self._restore_groups(delta.plain["counters"])
+        for name, handler in self.handlers.items():
+            handler.load_delta(decode(saved[name], delta.tensors))
+        self._load_attributes(delta)
+        self._load_counters({**delta.plain["counters"], "ahead": ahead}, delta.tensors)
+
+    def load_moved(self, plain: Any, moved: dict[str, torch.Tensor]) -> None:
+        """Make the present state that of ``plain``, where the live tensors have its values but for ``moved``."""
+        saved = plain["attributes"]
+        self._check_names(saved)
+        self._restore_groups(plain["counters"])
+        for name, handler in self.handlers.items():
+            live, tensors = encode(handler.capture(), name)
+            arrived = moved.keys() & tensors.keys()
+            if isinstance(handler.value, (torch.nn.Module, torch.optim.Optimizer)):
+                with torch.no_grad():
+                    for tensor_name in arrived:
+                        tensors[tensor_name].copy_(moved[tensor_name])
+                if live != saved[name]:
+                    handler.load_plain(decode(saved[name], {**moved, **tensors}))
+            elif arrived or live != saved[name]:
+                handler.load(decode(saved[name], {**tensors, **placed(saved[name], moved, tensors)}))
+        for name, value in self.attributes.items():
+            live, tensors = encode(value, name)
+            if live != saved[name] or moved.keys() & tensors.keys():
+                self.attributes[name] = _copy(decode(saved[name], {**tensors, **placed(saved[name], moved, tensors)}))
+        self._load_counters(plain["counters"], moved)
+
+    def between(self) -> Encoded:
+        """Return the present state, somewhere between two commits, for :meth:`take_over`; its tensors are live."""
+        plain, tensors = self.live(self.commit)
+        carried = [has_carried(optimizer) for optimizer in self._optimizers]
+        stepped = self.tracker.stepped
+        between = {**plain, "steps": stepped.steps, "was_dirty": stepped.was_dirty, "carried": carried}
+        return Encoded(between, {**tensors, **self._changes.all_gradients()})
+
+    def take_over(self, plain: Any, tensors: dict[str, torch.Tensor]) -> None:
+        """Be where another member is between two commits, but for what each has of its own: share and counts."""
+        state = Encoded(plain, self._placed(plain["attributes"], tensors))
+        for name, handler in self.handlers.items():
+            if not isinstance(handler.value, _OF_EACH_RANK):
+                handler.load(decode(plain["attributes"][name], state.tensors))
+        self._load_attributes(state)
+        for optimizer, steps in zip(self._optimizers, plain["counters"]["ahead"], strict=True):
+            optimizer.stepping.skip = steps
+        self._changes.restore_gradients(tensors)
+        for optimizer in self._optimizers:
+            optimizer._opt_called = True
+        for optimizer, is_carried in zip(self._optimizers, plain["carried"], strict=True):
+            optimizer.stepping.round_number = optimizer.reduction.round_number - is_carried
+        self.tracker.stepped.steps, self.tracker.stepped.was_dirty = list(plain["steps"]), plain["was_dirty"]
+        self.tracker.accept_changes()
+
+    def notice_new_parameters(self) -> None:
+        """Have the tracker and the handlers know what parameters optimizers have been given since."""
+        if self.reduction is None or len(self.reduction.names) == len(self.tracker.stepped.parameters):
+            return
+        self.tracker.adopt(self.reduction.names)
+        self._update_stepped()
+        self.tracker.stepped.accept_changes()
+        self.tracker.stepped.mark_dirty()
+
+    def _restore_groups(self, counters: dict[str, Any]) -> None:
+        """Have the optimizers the groups of a commit: they may have got some since, or lack some."""
+        added = counters.get("added_groups", {})
+        dropped = self._changes.drop_groups(added)
+        if dropped:
+            self.tracker.stepped.parameters.difference_update(dropped)
+            self._update_stepped()
+            self.tracker.stepped.accept_changes()
+        self._changes.add_groups(added)
+
+    def _update_stepped(self) -> None:
+        for handler in self.handlers.values():
+            if isinstance(handler, ModuleHandler):
+                handler.set_stepped(self.tracker.stepped.parameters)
+        self.can_skip_parameters = self._finds_stepped_parameters()
+
+    def _finds_stepped_parameters(self) -> bool:
+        """Whether all that the optimizers step is found again in the models, by name."""
+        models = [handler for handler in self.handlers.values() if isinstance(handler, ModuleHandler)]
+        return not self.exact and self.tracker.stepped.parameters == set().union(*(model.stepped for model in models))
+
+    def _load_attributes(self, state: Encoded) -> None:
+        for name in self.attributes:
+            # Through the codec once more: what the script does to its lists must not reach the snapshot.
+            self.attributes[name] = _copy(decode(state.plain["attributes"][name], state.tensors))
+
+    def _load_counters(self, counters: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        """Restore the counters, the gradients, and what else a script changes about parameters."""
+        self.step, self.epoch, self.samples = counters["step"], counters["epoch"], counters["samples"]
+        self.ramp = Ramp(**counters["ramp"])
+        if "learning" in counters:  # a checkpoint may be older than this
+            self.learning = Learning.from_dict(counters["learning"])
+        self.commit = counters["commit"]
+        for optimizer, steps in zip(self._optimizers, counters.get("ahead", self.to_skip), strict=True):
+            optimizer.stepping.skip = steps
+            if steps and counters.get("ahead_samples"):
+                optimizer.stepping.samples = counters["ahead_samples"]
+        if self.step > 0:
+            for optimizer in self._optimizers:
+                optimizer._opt_called = True  # else torch warns that a scheduler moves first
+        if "requires_grad" in counters:
+            self._changes.restore_requires_grad(counters["requires_grad"])
+        self._changes.restore_gradients(tensors, counters.get("present", ()))
+        self.tracker.accept_changes()
+
+    def _check_names(self, saved: dict[str, Any]) -> None:
+        known = self.handlers.keys() | self.attributes.keys()
+        if saved.keys() != known:
+            raise StateError(
+                f"the saved state has {_names(saved.keys() - known)} that State(…) lacks, and State(…) has "
+                f"{_names(known - saved.keys())} that the saved state lacks; give State the same names as when it was "
+                "saved"
+            )
+
+    def _placed(self, saved: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return tensors from elsewhere, on the devices of those that they take the place of."""
+        here = dict(tensors)
+        for name, value in self._loose():
+            if name in saved:
+                here.update(placed(saved[name], tensors, encode(value, name).tensors))
+        return here
+
+    def _loose(self) -> Iterable[tuple[str, Any]]:
+        """Yield what does not itself bring its tensors to where it has them, as modules and optimizers do."""
+        for name, handler in self.handlers.items():
+            if not isinstance(handler.value, (torch.nn.Module, torch.optim.Optimizer)):
+                yield name, handler.capture()
+        yield from self.attributes.items()
+
+
+def _copy(value: Any) -> Any:
+    plain, tensors = encode(value, "")
+    return decode(plain, {name: tensor.clone() for name, tensor in tensors.items()})
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "nothing"
