@@ -38,9 +38,13 @@ def formerly(name: str) -> dict[str, str]:
     return {_FORMER_NAME: name}
 
 
-@functools.cache
-def former_names(kind: type[Any]) -> Mapping[str, str]:
+def former_names(kind: Any) -> Mapping[str, str]:
     """Present names of the fields of a dataclass that were renamed, by their former names."""
+    return _former_names_of(kind)
+
+
+@functools.cache
+def _former_names_of(kind: Any) -> Mapping[str, str]:
     fields = dataclasses.fields(kind)
     return {field.metadata[_FORMER_NAME]: field.name for field in fields if _FORMER_NAME in field.metadata}
 

@@ -16,7 +16,7 @@ from invariants import check
 from training import Training
 
 from edl_hvd.driver.network import choose_network
-from edl_hvd.driver.preflight import examination
+from edl_hvd.driver.preflight import preflight
 from edl_hvd.driver.preflight.preflight import Preflight, PreflightResult
 from edl_hvd.driver.workers.launcher import Launcher, Program
 from edl_hvd.driver.workers.process import WorkerProcess
@@ -150,8 +150,8 @@ def test_a_newcomer_is_not_blamed_for_the_end_of_the_only_host_that_it_could_mee
 
 
 def test_a_host_that_says_nothing_is_waited_for_and_ended(monkeypatch):
-    monkeypatch.setattr(examination, "_LATE_S", 0.5)
-    monkeypatch.setattr(examination, "_END_S", 0.1)
+    monkeypatch.setattr(preflight, "_LATE_S", 0.5)
+    monkeypatch.setattr(preflight, "_END_S", 0.1)
     stopped = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
     results = Hosts({"a": HONEST, "b": stopped}).look("a", "b")
     assert results["a"].fault == ""

@@ -100,7 +100,7 @@ class JobFolder:
         replace_file(self.path / STATUS, to_text(status))
 
     @contextlib.contextmanager
-    def history(self, record: str | None) -> Iterator[TextIO | None]:
+    def history(self, record: str | None = None) -> Iterator[TextIO | None]:
         """The file for this run's history of the membership: in the folder, if it is kept, and at the path ``record``.
 
         ``None`` where nobody wants it.

@@ -42,7 +42,7 @@ def test_who_gets_sigterm_has_the_grace_that_the_environment_names(asked):
         for event in (HostsFound((HostSlots("a", 1),)), Ready("a:0", 1), Formed("a:0", 1, 1)):
             job.handle(event)
         if asked == "a worker":
-            job._hear("a:0", 1, Drain())
+            job._on_message("a:0", 1, Drain())
         while not job.membership.drains:
             await asyncio.sleep(0.001)
         drains, now_s = job.membership.drains, job.now_s
