@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-from edl_hvd.checkpoint.format.snapshot import Snapshot
+from fake_world import alone
 from hypothesis import Phase, event, given, settings
 from hypothesis import strategies as st
 from torch import nn
-from worlds import alone
 
 import edl_hvd
+from edl_hvd.checkpoint.format.snapshot import Snapshot
 from edl_hvd.errors import StateError
 from edl_hvd.worker.codec import Encoded
 from edl_hvd.worker.commits.commit import Freshness
