@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from fake_world import alone
 from job_folders import options, view_of
 from torch.utils.data import DataLoader, TensorDataset
-from worlds import alone
 
 import edl_hvd
 from edl_hvd.cli.edlrun import read_command_line
