@@ -177,7 +177,7 @@ class Restored(Event):
     step: int
     epoch: int
     samples: int
-    seconds: float
+    duration_s: float = field(metadata=formerly("seconds"))
 
 
 @dataclass(frozen=True)

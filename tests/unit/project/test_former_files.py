@@ -150,4 +150,5 @@ def test_training_goes_on_from_the_checkpoint(version: str, folder: Path) -> Non
         train(state)
     [restored] = [line for line in read_events(folder / "more.jsonl") if line["event"] == "restore"]
     assert restored["step"] == LAST_STEP[version]
+    assert restored["duration_s"] >= 0
     assert steps[0] >= LAST_STEP[version]
