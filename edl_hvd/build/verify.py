@@ -91,7 +91,7 @@ def run_allreduce(environ: Mapping[str, str], controller: str, workers: int = 2,
     command = [
         *(sys.executable, "-W", "ignore", "-m", "horovod.runner.launch", f"--{controller}", "--disable-cache"),
         *("-np", str(workers), "-H", f"localhost:{workers}", "--network-interfaces", loopback_interface()),
-        *(sys.executable, "-W", "ignore", "-m", "edl_hvd.build.allreduce_check", *(["--gpu"] if gpu else [])),
+        *(sys.executable, "-W", "ignore", "-m", "edl_hvd.worker.allreduce_check", *(["--gpu"] if gpu else [])),
     ]
     start_s = time.monotonic()
     try:

@@ -19,7 +19,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from os import PathLike, fspath
+from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from edl_hvd.driver.membership.events import Action, MembershipEvent, Tick, action_from_json, event_from_json, to_json
@@ -146,13 +146,13 @@ class Recorder:
 # --- reading ---
 
 
-def read_history(path: str | PathLike[str]) -> History:
+def read_history(path: str | Path) -> History:
     """The history in a file.
 
     Raises:
         UsageError: It cannot be read, or is no such history; the message names the line.
     """
-    name = fspath(path)
+    name = str(path)
     try:
         with open(name, "rb") as file:
             lines = file.read().split(b"\n")

@@ -80,7 +80,7 @@ class StandbyReplica:
             self._repeat(frame)
         elif frame.what == "commit":
             if not self._frames:
-                self._store.save(frame.plain)  # so that there is less to copy at the end
+                self._store.save(frame.plain, light=True)  # so that there is less to copy at the end
                 self.caught_up = True
         elif frame.what == "end":
             plain, names = frame.plain
@@ -98,11 +98,13 @@ class StandbyReplica:
         for parameter in parameters:
             parameter.grad = None
         for place, gradient in zip(places, frame.tensors, strict=True):
-            parameters[place].grad = torch.empty_like(parameters[place]).copy_(gradient)
+            parameters[place].grad = _placed_like(parameters[place], gradient)
         for group, given in zip(optimizer.param_groups, decode(options, {}), strict=True):
             group.update(given)
         optimizer.repeat()
         optimizer.zero_grad()
+        # Steps are not what the tracker looks for; it has not seen these, because no hook ran.
+        self._store.tracker.stepped.accept_changes()
 
     def _read(self, address: str, port: int, secret: str) -> None:
         try:
@@ -122,3 +124,10 @@ class StandbyReplica:
     def _pass_on(self, frame: Frame | None) -> None:
         self._frames.append(frame)
         self._deliver(self)
+
+
+def _placed_like(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """The gradient where and as its parameter lies; a copy only where it does not."""
+    if gradient.device == parameter.device and gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)

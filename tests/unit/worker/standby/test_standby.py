@@ -44,7 +44,7 @@ class Worker:
         )  # fmt: skip
         self.store = self.state._runtime.store
 
-    def step(self) -> None:
+    def step(self, light: bool = False) -> None:
         """One step and its commit, as ``state.batches`` and a script make them."""
         self.optimizer.zero_grad()
         out = self.model(torch.randn(4, 3, 8, 8))
@@ -55,7 +55,7 @@ class Worker:
         self.state.average.mul_(0.9).add_(out.detach().mean(0))
         torch.rand(3, generator=self.state.chance)
         self.store.step += 1
-        self.store.save(self.store.commit + 1)
+        self.store.save(self.store.commit + 1, light=light)
 
     def everything(self) -> tuple[object, dict[str, torch.Tensor]]:
         plain, tensors = self.store.live(self.store.commit)
@@ -128,6 +128,24 @@ def test_a_standby_holds_the_very_state_of_the_member_that_trained_on_meanwhile(
         standby.model[0].weight.zero_()
     standby.store.restore()
     assert_equal(member, standby)
+
+
+def test_a_worker_that_was_a_standby_copies_no_weights_in_its_commits(pair):
+    """Each step that it had applied looked like a change by the script, and doubled the commits that copy all."""
+    member, standby = pair
+    transfer = Transfer(member, standby)
+    transfer.train_until_caught_up()
+    for _ in range(20):
+        transfer.train()
+        while standby.store.commit < member.store.commit:
+            soon(transfer.arrived).apply_next()
+    transfer.donor.end()
+    transfer.finish()
+    for _ in range(4):
+        standby.step(light=True)
+    weights = {name for name in standby.store.live(0).tensors if name.startswith("model/") and "weight" in name}
+    assert weights
+    assert weights.isdisjoint(standby.store._last.state.tensors)
 
 
 def test_what_is_sent_at_the_end_does_not_grow_with_what_no_step_moves(pair, monkeypatch):

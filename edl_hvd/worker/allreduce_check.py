@@ -1,4 +1,4 @@
-"""One worker of the test that an installed Horovod works: ``python -m edl_hvd.build.allreduce_check``.
+"""One worker of the test that an installed Horovod works: ``python -m edl_hvd.worker.allreduce_check``.
 
 Sums ``rank + 1`` over all ranks, on the GPU with ``--gpu``, and prints one line when the sum is right.
 """
