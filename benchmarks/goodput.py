@@ -155,7 +155,7 @@ def cost(folder: Path) -> None:
     batches = edl_hvd.ElasticBatchSampler(len(data), global_batch=64)
     loader = torch.utils.data.DataLoader(data, batch_sampler=batches)
     state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
-    meter = NoiseMeter("cost")
+    meter = NoiseMeter()
     taken: tuple[list[float], list[float]] = ([], [])
 
     @edl_hvd.elastic

@@ -22,7 +22,7 @@ import threading
 from dataclasses import dataclass, fields
 from datetime import datetime, timezone
 
-from edl_hvd.checkpoint.format import document, layout
+from edl_hvd.checkpoint.format import document, object_keys
 from edl_hvd.clock import Clock
 from edl_hvd.errors import ObjectExistsError, ObjectMissingError, OwnedError, StorageError, UsageError
 from edl_hvd.process_identity import is_alive, pid_namespace, start_token
@@ -123,17 +123,17 @@ def acquire(storage: Storage, process: LeaseHolder, clock: Clock, take_over: boo
                 _wait_until_gone(storage, newest, former, clock)
         number = newest + 1
         try:
-            storage.write_new(layout.owner_key(number), document.encode(vars(process)))
+            storage.write_new(object_keys.owner_key(number), document.encode(vars(process)))
         except ObjectExistsError:
             continue  # somebody else was faster
-        storage.write(layout.alive_key(number), LeaseRenewal(process, 0, ended=False).encode())
+        storage.write(object_keys.alive_key(number), LeaseRenewal(process, 0, ended=False).encode())
         _accept(storage, number)
         return number
 
 
 def newest_owner(storage: Storage) -> int:
     """The number of the newest owner; 0 if the URL has never had one."""
-    return next(iter(layout.owners(storage.list(layout.OWNERS))), 0)
+    return next(iter(object_keys.owners(storage.list(object_keys.OWNERS))), 0)
 
 
 def check_owner(storage: Storage, number: int) -> None:
@@ -162,7 +162,7 @@ class Rule:
     accepted: frozenset[str]
 
     def counts(self, manifest_key: str) -> bool:
-        return layout.owner_of(manifest_key) >= self.number or manifest_key in self.accepted
+        return object_keys.owner_of(manifest_key) >= self.number or manifest_key in self.accepted
 
 
 EVERYTHING = Rule(0, frozenset())
@@ -176,8 +176,8 @@ def rule(storage: Storage) -> Rule:
     Raises:
         StorageError: The storage does not answer.
     """
-    for number in layout.accepting_owners(storage.list(layout.OWNERS)):
-        accepted = _read(storage, layout.accepted_key(number))
+    for number in object_keys.accepting_owners(storage.list(object_keys.OWNERS)):
+        accepted = _read(storage, object_keys.accepted_key(number))
         if accepted is not None:
             keys = accepted.get("manifests")
             keys = keys if isinstance(keys, list) else []
@@ -239,7 +239,7 @@ class Heartbeat:
     def _write(self, number: int, ended: bool) -> None:
         try:
             check_owner(self._storage, self._owner)
-            self._storage.write(layout.alive_key(self._owner), LeaseRenewal(self._process, number, ended).encode())
+            self._storage.write(object_keys.alive_key(self._owner), LeaseRenewal(self._process, number, ended).encode())
         except OwnedError as error:
             self.lost = error
             self._stopped = True
@@ -250,12 +250,12 @@ class Heartbeat:
 
 def _accept(storage: Storage, number: int) -> None:
     """Accept the checkpoints that are there, and forget owners of long ago."""
-    found = layout.manifests(storage.list(layout.ROOT))
+    found = object_keys.manifests(storage.list(object_keys.ROOT))
     before = rule(storage)
     accepted = sorted(key for keys in found.values() for key in keys if before.counts(key))
-    storage.write_new(layout.accepted_key(number), document.encode({"manifests": accepted}))
-    for old in layout.owners(storage.list(layout.OWNERS))[_KEPT:]:
-        for key in (layout.alive_key(old), layout.accepted_key(old), layout.owner_key(old)):
+    storage.write_new(object_keys.accepted_key(number), document.encode({"manifests": accepted}))
+    for old in object_keys.owners(storage.list(object_keys.OWNERS))[_KEPT:]:
+        for key in (object_keys.alive_key(old), object_keys.accepted_key(old), object_keys.owner_key(old)):
             storage.delete(key)
 
 
@@ -291,7 +291,7 @@ def _wait_until_gone(storage: Storage, number: int, owner: LeaseHolder | None, c
 
 def _read_renewal(storage: Storage, number: int) -> LeaseRenewal | None:
     try:
-        return LeaseRenewal.decode(storage.read(layout.alive_key(number), limit_bytes=document.LARGEST_BYTES))
+        return LeaseRenewal.decode(storage.read(object_keys.alive_key(number), limit_bytes=document.LARGEST_BYTES))
     except UsageError:
         raise
     except (ObjectMissingError, ValueError):
@@ -299,7 +299,7 @@ def _read_renewal(storage: Storage, number: int) -> LeaseRenewal | None:
 
 
 def _read_holder(storage: Storage, number: int) -> LeaseHolder | None:
-    content = _read(storage, layout.owner_key(number))
+    content = _read(storage, object_keys.owner_key(number))
     try:
         return None if content is None else _decode_holder(content, "its content")
     except ValueError:

@@ -16,9 +16,9 @@ from edl_hvd.data.sampler import ElasticBatchSampler
 from edl_hvd.errors import EdlHvdWarning, UsageError
 from edl_hvd.events import Event, Metrics
 from edl_hvd.metrics.metric import Metric
-from edl_hvd.worker.commits.agreement import average_, broadcast_state
 from edl_hvd.worker.commits.live_state import METRICS
 from edl_hvd.worker.commits.state_store import StateStore
+from edl_hvd.worker.commits.state_sync import average_, broadcast_state
 from edl_hvd.worker.position import position
 from edl_hvd.worker.training.alike import check_alike, differing
 from edl_hvd.worker.training.metric_sync import MetricSync

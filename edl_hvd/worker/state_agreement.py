@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from edl_hvd.errors import ProgressLostError
 from edl_hvd.worker import process
-from edl_hvd.worker.commits.agreement import broadcast_json, broadcast_state, drop_diverged
 from edl_hvd.worker.commits.commit import Freshness
 from edl_hvd.worker.commits.state_store import StateStore
+from edl_hvd.worker.commits.state_sync import broadcast_json, broadcast_state, drop_diverged
 from edl_hvd.worker.joining.rendezvous import RendezvousInfo
 from edl_hvd.worker.saving.manager import CheckpointManager
 from edl_hvd.worker.training.alike import check_same_numerics, numerics_fingerprint

@@ -16,7 +16,7 @@ import torch
 from servers import AwsServer
 
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot, steps
-from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format import object_keys
 from edl_hvd.cli.main import main
 from edl_hvd.storage import Storage, open_storage
 from edl_hvd.worker.commits.state_store import StateStore
@@ -86,7 +86,7 @@ def write_job(
 
 
 def contents(storage: Storage, step: int | None = None) -> dict[str, bytes]:
-    prefix = "" if step is None else layout.folder(step)
+    prefix = "" if step is None else object_keys.folder(step)
     return {entry.key: storage.read(entry.key) for entry in storage.list(prefix)}
 
 

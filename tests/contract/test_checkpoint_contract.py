@@ -19,7 +19,7 @@ from servers import AwsServer
 from waiting import soon
 
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot, restore, restore_newest, steps
-from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format import object_keys
 from edl_hvd.errors import ObjectMissingError
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, Event
 from edl_hvd.storage import Storage, open_storage
@@ -141,7 +141,7 @@ def test_whenever_writers_are_killed_what_is_listed_restores_bit_for_bit(
             if number == 0 and numbers.random() < 0.5:
                 pause.wait(numbers.uniform(0, 0.05))  # The survivor goes on for a while.
             process.close()
-        found = {layout.step_of(entry.key) for entry in storage.list(layout.ROOT)}
+        found = {object_keys.step_of(entry.key) for entry in storage.list(object_keys.ROOT)}
         killed_in_the_middle += not found <= set(steps(storage))
     assert killed_in_the_middle >= KILLS // 4, f"only {killed_in_the_middle} kills hit a checkpoint being written"
     assert_is_step(restore_newest(storage, nothing_reported), newest)

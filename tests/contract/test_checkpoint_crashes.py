@@ -45,7 +45,7 @@ from faulty_proxy import Fault, FaultyProxy, Refuse, Stall
 from servers import AwsServer
 
 from edl_hvd.checkpoint import CheckpointWriter, lease, restore, restore_newest, steps
-from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format import object_keys
 from edl_hvd.checkpoint.lease import LeaseHolder
 from edl_hvd.clock import SYSTEM_CLOCK
 from edl_hvd.errors import ObjectMissingError
@@ -323,7 +323,9 @@ def count(scene: Scene) -> None:
     listed = set(steps(scene.storage))
     COUNTS.seeds += 1
     COUNTS.reported += len(scene.told("written"))
-    COUNTS.half_written += not {layout.step_of(entry.key) for entry in scene.storage.list(layout.ROOT)} <= listed
+    COUNTS.half_written += (
+        not {object_keys.step_of(entry.key) for entry in scene.storage.list(object_keys.ROOT)} <= listed
+    )
 
 
 def test_most_of_them_died_in_the_middle_of_something() -> None:

@@ -16,7 +16,7 @@ import xxhash
 from checkpoints import write
 
 from edl_hvd.checkpoint import Snapshot, restore, restore_newest
-from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format import object_keys
 from edl_hvd.checkpoint.format.shards import pack
 from edl_hvd.checkpoint.writing.shares import share_out
 from edl_hvd.errors import StorageError
@@ -24,8 +24,8 @@ from edl_hvd.events import Event
 from edl_hvd.storage import Storage, open_storage
 
 MANIFEST = "manifest.json"
-SHARD = layout.shard_name(1, 2)
-OTHER_SHARD = layout.shard_name(0, 2)
+SHARD = object_keys.shard_name(1, 2)
+OTHER_SHARD = object_keys.shard_name(0, 2)
 WEIGHT, COUNTS, EMPTY = "weight", "counts", "empty"  # whole tensors in SHARD
 SPLIT = "split"  # a tensor of which each shard has a piece
 PIECE, OTHER_PIECE = f"{SPLIT}[rows 5:20]", f"{SPLIT}[rows 0:5]"  # what they are called in SHARD and OTHER_SHARD
@@ -61,10 +61,10 @@ class Victim:
         self.storage = storage
 
     def bytes_of(self, name: str) -> bytes:
-        return self.storage.read(layout.folder(20) + name)
+        return self.storage.read(object_keys.folder(20) + name)
 
     def put(self, name: str, data: bytes) -> None:
-        self.storage.write(layout.folder(20) + name, data)
+        self.storage.write(object_keys.folder(20) + name, data)
 
     def content(self) -> JsonObject:
         content: JsonObject = json.loads(self.bytes_of(MANIFEST))["content"]

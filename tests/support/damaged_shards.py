@@ -22,7 +22,7 @@ from corruption import (
     json_bytes,
 )
 
-from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format import object_keys
 
 CASES = Cases()
 case = CASES.add
@@ -51,8 +51,8 @@ unsigned(
 )
 words = rf"checksum is not the manifest's for tensor '{SPLIT}' rows 13:20 \(bytes \d+:\d+\)$"
 unsigned("with its last bit flipped", words, lambda data: data[:-1] + bytes([data[-1] ^ 1]))
-case("shard missing", SHARD, "is missing", lambda victim: victim.storage.delete(layout.folder(20) + SHARD))
-case("shard of another step", SHARD, "checksum", lambda v: v.put(SHARD, v.storage.read(layout.folder(10) + SHARD)))
+case("shard missing", SHARD, "is missing", lambda victim: victim.storage.delete(object_keys.folder(20) + SHARD))
+case("shard of another step", SHARD, "checksum", lambda v: v.put(SHARD, v.storage.read(object_keys.folder(10) + SHARD)))
 case("shard of another rank", SHARD, "lacks 'weight'", lambda v: v.put_header(*header_of(v.bytes_of(OTHER_SHARD))))
 
 

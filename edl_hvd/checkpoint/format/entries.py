@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from edl_hvd.checkpoint.format import document
 from edl_hvd.checkpoint.format.document import show
-from edl_hvd.checkpoint.format.layout import is_shard_name
+from edl_hvd.checkpoint.format.object_keys import is_shard_name
 from edl_hvd.checkpoint.format.safetensors import ELEMENT_TYPES
 
 RESERVED_NAME = "__metadata__"

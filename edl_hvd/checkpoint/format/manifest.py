@@ -9,7 +9,7 @@ from typing import Any
 from edl_hvd.checkpoint.format import document
 from edl_hvd.checkpoint.format.document import LARGEST_BYTES, decode, encode, show
 from edl_hvd.checkpoint.format.entries import FileEntry, TensorEntry, decode_files, decode_tensors
-from edl_hvd.checkpoint.format.layout import is_attempt_name
+from edl_hvd.checkpoint.format.object_keys import is_attempt_name
 
 _DIGEST = 16  # hexadecimal digits
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from edl_hvd.checkpoint import lease
-from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format import object_keys
 from edl_hvd.checkpoint.lease import EVERYTHING, Rule
 from edl_hvd.errors import ObjectMissingError
 from edl_hvd.storage import Storage, StoredObject
@@ -28,7 +28,7 @@ class Catalog:
     @classmethod
     def of(cls, objects: Iterable[StoredObject], rule: Rule = EVERYTHING) -> Catalog:
         objects = list(objects)
-        counting = {step: list(filter(rule.counts, keys)) for step, keys in layout.manifests(objects).items()}
+        counting = {step: list(filter(rule.counts, keys)) for step, keys in object_keys.manifests(objects).items()}
         return cls(objects, {step: keys[0] for step, keys in counting.items() if keys})
 
     @property
@@ -43,7 +43,7 @@ def read_catalog(storage: Storage, step: int | None = None) -> Catalog:
     Raises:
         StorageError: The storage does not answer.
     """
-    objects = storage.list(layout.ROOT if step is None else layout.folder(step))
+    objects = storage.list(object_keys.ROOT if step is None else object_keys.folder(step))
     return Catalog.of(objects, lease.rule(storage))  # in this order
 
 
@@ -72,9 +72,9 @@ def listed_key(storage: Storage, step: int) -> str:
         StorageError: The storage does not answer.
     """
     catalog = read_catalog(storage, step)
-    if step not in catalog.manifests and (others := layout.manifests(catalog.objects).get(step)):
+    if step not in catalog.manifests and (others := object_keys.manifests(catalog.objects).get(step)):
         raise ObjectMissingError(
             f"no checkpoint of step {step} is listed in {storage.url}: {others[0]} was written by a job after another "
             "had taken over from it"
         )
-    return catalog.manifests.get(step, layout.manifest_key(step))
+    return catalog.manifests.get(step, object_keys.manifest_key(step))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format import object_keys
 from edl_hvd.checkpoint.format.document import LARGEST_BYTES
 from edl_hvd.checkpoint.format.entries import Stored, stored_by_file
 from edl_hvd.checkpoint.format.manifest import Manifest
@@ -89,7 +89,7 @@ def read_shard(storage: Storage, manifest: Manifest, name: str, expected: Mappin
         ObjectMissingError: The whole checkpoint was removed meanwhile.
         StorageError: The storage does not answer.
     """
-    key = layout.folder(manifest.step) + name
+    key = object_keys.folder(manifest.step) + name
     entry = manifest.files[name]
     try:
         data = storage.read(key, limit_bytes=entry.size_bytes)
@@ -123,7 +123,7 @@ def missing_or_short(manifest: Manifest, objects: Iterable[StoredObject]) -> dic
     sizes_bytes = {entry.key: entry.size_bytes for entry in objects}
     wrong = {}
     for name, entry in manifest.files.items():
-        key = layout.folder(manifest.step) + name
+        key = object_keys.folder(manifest.step) + name
         if key not in sizes_bytes:
             wrong[name] = f"{key} is missing"
         elif sizes_bytes[key] != entry.size_bytes:

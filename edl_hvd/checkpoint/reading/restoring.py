@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format import object_keys
 from edl_hvd.checkpoint.format.entries import stored_by_file
 from edl_hvd.checkpoint.format.manifest import Manifest
 from edl_hvd.checkpoint.format.shards import DTYPES
@@ -55,7 +55,7 @@ def usable_manifest(storage: Storage, step: int) -> Listed:
             f"{torch.__version__} lacks; it was written with torch {manifest.versions.get('torch')}"
         )
     # Before memory is taken: so no more of it is than there are bytes.
-    for name in missing_or_short(manifest, storage.list(layout.folder(step))):
+    for name in missing_or_short(manifest, storage.list(object_keys.folder(step))):
         read_shard(storage, manifest, name, stored_by_file(manifest.tensors).get(name, {}))
     return listed
 

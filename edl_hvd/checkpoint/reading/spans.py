@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy
 import torch
 
-from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format import object_keys
 from edl_hvd.checkpoint.format.entries import Stored, TensorEntry, stored_by_file
 from edl_hvd.checkpoint.format.manifest import Manifest
 from edl_hvd.checkpoint.format.safetensors import HeaderEntry, header_length
@@ -127,7 +127,7 @@ class _FileReader:
         tensors: Mapping[str, torch.Tensor],
     ) -> None:  # fmt: skip
         self._storage = storage
-        self._key = layout.folder(manifest.step) + file
+        self._key = object_keys.folder(manifest.step) + file
         self._entry = manifest.files[file]
         self._expected = expected
         self._tensors = tensors

@@ -23,7 +23,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
-from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format import object_keys
 from edl_hvd.checkpoint.reading.catalog import Catalog, read_catalog
 from edl_hvd.checkpoint.reading.files import UnreadableError
 from edl_hvd.checkpoint.retention.policy import (
@@ -92,7 +92,7 @@ class Collector:
 
     def _read(self, catalog: Catalog) -> dict[StoredObject, Facts | None]:
         """The facts of all manifests, those that do not count included."""
-        steps = {key: step for step, keys in layout.manifests(catalog.objects).items() for key in keys}
+        steps = {key: step for step, keys in object_keys.manifests(catalog.objects).items() for key in keys}
         facts = {}
         for entry in catalog.objects:
             if entry.key in steps:
@@ -118,10 +118,10 @@ class Collector:
         now_s = self._clock.monotonic_s()
         self._orphaned_s = {entry: self._orphaned_s.get(entry, now_s) for entry in found}
         overdue = {entry for entry, since_s in self._orphaned_s.items() if now_s - since_s >= GRACE_S}
-        for step in sorted({step for entry in overdue if (step := layout.step_of(entry.key)) is not None}):
+        for step in sorted({step for entry in overdue if (step := object_keys.step_of(entry.key)) is not None}):
             # Everything anew: what is deleted must be what nobody names now.
-            objects = self._storage.list(layout.folder(step))
-            keys = layout.manifests(objects).get(step, [])
+            objects = self._storage.list(object_keys.folder(step))
+            keys = object_keys.manifests(objects).get(step, [])
             try:
                 facts = {key: read_facts(self._storage, step, key) for key in keys}
             except UnreadableError:
@@ -138,9 +138,9 @@ def plan_by_hand(storage: Storage, policy: RetentionPolicy, clock: Clock) -> Pru
     Raises as ``plan_for`` does.
     """
     pruning = plan_for(storage, policy)
-    objects = storage.list(layout.ROOT)
+    objects = storage.list(object_keys.ROOT)
     facts: dict[str, Facts | None] = {}
-    for step, keys in layout.manifests(objects).items():
+    for step, keys in object_keys.manifests(objects).items():
         for key in keys:
             try:
                 facts[key] = read_facts(storage, step, key)
@@ -169,15 +169,15 @@ def orphans(objects: Collection[StoredObject], facts: Mapping[str, Facts | None]
             orphan at its step.
         written: Newest step to look at.
     """
-    manifests = layout.manifests(objects)
+    manifests = object_keys.manifests(objects)
     unknown = {step for step, keys in manifests.items() if any(facts[key] is None for key in keys)}
     named = {file for keys in manifests.values() for key in keys for file in _files(facts[key])}
     found = []
     for entry in objects:
-        step = layout.step_of(entry.key)
+        step = object_keys.step_of(entry.key)
         if step is not None and step <= written and step not in unknown and entry.key not in named:
-            name = entry.key.removeprefix(layout.folder(step))
-            if layout.is_shard_name(name) or entry.key.startswith(layout.parts_prefix(step)):
+            name = entry.key.removeprefix(object_keys.folder(step))
+            if object_keys.is_shard_name(name) or entry.key.startswith(object_keys.parts_prefix(step)):
                 found.append(entry)
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format import object_keys
 from edl_hvd.checkpoint.reading.catalog import Catalog, read_catalog
 from edl_hvd.checkpoint.reading.files import Tell, missing_or_short, read_listed_key
 from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError, UsageError
@@ -100,10 +100,10 @@ def plan(
     best = best_of(facts, policy.best, intact) if policy.best else None
     staying = {step for step in listed if step >= kept[-1] or step in for_good or step == best}
     sizes_bytes = {entry.key: entry.size_bytes for entry in catalog.objects}
-    steps = {key: layout.step_of(key) for key in sizes_bytes}
+    steps = {key: object_keys.step_of(key) for key in sizes_bytes}
     old = [key for key, step in steps.items() if step is not None and step < kept[-1] and step not in staying]
     # Manifests first: from then on the rest is not listed, so stopping anywhere leaves no torn checkpoint.
-    manifests = {key for keys in layout.manifests(catalog.objects).values() for key in keys}
+    manifests = {key for keys in object_keys.manifests(catalog.objects).values() for key in keys}
     return Pruning(
         kept=kept,
         milestones=[step for step in listed if step in for_good],
@@ -174,7 +174,7 @@ def read_facts(storage: Storage, step: int, key: str) -> Facts | None:
         manifest = read_listed_key(storage, step, key).manifest
     except (CheckpointDamagedError, ObjectMissingError):
         return None
-    files = frozenset(layout.folder(step) + name for name in manifest.files)
+    files = frozenset(object_keys.folder(step) + name for name in manifest.files)
     return Facts(manifest.samples, manifest.epoch, manifest.metrics, files)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edl_hvd.checkpoint import lease
-from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format import object_keys
 from edl_hvd.checkpoint.format.entries import Stored, stored_by_file
 from edl_hvd.checkpoint.reading.catalog import read_catalog
 from edl_hvd.checkpoint.reading.files import Listed, Tell, UnreadableError, read_listed, read_shard
@@ -61,7 +61,7 @@ def copy(source: Storage, target: Storage, step: int, tell: Tell) -> bool:
     """
     listed = read_listed(source, step)
     # Of the target's present owner, if it has one: those of others do not count there.
-    key = read_catalog(target, step).manifests.get(step) or layout.manifest_key(step, lease.newest_owner(target))
+    key = read_catalog(target, step).manifests.get(step) or object_keys.manifest_key(step, lease.newest_owner(target))
     existing = _read(target, key)
     _refuse_if_different(existing, listed, target)
     stored = stored_by_file(listed.manifest.tensors)
@@ -99,7 +99,7 @@ def restore_to(source: Storage, folder: str, step: int, tell: Tell) -> str:
     try:
         copy(source, target, step, tell)
     except BaseException:
-        for entry in target.list(layout.folder(step)):
+        for entry in target.list(object_keys.folder(step)):
             target.delete(entry.key)
         raise
     return target.url
@@ -107,7 +107,7 @@ def restore_to(source: Storage, folder: str, step: int, tell: Tell) -> str:
 
 def _copy_file(source: Storage, target: Storage, listed: Listed, name: str, expected: Mapping[str, Stored]) -> None:
     data = read_shard(source, listed.manifest, name, expected).data
-    key = layout.folder(listed.manifest.step) + name
+    key = object_keys.folder(listed.manifest.step) + name
     try:
         target.write_new(key, data)
     except ObjectExistsError as error:

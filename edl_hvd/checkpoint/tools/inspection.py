@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format import object_keys
 from edl_hvd.checkpoint.format.entries import stored_by_file
 from edl_hvd.checkpoint.format.manifest import Manifest
 from edl_hvd.checkpoint.reading.catalog import Catalog, listed_key, read_catalog
@@ -95,7 +95,7 @@ def verify(storage: Storage, step: int, tell: Tell) -> Verified:
         try:
             read_shard(storage, manifest, name, stored.get(name, {}))
         except CheckpointDamagedError as error:
-            damaged[layout.folder(step) + name] = str(error)
+            damaged[object_keys.folder(step) + name] = str(error)
         done_bytes += entry.size_bytes
         tell(done_bytes, manifest.size_bytes)
     return Verified(step, manifest.size_bytes, damaged)

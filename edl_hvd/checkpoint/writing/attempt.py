@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 import torch
 
-from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format import object_keys
 from edl_hvd.checkpoint.format.document import LARGEST_BYTES
 from edl_hvd.checkpoint.format.entries import FileEntry, Piece, TensorEntry, stored_name
 from edl_hvd.checkpoint.format.manifest import Manifest, Part
@@ -127,7 +127,7 @@ class Attempt:
         try:
             if shares[task.rank]:
                 data = Pieces(packed.data, between=task.cpu.throttle)
-                name = self._write_shard(layout.shard_name(task.rank, task.size), data)
+                name = self._write_shard(object_keys.shard_name(task.rank, task.size), data)
                 # If the attempt was given up meanwhile, the tensors are the caller's again: the file may hold anything.
                 self._check_cancelled()
                 files[name] = packed.entry
@@ -138,7 +138,7 @@ class Attempt:
         part = self._part(files, tensors, digests)
         if task.rank != 0:
             self._check_cancelled()
-            task.storage.write(layout.part_key(task.snapshot.step, task.name, task.rank), part.encode())
+            task.storage.write(object_keys.part_key(task.snapshot.step, task.name, task.rank), part.encode())
         return part
 
     def _pack(self, share: list[Rows]) -> Packed:
@@ -182,15 +182,15 @@ class Attempt:
         """
         self._check_cancelled()
         task = self._task
-        prefix = layout.folder(task.snapshot.step)
-        if task.owner <= layout.FIRST_OWNER:
+        prefix = object_keys.folder(task.snapshot.step)
+        if task.owner <= object_keys.FIRST_OWNER:
             try:
                 task.storage.write_new(prefix + name, data)
                 return name
             except ObjectExistsError:
                 pass  # an earlier attempt at this step got as far as writing its share
         # Names of former owners are never used again: they may still be about to delete what they planned to.
-        name = layout.shard_name(task.rank, task.size, task.name)
+        name = object_keys.shard_name(task.rank, task.size, task.name)
         task.storage.write_new(prefix + name, data)
         return name
 
@@ -209,14 +209,14 @@ class Attempt:
         task = self._task
         if task.rank != 0:
             with suppress(StorageError):
-                key = layout.part_key(task.snapshot.step, task.name, task.rank)
+                key = object_keys.part_key(task.snapshot.step, task.name, task.rank)
                 task.storage.write(key, self._part({}, {}, {}, failure=reason).encode())
 
     def _publish(self, manifest: Manifest) -> None:
         """Make the checkpoint visible."""
         task = self._task
         try:
-            self._write_manifest(layout.manifest_key(manifest.step, task.owner), manifest)
+            self._write_manifest(object_keys.manifest_key(manifest.step, task.owner), manifest)
         except ObjectExistsError:
             manifest = self._settle(manifest)
         self._check_owner()
@@ -228,12 +228,12 @@ class Attempt:
         """This job has a manifest of this step already: keep it if it is good, else write one that counts more."""
         storage, owner = self._task.storage, self._task.owner
         try:
-            existing = read_listed_key(storage, manifest.step, layout.manifest_key(manifest.step, owner)).manifest
+            existing = read_listed_key(storage, manifest.step, object_keys.manifest_key(manifest.step, owner)).manifest
             if existing.attempt != manifest.attempt:  # Ours if the first answer to our own write was lost.
                 verify(storage, existing)
             return existing
         except CheckpointDamagedError:
-            self._write_manifest(layout.manifest_key(manifest.step, owner, manifest.attempt), manifest)
+            self._write_manifest(object_keys.manifest_key(manifest.step, owner, manifest.attempt), manifest)
             return manifest
 
     def _write_manifest(self, key: str, manifest: Manifest) -> None:
@@ -243,7 +243,7 @@ class Attempt:
         # If this process was stopped until now, and given up, the others may have taken its pieces for orphans.
         gone: dict[str, str] = {}
         with suppress(StorageError):  # the checkpoint stands: it is not known that anything is wrong with it
-            gone = missing_or_short(manifest, storage.list(layout.folder(manifest.step)))
+            gone = missing_or_short(manifest, storage.list(object_keys.folder(manifest.step)))
         if gone:
             storage.delete(key)
             raise StorageError(f"the others have gone on while this process was stopped: {next(iter(gone.values()))}")
@@ -257,7 +257,7 @@ class Attempt:
         """Remove what is no longer needed; the checkpoint stands whether or not this succeeds."""
         task = self._task
         try:
-            parts = [layout.part_key(task.snapshot.step, task.name, rank) for rank in range(1, task.size)]
+            parts = [object_keys.part_key(task.snapshot.step, task.name, rank) for rank in range(1, task.size)]
             task.collector.collect(task.snapshot.step, parts, self._check_may_delete)
         except StorageError as error:
             _LOG.warning("cannot remove old checkpoints, the next checkpoint tries again: %s", error)
@@ -299,10 +299,10 @@ class Attempt:
     def _missing(self, parts: dict[int, Part]) -> list[str]:
         """Read the parts that have arrived into ``parts``; say what is still not there."""
         task = self._task
-        prefix = layout.folder(task.snapshot.step)
+        prefix = object_keys.folder(task.snapshot.step)
         sizes_bytes = {entry.key: entry.size_bytes for entry in task.storage.list(prefix)}
         for rank in range(task.size):
-            key = layout.part_key(task.snapshot.step, task.name, rank)
+            key = object_keys.part_key(task.snapshot.step, task.name, rank)
             if rank not in parts and key in sizes_bytes:
                 parts[rank] = _arrived(Part.decode(task.storage.read(key, limit_bytes=LARGEST_BYTES)))
         absent = [f"the share of rank {rank}" for rank in range(task.size) if rank not in parts]

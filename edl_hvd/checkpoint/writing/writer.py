@@ -6,7 +6,7 @@ import threading
 
 import torch
 
-from edl_hvd.checkpoint.format.layout import is_attempt_name
+from edl_hvd.checkpoint.format.object_keys import is_attempt_name
 from edl_hvd.checkpoint.format.snapshot import DeferredSnapshot, Snapshot, check_snapshot
 from edl_hvd.checkpoint.retention.collector import Collector
 from edl_hvd.checkpoint.retention.policy import RetentionPolicy

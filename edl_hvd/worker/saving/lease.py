@@ -10,7 +10,7 @@ from edl_hvd.checkpoint.lease import Heartbeat, LeaseHolder
 from edl_hvd.clock import Clock
 from edl_hvd.errors import OwnedError, StorageError
 from edl_hvd.storage import Storage
-from edl_hvd.worker.commits.agreement import broadcast_json
+from edl_hvd.worker.commits.state_sync import broadcast_json
 from edl_hvd.worker.engine.collectives import Collectives
 from edl_hvd.world import World
 

@@ -18,8 +18,8 @@ from edl_hvd.errors import StorageError
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, EmergencyCheckpoint, EventLog, Restored
 from edl_hvd.settings import Settings
 from edl_hvd.storage import open_storage
-from edl_hvd.worker.commits.agreement import broadcast_json
 from edl_hvd.worker.commits.state_store import StateStore
+from edl_hvd.worker.commits.state_sync import broadcast_json
 from edl_hvd.worker.engine.collectives import Collectives
 from edl_hvd.worker.progress import progress
 from edl_hvd.worker.saving.lease import CheckpointLease

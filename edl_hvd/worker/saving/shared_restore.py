@@ -21,7 +21,7 @@ from edl_hvd.checkpoint.reading.spans import AT_ONCE, Span, divide, empty_tensor
 from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError, StorageError, WorldBrokenError
 from edl_hvd.events import Event
 from edl_hvd.storage import Storage
-from edl_hvd.worker.commits.agreement import broadcast_json
+from edl_hvd.worker.commits.state_sync import broadcast_json
 from edl_hvd.worker.engine.collectives import Collectives
 from edl_hvd.world import World
 

@@ -50,7 +50,7 @@ from corruption import (
 )
 
 from edl_hvd.checkpoint import Snapshot, restore
-from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format import object_keys
 from edl_hvd.checkpoint.format.manifest import Part
 from edl_hvd.errors import CheckpointDamagedError, StorageError
 from edl_hvd.events import CheckpointDamaged, CheckpointFailed, CheckpointWritten
@@ -111,7 +111,7 @@ def test_no_damage_takes_more_memory_than_a_small_multiple_of_what_is_there() ->
     for name, case in CASES.items():
         victim = new_victim()
         case.damage(victim)
-        there_bytes = sum(entry.size_bytes for entry in victim.storage.list(layout.folder(20)))
+        there_bytes = sum(entry.size_bytes for entry in victim.storage.list(object_keys.folder(20)))
         tracemalloc.start()
         try:
             refusal(victim.storage)
@@ -295,7 +295,7 @@ def test_no_manifest_is_written_that_would_be_too_large_to_be_read(monkeypatch: 
     [[event]] = write(storage, Snapshot({}, {"text": "x" * 2000}, 2))
     assert isinstance(event, CheckpointFailed)
     assert "bytes as JSON; expected at most 2000, keep large values of the state as tensors" in event.reason
-    assert [entry.key for entry in storage.list()] == [layout.manifest_key(1)]
+    assert [entry.key for entry in storage.list()] == [object_keys.manifest_key(1)]
 
 
 # Files that are none
@@ -310,7 +310,7 @@ def on_disk(tmp_path: Path) -> Victim:
 
 
 def in_place_of(victim: Victim, name: str) -> Path:
-    path = Path(victim.storage.url.removeprefix("file://")) / layout.folder(20) / name
+    path = Path(victim.storage.url.removeprefix("file://")) / object_keys.folder(20) / name
     path.rename(path.parents[3] / "moved")
     return path
 

@@ -13,7 +13,7 @@ from clocks import FakeClock
 from waiting import soon
 
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot, restore, restore_newest, steps
-from edl_hvd.checkpoint.format import layout, shards
+from edl_hvd.checkpoint.format import object_keys, shards
 from edl_hvd.checkpoint.format.checksum import checksum
 from edl_hvd.errors import StorageError
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, Event
@@ -70,7 +70,7 @@ def test_a_folder_that_is_not_shared_between_hosts_is_recognised() -> None:
     """The part arrives, but the shard it describes lies on another disk."""
     here, elsewhere = WatchedStorage(), WatchedStorage()
     assert write_rank(elsewhere, snapshot_of(1), 1, 2, "a") == []
-    key = layout.part_key(1, "a", 1)
+    key = object_keys.part_key(1, "a", 1)
     here.write(key, elsewhere.read(key))
     reason = failure(write_rank(here, snapshot_of(1), 0, 2, "a"))
     assert "tensors-00001-of-00002.safetensors of rank 1" in reason
@@ -81,7 +81,7 @@ def test_a_folder_that_is_not_shared_between_hosts_is_recognised() -> None:
 def test_a_shard_of_the_wrong_length_is_not_made_visible() -> None:
     storage = WatchedStorage()
     write_rank(storage, snapshot_of(1), 1, 2, "a")
-    shard = layout.folder(1) + layout.shard_name(1, 2)
+    shard = object_keys.folder(1) + object_keys.shard_name(1, 2)
     storage.write(shard, storage.read(shard)[:-1])
     assert "tensors-00001-of-00002.safetensors of rank 1" in failure(write_rank(storage, snapshot_of(1), 0, 2, "a"))
     assert steps(storage) == []
@@ -145,7 +145,7 @@ def test_wherever_the_storage_fails_what_is_listed_restores_and_the_next_checkpo
             assert_equal(restore(storage, step), snapshot_of(step))
         write(storage, snapshot_of(30), size=2, keep=1)
         assert_equal(restore_newest(storage, nothing_reported), snapshot_of(30))
-        assert [layout.step_of(entry.key) for entry in storage.list()] == [30] * 3, "nothing is left behind"
+        assert [object_keys.step_of(entry.key) for entry in storage.list()] == [30] * 3, "nothing is left behind"
         return len(calls), events
 
     calls, events = attempt_with_failure_at(10_000)

@@ -17,7 +17,7 @@ from test_checkpoint_ownership import elsewhere
 from waiting import soon
 
 from edl_hvd.checkpoint import CheckpointWriter, restore, restore_newest, steps
-from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format import object_keys
 from edl_hvd.checkpoint.lease import acquire
 from edl_hvd.checkpoint.retention.collector import GRACE_S, orphans, plan_by_hand
 from edl_hvd.checkpoint.retention.policy import Facts, RetentionPolicy, carry_out
@@ -53,7 +53,7 @@ class Job:
 
 
 def keys(storage: WatchedStorage, step: int) -> list[str]:
-    return [entry.key.removeprefix(layout.folder(step)) for entry in storage.list(layout.folder(step))]
+    return [entry.key.removeprefix(object_keys.folder(step)) for entry in storage.list(object_keys.folder(step))]
 
 
 def test_what_a_dead_attempt_left_goes_after_an_hour_and_not_before() -> None:
@@ -118,14 +118,14 @@ def test_beside_a_milestone_orphans_wait_as_long_and_the_milestone_stays() -> No
 
 def test_strangers_files_are_no_orphans() -> None:
     storage = WatchedStorage()
-    strangers = [layout.folder(10) + name for name in ("notes.txt", "tensors.safetensors", "more/parts/x.json")]
+    strangers = [object_keys.folder(10) + name for name in ("notes.txt", "tensors.safetensors", "more/parts/x.json")]
     for key in strangers:
         storage.write(key, b"mine")
     job = Job(storage)
     for step in (10, 20, 30):
         job.write(step)
         job.pass_grace()
-    assert {entry.key for entry in storage.list(layout.folder(10))} > set(strangers)
+    assert {entry.key for entry in storage.list(object_keys.folder(10))} > set(strangers)
 
 
 @pytest.mark.parametrize("damage", [b"", b'{"format": 9}'], ids=["damaged", "of another version"])
@@ -134,7 +134,7 @@ def test_where_a_manifest_cannot_be_read_nothing_is_an_orphan(damage: bytes) -> 
     job = Job(storage, keep=1, keep_every="10 steps")
     job.write(10)
     write_rank(storage, snapshot_of(10, 1), 1, 2, "dead")
-    storage.write(layout.manifest_key(10), damage)
+    storage.write(object_keys.manifest_key(10), damage)
     before = keys(storage, 10)
     for step in (20, 30, 40):
         job.write(step)
@@ -160,7 +160,7 @@ def test_what_any_manifest_names_is_no_orphan_also_that_of_a_former_owner() -> N
     assert set(keys(storage, 20)) > set(before)
     assert keys(storage, 30) == late
     assert_equal(restore(storage, 10), snapshot_of(10))
-    for key in (layout.manifest_key(20), layout.manifest_key(30)):
+    for key in (object_keys.manifest_key(20), object_keys.manifest_key(30)):
         assert storage.exists(key)
 
 
@@ -238,21 +238,23 @@ def test_an_orphan_is_a_piece_that_no_manifest_at_its_step_names(
     shards: set[tuple[int, int, str]], named: dict[int, set[tuple[int, int, str]] | None], written: int
 ) -> None:
     def key(step: int, place: tuple[int, int, str]) -> str:
-        return layout.folder(step) + layout.shard_name(place[1], 4, place[2][1:] or None)
+        return object_keys.folder(step) + object_keys.shard_name(place[1], 4, place[2][1:] or None)
 
-    there = {key(place[0], place) for place in shards} | {layout.part_key(step, "a", 0) for step in range(5)}
-    manifests = {layout.manifest_key(step) for step in named}
+    there = {key(place[0], place) for place in shards} | {object_keys.part_key(step, "a", 0) for step in range(5)}
+    manifests = {object_keys.manifest_key(step) for step in named}
     facts = {
-        layout.manifest_key(step): None if places is None else Facts(0, 0, {}, frozenset(key(step, p) for p in places))
+        object_keys.manifest_key(step): None
+        if places is None
+        else Facts(0, 0, {}, frozenset(key(step, p) for p in places))
         for step, places in named.items()
     }
     found = {entry.key for entry in orphans([StoredObject(one, 1) for one in there | manifests], facts, written)}
     expected = {
         one
         for one in there
-        if (step := layout.step_of(one)) is not None
+        if (step := object_keys.step_of(one)) is not None
         and step <= written
-        and (step not in named or (named[step] is not None and one not in facts[layout.manifest_key(step)].files))
+        and (step not in named or (named[step] is not None and one not in facts[object_keys.manifest_key(step)].files))
     }
     assert found == expected
 
@@ -264,7 +266,7 @@ def test_pruning_by_hand_takes_what_was_left_more_than_an_hour_ago_beside_what_s
         write_rank(storage, snapshot_of(10, 1), rank, 3, attempt)
     write_rank(storage, snapshot_of(30), 1, 2, "newer than any checkpoint".replace(" ", "-"))
     write(storage, snapshot_of(20), keep=9)
-    for entry in storage.list(layout.ROOT):
+    for entry in storage.list(object_keys.ROOT):
         age_s = GRACE_S - 60 if "just-dead" in entry.key or "00002-of" in entry.key else GRACE_S + 60
         os.utime(tmp_path / entry.key, (time.time() - age_s,) * 2)
     before = {entry.key for entry in storage.list()}
@@ -272,7 +274,7 @@ def test_pruning_by_hand_takes_what_was_left_more_than_an_hour_ago_beside_what_s
     carry_out(storage, pruning, lambda done, of: None)
     gone = before - {entry.key for entry in storage.list()}
     assert sorted(gone) == sorted(pruning.orphans) == sorted(pruning.keys)
-    assert [layout.step_of(key) for key in pruning.orphans] == [10, 10]
+    assert [object_keys.step_of(key) for key in pruning.orphans] == [10, 10]
     assert any("long-dead" in key for key in gone)
     assert not any("just-dead" in key for key in gone)
     for step in (10, 20):
@@ -292,7 +294,7 @@ def test_pruning_by_hand_leaves_pieces_beside_a_manifest_that_cannot_be_read(tmp
     storage = open_storage(str(tmp_path))
     for step in (5, 10, 20):
         write(storage, snapshot_of(step), keep=9)
-    (tmp_path / layout.manifest_key(10)).write_text("{")
-    for entry in storage.list(layout.ROOT):
+    (tmp_path / object_keys.manifest_key(10)).write_text("{")
+    for entry in storage.list(object_keys.ROOT):
         os.utime(tmp_path / entry.key, (0, 0))
     assert plan_by_hand(storage, RetentionPolicy(2), SYSTEM_CLOCK).keys == []

@@ -14,7 +14,7 @@ from clocks import FakeClock
 from waiting import LONG_S, soon
 
 from edl_hvd.checkpoint import CheckpointWriter
-from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format import object_keys
 from edl_hvd.checkpoint.lease import (
     PATIENCE_S,
     Heartbeat,
@@ -49,7 +49,7 @@ def elsewhere(run: str, host: str = "far") -> LeaseHolder:
 
 
 def sign(storage: Storage, owner: int, process: LeaseHolder, number: int, ended: bool = False) -> None:
-    storage.write(layout.alive_key(owner), LeaseRenewal(process, number, ended).encode())
+    storage.write(object_keys.alive_key(owner), LeaseRenewal(process, number, ended).encode())
 
 
 def write_as(storage: Storage, owner: int, step: int, variant: int = 0, keep: int = 3) -> list[object]:
@@ -170,7 +170,7 @@ def test_entries_of_owners_of_long_ago_go() -> None:
     storage = WatchedStorage()
     for run in "abcdefgh":
         acquire(storage, elsewhere(run), FakeClock(), take_over=True)
-    assert layout.owners(storage.list(layout.OWNERS)) == [8, 7, 6]
+    assert object_keys.owners(storage.list(object_keys.OWNERS)) == [8, 7, 6]
 
 
 # What counts
@@ -219,8 +219,8 @@ def test_a_damaged_list_of_what_was_found_does_not_count_and_loses_nothing(damag
     for owner in (1, 2, 3):
         acquire(storage, elsewhere(str(owner)), FakeClock(), take_over=True)
         write_as(storage, owner, 10 * owner)
-    storage.write(layout.accepted_key(3), damage)
-    storage.write(layout.owner_key(3), damage)
+    storage.write(object_keys.accepted_key(3), damage)
+    storage.write(object_keys.owner_key(3), damage)
     assert steps(storage) == [30, 20, 10]
     assert acquire(storage, elsewhere("4"), FakeClock()) == 4
     assert steps(storage) == [30, 20, 10]

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from edl_hvd.checkpoint import Snapshot, restore
-from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format import object_keys
 from edl_hvd.checkpoint.format.checksum import CHUNK_BYTES, checksum
 from edl_hvd.checkpoint.format.entries import FileEntry, Piece, TensorEntry, stored_name
 from edl_hvd.checkpoint.format.manifest import Manifest, Part
@@ -219,7 +219,7 @@ def test_all_problems_of_a_snapshot_are_reported_at_once() -> None:
 
 def a_manifest() -> Manifest:
     plain = {"loss": [float("inf"), -0.0, 1e-300, 2**70], "text": 'ü\n"\ud800', "nothing": None, "nested": {"": True}}
-    file = layout.shard_name(0, 1)
+    file = object_keys.shard_name(0, 1)
     return Manifest(
         attempt="a-1", step=7, epoch=1, samples=70, metrics={"loss": 0.5, "": float("-inf")}, world_size=1,
         created="2026-01-01T00:00:00.000+00:00",
@@ -286,9 +286,9 @@ def test_a_manifest_cannot_name_files_outside_its_folder(name: str) -> None:
 
 
 def test_listed_are_the_steps_with_a_manifest_newest_first_however_long_their_numbers() -> None:
-    listed = [layout.manifest_key(step) for step in (10**13, 3, 20)]
-    others = [layout.folder(5) + layout.shard_name(0, 1), "checkpoints/x/manifest.json", "other"]
-    assert list(layout.manifests([StoredObject(key, 1) for key in listed + others])) == [10**13, 20, 3]
+    listed = [object_keys.manifest_key(step) for step in (10**13, 3, 20)]
+    others = [object_keys.folder(5) + object_keys.shard_name(0, 1), "checkpoints/x/manifest.json", "other"]
+    assert list(object_keys.manifests([StoredObject(key, 1) for key in listed + others])) == [10**13, 20, 3]
 
 
 LEAVES = some.none() | some.booleans() | some.integers() | some.floats() | some.text() | some.binary(max_size=2)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot, restore, restore_newest, steps
-from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format import object_keys
 from edl_hvd.checkpoint.format.checksum import checksum
 from edl_hvd.checkpoint.format.manifest import Manifest
 from edl_hvd.checkpoint.format.shards import pack
@@ -20,7 +20,7 @@ from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError, StorageEr
 from edl_hvd.events import CheckpointDamaged, CheckpointWritten, Event
 from edl_hvd.storage import Storage, open_storage
 
-SHARD = layout.shard_name(0, 2)
+SHARD = object_keys.shard_name(0, 2)
 
 
 def snapshot_of(step: int) -> Snapshot:
@@ -59,7 +59,7 @@ def is_step(snapshot: Snapshot | None, step: int) -> bool:
 
 
 def change(storage: Storage, step: int, name: str, edit: Callable[[bytes], bytes]) -> None:
-    key = layout.folder(step) + name
+    key = object_keys.folder(step) + name
     storage.write(key, edit(storage.read(key)))
 
 
@@ -74,9 +74,9 @@ def other_tensors(storage: Storage) -> None:
 
 def agree(storage: Storage) -> None:
     """Make the manifest's file entry fit whatever the shard holds now: damage that only tensors can show."""
-    key = layout.manifest_key(20)
+    key = object_keys.manifest_key(20)
     manifest = Manifest.decode(storage.read(key))
-    data = storage.read(layout.folder(20) + SHARD)
+    data = storage.read(object_keys.folder(20) + SHARD)
     before = manifest.files[SHARD]
     header_bytes = len(data) - (before.size_bytes - before.header_bytes)
     file = replace(
@@ -96,26 +96,26 @@ def no_safetensors(storage: Storage) -> None:
 
 
 DAMAGE: dict[str, Callable[[Storage], None]] = {
-    "shard missing": lambda storage: storage.delete(layout.folder(20) + SHARD),
+    "shard missing": lambda storage: storage.delete(object_keys.folder(20) + SHARD),
     "shard empty": lambda storage: change(storage, 20, SHARD, lambda data: b""),
     "shard cut short": lambda storage: change(storage, 20, SHARD, lambda data: data[:-1]),
     "shard too long": lambda storage: change(storage, 20, SHARD, lambda data: data + b"\0"),
     "bit flipped in header": lambda storage: change(storage, 20, SHARD, flip(20)),
     "bit flipped in data": lambda storage: change(storage, 20, SHARD, flip(-9)),
     "shard of another step": lambda storage: storage.write(
-        layout.folder(20) + SHARD, storage.read(layout.folder(10) + SHARD)
+        object_keys.folder(20) + SHARD, storage.read(object_keys.folder(10) + SHARD)
     ),
     "shard with other tensors": other_tensors,
     "shard with other values": other_values,
     "shard no safetensors file": no_safetensors,
-    "manifest empty": lambda storage: storage.write(layout.manifest_key(20), b""),
+    "manifest empty": lambda storage: storage.write(object_keys.manifest_key(20), b""),
     "manifest cut short": lambda storage: change(storage, 20, "manifest.json", lambda data: data[: len(data) // 2]),
-    "manifest not UTF-8": lambda storage: storage.write(layout.manifest_key(20), b"\xff\xfe\xfa"),
+    "manifest not UTF-8": lambda storage: storage.write(object_keys.manifest_key(20), b"\xff\xfe\xfa"),
     "manifest edited": lambda storage: change(
         storage, 20, "manifest.json", lambda data: data.replace(b'"samples":20', b'"samples":21')
     ),
     "manifest of another step": lambda storage: storage.write(
-        layout.manifest_key(20), storage.read(layout.manifest_key(10))
+        object_keys.manifest_key(20), storage.read(object_keys.manifest_key(10))
     ),
 }
 
@@ -154,7 +154,7 @@ def test_a_damaged_checkpoint_is_named_and_the_older_one_used(
 
 def test_random_damage_never_restores_anything_but_a_checkpoint(storage: Storage) -> None:
     numbers = random.Random(7)
-    keys = [entry.key for entry in storage.list(layout.folder(20))]
+    keys = [entry.key for entry in storage.list(object_keys.folder(20))]
     fell_back = 0
     for _ in range(300):
         key = numbers.choice(keys)
@@ -211,11 +211,11 @@ def test_an_outage_is_not_taken_for_damage(storage: Storage) -> None:
 
 def test_a_checkpoint_that_retention_removes_while_it_is_read_is_not_called_damaged(storage: Storage) -> None:
     def newer_one_written_and_old_ones_removed(key: str) -> None:
-        if "000000000020/tensors" in key and storage.exists(layout.manifest_key(20)):
+        if "000000000020/tensors" in key and storage.exists(object_keys.manifest_key(20)):
             write(storage, 30)
             for step in (10, 20):
                 for name in ("manifest.json", SHARD):
-                    storage.delete(layout.folder(step) + name)
+                    storage.delete(object_keys.folder(step) + name)
 
     events: list[Event] = []
     busy = Interrupted(storage, newer_one_written_and_old_ones_removed)
@@ -242,10 +242,10 @@ def test_shards_are_ordinary_safetensors_and_the_manifest_ordinary_json(storage:
     """A checkpoint can be read without this package."""
     from safetensors.torch import load
 
-    manifest = json.loads(storage.read(layout.manifest_key(20)))["content"]
+    manifest = json.loads(storage.read(object_keys.manifest_key(20)))["content"]
     tensors: dict[str, torch.Tensor] = {}
     for name in manifest["files"]:
-        tensors.update(load(storage.read(layout.folder(20) + name)))
+        tensors.update(load(storage.read(object_keys.folder(20) + name)))
     assert tensors.keys() == manifest["tensors"].keys()
     assert all(torch.equal(tensors[name], tensor) for name, tensor in snapshot_of(20).tensors.items())
     assert manifest["versions"]["torch"] == torch.__version__
@@ -260,12 +260,12 @@ def test_a_tensor_in_pieces_is_put_together_from_the_manifest_and_ordinary_safet
         writer = CheckpointWriter(storage)
         writer.begin(Snapshot(tensors, step=20), rank, 3, "attempt")
         assert writer.wait(60)
-    entry = json.loads(storage.read(layout.manifest_key(20)))["content"]["tensors"]["w"]
+    entry = json.loads(storage.read(object_keys.manifest_key(20)))["content"]["tensors"]["w"]
     assert len(entry["pieces"]) == 3
     pieces = []
     for piece in entry["pieces"]:
         name = f"w[rows {piece['first_row']}:{piece['first_row'] + piece['rows']}]"
-        pieces.append(load(storage.read(layout.folder(20) + piece["file"]))[name])
+        pieces.append(load(storage.read(object_keys.folder(20) + piece["file"]))[name])
     assert torch.equal(torch.cat(pieces), tensors["w"])
     found = restore(storage, 20).tensors
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())

@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from edl_hvd.checkpoint import CheckpointWriter, restore, restore_newest, steps
-from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format import object_keys
 from edl_hvd.checkpoint.reading.catalog import Catalog
 from edl_hvd.checkpoint.reading.files import read_listed
 from edl_hvd.checkpoint.retention.policy import Facts, Pruning, RetentionPolicy, best_of, milestones, plan, plan_for
@@ -36,8 +36,8 @@ def objects(*keys: str) -> list[StoredObject]:
 
 
 def a_checkpoint(step: int, listed: bool = True) -> list[StoredObject]:
-    shard = layout.folder(step) + layout.shard_name(0, 1)
-    return objects(shard, *([layout.manifest_key(step)] if listed else []))
+    shard = object_keys.folder(step) + object_keys.shard_name(0, 1)
+    return objects(shard, *([object_keys.manifest_key(step)] if listed else []))
 
 
 def facts_of(samples: int = 0, epochs: int = 0, **metrics: float) -> Facts:
@@ -71,10 +71,10 @@ def test_the_newest_intact_ones_are_kept_and_stopping_nowhere_leaves_a_torn_one(
     remaining = {entry.key for entry in found} - set(keys)
     for step in kept:
         assert {entry.key for entry in a_checkpoint(step)} <= remaining
-    assert all(layout.step_of(key) < min(kept) for key in keys)
-    assert {layout.step_of(key) for key in remaining} >= {step for step in checkpoints if step >= min(kept)}
-    assert all(layout.step_of(key) >= min(kept) for key in remaining)
-    manifests = {layout.manifest_key(step) for step in checkpoints}
+    assert all(object_keys.step_of(key) < min(kept) for key in keys)
+    assert {object_keys.step_of(key) for key in remaining} >= {step for step in checkpoints if step >= min(kept)}
+    assert all(object_keys.step_of(key) >= min(kept) for key in remaining)
+    manifests = {object_keys.manifest_key(step) for step in checkpoints}
     assert keys == sorted(keys, key=lambda key: key not in manifests), "a manifest goes before any shard"
 
 
@@ -82,8 +82,8 @@ def test_strangers_are_left_alone() -> None:
     strangers = objects("checkpoints/notes.txt", "checkpoints/1/manifest.json", "data/x", "checkpoints/best/a")
     catalog = Catalog.of(strangers + a_checkpoint(1) + a_checkpoint(2))
     assert plan(catalog, RetentionPolicy(1), {}, lambda step: True, written=2).keys == [
-        layout.manifest_key(1),
-        layout.folder(1) + layout.shard_name(0, 1),
+        object_keys.manifest_key(1),
+        object_keys.folder(1) + object_keys.shard_name(0, 1),
     ]
 
 
@@ -94,7 +94,7 @@ def test_all_that_is_older_than_the_newest_goes() -> None:
     for step in (10, 20, 30, 40):
         write(storage, snapshot_of(step), size=2, keep=2)
     assert steps(storage) == [40, 30]
-    assert {layout.step_of(entry.key) for entry in storage.list()} == {None, 30, 40}
+    assert {object_keys.step_of(entry.key) for entry in storage.list()} == {None, 30, 40}
     assert storage.read("checkpoints/notes.txt") == b"mine"
 
 
@@ -102,9 +102,9 @@ def test_a_damaged_checkpoint_does_not_take_the_place_of_a_good_one() -> None:
     storage = WatchedStorage()
     for step in (10, 20, 30):
         write(storage, snapshot_of(step), keep=3)
-    shard = layout.folder(20) + layout.shard_name(0, 1)
+    shard = object_keys.folder(20) + object_keys.shard_name(0, 1)
     storage.write(shard, storage.read(shard)[:-1])
-    storage.delete(layout.folder(30) + layout.shard_name(0, 1))
+    storage.delete(object_keys.folder(30) + object_keys.shard_name(0, 1))
     write(storage, snapshot_of(40), keep=2)
     assert_equal(restore(storage, 10), snapshot_of(10))
     assert_equal(restore_newest(storage, nothing_reported), snapshot_of(40))
@@ -116,7 +116,7 @@ def test_a_job_that_went_back_behind_damaged_checkpoints_keeps_what_it_writes(ke
     for step in (10, 80, 90, 100):
         write(storage, snapshot_of(step), keep=9)
     for step in (90, 100):
-        storage.delete(layout.folder(step) + layout.shard_name(0, 1))
+        storage.delete(object_keys.folder(step) + object_keys.shard_name(0, 1))
     write(storage, snapshot_of(85), keep=keep)
     damaged: list[Event] = []
     assert_equal(restore_newest(storage, damaged.append), snapshot_of(85))
@@ -211,7 +211,7 @@ def test_whatever_is_kept_keeps_all_its_objects_and_everything_else_that_is_olde
     stay = {*found.kept, *found.spared, *found.milestones, *([] if found.best is None else [found.best])}
     assert sorted(stay | set(found.removed), reverse=True) == catalog.steps
     assert stay.isdisjoint(found.removed)
-    assert {layout.step_of(key) for key in found.keys} == set(found.removed)
+    assert {object_keys.step_of(key) for key in found.keys} == set(found.removed)
     assert not found.removed or max(found.removed) < min(found.kept)
 
 
@@ -221,7 +221,7 @@ def test_a_job_keeps_milestones_and_the_best_beside_the_newest() -> None:
     accuracies = {40: 0.2, 90: 0.9, 130: 0.5, 160: 0.6, 250: 0.9, 280: math.nan, 330: 0.7, 360: 0.8, 380: 0.8}
     write_measured(storage, accuracies, keep)
     assert steps(storage) == [380, 360, 330, 250, 130, 90]
-    assert {layout.step_of(entry.key) for entry in storage.list()} == set(steps(storage))
+    assert {object_keys.step_of(entry.key) for entry in storage.list()} == set(steps(storage))
     assert not any(found.damaged for found in verify_each(storage, steps(storage), quiet))
     found = plan_for(storage, keep)
     assert (found.kept, found.milestones, found.best, found.keys) == ([380, 360], [330, 250, 130], 90, [])
@@ -274,7 +274,7 @@ def test_a_damaged_checkpoint_is_not_the_best() -> None:
     storage = WatchedStorage()
     keep = RetentionPolicy(1, None, Best("accuracy", "max"))
     write_measured(storage, {10: 0.5, 20: 0.9}, replace(keep, newest=9))
-    storage.delete(layout.folder(20) + layout.shard_name(0, 1))
+    storage.delete(object_keys.folder(20) + object_keys.shard_name(0, 1))
     write_measured(storage, {30: 0.4}, keep)
     assert steps(storage) == [30, 10]
 

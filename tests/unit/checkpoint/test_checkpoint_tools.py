@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edl_hvd.checkpoint import Snapshot
-from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format import object_keys
 from edl_hvd.checkpoint.format.entries import Piece, TensorEntry
 from edl_hvd.checkpoint.format.safetensors import ELEMENT_TYPES
 from edl_hvd.checkpoint.format.shards import DTYPE_NAMES
@@ -50,7 +50,7 @@ def program(text: str) -> str:
 def test_importing_the_package_or_the_command_line_does_not_import_torch() -> None:
     modules = (
         "", ".tools.inspection", ".tools.copying", ".tools.export", ".reading.files", ".retention.policy",
-        ".format.manifest", ".format.layout",
+        ".format.manifest", ".format.object_keys",
     )  # fmt: skip
     imports = "".join(f"import edl_hvd.checkpoint{module}\n" for module in modules)
     text = (
@@ -76,9 +76,9 @@ def listings(draw: st.DrawFn) -> tuple[list[StoredObject], set[int]]:
     steps = draw(st.sets(st.integers(1, 30), max_size=8))
     objects, intact = [StoredObject("notes.txt", 3)], set()
     for step in steps:
-        objects.append(StoredObject(layout.folder(step) + layout.shard_name(0, 1), 10))
+        objects.append(StoredObject(object_keys.folder(step) + object_keys.shard_name(0, 1), 10))
         if draw(st.booleans()):
-            objects.append(StoredObject(layout.manifest_key(step), 5))
+            objects.append(StoredObject(object_keys.manifest_key(step), 5))
             if draw(st.booleans()):
                 intact.add(step)
     return sorted(objects), intact
@@ -96,9 +96,9 @@ def test_pruning_by_hand_decides_as_after_the_newest_intact_checkpoint(
         return
     assert found == plan(Catalog.of(objects), RetentionPolicy(keep), {}, intact.__contains__, written=max(intact))
     assert found.kept == sorted(intact, reverse=True)[:keep]
-    listed = list(layout.manifests(objects))
+    listed = list(object_keys.manifests(objects))
     assert sorted(found.kept + found.spared + found.removed, reverse=True) == listed
-    stay = {layout.folder(step) for step in found.kept + found.spared}
+    stay = {object_keys.folder(step) for step in found.kept + found.spared}
     assert not [key for key in found.keys if any(key.startswith(folder) for folder in stay)]
 
 
@@ -125,7 +125,7 @@ def test_pruning_that_stops_anywhere_leaves_no_torn_checkpoint(keep: RetentionPo
         storage.watch = watch
         with contextlib.suppress(StopError):
             carry_out(storage, plan_for(storage, keep), quiet)
-        listed = list(layout.manifests(storage.list(layout.ROOT)))
+        listed = list(object_keys.manifests(storage.list(object_keys.ROOT)))
         assert listed[0] == 30
         assert not any(found.damaged for found in verify_each(storage, listed, quiet))
 
@@ -136,7 +136,7 @@ def test_a_checkpoint_of_another_version_is_not_this_ones_to_count_or_to_remove(
     storage = open_storage(f"memory://{uuid.uuid4().hex}")
     for step in (10, 30):
         write(storage, snapshot_of(step), keep=9)
-    storage.write(layout.manifest_key(20), b'{"format": 1}')
+    storage.write(object_keys.manifest_key(20), b'{"format": 1}')
     before = storage.list()
     with pytest.raises(StorageError, match=r"format 1 .*use the version that wrote it"):
         plan_for(storage, RetentionPolicy(2))
@@ -169,7 +169,7 @@ def test_the_manifest_is_created_after_every_file_and_nothing_is_replaced() -> N
     writes = [(method, key) for method, key in calls if method.startswith("write")]
     assert len(writes) == 4
     assert {method for method, _ in writes} == {"write_new"}
-    assert writes[-1][1] == layout.manifest_key(10)
+    assert writes[-1][1] == object_keys.manifest_key(10)
 
 
 def test_of_two_copies_at_once_the_second_finds_the_first() -> None:
@@ -177,7 +177,7 @@ def test_of_two_copies_at_once_the_second_finds_the_first() -> None:
     write(source, snapshot_of(10), size=2)
 
     def other_comes_first(method: str, key: str) -> None:
-        if method == "write_new" and key == layout.manifest_key(10):
+        if method == "write_new" and key == object_keys.manifest_key(10):
             target.watch = lambda method, key: None
             assert copy(source, target, 10, quiet)
 
@@ -191,21 +191,21 @@ def test_a_different_checkpoint_that_comes_first_is_left_as_it_is() -> None:
     write(source, snapshot_of(10))
 
     def other_comes_first(method: str, key: str) -> None:
-        if method == "write_new" and key == layout.manifest_key(10):
+        if method == "write_new" and key == object_keys.manifest_key(10):
             target.watch = lambda method, key: None
             target.write_new(key, b"another")
 
     target.watch = other_comes_first
     with pytest.raises(ObjectExistsError, match="a different checkpoint of step 10"):
         copy(source, target, 10, quiet)
-    assert target.read(layout.manifest_key(10)) == b"another"
+    assert target.read(object_keys.manifest_key(10)) == b"another"
 
 
 def test_what_retention_removes_meanwhile_is_told_and_the_rest_is_copied() -> None:
     source = open_storage(f"memory://{uuid.uuid4().hex}")
     for step in (10, 20):
         write(source, snapshot_of(step))
-    source.delete(layout.manifest_key(10))
+    source.delete(object_keys.manifest_key(10))
     found = list(copy_each(source, open_storage(f"memory://{uuid.uuid4().hex}"), [10, 20], quiet))
     assert [bool(one.problem) for one in found] == [True, False]
     assert [one.step for one in verify_each(source, [10, 20], quiet)] == [20]
@@ -214,11 +214,11 @@ def test_what_retention_removes_meanwhile_is_told_and_the_rest_is_copied() -> No
 def test_a_manifest_of_another_step_or_format_is_a_finding_and_not_the_end() -> None:
     storage = open_storage(f"memory://{uuid.uuid4().hex}")
     write(storage, snapshot_of(10))
-    storage.write(layout.manifest_key(20), storage.read(layout.manifest_key(10)))
-    storage.write(layout.manifest_key(30), b'{"format": 4}')
+    storage.write(object_keys.manifest_key(20), storage.read(object_keys.manifest_key(10)))
+    storage.write(object_keys.manifest_key(30), b'{"format": 4}')
     newest, middle, oldest = verify_each(storage, [30, 20, 10], quiet)
-    assert "reads format 3" in newest.damaged[layout.manifest_key(30)]
-    assert "belongs to step 10" in middle.damaged[layout.manifest_key(20)]
+    assert "reads format 3" in newest.damaged[object_keys.manifest_key(30)]
+    assert "belongs to step 10" in middle.damaged[object_keys.manifest_key(20)]
     assert oldest.damaged == {}
     with pytest.raises(CheckpointDamagedError):
         read_listed(storage, 20)

@@ -13,7 +13,7 @@ from waiting import soon
 
 import edl_hvd.checkpoint
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot, restore, restore_newest, steps
-from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format import object_keys
 from edl_hvd.errors import InternalError, ObjectExistsError, StateError
 from edl_hvd.events import CheckpointWritten
 from edl_hvd.storage.pieces import Data
@@ -31,7 +31,7 @@ def test_a_world_of_any_size_writes_what_one_reader_restores(size: int) -> None:
     assert_equal(restore(storage, 10), snapshot_of(10))
     [written] = events[0]
     assert isinstance(written, CheckpointWritten)
-    shards = [entry for entry in storage.list(layout.folder(20)) if entry.key.endswith(".safetensors")]
+    shards = [entry for entry in storage.list(object_keys.folder(20)) if entry.key.endswith(".safetensors")]
     assert (written.url, written.step) == (storage.url, 20)
     assert written.size_bytes == sum(entry.size_bytes for entry in shards)
     assert events[1:] == [[]] * (size - 1)
@@ -81,7 +81,7 @@ def test_the_manifest_is_written_after_every_shard() -> None:
     calls: list[str] = []
     storage = WatchedStorage(lambda method, key: calls.append(key) if method == "write_new" else None)
     write(storage, snapshot_of(1), size=3)
-    assert calls[-1] == layout.manifest_key(1)
+    assert calls[-1] == object_keys.manifest_key(1)
     assert len(calls) == 4
 
 
@@ -159,7 +159,7 @@ def test_a_step_that_is_checkpointed_already_counts_as_done() -> None:
 def test_a_damaged_checkpoint_of_the_same_step_is_replaced(victim: str, damage: Callable[[bytes], bytes]) -> None:
     storage = WatchedStorage()
     write(storage, snapshot_of(5, variant=1), size=2)
-    key = layout.folder(5) + victim
+    key = object_keys.folder(5) + victim
     storage.write(key, damage(storage.read(key)))
     write(storage, snapshot_of(5, variant=2), size=2)
     assert_equal(restore_newest(storage, nothing_reported), snapshot_of(5, variant=2))

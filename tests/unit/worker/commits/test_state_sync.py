@@ -2,8 +2,8 @@
 
 import pytest
 
-from edl_hvd.worker.commits.agreement import drop_diverged
 from edl_hvd.worker.commits.commit import Freshness
+from edl_hvd.worker.commits.state_sync import drop_diverged
 
 
 class Gathered:

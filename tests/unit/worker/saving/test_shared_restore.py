@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot
-from edl_hvd.checkpoint.format import layout
+from edl_hvd.checkpoint.format import object_keys
 from edl_hvd.checkpoint.reading.spans import Span, divide
 from edl_hvd.errors import StorageError
 from edl_hvd.events import CheckpointDamaged, Event
@@ -90,7 +90,7 @@ def test_damage_that_any_rank_finds_makes_all_of_them_go_back(writer: int) -> No
     storage = open_storage(f"memory://{uuid.uuid4().hex}")
     for step in (10, 20):
         write(storage, snapshot_of(step), size=3)
-    key = layout.folder(20) + layout.shard_name(writer, 3)
+    key = object_keys.folder(20) + object_keys.shard_name(writer, 3)
     data = bytearray(storage.read(key))
     data[-1] ^= 1
     storage.write(key, bytes(data))
@@ -100,7 +100,7 @@ def test_damage_that_any_rank_finds_makes_all_of_them_go_back(writer: int) -> No
     [event] = events
     assert isinstance(event, CheckpointDamaged)
     assert event.step == 20
-    assert layout.shard_name(writer, 3) in event.reason
+    assert object_keys.shard_name(writer, 3) in event.reason
 
 
 def test_an_outage_that_one_rank_meets_is_an_error_on_all_and_no_damage() -> None:
@@ -126,7 +126,7 @@ def test_a_checkpoint_that_is_removed_while_one_rank_reads_is_passed_over() -> N
 
     class Late(WatchedStorage):
         def read_into(self, key: str, start: int, buffer: bytearray | memoryview) -> int:
-            if "000000000020" in key and storage.exists(layout.manifest_key(20)):
+            if "000000000020" in key and storage.exists(object_keys.manifest_key(20)):
                 write(storage, snapshot_of(30), keep=1)
             return super().read_into(key, start, buffer)
 
