@@ -166,7 +166,7 @@ def build(size_mb: int, kind: str) -> tuple[Any, Any]:
 
 def step(optimizer: Any) -> None:
     """The optimizer's step, without summing gradients first."""
-    optimizer.reduction.done = True
+    optimizer.stepping.round_number = optimizer.reduction.round_number - 1  # as if they were summed
     optimizer.step()
 
 
@@ -197,7 +197,7 @@ def horovod_commit(state: Any, folder: Path) -> Action:
 
 
 def light_commit(state: Any, folder: Path) -> Action:
-    from edl_hvd.worker.training.reduction import Vote
+    from edl_hvd.worker.training.round_message import Vote
 
     def commit() -> None:
         state._runtime.commit_step(Vote())
@@ -216,7 +216,7 @@ def checkpoint(state: Any, folder: Path, then: str = "") -> Action:
     import torch
 
     import edl_hvd
-    from edl_hvd.worker.training.reduction import Vote
+    from edl_hvd.worker.training.round_message import Vote
 
     commits: Any = state._runtime.session
     due = Vote(checkpoint=1.0)
