@@ -10,7 +10,7 @@ import hashlib
 import os
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +140,27 @@ def platform_addresses(environ: Mapping[str, str] = os.environ) -> dict[str, str
     if environ.get("GCE_METADATA_HOST"):
         found["google"] = f"http://{environ['GCE_METADATA_HOST']}"
     return {name: address for name, address in found.items() if address}
+
+
+@dataclass(frozen=True)
+class TeacherSettings:
+    """Where teachers are, and the secret that they and their students share.
+
+    Attributes:
+        source: Host source (``EDL_HVD_TEACHERS``); empty for none.
+        token: The secret (``EDL_HVD_TEACHERS_TOKEN``); empty for none.
+        token_file: File that holds the secret (``EDL_HVD_TEACHERS_TOKEN_FILE``); empty for none.
+    """
+
+    source: str = ""
+    token: str = field(default="", repr=False)
+    token_file: str = ""
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> TeacherSettings:
+        """The values of the three variables."""
+        names = ("EDL_HVD_TEACHERS", "EDL_HVD_TEACHERS_TOKEN", "EDL_HVD_TEACHERS_TOKEN_FILE")
+        return cls(*(environ.get(name, "").strip() for name in names))
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,9 @@ _FLAGS = (
            "union(ec2:tag=job=7, file:spare.txt), limit(SOURCE, 8), prefer(SOURCE, 8); "
            "the flags of discovery_scripts/from_SOURCE, separated by commas."),
     _value(_HOSTS, "--slots-per-host", "N", "Slots of a host that names none. [1; a script has to name them]"),
+    _value(_HOSTS, "--teachers", "SOURCE",
+           "Where the teachers of a distillation are, written as for --discover; the workers get it as "
+           "EDL_HVD_TEACHERS."),
     _value(_ELASTIC, "--elastic-timeout", "S",
            "Give up after so long without enough workers. [HOROVOD_ELASTIC_TIMEOUT, else 600]"),
     _value(_ELASTIC, "--reset-limit", "N", "End the job after so many changes of its workers. [no limit]"),

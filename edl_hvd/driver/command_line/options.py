@@ -154,7 +154,11 @@ def read_options(
         source=hosts.source,
         poll_every_s=hosts.every_s,
         rules=_read_rules(line, hosts),
-        worker_variables=read_tunings(line) | ({"EDL_HVD_TAKE_OVER": "1"} if line.is_on("--take-over") else {}),
+        worker_variables={
+            **read_tunings(line),
+            **({"EDL_HVD_TAKE_OVER": "1"} if line.is_on("--take-over") else {}),
+            **_read_teachers(line),
+        },
         network_interfaces=tuple(dict.fromkeys(interfaces)),
         ssh_port=line.count("--ssh-port", least=1, most=65535),
         ssh_identity_file=line.readable_file("--ssh-identity-file", "a private key"),
@@ -172,6 +176,18 @@ def read_options(
     if line.problems:
         raise UsageError("\n".join(line.problems))
     return options
+
+
+def _read_teachers(line: Line) -> Mapping[str, str]:
+    """The variable by which workers find teachers."""
+    text = line.given.get("--teachers")
+    if text is None:
+        return {}
+    try:
+        read_source(text, start_now).source.close()
+    except UsageError as error:
+        line.refuse(f"--teachers {text!r}: {error}")
+    return {"EDL_HVD_TEACHERS": text}
 
 
 def _read_rules(line: Line, hosts: _Hosts) -> Rules:
