@@ -130,18 +130,24 @@ def _to_json(one: Asked) -> dict[str, object]:
 
 
 def _table(asked: Sequence[Asked]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for name in ("teacher", "model", "weights", "age", "students", "waiting", "samples", "samples/s", "last fault"):
-        table.add_column(name, justify="left" if name in ("teacher", "model", "weights", "last fault") else "right")
+    """A row for each address; columns of which nothing is known are not shown."""
+    names = ("teacher", "model", "weights", "age", "students", "waiting", "samples", "samples/s", "last fault")
+    rows = []
     for one in asked:
         standing = one.standing
         if standing is None:
-            table.add_row(escape(str(one.address)), *[""] * 7, f"[red]{escape(one.problem)}[/]")
+            rows.append((escape(str(one.address)), *[""] * 7, f"[red]{escape(one.problem)}[/]"))
             continue
         name = standing.model + (" (leaving)" if standing.is_leaving else "")
-        table.add_row(
-            escape(str(one.address)), escape(name), escape(standing.fingerprint[:8]), duration(standing.age_s),
-            str(standing.students), str(standing.waiting), f"{standing.samples:,}", f"{standing.samples_per_s:,.0f}",
-            escape(standing.last_fault),
-        )  # fmt: skip
+        row = (str(one.address), name, standing.fingerprint[:8], duration(standing.age_s), str(standing.students),
+               str(standing.waiting), f"{standing.samples:,}", f"{standing.samples_per_s:,.0f}",
+               standing.last_fault)  # fmt: skip
+        rows.append(tuple(escape(cell) for cell in row))
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    shown = [number for number in range(len(names)) if any(row[number] for row in rows)]
+    for number in shown:
+        is_text = names[number] in ("teacher", "model", "weights", "last fault")
+        table.add_column(names[number], justify="left" if is_text else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(row[number] for number in shown))
     return table

@@ -119,11 +119,24 @@ class DistillLoader:
                 assert self.teachers.local is not None
                 is_open.local = Teacher.of(self.teachers.local())
             is_open.current = _LocalPass(reading, is_open.local, self.teachers)
-        return is_open.current
+        return _Iterator(self, is_open.current)
 
     def close(self) -> None:
         """End the pass and all connections; a loader that is not used any more does so by itself. Not collective."""
         self._open.close()
+
+
+class _Iterator:
+    """What a script iterates over. It keeps the loader, which a pass does not know, for as long as it is used."""
+
+    def __init__(self, loader: DistillLoader, current: _Pass | _LocalPass) -> None:
+        self._loader, self._pass = loader, current
+
+    def __iter__(self) -> _Iterator:
+        return self
+
+    def __next__(self) -> Any:
+        return self._pass.next()
 
 
 @dataclass
@@ -236,13 +249,13 @@ class _Service:
 
 
 class _Pass:
-    """One pass with a service. It is an iterator; ``close`` ends it, and may be called again."""
+    """One pass with a service; ``close`` ends it, and may be called again."""
 
     def __init__(self, reading: _Reading, service: _Service) -> None:
         self._reading, self._service, self._calling = reading, service, service.calling
         self._items: deque[_Item] = deque()
         self._error: BaseException | None = None
-        self._is_read = self._is_closed = False
+        self._is_read = self._is_closed = self._is_through = False
         self._waited_s = 0.0
         self._samples = 0
         self._began_s = self._told_s = time.monotonic()
@@ -252,17 +265,23 @@ class _Pass:
             self._thread = TensorThread(self._read_all, "edl_hvd distill reading")
             self._thread.start()
 
-    def __iter__(self) -> _Pass:
-        return self
+    def next(self) -> Any:
+        """The next batch with its answer.
 
-    def __next__(self) -> Any:
-        if self._is_closed:
+        Raises:
+            StopIteration: There is none.
+            UsageError: The pass was ended before its end, by another one.
+        """
+        if self._is_closed and self._is_through:
             raise StopIteration
+        if self._is_closed:
+            raise _ended_early()
         self._calling.happen(Asked())
         if self._thread is None:
             self._read_some()
         item = self._wait_for_item()
         if item is None:
+            self._is_through = True
             self.close()
             if self._error is not None:
                 raise self._error
@@ -439,11 +458,11 @@ class _LocalPass:
         self._reading, self._teacher, self._teachers = reading, teacher, teachers
         self._is_closed = False
 
-    def __iter__(self) -> _LocalPass:
-        return self
-
-    def __next__(self) -> Any:
-        item = None if self._is_closed else self._reading.next()
+    def next(self) -> Any:
+        """See ``_Pass.next``."""
+        if self._is_closed:
+            raise _ended_early()
+        item = self._reading.next()
         if item is None:
             raise StopIteration
         padded_to = max(self._reading.largest, item.place.samples) if self._teachers.exact else 0
@@ -456,6 +475,13 @@ class _LocalPass:
     def close(self) -> None:
         """End the pass."""
         self._is_closed = True
+
+
+def _ended_early() -> UsageError:
+    return UsageError(
+        "an iterator of a DistillLoader was used after the loader was closed, or another pass over it had begun; "
+        "expected one pass at a time: make a loader for each"
+    )
 
 
 def _join(value: Any, answer: Any) -> Any:

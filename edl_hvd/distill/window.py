@@ -11,8 +11,9 @@ hedge), when it takes longer than
                        m  median time of an answer
 
 A task that several teachers were lost with is **poisonous**: after ``k`` losses the window says so, and does not lose
-the rest of the fleet to it. Teachers that come and go are lost with innocent tasks, too, so with f losses among n tasks
-given out (those of other tasks)
+the rest of the fleet to it. After the first loss a task is alone at its teacher, so that the next one is its own.
+Teachers that come and go are lost with innocent tasks, too, so with f teachers lost with one other task alone, and n
+tasks given out
 
     k = 3 for f = 0, else max(3, ceil(log(1e-6) / log(f / n)))
 
@@ -40,6 +41,9 @@ _MOST_ASIDES = 8
 # 10 s doubled eight times are 43 min.
 _INVITED_S = 0.25
 # A teacher that was told of a task and has not come by then works for another student.
+_AGAIN_S = 2.0
+# A teacher gets a task that it has failed on again after this, and only if there is no other. One that is about to join
+# has joined by then.
 _REMEMBERED = 31
 _LEAST_LOSSES, _MOST_LOSSES = 3, 20
 _ODDS = 1e-6
@@ -191,11 +195,15 @@ class Failure:
         process: Process of the teacher.
         why: Reason in words.
         is_loss: Whether the teacher was lost, rather than said why.
+        is_shared: Whether the teacher had other tasks, too.
+        at_s: When that was.
     """
 
     process: str
     why: str
     is_loss: bool
+    is_shared: bool
+    at_s: float
 
 
 @dataclass(frozen=True)
@@ -262,7 +270,7 @@ class Window:
         answers_s: Times of the last answers.
         steps_s: The last times between two micro-batches, as the consumer takes them.
         given: Number of times that a task was given out, in this pass and before.
-        lost: Number of teachers lost with a task.
+        lost: Number of teachers lost with one task alone that another one has answered.
         again: Number of times that a task was given out after the first.
         hedges: Number of these that were hedges.
     """
@@ -327,6 +335,8 @@ class Window:
         """When :class:`Passed` will have an effect; ``None``: without another happening it has none."""
         moments = [one.invited_s + _INVITED_S for one in self.teachers.values() if one.invited_s is not None]
         moments += [one.aside_until_s for one in self.teachers.values()]
+        failed = [entry.failures[-1] for entry in self.entries.values() if entry.failures and entry.is_waiting]
+        moments += [failure.at_s + _AGAIN_S for failure in failed]
         if self.hedge_due_s is not None:
             moments.append(self.hedge_due_s)
         return min((moment for moment in moments if moment > now_s), default=None)
@@ -443,24 +453,21 @@ class _Draft:
         if teacher not in self.teachers:
             return
         colleague = self.teachers[teacher]
-        for place, number in enumerate(colleague.holds):
+        failure = Failure(
+            colleague.process, "the connection ended", is_loss=True, is_shared=len(colleague.holds) > 1, at_s=self.now_s
+        )
+        for number in colleague.holds:
             entry = self._take_back(teacher, number)
-            if kindly:
-                continue
-            # It computed the first of them; the others are under suspicion, and will be computed one by one.
-            failures = entry.failures
-            if place == 0:
-                failures = (*failures, Failure(colleague.process, "the connection ended", is_loss=True))
-                self._count("lost")
-            self.entries[number] = replace(entry, failures=failures, is_suspect=True)
-            self._judge(number)
+            if not kindly:
+                self.entries[number] = replace(entry, failures=(*entry.failures, failure), is_suspect=True)
+                self._judge(number)
         del self.teachers[teacher]
 
     def decline(self, teacher: str, number: int, why: str) -> None:
         if teacher not in self.teachers or number not in self.teachers[teacher].holds:
             return
         entry = self._take_back(teacher, number)
-        failure = Failure(self.teachers[teacher].process, why, is_loss=False)
+        failure = Failure(self.teachers[teacher].process, why, is_loss=False, is_shared=False, at_s=self.now_s)
         self.entries[number] = replace(entry, failures=(*entry.failures, failure))
         self._strike(teacher)
         self._judge(number)
@@ -468,9 +475,9 @@ class _Draft:
     def _judge(self, number: int) -> None:
         entry = self.entries[number]
         losses = sum(failure.is_loss for failure in entry.failures)
-        others_lost = int(self._get("lost")) - losses  # type: ignore[call-overload]
-        others_given = max(1, int(self._get("given")) - losses)  # type: ignore[call-overload]
-        if len(entry.failures) - losses >= _LEAST_LOSSES or losses >= losses_allowed(others_lost, others_given):
+        others = sum(_own_losses(other) for key, other in self.entries.items() if key != number)
+        given = max(1, self._before.given - losses)
+        if len(entry.failures) - losses >= _LEAST_LOSSES or losses >= losses_allowed(self._before.lost + others, given):
             reasons = tuple(f"{failure.process}: {failure.why}" for failure in entry.failures)
             self.actions.append(Poisoned(number, reasons))
 
@@ -482,6 +489,7 @@ class _Draft:
         colleague = self.teachers[teacher]
         answer_s = took_s if not colleague.answer_s else 0.8 * colleague.answer_s + 0.2 * took_s
         self.teachers[teacher] = replace(colleague, answer_s=answer_s, strikes=0, asides=max(0, colleague.asides - 1))
+        self._changes["lost"] = self._before.lost + _own_losses(entry)
         self._changes["answers_s"] = (*self._before.answers_s, took_s)[-_REMEMBERED:]
         for holder in entry.holders:
             self._release(holder, number)
@@ -519,16 +527,22 @@ class _Draft:
         """The task for a teacher that asks: the oldest that waits, unless it has failed on it and others have not."""
         process = self.teachers[teacher].process
         present = {one.process for one in self.teachers.values() if one.aside_until_s <= self.now_s}
-        waiting = [number for number, entry in self.entries.items() if entry.is_waiting]
+        holds = [self.entries[number] for number in self.teachers[teacher].holds]
+        if any(entry.is_suspect for entry in holds):
+            return None
+        waiting = [
+            number for number, entry in self.entries.items() if entry.is_waiting and not (holds and entry.is_suspect)
+        ]
         # Several tasks at one teacher are for its batch; the others get their part first.
-        if self.teachers[teacher].holds and len(waiting) <= self._hungry():
+        if holds and len(waiting) <= self._hungry():
             waiting = []
         for number in waiting:
-            failed = {failure.process for failure in self.entries[number].failures}
-            if process not in failed or present <= failed:
+            failures = self.entries[number].failures
+            failed = {failure.process for failure in failures}
+            if process not in failed or (present <= failed and self.now_s >= failures[-1].at_s + _AGAIN_S):
                 return number
         head = self._hedged()
-        if head is not None and teacher not in self.entries[head].holders and not self.teachers[teacher].holds:
+        if head is not None and teacher not in self.entries[head].holders and not holds:
             return head
         return None
 
@@ -576,6 +590,11 @@ class _Draft:
                 needed -= 1
                 self.teachers[name] = replace(self.teachers[name], is_idle=False, invited_s=self.now_s)
                 self.actions.append(Invite(name))
+
+
+def _own_losses(entry: Entry) -> int:
+    """Number of teachers that were lost with this task alone."""
+    return sum(failure.is_loss and not failure.is_shared for failure in entry.failures)
 
 
 def losses_allowed(lost: int, given: int) -> int:

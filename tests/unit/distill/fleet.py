@@ -52,7 +52,8 @@ class Sums:
                 raise RuntimeError("this input is not for me")
             if self.trouble == "shape":
                 return answer[:, :3]
-            answer[0, 0] = float("nan")
+            row = 0 if self.trigger is None else int((images.flatten(1) == self.trigger).any(1).nonzero()[0])
+            answer[row, 0] = float("nan")
         return answer
 
 

@@ -44,7 +44,7 @@ def test_with_all_classes_the_top_k_is_the_whole_divergence(temperature):
     assert torch.equal(answer.rest, torch.full((2,), -torch.inf))
     student = STUDENT.clone().requires_grad_()
     loss = top_k_divergence(student, answer, temperature=temperature)
-    assert float(loss) == pytest.approx(by_hand(temperature), rel=1e-5)
+    assert loss.item() == pytest.approx(by_hand(temperature), rel=1e-5)
     loss.backward()
     assert torch.isfinite(student.grad).all()
 

@@ -170,7 +170,12 @@ def test_a_declined_task_goes_to_another_teacher_and_is_poison_after_the_third()
     assert actions == [GiveNothing("a")]
     _, actions = play(*story, Wanted("b"))
     assert gives(actions) == [("b", 0)]
-    _, actions = play(*story, Wanted("b"), Declined("b", 0, "NaN"), Wanted("a"), Declined("a", 0, "NaN"))
+    both = [*story, Wanted("b"), Declined("b", 0, "NaN")]
+    _, actions = play(*both, 1.9, Wanted("a"))
+    assert actions == [GiveNothing("a")], "another teacher may be about to join"
+    _, actions = play(*both, 1.9, Wanted("a"), 2.0, Passed())
+    assert actions == [Invite("a")]
+    _, actions = play(*both, 2.0, Wanted("a"), Declined("a", 0, "NaN"))
     assert [action.reasons for action in actions if isinstance(action, Poisoned)] == [("1: NaN", "2: NaN", "1: NaN")]
 
 
@@ -190,7 +195,8 @@ def test_the_window_accepts_anything_in_any_state():
         teacher = chance.choice("abc")
         happening = chance.choice([
             read(number), Joined(teacher, teacher), Left(teacher), Wanted(teacher),
-            Answered(teacher, chance.randrange(9)), Answered(teacher, window.head or 0), Declined(teacher, window.head or 0, ""), Asked(), Consumed(), Passed(),
+            Answered(teacher, chance.randrange(9)), Answered(teacher, window.head or 0),
+            Declined(teacher, window.head or 0, ""), Asked(), Consumed(), Passed(),
             Closed() if chance.random() < 0.1 else Asked(),
         ])  # fmt: skip
         window = turn(window, happening, number * 0.01).window
