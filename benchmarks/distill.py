@@ -33,8 +33,8 @@ import edl_hvd
 from edl_hvd import distill
 
 sys.path += [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parents[1] / "tests" / "unit" / "distill")]
-from fleet import Fleet  # noqa: E402
-from waiting import soon  # noqa: E402
+from fleet import Fleet
+from waiting import soon
 
 SAMPLES, SIDE = 32, 40
 # 50 KB to the teacher, as uint8; the answer has 1.3 KB.
@@ -188,7 +188,9 @@ def play(scene: Scene, folder: Path) -> list[Measured]:
         time.sleep(3.0 if scene.answers_s else 0.0)
         together, results = context.Barrier(STUDENTS), context.Queue()
         words = (scene, fleet.source, fleet.port)
-        students = [context.Process(target=study, args=(*words, number, together, results)) for number in range(STUDENTS)]
+        students = [
+            context.Process(target=study, args=(*words, number, together, results)) for number in range(STUDENTS)
+        ]
         for student in students:
             student.start()
         is_over = threading.Event()
@@ -253,7 +255,7 @@ def main() -> None:
             notes[name] += measured
             loads.append(os.getloadavg()[0])
             print(f"  {name}: {ratios[name][-1]:.3f} of the speed alone", file=sys.stderr, flush=True)
-    print("| scene | of the speed alone, median | range | longest step | again | hedged | CPU of a student per micro-batch |")
+    print("| scene | of the speed alone, median | range | longest step | again | hedged | CPU per micro-batch |")
     print("|---|---|---|---|---|---|---|")
     for name in arguments.scenes:
         found = notes[name]

@@ -132,7 +132,7 @@ def _to_json(one: Asked) -> dict[str, object]:
 def _table(asked: Sequence[Asked]) -> Table:
     """A row for each address; columns of which nothing is known are not shown."""
     names = ("teacher", "model", "weights", "age", "students", "waiting", "samples", "samples/s", "last fault")
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for one in asked:
         standing = one.standing
         if standing is None:
@@ -148,6 +148,6 @@ def _table(asked: Sequence[Asked]) -> Table:
     for number in shown:
         is_text = names[number] in ("teacher", "model", "weights", "last fault")
         table.add_column(names[number], justify="left" if is_text else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(row[number] for number in shown))
+    for cells in rows:
+        table.add_row(*(cells[number] for number in shown))
     return table

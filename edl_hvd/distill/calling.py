@@ -324,11 +324,12 @@ class Calling:
                 self._dial()
                 self._carry_out()
                 for key, mask in self._selector.select(self._patience_s()):
-                    if key.data is None:
+                    call: _Call | None = key.data
+                    if call is None:
                         with suppress(OSError):
                             self._bell.recv(1 << 12)
-                    elif self._calls.get(key.data.address) is key.data:
-                        self._go_on(key.data, mask)
+                    elif self._calls.get(call.address) is call:
+                        self._go_on(call, mask)
                 self._look()
         finally:
             for call in list(self._calls.values()):

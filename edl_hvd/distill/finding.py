@@ -105,7 +105,7 @@ class Finding:
 
     def _resolve_all(self) -> None:
         told: dict[Address, str] | None = None
-        while not self._closing:
+        while True:
             self._has_changed.wait(_RESOLVE_EVERY_S)
             self._has_changed.clear()
             if self._closing:

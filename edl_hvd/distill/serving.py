@@ -302,13 +302,15 @@ class Serving:
         try:
             while not self._is_closed:
                 for key, mask in self._selector.select(self._patience_s()):
-                    if key.fileobj is self._bell:
-                        with suppress(OSError):
-                            self._bell.recv(1 << 12)
+                    student: _Student | None = key.data
+                    if student is not None:
+                        if self._students.get(student.number) is student:
+                            self._go_on(student, mask)
                     elif key.fileobj is self._listener:
                         self._accept()
-                    elif self._students.get(key.data.number) is key.data:
-                        self._go_on(key.data, mask)
+                    else:
+                        with suppress(OSError):
+                            self._bell.recv(1 << 12)
                 self._send_replies()
                 self._tell_of_leaving()
                 self._look()

@@ -475,7 +475,9 @@ class _Draft:
     def _judge(self, number: int) -> None:
         entry = self.entries[number]
         losses = sum(failure.is_loss for failure in entry.failures)
-        others = sum(_own_losses(other) for key, other in self.entries.items() if key != number)
+        # Those of tasks that are answered are counted in the window.
+        waiting = [other for key, other in self.entries.items() if key != number and not other.is_answered]
+        others = sum(_own_losses(other) for other in waiting)
         given = max(1, self._before.given - losses)
         if len(entry.failures) - losses >= _LEAST_LOSSES or losses >= losses_allowed(self._before.lost + others, given):
             reasons = tuple(f"{failure.process}: {failure.why}" for failure in entry.failures)

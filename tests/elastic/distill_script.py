@@ -58,7 +58,8 @@ def main() -> None:
                 optimizer.step()
                 optimizer.zero_grad()
                 note(folder, step=state.step, size=edl_hvd.size(), rank=edl_hvd.rank(), pid=os.getpid())
-                time.sleep(0.05)
+                # There is time for what is to happen, and none is lost afterwards.
+                time.sleep(0.0 if (folder / "fast").exists() else 0.4)
         if edl_hvd.rank() == 0:
             digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in model.state_dict().values()))
             (folder / "digest").write_text(digest.hexdigest())

@@ -18,7 +18,7 @@ from fleet import Sums, fleet
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
-EPOCHS = 4
+EPOCHS = 10
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -53,6 +53,7 @@ def wait_for_step(folder: Path, step: int, size: int, job: subprocess.Popen[byte
 def digest(tmp_path_factory) -> str:
     """What one process learns that computes the teacher itself."""
     folder = tmp_path_factory.mktemp("alone")
+    (folder / "fast").touch()
     words = [sys.executable, str(HERE / "distill_script.py"), str(folder), "7010", str(EPOCHS)]
     subprocess.run(words, check=True, env=environment(folder), timeout=300)
     return (folder / "digest").read_text()
@@ -84,6 +85,7 @@ def test_students_resize_and_teachers_die_in_mid_epoch(tmp_path, digest):
                 teachers.kill(2)
                 teachers.start(Sums(0.02), 0)
                 wait_for_step(tmp_path, line["step"] + 3, 2, job)
+                (tmp_path / "fast").touch()
                 code = soon(job)
             finally:
                 if job.poll() is None:

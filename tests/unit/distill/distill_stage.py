@@ -47,7 +47,7 @@ class Stage:
     chance: random.Random
     now_s: float = 0.0
     ahead: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
-    order: itertools.count[int] = field(default_factory=itertools.count)  # type: ignore[type-arg]
+    order: itertools.count[int] = field(default_factory=itertools.count)
     turns: int = 0
 
     def later(self, in_s: float, act: Callable[[], None]) -> None:
@@ -170,7 +170,7 @@ class Teacher:
             return
         self.is_alive = False
         for student in self.students.values():
-            self.stage.later(student.wire(self, to_student=True), lambda student=student: student.lose(self, kindly))  # type: ignore[misc]
+            self.stage.later(student.wire(self, to_student=True), lambda student=student: student.lose(self, kindly))
 
 
 @dataclass
@@ -228,7 +228,7 @@ class Student:
                     if teacher is not None:
                         self.stage.later(
                             self.wire(teacher, to_student=False),
-                            lambda teacher=teacher, action=action: teacher.hear(self.name, action),  # type: ignore[misc]
+                            lambda teacher=teacher, action=action: teacher.hear(self.name, action),
                         )
         self.check()
         due_s = self.window.due_s(self.stage.now_s)

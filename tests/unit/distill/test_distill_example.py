@@ -51,7 +51,7 @@ def _start(teachers: Fleet, model: object) -> None:
 
 def test_the_commands_of_the_document(tmp_path, monkeypatch):
     """Two workers under edlrun, two teachers of ``edl-hvd teach``; other ports than the document's."""
-    programs = Path(sys.executable).parent
+    programs = str(Path(sys.executable).parent)
     port = free_port(2)
     variables = {**os.environ, "PYTHONPATH": str(EXAMPLE.parents[1]), "OMP_NUM_THREADS": "1"}
     monkeypatch.syspath_prepend(str(EXAMPLE))
@@ -59,18 +59,18 @@ def test_the_commands_of_the_document(tmp_path, monkeypatch):
 
     train_teacher(tmp_path / "runs" / "distill" / "teacher.pt", epochs=1)
     (tmp_path / "teachers.txt").write_text("localhost:2\n")
-    words = [programs / "edl-hvd", "teach", f"{EXAMPLE}/digits.py:build", "--devices", "cpu,cpu", "--port", str(port)]
+    words = [f"{programs}/edl-hvd", "teach", f"{EXAMPLE}/digits.py:build", "--devices", "cpu,cpu", "--port", str(port)]
     teach = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=variables)
     assert teach.stdout is not None
     try:
         for _ in range(2):
             assert teach.stdout.readline().startswith("Sequential answers at 127.0.0.1:")
-        words = [programs / "edlrun", "-np", "2", "--min-np", "1", "--teachers", "file:teachers.txt", sys.executable,
+        words = [f"{programs}/edlrun", "-np", "2", "--min-np", "1", "--teachers", "file:teachers.txt", sys.executable,
                  f"{EXAMPLE}/digits.py", "--epochs", "2", "--port", str(port)]  # fmt: skip
         job = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=variables)
         assert job.returncode == 0, job.stdout + job.stderr
         assert re.search(r"epoch 2: loss [0-9.]+, workers [12]", job.stdout)
-        words = [programs / "edl-hvd", "teachers", "file:teachers.txt", "--port", str(port)]
+        words = [f"{programs}/edl-hvd", "teachers", "file:teachers.txt", "--port", str(port)]
         shown = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=variables)
         assert shown.returncode == 0
         assert "2 of 2 teachers" in shown.stdout

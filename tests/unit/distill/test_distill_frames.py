@@ -46,9 +46,9 @@ def test_frames_arrive_as_they_were_sent(ends):
     got = []
     while len(got) < 3:
         sender.flush()
-        frame = receiver.receive()
-        if frame is not None:
-            got.append(frame)
+        arrived = receiver.receive()
+        if arrived is not None:
+            got.append(arrived)
     assert [(frame.what, frame.fields) for frame in got] == [(frame.what, frame.fields) for frame in frames]
     assert [bytes(array.content) for array in got[1].arrays] == [content, b""]
     assert receiver.receive() is None

@@ -46,6 +46,7 @@ def test_with_all_classes_the_top_k_is_the_whole_divergence(temperature):
     loss = top_k_divergence(student, answer, temperature=temperature)
     assert loss.item() == pytest.approx(by_hand(temperature), rel=1e-5)
     loss.backward()
+    assert student.grad is not None
     assert torch.isfinite(student.grad).all()
 
 

@@ -509,7 +509,7 @@ def test_ten_thousand_malformed_messages_to_a_student_change_nothing(tmp_path):
         deadline_s = time.monotonic() + 200
         while sent[0] < 10_000 and time.monotonic() < deadline_s:
             check(loader)
-            calling = loader._open.service.calling  # type: ignore[union-attr]
+            calling = loader._open.service.calling
             for address in list(calling._due_s):  # nonsense is called again after ten seconds; here at once
                 calling._due_s[address] = 0.0
         assert sent[0] >= 10_000

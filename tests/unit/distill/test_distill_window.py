@@ -12,6 +12,7 @@ from edl_hvd.distill.place import Place
 from edl_hvd.distill.sharing import Sharing, asks_ahead
 from edl_hvd.distill.window import (
     Accept,
+    Action,
     Answered,
     Asked,
     Closed,
@@ -40,9 +41,10 @@ def read(number: int, size_bytes: int = 1, is_answered: bool = False) -> Read:
     return Read(Place(0, 0, number, 1), size_bytes, is_answered)
 
 
-def play(*happenings: Happening | float, limit_bytes: int = 100) -> tuple[Window, list[object]]:
+def play(*happenings: Happening | float, limit_bytes: int = 100) -> tuple[Window, list[Action]]:
     """A window after these happenings; a number is the moment of those after it. The actions of the last one."""
-    window, now_s, actions = Window(limit_bytes), 0.0, ()
+    window, now_s = Window(limit_bytes), 0.0
+    actions: tuple[Action, ...] = ()
     for happening in happenings:
         if isinstance(happening, float):
             now_s = happening
@@ -52,7 +54,7 @@ def play(*happenings: Happening | float, limit_bytes: int = 100) -> tuple[Window
     return window, list(actions)
 
 
-def gives(actions: list[object]) -> list[tuple[str, int]]:
+def gives(actions: list[Action]) -> list[tuple[str, int]]:
     return [(action.teacher, action.number) for action in actions if isinstance(action, GiveTask)]
 
 
@@ -83,7 +85,16 @@ def test_of_idle_teachers_the_fastest_is_told_and_only_one_for_a_task():
 
 
 def test_only_the_task_that_the_consumer_waits_for_is_hedged():
-    story = [Joined("a", "1"), Joined("b", "2"), read(0), read(1), Wanted("a"), Wanted("b"), 1.0, Answered("b", 1)]
+    story: list[Happening | float] = [
+        Joined("a", "1"),
+        Joined("b", "2"),
+        read(0),
+        read(1),
+        Wanted("a"),
+        Wanted("b"),
+        1.0,
+        Answered("b", 1),
+    ]
     _, actions = play(*story, 60.0, Wanted("b"))
     assert actions == [GiveNothing("b")], "nobody waits"
     _, actions = play(*story, 2.0, Asked(), 4.9, Wanted("b"))
@@ -105,7 +116,7 @@ def test_a_teacher_that_others_help_out_three_times_is_set_aside_and_comes_back(
     window, _ = play(Joined("slow", "1"), Joined("b", "2"), limit_bytes=1000)
     now_s = 0.0
 
-    def go(happening: Happening) -> list[object]:
+    def go(happening: Happening) -> list[Action]:
         nonlocal window
         result = turn(window, happening, now_s)
         window = result.window
@@ -158,14 +169,15 @@ def test_teachers_that_leave_kindly_or_are_lost_with_others_make_no_poison():
         assert not any(isinstance(action, Poisoned) for action in actions)
     window = replace(Window(100), given=100, lost=16)
     for process in range(7):
-        for happening in (*([read(0)] if not process else []), Joined("a", str(process)), Wanted("a"), Left("a")):
+        first: list[Happening] = [read(0)] if not process else []
+        for happening in (*first, Joined("a", str(process)), Wanted("a"), Left("a")):
             result = turn(window, happening, 0.0)
             window = result.window
         assert not any(isinstance(action, Poisoned) for action in result.actions), "16 % are lost anyway"
 
 
 def test_a_declined_task_goes_to_another_teacher_and_is_poison_after_the_third():
-    story = [Joined("a", "1"), Joined("b", "2"), read(0), Wanted("a"), Declined("a", 0, "NaN")]
+    story: list[Happening | float] = [Joined("a", "1"), Joined("b", "2"), read(0), Wanted("a"), Declined("a", 0, "NaN")]
     _, actions = play(*story, Wanted("a"))
     assert actions == [GiveNothing("a")]
     _, actions = play(*story, Wanted("b"))
