@@ -98,7 +98,7 @@ class FrameStream:
 
     Args:
         connection: Connected stream socket; it is set to not block. The caller closes it.
-        limits: Bounds of what is received. :attr:`limits` may be changed between two frames.
+        limits: Bounds of what is received. ``limits`` may be changed between two frames.
     """
 
     def __init__(self, connection: socket.socket, limits: Limits = Limits()) -> None:

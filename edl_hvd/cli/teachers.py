@@ -17,7 +17,7 @@ from rich.table import Table
 
 from edl_hvd.cli.words import count, duration, pace
 from edl_hvd.distill.asking import ask
-from edl_hvd.distill.conversation import Address, Standing
+from edl_hvd.distill.conversation import Address, TeacherStatus
 from edl_hvd.distill.finding import DEFAULT_PORT, addresses_of, read_teachers
 from edl_hvd.errors import EdlHvdError, UsageError
 from edl_hvd.settings import TeacherSettings
@@ -32,7 +32,7 @@ class Asked:
     """An address, and how the teacher there stands, or why there is none."""
 
     address: Address
-    standing: Standing | None = None
+    status: TeacherStatus | None = None
     problem: str = ""
 
 
@@ -79,7 +79,7 @@ def teachers_command(source: str | None, port: int, token_file: str | None, watc
             except EdlHvdError as error:
                 click.echo(f"edl-hvd teachers: {' '.join(str(error).split())}", err=True)
                 asked = ()
-            code = 0 if any(one.standing for one in asked) else NO_TEACHER
+            code = 0 if any(one.status for one in asked) else NO_TEACHER
             _print(asked, as_json, watch)
             if not watch:
                 break
@@ -119,14 +119,14 @@ def _print(asked: Sequence[Asked], as_json: bool, is_line: bool) -> None:
     console = Console(highlight=False)
     if asked:
         console.print(_table(asked))
-    ready = [one.standing for one in asked if one.standing]
-    total = sum(standing.samples_per_s for standing in ready)
+    ready = [one.status for one in asked if one.status]
+    total = sum(status.samples_per_s for status in ready)
     console.print(f"[bold]{len(ready)} of {count(len(asked), 'teacher')}[/] · {pace(total)}")
 
 
 def _to_json(one: Asked) -> dict[str, object]:
-    standing = asdict(one.standing) if one.standing else {}
-    return {"address": str(one.address), **standing, **({"problem": one.problem} if one.problem else {})}
+    status = asdict(one.status) if one.status else {}
+    return {"address": str(one.address), **status, **({"problem": one.problem} if one.problem else {})}
 
 
 def _table(asked: Sequence[Asked]) -> Table:
@@ -134,14 +134,14 @@ def _table(asked: Sequence[Asked]) -> Table:
     names = ("teacher", "model", "weights", "age", "students", "waiting", "samples", "samples/s", "last fault")
     rows: list[tuple[str, ...]] = []
     for one in asked:
-        standing = one.standing
-        if standing is None:
+        status = one.status
+        if status is None:
             rows.append((escape(str(one.address)), *[""] * 7, f"[red]{escape(one.problem)}[/]"))
             continue
-        name = standing.model + (" (leaving)" if standing.is_leaving else "")
-        row = (str(one.address), name, standing.fingerprint[:8], duration(standing.age_s), str(standing.students),
-               str(standing.waiting), f"{standing.samples:,}", f"{standing.samples_per_s:,.0f}",
-               standing.last_fault)  # fmt: skip
+        name = status.model + (" (leaving)" if status.is_leaving else "")
+        row = (str(one.address), name, status.fingerprint[:8], duration(status.age_s), str(status.students),
+               str(status.waiting), f"{status.samples:,}", f"{status.samples_per_s:,.0f}",
+               status.last_fault)  # fmt: skip
         rows.append(tuple(escape(cell) for cell in row))
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     shown = [number for number in range(len(names)) if any(row[number] for row in rows)]

@@ -13,7 +13,7 @@ from edl_hvd.errors import PlatformError, ProtocolError
 from edl_hvd.frames import FrameStream, Limits
 
 
-def ask(address: Address, token: str, timeout_s: float = 5.0) -> say.Standing:
+def ask(address: Address, token: str, timeout_s: float = 5.0) -> say.TeacherStatus:
     """How a teacher stands. Blocks for at most ``timeout_s``.
 
     Raises:
@@ -36,11 +36,11 @@ def ask(address: Address, token: str, timeout_s: float = 5.0) -> say.Standing:
             if not proof.is_proof(theirs.proof, token, proof.TEACHER, nonce.nonce, ours):
                 raise PlatformError("it holds another token")
             stream.limits = Limits(say.HEADER_BYTES)
-            standing = _exchange(stream, say.Look(), say.TO_LOOKER, until_s)
-            if isinstance(standing, say.Refuse):
-                raise PlatformError(f"it refused: {standing.why}")
-            assert isinstance(standing, say.Standing)
-            return standing
+            status = _exchange(stream, say.Look(), say.TO_LOOKER, until_s)
+            if isinstance(status, say.Refuse):
+                raise PlatformError(f"it refused: {status.why}")
+            assert isinstance(status, say.TeacherStatus)
+            return status
     except (OSError, EOFError, ProtocolError) as error:
         raise PlatformError(getattr(error, "strerror", None) or str(error) or "it did not answer in time") from error
 

@@ -1,6 +1,6 @@
 """The student's end of its connections to teachers: one thread, one selector.
 
-``Calling`` holds the window. What the loader does and what teachers say are happenings of it; the thread carries out
+``Calling`` holds the window. What the loader does and what teachers say are window_events of it; the thread carries out
 what follows from them. It knows bytes and numbers, neither tensors nor what a place means.
 """
 
@@ -32,9 +32,9 @@ from edl_hvd.distill.window import (
     Declined,
     GiveNothing,
     GiveTask,
-    Happening,
+    WindowEvent,
     Invite,
-    Joined,
+    TeacherReady,
     Left,
     Passed,
     Poisoned,
@@ -242,13 +242,13 @@ class Calling:
             self._arrays[number] = (arrays, place.samples)
             if known is not None:
                 self._answers[number] = known
-            self._happen(Read(place, size_bytes, is_answered=known is not None))
+            self._handle(Read(place, size_bytes, is_answered=known is not None))
             return number
 
-    def happen(self, happening: Happening) -> None:
+    def handle(self, event: WindowEvent) -> None:
         """Let the window know."""
         with self.changed:
-            self._happen(happening)
+            self._handle(event)
 
     def take(self, number: int) -> tuple[Array, ...] | None:
         """The answer to the oldest task, which is consumed by this; ``None`` if it is not there."""
@@ -256,7 +256,7 @@ class Calling:
             answer = self._answers.pop(number, None)
             if answer is not None:
                 self._arrays.pop(number, None)
-                self._happen(Consumed())
+                self._handle(Consumed())
             return answer
 
     def end_pass(self) -> dict[Place, tuple[Array, ...]]:
@@ -264,7 +264,7 @@ class Calling:
         with self.changed:
             entries = self._window.entries
             left = {entries[number].place: answer for number, answer in self._answers.items() if number in entries}
-            self._happen(Closed())
+            self._handle(Closed())
             self._arrays.clear()
             self._answers.clear()
             self._poisoned = None
@@ -299,8 +299,8 @@ class Calling:
         with suppress(OSError):
             self._selector.close()
 
-    def _happen(self, happening: Happening) -> None:
-        result = turn(self._window, happening, self._clock.monotonic_s())
+    def _handle(self, event: WindowEvent) -> None:
+        result = turn(self._window, event, self._clock.monotonic_s())
         self._window = result.window
         for action in result.actions:
             if isinstance(action, Poisoned):
@@ -352,7 +352,7 @@ class Calling:
         now_s = self._clock.monotonic_s()
         slept = now_s - self._looked_s > _LOOK_EVERY_S + _OWN_PAUSE_S
         self._looked_s = now_s
-        self.happen(Passed())
+        self.handle(Passed())
         for call in list(self._calls.values()):
             if call.deadline_s is not None and now_s > call.deadline_s:
                 self._drop(call, Fault(f"it did not answer ({call.stage}) for a long time"))
@@ -491,7 +491,7 @@ class Calling:
         self._processes[message.process] = call.address
         self._pauses_s.pop(call.address, None)
         self._tell(events.TeacherJoined(str(call.address), message.model, message.fingerprint))
-        self.happen(Joined(str(call.address), message.process))
+        self.handle(TeacherReady(str(call.address), message.process))
 
     def _compare(self, teaching: say.Teaching) -> None:
         """Raise ``_Lasting`` where answers of this teacher are not those of the first one."""
@@ -519,12 +519,12 @@ class Calling:
             if call.is_leaving:
                 call.stream.put(encode(say.Nothing()))
             else:
-                self.happen(Wanted(name))
+                self.handle(Wanted(name))
         elif isinstance(message, say.Leaving):
             call.is_leaving = True
         elif isinstance(message, say.Cannot):
             self._take_number(call, message.number)
-            self.happen(Declined(name, message.number, say.shorten(message.why)))
+            self.handle(Declined(name, message.number, say.shorten(message.why)))
         elif isinstance(message, say.Answer):
             samples = self._take_number(call, message.number)
             assert self._teaching is not None
@@ -532,7 +532,7 @@ class Calling:
             why = self._check(frame.arrays)
             if why:
                 self._tell(events.TeacherRefused(name, why))
-                self.happen(Declined(name, message.number, why))
+                self.handle(Declined(name, message.number, why))
             else:
                 self._accept(name, message.number, frame.arrays)
         self._carry_out()
@@ -548,7 +548,7 @@ class Calling:
             entry = self._window.entries.get(number)
             if entry is not None and name in entry.holders:
                 self._answers[number] = arrays
-                self._happen(Answered(name, number))
+                self._handle(Answered(name, number))
 
     # --- what follows ---
 
@@ -615,7 +615,7 @@ class Calling:
                 self._faults[address] = fault
             missing = len(self._addresses) - len(self._calls)
             was_ready, tasks = str(address) in self._window.teachers, len(call.given or ())
-            self._happen(Left(str(address), kindly))
+            self._handle(Left(str(address), kindly))
             if was_ready and not self._window.teachers:
                 self._ready_s = now_s
         self._due_s[address] = now_s + self._next_pause_s(address, fault.is_lasting, missing)

@@ -2,7 +2,7 @@
 
     both          Nonce, Proof        neither side sends an array before both proofs are right
     student       Hello | Look        what it will send, and wants back | how the teacher stands
-    teacher       Teaching | Refuse | Standing
+    teacher       Teaching | Refuse | TeacherStatus
     student       Have                how many tasks wait, and how many answers lie ready
     teacher       Want                one task; answered by Give or Nothing
     student       Give + arrays | Nothing
@@ -83,7 +83,7 @@ class Hello(Message):
 
 @dataclass(frozen=True)
 class Look(Message):
-    """A question for the standing, from a command line."""
+    """A question for the status, from a command line."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Refuse(Message):
 
 
 @dataclass(frozen=True)
-class Standing(Message):
+class TeacherStatus(Message):
     """How a teacher stands.
 
     Attributes:
@@ -233,7 +233,7 @@ FROM_NEW_STUDENT = vocabulary(Hello, Look)
 FROM_STUDENT = vocabulary(Have, Give, Nothing, Forget)
 FROM_NEW_TEACHER = vocabulary(Teaching, Refuse, Leaving)
 FROM_TEACHER = vocabulary(Want, Answer, Cannot, Leaving)
-TO_LOOKER = vocabulary(Standing, Refuse)
+TO_LOOKER = vocabulary(TeacherStatus, Refuse)
 
 _LONGEST_TEXT = 1000
 # Of a reason; a header has room for it.

@@ -276,7 +276,7 @@ class _Pass:
             raise StopIteration
         if self._is_closed:
             raise _ended_early()
-        self._calling.happen(Asked())
+        self._calling.handle(Asked())
         if self._thread is None:
             self._read_some()
         item = self._wait_for_item()

@@ -50,6 +50,7 @@ class _Task:
         arrays: Inputs.
         samples: Number of samples.
         lot: What it may be computed together with.
+        is_suspect: Whether teachers were lost with it, so that this one should hold nothing else meanwhile.
         arrived_s: When its last byte came.
     """
 
@@ -58,6 +59,7 @@ class _Task:
     arrays: tuple[Array, ...]
     samples: int
     lot: Lot
+    is_suspect: bool
     arrived_s: float
 
 
@@ -145,6 +147,7 @@ class Serving:
         self._tasks: deque[_Task] = deque()
         self._replies: deque[_Reply] = deque()
         self._is_computing = self._is_leaving = self._is_closed = False
+        self._has_suspect = False
         self._asked = 0
         self._last_fault = ""
         # Of the talking thread:
@@ -219,13 +222,15 @@ class Serving:
         if not is_full and self._asked and time.monotonic() - self._tasks[0].arrived_s < _LONGEST_DELAY_S:
             return None
         self._is_computing = True
-        return [self._tasks.popleft() for _ in range(count)]
+        batch = [self._tasks.popleft() for _ in range(count)]
+        self._has_suspect = any(task.is_suspect for task in batch)
+        return batch
 
     def _compute(self, batch: _Introduction | list[_Task]) -> None:
         replies = [self._introduce(batch)] if isinstance(batch, _Introduction) else self._answer(batch)
         with self._lock:
             self._replies.extend(replies)
-            self._is_computing = False
+            self._is_computing = self._has_suspect = False
         self._ring()
 
     def _introduce(self, introduction: _Introduction) -> _Reply:
@@ -455,7 +460,7 @@ class Serving:
 
     def _take_hello(self, student: _Student, message: Message) -> None:
         if isinstance(message, say.Look):
-            student.stream.put(encode(self._standing()))
+            student.stream.put(encode(self._status()))
             return
         assert isinstance(message, say.Hello)
         if not message.send or not 0 < message.micro_batch <= 1 << 24:
@@ -506,7 +511,7 @@ class Serving:
         student.held.add(give.number)
         lot = Lot((hello.send, hello.outputs), give.samples, give.is_alone or hello.exact)
         with self._lock:
-            self._tasks.append(_Task(student.number, give.number, arrays, give.samples, lot, now_s))
+            self._tasks.append(_Task(student.number, give.number, arrays, give.samples, lot, give.is_alone, now_s))
 
     def _limit(self, student: _Student) -> None:
         """Accept a body only while a task is asked for."""
@@ -568,6 +573,8 @@ class Serving:
             return
         with self._lock:
             is_computing = self._is_computing
+            if self._has_suspect or any(task.is_suspect for task in self._tasks):
+                return
             waiting = sum(task.samples for task in self._tasks)
         is_empty = not waiting and not is_computing
         if is_computing and not asks_ahead(self._compute_s, self._round_trip_s):
@@ -600,11 +607,11 @@ class Serving:
             self._left_told = True
             self._lock.notify_all()
 
-    def _standing(self) -> say.Standing:
+    def _status(self) -> say.TeacherStatus:
         now_s = time.monotonic()
         recent = [samples for at_s, samples in self._answered if at_s >= now_s - _RATE_S]
         age_s = now_s - self._started_s
-        return say.Standing(
+        return say.TeacherStatus(
             self._process, self._teacher.name, self._teacher.fingerprint, self._max_batch,
             students=sum(one.stage == "ready" for one in self._students.values()),
             waiting=len(self._tasks), tasks=self._answered_tasks, samples=self._answered_samples,

@@ -1,6 +1,6 @@
 """The micro-batches of a student between reading and consuming, and which teacher answers which. Pure.
 
-``turn(window, happening, now_s)`` gives the next window and what is to be done. It accepts any happening in any state,
+``turn(window, event, now_s)`` gives the next window and what is to be done. It accepts any event in any state,
 and knows neither sockets, clocks nor tensors.
 
 Teachers pull: a task is bound to a teacher when the teacher asks for one, and the oldest task goes first. A task whose
@@ -45,7 +45,7 @@ _AGAIN_S = 2.0
 # A teacher gets a task that it has failed on again after this, and only if there is no other. One that is about to join
 # has joined by then.
 _REMEMBERED = 31
-_LEAST_LOSSES, _MOST_LOSSES = 3, 20
+_LEAST_LOSSES, _MOST_LOSSES = 3, 12
 _ODDS = 1e-6
 
 
@@ -68,7 +68,7 @@ class Read:
 
 
 @dataclass(frozen=True)
-class Joined:
+class TeacherReady:
     """A teacher is ready; ``process`` tells it from the one that was there before a restart."""
 
     teacher: str
@@ -127,7 +127,7 @@ class Closed:
     """The pass is over; what is in the window is dropped."""
 
 
-Happening: TypeAlias = Read | Joined | Left | Wanted | Answered | Declined | Asked | Consumed | Passed | Closed
+WindowEvent: TypeAlias = Read | TeacherReady | Left | Wanted | Answered | Declined | Asked | Consumed | Passed | Closed
 
 
 # --- what is to be done ---
@@ -332,7 +332,7 @@ class Window:
         return max(self.waiting_since_s, *entry.holders.values()) + self.hedge_after_s
 
     def due_s(self, now_s: float) -> float | None:
-        """When :class:`Passed` will have an effect; ``None``: without another happening it has none."""
+        """When :class:`Passed` will have an effect; ``None``: without another event it has none."""
         moments = [one.invited_s + _INVITED_S for one in self.teachers.values() if one.invited_s is not None]
         moments += [one.aside_until_s for one in self.teachers.values()]
         failed = [entry.failures[-1] for entry in self.entries.values() if entry.failures and entry.is_waiting]
@@ -344,26 +344,26 @@ class Window:
 
 @dataclass(frozen=True)
 class Turn:
-    """The result of a happening: the next window, and what is to be done, in order."""
+    """The result of a event: the next window, and what is to be done, in order."""
 
     window: Window
     actions: tuple[Action, ...]
 
 
-def turn(window: Window, happening: Happening, now_s: float) -> Turn:
+def turn(window: Window, event: WindowEvent, now_s: float) -> Turn:
     """The next window and what is to be done.
 
     Args:
         window: Window before.
-        happening: What has happened.
+        event: What has happened.
         now_s: When; at least the time of the turn before.
     """
     draft = _Draft(window, now_s)
-    match happening:
+    match event:
         case Read():
-            draft.read(happening)
-        case Joined(teacher, process):
-            draft.teachers.setdefault(teacher, Colleague(process))
+            draft.read(event)
+        case TeacherReady(teacher, process):
+            draft.join(teacher, process)
         case Left(teacher, kindly):
             draft.leave(teacher, kindly)
         case Wanted(teacher):
@@ -448,6 +448,11 @@ class _Draft:
         holders = {name: since_s for name, since_s in entry.holders.items() if name != teacher}
         self.entries[number] = replace(entry, holders=holders)
         return self.entries[number]
+
+    def join(self, teacher: str, process: str) -> None:
+        if teacher in self.teachers and self.teachers[teacher].process != process:
+            self.leave(teacher, kindly=False)  # its end was not told
+        self.teachers.setdefault(teacher, Colleague(process))
 
     def leave(self, teacher: str, kindly: bool) -> None:
         if teacher not in self.teachers:
@@ -607,7 +612,7 @@ def losses_allowed(lost: int, given: int) -> int:
         given: Number of times that other tasks were given out, at least 1.
 
     >>> losses_allowed(0, 10), losses_allowed(1, 1000), losses_allowed(16, 100), losses_allowed(10, 10)
-    (3, 3, 8, 20)
+    (3, 3, 8, 12)
     """
     if not lost:
         return _LEAST_LOSSES

@@ -24,9 +24,9 @@ from edl_hvd.distill.window import (
     Declined,
     GiveNothing,
     GiveTask,
-    Happening,
+    WindowEvent,
     Invite,
-    Joined,
+    TeacherReady,
     Left,
     Passed,
     Poisoned,
@@ -86,15 +86,17 @@ class Teacher:
     wanted: dict[str, int] = field(default_factory=dict)
     asks_ahead: bool = False
 
-    def join(self) -> None:
+    def introduce(self) -> None:
         for student in self.students.values():
             self.sharing = self.sharing.joined(student.name, student.job, SAMPLES)
             self.wanted[student.name] = 0
             student.lines[self.name] = self
-            student.happen(Joined(self.name, self.process))
+            student.handle(TeacherReady(self.name, self.process))
 
     def ask(self) -> None:
         if not self.is_alive or (self.computing and not self.asks_ahead):
+            return
+        if any(lot.is_alone for _, _, lot in self.tasks + self.computing):
             return
         while True:
             waiting = sum(lot.samples for _, _, lot in self.tasks)
@@ -106,9 +108,9 @@ class Teacher:
             self.wanted[name] += 1
             self.say(name, Wanted(self.name))
 
-    def say(self, name: str, happening: Happening) -> None:
+    def say(self, name: str, event: WindowEvent) -> None:
         student = self.students[name]
-        student.stage.later(student.wire(self, to_student=True), lambda: student.hear(self, happening))
+        student.stage.later(student.wire(self, to_student=True), lambda: student.hear(self, event))
 
     def hear(self, student: str, action: Action) -> None:
         if not self.is_alive:
@@ -212,8 +214,8 @@ class Student:
         self.arrives_s[key] = at_s + 1e-9
         return at_s - self.stage.now_s
 
-    def happen(self, happening: Happening) -> None:
-        result = turn(self.window, happening, self.stage.now_s)
+    def handle(self, event: WindowEvent) -> None:
+        result = turn(self.window, event, self.stage.now_s)
         self.window = result.window
         self.stage.turns += 1
         for action in result.actions:
@@ -234,7 +236,7 @@ class Student:
         due_s = self.window.due_s(self.stage.now_s)
         if due_s is not None and (self.wake_s is None or due_s < self.wake_s or self.wake_s <= self.stage.now_s):
             self.wake_s = due_s
-            self.stage.later(due_s - self.stage.now_s + 1e-6, lambda: self.happen(Passed()))
+            self.stage.later(due_s - self.stage.now_s + 1e-6, lambda: self.handle(Passed()))
 
     def check(self) -> None:
         """What is so in every window."""
@@ -247,26 +249,26 @@ class Student:
         self.largest_bytes = max(self.largest_bytes, size)
         assert size <= window.limit_bytes or len(window.entries) <= 2
 
-    def hear(self, teacher: Teacher, happening: Happening) -> None:
+    def hear(self, teacher: Teacher, event: WindowEvent) -> None:
         if self.lines.get(teacher.name) is teacher:
-            self.happen(happening)
+            self.handle(event)
             self.go_on()
 
     def lose(self, teacher: Teacher, kindly: bool) -> None:
         if self.lines.get(teacher.name) is teacher:
             del self.lines[teacher.name]
-            self.happen(Left(teacher.name, kindly))
+            self.handle(Left(teacher.name, kindly))
 
     def fill(self) -> None:
         while self.read < self.total and self.window.has_room:
             number = self.window.next_number
             self.places[number] = self.read
-            self.happen(Read(Place(0, 0, self.read * SAMPLES, SAMPLES), self.size_bytes))
+            self.handle(Read(Place(0, 0, self.read * SAMPLES, SAMPLES), self.size_bytes))
             self.read += 1
 
     def start(self) -> None:
         self.fill()
-        self.happen(Asked())
+        self.handle(Asked())
         self.is_waiting = True
 
     def go_on(self) -> None:
@@ -276,22 +278,22 @@ class Student:
         assert head in self.accepted
         self.is_waiting = False
         self.consumed.append(self.places[head])
-        self.happen(Consumed())
+        self.handle(Consumed())
         self.fill()
         self.stage.later(self.step_s * self.stage.chance.uniform(0.5, 1.5), self.ask)
 
     def ask(self) -> None:
         if not self.is_over and not self.is_waiting:
             self.is_waiting = True
-            self.happen(Asked())
+            self.handle(Asked())
             self.go_on()
 
     def begin_anew(self) -> None:
         """The world breaks: a new pass begins where the training stands."""
         if self.is_over:
             return
-        self.happen(Closed())
+        self.handle(Closed())
         self.read, self.passes = len(self.consumed), self.passes + 1
         self.fill()
         self.is_waiting = True
-        self.happen(Asked())
+        self.handle(Asked())

@@ -20,9 +20,9 @@ from edl_hvd.distill.window import (
     Declined,
     GiveNothing,
     GiveTask,
-    Happening,
+    WindowEvent,
     Invite,
-    Joined,
+    TeacherReady,
     Left,
     Passed,
     Poisoned,
@@ -41,15 +41,15 @@ def read(number: int, size_bytes: int = 1, is_answered: bool = False) -> Read:
     return Read(Place(0, 0, number, 1), size_bytes, is_answered)
 
 
-def play(*happenings: Happening | float, limit_bytes: int = 100) -> tuple[Window, list[Action]]:
-    """A window after these happenings; a number is the moment of those after it. The actions of the last one."""
+def play(*window_events: WindowEvent | float, limit_bytes: int = 100) -> tuple[Window, list[Action]]:
+    """A window after these window_events; a number is the moment of those after it. The actions of the last one."""
     window, now_s = Window(limit_bytes), 0.0
     actions: tuple[Action, ...] = ()
-    for happening in happenings:
-        if isinstance(happening, float):
-            now_s = happening
+    for event in window_events:
+        if isinstance(event, float):
+            now_s = event
         else:
-            result = turn(window, happening, now_s)
+            result = turn(window, event, now_s)
             window, actions = result.window, result.actions
     return window, list(actions)
 
@@ -59,35 +59,39 @@ def gives(actions: list[Action]) -> list[tuple[str, int]]:
 
 
 def test_a_teacher_that_asks_gets_the_oldest_task():
-    _, actions = play(Joined("a", "1"), Joined("b", "2"), read(0), read(1), Wanted("a"), Wanted("b"))
+    _, actions = play(TeacherReady("a", "1"), TeacherReady("b", "2"), read(0), read(1), Wanted("a"), Wanted("b"))
     assert gives(actions) == [("b", 1)]
 
 
 def test_the_task_of_a_lost_teacher_goes_out_first_again():
-    _, actions = play(Joined("a", "1"), Joined("b", "2"), read(0), read(1), Wanted("a"), Left("a"), Wanted("b"))
+    _, actions = play(
+        TeacherReady("a", "1"), TeacherReady("b", "2"), read(0), read(1), Wanted("a"), Left("a"), Wanted("b")
+    )
     assert gives(actions) == [("b", 0)]
 
 
 def test_a_teacher_that_finds_nothing_is_told_when_there_is_something():
-    _, actions = play(Joined("a", "1"), Wanted("a"))
+    _, actions = play(TeacherReady("a", "1"), Wanted("a"))
     assert actions == [GiveNothing("a")]
-    _, actions = play(Joined("a", "1"), Wanted("a"), read(0))
+    _, actions = play(TeacherReady("a", "1"), Wanted("a"), read(0))
     assert actions == [Invite("a")]
 
 
 def test_of_idle_teachers_the_fastest_is_told_and_only_one_for_a_task():
-    window, _ = play(Joined("slow", "1"), Joined("fast", "2"), read(0), read(1), Wanted("slow"), Wanted("fast"))
-    for happening, now_s in ((Answered("fast", 1), 1.0), (Answered("slow", 0), 5.0), (Wanted("slow"), 5.0)):
-        window = turn(window, happening, now_s).window
+    window, _ = play(
+        TeacherReady("slow", "1"), TeacherReady("fast", "2"), read(0), read(1), Wanted("slow"), Wanted("fast")
+    )
+    for event, now_s in ((Answered("fast", 1), 1.0), (Answered("slow", 0), 5.0), (Wanted("slow"), 5.0)):
+        window = turn(window, event, now_s).window
     result = turn(window, read(2), 6.0)
     assert result.actions == (Invite("fast"),)
     assert turn(result.window, Passed(), 6.3).actions == (Invite("slow"),), "the fast one works for another student"
 
 
 def test_only_the_task_that_the_consumer_waits_for_is_hedged():
-    story: list[Happening | float] = [
-        Joined("a", "1"),
-        Joined("b", "2"),
+    story: list[WindowEvent | float] = [
+        TeacherReady("a", "1"),
+        TeacherReady("b", "2"),
         read(0),
         read(1),
         Wanted("a"),
@@ -106,19 +110,19 @@ def test_only_the_task_that_the_consumer_waits_for_is_hedged():
 
 def test_an_idle_teacher_is_called_for_a_hedge():
     window, _ = play(
-        Joined("a", "1"), Joined("b", "2"), read(0), Wanted("a"), Wanted("b"), Asked(), 1.0
+        TeacherReady("a", "1"), TeacherReady("b", "2"), read(0), Wanted("a"), Wanted("b"), Asked(), 1.0
     )  # fmt: skip
     assert window.due_s(1.0) == 6.0, "nothing is known of answers, so it is three times two seconds"
     assert turn(window, Passed(), 6.0).actions == (Invite("b"),)
 
 
 def test_a_teacher_that_others_help_out_three_times_is_set_aside_and_comes_back():
-    window, _ = play(Joined("slow", "1"), Joined("b", "2"), limit_bytes=1000)
+    window, _ = play(TeacherReady("slow", "1"), TeacherReady("b", "2"), limit_bytes=1000)
     now_s = 0.0
 
-    def go(happening: Happening) -> list[Action]:
+    def go(event: WindowEvent) -> list[Action]:
         nonlocal window
-        result = turn(window, happening, now_s)
+        result = turn(window, event, now_s)
         window = result.window
         return list(result.actions)
 
@@ -138,23 +142,23 @@ def test_a_teacher_that_others_help_out_three_times_is_set_aside_and_comes_back(
 
 
 def test_late_answers_and_those_of_an_earlier_pass_do_not_count():
-    window, actions = play(Joined("a", "1"), read(0), Wanted("a"), Closed())
+    window, actions = play(TeacherReady("a", "1"), read(0), Wanted("a"), Closed())
     assert actions == [Withdraw("a", 0)]
     assert turn(window, Answered("a", 0), 0.0).actions == ()
-    window, actions = play(Joined("a", "1"), read(0), Wanted("a"), Answered("a", 0), Answered("a", 0))
+    window, actions = play(TeacherReady("a", "1"), read(0), Wanted("a"), Answered("a", 0), Answered("a", 0))
     assert actions == []
 
 
 def test_a_task_whose_answer_is_known_is_given_to_nobody():
-    window, actions = play(Joined("a", "1"), read(0, is_answered=True), Wanted("a"))
+    window, actions = play(TeacherReady("a", "1"), read(0, is_answered=True), Wanted("a"))
     assert actions == [GiveNothing("a")]
     assert window.lead == 1
 
 
 def test_a_task_that_three_teachers_are_lost_with_is_poisonous():
-    story: list[Happening | float] = [read(0)]
+    story: list[WindowEvent | float] = [read(0)]
     for process in ("1", "2", "3"):
-        story += [Joined("a", process), Wanted("a"), Left("a")]
+        story += [TeacherReady("a", process), Wanted("a"), Left("a")]
     _, actions = play(*story[:-1])
     assert not any(isinstance(action, Poisoned) for action in actions)
     _, actions = play(*story)
@@ -162,22 +166,28 @@ def test_a_task_that_three_teachers_are_lost_with_is_poisonous():
 
 
 def test_teachers_that_leave_kindly_or_are_lost_with_others_make_no_poison():
-    story: list[Happening | float] = [read(0)]
+    story: list[WindowEvent | float] = [read(0)]
     for process in range(9):
-        story += [Joined("a", str(process)), Wanted("a"), Left("a", kindly=True)]
+        story += [TeacherReady("a", str(process)), Wanted("a"), Left("a", kindly=True)]
         _, actions = play(*story)
         assert not any(isinstance(action, Poisoned) for action in actions)
     window = replace(Window(100), given=100, lost=16)
     for process in range(7):
-        first: list[Happening] = [read(0)] if not process else []
-        for happening in (*first, Joined("a", str(process)), Wanted("a"), Left("a")):
-            result = turn(window, happening, 0.0)
+        first: list[WindowEvent] = [read(0)] if not process else []
+        for event in (*first, TeacherReady("a", str(process)), Wanted("a"), Left("a")):
+            result = turn(window, event, 0.0)
             window = result.window
         assert not any(isinstance(action, Poisoned) for action in result.actions), "16 % are lost anyway"
 
 
 def test_a_declined_task_goes_to_another_teacher_and_is_poison_after_the_third():
-    story: list[Happening | float] = [Joined("a", "1"), Joined("b", "2"), read(0), Wanted("a"), Declined("a", 0, "NaN")]
+    story: list[WindowEvent | float] = [
+        TeacherReady("a", "1"),
+        TeacherReady("b", "2"),
+        read(0),
+        Wanted("a"),
+        Declined("a", 0, "NaN"),
+    ]
     _, actions = play(*story, Wanted("a"))
     assert actions == [GiveNothing("a")]
     _, actions = play(*story, Wanted("b"))
@@ -205,13 +215,13 @@ def test_the_window_accepts_anything_in_any_state():
     window = Window(50)
     for number in range(20_000):
         teacher = chance.choice("abc")
-        happening = chance.choice([
-            read(number), Joined(teacher, teacher), Left(teacher), Wanted(teacher),
+        event = chance.choice([
+            read(number), TeacherReady(teacher, teacher), Left(teacher), Wanted(teacher),
             Answered(teacher, chance.randrange(9)), Answered(teacher, window.head or 0),
             Declined(teacher, window.head or 0, ""), Asked(), Consumed(), Passed(),
             Closed() if chance.random() < 0.1 else Asked(),
         ])  # fmt: skip
-        window = turn(window, happening, number * 0.01).window
+        window = turn(window, event, number * 0.01).window
 
 
 def test_a_teacher_asks_the_job_with_the_least_time_and_in_it_the_neediest():
@@ -257,7 +267,7 @@ def play_at_random(seed: int) -> int:
             stage, name, f"{name}/{chance.random()}", chance.choice([0.005, 0.05, 0.4]), chance.choice([4, 8, 16]),
             students, poison, 0.0 if is_healthy else chance.choice([0.0, 0.0, 0.05]), asks_ahead=chance.random() < 0.5,
         )  # fmt: skip
-        teachers[name].join()
+        teachers[name].introduce()
 
     def strike() -> None:
         name = chance.choice(names)
@@ -279,7 +289,7 @@ def play_at_random(seed: int) -> int:
     for _ in range(chance.randint(0, 12)):
         stage.later(chance.uniform(0.0, horizon_s), strike)
     # In the end there are teachers that live, beside those that are stopped for good.
-    for moment in range(25):
+    for moment in range(100):
         stage.later(horizon_s + moment * 0.5, lambda: start("healthy:1", is_healthy=True))
         stage.later(horizon_s + moment * 0.5, lambda: start("healthy:2", is_healthy=True))
     stage.run(5000.0, lambda: all(student.is_over for student in students.values()))
