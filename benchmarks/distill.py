@@ -196,7 +196,7 @@ def play(scene: Scene, folder: Path) -> list[Measured]:
         is_over = threading.Event()
         striker = threading.Thread(target=strike, args=(scene, fleet, is_over))
         striker.start()
-        measured = [soon(results)[1] for _ in students]
+        measured = [results.get(timeout=300)[1] for _ in students]
         is_over.set()
         soon(striker)
         for student in students:

@@ -48,6 +48,12 @@ def check(loader: DistillLoader, length: int = 64, struck=lambda number: None) -
     assert seen == [index for indices in sampler(length) for index in indices]
 
 
+def wait_for_teachers(loader: DistillLoader, count: int) -> None:
+    service = loader._open.service
+    assert service is not None
+    within(60, lambda: service.calling.outlook().ready == count)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_answers_come_in_order_and_are_those_of_the_model(tmp_path, workers):
     with fleet(tmp_path, Sums(), Sums(0.02)) as teachers:
@@ -217,8 +223,8 @@ def test_a_liar_with_other_shapes_is_put_out_and_the_others_answer(tmp_path, mon
 def test_answers_that_hold_nan_are_never_passed_on(tmp_path, monkeypatch):
     monkeypatch.setenv("EDL_HVD_EVENTS", str(tmp_path / "events.jsonl"))
     with fleet(tmp_path, Sums(trouble="nan"), Sums(0.01), Sums(0.01)) as teachers:
-        loader = make_loader(Teachers(teachers.source, port=teachers.port))
-        check(loader)
+        loader = make_loader(Teachers(teachers.source, port=teachers.port, window_mb=1), 160, side=64)
+        check(loader, 160, lambda number: wait_for_teachers(loader, 3) if number == 0 else None)
         loader.close()
     refused = [event for event in read_events(tmp_path / "events.jsonl") if event["event"] == "teacher_refused"]
     assert refused
@@ -360,10 +366,10 @@ def test_an_error_of_the_data_set_comes_where_its_batch_would(tmp_path):
 def test_a_pass_that_is_left_early_is_begun_anew_and_its_answers_are_kept(tmp_path):
     with fleet(tmp_path, Sums()) as teachers:
         loader = make_loader(Teachers(teachers.source, port=teachers.port))
-        for _ in loader:
-            break
+        next(iter(loader))
         service = loader._open.service
         assert service is not None
+        within(60, lambda: service.calling.outlook().window.lead > 0)
         given = service.calling.outlook().window.given
         check(loader)
         assert service.calling.outlook().window.given < given + 16, "some answers were used again"
