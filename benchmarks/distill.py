@@ -183,9 +183,7 @@ def play(scene: Scene, folder: Path) -> list[Measured]:
     try:
         for answer_s in scene.answers_s:
             fleet.start(Sleeper(answer_s, scene.slow_share), max_batch=SAMPLES, wait=False)
-        for process in fleet.processes.values():
-            assert process.is_alive()
-        time.sleep(3.0 if scene.answers_s else 0.0)
+        fleet.wait()
         together, results = context.Barrier(STUDENTS), context.Queue()
         words = (scene, fleet.source, fleet.port)
         students = [

@@ -93,6 +93,7 @@ class Fleet:
         self.port = free_port(_MOST)
         self.path = folder / "teachers.txt"
         self.processes: dict[int, BaseProcess] = {}
+        self._starting: dict[int, Any] = {}
         self._listed = 0
 
     @property
@@ -109,10 +110,17 @@ class Fleet:
         process.start()
         self.processes[number] = process
         self.list(max(number + 1, self._listed))
+        self._starting[number] = here
         if wait:
-            assert here.poll(300), "the teacher did not start"
-            here.recv()
+            self.wait()
         return number
+
+    def wait(self) -> None:
+        """Wait until all that were started listen."""
+        for here in self._starting.values():
+            assert here.poll(300), "a teacher did not start"
+            here.recv()
+        self._starting.clear()
 
     def list(self, count: int) -> None:
         self._listed = count
