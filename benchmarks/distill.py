@@ -183,7 +183,7 @@ def play(scene: Scene, folder: Path) -> list[Measured]:
     try:
         for answer_s in scene.answers_s:
             fleet.start(Sleeper(answer_s, scene.slow_share), max_batch=SAMPLES, wait=False)
-        fleet.wait()
+        fleet.await_all()
         together, results = context.Barrier(STUDENTS), context.Queue()
         words = (scene, fleet.source, fleet.port)
         students = [

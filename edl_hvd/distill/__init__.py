@@ -1,7 +1,7 @@
 """Distillation: teachers answer for students in training, from processes and machines of their own.
 
     place.py          what a micro-batch is: its place in an epoch's order
-    window.py         which teacher gets which task, and when again; pure
+    window.py         which teacher gets which task, and when again; pure; window_events.py is what happens to it
     sharing.py        whom a teacher asks, and which tasks it computes together; pure
     conversation.py   the messages of both sides
     proof.py          how both sides prove that they hold the same token

@@ -23,7 +23,8 @@ from edl_hvd.distill import conversation as say
 from edl_hvd.distill import proof
 from edl_hvd.distill.conversation import Address, Message, decode, encode
 from edl_hvd.distill.place import Place
-from edl_hvd.distill.window import (
+from edl_hvd.distill.window import Window, turn
+from edl_hvd.distill.window_events import (
     Accept,
     Action,
     Answered,
@@ -39,10 +40,8 @@ from edl_hvd.distill.window import (
     Read,
     TeacherReady,
     Wanted,
-    Window,
     WindowEvent,
     Withdraw,
-    turn,
 )
 from edl_hvd.errors import ProtocolError
 from edl_hvd.frames import Array, ArrayType, Frame, FrameStream, Limits

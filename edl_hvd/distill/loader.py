@@ -24,7 +24,7 @@ from edl_hvd.distill.outputs import describe, find_nan, named, row_types, to_arr
 from edl_hvd.distill.place import Place, show_indices
 from edl_hvd.distill.teacher import Teacher, check_probe
 from edl_hvd.distill.teachers import Teachers
-from edl_hvd.distill.window import Asked
+from edl_hvd.distill.window_events import Asked
 from edl_hvd.errors import NoTeacherError, UsageError
 from edl_hvd.frames import Array, ArrayType
 from edl_hvd.settings import Launch, Settings

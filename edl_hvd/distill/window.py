@@ -26,9 +26,28 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 from edl_hvd.distill.place import Place
+from edl_hvd.distill.window_events import (
+    Accept,
+    Action,
+    Answered,
+    Asked,
+    Closed,
+    Consumed,
+    Declined,
+    GiveNothing,
+    GiveTask,
+    Invite,
+    Left,
+    Passed,
+    Poisoned,
+    Read,
+    TeacherReady,
+    Wanted,
+    WindowEvent,
+    Withdraw,
+)
 
 _MOST_HOLDERS = 3
 # Of one task. A third teacher that is as slow says that the task is slow, not the teachers.
@@ -47,141 +66,6 @@ _AGAIN_S = 2.0
 _REMEMBERED = 31
 _LEAST_LOSSES, _MOST_LOSSES = 3, 12
 _ODDS = 1e-6
-
-
-# --- what happens ---
-
-
-@dataclass(frozen=True)
-class Read:
-    """A micro-batch was read; it takes this much memory until it is consumed.
-
-    Attributes:
-        place: Place of the micro-batch.
-        size_bytes: Bytes of its inputs and of its answer.
-        is_answered: Whether its answer is known from an earlier pass.
-    """
-
-    place: Place
-    size_bytes: int
-    is_answered: bool = False
-
-
-@dataclass(frozen=True)
-class TeacherReady:
-    """A teacher is ready; ``process`` tells it from the one that was there before a restart."""
-
-    teacher: str
-    process: str
-
-
-@dataclass(frozen=True)
-class Left:
-    """A teacher is gone; ``kindly`` if it said that it would go, so that its tasks are not to blame."""
-
-    teacher: str
-    kindly: bool = False
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A teacher asks for a task."""
-
-    teacher: str
-
-
-@dataclass(frozen=True)
-class Answered:
-    """A teacher has answered a task."""
-
-    teacher: str
-    number: int
-
-
-@dataclass(frozen=True)
-class Declined:
-    """A teacher fails on a task, or its answer is none."""
-
-    teacher: str
-    number: int
-    why: str
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The consumer asks for the oldest micro-batch."""
-
-
-@dataclass(frozen=True)
-class Consumed:
-    """The consumer has taken the oldest micro-batch, whose answer is there."""
-
-
-@dataclass(frozen=True)
-class Passed:
-    """Time has passed."""
-
-
-@dataclass(frozen=True)
-class Closed:
-    """The pass is over; what is in the window is dropped."""
-
-
-WindowEvent: TypeAlias = Read | TeacherReady | Left | Wanted | Answered | Declined | Asked | Consumed | Passed | Closed
-
-
-# --- what is to be done ---
-
-
-@dataclass(frozen=True)
-class GiveTask:
-    """Send a task to a teacher that has asked for one; ``tasks`` more wait, and ``lead`` answers lie ready."""
-
-    teacher: str
-    number: int
-    is_alone: bool
-    tasks: int
-    lead: int
-
-
-@dataclass(frozen=True)
-class GiveNothing:
-    """Tell a teacher that has asked that there is no task for it."""
-
-    teacher: str
-
-
-@dataclass(frozen=True)
-class Invite:
-    """Tell a teacher that a task waits."""
-
-    teacher: str
-
-
-@dataclass(frozen=True)
-class Withdraw:
-    """Tell a teacher that a task's answer is needed no more."""
-
-    teacher: str
-    number: int
-
-
-@dataclass(frozen=True)
-class Accept:
-    """The answer just heard counts."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class Poisoned:
-    """Teachers are lost with this task, one after the other; it ends the pass."""
-
-    number: int
-    reasons: tuple[str, ...]
-
-
-Action: TypeAlias = GiveTask | GiveNothing | Invite | Withdraw | Accept | Poisoned
 
 
 # --- the window ---

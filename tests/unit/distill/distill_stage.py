@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from edl_hvd.distill.place import Place
 from edl_hvd.distill.sharing import Lot, Sharing, together
-from edl_hvd.distill.window import (
+from edl_hvd.distill.window import Window, turn
+from edl_hvd.distill.window_events import (
     Accept,
     Action,
     Answered,
@@ -31,10 +32,8 @@ from edl_hvd.distill.window import (
     Read,
     TeacherReady,
     Wanted,
-    Window,
     WindowEvent,
     Withdraw,
-    turn,
 )
 
 SAMPLES = 4

@@ -112,10 +112,10 @@ class Fleet:
         self.list(max(number + 1, self._listed))
         self._starting[number] = here
         if wait:
-            self.wait()
+            self.await_all()
         return number
 
-    def wait(self) -> None:
+    def await_all(self) -> None:
         """Wait until all that were started listen."""
         for here in self._starting.values():
             assert here.poll(300), "a teacher did not start"

@@ -10,7 +10,8 @@ from distill_stage import Stage, Student, Teacher
 
 from edl_hvd.distill.place import Place
 from edl_hvd.distill.sharing import Sharing, asks_ahead
-from edl_hvd.distill.window import (
+from edl_hvd.distill.window import Window, turn
+from edl_hvd.distill.window_events import (
     Accept,
     Action,
     Answered,
@@ -27,10 +28,8 @@ from edl_hvd.distill.window import (
     Read,
     TeacherReady,
     Wanted,
-    Window,
     WindowEvent,
     Withdraw,
-    turn,
 )
 
 HISTORIES = 1000
