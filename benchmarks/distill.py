@@ -1,6 +1,6 @@
 """What answers from teachers elsewhere cost a training, beside the training alone and a teacher in the same process.
 
-    python benchmarks/distill.py                       all scenes, five rounds: about 12 minutes
+    python benchmarks/distill.py                       all scenes, five rounds: about 15 minutes
     python benchmarks/distill.py --scenes service co-located --rounds 1
 
 Students and teachers are processes of this machine that sleep instead of computing, so that they do not take the

@@ -192,6 +192,8 @@ HOW: dict[str, Here | By | Ci] = {
     "edl-hvd teachers file:teachers.txt":
         By("tests/unit/distill/test_distill_example.py::test_the_commands_of_the_document"),
     "python benchmarks/discovery.py": Here(more="2", prints="from_ec2, first poll"),
+    "python benchmarks/distill.py":
+        Here(more="--scenes service co-located --rounds 1 --short", prints="| co-located |"),
     "python benchmarks/checksum.py": Here(more="--size-mb 32 --turns 1", prints="GB/s of a core"),
     "python benchmarks/recovery.py --engines edlrun --kills 400":
         Here(more="--kills 3", prints="kills under edlrun; seconds until every survivor"),
