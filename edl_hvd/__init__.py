@@ -41,12 +41,14 @@ _HOMES = {
     "GroupedOrder": "edl_hvd.data.order",
     "GlobalBatch": "edl_hvd.rescale.policy",
     "WorkerBatch": "edl_hvd.rescale.policy",
+    "distill": "edl_hvd.distill",
     "errors": "edl_hvd.errors",
     "metrics": "edl_hvd.metrics",
 }
 
 # What the table does at run time, for type checkers and editors; a test compares the two.
 if TYPE_CHECKING:
+    from edl_hvd import distill as distill
     from edl_hvd import errors as errors
     from edl_hvd import metrics as metrics
     from edl_hvd.data.evaluation import EvaluationSampler as EvaluationSampler

@@ -10,6 +10,7 @@
     │   ├── ProtocolError          a connection brought a line that is no message
     │   ├── ProgressLostError      every holder of the training state is gone
     │   ├── DiscoveryError         a host source could not answer
+    │   ├── NoTeacherError         no teacher has answered in the time allowed
     │   └── BuildError             Horovod could not be built or does not run
     ├── StorageError               the storage behind a URL
     │   ├── ObjectMissingError     no such object
@@ -63,6 +64,10 @@ class ProgressLostError(PlatformError):
 
 class DiscoveryError(PlatformError):
     """A host source could not give a trustworthy answer."""
+
+
+class NoTeacherError(PlatformError):
+    """No teacher has answered for as long as a script's patience, or none ever can."""
 
 
 class BuildError(PlatformError):

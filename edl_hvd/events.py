@@ -242,6 +242,72 @@ class JobEnded(Event):
     samples: int
 
 
+@dataclass(frozen=True)
+class TeacherJoined(Event):
+    """A teacher is ready for this worker. Written by every worker."""
+
+    kind: ClassVar[str] = "teacher_joined"
+    teacher: str
+    model: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class TeacherLost(Event):
+    """A teacher is gone, or left; it held ``tasks`` tasks, which go to others. Written by every worker."""
+
+    kind: ClassVar[str] = "teacher_lost"
+    teacher: str
+    reason: str
+    tasks: int
+
+
+@dataclass(frozen=True)
+class TeacherRefused(Event):
+    """A teacher, or an answer of one, cannot be used. Written by every worker."""
+
+    kind: ClassVar[str] = "teacher_refused"
+    teacher: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class TeachersShort(Event):
+    """A worker waits for an answer, and there is no teacher. Written by that worker, once for each wait."""
+
+    kind: ClassVar[str] = "teachers_short"
+    seconds: float
+    reasons: str
+
+
+@dataclass(frozen=True)
+class Answers(Event):
+    """What teachers have answered in this pass over the data. Written by every worker, every 30 s and at its end.
+
+    Attributes:
+        samples: Samples that the training has got answers for.
+        seconds: Since the pass began.
+        waited_s: Time of these in which the training waited for an answer.
+        teachers: Number of teachers that are ready.
+        lead: Number of answers that lie ready.
+        window: Number of micro-batches that were read and not consumed.
+        given: Number of tasks given to teachers since the worker's start ...
+        again: ... of these, given again after a teacher was lost or slow ...
+        hedged: ... and of these, while the first teacher still had it.
+    """
+
+    kind: ClassVar[str] = "answers"
+    samples: int
+    seconds: float
+    waited_s: float
+    teachers: int
+    lead: int
+    window: int
+    given: int
+    again: int
+    hedged: int
+
+
 class EventLog:
     """Appends events to a file; does nothing when there is no file.
 

@@ -152,6 +152,27 @@ def platform_addresses(environ: Mapping[str, str] = os.environ) -> dict[str, str
 
 
 @dataclass(frozen=True)
+class TeacherSettings:
+    """Where teachers are, and the secret that they and their students share.
+
+    Attributes:
+        source: Host source (``EDL_HVD_TEACHERS``); empty for none.
+        token: The secret (``EDL_HVD_TEACHERS_TOKEN``); empty for none.
+        token_file: File that holds the secret (``EDL_HVD_TEACHERS_TOKEN_FILE``); empty for none.
+    """
+
+    source: str = ""
+    token: str = field(default="", repr=False)
+    token_file: str = ""
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> TeacherSettings:
+        """The values of the three variables."""
+        names = ("EDL_HVD_TEACHERS", "EDL_HVD_TEACHERS_TOKEN", "EDL_HVD_TEACHERS_TOKEN_FILE")
+        return cls(*(environ.get(name, "").strip() for name in names))
+
+
+@dataclass(frozen=True)
 class Driver:
     """Where this worker's driver is, and who the worker is for it: what ``edlrun`` puts into its environment.
 

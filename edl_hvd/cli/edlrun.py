@@ -93,6 +93,9 @@ _FLAGS = (
            "union(ec2:tag=job=7, file:spare.txt), limit(SOURCE, 8), prefer(SOURCE, 8). Flags are those of "
            "discovery_scripts/from_SOURCE, separated by commas."),
     _value(_HOSTS, "--slots-per-host", "N", "Slots of a host that names none. [1; a script has to name them]"),
+    _value(_HOSTS, "--teachers", "SOURCE",
+           "Where the teachers of a distillation are, written as for --discover; the workers get it as "
+           "EDL_HVD_TEACHERS."),
     _value(_ELASTIC, "--elastic-timeout", "S",
            "Seconds below --min-np after which the job ends. [HOROVOD_ELASTIC_TIMEOUT, else 600]"),
     _value(_ELASTIC, "--reset-limit", "N", "Number of resizes after which the job ends. [no limit]"),

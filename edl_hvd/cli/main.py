@@ -16,6 +16,8 @@ from edl_hvd.cli.drain import drain_command
 from edl_hvd.cli.replay import replay_command
 from edl_hvd.cli.simulate import simulate_command
 from edl_hvd.cli.status import status_command
+from edl_hvd.cli.teach import teach_command
+from edl_hvd.cli.teachers import teachers_command
 from edl_hvd.cli.trace import trace_commands
 from edl_hvd.errors import EdlHvdError
 
@@ -45,6 +47,8 @@ commands.add_command(drain_command)
 commands.add_command(replay_command)
 commands.add_command(simulate_command)
 commands.add_command(status_command)
+commands.add_command(teach_command)
+commands.add_command(teachers_command)
 commands.add_command(trace_commands)
 
 

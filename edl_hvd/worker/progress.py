@@ -49,6 +49,8 @@ _LONGEST_FRAME = 200
 # Characters. Together with the above well below the longest line that the driver reads, with room for its quotes.
 LONGEST_NAME = 200
 # Of a collective.
+_TEACHERS = ("edl_hvd.distill.loader", "_wait_for_answer")
+# Module and function in which a loader waits for a teacher; how long that takes says nothing about this worker.
 _WRITERS = frozenset(("torch.serialization", "safetensors.torch", "torch.distributed.checkpoint.state_dict_saver"))
 
 
@@ -134,8 +136,8 @@ class Progress:
     def beat(self, generation: int) -> Beat:
         """The beat of a worker in the world of this generation. One thread."""
         phase, since_s, now_s = self.phase, self._since_s, self._clock.monotonic_s()
-        if phase == "compute" and now_s - since_s > _RECOGNISE_AFTER_S:
-            recognised = self._recognise(now_s)
+        if phase in ("compute", "input") and now_s - since_s > _RECOGNISE_AFTER_S:
+            recognised = self._recognise(phase, now_s)
             if recognised is not None:
                 phase = recognised
             elif self._recognised_s is not None:
@@ -147,11 +149,15 @@ class Progress:
             collective=self.collective if phase == "collective" else "",
         )  # fmt: skip
 
-    def _recognise(self, now_s: float) -> str | None:
-        phase = "validation" if self.is_validating() else recognise(sys._current_frames(), _main_thread())
-        if phase is not None:
+    def _recognise(self, phase: str, now_s: float) -> str | None:
+        frames = sys._current_frames()
+        if phase == "input":
+            recognised = "teachers" if awaits_teacher(frames.get(_main_thread())) else None
+        else:
+            recognised = "validation" if self.is_validating() else recognise(frames, _main_thread())
+        if recognised is not None:
             self._recognised_s = now_s
-        return phase
+        return recognised
 
 
 def recognise(frames: Mapping[int, FrameType], main_thread: int) -> str | None:
@@ -171,6 +177,11 @@ def recognise(frames: Mapping[int, FrameType], main_thread: int) -> str | None:
                 return "checkpoint"
             frame = frame.f_back
     return None
+
+
+def awaits_teacher(innermost: FrameType | None) -> bool:
+    """Whether a stack leads through a loader that waits for a teacher's answer."""
+    return any((frame.f_globals.get("__name__"), frame.f_code.co_name) == _TEACHERS for frame in _frames(innermost))
 
 
 def place_of(innermost: FrameType | None) -> str:

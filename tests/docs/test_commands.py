@@ -183,7 +183,15 @@ HOW: dict[str, Here | By | Ci] = {
         Here(swaps=(SPOT,), more="&& test -e spot.started", prints="finished on rank 0 of"),
     'horovodrun ... --host-discovery-script "discovery_scripts/from_trace spot.csv --speed 20" python train.py':
         By("tests/docs/test_commands.py::test_the_command_works"),
+    "edl-hvd teach examples/distill/digits.py:build --devices cpu,cpu":
+        By("tests/unit/distill/test_distill_service.py::test_teach_serves_a_file_and_teachers_shows_it"),
+    "edlrun -np 2 --min-np 1 --teachers file:teachers.txt python examples/distill/digits.py":
+        By("tests/unit/distill/test_distill_example.py::test_the_commands_of_the_document"),
+    "edl-hvd teachers file:teachers.txt":
+        By("tests/unit/distill/test_distill_example.py::test_the_commands_of_the_document"),
     "python benchmarks/discovery.py": Here(more="2", prints="from_ec2, first poll"),
+    "python benchmarks/distill.py":
+        Here(more="--scenes service co-located --rounds 1 --short", prints="| co-located |"),
     "python benchmarks/checksum.py": Here(more="--size-mb 32 --turns 1", prints="GB/s of a core"),
     "python benchmarks/recovery.py --engines edlrun --kills 400":
         Here(more="--kills 3", prints="kills under edlrun; seconds until every survivor"),

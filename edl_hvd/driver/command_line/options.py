@@ -153,7 +153,11 @@ def read_options(
         source=hosts.source,
         poll_every_s=hosts.every_s,
         rules=_read_rules(flags, hosts),
-        worker_variables=read_tunings(flags) | ({"EDL_HVD_TAKE_OVER": "1"} if flags.is_on("--take-over") else {}),
+        worker_variables={
+            **read_tunings(flags),
+            **({"EDL_HVD_TAKE_OVER": "1"} if flags.is_on("--take-over") else {}),
+            **_read_teachers(flags),
+        },
         network_interfaces=tuple(dict.fromkeys(interfaces)),
         ssh_port=flags.count("--ssh-port", least=1, most=65535),
         ssh_identity_file=flags.readable_file("--ssh-identity-file", "a private key"),
@@ -171,6 +175,18 @@ def read_options(
     if flags.problems:
         raise UsageError("\n".join(flags.problems))
     return options
+
+
+def _read_teachers(flags: FlagReader) -> Mapping[str, str]:
+    """The variable by which workers find teachers."""
+    text = flags.given.get("--teachers")
+    if text is None:
+        return {}
+    try:
+        read_source(text, start_now).source.close()
+    except UsageError as error:
+        flags.add_error(f"--teachers {text!r}: {error}")
+    return {"EDL_HVD_TEACHERS": text}
 
 
 def _read_rules(flags: FlagReader, hosts: _Hosts) -> Rules:

@@ -1,0 +1,153 @@
+"""``edl-hvd teachers``: the teachers of a source, and how each of them stands."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from edl_hvd.cli.formatting import count, duration, pace
+from edl_hvd.distill.asking import ask
+from edl_hvd.distill.conversation import Address, TeacherStatus
+from edl_hvd.distill.finding import DEFAULT_PORT, addresses_of, read_teachers
+from edl_hvd.errors import EdlHvdError, UsageError
+from edl_hvd.settings import TeacherSettings
+
+NO_TEACHER, WRONG_ARGUMENTS = 1, 2
+_AT_ONCE = 32
+_REDRAW_S = 1.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An address, and how the teacher there stands, or why there is none."""
+
+    address: Address
+    status: TeacherStatus | None = None
+    problem: str = ""
+
+
+@click.command("teachers")
+@click.argument("source", required=False)
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=DEFAULT_PORT,
+    show_default=True,
+    help="Port of the first teacher of each host.",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(exists=True, dir_okay=False),
+    default=None,
+    help="File that holds the token. [EDL_HVD_TEACHERS_TOKEN, or EDL_HVD_TEACHERS_TOKEN_FILE]",
+)
+@click.option("--watch", is_flag=True, help="Ask again every second, until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch one line for each answer.")
+def teachers_command(source: str | None, port: int, token_file: str | None, watch: bool, as_json: bool) -> None:
+    """Show the teachers of SOURCE, and how each of them stands.
+
+    SOURCE is what edlrun --teachers takes: file:teachers.txt, ec2:tag=role=teacher; a host's slots are its teachers.
+    Left out, it is EDL_HVD_TEACHERS. Exit code 0: a teacher answers. 1: none does. 2: SOURCE is not understood.
+    """
+    settings = TeacherSettings.from_environment()
+    try:
+        text = source or settings.source
+        if not text:
+            raise UsageError(
+                "no SOURCE was given, and EDL_HVD_TEACHERS is not set; expected one, such as file:teachers.txt"
+            )
+        question = read_teachers(text)
+        token = _read_token(token_file or settings.token_file, settings.token if not token_file else "")
+    except UsageError as error:
+        click.echo(f"edl-hvd teachers: {' '.join(str(error).split())}", err=True)
+        sys.exit(WRONG_ARGUMENTS)
+    code = 0
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            try:
+                asked = ask_all(addresses_of(question.source.answer().hosts, port), token)
+            except EdlHvdError as error:
+                click.echo(f"edl-hvd teachers: {' '.join(str(error).split())}", err=True)
+                asked = ()
+            code = 0 if any(one.status for one in asked) else NO_TEACHER
+            _print(asked, as_json, watch)
+            if not watch:
+                break
+            time.sleep(_REDRAW_S)
+    question.source.close()
+    sys.exit(code)
+
+
+def _read_token(token_file: str, token: str) -> str:
+    if token or not token_file:
+        return token
+    try:
+        with open(token_file, encoding="utf-8") as file:
+            return file.read().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the token from {token_file!r}: {error}") from error
+
+
+def ask_all(addresses: Sequence[Address], token: str) -> tuple[Asked, ...]:
+    """How the teachers at these addresses stand; each is asked once, several at a time. Blocks."""
+
+    def one(address: Address) -> Asked:
+        try:
+            return Asked(address, ask(address, token))
+        except EdlHvdError as error:
+            return Asked(address, problem=" ".join(str(error).split()))
+
+    with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(addresses)))) as threads:
+        return tuple(threads.map(one, addresses))
+
+
+def _print(asked: Sequence[Asked], as_json: bool, is_line: bool) -> None:
+    if as_json:
+        document = {"teachers": [_to_json(one) for one in asked]}
+        click.echo(json.dumps(document, indent=None if is_line else 2))
+        return
+    console = Console(highlight=False)
+    if asked:
+        console.print(_table(asked))
+    ready = [one.status for one in asked if one.status]
+    total = sum(status.samples_per_s for status in ready)
+    console.print(f"[bold]{len(ready)} of {count(len(asked), 'teacher')}[/] · {pace(total)}")
+
+
+def _to_json(one: Asked) -> dict[str, object]:
+    status = asdict(one.status) if one.status else {}
+    return {"address": str(one.address), **status, **({"problem": one.problem} if one.problem else {})}
+
+
+def _table(asked: Sequence[Asked]) -> Table:
+    """A row for each address; columns of which nothing is known are not shown."""
+    names = ("teacher", "model", "weights", "age", "students", "waiting", "samples", "samples/s", "last fault")
+    rows: list[tuple[str, ...]] = []
+    for one in asked:
+        status = one.status
+        if status is None:
+            rows.append((escape(str(one.address)), *[""] * 7, f"[red]{escape(one.problem)}[/]"))
+            continue
+        name = status.model + (" (leaving)" if status.is_leaving else "")
+        row = (str(one.address), name, status.fingerprint[:8], duration(status.age_s), str(status.students),
+               str(status.waiting), f"{status.samples:,}", f"{status.samples_per_s:,.0f}",
+               status.last_fault)  # fmt: skip
+        rows.append(tuple(escape(cell) for cell in row))
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    shown = [number for number in range(len(names)) if any(row[number] for row in rows)]
+    for number in shown:
+        is_text = names[number] in ("teacher", "model", "weights", "last fault")
+        table.add_column(names[number], justify="left" if is_text else "right", overflow="fold")
+    for cells in rows:
+        table.add_row(*(cells[number] for number in shown))
+    return table

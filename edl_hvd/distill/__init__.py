@@ -1,0 +1,54 @@
+"""Distillation: teachers answer for students in training, from processes and machines of their own.
+
+    place.py          what a micro-batch is: its place in an epoch's order
+    window.py         which teacher gets which task, and when again; pure; window_events.py is what happens to it
+    sharing.py        whom a teacher asks, and which tasks it computes together; pure
+    conversation.py   the messages of both sides
+    proof.py          how both sides prove that they hold the same token
+    finding.py        where teachers are
+    calling.py        the student's connections
+    loader.py         ``DistillLoader``
+    serving.py        the teacher's connections, and its loop; teacher.py is the user's model in it
+    asking.py         how a teacher stands, for a command line
+    outputs.py        what travels back; losses.py learns from it
+
+Names load when first used, so that what a command line needs comes without torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_HOMES = {
+    "Teachers": "edl_hvd.distill.teachers",
+    "DistillLoader": "edl_hvd.distill.loader",
+    "TopK": "edl_hvd.distill.outputs",
+    "distillation_loss": "edl_hvd.distill.losses",
+    "soft_cross_entropy": "edl_hvd.distill.losses",
+    "top_k_divergence": "edl_hvd.distill.losses",
+}
+
+if TYPE_CHECKING:
+    from edl_hvd.distill.loader import DistillLoader as DistillLoader
+    from edl_hvd.distill.losses import distillation_loss as distillation_loss
+    from edl_hvd.distill.losses import soft_cross_entropy as soft_cross_entropy
+    from edl_hvd.distill.losses import top_k_divergence as top_k_divergence
+    from edl_hvd.distill.outputs import TopK as TopK
+    from edl_hvd.distill.teachers import Teachers as Teachers
+
+__all__ = sorted(_HOMES)
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'edl_hvd.distill' has no attribute {name!r}; it has {', '.join(__all__)}")
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

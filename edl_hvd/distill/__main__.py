@@ -1,0 +1,64 @@
+"""One teacher's process; ``edl-hvd teach`` starts one for each device."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+
+from edl_hvd.distill.serving import Serving
+from edl_hvd.distill.teacher import Teacher, load
+from edl_hvd.distill.teachers import token_of
+from edl_hvd.errors import EdlHvdError
+from edl_hvd.notices.notice import Notice
+from edl_hvd.notices.platforms import Addresses
+from edl_hvd.notices.watch import open_watch
+from edl_hvd.settings import Settings, TeacherSettings, platform_addresses
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m edl_hvd.distill", description=__doc__)
+    parser.add_argument("build", help="FILE.py:FUNCTION or MODULE:FUNCTION that returns the model")
+    parser.add_argument("--listen", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--max-batch", type=int, default=256)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--token-file", default="")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Load the model, listen, say so in a line, and answer until SIGTERM or a notice of the platform."""
+    arguments = _arguments()
+    try:
+        settings = TeacherSettings.from_environment()
+        given = arguments.token_file
+        token = token_of("" if given else settings.token, given or settings.token_file)
+        if arguments.threads:
+            import torch
+
+            torch.set_num_threads(arguments.threads)
+        teacher = Teacher.of(load(arguments.build)(), arguments.device)
+        serving = Serving(teacher, arguments.max_batch, arguments.listen, arguments.port, token)
+        signal.signal(signal.SIGTERM, lambda number, frame: serving.leave())
+        signal.signal(signal.SIGINT, lambda number, frame: serving.leave())
+
+        def notice(heard: Notice) -> None:
+            if heard.deadline_s is not None:
+                print(f"leaving: {heard.words}", flush=True)
+                serving.leave()
+
+        watch = open_watch(Settings.from_environment().notices, notice, Addresses(**platform_addresses()))
+        print(f"{teacher.name} answers at {arguments.listen}:{serving.port}", flush=True)
+        serving.serve()
+        if watch is not None:
+            watch.stop()
+    except EdlHvdError as error:
+        print(f"edl-hvd teach: {error}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

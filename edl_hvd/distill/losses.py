@@ -1,0 +1,115 @@
+"""Losses that have a student match a teacher's answer."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from edl_hvd.distill.outputs import TopK
+from edl_hvd.errors import UsageError
+
+
+def distillation_loss(
+    logits: torch.Tensor,
+    answer: torch.Tensor | TopK,
+    target: torch.Tensor | None = None,
+    *,
+    temperature: float = 1.0,
+    weight: float = 1.0,
+) -> torch.Tensor:
+    """The loss of Hinton et al. 2015, a mean over the samples. Not collective.
+
+    It is w · T² · KL(softmax(t / T) ‖ softmax(s / T)) + (1 − w) · CE(s, target), with the student's logits s and the
+    teacher's t. T² keeps the gradient of the first part as large as that of the second. With w = 1 no target is needed.
+
+    >>> student, teacher = torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0]])
+    >>> float(distillation_loss(student, teacher, temperature=2.0))
+    0.0
+
+    Args:
+        logits: Student's logits, of shape (samples, classes).
+        answer: Teacher's logits of the same shape, or its ``TopK`` at the same temperature.
+        target: Classes of the samples, an integer tensor of shape (samples,); negative ones have no label and count
+            with the teacher's part alone.
+        temperature: Number T greater than 0.
+        weight: Weight w of the teacher's part, in [0, 1].
+
+    Returns:
+        A tensor of one element.
+
+    Raises:
+        UsageError: Shapes differ, an argument is out of range, or a target is missing.
+    """
+    if not temperature > 0 or not 0 <= weight <= 1:
+        raise UsageError(f"temperature={temperature!r}, weight={weight!r}; expected T greater than 0, and w in [0, 1]")
+    if target is None and weight < 1:
+        raise UsageError(f"weight={weight!r} leaves {1 - weight:g} to the labels; give target, or weight=1")
+    if isinstance(answer, TopK):
+        divergence = top_k_divergence(logits, answer, temperature=temperature)
+    else:
+        if answer.shape != logits.shape:
+            raise UsageError(
+                f"the student's logits have shape {tuple(logits.shape)}, the teacher's answer {tuple(answer.shape)}; "
+                "expected the same classes in the same order: serve a teacher of this vocabulary"
+            )
+        divergence = functional.kl_div(
+            functional.log_softmax(logits / temperature, dim=-1),
+            functional.log_softmax(answer.to(logits.device, logits.dtype) / temperature, dim=-1),
+            reduction="batchmean",
+            log_target=True,
+        )
+    loss = weight * temperature**2 * divergence
+    if target is not None and weight < 1:
+        labels = functional.cross_entropy(logits, target.clamp(min=0), reduction="none")
+        loss = loss + (1 - weight) * (labels * (target >= 0)).mean()
+    return loss
+
+
+def soft_cross_entropy(logits: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
+    """The cross entropy with probabilities instead of classes, −Σ p log softmax(s), a mean over the samples.
+
+    Not collective.
+
+    Args:
+        logits: Student's logits s, of shape (samples, classes).
+        probabilities: Teacher's probabilities p, of the same shape.
+
+    Returns:
+        A tensor of one element.
+
+    Raises:
+        UsageError: Shapes differ.
+    """
+    if logits.shape != probabilities.shape:
+        raise UsageError(f"logits have shape {tuple(logits.shape)}, probabilities {tuple(probabilities.shape)}; "
+                         "expected the same")  # fmt: skip
+    there = probabilities.to(logits.device, logits.dtype)
+    return -(there * functional.log_softmax(logits, dim=-1)).sum(-1).mean()
+
+
+def top_k_divergence(logits: torch.Tensor, answer: TopK, *, temperature: float = 1.0) -> torch.Tensor:
+    """KL(t ‖ s) over the teacher's k likeliest classes and one class for all others, a mean over the samples.
+
+    Without the mass of the others it would pull the student to a biased target. With k = number of classes it is the
+    whole divergence. Not collective.
+
+    Args:
+        logits: Student's logits, of shape (samples, classes).
+        answer: Teacher's answer, taken at the same temperature.
+        temperature: Number T greater than 0.
+
+    Returns:
+        A tensor of one element.
+    """
+    own = functional.log_softmax(logits / temperature, dim=-1)
+    indices = answer.indices.to(logits.device)
+    values, rest = answer.values.to(own), answer.rest.to(own)
+    chosen = own.gather(-1, indices)
+    divergence = (values.exp() * (values - chosen)).sum(-1)
+    others = torch.logsumexp(own.scatter(-1, indices, -torch.inf), dim=-1)
+    has_others = rest > -torch.inf
+    # A difference of two infinities is no number, and its gradient neither.
+    difference = torch.where(has_others, rest, torch.zeros_like(rest)) - torch.where(
+        has_others, others, torch.zeros_like(others)
+    )
+    return (divergence + torch.where(has_others, rest.exp() * difference, torch.zeros_like(rest))).mean()

@@ -1,0 +1,158 @@
+"""What a teacher sends back of what its model computes, and what the student's script gets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from edl_hvd.errors import UsageError
+from edl_hvd.frames import ELEMENT_BYTES, Array, ArrayType
+
+LOGITS = "logits"
+_TOP_K = re.compile(r"top_k=([0-9]+)(?:,temperature=([0-9.]+))?")
+
+
+class TopK(NamedTuple):
+    """The largest probabilities of a teacher, and the rest of the mass.
+
+    Attributes:
+        values: Log-probabilities of the k likeliest classes, at the temperature asked for; shape (samples, …, k).
+        indices: Classes that they belong to; the same shape.
+        rest: Log-probability of all other classes together; shape (samples, …). It is -inf if there are none.
+    """
+
+    values: torch.Tensor
+    indices: torch.Tensor
+    rest: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What travels back: all that the model returns, or the k likeliest classes.
+
+    Attributes:
+        k: Number of classes; 0 for everything.
+        temperature: Temperature of their probabilities.
+    """
+
+    k: int = 0
+    temperature: float = 1.0
+
+    @classmethod
+    def parse(cls, text: str) -> Outputs:
+        """Read "logits", "top_k=10" or "top_k=10,temperature=2".
+
+        Raises:
+            UsageError: The text is none of these.
+        """
+        if text == LOGITS:
+            return cls()
+        match = _TOP_K.fullmatch(text)
+        try:
+            outputs = cls(int(match[1]), float(match[2] or 1.0)) if match else cls()
+        except ValueError:
+            outputs = cls()
+        if outputs.k < 1 or not outputs.temperature > 0:
+            raise UsageError(
+                f"outputs={text!r} are not understood; expected 'logits' (all that the model returns), 'top_k=10', or "
+                "'top_k=10,temperature=2'"
+            )
+        return outputs
+
+    def reduce(self, answer: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What travels of an answer. On the teacher.
+
+        Raises:
+            UsageError: The model has several outputs, or fewer classes than k.
+        """
+        if not self.k:
+            return dict(answer)
+        if set(answer) != {LOGITS}:
+            raise UsageError(f"top_k needs a model that returns one tensor of logits, this returns {sorted(answer)}")
+        logits = answer[LOGITS].float()
+        if logits.dim() < 2 or logits.shape[-1] < self.k:
+            raise UsageError(f"top_k={self.k} needs at least {self.k} classes; the model's output has shape "
+                             f"{tuple(logits.shape)}")  # fmt: skip
+        return dict(zip(TopK._fields, top_k(logits, self.k, self.temperature), strict=True))
+
+    def restore(self, answer: Mapping[str, torch.Tensor]) -> Any:
+        """What the script gets: a tensor for one output, ``TopK``, or a dict by name."""
+        if self.k:
+            return TopK(**{**answer, "indices": answer["indices"].long()})
+        return answer[LOGITS] if set(answer) == {LOGITS} else dict(answer)
+
+
+def top_k(logits: torch.Tensor, k: int, temperature: float = 1.0) -> TopK:
+    """The k likeliest classes of logits, and the logarithm of the mass of all others."""
+    log_probabilities = torch.log_softmax(logits / temperature, dim=-1)
+    values, indices = log_probabilities.topk(k, dim=-1)
+    others = log_probabilities.scatter(-1, indices, -torch.inf)
+    return TopK(values, indices.int(), torch.logsumexp(others, dim=-1))
+
+
+def named(value: Any) -> dict[str, torch.Tensor]:
+    """A tensor, or a mapping of names to tensors, as a dict; a tensor's name is "logits".
+
+    Raises:
+        UsageError: It is something else.
+    """
+    if isinstance(value, torch.Tensor):
+        return {LOGITS: value}
+    if (
+        isinstance(value, Mapping)
+        and value
+        and all(isinstance(name, str) and isinstance(one, torch.Tensor) for name, one in value.items())
+    ):
+        return dict(value)
+    raise UsageError(f"{describe(value)} is neither a tensor nor a dict of tensors")
+
+
+def describe(value: Any) -> str:
+    """What something is, for a message."""
+    if isinstance(value, Mapping):
+        return "a dict of " + (", ".join(sorted({type(one).__name__ for one in value.values()})) or "nothing")
+    return f"a {type(value).__name__}"
+
+
+def to_arrays(tensors: Mapping[str, torch.Tensor]) -> tuple[Array, ...]:
+    """The arrays of tensors; they share the memory of those that are contiguous on the CPU.
+
+    Raises:
+        UsageError: An element type cannot travel.
+    """
+    arrays = []
+    for name, tensor in tensors.items():
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype not in ELEMENT_BYTES:
+            raise UsageError(f"{name!r} is a tensor of {dtype}; expected one of {', '.join(ELEMENT_BYTES)}")
+        there = tensor.detach().cpu().contiguous()
+        content = memoryview(there.view(-1).view(torch.uint8).numpy()) if there.numel() else b""  # type: ignore[arg-type]
+        arrays.append(Array(ArrayType(name, dtype, tuple(there.shape)), content))
+    return tuple(arrays)
+
+
+def to_tensors(arrays: tuple[Array, ...]) -> dict[str, torch.Tensor]:
+    """The tensors of arrays, which share their memory."""
+    tensors = {}
+    for array in arrays:
+        dtype = getattr(torch, array.type.dtype)
+        flat = torch.frombuffer(array.content, dtype=dtype) if len(array.content) else torch.empty(0, dtype=dtype)
+        tensors[array.type.name] = flat.view(array.type.shape)
+    return tensors
+
+
+def row_types(arrays: tuple[Array, ...]) -> tuple[ArrayType, ...]:
+    """The types of one sample of arrays whose first dimension is the batch."""
+    return tuple(ArrayType(one.type.name, one.type.dtype, one.type.shape[1:]) for one in arrays)
+
+
+def find_nan(arrays: tuple[Array, ...]) -> str:
+    """Why an answer is none, or an empty text: -inf is a probability of 0, NaN is none."""
+    for name, tensor in to_tensors(arrays).items():
+        if tensor.is_floating_point() and bool(torch.isnan(tensor).any()):
+            return f"its answer {name!r} holds NaN"
+    return ""

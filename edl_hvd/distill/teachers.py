@@ -1,0 +1,109 @@
+"""Which teachers a script wants, as it says in one place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from edl_hvd.distill.finding import DEFAULT_PORT, read_teachers
+from edl_hvd.distill.outputs import LOGITS, Outputs
+from edl_hvd.distill.proof import check_token
+from edl_hvd.errors import UsageError
+from edl_hvd.settings import TeacherSettings
+from edl_hvd.values import Interval
+
+_MEGABYTE = 1 << 20
+
+
+class Teachers:
+    """The teachers that answer for a student; original here.
+
+    Every rank makes one with the same arguments; it starts nothing, and is not collective.
+    Without a source, and without ``EDL_HVD_TEACHERS``, the model of ``local`` computes in this process.
+
+    Args:
+        source: Where the teachers are, as ``edlrun --discover`` writes it: "file:teachers.txt", "ec2:tag=role=teacher".
+            A host's slots are its teachers. Left out, it is ``EDL_HVD_TEACHERS``, which ``edlrun --teachers`` sets.
+        token: Secret that teachers and students share; left out, ``EDL_HVD_TEACHERS_TOKEN``.
+        token_file: File that holds the secret, read at every call; left out, ``EDL_HVD_TEACHERS_TOKEN_FILE``.
+        port: Port of the first teacher of each host.
+        outputs: What to send back: "logits" for all that the model returns, "top_k=10", "top_k=10,temperature=2".
+        patience: Longest time without any answer, such as "10min", before the loader raises an error.
+        local: Function without arguments that returns the model, for a script that runs without a service.
+        window_mb: Memory in megabytes for micro-batches that were read and not consumed, at least 1.
+        exact: Whether each micro-batch is computed by itself, in one shape, so that its bits do not depend on who
+            answers.
+        fingerprint: Fingerprint that a teacher must have; left out, that of the first one.
+
+    Raises:
+        UsageError: An argument is out of range, or there is neither a source nor ``local``.
+    """
+
+    def __init__(
+        self,
+        source: str | None = None,
+        *,
+        token: str | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        port: int = DEFAULT_PORT,
+        outputs: str = LOGITS,
+        patience: str | float = "10min",
+        local: Callable[[], Any] | None = None,
+        window_mb: float = 256,
+        exact: bool = False,
+        fingerprint: str = "",
+    ) -> None:
+        settings = TeacherSettings.from_environment()
+        self.source = source or settings.source
+        self.token = token_of(
+            token if token is not None else settings.token,
+            str(token_file) if token_file is not None else settings.token_file,
+        )
+        if self.source:
+            read_teachers(self.source).source.close()
+        elif local is None:
+            raise UsageError(
+                "there are no teachers: no source was given, EDL_HVD_TEACHERS is not set, and there is no local=; "
+                "start teachers with 'edl-hvd teach' and the job with 'edlrun --teachers SOURCE', or give "
+                "Teachers(local=build)"
+            )
+        if local is not None and not callable(local):
+            raise UsageError(f"local is a {type(local).__name__}; expected a function that returns the model")
+        if not 0 < port <= 65535:
+            raise UsageError(f"port={port!r}; expected 1 to 65535")
+        if not window_mb >= 1:
+            raise UsageError(f"window_mb={window_mb!r}; expected at least 1")
+        span = Interval.parse(patience)
+        if span.unit != "seconds":
+            raise UsageError(f"patience={patience!r} is no time; expected seconds, or a text such as '10min'")
+        self.port, self.outputs, self.local = port, outputs, local
+        self.reduction = Outputs.parse(outputs)
+        self.patience_s = span.count
+        self.limit_bytes = int(window_mb * _MEGABYTE)
+        self.exact, self.fingerprint = exact, fingerprint
+
+
+def token_of(token: str, token_file: str) -> Callable[[], str]:
+    """What gives the token whenever it is needed; an empty one if there is none.
+
+    Args:
+        token: Token itself; it beats the file.
+        token_file: File that is read at every call.
+
+    Raises:
+        UsageError: The token may not serve as one, or the file cannot be read.
+    """
+    if token or not token_file:
+        check_token(token)
+        return lambda: token
+
+    def read() -> str:
+        try:
+            return check_token(Path(token_file).read_text(encoding="utf-8").strip())
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"cannot read the teachers' token from {token_file!r}: {error}") from error
+
+    read()
+    return read

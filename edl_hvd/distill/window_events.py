@@ -1,0 +1,142 @@
+"""What happens to a student's window, and what is to be done about it: one frozen value for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from edl_hvd.distill.place import Place
+
+# --- what happens ---
+
+
+@dataclass(frozen=True)
+class Read:
+    """A micro-batch was read; it takes this much memory until it is consumed.
+
+    Attributes:
+        place: Place of the micro-batch.
+        size_bytes: Bytes of its inputs and of its answer.
+        is_answered: Whether its answer is known from an earlier pass.
+    """
+
+    place: Place
+    size_bytes: int
+    is_answered: bool = False
+
+
+@dataclass(frozen=True)
+class TeacherReady:
+    """A teacher is ready; ``process`` tells it from the one that was there before a restart."""
+
+    teacher: str
+    process: str
+
+
+@dataclass(frozen=True)
+class Left:
+    """A teacher is gone; ``kindly`` if it said that it would go, so that its tasks are not to blame."""
+
+    teacher: str
+    kindly: bool = False
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A teacher asks for a task."""
+
+    teacher: str
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A teacher has answered a task."""
+
+    teacher: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Declined:
+    """A teacher fails on a task, or its answer is none."""
+
+    teacher: str
+    number: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The consumer asks for the oldest micro-batch."""
+
+
+@dataclass(frozen=True)
+class Consumed:
+    """The consumer has taken the oldest micro-batch, whose answer is there."""
+
+
+@dataclass(frozen=True)
+class Passed:
+    """Time has passed."""
+
+
+@dataclass(frozen=True)
+class Closed:
+    """The pass is over; what is in the window is dropped."""
+
+
+WindowEvent: TypeAlias = Read | TeacherReady | Left | Wanted | Answered | Declined | Asked | Consumed | Passed | Closed
+
+
+# --- what is to be done ---
+
+
+@dataclass(frozen=True)
+class GiveTask:
+    """Send a task to a teacher that has asked for one; ``tasks`` more wait, and ``lead`` answers lie ready."""
+
+    teacher: str
+    number: int
+    is_alone: bool
+    tasks: int
+    lead: int
+
+
+@dataclass(frozen=True)
+class GiveNothing:
+    """Tell a teacher that has asked that there is no task for it."""
+
+    teacher: str
+
+
+@dataclass(frozen=True)
+class Invite:
+    """Tell a teacher that a task waits."""
+
+    teacher: str
+
+
+@dataclass(frozen=True)
+class Withdraw:
+    """Tell a teacher that a task's answer is needed no more."""
+
+    teacher: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Accept:
+    """The answer just heard counts."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Poisoned:
+    """Teachers are lost with this task, one after the other; it ends the pass."""
+
+    number: int
+    reasons: tuple[str, ...]
+
+
+Action: TypeAlias = GiveTask | GiveNothing | Invite | Withdraw | Accept | Poisoned

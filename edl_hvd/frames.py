@@ -1,0 +1,263 @@
+"""Messages with arrays over a connection: one JSON line that says what follows, then the arrays' bytes.
+
+A header and a body have largest sizes, which are checked before anything is allocated. Nothing is pickled; what arrives
+can only become numbers, texts and bytes. The sockets do not block, and torch is not needed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from edl_hvd.errors import ProtocolError, UsageError
+from edl_hvd.json_values import show
+
+ELEMENT_BYTES: Mapping[str, int] = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
+    "uint8": 1, "bool": 1,
+}  # fmt: skip
+_MOST_ARRAYS = 64
+_MOST_DIMENSIONS = 16
+_READ_BYTES = 1 << 16
+_MOST_BUFFERS = 64
+# Given to one sendmsg; IOV_MAX is 1024 on Linux.
+
+
+@dataclass(frozen=True)
+class ArrayType:
+    """The name, the element type and the shape of an array.
+
+    Attributes:
+        name: Name by which both sides know it.
+        dtype: Element type as torch calls it, one of ``ELEMENT_BYTES``.
+        shape: Number of elements in each dimension.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ELEMENT_BYTES:
+            raise UsageError(f"array {show(self.name)} has elements of {show(self.dtype)}; expected one of "
+                             f"{', '.join(ELEMENT_BYTES)}")  # fmt: skip
+        if len(self.shape) > _MOST_DIMENSIONS or not all(0 <= count < 1 << 48 for count in self.shape):
+            raise UsageError(f"array {show(self.name)} has shape {show(self.shape)}; expected up to "
+                             f"{_MOST_DIMENSIONS} counts of at least 0")  # fmt: skip
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * ELEMENT_BYTES[self.dtype]
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.dtype}{list(self.shape)}"
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array: its type, and its elements as bytes in C order."""
+
+    type: ArrayType
+    content: bytes | bytearray | memoryview
+
+    def __post_init__(self) -> None:
+        if len(self.content) != self.type.size_bytes:
+            raise UsageError(f"{self.type} was given {len(self.content)} bytes; expected {self.type.size_bytes}")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One message.
+
+    Attributes:
+        what: Kind of the message.
+        fields: JSON part of the message.
+        arrays: Arrays, in the order in which their bytes travel.
+    """
+
+    what: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    arrays: tuple[Array, ...] = ()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The largest header and the largest body that are accepted; a body of 0 bytes refuses arrays."""
+
+    header_bytes: int = 4096
+    body_bytes: int = 0
+
+
+class FrameStream:
+    """Frames over a socket that does not block; one thread at a time.
+
+    Args:
+        connection: Connected stream socket; it is set to not block. The caller closes it.
+        limits: Bounds of what is received. ``limits`` may be changed between two frames.
+    """
+
+    def __init__(self, connection: socket.socket, limits: Limits = Limits()) -> None:
+        connection.setblocking(False)
+        self.connection = connection
+        self.limits = limits
+        self.received_bytes = self.sent_bytes = 0
+        self._input = bytearray()
+        self._searched = 0
+        self._header: tuple[str, Mapping[str, Any], tuple[ArrayType, ...]] | None = None
+        self._body = bytearray()
+        self._filled = 0
+        self._unsent: deque[memoryview] = deque()
+
+    # --- receiving ---
+
+    def receive(self) -> Frame | None:
+        """The next frame; ``None`` if no more of it has arrived yet.
+
+        Raises:
+            ProtocolError: What came is no frame, or exceeds the limits.
+            EOFError: The connection has ended.
+            OSError: The connection has failed.
+        """
+        while True:
+            if self._header is None and not self._take_header() and not self._read_input():
+                return None
+            if self._header is not None:
+                if self._filled < len(self._body) and not self._read_body():
+                    return None
+                if self._filled == len(self._body):
+                    return self._finish()
+
+    def _read_input(self) -> bool:
+        try:
+            chunk = self.connection.recv(_READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return False
+        if not chunk:
+            raise EOFError("the connection has ended")
+        self.received_bytes += len(chunk)
+        self._input += chunk
+        return True
+
+    def _read_body(self) -> bool:
+        view = memoryview(self._body)
+        while self._filled < len(self._body):
+            try:
+                count = self.connection.recv_into(view[self._filled :])
+            except (BlockingIOError, InterruptedError):
+                return False
+            if not count:
+                raise EOFError("the connection has ended inside a message")
+            self.received_bytes += count
+            self._filled += count
+        return True
+
+    def _take_header(self) -> bool:
+        end = self._input.find(b"\n", self._searched)
+        length = len(self._input) if end < 0 else end
+        if length > self.limits.header_bytes:
+            raise ProtocolError(
+                f"a message began with a line of at least {length} bytes; the most here is {self.limits.header_bytes}"
+            )
+        if end < 0:
+            self._searched = len(self._input)
+            return False
+        line = bytes(self._input[:end])
+        del self._input[: end + 1]
+        self._searched = 0
+        what, fields, types = _read_header(line)
+        size_bytes = sum(one.size_bytes for one in types)
+        if size_bytes > self.limits.body_bytes:
+            raise ProtocolError(
+                f"a message {show(what)} announced {size_bytes} bytes of arrays; the most here is "
+                f"{self.limits.body_bytes}"
+            )
+        self._header = (what, fields, types)
+        self._body = bytearray(size_bytes)
+        self._filled = min(size_bytes, len(self._input))
+        self._body[: self._filled] = self._input[: self._filled]
+        del self._input[: self._filled]
+        return True
+
+    def _finish(self) -> Frame:
+        assert self._header is not None
+        (what, fields, types), body = self._header, memoryview(self._body)
+        self._header, self._body, self._filled = None, bytearray(), 0
+        arrays, offset = [], 0
+        for one in types:
+            arrays.append(Array(one, body[offset : offset + one.size_bytes]))
+            offset += one.size_bytes
+        return Frame(what, fields, tuple(arrays))
+
+    # --- sending ---
+
+    def put(self, frame: Frame) -> None:
+        """Queue a frame; :meth:`flush` sends it. The content of its arrays must not change until then."""
+        types = [[one.type.name, one.type.dtype, list(one.type.shape)] for one in frame.arrays]
+        header: dict[str, Any] = {"what": frame.what, "fields": frame.fields}
+        if types:
+            header["arrays"] = types
+        self._unsent.append(memoryview(json.dumps(header).encode() + b"\n"))
+        self._unsent.extend(memoryview(one.content).cast("B") for one in frame.arrays if len(one.content))
+
+    @property
+    def is_flushed(self) -> bool:
+        return not self._unsent
+
+    def flush(self) -> bool:
+        """Send what the system takes; whether nothing is left.
+
+        Raises:
+            OSError: The connection has failed.
+        """
+        while self._unsent:
+            buffers = [self._unsent[number] for number in range(min(_MOST_BUFFERS, len(self._unsent)))]
+            try:
+                count = self.connection.sendmsg(buffers)
+            except (BlockingIOError, InterruptedError):
+                return False
+            self.sent_bytes += count
+            self._drop_sent(count)
+        return True
+
+    def _drop_sent(self, count: int) -> None:
+        while count:
+            first = self._unsent[0]
+            if count < len(first):
+                self._unsent[0] = first[count:]
+                return
+            count -= len(first)
+            self._unsent.popleft()
+
+
+def _read_header(line: bytes) -> tuple[str, Mapping[str, Any], tuple[ArrayType, ...]]:
+    """The parts of a header.
+
+    Raises:
+        ProtocolError: The line is none.
+    """
+    try:
+        header = json.loads(line)
+        what, fields, entries = header["what"], header["fields"], header.get("arrays", [])
+        if not isinstance(what, str) or not isinstance(fields, dict) or not set(header) <= {"what", "fields", "arrays"}:
+            raise ValueError("its parts are not those of a header")
+        if not isinstance(entries, list) or len(entries) > _MOST_ARRAYS:
+            raise ValueError(f"its arrays are no list of at most {_MOST_ARRAYS}")
+        return what, fields, tuple(_read_array_type(entry) for entry in entries)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = str(error)[:200]
+        raise ProtocolError(f"the line {show(line[:80])} is no header of a message: {reason}") from None
+
+
+def _read_array_type(entry: Sequence[Any]) -> ArrayType:
+    if not isinstance(entry, list):
+        raise ValueError(f"{show(entry)} is no array")
+    name, dtype, shape = entry
+    is_shape = isinstance(shape, list) and all(type(count) is int for count in shape)
+    if not isinstance(name, str) or not isinstance(dtype, str) or not is_shape:
+        raise ValueError(f"{show(entry)} is no array")
+    return ArrayType(name, dtype, tuple(shape))

@@ -1,0 +1,298 @@
+"""Students and teachers in virtual time, with faults drawn at random; the windows and the sharing are the real ones.
+
+Messages between one student and one teacher keep their order and take a random time. A teacher may die, stop for a
+while, decline a task, leave, or come back as another process. Students may end a pass in the middle.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from edl_hvd.distill.place import Place
+from edl_hvd.distill.sharing import Lot, Sharing, together
+from edl_hvd.distill.window import Window, turn
+from edl_hvd.distill.window_events import (
+    Accept,
+    Action,
+    Answered,
+    Asked,
+    Closed,
+    Consumed,
+    Declined,
+    GiveNothing,
+    GiveTask,
+    Invite,
+    Left,
+    Passed,
+    Poisoned,
+    Read,
+    TeacherReady,
+    Wanted,
+    WindowEvent,
+    Withdraw,
+)
+
+SAMPLES = 4
+
+
+@dataclass
+class Stage:
+    """The clock, and what is to come."""
+
+    chance: random.Random
+    now_s: float = 0.0
+    ahead: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    order: itertools.count[int] = field(default_factory=itertools.count)
+    turns: int = 0
+
+    def later(self, in_s: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self.ahead, (self.now_s + in_s, next(self.order), act))
+
+    def run(self, until_s: float, is_over: Callable[[], bool]) -> None:
+        while self.ahead and self.ahead[0][0] <= until_s and not is_over():
+            self.now_s, _, act = heapq.heappop(self.ahead)
+            act()
+
+
+@dataclass
+class Teacher:
+    """A teacher's process, as far as it decides.
+
+    Attributes:
+        compute_s: Time of a batch.
+        fails: Whether it declines a task of a student; draws by itself.
+        dies_of: Places that end its process.
+    """
+
+    stage: Stage
+    name: str
+    process: str
+    compute_s: float
+    max_batch: int
+    students: dict[str, Student]
+    dies_of: frozenset[int] = frozenset()
+    declines: float = 0.0
+    is_alive: bool = True
+    stopped_until_s: float = 0.0
+    sharing: Sharing = field(default_factory=Sharing)
+    tasks: list[tuple[str, int, Lot]] = field(default_factory=list)
+    computing: list[tuple[str, int, Lot]] = field(default_factory=list)
+    unwanted: set[tuple[str, int]] = field(default_factory=set)
+    wanted: dict[str, int] = field(default_factory=dict)
+    asks_ahead: bool = False
+
+    def introduce(self) -> None:
+        for student in self.students.values():
+            self.sharing = self.sharing.joined(student.name, student.job, SAMPLES)
+            self.wanted[student.name] = 0
+            student.lines[self.name] = self
+            student.handle(TeacherReady(self.name, self.process))
+
+    def ask(self) -> None:
+        if not self.is_alive or (self.computing and not self.asks_ahead):
+            return
+        if any(lot.is_alone for _, _, lot in self.tasks + self.computing):
+            return
+        while True:
+            waiting = sum(lot.samples for _, _, lot in self.tasks)
+            room = self.max_batch - waiting - self.sharing.asked_samples
+            name = self.sharing.next_student(room, not waiting)
+            if name is None:
+                return
+            self.sharing = self.sharing.asked(name)
+            self.wanted[name] += 1
+            self.say(name, Wanted(self.name))
+
+    def say(self, name: str, event: WindowEvent) -> None:
+        student = self.students[name]
+        student.stage.later(student.wire(self, to_student=True), lambda: student.hear(self, event))
+
+    def hear(self, student: str, action: Action) -> None:
+        if not self.is_alive:
+            return
+        if self.stopped_until_s > self.stage.now_s:
+            self.stage.later(self.stopped_until_s - self.stage.now_s, lambda: self.hear(student, action))
+            return
+        match action:
+            case GiveTask(_, number, is_alone, tasks, lead):
+                assert self.wanted[student] > 0, "a task came that was not asked for"
+                self.wanted[student] -= 1
+                self.sharing = self.sharing.heard(student, tasks, lead, is_reply=True)
+                self.tasks.append((student, number, Lot("", SAMPLES, is_alone)))
+            case GiveNothing():
+                assert self.wanted[student] > 0, "a reply came without a question"
+                self.wanted[student] -= 1
+                self.sharing = self.sharing.heard(student, 0, 0, is_reply=True)
+            case Invite():
+                window = self.students[student].window
+                self.sharing = self.sharing.heard(student, max(1, window.tasks), window.lead)
+            case Withdraw(_, number):
+                self.tasks = [task for task in self.tasks if task[:2] != (student, number)]
+                if any(task[:2] == (student, number) for task in self.computing):
+                    self.unwanted.add((student, number))
+        self.compute()
+        self.ask()
+
+    def compute(self) -> None:
+        if self.computing or not self.tasks:
+            return
+        count = together([lot for _, _, lot in self.tasks], self.max_batch)
+        self.computing, self.tasks = self.tasks[:count], self.tasks[count:]
+        self.stage.later(self.compute_s * self.stage.chance.uniform(0.8, 1.2), self.finish)
+
+    def finish(self) -> None:
+        if not self.is_alive:
+            return
+        if self.stopped_until_s > self.stage.now_s:
+            self.stage.later(self.stopped_until_s - self.stage.now_s, self.finish)
+            return
+        done, self.computing = self.computing, []
+        places = [self.students[student].places.get(number, -1) for student, number, _ in done]
+        if self.dies_of.intersection(places):
+            self.die()
+            return
+        for student, number, _ in done:
+            self.sharing = self.sharing.computed(self.students[student].job, self.compute_s / len(done))
+            if (student, number) in self.unwanted:
+                self.unwanted.discard((student, number))
+            elif self.stage.chance.random() < self.declines:
+                self.say(student, Declined(self.name, number, "no memory"))
+            else:
+                self.say(student, Answered(self.name, number))
+        self.compute()
+        self.ask()
+
+    def die(self, kindly: bool = False) -> None:
+        if not self.is_alive:
+            return
+        self.is_alive = False
+        for student in self.students.values():
+            self.stage.later(student.wire(self, to_student=True), lambda student=student: student.lose(self, kindly))
+
+
+@dataclass
+class Student:
+    """A worker: a window, a reader that fills it, and a loop that consumes it."""
+
+    stage: Stage
+    name: str
+    job: str
+    total: int
+    step_s: float
+    limit_bytes: int
+    size_bytes: int
+    window: Window = field(init=False)
+    lines: dict[str, Teacher] = field(default_factory=dict)
+    arrives_s: dict[tuple[str, bool], float] = field(default_factory=dict)
+    places: dict[int, int] = field(default_factory=dict)
+    read: int = 0
+    consumed: list[int] = field(default_factory=list)
+    begin: int = 0
+    accepted: set[int] = field(default_factory=set)
+    poisoned: Poisoned | None = None
+    is_waiting: bool = False
+    largest_bytes: int = 0
+    wake_s: float | None = None
+    passes: int = 1
+
+    def __post_init__(self) -> None:
+        self.window = Window(self.limit_bytes)
+
+    @property
+    def is_over(self) -> bool:
+        return len(self.consumed) == self.total or self.poisoned is not None
+
+    def wire(self, teacher: Teacher, to_student: bool) -> float:
+        """The time of a message; none overtakes another one of the same direction."""
+        key = (teacher.process, to_student)
+        at_s = max(self.arrives_s.get(key, 0.0), self.stage.now_s + self.stage.chance.uniform(0.0001, 0.003))
+        self.arrives_s[key] = at_s + 1e-9
+        return at_s - self.stage.now_s
+
+    def handle(self, event: WindowEvent) -> None:
+        result = turn(self.window, event, self.stage.now_s)
+        self.window = result.window
+        self.stage.turns += 1
+        for action in result.actions:
+            match action:
+                case Accept(number):
+                    assert number not in self.accepted, "an answer was accepted twice"
+                    self.accepted.add(number)
+                case Poisoned():
+                    self.poisoned = action
+                case GiveTask() | GiveNothing() | Invite() | Withdraw():
+                    teacher = self.lines.get(action.teacher)
+                    if teacher is not None:
+                        self.stage.later(
+                            self.wire(teacher, to_student=False),
+                            lambda teacher=teacher, action=action: teacher.hear(self.name, action),
+                        )
+        self.check()
+        due_s = self.window.due_s(self.stage.now_s)
+        if due_s is not None and (self.wake_s is None or due_s < self.wake_s or self.wake_s <= self.stage.now_s):
+            self.wake_s = due_s
+            self.stage.later(due_s - self.stage.now_s + 1e-6, lambda: self.handle(Passed()))
+
+    def check(self) -> None:
+        """What is so in every window."""
+        window = self.window
+        held = {(number, name) for number, entry in window.entries.items() for name in entry.holders}
+        assert held == {(number, name) for name, one in window.teachers.items() for number in one.holds}
+        assert all(not entry.holders for entry in window.entries.values() if entry.is_answered)
+        assert list(window.entries) == sorted(window.entries)
+        size = sum(entry.size_bytes for entry in window.entries.values())
+        self.largest_bytes = max(self.largest_bytes, size)
+        assert size <= window.limit_bytes or len(window.entries) <= 2
+
+    def hear(self, teacher: Teacher, event: WindowEvent) -> None:
+        if self.lines.get(teacher.name) is teacher:
+            self.handle(event)
+            self.go_on()
+
+    def lose(self, teacher: Teacher, kindly: bool) -> None:
+        if self.lines.get(teacher.name) is teacher:
+            del self.lines[teacher.name]
+            self.handle(Left(teacher.name, kindly))
+
+    def fill(self) -> None:
+        while self.read < self.total and self.window.has_room:
+            number = self.window.next_number
+            self.places[number] = self.read
+            self.handle(Read(Place(0, 0, self.read * SAMPLES, SAMPLES), self.size_bytes))
+            self.read += 1
+
+    def start(self) -> None:
+        self.fill()
+        self.handle(Asked())
+        self.is_waiting = True
+
+    def go_on(self) -> None:
+        head = self.window.head
+        if not self.is_waiting or head is None or not self.window.entries[head].is_answered or self.is_over:
+            return
+        assert head in self.accepted
+        self.is_waiting = False
+        self.consumed.append(self.places[head])
+        self.handle(Consumed())
+        self.fill()
+        self.stage.later(self.step_s * self.stage.chance.uniform(0.5, 1.5), self.ask)
+
+    def ask(self) -> None:
+        if not self.is_over and not self.is_waiting:
+            self.is_waiting = True
+            self.handle(Asked())
+            self.go_on()
+
+    def begin_anew(self) -> None:
+        """The world breaks: a new pass begins where the training stands."""
+        if self.is_over:
+            return
+        self.handle(Closed())
+        self.read, self.passes = len(self.consumed), self.passes + 1
+        self.fill()
+        self.is_waiting = True
+        self.handle(Asked())

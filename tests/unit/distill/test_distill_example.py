@@ -1,0 +1,80 @@
+"""The example learns what the plain script learns, whether the teacher is in its process or a service."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fleet import Fleet, fleet, free_port
+from waiting import soon
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "distill"
+
+
+def run(script: str, folder: Path, *words: str, **variables: str) -> tuple[list[float], float]:
+    """The losses of the epochs, and the accuracy."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE / script), *words], cwd=folder, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(EXAMPLE.parents[1]), "OMP_NUM_THREADS": "1", **variables},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    accuracy = re.search(r"accuracy ([0-9.]+)", done.stdout)
+    assert accuracy is not None
+    return [float(loss) for loss in re.findall(r"loss ([0-9.]+)", done.stdout)], float(accuracy[1])
+
+
+def test_with_the_service_the_losses_are_those_of_plain_pytorch(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    plain, plain_accuracy = run("plain.py", tmp_path, "--epochs", "5")
+    local, local_accuracy = run("digits.py", tmp_path, "--epochs", "5")
+    from common import train_teacher
+
+    with fleet(tmp_path) as teachers:
+        _start(teachers, train_teacher(tmp_path / "runs" / "distill" / "teacher.pt"))
+        source = {"EDL_HVD_TEACHERS": teachers.source}
+        service, accuracy = run("digits.py", tmp_path, "--epochs", "5", "--port", str(teachers.port), **source)
+    assert len(plain) == 5
+    assert local == pytest.approx(plain, rel=2e-5)
+    assert service == pytest.approx(plain, rel=2e-5)
+    assert accuracy == pytest.approx(plain_accuracy, abs=0.005)
+    assert local_accuracy == pytest.approx(accuracy, abs=0.005)
+
+
+def _start(teachers: Fleet, model: object) -> None:
+    teachers.start(model)
+    teachers.start(model)
+
+
+def test_the_commands_of_the_document(tmp_path, monkeypatch):
+    """Two workers under edlrun, two teachers of ``edl-hvd teach``; other ports than the document's."""
+    programs = str(Path(sys.executable).parent)
+    port = free_port(2)
+    variables = {**os.environ, "PYTHONPATH": str(EXAMPLE.parents[1]), "OMP_NUM_THREADS": "1"}
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    from common import train_teacher
+
+    train_teacher(tmp_path / "runs" / "distill" / "teacher.pt", epochs=1)
+    (tmp_path / "teachers.txt").write_text("localhost:2\n")
+    words = [f"{programs}/edl-hvd", "teach", f"{EXAMPLE}/digits.py:build", "--devices", "cpu,cpu", "--port", str(port)]
+    teach = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=variables)
+    assert teach.stdout is not None
+    try:
+        for _ in range(2):
+            assert teach.stdout.readline().startswith("Sequential answers at 127.0.0.1:")
+        words = [f"{programs}/edlrun", "-np", "2", "--min-np", "1", "--teachers", "file:teachers.txt", sys.executable,
+                 f"{EXAMPLE}/digits.py", "--epochs", "2", "--port", str(port)]  # fmt: skip
+        job = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=variables)
+        assert job.returncode == 0, job.stdout + job.stderr
+        assert re.search(r"epoch 2: loss [0-9.]+, workers [12]", job.stdout)
+        words = [f"{programs}/edl-hvd", "teachers", "file:teachers.txt", "--port", str(port)]
+        shown = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=variables)
+        assert shown.returncode == 0
+        assert "2 of 2 teachers" in shown.stdout
+    finally:
+        teach.terminate()
+        assert soon(teach) == 0
+        teach.stdout.close()

@@ -1,0 +1,114 @@
+"""Losses and outputs against their formulas."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from edl_hvd.distill import TopK, distillation_loss, soft_cross_entropy, top_k_divergence
+from edl_hvd.distill.outputs import Outputs, named, to_arrays, to_tensors, top_k
+from edl_hvd.errors import UsageError
+
+STUDENT = torch.tensor([[1.0, 2.0, -1.0, 0.5], [0.0, 0.0, 3.0, 1.0]])
+TEACHER = torch.tensor([[0.5, 2.5, 0.0, -2.0], [1.0, -1.0, 2.0, 2.0]])
+
+
+def by_hand(temperature: float) -> float:
+    total = 0.0
+    for student, teacher in zip(STUDENT.tolist(), TEACHER.tolist(), strict=True):
+        s = [math.exp(value / temperature) for value in student]
+        t = [math.exp(value / temperature) for value in teacher]
+        total += sum(b / sum(t) * (math.log(b / sum(t)) - math.log(a / sum(s))) for a, b in zip(s, t, strict=True))
+    return total / 2
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0, 4.0])
+def test_the_divergence_is_that_of_the_formula_times_the_square_of_the_temperature(temperature):
+    loss = distillation_loss(STUDENT, TEACHER, temperature=temperature)
+    assert float(loss) == pytest.approx(temperature**2 * by_hand(temperature), rel=1e-5)
+
+
+def test_the_labels_get_the_rest_and_samples_without_a_label_none():
+    target = torch.tensor([1, -1])
+    labels = float(functional.cross_entropy(STUDENT[:1], target[:1])) / 2
+    loss = distillation_loss(STUDENT, TEACHER, target, temperature=2.0, weight=0.75)
+    assert float(loss) == pytest.approx(0.75 * 4 * by_hand(2.0) + 0.25 * labels, rel=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_with_all_classes_the_top_k_is_the_whole_divergence(temperature):
+    answer = top_k(TEACHER, 4, temperature)
+    assert torch.equal(answer.rest, torch.full((2,), -torch.inf))
+    student = STUDENT.clone().requires_grad_()
+    loss = top_k_divergence(student, answer, temperature=temperature)
+    assert loss.item() == pytest.approx(by_hand(temperature), rel=1e-5)
+    loss.backward()
+    assert student.grad is not None
+    assert torch.isfinite(student.grad).all()
+
+
+def test_the_mass_of_the_other_classes_counts():
+    """KL over {class 1, class 2, all others}, by hand."""
+    answer = top_k(TEACHER, 2)
+    total = 0.0
+    for student, teacher in zip(STUDENT.softmax(-1).tolist(), TEACHER.softmax(-1).tolist(), strict=True):
+        best = sorted(range(4), key=lambda index: (-teacher[index], index))[:2]
+        pairs = [(teacher[index], student[index]) for index in best]
+        pairs.append((1 - sum(a for a, _ in pairs), 1 - sum(b for _, b in pairs)))
+        total += sum(a * math.log(a / b) for a, b in pairs)
+    assert float(top_k_divergence(STUDENT, answer)) == pytest.approx(total / 2, rel=1e-4)
+    exact = STUDENT.log_softmax(-1)
+    same = top_k(exact, 2)
+    assert float(top_k_divergence(STUDENT, same)) == pytest.approx(0.0, abs=1e-6), "a student that is right stays"
+
+
+def test_soft_cross_entropy_is_that_of_the_formula():
+    probabilities = TEACHER.softmax(-1)
+    expected = -(probabilities * STUDENT.log_softmax(-1)).sum(-1).mean()
+    assert float(soft_cross_entropy(STUDENT, probabilities)) == pytest.approx(float(expected))
+
+
+def test_other_vocabularies_and_missing_labels_are_refused():
+    with pytest.raises(UsageError, match="this vocabulary"):
+        distillation_loss(STUDENT, TEACHER[:, :3])
+    with pytest.raises(UsageError, match="give target"):
+        distillation_loss(STUDENT, TEACHER, weight=0.5)
+    with pytest.raises(UsageError, match="greater than 0"):
+        distillation_loss(STUDENT, TEACHER, temperature=0.0)
+    with pytest.raises(UsageError, match="the same"):
+        soft_cross_entropy(STUDENT, TEACHER[:1])
+
+
+def test_outputs_are_reduced_at_the_teacher_and_restored_at_the_student():
+    outputs = Outputs.parse("top_k=2,temperature=2")
+    restored = outputs.restore(to_tensors(to_arrays(outputs.reduce({"logits": TEACHER}))))
+    assert isinstance(restored, TopK)
+    assert restored.indices.dtype == torch.int64
+    assert torch.equal(restored.values, top_k(TEACHER, 2, 2.0).values)
+    assert torch.equal(Outputs.parse("logits").restore({"logits": TEACHER}), TEACHER)
+    assert set(Outputs.parse("logits").restore({"a": TEACHER, "b": STUDENT})) == {"a", "b"}
+    with pytest.raises(UsageError, match="at least 9 classes"):
+        Outputs.parse("top_k=9").reduce({"logits": TEACHER})
+    with pytest.raises(UsageError, match="one tensor of logits"):
+        Outputs.parse("top_k=2").reduce({"hidden": TEACHER})
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+)
+def test_tensors_of_every_type_travel_bit_for_bit(dtype):
+    tensor = (torch.randn(3, 4) * 10).to(dtype).t()
+    empty = torch.empty(0, 4, dtype=dtype)
+    back = to_tensors(to_arrays({"a": tensor, "b": empty}))
+    assert torch.equal(back["a"], tensor)
+    assert back["b"].shape == (0, 4)
+    assert back["b"].dtype == dtype
+
+
+def test_only_tensors_travel():
+    for value in (None, [1], {"a": 1}, {}, {1: STUDENT}):
+        with pytest.raises(UsageError):
+            named(value)
