@@ -54,6 +54,13 @@ def teach_command(
     BUILD is FILE.py:FUNCTION or MODULE:FUNCTION; the function takes no argument and returns a torch.nn.Module, or a
     callable of a tensor or a dict of tensors. SIGTERM, Ctrl-C and the notice of a spot host let the processes finish
     what they have, and end them with exit code 0.
+
+    \b
+    Examples:
+      edl-hvd teach teacher.py:build
+      edl-hvd teach teacher.py:build --port 7010 --devices cpu,cpu
+
+    Exit code 2 when BUILD or a flag is not understood. Documents: docs/distillation.md.
     """
     variables = process_environment()
     has_token = bool(

@@ -57,7 +57,14 @@ def teachers_command(source: str | None, port: int, token_file: str | None, watc
     """Show the teachers of SOURCE, and how each of them stands.
 
     SOURCE is what edlrun --teachers takes: file:teachers.txt, ec2:tag=role=teacher; a host's slots are its teachers.
-    Left out, it is EDL_HVD_TEACHERS. Exit code 0: a teacher answers. 1: none does. 2: SOURCE is not understood.
+    Left out, it is EDL_HVD_TEACHERS.
+
+    \b
+    Examples:
+      edl-hvd teachers file:teachers.txt
+      edl-hvd teachers file:teachers.txt --watch
+
+    Exit code 0: a teacher answers. 1: none does. 2: SOURCE is not understood. Documents: docs/distillation.md.
     """
     settings = TeacherSettings.from_environment()
     try:

@@ -264,7 +264,7 @@ def turn(window: Window, event: WindowEvent, now_s: float) -> Turn:
             draft.close()
         case Passed():
             pass
-    draft.invite()
+    draft.offer()
     return Turn(draft.window(), tuple(draft.actions))
 
 
@@ -460,7 +460,7 @@ class _Draft:
             self._take_back(teacher, number)
             self.actions.append(Withdraw(teacher, number))
 
-    def invite(self) -> None:
+    def offer(self) -> None:
         """Tell idle teachers of tasks, one for each task, and the fastest first."""
         waiting = sum(entry.is_waiting for entry in self.entries.values())
         needed = waiting or (self._before.waiting_since_s is not None and self._hedged() is not None)
