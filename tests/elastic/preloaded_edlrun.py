@@ -110,6 +110,8 @@ def _settle_in(start: Start, descriptors: list[int]) -> None:
         stream = io.TextIOWrapper(raw, given.encoding, given.errors, write_through=True)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+    # A shell may have started all of this with it ignored; what the driver handles, its workers find as Python has it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.modules["numpy"].random.seed()
     progress = sys.modules["edl_hvd.worker.progress"].progress
     progress.enter(progress.phase)  # since now

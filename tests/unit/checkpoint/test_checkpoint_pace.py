@@ -122,6 +122,6 @@ def test_whether_a_last_checkpoint_fits_is_judged_by_the_speed_without_holding_b
     monkeypatch.setattr(checkpoints._writer, "poll", list)
     begun = []
     monkeypatch.setattr(checkpoints, "begin", lambda *arguments, **named: begun.append(arguments))
-    store = SimpleNamespace(size_bytes=1_000_000, step=2, checkpoint=lambda: Snapshot({}))
+    store = SimpleNamespace(size_bytes=1_000_000, step=2, snapshot=lambda: Snapshot({}))
     checkpoints.write_emergency(store, remaining_s=10.0)
     assert bool(begun) == fits

@@ -32,7 +32,7 @@ def present():
 
 before = present()
 import edl_hvd
-import edl_hvd.worker.training.batching
+edl_hvd.State
 edl_hvd.init()
 after = present()
 print(*sorted(name for name in before if before[name] is not after[name] and before[name] != after[name]))
