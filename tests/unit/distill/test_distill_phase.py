@@ -1,0 +1,64 @@
+"""A worker that waits for a teacher is not in phase "input", which the hang detector bounds by two minutes."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from types import FrameType
+
+from waiting import soon
+
+from edl_hvd.clock import SYSTEM_CLOCK
+from edl_hvd.distill import loader
+from edl_hvd.driver.watch.hangs import _FLOORS_S
+from edl_hvd.worker.progress import Progress, awaits_teacher
+
+
+def test_waiting_for_an_answer_is_recognised_by_the_stack():
+    """The function is the loader's own; what it asks is a stand-in that looks at the stack."""
+    seen: list[bool] = []
+
+    def look(number: int) -> tuple[()]:
+        frame: FrameType | None = sys._getframe()
+        seen.append(awaits_teacher(frame))
+        return ()
+
+    stand_in = types.SimpleNamespace(_calling=types.SimpleNamespace(take=look), _waited_s=0.0)
+    loader._Pass._wait_for_answer(stand_in, types.SimpleNamespace(number=0))  # type: ignore[arg-type]
+    assert seen == [True]
+    assert not awaits_teacher(sys._getframe())
+    assert "teachers" not in _FLOORS_S, "it has the bound of what nobody has measured, an hour"
+
+
+def test_the_beat_of_a_worker_that_waits_for_a_teacher_says_so():
+    class Later:
+        """A clock by which the phase has lasted."""
+
+        now_s = 0.0
+
+        def wall_s(self) -> float:
+            return SYSTEM_CLOCK.wall_s()
+
+        def monotonic_s(self) -> float:
+            return self.now_s
+
+        def sleep(self, duration_s: float) -> None:
+            SYSTEM_CLOCK.sleep(duration_s)
+
+    clock, phases = Later(), []
+    progress = Progress(clock)
+    progress.enter("input")
+    clock.now_s = 5.0
+
+    def look(number: int) -> tuple[()]:
+        # As the driver's line does, in another thread.
+        beats = threading.Thread(target=lambda: phases.append(progress.beat(1).phase))
+        beats.start()
+        soon(beats)
+        return ()
+
+    stand_in = types.SimpleNamespace(_calling=types.SimpleNamespace(take=look), _waited_s=0.0)
+    loader._Pass._wait_for_answer(stand_in, types.SimpleNamespace(number=0))  # type: ignore[arg-type]
+    phases.append(progress.beat(1).phase)
+    assert phases == ["teachers", "input"]
