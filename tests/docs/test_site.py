@@ -50,8 +50,9 @@ def loaded_by(page: str) -> list[str]:
 
 def test_every_public_name_has_its_place(site: Path) -> None:
     text = "".join(page.read_text() for page in (site / "api").glob("*.html"))
-    names = {f"edl_hvd.{name}" for name in edl_hvd.__all__ if name not in ("errors", "metrics")}
+    names = {f"edl_hvd.{name}" for name in edl_hvd.__all__ if name not in ("distill", "errors", "metrics")}
     names |= {f"edl_hvd.errors.{name}" for name in ("EdlHvdError", "UsageError", "StorageError", "EdlHvdWarning")}
+    names |= {f"edl_hvd.distill.{name}" for name in edl_hvd.distill.__all__}
     names |= {f"edl_hvd.metrics.{name}" for name in ("AUC", "Accuracy", "Max", "Mean", "Min", "Sum")}
     assert {name for name in names if f'id="{name}"' not in text} == set()
 
