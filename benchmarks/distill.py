@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader, Dataset
 import edl_hvd
 from edl_hvd import distill
 
-sys.path += [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parents[1] / "tests" / "unit" / "distill")]
+sys.path += [str(Path(__file__).parents[1] / "tests" / "support")]
 from fleet import Fleet
 from waiting import soon
 

@@ -19,8 +19,7 @@ from torch.utils.data import DataLoader
 import edl_hvd
 from edl_hvd import distill
 
-sys.path.append(str(Path(__file__).parents[1] / "unit" / "distill"))
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 from fleet import CLASSES, Images, Sums, sums
 
 

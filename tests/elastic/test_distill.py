@@ -11,10 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from waiting import soon
-
-sys.path.append(str(Path(__file__).parents[1] / "unit" / "distill"))
 from fleet import Sums, fleet
+from waiting import soon
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
