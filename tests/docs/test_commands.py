@@ -81,6 +81,7 @@ HOW: dict[str, Here | By | Ci] = {
     "make test-hosts": Ci("make test-hosts"),
     "make lint": Ci("make lint"),
     "make setup": Ci("make setup"),
+    "make docs": By("tests/docs/test_site.py::test_every_public_name_has_its_place"),
     "SHORT=1 make imagenet-demo": Ci("SHORT=1 make imagenet-demo"),
     "SHORT=1 EXACT=1 SCHEDULE=7 make imagenet-demo": Ci("SHORT=1 EXACT=1 SCHEDULE=7 make imagenet-demo"),
     "SHORT=1 EXACT=1 LAUNCHER=horovodrun make imagenet-demo":
@@ -197,6 +198,8 @@ HOW: dict[str, Here | By | Ci] = {
         Here(more="--kills 3", prints="kills under edlrun; seconds until every survivor"),
     "python benchmarks/world_start.py --worlds 50 --deaths 70 --strangers":
         Here(more="--worlds 3 --deaths 2 --ranks 2", prints="0 run anew"),
+    "python benchmarks/join.py --launchers edlrun --start-up 3":
+        Here(more="--worlds 1-2 --kinds trained --sizes 1 --runs 1 --start-up 0", prints="1-2      1 MB trained"),
     "python benchmarks/broken_sums.py": Here(more="--trials 2", prints="2 deaths; survivors that"),
     "python benchmarks/sampler.py": Here(more="--small 100000 --shard-samples 10", prints="4 x 8, ten changes of the"),
     # All of it takes half an hour. Here: one row of it, without the launchers that hang.
