@@ -9,7 +9,7 @@ SHELL := /bin/sh
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PYTEST_ARGS ?= tests --ignore tests/hosts --ignore tests/chaos --ignore tests/docs/test_commands.py -m 'not learning'
+PYTEST_ARGS ?= tests --ignore tests/hosts --ignore tests/chaos --ignore tests/docs/test_commands.py -m 'not learning and not distill'
 # Elastic tests wait a good deal: four at a time keep two cores busy.
 PYTEST_PROCESSES ?= 4
 IMAGE ?= edl-hvd
@@ -27,7 +27,7 @@ HOROVOD = $(VENV)/.horovod-$(FINGERPRINT)-$(TORCH)
 RUN := PATH="$(abspath $(BIN)):$$PATH" VIRTUAL_ENV="$(abspath $(VENV))" PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup imagenet-demo docs test test-docs test-learning test-chaos test-horovodrun test-hosts lint format docker clean horovod preflight always
+.PHONY: help setup imagenet-demo docs test test-docs test-distill test-learning test-chaos test-horovodrun test-hosts lint format docker clean horovod preflight always
 
 help: ## Print this list
 	@printf '\n  Elastic training for PyTorch on Horovod\n\n'
@@ -46,6 +46,9 @@ test: setup ## Run the tests; PYTEST_ARGS='tests/unit/data/test_sampler.py -k re
 
 test-docs: setup ## Run every command that the documents show
 	@$(RUN) python -m pytest --numprocesses $(PYTEST_PROCESSES) --dist worksteal tests/docs
+
+test-distill: setup ## Run the tests of distillation: students and teachers in processes of their own
+	@$(RUN) python -m pytest --numprocesses $(PYTEST_PROCESSES) tests/unit/distill tests/elastic -m distill
 
 test-learning: setup ## Run the long jobs whose losses, weights, samples and gradients are compared with one process's
 	@$(RUN) python -m pytest --numprocesses $(PYTEST_PROCESSES) --dist worksteal tests/elastic tests/idioms -m learning --launcher $(or $(LAUNCHER),edlrun)

@@ -40,6 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "distill: students and teachers in processes; make test-distill runs it")
     config.addinivalue_line("markers", "learning: a long job about what is learned; make test-learning runs it")
     config.addinivalue_line("markers", "either: runs under the launcher that --launcher names")
     config.addinivalue_line("markers", "stock: shows a failure of stock Horovod; runs with --stock only")

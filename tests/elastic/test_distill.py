@@ -14,6 +14,8 @@ import pytest
 from fleet import Sums, fleet
 from waiting import soon
 
+pytestmark = pytest.mark.distill
+
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
 EPOCHS = 10

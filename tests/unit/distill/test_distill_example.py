@@ -12,6 +12,8 @@ import pytest
 from fleet import Fleet, fleet, free_port
 from waiting import soon
 
+pytestmark = pytest.mark.distill
+
 EXAMPLE = Path(__file__).parents[3] / "examples" / "distill"
 
 

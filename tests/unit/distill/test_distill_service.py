@@ -25,6 +25,8 @@ from edl_hvd.distill import DistillLoader, Teachers
 from edl_hvd.errors import NoTeacherError, UsageError
 from edl_hvd.events import read_events
 
+pytestmark = pytest.mark.distill
+
 TOKEN = "a-token-of-sufficient-length"
 
 
