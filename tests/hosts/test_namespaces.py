@@ -56,7 +56,7 @@ def job_over_ssh(network, variables, monkeypatch) -> Callable[..., Job]:
 
     def command_there(job: Job, folder: Path, preloaded: bool) -> list[str]:
         scripts = {str(HERE / "worker_script.py"): str(Path(__file__).with_name("exit_script.py"))}
-        words = [scripts.get(word, word) for word in command(job, folder, preloaded)]
+        words = [scripts.get(word, word) for word in command(job, folder)]  # as users start it
         return network.driver.words(*words, folder=folder)
 
     def describe(*faults: AnyFault, hosts: tuple[str, ...] = THREE_HOSTS, **fields) -> Job:
