@@ -44,7 +44,7 @@ def run_over_ssh(ssh, tmp_path, monkeypatch):
         (folder / "discovery_scripts").symlink_to(REPOSITORY / "discovery_scripts")
         (folder / "hosts.txt").symlink_to("hosts")
         (folder / "train.py").write_text(TRAIN)
-        monkeypatch.setattr(harness, "command", lambda job, folder: shlex.split(command))
+        monkeypatch.setattr(harness, "command", lambda job, folder, preloaded: shlex.split(command))
         return harness.run(job, folder)
 
     return run

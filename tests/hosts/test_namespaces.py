@@ -54,9 +54,9 @@ def job_over_ssh(network, variables, monkeypatch) -> Callable[..., Job]:
     """Describes a job whose driver is on the driver's host; its workers write down how they ended."""
     command = harness.command
 
-    def command_there(job: Job, folder: Path) -> list[str]:
+    def command_there(job: Job, folder: Path, preloaded: bool) -> list[str]:
         scripts = {str(HERE / "worker_script.py"): str(Path(__file__).with_name("exit_script.py"))}
-        words = [scripts.get(word, word) for word in command(job, folder)]
+        words = [scripts.get(word, word) for word in command(job, folder)]  # as users start it
         return network.driver.words(*words, folder=folder)
 
     def describe(*faults: AnyFault, hosts: tuple[str, ...] = THREE_HOSTS, **fields) -> Job:
