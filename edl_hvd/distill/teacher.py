@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -148,10 +147,4 @@ def load(text: str) -> Callable[[], Any]:
 
 def _load_file(path: Path) -> Any:
     sys.path.insert(0, str(path.resolve().parent))
-    specification = importlib.util.spec_from_file_location(path.stem, path)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[path.stem] = module
-    specification.loader.exec_module(module)
-    return module
+    return importlib.import_module(path.stem)

@@ -80,7 +80,7 @@ class StandbyReplica:
             self._repeat(frame)
         elif frame.what == "commit":
             if not self._frames:
-                self._store.save(frame.plain, light=True)  # so that there is less to copy at the end
+                self._store.save(frame.plain)  # so that there is less to copy at the end
                 self.caught_up = True
         elif frame.what == "end":
             plain, names = frame.plain

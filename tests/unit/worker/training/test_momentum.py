@@ -159,7 +159,7 @@ def test_a_newcomer_repeats_the_correction():
     frames = []
     state.optimizer.stepping.before.append(lambda optimizer, _: frames.append(_step_frame(0, optimizer)))
     replica = StandbyReplica.__new__(StandbyReplica)
-    replica._optimizers = [newcomer.optimizer]
+    replica._optimizers, replica._store = [newcomer.optimizer], newcomer._runtime.store
     for seed, factor in enumerate(FACTORS):
         step(state, factor, seed)
         replica._repeat(frames[-1])
