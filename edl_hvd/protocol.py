@@ -50,18 +50,18 @@ class Ready(Message):
 
 
 @dataclass(frozen=True)
-class Warm(Message):
-    """This newcomer has caught up with the world of this generation, or cannot."""
+class CaughtUp(Message):
+    """This standby has caught up with the world of this generation, or cannot."""
 
     generation: int
 
 
 @dataclass(frozen=True)
-class Guiding(Message):
-    """The answer to :class:`Guide`: where this worker gives its state to ``follower``; port 0 if it cannot."""
+class ServingState(Message):
+    """The answer to :class:`ServeState`: where this worker sends its state to ``standby``; port 0 if it cannot."""
 
     generation: int
-    follower: str
+    standby: str
     address: str
     port: int
 
@@ -131,7 +131,7 @@ class Drain(Message):
 
 
 @dataclass(frozen=True)
-class Notice(Message):
+class PreemptionNotice(Message):
     """The host of this worker will be gone in ``left_s`` seconds."""
 
     left_s: float
@@ -158,14 +158,16 @@ class Waits(Message):
     stack: str
 
 
-FromWorker: TypeAlias = Ready | Warm | Guiding | Formed | Beat | Raised | Done | Drain | Notice | Waits
+FromWorker: TypeAlias = (
+    Ready | CaughtUp | ServingState | Formed | Beat | Raised | Done | Drain | PreemptionNotice | Waits
+)
 """What a worker says after its hello."""
 
 # --- from the driver to a worker ---
 
 
 @dataclass(frozen=True)
-class World(Message):
+class WorldAssigned(Message):
     """This worker is a member of this world.
 
     Attributes:
@@ -188,14 +190,14 @@ class World(Message):
 
 
 @dataclass(frozen=True)
-class Change(Message):
+class ResizeRequested(Message):
     """The members of the world of this generation are to leave it at their next commit."""
 
     generation: int
 
 
 @dataclass(frozen=True)
-class Gone(Message):
+class PeerLost(Message):
     """A member of the world of this generation is dead."""
 
     generation: int
@@ -203,7 +205,7 @@ class Gone(Message):
 
 
 @dataclass(frozen=True)
-class Straggler(Message):
+class StragglerFound(Message):
     """A worker computes more slowly than the others; rank 0 writes it down.
 
     Attributes:
@@ -222,7 +224,7 @@ class Straggler(Message):
 
 
 @dataclass(frozen=True)
-class Dismiss(Message):
+class ShutDown(Message):
     """This worker is to end with exit code 0; ``save`` the state to a checkpoint before, if ``left_s`` allows it.
 
     ``left_s`` is ``None`` where nobody knows how long its host stays.
@@ -233,20 +235,20 @@ class Dismiss(Message):
 
 
 @dataclass(frozen=True)
-class Guide(Message):
-    """This member is to give its state to a newcomer, ``follower``, which reaches it at ``address``.
+class ServeState(Message):
+    """This member is to send its state to a new worker, ``standby``, which reaches it at ``address``.
 
     ``address`` is ``None`` for the one of this connection.
     """
 
     generation: int
-    follower: str
+    standby: str
     address: str | None
 
 
 @dataclass(frozen=True)
-class Follow(Message):
-    """This newcomer is to take the state over from the member that listens there; port 0: there is none to take."""
+class ReceiveState(Message):
+    """This new worker is to receive the state of the member that listens there; port 0: there is none."""
 
     generation: int
     address: str
@@ -261,7 +263,9 @@ class Explain(Message):
     collectives: tuple[str, ...]
 
 
-ToWorker: TypeAlias = World | Change | Gone | Straggler | Dismiss | Guide | Follow | Explain
+ToWorker: TypeAlias = (
+    WorldAssigned | ResizeRequested | PeerLost | StragglerFound | ShutDown | ServeState | ReceiveState | Explain
+)
 
 # --- as lines ---
 

@@ -149,8 +149,8 @@ def _describe_action(action: Action) -> str:
     match action:
         case events.Spawn(worker, incarnation):
             return f"start {_name(worker, incarnation)}"
-        case events.Follow(worker, generation, guide):
-            return f"let {worker} receive the state from {guide}, while world {generation} trains"
+        case events.ReceiveState(worker, generation, donor):
+            return f"let {worker} receive the state from {donor}, while world {generation} trains"
         case events.Publish(generation, members):
             return f"publish world {generation}: {', '.join(members)}"
         case events.RequestResize(generation):

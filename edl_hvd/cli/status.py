@@ -30,7 +30,7 @@ _SLOT_STATES = {
     "ready": "ready",
     "member": "training",
     "failing": "ending with an error",
-    "dismissed": "leaving",
+    "terminating": "leaving",
     "dying": "being ended",
     "empty": "down",
     "orphaned": "saving, then ending",

@@ -192,10 +192,10 @@ class Job:
         match said:
             case protocol.Ready(step):
                 self.handle(events.Ready(worker, incarnation, step))
-            case protocol.Warm(generation):
+            case protocol.CaughtUp(generation):
                 self.handle(events.CaughtUp(worker, incarnation, generation))
-            case protocol.Guiding(generation, follower, address, port):
-                self._control.send(follower, protocol.Follow(generation, address, port))
+            case protocol.ServingState(generation, standby, address, port):
+                self._control.send(standby, protocol.ReceiveState(generation, address, port))
             case protocol.Formed(generation):
                 self.handle(events.Formed(worker, incarnation, generation))
             case protocol.Raised(step, error, hopeless):
@@ -204,7 +204,7 @@ class Job:
                 self.handle(events.Done(worker, incarnation))
             case protocol.Drain():
                 self.handle(events.DrainRequested(worker, self._termination_grace_s))
-            case protocol.Notice(left_s):  # of its host; the worker itself tells people
+            case protocol.PreemptionNotice(left_s):  # of its host; the worker itself tells people
                 self.handle(events.DrainRequested(host_of(worker), left_s, deferred=True))
             case protocol.Beat():
                 self._health.beat(worker, incarnation, said, self.membership)
@@ -221,7 +221,7 @@ class Job:
         self.handle(deadlocked)
         self._kills = self._ended.is_set()  # they come to no commit at which they would leave
 
-    def _note_straggler(self, slow: protocol.Straggler) -> None:
+    def _note_straggler(self, slow: protocol.StragglerFound) -> None:
         """Let rank 0 write it down, with everything else that happens to the job."""
         self._control.send(self.membership.world.members[0], slow)
 
@@ -236,20 +236,20 @@ class Job:
                 task.add_done_callback(self._tasks.discard)
             case events.Publish():
                 self._publish(action)
-            case events.Follow(worker, generation, guide):
-                connections = self._control.connections((guide, worker))
+            case events.ReceiveState(worker, generation, donor):
+                connections = self._control.connections((donor, worker))
                 endpoint = RendezvousEndpoint.of(connections)
-                own = endpoint.address_for(connections[guide]) if guide in connections else None
-                self._control.send(guide, protocol.Guide(generation, worker, own))
+                own = endpoint.address_for(connections[donor]) if donor in connections else None
+                self._control.send(donor, protocol.ServeState(generation, worker, own))
             case events.RequestResize(generation):
                 for member in members:
-                    self._control.send(member, protocol.Change(generation))
+                    self._control.send(member, protocol.ResizeRequested(generation))
             case events.NotifyPeerLost(generation, worker):
                 for member in members:
                     if member != worker:
-                        self._control.send(member, protocol.Gone(generation, worker))
+                        self._control.send(member, protocol.PeerLost(generation, worker))
             case events.ShutDownWorker(worker, incarnation, save, left_s):
-                if not self._control.send(worker, protocol.Dismiss(save, left_s)):
+                if not self._control.send(worker, protocol.ShutDown(save, left_s)):
                     self._signal(worker, incarnation, WorkerProcess.terminate)
             case events.Kill(worker, incarnation):
                 self._signal(worker, incarnation, WorkerProcess.kill)
@@ -270,7 +270,7 @@ class Job:
             )
             return
         self._processes[worker] = (incarnation, process)
-        if self._kills or self.membership.slots[worker].state in ("dying", "dismissed"):
+        if self._kills or self.membership.slots[worker].state in ("dying", "terminating"):
             process.kill()  # decided while it was being started
         self._health.begins(worker, incarnation, process)
         exit_: Exit = await process.wait()
@@ -303,7 +303,7 @@ class Job:
         endpoint = RendezvousEndpoint.of(connections)
         self._store = KeyValueStore(endpoint.address, endpoint.allowed_peers.__contains__, token=self._control.token)
         for member, connection in connections.items():
-            world = protocol.World(
+            world = protocol.WorldAssigned(
                 generation=publish.generation,
                 members=publish.members,
                 store_address=connection.local,

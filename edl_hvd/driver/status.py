@@ -15,6 +15,8 @@ from edl_hvd.protocol import Beat
 
 _THROUGHPUT_WINDOW_S = 10.0
 # Long enough to even out steps, short enough to show a change of the world.
+_FORMER_STATES = {"dismissed": "terminating"}
+# As an earlier version wrote them into status files.
 _NOT_YET_S = 0.5
 # The membership forgets each turn that workers are missing, as long as enough are on their way.
 
@@ -48,6 +50,9 @@ class WorkerStatus:
     phase_s: float = 0.0
     beat_age_s: float | None = None
     starts_in_s: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "state", _FORMER_STATES.get(self.state, self.state))
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def _moments(membership: Membership, now_s: float) -> Iterator[float]:
     bounds = {
         "starting": (rules.start_s,),
         "ready": (rules.last_call_timeout_s, rules.follow_s),
-        "dismissed": (rules.shutdown_timeout_s,),
+        "terminating": (rules.shutdown_timeout_s,),
         "failing": (rules.shutdown_timeout_s,),
     }
     listed = {entry.host for entry in membership.hosts}
@@ -236,8 +236,8 @@ class DriverSimulation:
                     self._in(
                         UNREACHABLE_S, lambda: self._exit(worker, incarnation, "it could not be reached", began=False)
                     )
-            case events.Follow(worker, generation, _):
-                self._workers[worker].follows = generation
+            case events.ReceiveState(worker, generation, _):
+                self._workers[worker].learning_generation = generation
                 incarnation = self._workers[worker].incarnation
                 self._in(self._costs.follow_s, lambda: self._catch_up(worker, incarnation, generation))
             case events.Publish(generation, members):
@@ -267,8 +267,8 @@ class DriverSimulation:
     def _catch_up(self, worker: str, incarnation: int, generation: int) -> None:
         world = self._membership.world
         whole = world.generation == generation and world.phase in ("running", "changing")
-        if whole and self._is_current(worker, incarnation) and self._workers[worker].follows == generation:
-            self._workers[worker].warm = generation
+        if whole and self._is_current(worker, incarnation) and self._workers[worker].learning_generation == generation:
+            self._workers[worker].caught_up_generation = generation
             self._handle(events.CaughtUp(worker, incarnation, generation))
 
     def _exit(self, worker: str, incarnation: int, how: str, clean: bool = False, began: bool = True) -> None:
@@ -289,7 +289,7 @@ class DriverSimulation:
         if all(simulated.step < 0 for simulated in workers):
             self._timeline.restarted()
             pause_s += self._costs.restore_s if self._timeline.has_checkpoint else 0.0
-        elif any(simulated.step < 0 and simulated.warm != generation - 1 for simulated in workers):
+        elif any(simulated.step < 0 and simulated.caught_up_generation != generation - 1 for simulated in workers):
             pause_s += self._costs.follow_s  # the others wait while the newcomer receives the state
         self._broken = False
         for simulated in workers:
@@ -321,7 +321,7 @@ class DriverSimulation:
         self._stop_training(lost=False)
         members = {worker: simulated for worker, simulated in self._workers.items() if simulated.member}
         for simulated in members.values():
-            simulated.member, simulated.follows, simulated.warm = False, 0, 0
+            simulated.member, simulated.learning_generation, simulated.caught_up_generation = False, 0, 0
         if members:
             self._handle(
                 *(events.Ready(worker, simulated.incarnation, simulated.step) for worker, simulated in members.items())

@@ -19,15 +19,15 @@ class SimulatedWorker:
     Attributes:
         incarnation: Number of this process among those of its slot, from 1.
         step: Number of the last world in which it trained; -1 for none: it holds no state.
-        follows: Generation of the world whose state it takes over; 0 for none.
-        warm: Generation of the world that it has caught up with; 0 for none.
+        learning_generation: Generation of the world whose state it takes over; 0 for none.
+        caught_up_generation: Generation of the world that it has caught up with; 0 for none.
         member: Whether it is in the world.
     """
 
     incarnation: int
     step: int = -1
-    follows: int = 0
-    warm: int = 0
+    learning_generation: int = 0
+    caught_up_generation: int = 0
     member: bool = False
 
 

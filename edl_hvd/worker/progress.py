@@ -22,7 +22,7 @@ from pathlib import PurePath
 from types import FrameType
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
-from edl_hvd.protocol import Beat, Straggler
+from edl_hvd.protocol import Beat, StragglerFound
 
 # Phases whose length repeats itself from batch to batch.
 _REPEATED = frozenset(("compute", "input", "commit"))
@@ -79,7 +79,7 @@ class Progress:
         self.collective = ""
         self._waiter = 0  # the thread that waits
         self.is_validating: Callable[[], bool] = lambda: False
-        self.stragglers: deque[Straggler] = deque()
+        self.stragglers: deque[StragglerFound] = deque()
         self._clock = clock
         self._since_s = clock.monotonic_s()
         self._compute_s = self._slowest_s = 0.0

@@ -53,7 +53,7 @@ def test_a_newcomer_that_dies_while_it_follows_costs_the_others_nothing(edlrun):
 
 @pytest.mark.parametrize("worker", TWO_HOSTS)
 def test_a_member_that_dies_while_a_newcomer_follows_is_done_without(edlrun, worker):
-    """One of them is the newcomer's guide."""
+    """One of them is the newcomer's donor."""
     member = worker.replace(":1", ":0")
     faults = (add_host("127.1:1", step=5), pass_by(worker=NEWCOMER, at="following"), kill(worker=member, after=1))
     outcome = edlrun(TWO_HOSTS, *faults, training=Training(until_size=3))

@@ -65,9 +65,9 @@ class FakeJob:
             self.workers[action.worker] = FakeWorker(action.incarnation)
         elif isinstance(action, events.Publish):
             self._obey_publish(action)
-        elif isinstance(action, events.Follow):
+        elif isinstance(action, events.ReceiveState):
             assert action.generation == self.generation
-            assert self.workers[action.guide].generation == self.generation, "the guide is a member"
+            assert self.workers[action.donor].generation == self.generation, "the donor is a member"
             assert self.workers[action.worker].state == "ready"
             self.workers[action.worker].follows = action.generation
         elif isinstance(action, events.RequestResize):
@@ -77,7 +77,7 @@ class FakeJob:
         elif isinstance(action, (events.ShutDownWorker, events.Kill)):
             assert self.workers[action.worker].incarnation == action.incarnation
             if isinstance(action, events.ShutDownWorker):
-                self._obey_dismiss(action)
+                self._obey_shut_down(action)
             else:
                 self.workers[action.worker].state = "dying"
         elif isinstance(action, events.End):
@@ -96,13 +96,13 @@ class FakeJob:
             fake.state, fake.generation, fake.formed, fake.change = "member", publish.generation, False, False
             fake.broken = False
 
-    def _obey_dismiss(self, dismiss: events.ShutDownWorker) -> None:
-        fake = self.workers[dismiss.worker]
+    def _obey_shut_down(self, asked: events.ShutDownWorker) -> None:
+        fake = self.workers[asked.worker]
         assert fake.state != "member", "a member is asked to leave, not sent away"
-        if fake.step >= 0 and not dismiss.save and self.membership.finishing_s is None:
-            others = [other for name, other in self.workers.items() if name != dismiss.worker]
+        if fake.step >= 0 and not asked.save and self.membership.finishing_s is None:
+            others = [other for name, other in self.workers.items() if name != asked.worker]
             assert any(other.step >= 0 for other in others), "the only holder of the state was sent away"
-        fake.state = "dismissed"
+        fake.state = "terminating"
 
     # --- what workers do ---
 
@@ -145,8 +145,8 @@ class FakeJob:
         elif fake.state == "ready" and fake.follows:
             follows, fake.follows = fake.follows, 0
             self.handle(events.CaughtUp(worker, fake.incarnation, follows))
-        elif fake.state in ("failing", "dismissed", "dying"):
-            self.exit(worker, clean=fake.state == "dismissed")
+        elif fake.state in ("failing", "terminating", "dying"):
+            self.exit(worker, clean=fake.state == "terminating")
         elif fake.state == "member":
             if fake.broken:
                 self.be_ready(worker)

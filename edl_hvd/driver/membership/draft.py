@@ -74,7 +74,7 @@ class Draft:
 
     def shut_down(self, worker: str, save: bool = False, left_s: float | None = None) -> None:
         slot = self.membership.slots[worker]
-        self.set(worker, "dismissed")
+        self.set(worker, "terminating")
         self.act(events.ShutDownWorker(worker, slot.incarnation, save, left_s))
 
     def kill(self, worker: str, reason: str) -> None:

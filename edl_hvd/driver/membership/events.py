@@ -146,12 +146,12 @@ class Publish:
 
 
 @dataclass(frozen=True)
-class Follow:
-    """Let a newcomer take the state over from a world while it trains; ``guide`` is the member that gives it."""
+class ReceiveState:
+    """Have a new worker receive the state of a world that trains on; ``donor`` is the member that sends it."""
 
     worker: str
     generation: int
-    guide: str
+    donor: str = field(metadata=formerly("guide"))
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class End:
 
 
 Action: TypeAlias = (
-    Spawn | Follow | Publish | RequestResize | NotifyPeerLost | ShutDownWorker | Kill | QuarantineHost | End
+    Spawn | ReceiveState | Publish | RequestResize | NotifyPeerLost | ShutDownWorker | Kill | QuarantineHost | End
 )
 
 # --- written down ---
@@ -219,13 +219,14 @@ _EVENTS: Mapping[str, type[MembershipEvent]] = {kind.__name__: kind for kind in 
 _ACTIONS: Mapping[str, type[Action]] = {kind.__name__: kind for kind in get_args(Action)}
 _PRESENT_NAMES = {
     "Warm": "CaughtUp",
+    "Follow": "ReceiveState",
     "DrainAsked": "DrainRequested",
     "AskChange": "RequestResize",
     "TellGone": "NotifyPeerLost",
     "Dismiss": "ShutDownWorker",
     "SetAside": "QuarantineHost",
 }
-# By the names that the version before wrote.
+# By the names that earlier versions wrote.
 
 
 def to_json(what: MembershipEvent | Action) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def _on_exit(draft: Draft, exited: events.Exited, slot: Slot) -> None:
     draft.set(worker, "empty", done=False, raised=None, step=-1)
     if slot.state == "member" and not slot.done:
         draft.leave_world(worker)
-    if slot.state == "dismissed" or (slot.done and exited.clean):
+    if slot.state == "terminating" or (slot.done and exited.clean):
         return
     if draft.membership.finishing_s is not None:
         # The training is complete and saved; only an error of the script's own still counts.

@@ -1,7 +1,7 @@
 """Who is a member of the world, as one frozen value.
 
 A slot goes empty → starting → ready → member → ready → …; from member to failing when its script has raised an error,
-from anywhere to dismissed or dying, and back to empty when its process has ended. A world goes forming → running →
+from anywhere to terminating or dying, and back to empty when its process has ended. A world goes forming → running →
 changing (agreed) or broken (a member died) and is over when nobody is a member any more; then the next one is
 published. What always holds:
 
@@ -21,7 +21,7 @@ from edl_hvd.driver.membership.events import End
 from edl_hvd.hosts import HostSlots
 from edl_hvd.json_values import formerly
 
-LIVE = ("starting", "ready", "member", "failing", "dismissed", "dying")
+LIVE = ("starting", "ready", "member", "failing", "terminating", "dying")
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Rules:
         num_proc: Workers that the first world needs.
         min_np: Workers that every later world needs.
         max_np: Most workers of a world.
-        spares: Warm workers kept ready beside it.
+        spares: Workers kept ready beside it.
         last_call_timeout_s: Time that a newcomer which could join waits for others that are starting, to join together.
         drain_lead_s: Time before the end of a host that is to go at which its workers leave.
         follow_s: Longest time for a newcomer to catch up; after it, it joins while the others wait.

@@ -70,7 +70,7 @@ def _enforce_bounds(draft: Draft) -> None:
         if draft.age(worker) > rules.start_s:
             how = f"; {HOW_TO_TRAIN}" if world.generation == 0 else ""
             draft.kill(worker, f"it was not ready {rules.start_s:.0f} s after its start{how}")
-    for state, event in (("dismissed", "being asked to exit"), ("failing", "its error")):
+    for state, event in (("terminating", "being asked to exit"), ("failing", "its error")):
         for worker in draft.membership.having(state):
             if draft.age(worker) > rules.shutdown_timeout_s:
                 draft.kill(worker, f"it did not end within {rules.shutdown_timeout_s:.0f} s of {event}")
@@ -96,7 +96,7 @@ def _finish(draft: Draft) -> None:
     for worker in membership.having("starting", "ready"):
         draft.shut_down(worker)
     if late:
-        for worker in membership.having("member", "dismissed", "failing"):
+        for worker in membership.having("member", "terminating", "failing"):
             draft.kill(worker, "it did not end although the training is complete")
     if not draft.membership.having(*LIVE):
         draft.end(0)
@@ -161,7 +161,7 @@ def _let_follow(draft: Draft, room: int, members: list[str]) -> None:
         if slot.step < 0 and slot.learning_generation != generation:
             near = [member for member in members if host_of(member) == host_of(worker)]
             draft.set(worker, "ready", learning_generation=generation)
-            draft.act(events.Follow(worker, generation, (near or members)[-1]))
+            draft.act(events.ReceiveState(worker, generation, (near or members)[-1]))
 
 
 def _can_join(draft: Draft, worker: str) -> bool:

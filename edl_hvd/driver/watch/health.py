@@ -22,7 +22,7 @@ from edl_hvd.driver.watch.heartbeats import HeartbeatMonitor
 from edl_hvd.driver.watch.standstill import Inquiry, Standstill
 from edl_hvd.driver.watch.stragglers import Stragglers
 from edl_hvd.driver.workers.stacks import place_in
-from edl_hvd.protocol import Beat, Straggler, Waits
+from edl_hvd.protocol import Beat, StragglerFound, Waits
 
 _JUDGE_EVERY_S = 0.25
 # As often as a worker says something new.
@@ -75,7 +75,7 @@ class Health:
         clock: Clock,
         lost: Callable[[Lost], None],
         notice: Callable[[str], None],
-        slow: Callable[[Straggler], None],
+        slow: Callable[[StragglerFound], None],
         deadlocked: Callable[[Deadlocked], None],
         ask: Callable[[str, int, Sequence[str]], None],
         collective_timeout_s: float = 60.0,

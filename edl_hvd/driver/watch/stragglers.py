@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from statistics import median_low
 
-from edl_hvd.protocol import Beat, Straggler
+from edl_hvd.protocol import Beat, StragglerFound
 
 FACTOR = 1.5
 WINDOW_STEPS = 10
@@ -30,7 +30,7 @@ class Stragglers:
         self._complete: set[str] = set()  # whose window is
         self._in_a_row: dict[str, int] = {}
 
-    def heard(self, worker: str, beat: Beat, generation: int, size: int) -> list[Straggler]:
+    def heard(self, worker: str, beat: Beat, generation: int, size: int) -> list[StragglerFound]:
         """Take in a beat; the stragglers, if it completes the fifth window of all.
 
         Args:
@@ -52,7 +52,7 @@ class Stragglers:
             self._complete.add(worker)
         return self._judge() if len(self._complete) >= size > 1 else []
 
-    def _judge(self) -> list[Straggler]:
+    def _judge(self) -> list[StragglerFound]:
         """All windows are complete: compare them and begin new ones."""
         times_s = {}
         for name, first in self._began.items():
@@ -70,5 +70,5 @@ class Stragglers:
             if self._in_a_row[name] == WINDOWS:
                 self._in_a_row[name] = 0  # told again after as many more
                 step = self._latest[name].step
-                slow.append(Straggler(name, self._generation, step, round(time_s, 6), round(median_s, 6)))
+                slow.append(StragglerFound(name, self._generation, step, round(time_s, 6), round(median_s, 6)))
         return slow

@@ -72,7 +72,7 @@ def drop_diverged(
         return held
     digests = [row[0] for row in collectives.gather_integers([fingerprint()])]
     holders = [rank for rank, freshness in enumerate(held) if freshness == freshest]
-    # Each member has running statistics of its own, and a newcomer those of the member that guided it.
+    # Each member has running statistics of its own, and a newcomer those of its donor.
     expected = {digests[rank] for rank in holders if not unverified[rank]} or {digests[holders[0]]}
     diverged = {rank for rank in holders if unverified[rank] and digests[rank] not in expected}
     if diverged:

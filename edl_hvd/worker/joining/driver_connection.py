@@ -43,8 +43,10 @@ class DriverLost:
     """The driver is gone."""
 
 
-Urgent: TypeAlias = protocol.Gone | protocol.Guide | protocol.Explain | DriverLost
-Queued: TypeAlias = protocol.World | protocol.Follow | protocol.Dismiss | FrameArrived | TimedOut | DriverLost
+Urgent: TypeAlias = protocol.PeerLost | protocol.ServeState | protocol.Explain | DriverLost
+Queued: TypeAlias = (
+    protocol.WorldAssigned | protocol.ReceiveState | protocol.ShutDown | FrameArrived | TimedOut | DriverLost
+)
 
 
 class DriverConnection:
@@ -123,13 +125,13 @@ class DriverConnection:
 
     def _dispatch(self, message: protocol.ToWorker) -> None:
         match message:
-            case protocol.Change(generation):
+            case protocol.ResizeRequested(generation):
                 self.change = generation
-            case protocol.Straggler():
+            case protocol.StragglerFound():
                 progress.stragglers.append(message)
-            case protocol.Gone() | protocol.Guide() | protocol.Explain():
+            case protocol.PeerLost() | protocol.ServeState() | protocol.Explain():
                 self._on_urgent(message)
-            case protocol.World() | protocol.Follow() | protocol.Dismiss():
+            case protocol.WorldAssigned() | protocol.ReceiveState() | protocol.ShutDown():
                 self._queue.put(message)
 
     def _send_heartbeats(self) -> None:

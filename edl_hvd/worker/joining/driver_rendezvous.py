@@ -67,13 +67,13 @@ class DriverRendezvous:
 
     def _on_urgent(self, news: Urgent) -> None:
         match news:
-            case protocol.Gone(generation, worker):
+            case protocol.PeerLost(generation, worker):
                 self._horovod.end_world(generation, worker)
-            case protocol.Guide(generation, standby, address):
+            case protocol.ServeState(generation, standby, address):
                 port, own = 0, address or self._driver.local_address
                 if self._transfer is not None and generation == self._horovod.generation:
                     port = self._transfer.serve(own, self._token)
-                self._driver.send(protocol.Guiding(generation, standby, own, port))
+                self._driver.send(protocol.ServingState(generation, standby, own, port))
             case protocol.Explain(generation, collectives) if generation == self._horovod.generation:
                 place, stack = progress.where()
                 started = tuple(self._horovod.times_started(collectives))
@@ -99,28 +99,30 @@ class DriverRendezvous:
             if joined is not None:
                 return joined
 
-    def _next_world(self, transfer: StateTransfer | None) -> protocol.World:
+    def _next_world(self, transfer: StateTransfer | None) -> protocol.WorldAssigned:
         """Wait for the world to enter; meanwhile take the state over from one that trains, if the driver says so."""
         replica: Replica | None = None
-        world: protocol.World | None = None
+        world: protocol.WorldAssigned | None = None
         catches_up = 0  # generation of the world whose state it takes over, until the driver is told that it has it
         while True:
             news = self._driver.next(_LAST_STEPS_S if world else None)
-            if replica is not None and isinstance(news, protocol.Follow | protocol.Dismiss | TimedOut | DriverLost):
+            if replica is not None and isinstance(
+                news, protocol.ReceiveState | protocol.ShutDown | TimedOut | DriverLost
+            ):
                 replica.abandon()
             match news:
                 case DriverLost():
                     raise GracefulExit("the driver is gone", code=EX_TEMPFAIL, save=self._horovod.rank == 0)
-                case protocol.Dismiss(save, remaining_s):
+                case protocol.ShutDown(save, remaining_s):
                     raise GracefulExit(f"the driver asked {self._name} to exit", save=save, remaining_s=remaining_s)
-                case protocol.World(generation) if generation > self._horovod.generation:
+                case protocol.WorldAssigned(generation) if generation > self._horovod.generation:
                     world = news
-                case protocol.Follow(generation, address, port):
+                case protocol.ReceiveState(generation, address, port):
                     catches_up, replica = generation, self._receive(transfer, address, port)
                 case FrameArrived(recipient) if recipient is replica:
                     recipient.apply_next()
             if catches_up and (replica is None or replica.caught_up or replica.closed):
-                self._driver.send(protocol.Warm(catches_up))
+                self._driver.send(protocol.CaughtUp(catches_up))
                 catches_up = 0
             if replica is not None and replica.closed:
                 replica = None
@@ -132,7 +134,7 @@ class DriverRendezvous:
             return None
         return transfer.receive(address, port, self._token, lambda replica: self._driver.enqueue(FrameArrived(replica)))
 
-    def _enter(self, told: protocol.World) -> RendezvousInfo | None:
+    def _enter(self, told: protocol.WorldAssigned) -> RendezvousInfo | None:
         horovod = self._horovod
         world = World.of(told.generation, told.members, told.members.index(self._name))
         horovod.known_step = max(horovod.known_step, told.known_step)
@@ -153,7 +155,7 @@ class DriverRendezvous:
         self._horovod.stop(broken)
 
     def on_preemption_notice(self, remaining_s: float) -> None:
-        self._driver.send(protocol.Notice(remaining_s))
+        self._driver.send(protocol.PreemptionNotice(remaining_s))
 
     def ended(self, step: int, error: BaseException | None) -> None:
         if error is None:

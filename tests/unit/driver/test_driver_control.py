@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from edl_hvd.driver.control import Connected, Control
-from edl_hvd.protocol import FROM_WORKER, TO_WORKER, Dismiss, Done, Hello, Ready, Waits, decode, encode
+from edl_hvd.protocol import FROM_WORKER, TO_WORKER, Done, Hello, Ready, ShutDown, Waits, decode, encode
 
 WAITS = Waits(1, 7, "a", (1, 2), "t.py:1 in f", "f")
 
@@ -79,15 +79,15 @@ def test_a_worker_is_heard_and_answered(port):
         assert port.heard == [Connected(), Ready(7), WAITS, Done()]
 
         async def answer() -> bool:
-            return port.control.send("a:0", Dismiss(save=True, left_s=None))
+            return port.control.send("a:0", ShutDown(save=True, left_s=None))
 
         assert port.do(answer())
-        assert decode(worker.makefile("rb").readline(), TO_WORKER) == Dismiss(save=True, left_s=None)
+        assert decode(worker.makefile("rb").readline(), TO_WORKER) == ShutDown(save=True, left_s=None)
 
 
 def test_who_is_not_connected_cannot_be_told_anything(port):
     async def tell() -> bool:
-        return port.control.send("a:0", Dismiss(save=True, left_s=None))
+        return port.control.send("a:0", ShutDown(save=True, left_s=None))
 
     assert not port.do(tell())
 
@@ -108,7 +108,7 @@ def test_strangers_are_turned_away_without_an_answer(port, changes):
 @pytest.mark.parametrize(
     "words",
     [b"nonsense\n", line({"what": "ready", "step": "7"}), encode(Hello("token", "a:0", 1)),
-     encode(Dismiss(False, None)), b"[" * 60_000 + b"\n", encode(WAITS).replace(b"t.py", b"t" * 65_536)],
+     encode(ShutDown(False, None)), b"[" * 60_000 + b"\n", encode(WAITS).replace(b"t.py", b"t" * 65_536)],
     ids=["no JSON", "another type", "hello again", "what drivers say", "deep", "too long"],
 )  # fmt: skip
 def test_what_is_not_understood_ends_the_connection(port, words):

@@ -143,6 +143,7 @@ def test_a_job_that_goes_on_takes_over_former_flags_in_silence(
 def test_a_status_of_the_version_before_reads() -> None:
     worker = {"worker": "a:0", "state": "member", "life": 2, "mark": "boot 7"}
     fields = {"at": 9.0, "state": "training", "figures": {"step": 3}, "workers": [worker]}
+    assert read_fields(WorkerStatus, {**worker, "state": "dismissed"}).state == "terminating"
     aside = [{"who": "b", "remaining_s": 2.5}]
     assert read_fields(Status, {**fields, "aside": aside}) == Status(
         9.0, "training", progress=TrainingProgress(3), quarantined=(Countdown("b", 2.5),),
@@ -177,6 +178,8 @@ def test_rules_events_and_actions_of_the_version_before_read() -> None:
     assert read(drain) == events.DrainRequested("a", 1.0, deferred=True)
     assert act({"what": "AskChange", "generation": 3}) == events.RequestResize(3)
     assert act({"what": "TellGone", "generation": 3, "worker": "a:0"}) == events.NotifyPeerLost(3, "a:0")
+    follow = {"what": "Follow", "worker": "b:0", "generation": 3, "guide": "a:0"}
+    assert act(follow) == events.ReceiveState("b:0", 3, donor="a:0")
     dismiss = {"what": "Dismiss", "worker": "a:0", "life": 2, "save": True, "left_s": None}
     assert act(dismiss) == events.ShutDownWorker("a:0", 2, save=True)
     assert act({"what": "SetAside", "host": "b", "seconds": 60.0}) == events.QuarantineHost("b", 60.0)

@@ -320,7 +320,7 @@ def test_every_event_and_every_action_has_its_words(tmp_path):
     ]  # fmt: skip
     actions = [
         {"what": "Spawn", "worker": "a:0", "incarnation": 1},
-        {"what": "Follow", "worker": "b:0", "generation": 1, "guide": "a:0"},
+        {"what": "ReceiveState", "worker": "b:0", "generation": 1, "donor": "a:0"},
         {"what": "Publish", "generation": 1, "members": ["a:0", "b:0"]},
         {"what": "RequestResize", "generation": 1},
         {"what": "NotifyPeerLost", "generation": 1, "worker": "b:0"},

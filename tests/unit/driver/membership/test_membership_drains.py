@@ -84,6 +84,6 @@ def test_when_every_host_is_drained_one_worker_saves_and_the_job_asks_to_be_run_
     assert job.end is not None
     assert job.end.code == 75
     actions = [action for moment in job.lived for action in moment.actions]
-    dismissals = [action for action in actions if isinstance(action, events.ShutDownWorker)]
-    assert sorted(action.save for action in dismissals) == [False, True]
-    assert all(100 < action.left_s <= 120 for action in dismissals), "they are told how long their hosts stay"
+    shut_downs = [action for action in actions if isinstance(action, events.ShutDownWorker)]
+    assert sorted(action.save for action in shut_downs) == [False, True]
+    assert all(100 < action.left_s <= 120 for action in shut_downs), "they are told how long their hosts stay"

@@ -12,7 +12,7 @@ from clocks import FakeClock
 from edl_hvd.driver.membership.events import Deadlocked, Lost
 from edl_hvd.driver.membership.state import Membership, Rules, Slot, World
 from edl_hvd.driver.watch.health import Health
-from edl_hvd.protocol import Beat, Straggler, Waits
+from edl_hvd.protocol import Beat, StragglerFound, Waits
 
 STACK = ["Current thread 0x0b (most recent call first):", '  File "/job/train.py", line 71 in augment']
 MEMBERS = ("a:0", "b:0")
@@ -46,7 +46,7 @@ class Ward:
         self.clock = FakeClock()
         self.lost: list[Lost] = []
         self.notices: list[str] = []
-        self.slow: list[Straggler] = []
+        self.slow: list[StragglerFound] = []
         self.deadlocked: list[Deadlocked] = []
         self.asked: list[tuple[str, int, list[str]]] = []
         self.phases = {"a:0": "collective", "b:0": "compute"}
@@ -194,7 +194,7 @@ def test_a_straggler_is_told_to_people_and_to_the_job():
             for worker, compute_s in (("a:0", 0.1), ("b:0", 0.4)):
                 beat = Beat(1, 77, step, 0, -1, "compute", 0.0, compute_s * step, 2 * step, step, step, 0.4)
                 ward.health.beat(worker, 3, beat, ward.membership)
-        assert ward.slow == [Straggler("b:0", 1, 50, 0.4, 0.1)]
+        assert ward.slow == [StragglerFound("b:0", 1, 50, 0.4, 0.1)]
         assert ward.notices == ["b:0 is slow: 0.4 s for a micro-batch at step 50, 4.0 times as long as the others"]
 
     run(test)

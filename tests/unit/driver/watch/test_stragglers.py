@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from edl_hvd.driver.watch.stragglers import Stragglers
-from edl_hvd.protocol import Beat, Straggler
+from edl_hvd.protocol import Beat, StragglerFound
 
 
 def train(
@@ -17,7 +17,7 @@ def train(
     generation: int = 1,
     watch: Stragglers | None = None,
     every: int = 1,
-) -> list[Straggler]:
+) -> list[StragglerFound]:
     """What is found while workers take that long for a micro-batch, ``batches`` of which make their share of a step."""
     watch = watch or Stragglers()
     share = {worker: (batches or {}).get(worker, 1) for worker in seconds}

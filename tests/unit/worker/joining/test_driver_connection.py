@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from edl_hvd.errors import RendezvousError
-from edl_hvd.protocol import HELLO, Beat, Change, Dismiss, Gone, Hello, decode, encode
+from edl_hvd.protocol import HELLO, Beat, Hello, PeerLost, ResizeRequested, ShutDown, decode, encode
 from edl_hvd.settings import Driver
 from edl_hvd.worker.joining.driver_connection import DriverConnection, DriverLost, Urgent
 
@@ -32,12 +32,14 @@ def test_what_cannot_wait_is_told_at_once_and_the_rest_in_its_turn(listener):
     driver, _ = listener.accept()
     with driver, driver.makefile("rb") as words:
         assert decode(words.readline(), HELLO) == Hello("token", "b:0", 3)
-        driver.sendall(encode(Change(7)) + encode(Dismiss(save=False, left_s=None)) + encode(Gone(7, "a:0")))
+        driver.sendall(
+            encode(ResizeRequested(7)) + encode(ShutDown(save=False, left_s=None)) + encode(PeerLost(7, "a:0"))
+        )
         driver.shutdown(socket.SHUT_RDWR)
-    assert [told.get(timeout=60), told.get(timeout=60)] == [Gone(7, "a:0"), DriverLost()]
+    assert [told.get(timeout=60), told.get(timeout=60)] == [PeerLost(7, "a:0"), DriverLost()]
     assert connection.lost
     assert connection.change == 7
-    assert [connection.next(), connection.next()] == [Dismiss(save=False, left_s=None), DriverLost()]
+    assert [connection.next(), connection.next()] == [ShutDown(save=False, left_s=None), DriverLost()]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,7 @@ def test_a_driver_that_is_not_understood_is_gone(listener, words):
     connection = DriverConnection(driver_at(listener), lambda: BEAT, told.put)
     driver, _ = listener.accept()
     with driver:
-        driver.sendall(words + encode(Gone(7, "a:0")))
+        driver.sendall(words + encode(PeerLost(7, "a:0")))
         assert told.get(timeout=60) == DriverLost()
     assert connection.next() == DriverLost()
 

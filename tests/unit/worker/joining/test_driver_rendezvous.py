@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from edl_hvd.protocol import FROM_WORKER, Dismiss, Explain, Follow, Message, Waits, decode, encode
+from edl_hvd.protocol import FROM_WORKER, Explain, Message, ReceiveState, ShutDown, Waits, decode, encode
 from edl_hvd.settings import Driver
 from edl_hvd.worker.joining.driver_rendezvous import DriverRendezvous
 from edl_hvd.worker.joining.rendezvous import GracefulExit, StateTransfer
 
-FOLLOW = Follow(1, "127.0.0.1", 1)
-DISMISS = Dismiss(save=False, left_s=None)
+RECEIVE = ReceiveState(1, "127.0.0.1", 1)
+SHUT_DOWN = ShutDown(save=False, left_s=None)
 
 
 class Replica:
@@ -37,7 +37,7 @@ def own_sigterm():
     signal.signal(signal.SIGTERM, before)
 
 
-@pytest.mark.parametrize("news", [[FOLLOW, DISMISS], [FOLLOW]], ids=["asked to exit", "driver gone"])
+@pytest.mark.parametrize("news", [[RECEIVE, SHUT_DOWN], [RECEIVE]], ids=["asked to exit", "driver gone"])
 def test_a_standby_that_leaves_stops_receiving(news: list[Message]):
     replica = Replica()
     transfer = StateTransfer(lambda address, secret: 0, lambda address, port, secret, deliver: replica)
