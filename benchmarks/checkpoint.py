@@ -218,7 +218,7 @@ def checkpoint(state: Any, folder: Path, then: str = "") -> Action:
     import edl_hvd
     from edl_hvd.worker.training.round_message import Vote
 
-    commits: Any = state._runtime.session
+    commits: Any = state._runtime.coordinator
     due = Vote(checkpoint=1.0)
 
     def begin() -> None:

@@ -1,13 +1,15 @@
 """Messages with arrays over a connection: one JSON line that says what follows, then the arrays' bytes.
 
 A header and a body have largest sizes, which are checked before anything is allocated. Nothing is pickled; what arrives
-can only become numbers, texts and bytes. The sockets do not block, and torch is not needed.
+can only become numbers, texts and bytes. The sockets do not block, and torch is not needed; who has nothing else to do
+waits in :meth:`FrameStream.send` and :meth:`FrameStream.receive_next`.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import select
 import socket
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -21,7 +23,6 @@ ELEMENT_BYTES: Mapping[str, int] = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
     "uint8": 1, "bool": 1,
 }  # fmt: skip
-_MOST_ARRAYS = 64
 _MOST_DIMENSIONS = 16
 _READ_BYTES = 1 << 16
 _MOST_BUFFERS = 64
@@ -87,10 +88,17 @@ class Frame:
 
 @dataclass(frozen=True)
 class Limits:
-    """The largest header and the largest body that are accepted; a body of 0 bytes refuses arrays."""
+    """What is accepted of a message.
+
+    Attributes:
+        header_bytes: Largest header.
+        body_bytes: Largest sum of the arrays' bytes; 0 refuses arrays that have any.
+        arrays: Largest number of arrays.
+    """
 
     header_bytes: int = 4096
     body_bytes: int = 0
+    arrays: int = 64
 
 
 class FrameStream:
@@ -109,8 +117,8 @@ class FrameStream:
         self._input = bytearray()
         self._searched = 0
         self._header: tuple[str, Mapping[str, Any], tuple[ArrayType, ...]] | None = None
-        self._body = bytearray()
-        self._filled = 0
+        self._bodies: list[bytearray] = []  # one for each array, so that none keeps the others in memory
+        self._filled = 0  # bytes of the last one
         self._unsent: deque[memoryview] = deque()
 
     # --- receiving ---
@@ -127,10 +135,29 @@ class FrameStream:
             if self._header is None and not self._take_header() and not self._read_input():
                 return None
             if self._header is not None:
-                if self._filled < len(self._body) and not self._read_body():
+                if not self._read_bodies():
                     return None
-                if self._filled == len(self._body):
-                    return self._finish()
+                return self._finish()
+
+    def receive_next(self, timeout_s: float) -> Frame:
+        """The next frame. Blocks for as long as more of it arrives.
+
+        Args:
+            timeout_s: Longest time without a byte.
+
+        Raises:
+            TimeoutError: Nothing has come for that time.
+            ProtocolError, EOFError, OSError: As for :meth:`receive`.
+        """
+        while (frame := self.receive()) is None:
+            self._wait(select.POLLIN, timeout_s)
+        return frame
+
+    def _wait(self, event: int, timeout_s: float) -> None:
+        waiting = select.poll()
+        waiting.register(self.connection, event)
+        if not waiting.poll(1000 * timeout_s):
+            raise TimeoutError(f"the other side of a connection has not moved for {timeout_s:g} s")
 
     def _read_input(self) -> bool:
         try:
@@ -143,9 +170,24 @@ class FrameStream:
         self._input += chunk
         return True
 
-    def _read_body(self) -> bool:
-        view = memoryview(self._body)
-        while self._filled < len(self._body):
+    def _read_bodies(self) -> bool:
+        """Read the arrays that the header announces, one after the other; whether all are there."""
+        assert self._header is not None
+        types = self._header[2]
+        while True:
+            if self._bodies and self._filled < len(self._bodies[-1]) and not self._read_body(self._bodies[-1]):
+                return False
+            if len(self._bodies) == len(types):
+                return True
+            body = bytearray(types[len(self._bodies)].size_bytes)
+            self._filled = min(len(body), len(self._input))
+            body[: self._filled] = self._input[: self._filled]
+            del self._input[: self._filled]
+            self._bodies.append(body)
+
+    def _read_body(self, body: bytearray) -> bool:
+        view = memoryview(body)
+        while self._filled < len(body):
             try:
                 count = self.connection.recv_into(view[self._filled :])
             except (BlockingIOError, InterruptedError):
@@ -169,7 +211,7 @@ class FrameStream:
         line = bytes(self._input[:end])
         del self._input[: end + 1]
         self._searched = 0
-        what, fields, types = _read_header(line)
+        what, fields, types = _read_header(line, self.limits.arrays)
         size_bytes = sum(one.size_bytes for one in types)
         if size_bytes > self.limits.body_bytes:
             raise ProtocolError(
@@ -177,21 +219,13 @@ class FrameStream:
                 f"{self.limits.body_bytes}"
             )
         self._header = (what, fields, types)
-        self._body = bytearray(size_bytes)
-        self._filled = min(size_bytes, len(self._input))
-        self._body[: self._filled] = self._input[: self._filled]
-        del self._input[: self._filled]
         return True
 
     def _finish(self) -> Frame:
         assert self._header is not None
-        (what, fields, types), body = self._header, memoryview(self._body)
-        self._header, self._body, self._filled = None, bytearray(), 0
-        arrays, offset = [], 0
-        for one in types:
-            arrays.append(Array(one, body[offset : offset + one.size_bytes]))
-            offset += one.size_bytes
-        return Frame(what, fields, tuple(arrays))
+        (what, fields, types), bodies = self._header, self._bodies
+        self._header, self._bodies, self._filled = None, [], 0
+        return Frame(what, fields, tuple(map(Array, types, bodies)))
 
     # --- sending ---
 
@@ -224,6 +258,21 @@ class FrameStream:
             self._drop_sent(count)
         return True
 
+    def send(self, frame: Frame, timeout_s: float) -> None:
+        """Send a frame. Blocks until the system has taken it.
+
+        Args:
+            frame: Frame to send.
+            timeout_s: Longest time in which the other side takes nothing.
+
+        Raises:
+            TimeoutError: It has taken nothing for that time.
+            OSError: The connection has failed.
+        """
+        self.put(frame)
+        while not self.flush():
+            self._wait(select.POLLOUT, timeout_s)
+
     def _drop_sent(self, count: int) -> None:
         while count:
             first = self._unsent[0]
@@ -234,7 +283,7 @@ class FrameStream:
             self._unsent.popleft()
 
 
-def _read_header(line: bytes) -> tuple[str, Mapping[str, Any], tuple[ArrayType, ...]]:
+def _read_header(line: bytes, most_arrays: int) -> tuple[str, Mapping[str, Any], tuple[ArrayType, ...]]:
     """The parts of a header.
 
     Raises:
@@ -245,8 +294,8 @@ def _read_header(line: bytes) -> tuple[str, Mapping[str, Any], tuple[ArrayType, 
         what, fields, entries = header["what"], header["fields"], header.get("arrays", [])
         if not isinstance(what, str) or not isinstance(fields, dict) or not set(header) <= {"what", "fields", "arrays"}:
             raise ValueError("its parts are not those of a header")
-        if not isinstance(entries, list) or len(entries) > _MOST_ARRAYS:
-            raise ValueError(f"its arrays are no list of at most {_MOST_ARRAYS}")
+        if not isinstance(entries, list) or len(entries) > most_arrays:
+            raise ValueError(f"its arrays are no list of at most {most_arrays}")
         return what, fields, tuple(_read_array_type(entry) for entry in entries)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = str(error)[:200]

@@ -6,8 +6,9 @@ import socket
 import struct
 
 UNANSWERED_S = 3.0
-# A host whose cable is pulled says nothing. A living one answers, whatever its processes do. Three seconds are three
-# times what a network needs to find another way (rapid spanning tree).
+# A host whose cable is pulled says nothing, not even that it is gone. A living one answers, whatever its processes do,
+# so a host without an answer for this time is given up. The time is three times what a network needs to find another
+# way (rapid spanning tree), and nearly all that a lost host costs the others.
 
 
 def ask_for_answers(stream: socket.socket) -> None:

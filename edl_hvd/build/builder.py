@@ -11,7 +11,7 @@ from typing import Protocol
 
 from edl_hvd.build import compile as compilation
 from edl_hvd.build import cuda, tools, verify
-from edl_hvd.build.plan import Plan, Wishes, choose_gpu, choose_jobs, choose_mpi, make_plan, read_wishes
+from edl_hvd.build.plan import BuildOptions, BuildPlan, choose_gpu, choose_jobs, choose_mpi, make_plan, read_options
 from edl_hvd.build.torch_facts import TorchFacts, ask_torch
 from edl_hvd.build.wheels import WheelStore, wheel_facts, wheel_key
 from edl_hvd.errors import BuildError
@@ -20,7 +20,7 @@ from edl_hvd.errors import BuildError
 class Observer(Protocol):
     """Who is told how far the build is; the command line draws it."""
 
-    def decided(self, plan: Plan) -> None:
+    def decided(self, plan: BuildPlan) -> None:
         """What will be built, before it is."""
 
     def stage(self, name: str) -> None:
@@ -46,7 +46,7 @@ class Outcome:
 
 
 def build_horovod(
-    wishes: Wishes, environ: Mapping[str, str], cache: Path, use_cache: bool, observer: Observer
+    options: BuildOptions, environ: Mapping[str, str], cache: Path, use_cache: bool, observer: Observer
 ) -> Outcome:
     """Build and install Horovod into this interpreter's environment. Blocks for some minutes.
 
@@ -60,11 +60,11 @@ def build_horovod(
         BuildError: Something needed is missing, the build failed, or the result does not work.
     """
     environ = tools.with_own_programs_first(environ)
-    wishes = read_wishes(wishes, environ)
+    options = read_options(options, environ)
     compiler = _require_tools(environ)
     observer.stage("Looking at torch")
     torch = ask_torch(environ)
-    plan = _decide(wishes, torch, environ, observer)
+    plan = _decide(options, torch, environ, observer)
     observer.decided(plan)
 
     facts = wheel_facts(torch, plan, compiler, tools.processor_features(), environ)
@@ -127,25 +127,25 @@ def _require_tools(environ: Mapping[str, str]) -> tools.Tool:
     return compiler
 
 
-def _decide(wishes: Wishes, torch: TorchFacts, environ: Mapping[str, str], observer: Observer) -> Plan:
-    mpi = choose_mpi(wishes.mpi, tools.find_tool(["mpicxx"], environ))
-    jobs = choose_jobs(wishes.jobs, tools.processors(), tools.memory_bytes())
+def _decide(options: BuildOptions, torch: TorchFacts, environ: Mapping[str, str], observer: Observer) -> BuildPlan:
+    mpi = choose_mpi(options.mpi, tools.find_tool(["mpicxx"], environ))
+    jobs = choose_jobs(options.jobs, tools.processors(), tools.memory_bytes())
     toolkits = cuda.find_toolkits(environ)
-    gpu = choose_gpu(wishes.nccl, torch, toolkits, cuda.find_nccl(environ, toolkits), environ)
+    gpu = choose_gpu(options.nccl, torch, toolkits, cuda.find_nccl(environ, toolkits), environ)
     if gpu.packages:
         observer.stage(f"Installing {', '.join(gpu.packages)}")
         try:
             compilation.install(list(gpu.packages), environ)
         except BuildError:
-            if wishes.nccl:
+            if options.nccl:
                 raise
         toolkits = cuda.find_toolkits(environ)
         # Asked again without the way out that was just taken.
-        gpu = choose_gpu(wishes.nccl, torch, toolkits, gpu.library, environ, can_install=False)
+        gpu = choose_gpu(options.nccl, torch, toolkits, gpu.library, environ, can_install=False)
     return make_plan(torch, gpu, mpi, jobs, environ)
 
 
-def _compile(plan: Plan, environ: Mapping[str, str], scratch: Path, log: Path, observer: Observer) -> Path:
+def _compile(plan: BuildPlan, environ: Mapping[str, str], scratch: Path, log: Path, observer: Observer) -> Path:
     environment = {**environ, **plan.environment}
     for name in ("MAKELEVEL", "MFLAGS", "MAKEOVERRIDES", "PYTHONPATH"):
         # Left by a `make` that called us; its job server is not Horovod's.

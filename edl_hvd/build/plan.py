@@ -22,7 +22,7 @@ _GPU_REQUESTS = ("HOROVOD_GPU_OPERATIONS", "HOROVOD_GPU_ALLREDUCE", "HOROVOD_GPU
 
 
 @dataclass(frozen=True)
-class Wishes:
+class BuildOptions:
     """What the user asked for; ``None`` leaves it to what is found.
 
     Attributes:
@@ -55,7 +55,7 @@ class GpuChoice:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BuildPlan:
     """A decided build.
 
     Attributes:
@@ -91,7 +91,7 @@ def cxx_standard(torch: TorchFacts) -> int:
     )
 
 
-def read_wishes(flags: Wishes, environ: Mapping[str, str]) -> Wishes:
+def read_options(flags: BuildOptions, environ: Mapping[str, str]) -> BuildOptions:
     """Flags, completed from Horovod's own variables.
 
     Raises:
@@ -105,7 +105,7 @@ def read_wishes(flags: Wishes, environ: Mapping[str, str]) -> Wishes:
                 f"--{'with' if flag else 'without'}-{name} contradicts a HOROVOD_* variable in the environment "
                 f"({', '.join(sorted(key for key in environ if _concerns(key, name)))}); drop one of the two"
             )
-    return Wishes(
+    return BuildOptions(
         nccl=flags.nccl if flags.nccl is not None else asks_gpu,
         mpi=flags.mpi if flags.mpi is not None else asks_mpi,
         jobs=flags.jobs,
@@ -191,7 +191,7 @@ def choose_jobs(wish: int | None, processors: int, memory_bytes: int) -> int:
     return wish if wish is not None else max(1, min(processors, memory_bytes // _MEMORY_PER_JOB_BYTES))
 
 
-def make_plan(torch: TorchFacts, gpu: GpuChoice, mpi: Tool | None, jobs: int, environ: Mapping[str, str]) -> Plan:
+def make_plan(torch: TorchFacts, gpu: GpuChoice, mpi: Tool | None, jobs: int, environ: Mapping[str, str]) -> BuildPlan:
     """All choices as variables for Horovod's build; a ``HOROVOD_*`` variable the user set is kept."""
     standard = cxx_standard(torch)
     environment = {
@@ -217,4 +217,4 @@ def make_plan(torch: TorchFacts, gpu: GpuChoice, mpi: Tool | None, jobs: int, en
         ("MPI", f"yes: {mpi.path}" if mpi else "no; Gloo is always built"),
         ("jobs", f"{jobs} at a time"),
     )
-    return Plan(standard, gpu, mpi, jobs, environment, remarks)
+    return BuildPlan(standard, gpu, mpi, jobs, environment, remarks)

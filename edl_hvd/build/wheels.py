@@ -18,7 +18,7 @@ from pathlib import Path
 
 from edl_hvd.build.edits.mends import MENDS
 from edl_hvd.build.edits.release import RELEASE
-from edl_hvd.build.plan import Plan
+from edl_hvd.build.plan import BuildPlan
 from edl_hvd.build.tools import Tool
 from edl_hvd.build.torch_facts import TorchFacts
 
@@ -28,7 +28,7 @@ _COMPILER_VARIABLES = ("CXX", "CC", "CXXFLAGS", "CFLAGS", "CPPFLAGS", "LDFLAGS",
 
 
 def wheel_facts(
-    torch: TorchFacts, plan: Plan, compiler: Tool, features: tuple[str, ...], environ: Mapping[str, str]
+    torch: TorchFacts, plan: BuildPlan, compiler: Tool, features: tuple[str, ...], environ: Mapping[str, str]
 ) -> dict[str, object]:
     """Everything a wheel depends on, in a form that can be written down and compared.
 

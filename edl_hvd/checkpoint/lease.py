@@ -19,12 +19,14 @@ import logging
 import os
 import socket
 import threading
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
+from typing import Any
 
 from edl_hvd.checkpoint.format import document, object_keys
 from edl_hvd.clock import Clock
 from edl_hvd.errors import ObjectExistsError, ObjectMissingError, OwnedError, StorageError, UsageError
+from edl_hvd.json_values import former_names, formerly, renamed
 from edl_hvd.process_identity import is_alive, pid_namespace, start_token
 from edl_hvd.storage import Storage
 
@@ -54,15 +56,16 @@ class LeaseHolder:
     Attributes:
         run: Name of the run; its workers know it from their launcher.
         host, pid: Host and number of the process, for people.
-        numbering, mark: Marks that tell whether the process lives, where that can be told; see ``process_identity.py``.
+        pid_namespace, start_token: What tells whether the process lives, where that can be told; see
+            ``process_identity.py``.
         since: UTC time in ISO 8601 form, for people.
     """
 
     run: str
     host: str
     pid: int
-    numbering: str
-    mark: str
+    pid_namespace: str = field(metadata=formerly("numbering"))
+    start_token: str = field(metadata=formerly("mark"))
     since: str
 
     @classmethod
@@ -73,9 +76,17 @@ class LeaseHolder:
     @property
     def has_ended(self) -> bool | None:
         """Whether the process is gone; ``None`` where that cannot be told from here."""
-        if not self.numbering or self.numbering != pid_namespace():
+        if not self.pid_namespace or self.pid_namespace != pid_namespace():
             return None
-        return not is_alive(self.pid, self.mark)
+        return not is_alive(self.pid, self.start_token)
+
+    def to_json(self) -> dict[str, Any]:
+        """As the storage holds it: under the former names of its fields.
+
+        An earlier version that cannot read who owns the URL would take it over from a job that lives.
+        """
+        written = {present: former for former, present in former_names(type(self)).items()}
+        return {written.get(name, name): value for name, value in vars(self).items()}
 
     def __str__(self) -> str:
         return f"the job on host {self.host}, process {self.pid}, which has written there since {self.since}"
@@ -90,7 +101,7 @@ class LeaseRenewal:
     ended: bool
 
     def encode(self) -> bytes:
-        return document.encode({**vars(self), "process": vars(self.process)})
+        return document.encode({**vars(self), "process": self.process.to_json()})
 
     @classmethod
     def decode(cls, data: bytes) -> LeaseRenewal:
@@ -123,7 +134,7 @@ def acquire(storage: Storage, process: LeaseHolder, clock: Clock, take_over: boo
                 _wait_until_gone(storage, newest, former, clock)
         number = newest + 1
         try:
-            storage.write_new(object_keys.owner_key(number), document.encode(vars(process)))
+            storage.write_new(object_keys.owner_key(number), document.encode(process.to_json()))
         except ObjectExistsError:
             continue  # somebody else was faster
         storage.write(object_keys.alive_key(number), LeaseRenewal(process, 0, ended=False).encode())
@@ -308,12 +319,12 @@ def _read_holder(storage: Storage, number: int) -> LeaseHolder | None:
 
 def _decode_holder(value: object, what: str) -> LeaseHolder:
     names = [field.name for field in fields(LeaseHolder)]
-    content = document.fields(value, what, names)
+    content = document.fields(renamed(LeaseHolder, document.mapping(value, what)), what, names)
     pid = document.whole_number(content["pid"], f"'pid' of {what}")
-    run, host, numbering, mark, since = (
-        document.text(content[name], f"{name!r} of {what}", _LONGEST_TEXT) for name in names if name != "pid"
-    )
-    return LeaseHolder(run, host, pid, numbering, mark, since)
+    texts = {
+        name: document.text(content[name], f"{name!r} of {what}", _LONGEST_TEXT) for name in names if name != "pid"
+    }
+    return LeaseHolder(pid=pid, **texts)
 
 
 def _read(storage: Storage, key: str) -> dict[str, object] | None:

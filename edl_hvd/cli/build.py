@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from edl_hvd.build.builder import Observer, Outcome, build_horovod, prove
-from edl_hvd.build.plan import Plan, Wishes
+from edl_hvd.build.plan import BuildOptions, BuildPlan
 from edl_hvd.settings import cache_folder, process_environment
 
 
@@ -41,7 +41,7 @@ class _Screen(Observer):
         self._finish(failed=kind is not None)
         self._live.stop()
 
-    def decided(self, plan: Plan) -> None:
+    def decided(self, plan: BuildPlan) -> None:
         self._finish()
         table = Table.grid(padding=(0, 1))
         for subject, choice in plan.remarks:
@@ -107,7 +107,7 @@ def build_command(nccl: bool | None, mpi: bool | None, jobs: int | None, cache: 
         if check_only:
             outcome = prove(environ, screen)
         else:
-            outcome = build_horovod(Wishes(nccl, mpi, jobs), environ, cache_folder(), cache, screen)
+            outcome = build_horovod(BuildOptions(nccl, mpi, jobs), environ, cache_folder(), cache, screen)
     console.print(_summary(outcome, check_only), soft_wrap=True)
 
 

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from edl_hvd.doctor.examination import examine
-from edl_hvd.doctor.findings import ADVICE, MISSING, OK, Finding
+from edl_hvd.doctor.findings import ADVICE, MISSING, OK, CheckResult
 from edl_hvd.settings import process_environment
 
 _SUBJECT_WIDTH = 12
@@ -45,15 +45,15 @@ def doctor_command(checkpoint: str | None, discovery_script: str | None, discove
     sys.exit(any(finding.verdict == MISSING for finding in shown))
 
 
-def _show_json(findings: Iterable[Finding]) -> list[Finding]:
+def _show_json(findings: Iterable[CheckResult]) -> list[CheckResult]:
     shown = list(findings)
     click.echo(json.dumps([asdict(finding) for finding in shown], indent=2))
     return shown
 
 
-def _show_list(findings: Iterable[Finding]) -> list[Finding]:
+def _show_list(findings: Iterable[CheckResult]) -> list[CheckResult]:
     console = Console(highlight=False)
-    shown: list[Finding] = []
+    shown: list[CheckResult] = []
     with console.status("Looking around"):
         for finding in findings:
             if not shown or shown[-1].group != finding.group:
@@ -64,7 +64,7 @@ def _show_list(findings: Iterable[Finding]) -> list[Finding]:
     return shown
 
 
-def _row(finding: Finding) -> Table:
+def _row(finding: CheckResult) -> Table:
     row = Table.grid(padding=(0, 1))
     row.add_column(width=1)
     row.add_column(width=_SUBJECT_WIDTH)
@@ -75,7 +75,7 @@ def _row(finding: Finding) -> Table:
     return row
 
 
-def _summary(findings: list[Finding]) -> str:
+def _summary(findings: list[CheckResult]) -> str:
     missing = sum(finding.verdict == MISSING for finding in findings)
     advice = sum(finding.verdict == ADVICE for finding in findings)
     if missing:

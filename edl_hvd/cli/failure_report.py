@@ -19,7 +19,7 @@ _HINTS = {
 
 
 @dataclass(frozen=True)
-class Failure:
+class WorkerFailure:
     """A worker that failed. ``rank`` is -1 if it was not a member of the world of ``size``."""
 
     worker: str
@@ -32,7 +32,7 @@ class Failure:
     @property
     def heading(self) -> str:
         """
-        >>> Failure("b:1", "exit code 1", 3, 4, 7, ()).heading
+        >>> WorkerFailure("b:1", "exit code 1", 3, 4, 7, ()).heading
         'first failure: host b, slot 1, rank 3 of 4, generation 7: exit code 1'
         """
         host, slot = host_of(self.worker), self.worker.rpartition(":")[2]
@@ -51,7 +51,7 @@ class Failures:
     """Record of the last lines of every worker, and of the first failure since :meth:`forget`."""
 
     def __init__(self) -> None:
-        self.first: Failure | None = None
+        self.first: WorkerFailure | None = None
         self._lines: dict[str, deque[str]] = {}
         self._reasons: dict[str, str] = {}
         self._over = False
@@ -76,7 +76,7 @@ class Failures:
             return
         rank = members.index(exited.worker) if exited.worker in members else -1
         how = f"{exited.how}, because {reason}" if reason else exited.how
-        self.first = Failure(exited.worker, how, rank, len(members), generation, tuple(lines))
+        self.first = WorkerFailure(exited.worker, how, rank, len(members), generation, tuple(lines))
 
     def forget(self, before: int) -> None:
         """Forget a failure from before the world of this generation, which goes on without it."""

@@ -17,9 +17,9 @@ from edl_hvd.cli.checkpoint_common import print_table
 from edl_hvd.cli.formatting import duration
 from edl_hvd.errors import UsageError
 from edl_hvd.events import read_events
-from edl_hvd.simulator.comparison import Comparison, Plan, compare
+from edl_hvd.simulator.comparison import Comparison, SimulationPlan, compare
 from edl_hvd.simulator.costs import Costs, flag_of
-from edl_hvd.simulator.measured import Measured, measure, with_measured
+from edl_hvd.simulator.measured import MeasuredCost, measure, with_measured
 from edl_hvd.simulator.picture import NAMES, draw
 from edl_hvd.simulator.timeline import Result
 from edl_hvd.traces.text import read_trace
@@ -128,7 +128,7 @@ def simulate_command(
     if price is not None:
         trace = trace.priced(price)
     trace = trace.window(from_s, trace.end_s if until_s is None else until_s).divided(divide).faster(speed)
-    plan = Plan(trace, costs, min_np, checkpoint_every, stock_checkpoint_every, poll_s, notice_s)
+    plan = SimulationPlan(trace, costs, min_np, checkpoint_every, stock_checkpoint_every, poll_s, notice_s)
     comparison = compare(plan)
     if picture is not None:
         draw(comparison, picture, _title(path, divide, comparison))
@@ -138,7 +138,7 @@ def simulate_command(
         _print(comparison, measured)
 
 
-def _measure(log: str | None) -> list[Measured]:
+def _measure(log: str | None) -> list[MeasuredCost]:
     if log is None:
         return []
     try:
@@ -154,7 +154,7 @@ def _title(path: str, divide: int, comparison: Comparison) -> str:
     return f"{Path(path).name}{divided}: {duration(comparison.plan.trace.end_s)}"
 
 
-def _plain(comparison: Comparison, measured: list[Measured]) -> dict[str, Any]:
+def _plain(comparison: Comparison, measured: list[MeasuredCost]) -> dict[str, Any]:
     trace = comparison.plan.trace
     return {
         "trace": {"seconds": trace.end_s, "most_hosts": trace.most_hosts, "host_seconds": trace.host_seconds},
@@ -173,7 +173,7 @@ def _plain(comparison: Comparison, measured: list[Measured]) -> dict[str, Any]:
     }
 
 
-def _print(comparison: Comparison, measured: list[Measured]) -> None:
+def _print(comparison: Comparison, measured: list[MeasuredCost]) -> None:
     console = Console(highlight=False, soft_wrap=True)
     trace = comparison.plan.trace
     mean = trace.host_seconds / trace.end_s

@@ -28,7 +28,7 @@ _REDRAW_S = 1.0
 
 
 @dataclass(frozen=True)
-class Asked:
+class TeacherListing:
     """An address, and how the teacher there stands, or why there is none."""
 
     address: Address
@@ -105,20 +105,20 @@ def _read_token(token_file: str, token: str) -> str:
         raise UsageError(f"cannot read the token from {token_file!r}: {error}") from error
 
 
-def ask_all(addresses: Sequence[Address], token: str) -> tuple[Asked, ...]:
+def ask_all(addresses: Sequence[Address], token: str) -> tuple[TeacherListing, ...]:
     """How the teachers at these addresses stand; each is asked once, several at a time. Blocks."""
 
-    def one(address: Address) -> Asked:
+    def one(address: Address) -> TeacherListing:
         try:
-            return Asked(address, ask(address, token))
+            return TeacherListing(address, ask(address, token))
         except EdlHvdError as error:
-            return Asked(address, problem=" ".join(str(error).split()))
+            return TeacherListing(address, problem=" ".join(str(error).split()))
 
     with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(addresses)))) as threads:
         return tuple(threads.map(one, addresses))
 
 
-def _print(asked: Sequence[Asked], as_json: bool, is_line: bool) -> None:
+def _print(asked: Sequence[TeacherListing], as_json: bool, is_line: bool) -> None:
     if as_json:
         document = {"teachers": [_to_json(one) for one in asked]}
         click.echo(json.dumps(document, indent=None if is_line else 2))
@@ -131,12 +131,12 @@ def _print(asked: Sequence[Asked], as_json: bool, is_line: bool) -> None:
     console.print(f"[bold]{len(ready)} of {count(len(asked), 'teacher')}[/] · {pace(total)}")
 
 
-def _to_json(one: Asked) -> dict[str, object]:
+def _to_json(one: TeacherListing) -> dict[str, object]:
     status = asdict(one.status) if one.status else {}
     return {"address": str(one.address), **status, **({"problem": one.problem} if one.problem else {})}
 
 
-def _table(asked: Sequence[Asked]) -> Table:
+def _table(asked: Sequence[TeacherListing]) -> Table:
     """A row for each address; columns of which nothing is known are not shown."""
     names = ("teacher", "model", "weights", "age", "students", "waiting", "samples", "samples/s", "last fault")
     rows: list[tuple[str, ...]] = []

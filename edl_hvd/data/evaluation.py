@@ -77,7 +77,7 @@ class EvaluationSampler(Sampler[list[int]]):
         """
         self.rank, self._size = rank, size
 
-    def begin_life(self) -> None:
+    def begin_attempt(self) -> None:
         """Note that the training function runs again from its top. Called by ``State``."""
         self._calls = 0
 

@@ -11,7 +11,7 @@ from edl_hvd.build.edits.release import REVISION
 from edl_hvd.build.plan import cxx_standard
 from edl_hvd.build.torch_facts import TorchFacts, ask_torch
 from edl_hvd.build.verify import HorovodFacts, ask_horovod
-from edl_hvd.doctor.findings import ADVICE, MISSING, OK, Finding
+from edl_hvd.doctor.findings import ADVICE, MISSING, OK, CheckResult
 from edl_hvd.errors import BuildError
 
 _GROUP = "Engine"
@@ -24,42 +24,42 @@ print(torchvision.__version__ + (" (without its own operators: their library doe
 _REBUILD = "edl-hvd build-horovod"
 
 
-def check_python(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Finding:
+def check_python(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> CheckResult:
     text = ".".join(map(str, version))
     if version >= (3, 10):
-        return Finding(_GROUP, "Python", OK, f"{text} ({platform.machine()})")
-    return Finding(_GROUP, "Python", MISSING, text, "install Python 3.10 or newer")
+        return CheckResult(_GROUP, "Python", OK, f"{text} ({platform.machine()})")
+    return CheckResult(_GROUP, "Python", MISSING, text, "install Python 3.10 or newer")
 
 
-def check_engine(environ: Mapping[str, str]) -> list[Finding]:
+def check_engine(environ: Mapping[str, str]) -> list[CheckResult]:
     """torch, torchvision and Horovod, in the order in which each needs the one before."""
     try:
         torch = ask_torch(environ)
     except BuildError as error:
         return [
-            Finding(_GROUP, "torch", MISSING, _reason(error), "pip install 'edl-hvd[torch]'"),
-            Finding(_GROUP, "Horovod", MISSING, "cannot be there without torch", _REBUILD),
+            CheckResult(_GROUP, "torch", MISSING, _reason(error), "pip install 'edl-hvd[torch]'"),
+            CheckResult(_GROUP, "Horovod", MISSING, "cannot be there without torch", _REBUILD),
         ]
     findings = [judge_torch(torch), check_torchvision(environ)]
     try:
         horovod = ask_horovod(environ)
     except BuildError as error:
-        return [*findings, Finding(_GROUP, "Horovod", MISSING, _reason(error), _REBUILD)]
+        return [*findings, CheckResult(_GROUP, "Horovod", MISSING, _reason(error), _REBUILD)]
     return [*findings, *judge_horovod(horovod, torch)]
 
 
-def judge_torch(torch: TorchFacts) -> Finding:
+def judge_torch(torch: TorchFacts) -> CheckResult:
     try:
         cxx_standard(torch)
     except BuildError:
-        return Finding(_GROUP, "torch", MISSING, f"{torch.version}, too old", "pip install --upgrade 'torch>=2.1'")
+        return CheckResult(_GROUP, "torch", MISSING, f"{torch.version}, too old", "pip install --upgrade 'torch>=2.1'")
     kind = f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.rocm}" if torch.rocm else "CPU build"
     gpus = len(torch.gpus)
     count = f", {gpus} GPU{'s' if gpus > 1 else ''}" if gpus else ", no GPU in sight" if torch.cuda else ""
-    return Finding(_GROUP, "torch", OK, f"{torch.version} ({kind}{count})")
+    return CheckResult(_GROUP, "torch", OK, f"{torch.version} ({kind}{count})")
 
 
-def check_torchvision(environ: Mapping[str, str]) -> Finding:
+def check_torchvision(environ: Mapping[str, str]) -> CheckResult:
     answer = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _IMPORT_TORCHVISION],
         env=dict(environ),
@@ -68,34 +68,34 @@ def check_torchvision(environ: Mapping[str, str]) -> Finding:
         timeout=300,
     )
     if answer.returncode == 0:
-        return Finding(_GROUP, "torchvision", OK, answer.stdout.strip().splitlines()[-1])
+        return CheckResult(_GROUP, "torchvision", OK, answer.stdout.strip().splitlines()[-1])
     reason = (answer.stderr.strip().splitlines() or ["no message"])[-1]
-    return Finding(
+    return CheckResult(
         _GROUP, "torchvision", ADVICE, reason, "pip install 'edl-hvd[torch]' (only the ImageNet example needs it)"
     )
 
 
-def judge_horovod(horovod: HorovodFacts, torch: TorchFacts) -> list[Finding]:
+def judge_horovod(horovod: HorovodFacts, torch: TorchFacts) -> list[CheckResult]:
     """What the installed Horovod can do, against what this machine has."""
     if horovod.gloo:
-        gloo = Finding(_GROUP, "Gloo", OK, "built")
+        gloo = CheckResult(_GROUP, "Gloo", OK, "built")
     else:
-        gloo = Finding(_GROUP, "Gloo", MISSING, "not built; elastic jobs need it", _REBUILD)
-    mpi = Finding(_GROUP, "MPI", OK, "built" if horovod.mpi else "not built; only mpirun jobs need it")
+        gloo = CheckResult(_GROUP, "Gloo", MISSING, "not built; elastic jobs need it", _REBUILD)
+    mpi = CheckResult(_GROUP, "MPI", OK, "built" if horovod.mpi else "not built; only mpirun jobs need it")
     if horovod.nccl:
-        nccl = Finding(_GROUP, "NCCL", OK, "built")
+        nccl = CheckResult(_GROUP, "NCCL", OK, "built")
     elif torch.gpus:
         fix = f"{_REBUILD} --with-nccl"
-        nccl = Finding(_GROUP, "NCCL", ADVICE, "not built: gradients travel through host memory", fix)
+        nccl = CheckResult(_GROUP, "NCCL", ADVICE, "not built: gradients travel through host memory", fix)
     else:
-        nccl = Finding(_GROUP, "NCCL", OK, "not built; there is no GPU to use it")
+        nccl = CheckResult(_GROUP, "NCCL", OK, "not built; there is no GPU to use it")
     if horovod.revision == REVISION:
-        whole = Finding(
+        whole = CheckResult(
             _GROUP, "Horovod", OK, f"{horovod.version}, mended (revision {REVISION}), loads with this torch"
         )
     else:
         has = f"mended to revision {horovod.revision}" if horovod.revision else "not mended"
-        whole = Finding(
+        whole = CheckResult(
             _GROUP, "Horovod", MISSING, f"{horovod.version}, {has}; revision {REVISION} is needed", _REBUILD
         )
     return [whole, gloo, mpi, nccl]

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 
 from edl_hvd.build.tools import with_own_programs_first
 from edl_hvd.doctor import engine, machine, outside
-from edl_hvd.doctor.findings import MISSING, Finding
+from edl_hvd.doctor.findings import MISSING, CheckResult
 
 
 def examine(
     environ: Mapping[str, str], checkpoint: str | None, discovery_script: str | None, discover: str | None = None
-) -> Iterator[Finding]:
+) -> Iterator[CheckResult]:
     """Every finding, as soon as it is made; importing torch takes the first seconds.
 
     Args:

@@ -10,7 +10,7 @@ ADVICE = "advice"
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """What was found about one thing.
 
     Attributes:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from edl_hvd.build import tools
-from edl_hvd.doctor.findings import ADVICE, MISSING, OK, Finding
+from edl_hvd.doctor.findings import ADVICE, MISSING, OK, CheckResult
 
 _TOOLS = "Tools"
 _NETWORK = "Network"
@@ -19,7 +19,7 @@ _SIOCGIFADDR = 0x8915
 _INTERNAL = ("docker", "br-", "veth", "virbr", "cni", "flannel", "kube", "tun", "tap")
 
 
-def check_tools(environ: Mapping[str, str], horovod_works: bool) -> list[Finding]:
+def check_tools(environ: Mapping[str, str], horovod_works: bool) -> list[CheckResult]:
     """What building Horovod needs, which is required only while there is no working Horovod, and ssh."""
     lack = ADVICE if horovod_works else MISSING
     found = (
@@ -30,28 +30,28 @@ def check_tools(environ: Mapping[str, str], horovod_works: bool) -> list[Finding
         ("ccache", tools.find_tool(["ccache"], environ), "", OK),
     )
     findings = [
-        Finding(_TOOLS, subject, OK, f"{tool.version} ({tool.path})")
+        CheckResult(_TOOLS, subject, OK, f"{tool.version} ({tool.path})")
         if tool
-        else Finding(_TOOLS, subject, verdict, "none" if fix else "none; not needed", fix)
+        else CheckResult(_TOOLS, subject, verdict, "none" if fix else "none; not needed", fix)
         for subject, tool, fix, verdict in found
     ]
     return [*findings, check_headers(lack), check_ssh(environ)]
 
 
-def check_headers(lack: str) -> Finding:
+def check_headers(lack: str) -> CheckResult:
     header = tools.python_header()
     if header.is_file():
-        return Finding(_TOOLS, "Python.h", OK, str(header))
-    return Finding(_TOOLS, "Python.h", lack, f"{header} does not exist", "apt-get install python3-dev")
+        return CheckResult(_TOOLS, "Python.h", OK, str(header))
+    return CheckResult(_TOOLS, "Python.h", lack, f"{header} does not exist", "apt-get install python3-dev")
 
 
-def check_ssh(environ: Mapping[str, str]) -> Finding:
+def check_ssh(environ: Mapping[str, str]) -> CheckResult:
     # ssh has no --version, and prints its -V to the error output.
     ssh = tools.find_program("ssh", environ)
     if ssh:
-        return Finding(_TOOLS, "ssh client", OK, ssh)
+        return CheckResult(_TOOLS, "ssh client", OK, ssh)
     fix = "apt-get install openssh-client (the launcher starts workers of other hosts through it)"
-    return Finding(_TOOLS, "ssh client", ADVICE, "none", fix)
+    return CheckResult(_TOOLS, "ssh client", ADVICE, "none", fix)
 
 
 def addresses() -> dict[str, str]:
@@ -77,18 +77,20 @@ def default_interface(routes: Path = Path("/proc/net/route")) -> str | None:
     return next((fields[0] for line in lines if (fields := line.split())[1] == "00000000"), None)
 
 
-def judge_network(addresses: Mapping[str, str], default: str | None) -> list[Finding]:
+def judge_network(addresses: Mapping[str, str], default: str | None) -> list[CheckResult]:
     """The interfaces, and what to give to ``horovodrun --network-interfaces``."""
     listed = ", ".join(f"{name} {address}" for name, address in addresses.items())
     outward = choose_interface(addresses, default)
     loopback = next((name for name, address in addresses.items() if address.startswith("127.")), None)
     if loopback is None:
-        missing = Finding(_NETWORK, "interfaces", MISSING, listed or "none has an IPv4 address", "ip link set lo up")
+        missing = CheckResult(
+            _NETWORK, "interfaces", MISSING, listed or "none has an IPv4 address", "ip link set lo up"
+        )
         return [missing]
     advice = f"--network-interfaces {loopback} for jobs on this machine alone"
     if outward:
         advice += f"; {outward} for several hosts, if it has that name on all of them"
-    return [Finding(_NETWORK, "interfaces", OK, listed), Finding(_NETWORK, "horovodrun", OK, advice)]
+    return [CheckResult(_NETWORK, "interfaces", OK, listed), CheckResult(_NETWORK, "horovodrun", OK, advice)]
 
 
 def choose_interface(addresses: Mapping[str, str], default: str | None) -> str | None:

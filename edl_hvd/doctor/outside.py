@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from edl_hvd.discovery.inspection import Inspector
 from edl_hvd.discovery.source import Permission
 from edl_hvd.discovery.sources.combined import read_source, start_now
-from edl_hvd.doctor.findings import ADVICE, MISSING, OK, Finding
+from edl_hvd.doctor.findings import ADVICE, MISSING, OK, CheckResult
 from edl_hvd.errors import EdlHvdError, UsageError
 from edl_hvd.hosts import parse_host
 from edl_hvd.storage.opening import open_storage
@@ -24,7 +24,7 @@ _GIVE_UP_S = 60.0
 # A script that hangs is reported, not waited for.
 
 
-def check_storage(url: str) -> Finding:
+def check_storage(url: str) -> CheckResult:
     """Write, read and delete one small object at ``url``, as a checkpoint would."""
     probe = f"doctor-{uuid.uuid4().hex}"
     content = b"written by edl-hvd doctor\n"
@@ -41,14 +41,18 @@ def check_storage(url: str) -> Finding:
         fix = (
             "correct --checkpoint" if isinstance(error, UsageError) else "grant this host read, write and delete there"
         )
-        return Finding(_STORAGE, "checkpoints", MISSING, str(error), fix)
+        return CheckResult(_STORAGE, "checkpoints", MISSING, str(error), fix)
     if read != content:
-        return Finding(_STORAGE, "checkpoints", MISSING, f"{url} gave back other bytes than were written", "report it")
+        return CheckResult(
+            _STORAGE, "checkpoints", MISSING, f"{url} gave back other bytes than were written", "report it"
+        )
     seconds = time.monotonic() - start_s
-    return Finding(_STORAGE, "checkpoints", OK, f"{storage.url}: wrote, read and deleted an object in {seconds:.2f} s")
+    return CheckResult(
+        _STORAGE, "checkpoints", OK, f"{storage.url}: wrote, read and deleted an object in {seconds:.2f} s"
+    )
 
 
-def check_discovery(script: str, environ: Mapping[str, str]) -> Finding:
+def check_discovery(script: str, environ: Mapping[str, str]) -> CheckResult:
     """Run ``script`` once the way Horovod does, through the shell, and hold the answer against the contract."""
     start_s = time.monotonic()
     try:
@@ -61,7 +65,7 @@ def check_discovery(script: str, environ: Mapping[str, str]) -> Finding:
     return judge_discovery(answer.returncode, answer.stdout, answer.stderr, time.monotonic() - start_s)
 
 
-def judge_discovery(returncode: int, stdout: str, stderr: str, seconds: float) -> Finding:
+def judge_discovery(returncode: int, stdout: str, stderr: str, seconds: float) -> CheckResult:
     """Hold one answer of a discovery script against the contract.
 
     Args:
@@ -88,22 +92,24 @@ def judge_discovery(returncode: int, stdout: str, stderr: str, seconds: float) -
         f"{len(hosts)} host{'s' if len(hosts) > 1 else ''}, {slots} slot{'s' if slots > 1 else ''}, {seconds:.2f} s"
     )
     if seconds > _SLOW_S:
-        return Finding(_DISCOVERY, "script", ADVICE, summary, "answer within a second; the launcher waits for it")
+        return CheckResult(_DISCOVERY, "script", ADVICE, summary, "answer within a second; the launcher waits for it")
     if hosts != sorted(hosts):
-        return Finding(_DISCOVERY, "script", ADVICE, f"{summary}, unsorted", "sort the lines: ranks follow the order")
-    return Finding(_DISCOVERY, "script", OK, summary)
+        return CheckResult(
+            _DISCOVERY, "script", ADVICE, f"{summary}, unsorted", "sort the lines: ranks follow the order"
+        )
+    return CheckResult(_DISCOVERY, "script", OK, summary)
 
 
-def _bad(found: str, fix: str) -> Finding:
-    return Finding(_DISCOVERY, "script", MISSING, found, fix)
+def _bad(found: str, fix: str) -> CheckResult:
+    return CheckResult(_DISCOVERY, "script", MISSING, found, fix)
 
 
-def check_source(text: str) -> Iterator[Finding]:
+def check_source(text: str) -> Iterator[CheckResult]:
     """What the source of ``edlrun --discover TEXT`` is permitted, one by one, then its hosts."""
     try:
         polled = read_source(text, start_now)
     except EdlHvdError as error:
-        yield Finding(_DISCOVERY, "source", MISSING, str(error), "correct --discover")
+        yield CheckResult(_DISCOVERY, "source", MISSING, str(error), "correct --discover")
         return
     try:
         for permission in polled.source.permissions():
@@ -112,27 +118,31 @@ def check_source(text: str) -> Iterator[Finding]:
         try:
             listing = Inspector(polled).inspect()
         except EdlHvdError as error:
-            yield Finding(_DISCOVERY, "source", MISSING, str(error), "a job would wait for its hosts until this works")
+            yield CheckResult(
+                _DISCOVERY, "source", MISSING, str(error), "a job would wait for its hosts until this works"
+            )
             return
         seconds = time.monotonic() - start_s
         summary = f"{_count(len(listing.hosts), 'host')}, {_count(listing.slots, 'slot')}, {seconds:.2f} s"
         left_out = f", {len(listing.left_out)} left out" * bool(listing.left_out)
         if listing.hosts:
-            yield Finding(_DISCOVERY, "source", OK, summary + left_out)
+            yield CheckResult(_DISCOVERY, "source", OK, summary + left_out)
         else:
             fix = f"'edl-hvd discover {shlex.quote(text)}' says why hosts are left out"
-            yield Finding(_DISCOVERY, "source", ADVICE, f"it answers, with no hosts{left_out}", fix)
+            yield CheckResult(_DISCOVERY, "source", ADVICE, f"it answers, with no hosts{left_out}", fix)
     finally:
         polled.source.close()
 
 
-def judge_permission(permission: Permission) -> Finding:
+def judge_permission(permission: Permission) -> CheckResult:
     found = f"{permission.name}: {permission.words}"
     if permission.granted:
-        return Finding(_DISCOVERY, "permission", OK, found)
+        return CheckResult(_DISCOVERY, "permission", OK, found)
     if permission.granted is None:
-        return Finding(_DISCOVERY, "permission", ADVICE, found, "whether it is granted could not be found out")
-    return Finding(_DISCOVERY, "permission", MISSING, found, "grant it; docs/discovery.md has what each source needs")
+        return CheckResult(_DISCOVERY, "permission", ADVICE, found, "whether it is granted could not be found out")
+    return CheckResult(
+        _DISCOVERY, "permission", MISSING, found, "grant it; docs/discovery.md has what each source needs"
+    )
 
 
 def _count(number: int, noun: str) -> str:

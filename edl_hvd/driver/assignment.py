@@ -9,7 +9,7 @@ from edl_hvd.driver.membership.state import LIVE, Membership, Slot, host_of
 
 
 @dataclass(frozen=True)
-class Place:
+class ExpectedRank:
     """As it is expected when a process starts; its worlds decide later.
 
     Attributes:
@@ -23,7 +23,7 @@ class Place:
     local_size: int
 
 
-def assign(membership: Membership, told: Mapping[str, int], started: Sequence[str]) -> dict[str, Place]:
+def assign(membership: Membership, told: Mapping[str, int], started: Sequence[str]) -> dict[str, ExpectedRank]:
     """The places of processes that start together.
 
     Before the first world they get the lowest numbers that no living process was told, in the order of the hosts, and
@@ -54,7 +54,7 @@ def assign(membership: Membership, told: Mapping[str, int], started: Sequence[st
     size = max([count, *(rank + 1 for rank in ranks)])
     hosts = [host_of(worker) for worker in membership.having(*LIVE)]
     return {
-        worker: Place(rank, size, max(hosts.count(host_of(worker)), int(worker.rpartition(":")[2]) + 1))
+        worker: ExpectedRank(rank, size, max(hosts.count(host_of(worker)), int(worker.rpartition(":")[2]) + 1))
         for worker, rank in zip(started, ranks, strict=True)
     }
 

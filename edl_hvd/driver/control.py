@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
-import socket
-import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,15 +18,12 @@ from edl_hvd import protocol
 from edl_hvd.driver.network import Connection
 from edl_hvd.errors import ProtocolError
 from edl_hvd.protocol import Message, MessageT, Vocabulary
+from edl_hvd.silence import UNANSWERED_S, ask_for_answers, unanswered_s
 
 LONGEST_LINE_BYTES = 1 << 16
 _HELLO_TIMEOUT_S = 10.0
 # Silent strangers must not use up the descriptors that workers need.
 _MOST_UNAUTHENTICATED = 64
-# A host whose cable is pulled says nothing, not even that it is gone. A living one answers, whatever its processes do,
-# so a host without an answer for this time is given up. The time is three times what a network needs to find another
-# way (rapid spanning tree), and nearly all that a lost host costs the others.
-_UNANSWERED_S = 3.0
 _LOOK_EVERY_S = 0.25
 _OWN_PAUSE_S = 1.0
 # A driver that slept for longer first looks at what has come meanwhile.
@@ -112,13 +107,15 @@ class Control(Generic[MessageT]):
             await asyncio.sleep(_LOOK_EVERY_S)
             slept = clock.time() - before_s > _OWN_PAUSE_S
             for worker, (incarnation, writer) in list(self._connections.items()):
-                if not slept and _unanswered_s(writer) > _UNANSWERED_S:
+                if slept or writer.is_closing():
+                    continue
+                if unanswered_s(writer.get_extra_info("socket")) > UNANSWERED_S:
                     self._on_message(worker, incarnation, Unreachable())
                     writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            _ask_for_answers(writer)
+            ask_for_answers(writer.get_extra_info("socket"))
             caller = await self._greet(reader, writer)
             if caller is not None:
                 await self._listen(*caller, reader, writer)
@@ -153,22 +150,3 @@ class Control(Generic[MessageT]):
         finally:
             if self._connections.get(worker, (0, None))[1] is writer:
                 del self._connections[worker]
-
-
-def _ask_for_answers(writer: asyncio.StreamWriter) -> None:
-    """Let the system ask the other one every second whether it is there, when there is nothing else to answer."""
-    stream: socket.socket = writer.get_extra_info("socket")
-    stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL"):
-        if hasattr(socket, name):
-            stream.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), 1)
-
-
-def _unanswered_s(writer: asyncio.StreamWriter) -> float:
-    """Since when nothing at all has come from the other system; 0 where ours does not tell (it is not Linux)."""
-    if not hasattr(socket, "TCP_INFO") or writer.is_closing():
-        return 0.0
-    stream: socket.socket = writer.get_extra_info("socket")
-    # tcpi_last_data_recv and tcpi_last_ack_recv, in milliseconds, see struct tcp_info in <linux/tcp.h>.
-    data_ms, answer_ms = struct.unpack_from("II", stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60), 52)
-    return float(min(data_ms, answer_ms)) / 1000

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TextIO
 
 from edl_hvd import protocol
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
-from edl_hvd.driver.assignment import Place, assign
+from edl_hvd.driver.assignment import ExpectedRank, assign
 from edl_hvd.driver.control import Connected, Control, Unreachable
 from edl_hvd.driver.membership import events
 from edl_hvd.driver.membership.history import Recorder
@@ -16,7 +16,7 @@ from edl_hvd.driver.membership.state import Rules, begin, host_of
 from edl_hvd.driver.membership.transition import SAVED
 from edl_hvd.driver.network import Network, RendezvousEndpoint
 from edl_hvd.driver.watch.health import Health
-from edl_hvd.driver.workers.process import Exit, WorkerProcess
+from edl_hvd.driver.workers.process import Exit, ProcessStarter, WorkerProcess
 from edl_hvd.errors import EdlHvdError
 from edl_hvd.key_value_store import KeyValueStore
 from edl_hvd.settings import Driver
@@ -26,12 +26,6 @@ _TICK_S = 0.05
 _LAST_WAIT_S = 5.0
 _DISCONNECT_AFTER_S = 1.0
 # The others break with a lost member in milliseconds; its slot is not used again before this.
-
-
-class Starter(Protocol):
-    """Starts a worker's process; see ``workers.launcher.Launcher``."""
-
-    async def start(self, worker: str, variables: Mapping[str, str]) -> WorkerProcess: ...
 
 
 class Listener(Protocol):
@@ -68,7 +62,7 @@ class Job:
     def __init__(
         self,
         rules: Rules,
-        starter: Starter,
+        starter: ProcessStarter,
         network: Network,
         listener: Listener,
         record: TextIO | None = None,
@@ -89,7 +83,7 @@ class Job:
         self._port = 0
         self._processes: dict[str, tuple[int, WorkerProcess]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, ExpectedRank] = {}
         self._store: KeyValueStore | None = None
         self.known_step = known_step
         self._health = Health(

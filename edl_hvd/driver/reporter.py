@@ -12,7 +12,7 @@ from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.driver.job import Job, Listener
 from edl_hvd.driver.membership.events import Action, End, Exited, MembershipEvent, Tick
 from edl_hvd.driver.preflight.gate import Gate
-from edl_hvd.driver.status import Countdown, LastHeartbeat, Process, Status, Throughput, describe
+from edl_hvd.driver.status import Countdown, LastHeartbeat, ProcessIdentity, Status, Throughput, describe
 from edl_hvd.process_identity import start_token
 from edl_hvd.protocol import Beat
 
@@ -63,7 +63,7 @@ class Reporter:
         self._throughput = Throughput()
         self._generation = 0
         self._heartbeats: dict[str, LastHeartbeat] = {}
-        self._processes: dict[str, Process] = {}
+        self._processes: dict[str, ProcessIdentity] = {}
         self._saved_s: float | None = None
         self._changed = True
         self._shown_s = self._written_s = float("-inf")
@@ -176,4 +176,4 @@ class Reporter:
         for worker, pid in pids.items():
             if worker not in self._processes:
                 with contextlib.suppress(OSError):
-                    self._processes[worker] = Process(pid, start_token(pid))
+                    self._processes[worker] = ProcessIdentity(pid, start_token(pid))

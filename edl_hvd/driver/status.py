@@ -140,7 +140,7 @@ class LastHeartbeat:
 
 
 @dataclass(frozen=True)
-class Process:
+class ProcessIdentity:
     """See ``WorkerStatus``."""
 
     pid: int
@@ -153,7 +153,7 @@ def describe(
     at_s: float,
     progress: TrainingProgress,
     heartbeats: Mapping[str, LastHeartbeat],
-    processes: Mapping[str, Process],
+    processes: Mapping[str, ProcessIdentity],
 ) -> Status:
     """The status of a job whose membership is this. Pure.
 
@@ -202,7 +202,10 @@ def _is_drained(entry: HostSlots, membership: Membership) -> bool:
 
 
 def _workers(
-    membership: Membership, now_s: float, heartbeats: Mapping[str, LastHeartbeat], processes: Mapping[str, Process]
+    membership: Membership,
+    now_s: float,
+    heartbeats: Mapping[str, LastHeartbeat],
+    processes: Mapping[str, ProcessIdentity],
 ) -> list[WorkerStatus]:
     wanted = set(membership.wanted(now_s))
     found = []

@@ -27,7 +27,7 @@ _KINDS = {
 # "Freeze" pauses the machine for seconds, which a job survives.
 
 
-class Azure:
+class AzureNotices:
     """Provider of Azure, for one thread at a time.
 
     Args:

@@ -24,7 +24,7 @@ RENEW_S = 300.0
 # Seconds before a token expires; a request takes at most some seconds.
 
 
-class Ec2:
+class Ec2Notices:
     """Provider of Amazon EC2, for one thread at a time.
 
     Args:

@@ -20,7 +20,7 @@ MAINTENANCE_S = 60.0 - EVERY_S
 # Machines with GPUs get the notice an hour before, others a minute; the server does not say which.
 
 
-class Google:
+class GoogleNotices:
     """Provider of Google Compute Engine.
 
     Args:

@@ -21,7 +21,7 @@ ADDRESS = "https://kubernetes.default.svc"
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
-class Kubernetes:
+class KubernetesNotices:
     """Provider of Kubernetes, for one thread at a time.
 
     Args:

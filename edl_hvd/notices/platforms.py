@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from edl_hvd.errors import UsageError
 from edl_hvd.notices.azure import ADDRESS as AZURE
-from edl_hvd.notices.azure import Azure
+from edl_hvd.notices.azure import AzureNotices
 from edl_hvd.notices.ec2 import ADDRESS as EC2
-from edl_hvd.notices.ec2 import Ec2
+from edl_hvd.notices.ec2 import Ec2Notices
 from edl_hvd.notices.google import ADDRESS as GOOGLE
-from edl_hvd.notices.google import Google
+from edl_hvd.notices.google import GoogleNotices
 from edl_hvd.notices.kubernetes import ADDRESS as KUBERNETES
-from edl_hvd.notices.kubernetes import SERVICE_ACCOUNT, Kubernetes
+from edl_hvd.notices.kubernetes import SERVICE_ACCOUNT, KubernetesNotices
 from edl_hvd.notices.notice import Provider
 
 PLATFORMS = ("ec2", "google", "azure", "kubernetes")
@@ -51,10 +51,10 @@ def find_providers(setting: str, addresses: Addresses, dmi: str = DMI) -> tuple[
     if setting == "off":
         return ()
     makers: dict[str, Callable[[], Provider]] = {
-        "ec2": lambda: Ec2(addresses.ec2),
-        "google": lambda: Google(addresses.google),
-        "azure": lambda: Azure(addresses.azure),
-        "kubernetes": lambda: Kubernetes(addresses.kubernetes, addresses.service_account),
+        "ec2": lambda: Ec2Notices(addresses.ec2),
+        "google": lambda: GoogleNotices(addresses.google),
+        "azure": lambda: AzureNotices(addresses.azure),
+        "kubernetes": lambda: KubernetesNotices(addresses.kubernetes, addresses.service_account),
     }
     names = detect(dmi, addresses.service_account) if setting == "auto" else (setting,)
     return tuple(makers[name]() for name in names)

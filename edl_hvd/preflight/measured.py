@@ -25,7 +25,7 @@ class Measured(Message):
 
 
 @dataclass(frozen=True)
-class Findings:
+class HostFindings:
     """All that is known of a host.
 
     Attributes:

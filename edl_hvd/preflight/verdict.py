@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from edl_hvd.preflight.measured import Findings, Measured
+from edl_hvd.preflight.measured import HostFindings, Measured
 
 BOUND = 2.0
 # A world is as fast as its slowest worker: one host at half the speed costs as much as it brings to a world of two,
@@ -14,7 +14,7 @@ QUICK_S = 0.005
 # 1 Gbit/s needs 8 ms for the megabyte. Below that, differences between hosts are those of a moment, not of a network.
 
 
-def judge(findings: Findings, others: Sequence[Findings], bound: float = BOUND) -> str:
+def judge(findings: HostFindings, others: Sequence[HostFindings], bound: float = BOUND) -> str:
     """Why a host is to get no workers; empty: it may.
 
     Args:
@@ -23,12 +23,12 @@ def judge(findings: Findings, others: Sequence[Findings], bound: float = BOUND) 
         bound: Largest ratio of its time to the median of the others.
 
     >>> fast, slow = Measured("cpu", 1, 160.0), Measured("cpu", 1, 40.0)
-    >>> others = [Findings("a", 1, fast, 0.001), Findings("b", 1, fast, 0.001)]
-    >>> judge(Findings("c", 1, slow), others)
+    >>> others = [HostFindings("a", 1, fast, 0.001), HostFindings("b", 1, fast, 0.001)]
+    >>> judge(HostFindings("c", 1, slow), others)
     '40 GFLOP/s in a matrix product on its cpu, the others 160; at least 80 is asked for'
-    >>> judge(Findings("c", 1, fast, 0.020), others)
+    >>> judge(HostFindings("c", 1, fast, 0.020), others)
     'an allreduce of 1 MiB takes it 20 ms, the others 1 ms; at most 5 ms is asked for'
-    >>> judge(Findings("c", 1, fast, 0.002), others)
+    >>> judge(HostFindings("c", 1, fast, 0.002), others)
     ''
     """
     measured = findings.measured
@@ -42,7 +42,7 @@ def judge(findings: Findings, others: Sequence[Findings], bound: float = BOUND) 
     )
 
 
-def _judge_devices(measured: Measured, slots: int, others: Sequence[Findings]) -> str:
+def _judge_devices(measured: Measured, slots: int, others: Sequence[HostFindings]) -> str:
     if measured.device == "cuda" and measured.count < slots:
         return f"torch sees {measured.count} of the {slots} GPUs that its slots stand for"
     kinds = [other.measured.device for other in others if other.measured is not None]
@@ -51,7 +51,7 @@ def _judge_devices(measured: Measured, slots: int, others: Sequence[Findings]) -
     return ""
 
 
-def _judge_product(measured: Measured, others: Sequence[Findings], bound: float) -> str:
+def _judge_product(measured: Measured, others: Sequence[HostFindings], bound: float) -> str:
     alike = [other.measured.gflop_s for other in others
              if other.measured is not None and other.measured.device == measured.device]  # fmt: skip
     if not alike or measured.gflop_s >= median(alike) / bound:
@@ -63,7 +63,7 @@ def _judge_product(measured: Measured, others: Sequence[Findings], bound: float)
     )
 
 
-def _judge_exchange(findings: Findings, others: Sequence[Findings], bound: float) -> str:
+def _judge_exchange(findings: HostFindings, others: Sequence[HostFindings], bound: float) -> str:
     if findings.exchange_s is None:
         return findings.problem
     times = [other.exchange_s for other in others if other.exchange_s is not None]

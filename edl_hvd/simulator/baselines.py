@@ -10,7 +10,7 @@ import math
 from edl_hvd.simulator.costs import Costs
 from edl_hvd.simulator.timeline import Timeline
 from edl_hvd.simulator.virtual_time import EventQueue, next_poll_s
-from edl_hvd.traces.trace import Change, Trace
+from edl_hvd.traces.trace import HostChange, Trace
 
 
 def restart_from_checkpoints(trace: Trace, costs: Costs, timeline: Timeline) -> None:
@@ -72,7 +72,7 @@ class StockElastic:
         self._now_s = self._trace.end_s
         self._stop(lost=False)
 
-    def _take(self, change: Change) -> None:
+    def _take(self, change: HostChange) -> None:
         for host in change.removed:
             del self._seen[host]
         self._seen.update(dict.fromkeys(change.added, False))

@@ -22,7 +22,7 @@ _EVERY = Interval.parse("10min")
 
 
 @dataclass(frozen=True)
-class Plan:
+class SimulationPlan:
     """Parameters of a simulation.
 
     Attributes:
@@ -74,7 +74,7 @@ class Comparison:
         runs: Number of times that this project's job was started.
     """
 
-    plan: Plan
+    plan: SimulationPlan
     results: dict[str, Result]
     every_s: dict[str, float]
     runs: int
@@ -85,7 +85,7 @@ class Comparison:
         return [hosts.seconds(from_s, until_s) for from_s, until_s in pairwise(edges_s)]
 
 
-def compare(plan: Plan) -> Comparison:
+def compare(plan: SimulationPlan) -> Comparison:
     """Run the trace under each system."""
     trace, costs = plan.trace, plan.costs
     removals = [change.time_s for change in trace.changes if change.removed]

@@ -27,7 +27,7 @@ from edl_hvd.simulator.virtual_time import (
     tick_after,
     tick_before,
 )
-from edl_hvd.traces.trace import Change, Trace
+from edl_hvd.traces.trace import HostChange, Trace
 
 Advance: TypeAlias = Callable[[Membership, Sequence[MembershipEvent], float], tuple[Membership, tuple[Action, ...]]]
 
@@ -180,7 +180,7 @@ class DriverSimulation:
 
     # --- hosts ---
 
-    def _change_hosts(self, change: Change) -> None:
+    def _change_hosts(self, change: HostChange) -> None:
         gone = {self._names.take_back(host, self._now_s) for host in change.removed}
         self._leaving -= gone
         for host in change.added:

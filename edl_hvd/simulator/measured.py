@@ -15,7 +15,7 @@ _RULES = Rules(1, 1, 1)
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCost:
     """One cost: its name, and the median of the ``times`` durations in the log."""
 
     name: str
@@ -24,7 +24,7 @@ class Measured:
     source: str
 
 
-def measure(events: Iterable[Mapping[str, Any]]) -> list[Measured]:
+def measure(events: Iterable[Mapping[str, Any]]) -> list[MeasuredCost]:
     """Read the costs that an event log holds; it does not hold all of them.
 
     ========== =========================== =======================================================================
@@ -45,7 +45,9 @@ def measure(events: Iterable[Mapping[str, Any]]) -> list[Measured]:
     reader = _EventReader()
     for event in events:
         reader.read(event)
-    return [Measured(name, median(took_s), len(took_s), source) for (name, source), took_s in reader.seconds.items()]
+    return [
+        MeasuredCost(name, median(took_s), len(took_s), source) for (name, source), took_s in reader.seconds.items()
+    ]
 
 
 class _EventReader:
@@ -103,7 +105,7 @@ class _EventReader:
             self._note("follow_s", "job_started, world_formed, resized", max(0.0, took_s))
 
 
-def with_measured(costs: Costs, measured: Iterable[Measured]) -> Costs:
+def with_measured(costs: Costs, measured: Iterable[MeasuredCost]) -> Costs:
     """Replace costs by those that were measured.
 
     Raises:

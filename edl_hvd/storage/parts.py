@@ -30,7 +30,7 @@ _LARGE_PART_BYTES = 32 * _MIB
 
 
 @dataclass(frozen=True)
-class Part:
+class ByteRange:
     """Bytes ``start`` up to ``stop`` of an object; parts are numbered from 1."""
 
     number: int
@@ -57,7 +57,7 @@ class Cut:
         affordable = int(memory_mb * 1e6 / _MEMORY_PER_CONNECTION_BYTES)
         return cls(connections=max(1, min(_MOST_CONNECTIONS, affordable)))
 
-    def parts(self, start: int, stop: int) -> list[Part]:
+    def parts(self, start: int, stop: int) -> list[ByteRange]:
         """The parts of these bytes, each once and in order; equally long but for the last.
 
         As few as keep all connections busy, as long as they do not get too large.
@@ -71,17 +71,19 @@ class Cut:
         busy_bytes = min(_LARGE_PART_BYTES, -(-size_bytes // self.connections))
         length = max(self.part_bytes, busy_bytes, -(-size_bytes // _MOST_PARTS))
         starts = range(start, stop, length)
-        return [Part(number, begin, min(begin + length, stop)) for number, begin in enumerate(starts, start=1)]
+        return [ByteRange(number, begin, min(begin + length, stop)) for number, begin in enumerate(starts, start=1)]
 
 
-def side_by_side(work: Callable[[Part, threading.Event], None], parts: Sequence[Part], connections: int) -> None:
+def side_by_side(
+    work: Callable[[ByteRange, threading.Event], None], parts: Sequence[ByteRange], connections: int
+) -> None:
     """Call ``work(part, stopped)`` for every part, several at once, each in a thread; returns when all are done.
 
     The first error is raised at once, without waiting for calls that are under way: they find ``stopped`` set, and what
     they come to is of no interest.
     """
     stopped = threading.Event()
-    waiting: queue.SimpleQueue[Part] = queue.SimpleQueue()
+    waiting: queue.SimpleQueue[ByteRange] = queue.SimpleQueue()
     done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
     for part in parts:
         waiting.put(part)

@@ -14,7 +14,7 @@ from botocore.parsers import ResponseParserError
 
 from edl_hvd.errors import ObjectExistsError, ObjectMissingError, ObjectTooLargeError, StorageError, UsageError
 from edl_hvd.storage.base import StoredObject, check_key, check_size
-from edl_hvd.storage.parts import Cut, Part, side_by_side
+from edl_hvd.storage.parts import ByteRange, Cut, side_by_side
 from edl_hvd.storage.pieces import Buffer, Data, Pieces
 from edl_hvd.storage.retries import GaveUpError, Patience
 from edl_hvd.storage.s3_requests import ChangedError, Fetched, S3Requests, code_of
@@ -156,7 +156,7 @@ class S3Storage:
         """Fetch a range, part by part; returns how much of it the object has."""
         fetched: list[Fetched] = []
 
-        def fetch(part: Part, stopped: threading.Event) -> None:
+        def fetch(part: ByteRange, stopped: threading.Event) -> None:
             fetched.append(self._requests.fetch(address, part.start, part.stop, lambda size: None, delivery, stopped))
 
         with delivery:
@@ -194,7 +194,7 @@ class S3Storage:
         """Send all parts, several at once; returns what completes the upload."""
         tags: dict[int, dict[str, str]] = {}
 
-        def send(part: Part, stopped: threading.Event) -> None:
+        def send(part: ByteRange, stopped: threading.Event) -> None:
             words = {**upload, "PartNumber": part.number}
             tags[part.number] = self._requests.send("upload_part", words, pieces, part.start, part.stop, stopped)
 

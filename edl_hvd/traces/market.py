@@ -27,7 +27,7 @@ import random
 from dataclasses import dataclass, field, fields
 
 from edl_hvd.errors import UsageError
-from edl_hvd.traces.trace import Change, Trace
+from edl_hvd.traces.trace import HostChange, Trace
 
 _HOUR_S = 3600.0
 _PRICE_MEMORY, _PRICE_UNREST = 0.95, 0.03
@@ -117,9 +117,9 @@ class _Fleet:
         moments = sorted({*self.changes, *self.prices, float(end_s)})
         return Trace(tuple(self._change(moment_s) for moment_s in moments))
 
-    def _change(self, moment_s: float) -> Change:
+    def _change(self, moment_s: float) -> HostChange:
         added, removed = self.changes.get(moment_s, ([], []))
-        return Change(moment_s, tuple(added), tuple(removed), self.prices.get(moment_s))
+        return HostChange(moment_s, tuple(added), tuple(removed), self.prices.get(moment_s))
 
     def _plan(self, at_s: float, what: str, whom: str = "") -> None:
         """Plan an event at a whole second after the present one; an event in infinite time never comes."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from edl_hvd.errors import UsageError
 from edl_hvd.hosts import HostSlots
-from edl_hvd.traces.trace import Change, Trace
+from edl_hvd.traces.trace import HostChange, Trace
 
 _FORM = (
     "expected 'MILLISECONDS,add,HOST', 'MILLISECONDS,remove,HOST', 'MILLISECONDS,price,USD_PER_HOUR' or, as the "
@@ -80,7 +80,7 @@ def format_trace(trace: Trace, comment: str = "") -> str:
             rows.writerow((time_ms, "price", f"{change.price_usd_per_h:.10g}"))
         rows.writerows((time_ms, "remove", host) for host in change.removed)
         rows.writerows((time_ms, "add", host) for host in change.added)
-        if change == Change(change.time_s):
+        if change == HostChange(change.time_s):
             rows.writerow((time_ms, "end"))
     return text.getvalue()
 
@@ -92,8 +92,8 @@ class _Moment:
     removed: list[str] = field(default_factory=list)
     price_usd_per_h: float | None = None
 
-    def change(self) -> Change:
-        return Change(self.time_ms / 1000, tuple(self.added), tuple(self.removed), self.price_usd_per_h)
+    def change(self) -> HostChange:
+        return HostChange(self.time_ms / 1000, tuple(self.added), tuple(self.removed), self.price_usd_per_h)
 
 
 class _RowReader:

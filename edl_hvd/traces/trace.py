@@ -9,7 +9,7 @@ from edl_hvd.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Change:
+class HostChange:
     """Changes of one moment.
 
     Attributes:
@@ -33,7 +33,7 @@ class Trace:
         changes: Changes, at least one.
     """
 
-    changes: tuple[Change, ...]
+    changes: tuple[HostChange, ...]
 
     @property
     def end_s(self) -> float:
@@ -123,7 +123,7 @@ class Trace:
             return self
         present: list[str] = []
         made = count = 0
-        changes: list[Change] = []
+        changes: list[HostChange] = []
         for change in self.changes:
             count += len(change.added) - len(change.removed)
             wanted = max(1, (2 * count + by) // (2 * by)) if count else 0
@@ -134,7 +134,7 @@ class Trace:
             if gone or come or change.price_usd_per_h is not None:
                 changes.append(replace(change, added=come, removed=gone))
         if changes[-1].time_s < self.end_s:
-            changes.append(Change(self.end_s))  # the trace keeps its length
+            changes.append(HostChange(self.end_s))  # the trace keeps its length
         return Trace(tuple(changes))
 
     def priced(self, usd_per_h: float) -> Trace:
@@ -159,9 +159,9 @@ class Trace:
             )
         before = [change for change in self.changes if change.time_s <= from_s]
         prices = [change.price_usd_per_h for change in before if change.price_usd_per_h is not None]
-        first = Change(0.0, self.hosts_at(from_s), price_usd_per_h=prices[-1] if prices else None)
+        first = HostChange(0.0, self.hosts_at(from_s), price_usd_per_h=prices[-1] if prices else None)
         within = [change for change in self.changes if from_s < change.time_s <= until_s]
         changes = [first, *(replace(change, time_s=change.time_s - from_s) for change in within)]
         if changes[-1].time_s < until_s - from_s:
-            changes.append(Change(until_s - from_s))
+            changes.append(HostChange(until_s - from_s))
         return Trace(tuple(changes))

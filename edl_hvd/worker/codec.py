@@ -142,7 +142,7 @@ def placed(
     return found
 
 
-class Layout(NamedTuple):
+class TensorLayout(NamedTuple):
     """The tensors of an object, without the work of encoding it.
 
     Attributes:
@@ -160,7 +160,7 @@ class Encodable(Protocol):
     def capture(self) -> Any:
         """Return the nested state, with live tensors."""
 
-    def tensor_layout(self) -> Layout:
+    def tensor_layout(self) -> TensorLayout:
         """Return the layout of what ``capture`` would return; takes a tenth of its time."""
 
 

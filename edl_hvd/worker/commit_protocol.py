@@ -24,7 +24,9 @@ class HostsUpdatedInterrupt(Exception):
 
 
 class CommitProtocol:
-    """The commits of one call of an elastic function on one worker; see :class:`edl_hvd.worker.runtime.Session`.
+    """The commits of one call of an elastic function on one worker.
+
+    It is the :class:`edl_hvd.worker.runtime.CommitCoordinator` of the state's runtime.
 
     Args:
         runtime: State of the worker.
@@ -56,7 +58,7 @@ class CommitProtocol:
 
     @property
     def generation(self) -> int:
-        """See :class:`edl_hvd.worker.runtime.Session`."""
+        """See :class:`edl_hvd.worker.runtime.CommitCoordinator`."""
         world = self._process.world
         return world.generation if world else 0
 
@@ -75,7 +77,7 @@ class CommitProtocol:
     # --- votes ---
 
     def vote(self, samples: int) -> Vote:
-        """See :class:`edl_hvd.worker.runtime.Session`."""
+        """See :class:`edl_hvd.worker.runtime.CommitCoordinator`."""
         return self._vote(1, samples)._replace(metrics=float(self._runtime.counting.is_behind))
 
     def _vote(self, steps: int, samples: int) -> Vote:
@@ -103,7 +105,7 @@ class CommitProtocol:
         return Vote(*self._process.collectives.allreduce(own, "max").tolist())
 
     def may_come_back(self, answer: Vote | None) -> bool:
-        """See :class:`edl_hvd.worker.runtime.Session`. A fixed world ends with its first worker."""
+        """See :class:`edl_hvd.worker.runtime.CommitCoordinator`. A fixed world ends with its first worker."""
         return (
             self._process.rendezvous.elastic
             or answer is None
@@ -114,7 +116,7 @@ class CommitProtocol:
 
     @progress.during("commit")
     def agree(self, answer: Vote | None = None) -> None:
-        """See :class:`edl_hvd.worker.runtime.Session`.
+        """See :class:`edl_hvd.worker.runtime.CommitCoordinator`.
 
         Raises:
             HostsUpdatedInterrupt: Another world is to be formed.
@@ -182,7 +184,7 @@ class CommitProtocol:
     # --- events ---
 
     def announce(self, event: Event) -> None:
-        """See :class:`edl_hvd.worker.runtime.Session`."""
+        """See :class:`edl_hvd.worker.runtime.CommitCoordinator`."""
         world = self._process.world
         if world is not None and world.rank == 0:
             self._events.emit(event)

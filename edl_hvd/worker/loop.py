@@ -133,7 +133,7 @@ class ElasticLoop:
         else:
             self._donor.abandon()
         self._checkpoints.abandon(self._store)
-        self._runtime.begin_life()
+        self._runtime.begin_attempt()
         if self._process.joined is not None:
             self._process.joined = None
             self._runtime.bind(None)
@@ -170,7 +170,7 @@ class ElasticLoop:
 
     def _apply_world(self, world: World) -> None:
         """Deal batches and scale the learning rate for this world, and make that part of the commit."""
-        self._runtime.begin_life()
+        self._runtime.begin_attempt()
         self._runtime.counting.set_world(world.rank, world.size)
         store = self._store
         for sampler in store.of_kind(ElasticBatchSampler):

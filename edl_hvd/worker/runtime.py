@@ -32,8 +32,8 @@ from edl_hvd.worker.training.tuning import StepTimer
 logger = logging.getLogger(__name__)
 
 
-class Session(Protocol):
-    """The run of an elastic function that a state is part of; see ``commit_protocol.py``."""
+class CommitCoordinator(Protocol):
+    """The commits of one call of an elastic function; see ``commit_protocol.py``."""
 
     @property
     def generation(self) -> int:
@@ -57,11 +57,11 @@ class Runtime:
 
     Attributes:
         memory: What is kept, and the last commit of it.
-        life: Rises whenever the state is put back or a world is joined.
+        attempt: Rises whenever the state is put back or a world is joined.
         commit_every: Optimizer steps between commits.
         step_timer: How long steps take.
         counting: Metrics, and the loop that they count in.
-        session: The run of the elastic function; ``None`` outside.
+        coordinator: Commits of the present call of the elastic function; ``None`` outside.
         group: Workers of the present world.
         callbacks: Called in each new world but the first.
         checkpoint: Where the job's checkpoints are, if anywhere.
@@ -70,17 +70,17 @@ class Runtime:
         has_computed: This worker has been dealt a micro-batch in this run of the script.
         failure: What has failed as the script left a loop, where nothing can be raised; the next commit raises it.
         left: What to say, unless an error follows, of a loop that the script has left early; empty for nothing.
-        finished_pass: The session, life and epoch whose batches the script has gone through to their end, last of all.
+        finished_pass: The coordinator, attempt and epoch whose batches the script has last gone through to their end.
         passes: Micro-batches that this worker has computed since the buffers were made equal.
     """
 
     def __init__(self, attributes: dict[str, Any]) -> None:
         self.store = StateStore({**attributes, METRICS: {}})
-        self.life = 0
+        self.attempt = 0
         self.commit_every = 1
         self.step_timer = StepTimer()
         self.counting = MetricSync(self.store.of_kind(Metric), self.store.of_kind(EvaluationSampler))
-        self.session: Session | None = None
+        self.coordinator: CommitCoordinator | None = None
         self.group: ProcessGroup = PresentGroup()
         self.callbacks: list[Callable[[], None]] = []
         self.checkpoint: str | None = None
@@ -89,7 +89,7 @@ class Runtime:
         self.has_computed = True
         self.failure: Exception | None = None
         self.left = ""
-        self.finished_pass: tuple[Session | None, int, int] = (None, -1, -1)
+        self.finished_pass: tuple[CommitCoordinator | None, int, int] = (None, -1, -1)
         self.passes = 0
         self._step_hook: Any = None
         self._committed_step = 0  # what a script may set ``state.step`` to by itself
@@ -113,17 +113,17 @@ class Runtime:
 
     # --- the run of the elastic function ---
 
-    def attach(self, session: Session | None, commit_every: int = 1) -> None:
-        """Commits go through ``session`` from now on."""
-        self.session, self.commit_every = session, commit_every
-        if session is None:
+    def attach(self, coordinator: CommitCoordinator | None, commit_every: int = 1) -> None:
+        """Commits go through ``coordinator`` from now on."""
+        self.coordinator, self.commit_every = coordinator, commit_every
+        if coordinator is None:
             self.counting.set_world(0, 1)
         for sampler in self.store.of_kind(ElasticBatchSampler):
-            sampler.is_watched = session is not None
+            sampler.is_watched = coordinator is not None
         position.leave()
         if self._step_hook is not None:
             self._step_hook.remove()
-        self._step_hook = None if session is None else register_optimizer_step_pre_hook(self._check_optimizer)
+        self._step_hook = None if coordinator is None else register_optimizer_step_pre_hook(self._check_optimizer)
 
     def bind(self, group: WorldGroup | None) -> None:
         """Compute together with these workers from now on: a world was entered; ``None`` where it was left."""
@@ -151,13 +151,13 @@ class Runtime:
                 "edl_hvd.DistributedOptimizer(optimizer) and give it to State(…)"
             )
 
-    def begin_life(self) -> None:
+    def begin_attempt(self) -> None:
         """Forget what is under way in a world that is gone."""
-        self.life += 1
+        self.attempt += 1
         self.failure = None
         self.left = ""
         self.has_computed = not any(True for _ in self.store.of_kind(ElasticBatchSampler))
-        self.counting.begin_life()
+        self.counting.begin_attempt()
         self.step_timer.forget()
         position.leave()
         if self.store.reduction is not None:
@@ -191,7 +191,7 @@ class Runtime:
 
     def _after_step(self) -> None:
         """An optimizer has stepped: in a loop over the loader itself nobody counts it."""
-        if self.session is None or position.in_step or position.in_batches or self._has_committed:
+        if self.coordinator is None or position.in_step or position.in_batches or self._has_committed:
             return
         own = max(optimizer.stepping.own for optimizer in self.optimizers)
         if own > 1 and any(sampler.is_bypassed for sampler in self.store.of_kind(ElasticBatchSampler)):
@@ -216,8 +216,8 @@ class Runtime:
     # --- commits ---
 
     def vote(self, samples: int) -> Vote:
-        """See :class:`Session`."""
-        return self.session.vote(samples) if self.session is not None else Vote()
+        """See :class:`CommitCoordinator`."""
+        return self.coordinator.vote(samples) if self.coordinator is not None else Vote()
 
     def report(self, values: dict[str, float]) -> None:
         """Write numbers to the event log, from rank 0."""
@@ -225,8 +225,8 @@ class Runtime:
 
     def announce(self, event: Event) -> None:
         """Write an event, from rank 0."""
-        if self.session is not None:
-            self.session.announce(event)
+        if self.coordinator is not None:
+            self.coordinator.announce(event)
 
     def commit(self) -> None:
         """The commit that a script asks for. Collective."""
@@ -258,20 +258,20 @@ class Runtime:
         self._settle()
         self._committed_step = self.store.step
         self.store.save(self.store.commit + 1)
-        if self.session is not None:
-            self.session.agree()
+        if self.coordinator is not None:
+            self.coordinator.agree()
 
     def commit_light(self, answer: Vote | None = None) -> None:
         """A commit of what optimizer steps do not move, where that will do, and when the metrics are pooled."""
         self._settle()
         self._committed_step = self.store.step
         number = self.store.commit + 1
-        if self.session is None or self.session.may_come_back(answer):
+        if self.coordinator is None or self.coordinator.may_come_back(answer):
             self.store.save(number, light=self.commit_every == 1)
         else:
             self.store.skip(number)
-        if self.session is not None:
-            self.session.agree(answer)
+        if self.coordinator is not None:
+            self.coordinator.agree(answer)
 
     # --- where the run is ---
 
@@ -343,7 +343,7 @@ class Runtime:
         weighted by the micro-batches that each worker has computed; counters (``num_batches_tracked``) become the
         largest. With ``exact=True`` they are equal already.
         """
-        if self.session is None or self.store.exact:
+        if self.coordinator is None or self.store.exact:
             return False
         passes, self.passes = self.passes, 0
         buffers = [buffer for model in self.store.of_kind(torch.nn.Module) for buffer in model.buffers()]
@@ -359,7 +359,7 @@ class Runtime:
             UsageError: They have; on all ranks.
         """
         reduction = self.store.reduction
-        if self.session is not None and self.group.size > 1 and reduction is not None:
+        if self.coordinator is not None and self.group.size > 1 and reduction is not None:
             collectives = self.group.collectives
             averages = {
                 parameter: f"{name}.{key}"

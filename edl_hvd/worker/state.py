@@ -107,7 +107,7 @@ class State:
     @property
     def generation(self) -> int:
         """The number of the present world, which rises with every world of the job; 0 between worlds."""
-        return self._runtime.session.generation if self._runtime.session is not None else 0
+        return self._runtime.coordinator.generation if self._runtime.coordinator is not None else 0
 
     @property
     def learning_rate_factor(self) -> float:

@@ -16,10 +16,10 @@ from metadata_server import AzureMetadata, Ec2Metadata, GoogleMetadata, Kubernet
 from edl_hvd.clock import SystemClock
 from edl_hvd.errors import PlatformError
 from edl_hvd.http_client import seconds_since_epoch
-from edl_hvd.notices.azure import Azure
-from edl_hvd.notices.ec2 import RENEW_S, TOKEN_S, Ec2
-from edl_hvd.notices.google import Google
-from edl_hvd.notices.kubernetes import Kubernetes
+from edl_hvd.notices.azure import AzureNotices
+from edl_hvd.notices.ec2 import RENEW_S, TOKEN_S, Ec2Notices
+from edl_hvd.notices.google import GoogleNotices
+from edl_hvd.notices.kubernetes import KubernetesNotices
 from edl_hvd.notices.notice import Notice, Provider
 from edl_hvd.notices.platforms import Addresses
 from edl_hvd.notices.watch import NoticeWatch, open_watch
@@ -37,18 +37,18 @@ class Tale:
 def of_ec2(folder: Path) -> Tale:
     server = Ec2Metadata()
     action = '{"action": "terminate", "time": "2026-11-22T12:02:00Z"}'
-    return Tale(server, Ec2(server.url), lambda: server.texts.update({"spot/instance-action": action}), 120)
+    return Tale(server, Ec2Notices(server.url), lambda: server.texts.update({"spot/instance-action": action}), 120)
 
 
 def of_google(folder: Path) -> Tale:
     server = GoogleMetadata()
-    return Tale(server, Google(server.url), lambda: server.texts.update({"instance/preempted": "TRUE"}), 28)
+    return Tale(server, GoogleNotices(server.url), lambda: server.texts.update({"instance/preempted": "TRUE"}), 28)
 
 
 def of_azure(folder: Path) -> Tale:
     server = AzureMetadata()
     event = server.event("Preempt", formatdate(NOON_S + 30, usegmt=True))
-    return Tale(server, Azure(server.url), lambda: server.events.append(event), 30)
+    return Tale(server, AzureNotices(server.url), lambda: server.events.append(event), 30)
 
 
 def of_kubernetes(folder: Path) -> Tale:
@@ -56,7 +56,7 @@ def of_kubernetes(folder: Path) -> Tale:
     (folder / "token").write_text("first")
     (folder / "namespace").write_text("training")
     deleted = {"deletionTimestamp": "2026-11-22T12:00:25Z", "deletionGracePeriodSeconds": 30}
-    provider = Kubernetes(server.url, str(folder), "worker-3")
+    provider = KubernetesNotices(server.url, str(folder), "worker-3")
     return Tale(server, provider, lambda: server.metadata.update(deleted), 25)
 
 
@@ -108,7 +108,11 @@ def test_a_platform_that_hangs_is_given_up(tale: Tale, monkeypatch: pytest.Monke
 
 
 def test_a_server_that_is_not_there_is_an_error() -> None:
-    for provider in (Ec2("http://127.0.0.1:1"), Google("http://127.0.0.1:1"), Azure("http://127.0.0.1:1")):
+    for provider in (
+        Ec2Notices("http://127.0.0.1:1"),
+        GoogleNotices("http://127.0.0.1:1"),
+        AzureNotices("http://127.0.0.1:1"),
+    ):
         with pytest.raises(PlatformError, match="did not answer"):
             provider.ask()
 
@@ -141,7 +145,7 @@ def test_the_watch_tells_each_notice_once_through_an_outage(tale: Tale) -> None:
 
 
 def test_a_token_of_ec2_is_kept_and_renewed_when_it_is_refused(ec2: Ec2Metadata) -> None:
-    provider = Ec2(ec2.url)
+    provider = Ec2Notices(ec2.url)
     for _ in range(3):
         assert provider.ask() is None
     assert ec2.tokens == 1
@@ -158,7 +162,7 @@ def test_a_token_of_ec2_is_renewed_before_it_expires(ec2: Ec2Metadata) -> None:
             return super().monotonic_s() + self.later_s
 
     clock = LaterClock()
-    provider = Ec2(ec2.url, clock)
+    provider = Ec2Notices(ec2.url, clock)
     provider.ask()
     clock.later_s = TOKEN_S - RENEW_S - 60
     provider.ask()
@@ -170,7 +174,7 @@ def test_a_token_of_ec2_is_renewed_before_it_expires(ec2: Ec2Metadata) -> None:
 
 
 def test_an_interruption_of_ec2_is_more_than_a_recommendation(ec2: Ec2Metadata) -> None:
-    provider = Ec2(ec2.url)
+    provider = Ec2Notices(ec2.url)
     ec2.texts["events/recommendations/rebalance"] = '{"noticeTime": "2026-11-22T11:50:00Z"}'
     first = provider.ask()
     ec2.texts["spot/instance-action"] = '{"action": "stop", "time": "2026-11-22T12:02:00Z"}'
@@ -182,7 +186,7 @@ def test_an_interruption_of_ec2_is_more_than_a_recommendation(ec2: Ec2Metadata) 
 
 def test_who_is_not_google_is_not_believed(ec2: Ec2Metadata) -> None:
     with pytest.raises(PlatformError, match="answered 401"):
-        Google(ec2.url).ask()
+        GoogleNotices(ec2.url).ask()
 
 
 def test_a_pod_reads_its_token_anew(tmp_path: Path) -> None:
@@ -203,7 +207,7 @@ def test_a_pod_believes_the_api_server_of_its_own_cluster_only(tmp_path: Path) -
     (tmp_path / "token").write_text("first")
     (tmp_path / "namespace").write_text("training")
     with KubernetesPod(tmp_path / "server.pem") as server:
-        provider = Kubernetes(server.url, str(tmp_path), "worker-3")
+        provider = KubernetesNotices(server.url, str(tmp_path), "worker-3")
         assert provider.ask() is None
         server.metadata.update(deletionTimestamp="2026-11-22T12:00:25Z", deletionGracePeriodSeconds=30)
         assert provider.ask() is not None
@@ -216,11 +220,11 @@ def test_a_pod_believes_the_api_server_of_its_own_cluster_only(tmp_path: Path) -
 
 def test_a_pod_without_a_service_account_says_so(tmp_path: Path) -> None:
     with pytest.raises(PlatformError, match=r"cannot read .*namespace"):
-        Kubernetes("http://127.0.0.1:1", str(tmp_path), "worker-3").ask()
+        KubernetesNotices("http://127.0.0.1:1", str(tmp_path), "worker-3").ask()
     (tmp_path / "namespace").write_text("training")
     (tmp_path / "token").write_text("first")
     with pytest.raises(PlatformError, match=r"cannot use .*ca\.crt"):
-        Kubernetes("https://127.0.0.1:1", str(tmp_path), "worker-3").ask()
+        KubernetesNotices("https://127.0.0.1:1", str(tmp_path), "worker-3").ask()
 
 
 def test_a_watch_is_opened_by_the_name_of_the_platform(ec2: Ec2Metadata) -> None:

@@ -22,7 +22,7 @@ from edl_hvd.driver.workers.launcher import Launcher, Program
 from edl_hvd.driver.workers.process import WorkerProcess
 from edl_hvd.driver.workers.ssh import Ssh
 from edl_hvd.hosts import HostSlots
-from edl_hvd.preflight.measured import Findings, Measured
+from edl_hvd.preflight.measured import HostFindings, Measured
 from edl_hvd.settings import own_environment
 
 HONEST = "from edl_hvd.preflight.__main__ import main; main()"
@@ -66,7 +66,7 @@ class Hosts:
         self.processes[host] = await self._launchers[host].start(worker, variables)
         return self.processes[host]
 
-    def look(self, *new: str, known: tuple[Findings, ...] = (), act=None) -> dict[str, PreflightResult]:
+    def look(self, *new: str, known: tuple[HostFindings, ...] = (), act=None) -> dict[str, PreflightResult]:
         """What comes of a look; ``act`` is run beside it."""
 
         async def both() -> list[PreflightResult]:
@@ -95,7 +95,7 @@ def test_hosts_that_are_alike_pass_with_their_numbers():
 
 
 def test_a_host_that_comes_later_meets_one_that_is_in_and_is_held_against_it():
-    known = Findings("a", 1, Measured("cpu", 1, 1e6), 0.001)
+    known = HostFindings("a", 1, Measured("cpu", 1, 1e6), 0.001)
     results = Hosts({"a": HONEST, "b": HONEST}).look("b", known=(known,))
     assert list(results) == ["b"]
     assert "GFLOP/s in a matrix product on its cpu, the others 1e+06; at least 2.5e+05" in results["b"].fault
@@ -143,7 +143,7 @@ def test_a_host_that_dies_in_the_middle_of_its_allreduces_is_out():
 
 
 def test_a_newcomer_is_not_blamed_for_the_end_of_the_only_host_that_it_could_meet():
-    known = Findings("a", 1, Measured("cpu", 1, 1.0), 0.001)
+    known = HostFindings("a", 1, Measured("cpu", 1, 1.0), 0.001)
     results = Hosts({"a": DYING, "b": HONEST}).look("b", known=(known,))
     assert results["b"].fault == ""
     assert results["b"].findings.exchange_s is None

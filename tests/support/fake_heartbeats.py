@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from clocks import FakeClock
 
-from edl_hvd.driver.watch.hangs import Findings, HangDetector, Hung
+from edl_hvd.driver.watch.hangs import HangDetector, HangReport, Hung
 from edl_hvd.protocol import Beat
 from edl_hvd.worker.progress import Progress
 
@@ -110,7 +110,7 @@ class FakeJob:
         for worker, beat in said:
             self.watch.heard(worker, 1, beat, self.clock.now_s)
 
-    def look(self) -> Findings:
+    def look(self) -> HangReport:
         silent = {worker: self.clock.now_s - since for worker, since in self._silent_since.items()}
         silent = {worker: seconds for worker, seconds in silent.items() if seconds > 2.0}
         return self.watch.look(self.generation, list(self.workers), silent, self.clock.now_s)

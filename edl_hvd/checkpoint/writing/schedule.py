@@ -37,7 +37,7 @@ def least_loss_interval_s(cost_s: float, between_failures_s: float) -> float:
     return math.sqrt(2 * cost_s * between_failures_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost_s
 
 
-class Schedule:
+class CheckpointSchedule:
     """When one worker's checkpoints are due; that of rank 0 decides.
 
     The interval "auto" follows from what is measured: how long training stands still for a checkpoint, by how much its

@@ -11,7 +11,7 @@ from edl_hvd.discovery.expression import Count, Expression, Leaf, Limit, Prefer,
 from edl_hvd.discovery.flags import Flags
 from edl_hvd.discovery.registry import KINDS, REMOTE_FLAGS, PolledSource, make_source
 from edl_hvd.discovery.source import Answer, HostDetails, Source
-from edl_hvd.discovery.sources.part import Part
+from edl_hvd.discovery.sources.part import RememberedSource
 from edl_hvd.errors import UsageError
 from edl_hvd.hosts import HostSlots
 
@@ -27,7 +27,7 @@ class UnionSource(Source):
     because a lost host is worse than an old one. The same holds for the first answer of a part without hosts.
     """
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[RememberedSource]) -> None:
         self._parts = tuple(parts)
         self.parts = tuple(part.source for part in parts)
 
@@ -215,7 +215,10 @@ def _ask(expression: Expression, implied: Implied, clock: Clock) -> PolledSource
                 raise UsageError(f"{expression}: {error}") from error
         case UnionOf(parts):
             asked = [_ask(part, implied, clock) for part in parts]
-            named = [Part(str(part), one.source, one.stale_s, clock) for part, one in zip(parts, asked, strict=True)]
+            named = [
+                RememberedSource(str(part), one.source, one.stale_s, clock)
+                for part, one in zip(parts, asked, strict=True)
+            ]
             return PolledSource(
                 UnionSource(named),
                 refresh_s=max(one.refresh_s for one in asked),

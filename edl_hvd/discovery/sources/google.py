@@ -26,7 +26,7 @@ _FIELDS = (
 
 
 @dataclass(frozen=True)
-class Place:
+class GroupLocation:
     """Location of a group.
 
     Attributes:
@@ -63,7 +63,7 @@ class GoogleGroup(Source):
     def __init__(
         self,
         name: str,
-        place: Place,
+        place: GroupLocation,
         cloud: GoogleCloud,
         slots: int | None = None,
         healthy: bool = False,
@@ -85,16 +85,16 @@ class GoogleGroup(Source):
         except (KeyError, TypeError, IndexError, ValueError) as error:  # a field is missing or has another type
             raise DiscoveryError(f"Compute Engine did not answer properly: {type(error).__name__}: {error}") from error
 
-    def _settle(self) -> Place:
+    def _settle(self) -> GroupLocation:
         """The location of the group; parts that are not given are those of this machine, requested once."""
         place = self._place
         project = place.project or self._cloud.metadata("project/project-id")
         # "projects/123456/zones/us-central1-a"
         zone = place.zone or ("" if place.region else _last(self._cloud.metadata("instance/zone")))
-        self._place = Place(project, zone, place.region)
+        self._place = GroupLocation(project, zone, place.region)
         return self._place
 
-    def _find(self, place: Place) -> Answer:
+    def _find(self, place: GroupLocation) -> Answer:
         members = list(self._cloud.pages("POST", self._path(place), "managedInstances", self._page))
         reasons = judge_members(members, self._healthy)
         left_out = {name: reason for name, reason in reasons.items() if reason}
@@ -137,7 +137,7 @@ class GoogleGroup(Source):
             raise DiscoveryError(f"instance {instance['name']} is a {kind} without a GPU; give --slots")
         return gpus
 
-    def _path(self, place: Place) -> str:
+    def _path(self, place: GroupLocation) -> str:
         scope = f"zones/{place.zone}" if place.zone else f"regions/{place.region}"
         return f"projects/{place.project}/{scope}/instanceGroupManagers/{self._name}/listManagedInstances"
 
@@ -232,7 +232,7 @@ def from_flags(flags: Flags, clock: Clock = SYSTEM_CLOCK) -> PolledSource:
     )
     source = GoogleGroup(
         flags.text("group", ""),
-        Place(flags.text("project", ""), flags.text("zone", ""), flags.text("region", "")),
+        GroupLocation(flags.text("project", ""), flags.text("zone", ""), flags.text("region", "")),
         cloud,
         slots=flags.count("slots", 1) if flags.all("slots") else None,
         healthy=flags.yes_no("healthy"),

@@ -18,7 +18,7 @@ PART_S = 30.0
 _Result = Answer | Exception
 
 
-class Part:
+class RememberedSource:
     """A source and its last good answer.
 
     Args:

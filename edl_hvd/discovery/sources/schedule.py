@@ -18,7 +18,7 @@ _LINE_FORM = "expected 'TIME add HOST[:SLOTS]', 'TIME remove HOST' or 'TIME noti
 
 
 @dataclass(frozen=True)
-class Change:
+class PlannedChange:
     """A change: from ``at_s`` after the start ``host`` has ``slots``; with 0 slots it is gone ``notice_s`` later."""
 
     at_s: float
@@ -56,7 +56,7 @@ class Schedule(Source):
         return Answer(hosts_at(changes, elapsed_s), notices_at(changes, elapsed_s))
 
 
-def hosts_at(changes: tuple[Change, ...], elapsed_s: float) -> tuple[HostSlots, ...]:
+def hosts_at(changes: tuple[PlannedChange, ...], elapsed_s: float) -> tuple[HostSlots, ...]:
     """The hosts after all changes up to ``elapsed_s``, with a change at ``elapsed_s`` itself.
 
     >>> hosts_at((Change(0, "a", 1), Change(20, "b", 2), Change(45, "a", 0)), 20)
@@ -66,7 +66,7 @@ def hosts_at(changes: tuple[Change, ...], elapsed_s: float) -> tuple[HostSlots, 
     return tuple(HostSlots(host, count) for host, count in slots.items() if count)
 
 
-def notices_at(changes: tuple[Change, ...], elapsed_s: float) -> dict[str, float]:
+def notices_at(changes: tuple[PlannedChange, ...], elapsed_s: float) -> dict[str, float]:
     """The hosts with a preemption notice, and the seconds until each is gone.
 
     >>> notices_at((Change(0, "a", 1), Change(20, "a", 0, notice_s=30)), 40)
@@ -77,13 +77,13 @@ def notices_at(changes: tuple[Change, ...], elapsed_s: float) -> dict[str, float
     return {host: seconds for host, seconds in left.items() if seconds > 0}
 
 
-def parse_plan(text: str, path: str) -> tuple[Change, ...]:
+def parse_plan(text: str, path: str) -> tuple[PlannedChange, ...]:
     """Read a plan; ``path`` is for messages.
 
     Raises:
         DiscoveryError: A line is wrong; the message has its number, its text and what is accepted.
     """
-    changes: list[Change] = []
+    changes: list[PlannedChange] = []
     present: set[str] = set()
     for number, line in enumerate(text.split("\n"), start=1):
         words = line.partition("#")[0].split()
@@ -105,7 +105,7 @@ def parse_plan(text: str, path: str) -> tuple[Change, ...]:
     return tuple(changes)
 
 
-def _parse_change(words: list[str], previous_s: float) -> Change:
+def _parse_change(words: list[str], previous_s: float) -> PlannedChange:
     if len(words) < 3 or len(words) != {"add": 3, "remove": 3, "notice": 4}.get(words[1]):
         raise UsageError(f"{' '.join(words)!r} is not understood; {_LINE_FORM}")
     time, verb, name = words[:3]
@@ -116,7 +116,7 @@ def _parse_change(words: list[str], previous_s: float) -> Change:
     if verb != "add" and ":" in name:
         raise UsageError(f"'{verb} {name}' names slots; expected '{verb} {host.host}'")
     notice_s = _parse_time(words[3]) if verb == "notice" else 0.0
-    return Change(at_s, host.host, host.slots if verb == "add" else 0, notice_s)
+    return PlannedChange(at_s, host.host, host.slots if verb == "add" else 0, notice_s)
 
 
 def _parse_time(text: str) -> float:

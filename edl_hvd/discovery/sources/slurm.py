@@ -29,7 +29,7 @@ _TASKS = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
 
 
 @dataclass(frozen=True)
-class Node:
+class SlurmNode:
     """A node as ``scontrol show node`` describes it."""
 
     name: str
@@ -110,7 +110,7 @@ class Slurm(Source):
 # --- Slurm's answers: pure ---
 
 
-def parse_nodes(text: str) -> dict[str, Node]:
+def parse_nodes(text: str) -> dict[str, SlurmNode]:
     """Read the output of ``scontrol --oneliner show node``: one line per node of ``Name=value`` words, the reason last.
 
     >>> line = "NodeName=gpu01 Gres=gpu:a100:4 State=MIXED+DRAIN Reason=fan failed [root@2026-01-31T12:00:00]"
@@ -130,7 +130,7 @@ def parse_nodes(text: str) -> dict[str, Node]:
             raise DiscoveryError(f"scontrol's line {line[:80]!r} is not understood; expected NodeName=... State=...")
         reason = _REASON.search(line)
         gres = words.get("Gres", "")
-        nodes[words["NodeName"]] = Node(
+        nodes[words["NodeName"]] = SlurmNode(
             words["NodeName"], words["State"], reason[1] if reason else "", "" if gres == "(null)" else gres
         )
     return nodes

@@ -38,7 +38,7 @@ _ANSWER_S = 10.0
 
 
 @dataclass(frozen=True)
-class Answer:
+class Reply:
     """To one request.
 
     Attributes:
@@ -50,7 +50,7 @@ class Answer:
     event: DrainRequested | None = None
 
 
-def answer(line: bytes, membership: Membership, now_s: float) -> Answer:
+def answer(line: bytes, membership: Membership, now_s: float) -> Reply:
     """What to say to this line, and what to do. Pure; accepts anything.
 
     Args:
@@ -76,14 +76,14 @@ def answer(line: bytes, membership: Membership, now_s: float) -> Answer:
     return _drain(DrainRequested(target, float(notice_s)), membership, now_s)
 
 
-def _drain(asked: DrainRequested, membership: Membership, now_s: float) -> Answer:
+def _drain(asked: DrainRequested, membership: Membership, now_s: float) -> Reply:
     """``stay`` workers and ``slots`` are what the job has besides; it needs ``least`` workers."""
     alive = membership.having("starting", "ready", "member")
     leaving = [worker for worker in alive if asked.target in (worker, host_of(worker))]
     slots = replace(membership, drains={**membership.drains, asked.target: now_s}).wanted(now_s)
     stay = [worker for worker in slots if worker in alive]
     least = membership.rules.min_np
-    return Answer({"ok": True, "workers": leaving, "stay": len(stay), "slots": len(slots), "least": least}, asked)
+    return Reply({"ok": True, "workers": leaving, "stay": len(stay), "slots": len(slots), "least": least}, asked)
 
 
 def _hosts(membership: Membership) -> list[str]:
@@ -96,9 +96,9 @@ def _is_known(target: str, membership: Membership) -> bool:
     return target in listed or target in membership.having(*LIVE) or target in _hosts(membership)
 
 
-def _refuse(problem: str, hosts: list[str] | None = None) -> Answer:
+def _refuse(problem: str, hosts: list[str] | None = None) -> Reply:
     fields: dict[str, Any] = {"ok": False, "problem": problem}
-    return Answer(fields if hosts is None else {**fields, "hosts": hosts})
+    return Reply(fields if hosts is None else {**fields, "hosts": hosts})
 
 
 # --- the driver's side ---

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from edl_hvd.driver.membership import events
-from edl_hvd.driver.membership.state import Membership, Slot, World
+from edl_hvd.driver.membership.state import Membership, PublishedWorld, Slot
 
 _EMPTY = Slot()
 
@@ -39,9 +39,9 @@ class Draft:
         return self._membership
 
     @property
-    def world(self) -> World:
+    def world(self) -> PublishedWorld:
         """That of the membership."""
-        world: World = self._changes.get("world", self._membership.world)
+        world: PublishedWorld = self._changes.get("world", self._membership.world)
         return world
 
     def slot(self, worker: str) -> Slot | None:

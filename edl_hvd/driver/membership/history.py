@@ -35,7 +35,7 @@ _CUT_SHORT = "its last line is cut short, as when the driver is killed while it 
 
 
 @dataclass(frozen=True)
-class Entry:
+class HistoryEntry:
     """One line of a history. ``actions`` followed, as far as it says so."""
 
     at_s: float
@@ -48,7 +48,7 @@ class History:
     """A history that was read. ``note`` is what was wrong with its file and yet tolerated, for people."""
 
     rules: Rules
-    entries: tuple[Entry, ...]
+    entries: tuple[HistoryEntry, ...]
     note: str = ""
 
 
@@ -169,7 +169,7 @@ def read_history(path: str | Path) -> History:
     if not lines:
         _refuse(name, 1, UsageError("it is empty"))
     rules = _read_first(name, lines[0])
-    entries: list[Entry] = []
+    entries: list[HistoryEntry] = []
     for number, line in enumerate(lines[1:], start=2):
         try:
             entries.append(_entry(_parse(line), earliest_s=entries[-1].at_s if entries else 0.0))
@@ -188,7 +188,7 @@ def _read_first(name: str, line: bytes) -> Rules:
         _refuse(name, 1, error)
 
 
-def _entry(line: object, earliest_s: float) -> Entry:
+def _entry(line: object, earliest_s: float) -> HistoryEntry:
     if not isinstance(line, dict):
         raise UsageError(f"{show(line)} is no entry; expected an object with 'at_s' and 'what'")
     fields = dict(line)
@@ -198,7 +198,7 @@ def _entry(line: object, earliest_s: float) -> Entry:
     if actions is not None and not isinstance(actions, list):
         raise UsageError(f"'actions' is {show(actions)}; expected a list")
     followed = None if actions is None else tuple(map(action_from_json, actions))
-    return Entry(at_s, event_from_json(fields), followed)
+    return HistoryEntry(at_s, event_from_json(fields), followed)
 
 
 def _is_cut_short(line: bytes) -> bool:

@@ -112,7 +112,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class World:
+class PublishedWorld:
     """The last world published. ``phase`` is "forming", "running", "changing" or "broken"."""
 
     generation: int = 0
@@ -148,7 +148,7 @@ class Membership:
     hosts: tuple[HostSlots, ...] = ()
     failed_preflight: tuple[str, ...] = ()
     slots: Mapping[str, Slot] = field(default_factory=dict)
-    world: World = field(default_factory=World)
+    world: PublishedWorld = field(default_factory=PublishedWorld)
     drains: Mapping[str, float] = field(default_factory=dict)
     deferred_drains: Mapping[str, float] = field(default_factory=dict)
     failures: Mapping[str, tuple[float, ...]] = field(default_factory=dict)

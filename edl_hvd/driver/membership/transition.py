@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from edl_hvd.driver.membership import events
 from edl_hvd.driver.membership.draft import Draft
 from edl_hvd.driver.membership.intake import HOW_TO_TRAIN, apply
-from edl_hvd.driver.membership.state import LIVE, Membership, Slot, World, host_of
+from edl_hvd.driver.membership.state import LIVE, Membership, PublishedWorld, Slot, host_of
 
 SAVED = 75  # EX_TEMPFAIL: "run me again"
 
@@ -287,5 +287,5 @@ def _publish(draft: Draft, able: list[str], handing_on: list[str]) -> None:
     generation = world.generation + 1
     for worker in members:
         draft.set(worker, "member")
-    draft.change(world=World(generation, members, "forming", draft.now_s), below_min_since_s=None)
+    draft.change(world=PublishedWorld(generation, members, "forming", draft.now_s), below_min_since_s=None)
     draft.act(events.Publish(generation, members))

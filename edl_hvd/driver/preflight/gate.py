@@ -11,7 +11,7 @@ from typing import TypeAlias
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.driver.preflight.preflight import PreflightResult
 from edl_hvd.hosts import HostSlots
-from edl_hvd.preflight.measured import Findings
+from edl_hvd.preflight.measured import HostFindings
 
 AGAIN_S = 600.0
 # What is slow now is slow in a minute; a neighbour on the same machine may be gone after ten.
@@ -19,7 +19,7 @@ RETRY_S = 15.0
 # A host that did not answer is starting up, more often than not.
 _NAMED = 5
 
-Look: TypeAlias = Callable[[Sequence[HostSlots], Sequence[Findings]], Awaitable[Sequence[PreflightResult]]]
+Look: TypeAlias = Callable[[Sequence[HostSlots], Sequence[HostFindings]], Awaitable[Sequence[PreflightResult]]]
 Passed: TypeAlias = Callable[[tuple[HostSlots, ...], tuple[str, ...]], None]
 
 
@@ -56,7 +56,7 @@ class Gate:
         self._note = note
         self._clock = clock
         self._listed: tuple[HostSlots, ...] = ()
-        self._known: dict[str, Findings] = {}
+        self._known: dict[str, HostFindings] = {}
         self._rejected: dict[str, Rejection] = {}
         self._looking: asyncio.Task[None] | None = None
         self._again: asyncio.TimerHandle | None = None
@@ -128,7 +128,7 @@ class Gate:
             results = await self._look(new, tuple(self._known.values()))
         except Exception as error:  # whatever it is, the hosts are looked at again, and nobody waits for ever
             fault = f"it could not be measured: {type(error).__name__}: {error}"
-            results = [PreflightResult(Findings(entry.host, entry.slots), fault) for entry in new]
+            results = [PreflightResult(HostFindings(entry.host, entry.slots), fault) for entry in new]
         now_s = self._clock.monotonic_s()
         here = {entry.host for entry in self._listed}
         for result in results:
@@ -149,11 +149,11 @@ class Gate:
         self._begin()
 
 
-def describe(findings: Findings) -> str:
+def describe(findings: HostFindings) -> str:
     """What was measured, for people.
 
     >>> from edl_hvd.preflight.measured import Measured
-    >>> describe(Findings("a", 4, Measured("cuda", 4, 13210.0), 0.0021))
+    >>> describe(HostFindings("a", 4, Measured("cuda", 4, 13210.0), 0.0021))
     '4 GPUs, 1.32e+04 GFLOP/s, allreduce of 1 MiB in 2.1 ms'
     """
     measured = findings.measured

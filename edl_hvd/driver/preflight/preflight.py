@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from edl_hvd.driver.control import Connected, Control, Unreachable
 from edl_hvd.driver.network import Network, RendezvousEndpoint
-from edl_hvd.driver.workers.process import WorkerProcess
+from edl_hvd.driver.workers.process import ProcessStarter, WorkerProcess
 from edl_hvd.errors import EdlHvdError
 from edl_hvd.hosts import HostSlots
-from edl_hvd.preflight.measured import Findings, Measured
+from edl_hvd.preflight.measured import HostFindings, Measured
 from edl_hvd.preflight.messages import FROM_PROBE, FromProbe, Listening, Measure, Meet, Met
 from edl_hvd.preflight.verdict import judge, pairs
 from edl_hvd.settings import Driver
@@ -36,12 +36,6 @@ _News: TypeAlias = FromProbe | Connected
 _Expected = TypeVar("_Expected", bound=_News)
 
 
-class Starter(Protocol):
-    """Starts a process on a host; see ``workers/launcher.py``."""
-
-    async def start(self, worker: str, variables: Mapping[str, str]) -> WorkerProcess: ...
-
-
 @dataclass(frozen=True)
 class PreflightResult:
     """What came of it.
@@ -52,7 +46,7 @@ class PreflightResult:
         answered: It has measured itself. If not, it may be that it is not up yet.
     """
 
-    findings: Findings
+    findings: HostFindings
     fault: str = ""
 
     @property
@@ -69,12 +63,12 @@ class Preflight:
         bound: Largest ratio of a host's time to that of the others.
     """
 
-    def __init__(self, starter: Starter, network: Network, bound: float) -> None:
+    def __init__(self, starter: ProcessStarter, network: Network, bound: float) -> None:
         self._starter = starter
         self._network = network
         self._bound = bound
 
-    async def look(self, new: Sequence[HostSlots], known: Sequence[Findings]) -> list[PreflightResult]:
+    async def look(self, new: Sequence[HostSlots], known: Sequence[HostFindings]) -> list[PreflightResult]:
         """Look at these hosts. Leaves no process behind, also when it is cancelled.
 
         Args:
@@ -97,11 +91,11 @@ class Preflight:
             faults[fair[0].host] = ""
         return [PreflightResult(findings, faults[findings.host]) for findings in found]
 
-    def _judge(self, findings: Findings, all_of_them: Iterable[Findings]) -> str:
+    def _judge(self, findings: HostFindings, all_of_them: Iterable[HostFindings]) -> str:
         return judge(findings, [other for other in all_of_them if other.host != findings.host], self._bound)
 
 
-def _with_best(findings: Findings, met: Mapping[str, Sequence[tuple[float, str]]]) -> Findings:
+def _with_best(findings: HostFindings, met: Mapping[str, Sequence[tuple[float, str]]]) -> HostFindings:
     times = [seconds for seconds, problem in met.get(findings.host, ()) if not problem]
     if times:
         return replace(findings, exchange_s=min(times))
@@ -112,7 +106,7 @@ def _with_best(findings: Findings, met: Mapping[str, Sequence[tuple[float, str]]
 class _Probes:
     """The processes of one look, and the connections to them."""
 
-    def __init__(self, starter: Starter, network: Network) -> None:
+    def __init__(self, starter: ProcessStarter, network: Network) -> None:
         self._starter = starter
         self._network = network
         self._news: dict[str, asyncio.Queue[_News | str]] = {}
@@ -136,7 +130,7 @@ class _Probes:
         for task in self._tasks:
             task.cancel()
 
-    async def measure(self, hosts: Sequence[HostSlots], reference_hosts: Sequence[str]) -> list[Findings]:
+    async def measure(self, hosts: Sequence[HostSlots], reference_hosts: Sequence[str]) -> list[HostFindings]:
         """What each host says of itself. Reference hosts have work to do: they are started, and not asked."""
         for name in (*reference_hosts, *(entry.host for entry in hosts)):
             self._news[_worker(name)] = asyncio.Queue()
@@ -147,20 +141,22 @@ class _Probes:
         try:
             await asyncio.wait(asked, timeout=_FIRST_S, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait([*asked, *greeted], timeout=_LATE_S)
-            return [task.result() if task.done() else Findings(entry.host, entry.slots, problem="it does not answer")
-                    for entry, task in zip(hosts, asked, strict=True)]  # fmt: skip
+            return [
+                task.result() if task.done() else HostFindings(entry.host, entry.slots, problem="it does not answer")
+                for entry, task in zip(hosts, asked, strict=True)
+            ]
         finally:
             for task in (*asked, *greeted):
                 task.cancel()
 
-    async def _measure(self, entry: HostSlots) -> Findings:
+    async def _measure(self, entry: HostSlots) -> HostFindings:
         answer: _News | str = await self._next(entry.host, Connected, None)
         if not isinstance(answer, str):
             self._control.send(_worker(entry.host), Measure())
             answer = await self._next(entry.host, Measured, None)
         if isinstance(answer, Measured):
-            return Findings(entry.host, entry.slots, answer)
-        return Findings(entry.host, entry.slots, problem=str(answer))
+            return HostFindings(entry.host, entry.slots, answer)
+        return HostFindings(entry.host, entry.slots, problem=str(answer))
 
     async def meet(self, hosts: Sequence[str]) -> Mapping[str, Sequence[tuple[float, str]]]:
         """Seconds, or what went wrong, of each meeting, by host."""

@@ -74,7 +74,7 @@ class Hung:
 
 
 @dataclass(frozen=True)
-class Findings:
+class HangReport:
     """What is to be done now, and to be said; a warning is said once, anything else as long as it lasts."""
 
     hung: tuple[Hung, ...] = ()
@@ -171,7 +171,7 @@ class HangDetector:
         if not self._kills or now_s - self._kills[-1] > _ONE_INCIDENT_S:
             self._kills.append(now_s)
 
-    def look(self, generation: int, members: Iterable[str], silent: Mapping[str, float], now_s: float) -> Findings:
+    def look(self, generation: int, members: Iterable[str], silent: Mapping[str, float], now_s: float) -> HangReport:
         """Judge the members of the present world.
 
         Args:
@@ -210,7 +210,7 @@ class HangDetector:
                     warnings += self._once(text, (worker, seen.incarnation, *_place(seen.beat)))
         standstill = self._standstill(generation, present) if waiting == set(names) and len(names) > 1 else None
         least_s = _UNMEASURED_S if 2 * len(late) > len(names) else 0.0
-        return Findings(tuple(hung for lag_s, hung in late if lag_s > least_s), tuple(warnings), standstill)
+        return HangReport(tuple(hung for lag_s, hung in late if lag_s > least_s), tuple(warnings), standstill)
 
     def _note_pause(self, now_s: float) -> None:
         """Looks come every moment, unless the driver itself did not run."""

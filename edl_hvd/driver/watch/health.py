@@ -32,7 +32,7 @@ _ASK_AGAIN_S = 5.0
 # Whoever beats also answers, in milliseconds; some have moved meanwhile, or their connection was replaced.
 
 
-class Process(Protocol):
+class ObservedProcess(Protocol):
     """What is needed of a worker's process; see ``workers.process.WorkerProcess``."""
 
     def ask_state(self, pid: int, answer: Callable[[str], None]) -> None: ...
@@ -43,7 +43,7 @@ class Process(Protocol):
 @dataclass
 class _MonitoredWorker:
     incarnation: int
-    process: Process
+    process: ObservedProcess
     pid: int = 0  # as the worker says itself
     confirmation: asyncio.Task[None] | None = None  # one that is through is the last
 
@@ -98,7 +98,7 @@ class Health:
         self._began_s: float | None = None  # the first process
         self._has_trained = False  # or people have been told that nobody does
 
-    def begins(self, worker: str, incarnation: int, process: Process) -> None:
+    def begins(self, worker: str, incarnation: int, process: ObservedProcess) -> None:
         """A process was started."""
         if self._began_s is None:
             self._began_s = self._clock.monotonic_s()

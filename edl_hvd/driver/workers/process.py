@@ -8,9 +8,10 @@ import os
 import shutil
 import signal
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from edl_hvd.driver.workers.output import Output
 from edl_hvd.driver.workers.stacks import shows_stack
@@ -25,6 +26,12 @@ _STACK_PAUSE_S = 0.15
 # Nothing marks the end of a stack, but all of it is written at once; over a slow network in a few pieces.
 _LAST_LINES = 20
 # As much of a traceback as fits an exit report.
+
+
+class ProcessStarter(Protocol):
+    """What starts workers; see :class:`edl_hvd.driver.workers.launcher.Launcher`."""
+
+    async def start(self, worker: str, variables: Mapping[str, str]) -> WorkerProcess: ...
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
-from edl_hvd.worker.trace import Trace
+from edl_hvd.worker.trace import TensorTrace
 
 _FINGERPRINT_ELEMENTS = 256  # of a tensor; makes some 100 KB of a large model, read in milliseconds
 _CLEAN_COMMITS = 2
@@ -118,7 +118,7 @@ class SteppedParameters:
         self.was_dirty = False
         self._clean_commits = 0
         self._needed_commits = _CLEAN_COMMITS
-        self._trace = Trace([])
+        self._trace = TensorTrace([])
         for number, optimizer in enumerate(optimizers):
             optimizer.stepping.before.append(
                 lambda optimizer, closure, number=number: self._on_step(number, closure or _has_hooks(optimizer))
@@ -151,7 +151,7 @@ class SteppedParameters:
     def accept_changes(self) -> None:
         """Take the present values as those that nothing else has changed."""
         # One reduction is that of all optimizers.
-        self._trace = Trace(list(self._named()), self._trace)
+        self._trace = TensorTrace(list(self._named()), self._trace)
 
     def mark_dirty(self) -> None:
         """Copy these parameters until more commits than before were clean."""
@@ -201,7 +201,7 @@ class FrozenParameters:
         self._candidates: list[torch.nn.Parameter] = []
         self._clean_commits: list[int] = []
         self._needed_commits: list[int] = []
-        self._trace = Trace([])
+        self._trace = TensorTrace([])
 
     def consider(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Watch these as well."""
@@ -240,7 +240,7 @@ class FrozenParameters:
 
     def accept_changes(self) -> None:
         """Take the present values as those that nothing has changed."""
-        self._trace = Trace(self._candidates, self._trace)
+        self._trace = TensorTrace(self._candidates, self._trace)
 
 
 class TensorVersion:

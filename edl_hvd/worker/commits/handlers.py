@@ -10,13 +10,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from edl_hvd.errors import StateError
-from edl_hvd.worker.codec import Layout, encode
+from edl_hvd.worker.codec import TensorLayout, encode
 from edl_hvd.worker.commits.dirty import FrozenParameters
 from edl_hvd.worker.training.optimizer import is_distributed
 from edl_hvd.worker.training.scheduler import gate
 from edl_hvd.worker.training.step_gates import gate_average, gate_scaler
 
-_NO_LAYOUT = Layout([], [])
+_NO_LAYOUT = TensorLayout([], [])
 
 
 class Handler(Protocol):
@@ -31,8 +31,8 @@ class Handler(Protocol):
     ``capture_delta``. It returns what ``capture`` would have returned at the moment of the latter, provided that what
     was left out has not changed since.
 
-    ``tensor_layout`` returns the live tensors that ``capture`` would return, see :class:`~edl_hvd.worker.codec.Layout`.
-    Its key need not change with what ``merge_delta`` takes from the delta.
+    ``tensor_layout`` returns the live tensors that ``capture`` would return; see
+    :class:`~edl_hvd.worker.codec.TensorLayout`. Its key need not change with what ``merge_delta`` takes from the delta.
 
     Attributes:
         value: Object itself.
@@ -56,7 +56,7 @@ class Handler(Protocol):
 
     def merge_delta(self, live: Any, delta: Any) -> Any: ...
 
-    def tensor_layout(self) -> Layout: ...
+    def tensor_layout(self) -> TensorLayout: ...
 
 
 class ObjectHandler:
@@ -90,7 +90,7 @@ class ObjectHandler:
     def merge_delta(self, live: Any, delta: Any) -> Any:
         return delta
 
-    def tensor_layout(self) -> Layout:
+    def tensor_layout(self) -> TensorLayout:
         return _NO_LAYOUT
 
 
@@ -148,9 +148,9 @@ class ModuleHandler(ObjectHandler):
     def merge_delta(self, live: Any, delta: Any) -> Any:
         return live
 
-    def tensor_layout(self) -> Layout:
+    def tensor_layout(self) -> TensorLayout:
         named = list(self._named_values())
-        return Layout([name for name, _ in named], [value for _, value in named])
+        return TensorLayout([name for name, _ in named], [value for _, value in named])
 
 
 class OptimizerHandler(ObjectHandler):
@@ -215,7 +215,7 @@ class OptimizerHandler(ObjectHandler):
         groups = zip(live["param_groups"], delta, strict=True)
         return {**live, "param_groups": [{**options, "params": group["params"]} for group, options in groups]}
 
-    def tensor_layout(self) -> Layout:
+    def tensor_layout(self) -> TensorLayout:
         if type(self.value).state_dict is not torch.optim.Optimizer.state_dict:
             return _NO_LAYOUT  # it may keep more
         key: list[Hashable] = []
@@ -229,7 +229,7 @@ class OptimizerHandler(ObjectHandler):
                 return _NO_LAYOUT
             key += [id(parameter), *state]
             values += state.values()
-        return Layout(key, values)
+        return TensorLayout(key, values)
 
     def _load_options(self, state: Any) -> None:
         self._keep_groups()

@@ -11,7 +11,7 @@ import torch
 
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot
 from edl_hvd.checkpoint.format.snapshot import DeferredSnapshot
-from edl_hvd.checkpoint.writing.schedule import Schedule
+from edl_hvd.checkpoint.writing.schedule import CheckpointSchedule
 from edl_hvd.checkpoint.writing.throttle import CpuThrottle
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import StorageError
@@ -62,7 +62,7 @@ class CheckpointManager:
             if self._storage
             else None
         )
-        self.schedule = Schedule(settings.checkpoint_every, clock)
+        self.schedule = CheckpointSchedule(settings.checkpoint_every, clock)
         self.written_step = -1
         self.lease = CheckpointLease(self._storage, run, settings.take_over, clock)
         self._begun_s = clock.monotonic_s()

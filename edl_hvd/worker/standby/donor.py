@@ -22,16 +22,19 @@ from typing import Any
 
 import torch
 
+from edl_hvd.frames import FrameStream
 from edl_hvd.tensor_threads import TensorThread
 from edl_hvd.worker.codec import encode
 from edl_hvd.worker.commits.dirty import TensorVersion, versions_of
 from edl_hvd.worker.commits.state_store import StateStore
-from edl_hvd.worker.standby.frames import Frame, send
+from edl_hvd.worker.standby.messages import StateMessage
+from edl_hvd.worker.standby.messages import encode as to_frame
 from edl_hvd.worker.training.optimizer import is_distributed
 
 logger = logging.getLogger(__name__)
 
 _CALL_S = 30.0  # a standby connects at once; a busy machine takes its time
+_SILENT_S = 30.0  # without a byte taken
 _LEAST_QUEUE_BYTES = 256 << 20  # small states may lag for longer
 _LONGEST_SECRET_BYTES = 4096
 
@@ -79,17 +82,17 @@ class StateDonor:
             if stream.base is None and stream.connected and self._optimizers:
                 plain, tensors = self._store.pin()
                 base = _BaseSnapshot.of(self._store, tensors)
-                stream.begin(base, Frame("state", [plain, list(tensors)], list(tensors.values())))
+                stream.begin(base, StateMessage("state", plain, tensors))
                 self._versions = self._present_versions()
             elif stream.base is not None:
-                stream.put(Frame("commit", self._store.commit))
+                stream.put(StateMessage("commit", self._store.commit))
 
     def end(self) -> None:
         """Send the rest of the last commit, at which this world is left, and end all transfers."""
         for stream in self._active():
             if stream.base is not None:
                 plain, moved = self._delta_since(stream.base)
-                stream.put(Frame("end", [plain, list(moved)], list(moved.values())))
+                stream.put(StateMessage("end", plain, moved))
                 stream.put(None)
             else:
                 stream.close()
@@ -109,9 +112,9 @@ class StateDonor:
         streams = [stream for stream in self._streams if stream.base is not None]
         if not streams:
             return
-        frame = None if closure else _step_frame(number, optimizer)
+        message = None if closure else _step_message(number, optimizer)
         for stream in streams:
-            stream.put(frame)
+            stream.put(message)
 
     def _note_versions(self) -> None:
         if self._streams:
@@ -169,17 +172,17 @@ def _stepped(optimizers: Iterable[Any]) -> set[int]:
     }
 
 
-def _step_frame(number: int, optimizer: Any) -> Frame | None:
+def _step_message(number: int, optimizer: Any) -> StateMessage | None:
     """What the step that is about to be taken is made of; ``None`` if it takes more than can be sent."""
     options, tensors = encode([_options(group) for group in optimizer.param_groups], "")
     if tensors:
         return None
     gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
-    there = [i for i, gradient in enumerate(gradients) if gradient is not None]
-    copies = [torch.empty(gradients[i].shape, dtype=gradients[i].dtype) for i in there]
-    for copy, i in zip(copies, there, strict=True):
-        copy.copy_(gradients[i])
-    return Frame("step", [number, options, there], copies)
+    copies = {}
+    for place, gradient in enumerate(gradients):
+        if gradient is not None:
+            copies[str(place)] = torch.empty(gradient.shape, dtype=gradient.dtype).copy_(gradient)
+    return StateMessage("step", [number, options], copies)
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:
@@ -200,7 +203,7 @@ class _Stream:
         self.base: _BaseSnapshot | None = None
         self.connected = self.closed = False
         self._secret = secret
-        self._frames: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[StateMessage | None] = queue.SimpleQueue()
         self._put_bytes = self._sent_bytes = 0  # each is written by one thread
         self._most_bytes = _LEAST_QUEUE_BYTES
         self._connection: socket.socket | None = None
@@ -209,34 +212,35 @@ class _Stream:
         self.port: int = self._listener.getsockname()[1]
         TensorThread(self._run, "edl-donor").start()
 
-    def begin(self, base: _BaseSnapshot, state: Frame) -> None:
+    def begin(self, base: _BaseSnapshot, state: StateMessage) -> None:
         self.base = base
         # What can wait while the state is on its way: as much as that again.
         self._most_bytes = max(_LEAST_QUEUE_BYTES, 2 * state.size_bytes)
         self.put(state)
 
-    def put(self, frame: Frame | None) -> None:
-        """Send a frame after those before it; ``None`` ends the transfer."""
-        size_bytes = frame.size_bytes if frame is not None else 0
+    def put(self, message: StateMessage | None) -> None:
+        """Send a message after those before it; ``None`` ends the transfer."""
+        size_bytes = message.size_bytes if message is not None else 0
         if self._put_bytes - self._sent_bytes + size_bytes > self._most_bytes:
             logger.info("a standby cannot keep up with the training; it joins with a wait")
-            frame, self.closed = None, True
+            message, self.closed = None, True
         self._put_bytes += size_bytes
-        self._frames.put(frame)
+        self._messages.put(message)
 
     def close(self) -> None:
         """End the transfer at once."""
         self.closed = True
-        self._frames.put(None)
+        self._messages.put(None)
         with suppress(OSError):
             (self._connection or self._listener).shutdown(socket.SHUT_RDWR)
 
     def _run(self) -> None:
         with suppress(OSError), self._accept() as connection:
+            frames = FrameStream(connection)
             self._connection, self.connected = connection, True
-            while (frame := self._frames.get()) is not None and not self.closed:
-                send(connection, frame)
-                self._sent_bytes += frame.size_bytes
+            while (message := self._messages.get()) is not None and not self.closed:
+                frames.send(to_frame(message), _SILENT_S)
+                self._sent_bytes += message.size_bytes
         self.closed = True
 
     def _accept(self) -> socket.socket:

@@ -10,18 +10,20 @@ from contextlib import suppress
 
 import torch
 
-from edl_hvd.errors import RendezvousError
+from edl_hvd.errors import ProtocolError
+from edl_hvd.frames import FrameStream
 from edl_hvd.tensor_threads import TensorThread
 from edl_hvd.worker.codec import decode
 from edl_hvd.worker.commits.state_store import StateStore
-from edl_hvd.worker.standby.frames import Frame, receive
+from edl_hvd.worker.standby.messages import LIMITS, StateMessage
+from edl_hvd.worker.standby.messages import decode as to_message
 from edl_hvd.worker.training.optimizer import is_distributed
 
 logger = logging.getLogger(__name__)
 
 _CONNECT_S = 10.0
 _SILENT_S = 600.0  # a step on slow hosts; a donor that dies is noticed by its connection
-_AHEAD = 4  # frames read before they are applied: one arrives while another is repeated
+_AHEAD = 4  # messages read before they are applied: one arrives while another is repeated
 
 
 class StandbyReplica:
@@ -48,7 +50,7 @@ class StandbyReplica:
         self._store = store
         self._optimizers = list(store.of_kind(is_distributed))
         self._deliver = deliver
-        self._frames: list[Frame | None] = []
+        self._messages: list[StateMessage | None] = []
         self._room = threading.Semaphore(_AHEAD)
         self._connection: socket.socket | None = None
         TensorThread(lambda: self._read(address, port, secret), "edl-standby").start()
@@ -64,32 +66,30 @@ class StandbyReplica:
         self._room.release()
 
     def apply_next(self) -> None:
-        """Apply the next frame. Main thread."""
-        frame = self._frames.pop(0)
+        """Apply the next message. Main thread."""
+        message = self._messages.pop(0)
         self._room.release()
         if self.closed:
             return
-        if frame is None:
+        if message is None:
             self.closed = True
             if not self.synced:
                 self._store.clear()
-        elif frame.what == "state":
-            plain, names = frame.plain
-            self._store.load(plain, dict(zip(names, frame.tensors, strict=True)))
-        elif frame.what == "step":
-            self._repeat(frame)
-        elif frame.what == "commit":
-            if not self._frames:
-                self._store.save(frame.plain)  # so that there is less to copy at the end
+        elif message.what == "state":
+            self._store.load(message.plain, dict(message.tensors))
+        elif message.what == "step":
+            self._repeat(message)
+        elif message.what == "commit":
+            if not self._messages:
+                self._store.save(message.plain)  # so that there is less to copy at the end
                 self.caught_up = True
-        elif frame.what == "end":
-            plain, names = frame.plain
-            self._store.apply_delta(plain, dict(zip(names, frame.tensors, strict=True)))
+        elif message.what == "end":
+            self._store.apply_delta(message.plain, dict(message.tensors))
             self.synced = True
 
     @torch.no_grad()
-    def _repeat(self, frame: Frame) -> None:
-        number, options, places = frame.plain
+    def _repeat(self, step: StateMessage) -> None:
+        number, options = step.plain
         optimizer = self._optimizers[number]
         if len(options) != len(optimizer.param_groups):
             self.abandon()  # the donor's has been given more parameters; the state comes with a wait
@@ -97,8 +97,9 @@ class StandbyReplica:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         for parameter in parameters:
             parameter.grad = None
-        for place, gradient in zip(places, frame.tensors, strict=True):
-            parameters[place].grad = _placed_like(parameters[place], gradient)
+        for place, gradient in step.tensors.items():
+            parameter = parameters[int(place)]
+            parameter.grad = _placed_like(parameter, gradient)
         for group, given in zip(optimizer.param_groups, decode(options, {}), strict=True):
             group.update(given)
         optimizer.repeat()
@@ -111,18 +112,20 @@ class StandbyReplica:
             if port:
                 with socket.create_connection((address, port), timeout=_CONNECT_S) as connection:
                     self._connection = connection
-                    connection.settimeout(_SILENT_S)
                     connection.sendall(secret.encode() + b"\n")
-                    with connection.makefile("rb") as stream:
-                        while not self.closed and (frame := receive(stream)) is not None:
-                            self._room.acquire()
-                            self._pass_on(frame)
-        except (OSError, RendezvousError) as error:
+                    frames = FrameStream(connection, LIMITS)
+                    while not self.closed:
+                        message = to_message(frames.receive_next(_SILENT_S))
+                        self._room.acquire()
+                        self._pass_on(message)
+        except EOFError:
+            pass  # the donor has sent all, or is gone
+        except (OSError, ProtocolError) as error:
             logger.info("taking the state over ended: %s", error)
         self._pass_on(None)
 
-    def _pass_on(self, frame: Frame | None) -> None:
-        self._frames.append(frame)
+    def _pass_on(self, message: StateMessage | None) -> None:
+        self._messages.append(message)
         self._deliver(self)
 
 

@@ -27,7 +27,7 @@ def steps(runtime: Runtime, loader: Any) -> Iterator[Step]:
     loop = EpochLoop.of(runtime, loader, "state.steps()")
     if loop.is_over():
         return
-    life = loop.begin()
+    attempt = loop.begin()
     loop.reduction.deferred = True
     for global_step, items in loop.global_steps():
         loop.place(global_step)
@@ -39,8 +39,8 @@ def steps(runtime: Runtime, loader: Any) -> Iterator[Step]:
         try:
             yield step
         except GeneratorExit:
-            # The script left its loop early. One that ended as its world broke belongs to an earlier life.
-            if runtime.life == life:
+            # The script left its loop early. One that ended as its world broke belongs to an earlier attempt.
+            if runtime.attempt == attempt:
                 loop.leave()
                 if step.was_gone_through:
                     loop.count(global_step)
@@ -58,7 +58,7 @@ def batches(runtime: Runtime, loader: Any) -> Iterator[Any]:
     loop = EpochLoop.of(runtime, loader, FLAT)
     if loop.is_over():
         return
-    life = loop.begin()
+    attempt = loop.begin()
     watch = BodyWatch(runtime)
     trains = None
     for global_step, items in loop.global_steps():
@@ -73,7 +73,7 @@ def batches(runtime: Runtime, loader: Any) -> Iterator[Any]:
             try:
                 yield item
             except GeneratorExit as left:
-                if runtime.life == life:
+                if runtime.attempt == attempt:
                     _leave_body(loop, part, global_step, is_meant=left.__context__ is None)
                 raise
             watch.end(sys._getframe(1), part.first)

@@ -9,7 +9,7 @@ import torch
 from edl_hvd.errors import UsageError
 from edl_hvd.worker.codec import encode
 from edl_hvd.worker.position import position
-from edl_hvd.worker.trace import Trace
+from edl_hvd.worker.trace import TensorTrace
 from edl_hvd.worker.training.optimizer import is_distributed
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class BodyWatch:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._attributes: dict[str, Any] = {}
-        self._others = Trace([])
+        self._others = TensorTrace([])
         self._dirty_count = -1
         self._has_stepped: bool | None = None
         self._rates: list[Any] = []
@@ -111,12 +111,14 @@ class BodyWatch:
             self._refuse("a learning rate was changed")
         self._rates = rates
 
-    def _look(self) -> Trace:
+    def _look(self) -> TensorTrace:
         """At parameters in State that the optimizers do not move, but for averages that move with the steps."""
         store = self._runtime.store
         trained = store.reduction.names if store.reduction is not None else {}
         models = [m for m in store.of_kind(torch.nn.Module) if not isinstance(m, torch.optim.swa_utils.AveragedModel)]
-        return Trace([parameter for model in models for parameter in model.parameters() if parameter not in trained])
+        return TensorTrace(
+            [parameter for model in models for parameter in model.parameters() if parameter not in trained]
+        )
 
     def _refuse(self, what: str) -> None:
         raise UsageError(

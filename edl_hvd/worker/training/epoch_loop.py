@@ -77,8 +77,8 @@ class EpochLoop:
         runtime = self.runtime
         store = runtime.store
         # By an earlier call of the elastic function, or by this one, whose world has stayed since.
-        session, life, epoch = runtime.finished_pass
-        if epoch == store.epoch and (life == runtime.life or session is not runtime.session):
+        coordinator, attempt, epoch = runtime.finished_pass
+        if epoch == store.epoch and (attempt == runtime.attempt or coordinator is not runtime.coordinator):
             raise UsageError(
                 f"{self.call} was called again in epoch {runtime.store.epoch}, whose samples are all consumed; write "
                 "`for epoch in state.epochs(n):` around the loop, which counts the epochs"
@@ -87,7 +87,7 @@ class EpochLoop:
         return runtime.counting.is_evaluated(store.epoch, store.step) and not is_left
 
     def begin(self) -> int:
-        """The loop begins; the life that it belongs to."""
+        """The loop begins; the attempt that it belongs to."""
         runtime = self.runtime
         runtime.counting.begin_loop(f"batches/{runtime.store.epoch}")
         trained = set(self.reduction.names)
@@ -102,7 +102,7 @@ class EpochLoop:
                 # Else it exists on the workers alone that have computed a loss.
                 parameter = next(iter(self.reduction.names))
                 scaler.scale(torch.zeros(1, device=parameter.device))
-        return runtime.life
+        return runtime.attempt
 
     def _tell_of_hooks(self) -> None:
         policy, size = self.sampler.policy, self.runtime.group.size
@@ -272,7 +272,7 @@ class EpochLoop:
         runtime.check_alike()
         runtime.sync_buffers()
         runtime.counting.end_training_loop()
-        runtime.finished_pass = (runtime.session, runtime.life, runtime.store.epoch)
+        runtime.finished_pass = (runtime.coordinator, runtime.attempt, runtime.store.epoch)
         runtime.commit_whole()
         progress.enter("script")
 

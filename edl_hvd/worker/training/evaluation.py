@@ -38,7 +38,7 @@ def evaluate(runtime: Runtime, loader: Any, clock: Clock = SYSTEM_CLOCK) -> Iter
     if number is None:
         return
     runtime.counting.begin_loop(f"{name}/{runtime.store.epoch}/{runtime.store.step}/{number}")
-    life, was_validating = runtime.life, progress.is_validating
+    attempt, was_validating = runtime.attempt, progress.is_validating
     progress.is_validating = lambda: True
     try:
         yield from _rounds(runtime, sampler, loader, _Pace(clock))
@@ -47,7 +47,7 @@ def evaluate(runtime: Runtime, loader: Any, clock: Clock = SYSTEM_CLOCK) -> Iter
             runtime.counting.end_loop()
             runtime.commit_light()
     finally:
-        if runtime.life == life:
+        if runtime.attempt == attempt:
             runtime.counting.leave_loop()
             progress.is_validating = was_validating
             progress.enter("script")

@@ -107,12 +107,12 @@ class MetricSync:
         for metric in self._metrics:
             metric.set_world(size)
 
-    def begin_life(self) -> None:
+    def begin_attempt(self) -> None:
         """The script is about to run again from its top."""
         self.begin_loop(None)
         self._left = None
         for sampler in self._samplers:
-            sampler.begin_life()
+            sampler.begin_attempt()
 
     @property
     def is_in_loop(self) -> bool:

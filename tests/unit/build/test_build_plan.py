@@ -6,14 +6,14 @@ import pytest
 
 from edl_hvd.build.cuda import CudaToolkit, Nccl
 from edl_hvd.build.plan import (
+    BuildOptions,
     GpuChoice,
-    Wishes,
     choose_gpu,
     choose_jobs,
     choose_mpi,
     cxx_standard,
     make_plan,
-    read_wishes,
+    read_options,
 )
 from edl_hvd.build.tools import Tool
 from edl_hvd.build.torch_facts import TorchFacts
@@ -117,7 +117,7 @@ def test_without_nccl_wins_over_any_gpu() -> None:
 
 def test_gpu_variables_of_the_user_are_left_alone() -> None:
     environ = {"HOROVOD_GPU_OPERATIONS": "MPI", "HOROVOD_GPU": "ROCM"}
-    wishes = read_wishes(Wishes(), environ)
+    wishes = read_options(BuildOptions(), environ)
     choice = choose_gpu(wishes.nccl, TorchFacts("2.13.0+rocm7", rocm="7.0"), [], None, environ)
     plan = make_plan(CUDA_13, choice, None, 1, environ)
     assert choice.own_hands
@@ -146,24 +146,24 @@ def test_jobs_asked_for_are_taken_as_they_are() -> None:
 
 
 def test_horovods_own_variables_are_wishes_too() -> None:
-    assert read_wishes(Wishes(), {"HOROVOD_WITH_MPI": "1"}).mpi is True
-    assert read_wishes(Wishes(), {"HOROVOD_WITHOUT_MPI": "1"}).mpi is False
-    assert read_wishes(Wishes(), {"HOROVOD_GPU_OPERATIONS": "NCCL"}).nccl is True
-    assert read_wishes(Wishes(), {}) == Wishes()
+    assert read_options(BuildOptions(), {"HOROVOD_WITH_MPI": "1"}).mpi is True
+    assert read_options(BuildOptions(), {"HOROVOD_WITHOUT_MPI": "1"}).mpi is False
+    assert read_options(BuildOptions(), {"HOROVOD_GPU_OPERATIONS": "NCCL"}).nccl is True
+    assert read_options(BuildOptions(), {}) == BuildOptions()
 
 
 @pytest.mark.parametrize(
     ("flags", "environ"),
     [
-        (Wishes(mpi=False), {"HOROVOD_WITH_MPI": "1"}),
-        (Wishes(mpi=True), {"HOROVOD_WITHOUT_MPI": "1"}),
-        (Wishes(nccl=False), {"HOROVOD_GPU_OPERATIONS": "NCCL"}),
-        (Wishes(), {"HOROVOD_WITH_MPI": "1", "HOROVOD_WITHOUT_MPI": "1"}),
+        (BuildOptions(mpi=False), {"HOROVOD_WITH_MPI": "1"}),
+        (BuildOptions(mpi=True), {"HOROVOD_WITHOUT_MPI": "1"}),
+        (BuildOptions(nccl=False), {"HOROVOD_GPU_OPERATIONS": "NCCL"}),
+        (BuildOptions(), {"HOROVOD_WITH_MPI": "1", "HOROVOD_WITHOUT_MPI": "1"}),
     ],
 )
-def test_contradicting_wishes_are_refused_by_name(flags: Wishes, environ: dict[str, str]) -> None:
+def test_contradicting_wishes_are_refused_by_name(flags: BuildOptions, environ: dict[str, str]) -> None:
     with pytest.raises(UsageError) as refusal:
-        read_wishes(flags, environ)
+        read_options(flags, environ)
     assert all(name in str(refusal.value) for name in environ)
 
 

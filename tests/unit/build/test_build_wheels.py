@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from edl_hvd.build.plan import GpuChoice, Plan, make_plan
+from edl_hvd.build.plan import BuildPlan, GpuChoice, make_plan
 from edl_hvd.build.tools import Tool
 from edl_hvd.build.torch_facts import TorchFacts
 from edl_hvd.build.wheels import WheelStore, wheel_facts, wheel_key
@@ -18,7 +18,7 @@ CPU_ONLY = GpuChoice(False, "no GPU")
 
 def key(
     torch: TorchFacts = TORCH,
-    plan: Plan | None = None,
+    plan: BuildPlan | None = None,
     compiler: Tool = COMPILER,
     features: tuple[str, ...] = FEATURES,
     environ: dict[str, str] | None = None,

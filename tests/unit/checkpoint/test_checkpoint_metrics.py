@@ -44,13 +44,13 @@ def train(
     def run(state: edl_hvd.State) -> None:
         for epoch in state.epochs(len(accuracies)):
             for [inputs] in state.batches(loader):
-                while state._runtime.session._checkpoints.busy:
+                while state._runtime.coordinator._checkpoints.busy:
                     pass
                 state.optimizer.zero_grad()
                 state.model(inputs).square().mean().backward()
                 state.optimizer.step()
                 body(state)
-            while state._runtime.session._checkpoints.busy:
+            while state._runtime.coordinator._checkpoints.busy:
                 pass
             state.report(accuracy=accuracies[epoch])
 

@@ -6,7 +6,7 @@ import random
 import pytest
 from clocks import FakeClock
 
-from edl_hvd.checkpoint.writing.schedule import Schedule, least_loss_interval_s
+from edl_hvd.checkpoint.writing.schedule import CheckpointSchedule, least_loss_interval_s
 from edl_hvd.errors import SettingsError
 from edl_hvd.settings import Settings
 from edl_hvd.values import Interval
@@ -48,7 +48,7 @@ def test_a_checkpoint_that_costs_more_than_a_failure_is_hardly_ever_written():
     ],
 )
 def test_an_interval_counts_from_the_last_mark(every, before, after):
-    schedule = Schedule(Interval.parse(every), FakeClock())
+    schedule = CheckpointSchedule(Interval.parse(every), FakeClock())
     for base in (0, 7):
         schedule.mark(base, base, base)
         assert not schedule.is_due(*(base + count for count in before))
@@ -57,7 +57,7 @@ def test_an_interval_counts_from_the_last_mark(every, before, after):
 
 def test_an_interval_in_seconds_passes_whatever_the_steps():
     clock = FakeClock()
-    schedule = Schedule(Interval.parse("10min"), clock)
+    schedule = CheckpointSchedule(Interval.parse("10min"), clock)
     schedule.mark(0, 0, 0)
     clock.sleep(599)
     assert not schedule.is_due(10**6, 10**6, 10.0)
@@ -73,7 +73,7 @@ def train(schedule, clock, commits, step_s, writing=False):
 
 def test_what_a_checkpoint_costs_is_its_stall_and_the_slower_steps_while_it_is_written():
     clock = FakeClock()
-    schedule = Schedule(AUTO, clock)
+    schedule = CheckpointSchedule(AUTO, clock)
     train(schedule, clock, commits=50, step_s=1.0)
     clock.sleep(0.5)
     schedule.note_stall(0.5)
@@ -88,7 +88,7 @@ def test_what_a_checkpoint_costs_is_its_stall_and_the_slower_steps_while_it_is_w
 
 def test_failures_shorten_the_interval_and_quiet_days_lengthen_it():
     clock = FakeClock()
-    schedule = Schedule(AUTO, clock)
+    schedule = CheckpointSchedule(AUTO, clock)
     schedule.note_stall(1.0)
     assert schedule.interval_s == pytest.approx(least_loss_interval_s(1.0, DAY_S))
     for _ in range(24):
@@ -102,7 +102,7 @@ def test_failures_shorten_the_interval_and_quiet_days_lengthen_it():
 
 @pytest.mark.parametrize(("stall_s", "interval_s"), [(0.0, 10.0), (1e-6, 10.0), (5000.0, 3600.0)])
 def test_the_interval_stays_between_ten_seconds_and_an_hour(stall_s, interval_s):
-    schedule = Schedule(AUTO, FakeClock())
+    schedule = CheckpointSchedule(AUTO, FakeClock())
     schedule.note_stall(stall_s)
     assert schedule.interval_s == interval_s
 

@@ -32,7 +32,7 @@ from edl_hvd.discovery.sources.combined import (
 )
 from edl_hvd.discovery.sources.ec2 import Ec2ByTag
 from edl_hvd.discovery.sources.hostfile import HostsFile
-from edl_hvd.discovery.sources.part import PART_S, Part
+from edl_hvd.discovery.sources.part import PART_S, RememberedSource
 from edl_hvd.discovery.sources.schedule import Schedule
 from edl_hvd.driver.command_line.options import Options, read_options
 from edl_hvd.errors import DiscoveryError, UsageError
@@ -68,7 +68,9 @@ class Told(Source):
 
 def union(*sources: Told, stale_s: float = 300.0, clock: FakeClock | None = None) -> UnionSource:
     clock = clock or FakeClock()
-    return UnionSource([Part(f"part-{number}", source, stale_s, clock) for number, source in enumerate(sources)])
+    return UnionSource(
+        [RememberedSource(f"part-{number}", source, stale_s, clock) for number, source in enumerate(sources)]
+    )
 
 
 def test_a_union_has_the_hosts_of_all_and_of_a_host_that_several_have_the_first() -> None:
@@ -142,7 +144,7 @@ def test_a_part_that_hangs_holds_up_the_others_once_and_is_not_asked_twice() -> 
             return answer
 
     released, clock = threading.Event(), FakeClock()
-    hanging = Part("part-0", Hanging([(A,), (B,), (C,)]), 300.0, clock)
+    hanging = RememberedSource("part-0", Hanging([(A,), (B,), (C,)]), 300.0, clock)
     hanging.start()
     assert hanging.answer().hosts == (A,)
     hanging.start()

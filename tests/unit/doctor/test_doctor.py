@@ -13,12 +13,12 @@ from edl_hvd.build.torch_facts import TorchFacts
 from edl_hvd.build.verify import HorovodFacts
 from edl_hvd.cli import doctor as doctor_cli
 from edl_hvd.doctor import engine, machine, outside
-from edl_hvd.doctor.findings import ADVICE, MISSING, OK, Finding
+from edl_hvd.doctor.findings import ADVICE, MISSING, OK, CheckResult
 
 HOROVOD = HorovodFacts("0.28.1", gloo=True, mpi=False, nccl=False, cuda=False, revision=REVISION)
 
 
-def verdicts(findings: list[Finding]) -> dict[str, str]:
+def verdicts(findings: list[CheckResult]) -> dict[str, str]:
     return {finding.subject: finding.verdict for finding in findings}
 
 
@@ -143,7 +143,7 @@ def test_a_discovery_script_is_run_through_the_shell_as_horovod_does(tmp_path: P
 def test_the_exit_code_says_whether_something_required_is_missing(
     monkeypatch: pytest.MonkeyPatch, verdict: str, code: int
 ) -> None:
-    finding = Finding("Engine", "torch", verdict, "2.13.0 [cpu]", "pip install 'edl-hvd[torch]'")
+    finding = CheckResult("Engine", "torch", verdict, "2.13.0 [cpu]", "pip install 'edl-hvd[torch]'")
     monkeypatch.setattr(doctor_cli, "examine", lambda *_: iter([finding]))
     text = CliRunner().invoke(doctor_cli.doctor_command, [])
     assert text.exit_code == code

@@ -19,7 +19,7 @@ from edl_hvd.driver.reporter import Reporter
 from edl_hvd.driver.status import (
     Countdown,
     LastHeartbeat,
-    Process,
+    ProcessIdentity,
     Shortage,
     Status,
     Throughput,
@@ -62,7 +62,9 @@ def test_before_the_first_world_it_waits_for_workers():
 
 def test_workers_are_shown_with_what_they_said_last():
     heard = {"a:0": LastHeartbeat(replace(BEAT, step=41, phase="input", phase_s=0.25), 9.5)}
-    status = describe(told(*RUNNING), 10.0, 77.0, TrainingProgress(step=41), heard, {"a:0": Process(123, "mark")})
+    status = describe(
+        told(*RUNNING), 10.0, 77.0, TrainingProgress(step=41), heard, {"a:0": ProcessIdentity(123, "mark")}
+    )
     assert (status.at_s, status.state, status.generation, status.size) == (77.0, "training", 1, 2)
     one, other = status.workers
     assert (one.worker, one.rank, one.step, one.phase, one.phase_s, one.beat_age_s) == (

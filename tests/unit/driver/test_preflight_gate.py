@@ -14,7 +14,7 @@ from edl_hvd.driver.membership.events import DrainRequested, HostsFound
 from edl_hvd.driver.preflight.gate import AGAIN_S, RETRY_S
 from edl_hvd.driver.preflight.preflight import PreflightResult
 from edl_hvd.hosts import HostSlots
-from edl_hvd.preflight.measured import Findings, Measured
+from edl_hvd.preflight.measured import HostFindings, Measured
 
 A, B, C = (HostSlots(name, 1) for name in "abc")
 GOOD = Measured("cpu", 1, 100.0)
@@ -27,12 +27,17 @@ class Looks:
         self.begun: list[tuple[list[str], list[str]]] = []
         self._ends: list[asyncio.Future[dict[str, str]]] = []
 
-    async def look(self, new: Sequence[HostSlots], known: Sequence[Findings]) -> list[PreflightResult]:
+    async def look(self, new: Sequence[HostSlots], known: Sequence[HostFindings]) -> list[PreflightResult]:
         self.begun.append(([entry.host for entry in new], [findings.host for findings in known]))
         self._ends.append(asyncio.get_running_loop().create_future())
         faults = await self._ends[-1]
-        return [PreflightResult(Findings(entry.host, entry.slots, None if faults.get(entry.host) == "mute" else GOOD),
-                        faults.get(entry.host, "")) for entry in new]  # fmt: skip
+        return [
+            PreflightResult(
+                HostFindings(entry.host, entry.slots, None if faults.get(entry.host) == "mute" else GOOD),
+                faults.get(entry.host, ""),
+            )
+            for entry in new
+        ]
 
     async def fail(self, error: Exception) -> None:
         self._ends[-1].set_exception(error)

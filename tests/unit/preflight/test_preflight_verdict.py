@@ -11,34 +11,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl_hvd.preflight.devices import measure, wrong_rows
-from edl_hvd.preflight.measured import Findings, Measured
+from edl_hvd.preflight.measured import HostFindings, Measured
 from edl_hvd.preflight.verdict import judge, pairs
 
 CPU = Measured("cpu", 1, 100.0)
 GPUS = Measured("cuda", 4, 10_000.0)
-OTHERS = [Findings("a", 4, GPUS, 0.002), Findings("b", 4, replace(GPUS, gflop_s=9_000.0), 0.003)]
+OTHERS = [HostFindings("a", 4, GPUS, 0.002), HostFindings("b", 4, replace(GPUS, gflop_s=9_000.0), 0.003)]
 
 
 @pytest.mark.parametrize(
     ("findings", "fault"),
     [
-        (Findings("c", 4, GPUS, 0.004), ""),
-        (Findings("c", 4, replace(GPUS, gflop_s=4_751.0), 0.004), ""),
+        (HostFindings("c", 4, GPUS, 0.004), ""),
+        (HostFindings("c", 4, replace(GPUS, gflop_s=4_751.0), 0.004), ""),
         (
-            Findings("c", 4, replace(GPUS, gflop_s=4_700.0), 0.004),
+            HostFindings("c", 4, replace(GPUS, gflop_s=4_700.0), 0.004),
             "4.7e+03 GFLOP/s in a matrix product on its slowest GPU, the others 9.5e+03; "
             "at least 4.75e+03 is asked for",
         ),
         (
-            Findings("c", 4, GPUS, 0.0051),
+            HostFindings("c", 4, GPUS, 0.0051),
             "an allreduce of 1 MiB takes it 5.1 ms, the others 2.5 ms; at most 5 ms is asked for",
         ),
-        (Findings("c", 4, replace(GPUS, count=3), 0.002), "torch sees 3 of the 4 GPUs that its slots stand for"),
-        (Findings("c", 4, CPU, 0.002), "torch sees no GPU on it; the others have one"),
-        (Findings("c", 4, replace(GPUS, fault="device cuda:1 failed"), 0.002), "device cuda:1 failed"),
-        (Findings("c", 4, None, None, "ended with exit code 255"), "ended with exit code 255"),
+        (HostFindings("c", 4, replace(GPUS, count=3), 0.002), "torch sees 3 of the 4 GPUs that its slots stand for"),
+        (HostFindings("c", 4, CPU, 0.002), "torch sees no GPU on it; the others have one"),
+        (HostFindings("c", 4, replace(GPUS, fault="device cuda:1 failed"), 0.002), "device cuda:1 failed"),
+        (HostFindings("c", 4, None, None, "ended with exit code 255"), "ended with exit code 255"),
         (
-            Findings("c", 4, GPUS, None, "no allreduce with 10.0.0.1: timed out"),
+            HostFindings("c", 4, GPUS, None, "no allreduce with 10.0.0.1: timed out"),
             "no allreduce with 10.0.0.1: timed out",
         ),
     ],
@@ -48,16 +48,16 @@ def test_a_host_is_compared_with_the_others(findings, fault):
 
 
 def test_alone_a_host_is_held_against_nothing_but_itself():
-    assert judge(Findings("a", 1, replace(CPU, gflop_s=0.001)), []) == ""
-    assert judge(Findings("a", 1, replace(CPU, fault="a matrix product failed")), []) == "a matrix product failed"
+    assert judge(HostFindings("a", 1, replace(CPU, gflop_s=0.001)), []) == ""
+    assert judge(HostFindings("a", 1, replace(CPU, fault="a matrix product failed")), []) == "a matrix product failed"
 
 
 def test_hosts_of_another_kind_are_no_measure_for_a_product():
-    assert judge(Findings("c", 4, GPUS, 0.002), [Findings("a", 1, CPU, 0.002)]) == ""
+    assert judge(HostFindings("c", 4, GPUS, 0.002), [HostFindings("a", 1, CPU, 0.002)]) == ""
 
 
 def test_a_wider_bound_lets_more_in():
-    slow = Findings("c", 4, replace(GPUS, gflop_s=2_000.0), 0.009)
+    slow = HostFindings("c", 4, replace(GPUS, gflop_s=2_000.0), 0.009)
     assert "GFLOP/s" in judge(slow, OTHERS, bound=4.0)
     assert judge(slow, OTHERS, bound=5.0) == ""
 

@@ -16,6 +16,7 @@ from token import NAME
 import pytest
 
 import edl_hvd
+from edl_hvd.driver.membership.state import LIVE
 
 PACKAGE = Path(edl_hvd.__file__).parent
 REPOSITORY = PACKAGE.parent
@@ -253,7 +254,39 @@ RETIRED_NAMES = {
     "Theatre": "DriverSimulation", "Puppet": "SimulatedWorker", "Agenda": "EventQueue", "Course": "Timeline",
     "fell_back": "restarted", "StaticFile": "HostsFile", "read_question": "make_source", "ask_web": "http_get",
     "ask_locally": "local_source", "ask_remotely": "remote_source", "start_asking": "start_refresher",
+    "Warm": "CaughtUp", "warm": "caught_up_generation", "Guide": "ServeState", "guide": "donor",
+    "Guiding": "ServingState", "Follow": "ReceiveState", "follower": "standby", "follows": "learning_generation",
+    "Dismiss": "ShutDown", "dismiss": "shut_down", "dismissed": "terminating", "Change": "ResizeRequested",
+    "Gone": "PeerLost", "Findings": "HostFindings or HangReport", "Starter": "ProcessStarter",
+    "read_wishes": "read_options", "numbering": "pid_namespace", "begin_life": "begin_attempt",
 }  # fmt: skip
+
+
+# Classes of one name that mean the same: the bases, first messages and answers of two protocols; what a worker says,
+# and the event that it becomes.
+SAME_MEANING = {
+    "Answer", "CaughtUp", "Done", "Formed", "Hello", "Message", "Raised", "Ready", "ReceiveState",
+}  # fmt: skip
+
+
+def classes_of(path: Path) -> set[str]:
+    """Public classes that a module defines."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return {node.name for node in nodes if isinstance(node, ast.ClassDef) and not node.name.startswith("_")}
+
+
+def test_the_name_of_a_class_is_its_own() -> None:
+    found: dict[str, list[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        for name in classes_of(path):
+            found.setdefault(name, []).append(path.relative_to(PACKAGE).as_posix())
+    twice = {name: paths for name, paths in found.items() if len(paths) > 1}
+    assert {name: paths for name, paths in twice.items() if name not in SAME_MEANING} == {}
+    assert twice.keys() == SAME_MEANING, "SAME_MEANING lists names that are unique"
+
+
+def test_states_of_workers_have_present_names() -> None:
+    assert set(LIVE) & RETIRED_NAMES.keys() == set()
 
 
 def names_in(source: str) -> set[str]:

@@ -13,14 +13,14 @@ from test_simulator_turns import random_trace
 from edl_hvd.driver.membership.state import Rules
 from edl_hvd.errors import UsageError
 from edl_hvd.simulator.baselines import StockElastic, restart_from_checkpoints
-from edl_hvd.simulator.comparison import Comparison, Plan, compare
+from edl_hvd.simulator.comparison import Comparison, SimulationPlan, compare
 from edl_hvd.simulator.costs import Costs
 from edl_hvd.simulator.edlrun_model import DriverSimulation
 from edl_hvd.simulator.timeline import Result, Timeline, sum_up
 from edl_hvd.simulator.virtual_time import HostNames
 from edl_hvd.traces.market import Market, generate
 from edl_hvd.traces.text import read_trace
-from edl_hvd.traces.trace import Change, Trace
+from edl_hvd.traces.trace import HostChange, Trace
 from edl_hvd.values import Interval
 
 RECORDED = os.environ.get("EDL_HVD_TRACES")
@@ -30,7 +30,7 @@ COSTS = Costs(start_s=10, step_s=1, restore_s=5, resize_s=2, recover_s=1, follow
 
 def trace_of(*changes: tuple[float, str, str]) -> Trace:
     """Moments, and the letters of the hosts that come and go then."""
-    return Trace(tuple(Change(time_s, tuple(come), tuple(gone)) for time_s, come, gone in changes))
+    return Trace(tuple(HostChange(time_s, tuple(come), tuple(gone)) for time_s, come, gone in changes))
 
 
 def spans_of(trace: Trace, rules: Rules | None = None, every_s: float = 1e9, notice_s: float = 0.0) -> list[tuple]:
@@ -159,7 +159,7 @@ class TestAccounting:
     @pytest.mark.parametrize("seed", range(12))
     def test_the_parts_make_up_what_was_possible(self, seed: int) -> None:
         chance = random.Random(seed)
-        plan = Plan(
+        plan = SimulationPlan(
             random_trace(chance, 2000.0),
             replace(COSTS, copy_s=0.5),
             min_np=chance.choice((1, 2)),
@@ -174,7 +174,7 @@ class TestAccounting:
             assert result.possible == pytest.approx(plan.trace.host_seconds)
             self.check_curve(result, plan)
 
-    def check_curve(self, result: Result, plan: Plan) -> None:
+    def check_curve(self, result: Result, plan: SimulationPlan) -> None:
         """The curve holds all of the useful work."""
         comparison = Comparison(plan, {}, {}, 1)
         most = comparison.possible_between([0.0, *(time_s for time_s, _ in result.curve)])
@@ -197,21 +197,21 @@ class TestAccounting:
 
     def test_a_trace_without_hosts_for_any_time_is_refused(self) -> None:
         with pytest.raises(UsageError, match="holds no host for any time"):
-            Plan(trace_of((0, "a", "")))
+            SimulationPlan(trace_of((0, "a", "")))
         with pytest.raises(UsageError, match="500 steps between checkpoints: expected a time, or 'auto'"):
-            Plan(trace_of((0, "a", ""), (1, "", "")), checkpoint_every=Interval.parse("500 steps"))
+            SimulationPlan(trace_of((0, "a", ""), (1, "", "")), checkpoint_every=Interval.parse("500 steps"))
 
 
 def test_auto_is_as_good_for_the_others_as_any_interval() -> None:
     trace = generate(Market(hosts=8, hours=12), 3)
-    best = compare(Plan(trace)).results["restart"].goodput
+    best = compare(SimulationPlan(trace)).results["restart"].goodput
     for every_s in (10, 30, 100, 300, 1000):
-        plan = Plan(trace, stock_checkpoint_every=Interval(every_s, "seconds"))
+        plan = SimulationPlan(trace, stock_checkpoint_every=Interval(every_s, "seconds"))
         assert compare(plan).results["restart"].goodput < best + 0.01, every_s
 
 
 def test_this_project_makes_the_most_of_the_hosts() -> None:
-    results = compare(Plan(generate(Market(hosts=8, hours=12), 3))).results
+    results = compare(SimulationPlan(generate(Market(hosts=8, hours=12), 3))).results
     assert results["restart"].goodput < results["horovod"].goodput < results["edl_hvd"].goodput
     assert results["edl_hvd"].goodput > 0.997
 
@@ -220,4 +220,4 @@ def test_on_the_recorded_trace_of_p3_all_but_a_five_hundredth_is_useful() -> Non
     if not RECORDED:
         pytest.skip("EDL_HVD_TRACES does not name a folder of recorded traces")
     trace = read_trace(str(Path(RECORDED) / "p3-trace.csv")).divided(12)
-    assert compare(Plan(trace)).results["edl_hvd"].goodput >= 0.998
+    assert compare(SimulationPlan(trace)).results["edl_hvd"].goodput >= 0.998

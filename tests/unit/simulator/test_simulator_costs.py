@@ -11,7 +11,7 @@ import pytest
 from edl_hvd import events
 from edl_hvd.errors import UsageError
 from edl_hvd.simulator.costs import Costs, flag_of
-from edl_hvd.simulator.measured import Measured, measure, with_measured
+from edl_hvd.simulator.measured import MeasuredCost, measure, with_measured
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "simulate.md").read_text()
 BENCHMARKS = (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text()
@@ -86,4 +86,4 @@ def test_a_log_without_any_cost_is_refused() -> None:
 
 
 def test_a_cost_that_was_measured_replaces_the_default_alone() -> None:
-    assert with_measured(Costs(), [Measured("resize_s", 0.7, 3, "resized")]) == Costs(resize_s=0.7)
+    assert with_measured(Costs(), [MeasuredCost("resize_s", 0.7, 3, "resized")]) == Costs(resize_s=0.7)

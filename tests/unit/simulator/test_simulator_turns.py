@@ -14,7 +14,7 @@ from edl_hvd.simulator.costs import Costs
 from edl_hvd.simulator.edlrun_model import DriverSimulation
 from edl_hvd.simulator.timeline import Timeline
 from edl_hvd.simulator.virtual_time import tick_after
-from edl_hvd.traces.trace import Change, Trace
+from edl_hvd.traces.trace import HostChange, Trace
 
 
 def advance_one_by_one(
@@ -41,8 +41,8 @@ def random_trace(chance: random.Random, end_s: float) -> Trace:
         come = [f"n{made + number}" for number in range(min(room, chance.choice((0, 1, 1, 2, 3)) if made else 2))]
         made += len(come)
         present = [host for host in present if host not in gone] + come
-        changes.append(Change(time_s, tuple(come), tuple(gone)))
-    return Trace((*changes, Change(end_s)))
+        changes.append(HostChange(time_s, tuple(come), tuple(gone)))
+    return Trace((*changes, HostChange(end_s)))
 
 
 @pytest.mark.parametrize("seed", range(8))

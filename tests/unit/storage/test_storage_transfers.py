@@ -19,7 +19,7 @@ from clocks import FakeClock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl_hvd.storage.parts import Cut, Part, side_by_side
+from edl_hvd.storage.parts import ByteRange, Cut, side_by_side
 from edl_hvd.storage.pieces import Pieces
 from edl_hvd.storage.retries import Attempts, GaveUpError, Patience, pause_s
 from edl_hvd.storage.s3_requests import _CONNECT_TIMEOUT_S, _CRC32, _LAST_WORD_S, passes
@@ -74,7 +74,7 @@ def test_any_range_of_the_pieces_is_that_of_the_joined_bytes(buffers: list[bytes
 
 def test_every_part_is_worked_on_once() -> None:
     parts = Cut(10).parts(0, 95)
-    seen: list[Part] = []
+    seen: list[ByteRange] = []
     side_by_side(lambda part, stopped: seen.append(part), parts, connections=4)
     assert sorted(part.number for part in seen) == list(range(1, 11))
 
@@ -82,7 +82,7 @@ def test_every_part_is_worked_on_once() -> None:
 def test_the_first_error_ends_the_transfer_without_waiting_for_a_part_that_hangs() -> None:
     release, ended, begun = threading.Event(), threading.Event(), threading.Barrier(2, timeout=HANGS_S)
 
-    def work(part: Part, stopped: threading.Event) -> None:
+    def work(part: ByteRange, stopped: threading.Event) -> None:
         if part.number <= 2:
             begun.wait(HANGS_S)
         if part.number == 1:

@@ -15,11 +15,13 @@ from edl_hvd.discovery.sources.trace import TraceReplay
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots
 from edl_hvd.traces.text import format_trace, parse_trace, read_trace
-from edl_hvd.traces.trace import Change, Trace
+from edl_hvd.traces.trace import HostChange, Trace
 
 # Read here: in a test there is no variable of ours.
 RECORDED = os.environ.get("EDL_HVD_TRACES")
-FOUR = Trace((Change(0.0, ("a", "b")), Change(60.0, ("c",), ("a",)), Change(90.0, ("d", "e")), Change(100.0)))
+FOUR = Trace(
+    (HostChange(0.0, ("a", "b")), HostChange(60.0, ("c",), ("a",)), HostChange(90.0, ("d", "e")), HostChange(100.0))
+)
 
 
 @st.composite
@@ -34,7 +36,7 @@ def traces(draw: st.DrawFn) -> Trace:
         added = [f"n{number}-{each}" for each in range(draw(st.integers(least, 3)))]
         price = draw(st.none() | st.integers(0, 10**6).map(lambda cents: cents / 100))
         if number == 0 or added or removed or price is not None or number == len(times_ms) - 1:
-            changes.append(Change(time_ms / 1000, tuple(added), tuple(removed), price))
+            changes.append(HostChange(time_ms / 1000, tuple(added), tuple(removed), price))
         present = [host for host in present if host not in removed] + added
     return Trace(tuple(changes))
 
@@ -73,7 +75,7 @@ def test_a_window_has_the_hosts_of_that_time(trace: Trace, one: float, other: fl
 def test_the_form_of_recorded_traces_is_read() -> None:
     text = "# from a market\n\n0,add,node1\r\n0, add ,node2,node3\n480000,remove,node2\n480000,add,node2\n"
     assert parse_trace(text, "trace") == Trace(
-        (Change(0.0, ("node1", "node2", "node3")), Change(480.0, ("node2",), ("node2",)))
+        (HostChange(0.0, ("node1", "node2", "node3")), HostChange(480.0, ("node2",), ("node2",)))
     )
 
 
@@ -125,9 +127,11 @@ def test_what_a_trace_tells() -> None:
 def test_the_cost_follows_the_price_and_is_unknown_without_one() -> None:
     assert FOUR.cost_usd is None
     assert FOUR.priced(3.6).cost_usd == pytest.approx(0.22)
-    doubled = Trace((Change(0.0, ("a",), price_usd_per_h=1.0), Change(3600.0, price_usd_per_h=2.0), Change(7200.0)))
+    doubled = Trace(
+        (HostChange(0.0, ("a",), price_usd_per_h=1.0), HostChange(3600.0, price_usd_per_h=2.0), HostChange(7200.0))
+    )
     assert doubled.cost_usd == 3.0
-    late = Trace((Change(0.0, ("a",)), Change(3600.0, price_usd_per_h=2.0), Change(7200.0)))
+    late = Trace((HostChange(0.0, ("a",)), HostChange(3600.0, price_usd_per_h=2.0), HostChange(7200.0)))
     assert late.cost_usd is None
 
 

@@ -56,7 +56,7 @@ def test_a_loop_of_ones_own_counts_its_steps_and_writes_its_checkpoints(tmp_path
         for (inputs,) in loader:
             step(state, inputs)
             state.commit()
-            while state._runtime.session._checkpoints.busy:
+            while state._runtime.coordinator._checkpoints.busy:
                 pass
 
     with alone(), warnings.catch_warnings():

@@ -144,7 +144,7 @@ def test_checkpoints_are_written_as_often_as_asked(tmp_path, every, least):
     state, loader = make()
 
     def wait_for_writer(indices):
-        while state._runtime.session._checkpoints.busy:
+        while state._runtime.coordinator._checkpoints.busy:
             pass
 
     run(state, loader, body=wait_for_writer, checkpoint=tmp_path / "c", checkpoint_every=every, events=tmp_path / "e")
@@ -156,7 +156,7 @@ def test_a_fixed_world_keeps_commits_for_checkpoints_only_and_those_are_of_their
     held, weights = [], {}
 
     def look(indices):
-        session = state._runtime.session
+        session = state._runtime.coordinator
         while session._checkpoints.busy:
             pass
         held.append(state._runtime.store.held_step)

@@ -15,7 +15,7 @@ from fake_workers import FakeJob, check_replay, kept_if_it_fails, random_job, ru
 
 from edl_hvd.cli.replay import replay_command
 from edl_hvd.driver.membership import events
-from edl_hvd.driver.membership.history import FORMAT, Entry, History, Recorder, read_history, replay
+from edl_hvd.driver.membership.history import FORMAT, History, HistoryEntry, Recorder, read_history, replay
 from edl_hvd.driver.membership.state import Rules, begin
 from edl_hvd.errors import UsageError
 from edl_hvd.hosts import HostSlots
@@ -203,7 +203,7 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path):
 
 def test_rules_that_are_not_named_have_their_defaults_and_actions_may_be_left_out(tmp_path):
     history = read_history(written(tmp_path / "history", {"at_s": 0, "what": "Tick"}))
-    assert history == History(RULES, (Entry(0, events.Tick()),))
+    assert history == History(RULES, (HistoryEntry(0, events.Tick()),))
     assert [decision.differs for decision in replay(history)] == [False]
 
 

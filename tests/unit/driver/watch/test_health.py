@@ -10,7 +10,7 @@ from typing import Any
 from clocks import FakeClock
 
 from edl_hvd.driver.membership.events import Deadlocked, Lost
-from edl_hvd.driver.membership.state import Membership, Rules, Slot, World
+from edl_hvd.driver.membership.state import Membership, PublishedWorld, Rules, Slot
 from edl_hvd.driver.watch.health import Health
 from edl_hvd.protocol import Beat, StragglerFound, Waits
 
@@ -58,7 +58,7 @@ class Ward:
         self.membership = Membership(
             Rules(2, 1, 2),
             slots={worker: Slot("member", 3) for worker in MEMBERS},
-            world=World(1, MEMBERS, phase),
+            world=PublishedWorld(1, MEMBERS, phase),
         )
         self.silent: set[str] = set()
         self.moving = False
@@ -285,7 +285,7 @@ def test_answers_that_are_late_or_of_another_place_do_not_count_and_all_are_aske
 def test_a_world_that_a_member_has_left_is_not_asked():
     async def test() -> None:
         ward = standing_still()
-        ward.membership = replace(ward.membership, world=World(1, (*MEMBERS, "c:0"), "changing"),
+        ward.membership = replace(ward.membership, world=PublishedWorld(1, (*MEMBERS, "c:0"), "changing"),
                                   slots={**ward.membership.slots, "c:0": Slot("ready", 1)})  # fmt: skip
         await ward.play(120)
         assert ward.asked == []
@@ -310,7 +310,7 @@ def test_where_nobody_trains_after_a_minute_people_are_told_once_what_a_script_c
     async def test() -> None:
         ward = Ward()
         starting = {worker: Slot("starting", 3) for worker in MEMBERS}
-        ward.membership = replace(ward.membership, slots=starting, world=World())
+        ward.membership = replace(ward.membership, slots=starting, world=PublishedWorld())
         ward.silent = set(MEMBERS)
         await ward.play(59)
         assert ward.notices == []
@@ -325,7 +325,10 @@ def test_where_nobody_trains_after_a_minute_people_are_told_once_what_a_script_c
 
 def test_where_a_worker_waits_for_others_or_a_world_was_nobody_is_told():
     async def test() -> None:
-        for slot, world in ((Slot("ready", 3), World()), (Slot("starting", 3), World(1, MEMBERS, "broken"))):
+        for slot, world in (
+            (Slot("ready", 3), PublishedWorld()),
+            (Slot("starting", 3), PublishedWorld(1, MEMBERS, "broken")),
+        ):
             ward = Ward()
             ward.membership = replace(ward.membership, slots={"a:0": slot, "b:0": Slot("starting", 3)}, world=world)
             ward.silent = set(MEMBERS)

@@ -185,7 +185,7 @@ class Kept(Trainee):
     def restore(self) -> None:
         """What the loop does when a world is broken."""
         before = self.store.commit
-        self.kept._runtime.begin_life()
+        self.kept._runtime.begin_attempt()
         self.store.restore()
         assert self.store.commit == before
         self.note_gradients()

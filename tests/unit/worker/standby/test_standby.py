@@ -12,10 +12,12 @@ from torch import nn
 from waiting import soon
 
 import edl_hvd
+from edl_hvd.errors import ProtocolError
+from edl_hvd.frames import Array, ArrayType, Frame, FrameStream
 from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
-from edl_hvd.worker.standby import donor, frames
+from edl_hvd.worker.standby import donor, messages
 from edl_hvd.worker.standby.donor import StateDonor
-from edl_hvd.worker.standby.frames import Frame
+from edl_hvd.worker.standby.messages import LIMITS, StateMessage
 from edl_hvd.worker.standby.replica import StandbyReplica
 
 SECRET = "only the job knows"
@@ -151,15 +153,15 @@ def test_a_worker_that_was_a_standby_copies_no_weights_in_its_commits(pair):
 def test_what_is_sent_at_the_end_does_not_grow_with_what_no_step_moves(pair, monkeypatch):
     member, standby = pair
     sent = []
-    monkeypatch.setattr(donor, "send", lambda connection, frame: (sent.append(frame), frames.send(connection, frame)))
+    monkeypatch.setattr(donor, "to_frame", lambda message: (sent.append(message), messages.encode(message))[1])
     transfer = Transfer(member, standby)
     transfer.train_until_caught_up()
     transfer.donor.end()
     transfer.finish()
-    [state] = [frame for frame in sent if frame.what == "state"]
-    [end] = [frame for frame in sent if frame.what == "end"]
-    moved = set(end.plain[1])
-    assert "frozen/weight" in state.plain[1]
+    [state] = [message for message in sent if message.what == "state"]
+    [end] = [message for message in sent if message.what == "end"]
+    moved = set(end.tensors)
+    assert "frozen/weight" in state.tensors
     assert "frozen/weight" not in moved
     assert not any(name.startswith("optimizer") or name.endswith(("0.weight", "4.bias")) for name in moved)
     assert any(name.endswith("running_mean") for name in moved)
@@ -254,17 +256,32 @@ def test_who_does_not_know_the_secret_gets_nothing_and_stops_nobody(pair):
         torch.tensor([True, False]),
         torch.empty(0, 3),
         torch.ones(2, dtype=torch.bfloat16),
+        torch.tensor([1 + 2j, 3 - 4j]),
+        torch.ones(3, dtype=torch.float8_e4m3fn),
+        torch.arange(5_000_000.0),
     ],
 )
 def test_a_tensor_arrives_as_it_was(tensor):
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        sender = threading.Thread(target=frames.send, args=(ours, Frame("x", {"a": [1, None]}, [tensor])))
+        frame = messages.encode(StateMessage("x", {"a": [1, None]}, {"t": tensor, "u": tensor}))
+        sender = threading.Thread(target=FrameStream(ours).send, args=(frame, 60))
         sender.start()
-        with theirs.makefile("rb") as stream:
-            arrived = frames.receive(stream)
+        arrived = messages.decode(FrameStream(theirs, LIMITS).receive_next(60))
         soon(sender)
-    assert arrived is not None
-    assert (arrived.what, arrived.plain) == ("x", {"a": [1, None]})
-    assert arrived.tensors[0].dtype == tensor.dtype
-    assert torch.equal(arrived.tensors[0], tensor)
+    assert (arrived.what, arrived.plain, list(arrived.tensors)) == ("x", {"a": [1, None]}, ["t", "u"])
+    for other in arrived.tensors.values():
+        assert other.dtype == tensor.dtype
+        assert torch.equal(other.reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    "types", [None, [], [["float32", [2]]], [["nonsense", [8]]], [["uint8", [1 << 40]]], [["uint8", "x"]], [7]]
+)
+def test_a_message_that_does_not_fit_its_arrays_is_refused(types):
+    frame = Frame("state", {"plain": None, "types": types}, (Array(ArrayType("x", "uint8", (7,)), b"1234567"),))
+    with pytest.raises(ProtocolError, match="of a donor holds no state"):
+        messages.decode(frame)
+    with pytest.raises(ProtocolError, match="of a donor holds no state"):
+        messages.decode(Frame("state", {"plain": None, "types": [["uint8", [1 << 40]]]},
+                              (Array(ArrayType("x", "uint8", (0,)), b""),)))  # fmt: skip

@@ -113,7 +113,7 @@ def test_a_step_that_is_not_made_again_is_not_corrected_for_again():
     step(state, 4.0, 4)  # then the world breaks, before the commit
     moved = weights_of(state)
     state._runtime.store.restore()
-    state._runtime.begin_life()
+    state._runtime.begin_attempt()
     state._runtime.store.resave()
     assert state.optimizer.stepping.skip == 1
     step(state, 3.0, 4)
