@@ -25,10 +25,10 @@ _HOMES = {
     "broadcast": "edl_hvd.worker.process",
     "barrier": "edl_hvd.worker.process",
     "State": "edl_hvd.worker.state",
-    "Step": "edl_hvd.worker.training.step",
+    "Step": "edl_hvd.worker.training.steps",
     "elastic": "edl_hvd.worker.elastic",
     "DistributedOptimizer": "edl_hvd.worker.training.optimizer",
-    "GradScaler": "edl_hvd.worker.training.step_gates",
+    "GradScaler": "edl_hvd.worker.training.steps_gates",
     "schedule": "edl_hvd.worker.training.scheduler",
     "ElasticBatchSampler": "edl_hvd.data.sampler",
     "EvaluationSampler": "edl_hvd.data.evaluation",
@@ -78,8 +78,8 @@ if TYPE_CHECKING:
     from edl_hvd.worker.state import State as State
     from edl_hvd.worker.training.optimizer import DistributedOptimizer as DistributedOptimizer
     from edl_hvd.worker.training.scheduler import schedule as schedule
-    from edl_hvd.worker.training.step import Step as Step
-    from edl_hvd.worker.training.step_gates import GradScaler as GradScaler
+    from edl_hvd.worker.training.steps import Step as Step
+    from edl_hvd.worker.training.steps_gates import GradScaler as GradScaler
 
 __all__ = ["__version__", *sorted(_HOMES)]
 

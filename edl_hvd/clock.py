@@ -18,14 +18,11 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    def wall_s(self) -> float:
-        return time.time()
+    """The clock of this machine: the functions of ``time`` themselves, which every step calls several times."""
 
-    def monotonic_s(self) -> float:
-        return time.monotonic()
-
-    def sleep(self, duration_s: float) -> None:
-        time.sleep(duration_s)
+    wall_s = staticmethod(time.time)
+    monotonic_s = staticmethod(time.monotonic)
+    sleep = staticmethod(time.sleep)
 
 
 SYSTEM_CLOCK = SystemClock()

@@ -315,6 +315,9 @@ class EventLog:
         path: File to append to; parent folders are made. ``None`` drops every event.
         clock: Stamps each line with ``time``, seconds since the epoch.
 
+    Attributes:
+        is_open: Whether there is a file.
+
     Raises:
         StorageError: The file cannot be opened or written.
     """
@@ -322,6 +325,7 @@ class EventLog:
     def __init__(self, path: str | os.PathLike[str] | None, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._descriptor: int | None = None
+        self.is_open = path is not None
         if path is None:
             return
         try:
@@ -342,7 +346,7 @@ class EventLog:
     def close(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
-            self._descriptor = None
+            self._descriptor, self.is_open = None, False
 
 
 def read_events(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

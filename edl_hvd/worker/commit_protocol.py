@@ -52,6 +52,7 @@ class CommitProtocol:
         self._events = events
         self._clock = clock
         self._process = process.current()
+        self._world: World | None = None
         self._nonce = 0
         self._writers_busy = False
         self.furthest_step = -1
@@ -59,20 +60,24 @@ class CommitProtocol:
     @property
     def generation(self) -> int:
         """See :class:`edl_hvd.worker.runtime.CommitCoordinator`."""
-        world = self._process.world
-        return world.generation if world else 0
+        return self._world.generation if self._world else 0
 
-    def enter_world(self, nonce: int) -> None:
+    def enter_world(self, world: World, nonce: int) -> None:
         """Begin the commits of a new world, from the state that its members have agreed on.
 
         Args:
+            world: World that was entered.
             nonce: Random number that its members have agreed on.
         """
         store = self._store
-        self._nonce = nonce
+        self._world, self._nonce = world, nonce
         self._writers_busy = False
         self.furthest_step = max(self.furthest_step, store.step)
         self._checkpoints.schedule.mark(store.step, store.samples, self._runtime.epoch_position())
+
+    def leave_world(self) -> None:
+        """Until another world is entered a commit is this worker's alone, and nothing is announced."""
+        self._world = None
 
     # --- votes ---
 
@@ -82,18 +87,20 @@ class CommitProtocol:
 
     def _vote(self, steps: int, samples: int) -> Vote:
         """The vote of this rank for the commit that is ``steps`` and ``samples`` further on."""
-        store, world, checkpoints = self._store, self._process.world, self._checkpoints
+        store, world, checkpoints = self._store, self._world, self._checkpoints
+        resize = float(self._process.rendezvous.change_pending())
+        if not checkpoints.is_enabled:
+            return Vote(resize=resize)
         due = (
             world is not None
             and world.rank == 0
-            and checkpoints.is_enabled
             and not self._writers_busy
             # The next commit is at the same step, and has what the script measures after the epoch.
             and not self._runtime.ends_epoch(samples)
             and checkpoints.due(store.step + steps, store.samples + samples, self._runtime.epoch_position(samples))
         )
         return Vote(
-            resize=float(self._process.rendezvous.change_pending()),
+            resize=resize,
             checkpoint=float(due),
             writing=float(checkpoints.busy),
             stop=float(bool(checkpoints.stop_reason)),
@@ -114,23 +121,25 @@ class CommitProtocol:
 
     # --- decisions ---
 
-    @progress.during("commit")
     def agree(self, answer: Vote | None = None) -> None:
-        """See :class:`edl_hvd.worker.runtime.CommitCoordinator`.
+        """See :class:`edl_hvd.worker.runtime.CommitCoordinator`. In phase "commit".
 
         Raises:
             HostsUpdatedInterrupt: Another world is to be formed.
             StorageError: The job is to end.
         """
-        world = self._process.world
-        if self._process.joined is None or world is None:
+        world = self._world
+        if world is None:
             return
-        self._downtime.end()
-        self._checkpoints.report()
-        self._checkpoints.schedule.note_commit(self._writers_busy)
+        if self._downtime.is_open:
+            self._downtime.end()
+        if self._checkpoints.is_enabled:
+            self._checkpoints.report()
+            self._checkpoints.schedule.note_commit(self._writers_busy)
         agreed = self._vote_out_of_band() if answer is None else answer
         self._writers_busy = bool(agreed.writing)
-        self._donor.commit()
+        if self._donor.streams:
+            self._donor.commit()
         self._note_commit(world)
         self._act(agreed, world)
 
@@ -140,7 +149,8 @@ class CommitProtocol:
         progress.step, progress.samples = store.step, store.samples
         while progress.stragglers:  # the driver tells rank 0 alone
             self._events.emit(Straggler(**vars(progress.stragglers.popleft())))
-        self.announce(Committed(world.generation, world.size, store.step, store.epoch, store.samples))
+        if world.rank == 0 and self._events.is_open:
+            self._events.emit(Committed(world.generation, world.size, store.step, store.epoch, store.samples))
 
     def _act(self, agreed: Vote, world: World) -> None:
         if agreed.stop:
@@ -185,6 +195,5 @@ class CommitProtocol:
 
     def announce(self, event: Event) -> None:
         """See :class:`edl_hvd.worker.runtime.CommitCoordinator`."""
-        world = self._process.world
-        if world is not None and world.rank == 0:
+        if self._world is not None and self._world.rank == 0:
             self._events.emit(event)

@@ -18,6 +18,7 @@ class Downtime:
 
     Attributes:
         before: The last world that has ended, if any.
+        is_open: Whether training has stopped, and come to no commit since.
         resets_without_commit: Number of worlds of the same members, in a row, that broke before their first commit.
     """
 
@@ -25,6 +26,7 @@ class Downtime:
         self._events = events
         self._clock = clock
         self._stopped: tuple[str, float] | None = None  # why and when
+        self.is_open = False
         self.before: World | None = None
         self.resets_without_commit = 0
 
@@ -40,6 +42,7 @@ class Downtime:
             cause: ``"failure"``, ``"change"`` or ``"error"`` (of the script).
             world: World that ends; ``None`` if it had not begun.
         """
+        self.is_open = True
         if self._stopped is None:
             self._stopped = (cause, self._clock.monotonic_s())
         elif cause == "failure":  # a world that breaks before its first commit prolongs the stop
@@ -51,7 +54,7 @@ class Downtime:
 
     def end(self) -> None:
         """Note that training has come to a commit."""
-        self._stopped, self.resets_without_commit = None, 0
+        self._stopped, self.resets_without_commit, self.is_open = None, 0, False
 
     def announce(self, world: World, generations: Sequence[int], step: int) -> None:
         """Write what happened between the worlds, from the first rank that was in the last one.

@@ -134,6 +134,7 @@ class ElasticLoop:
             self._donor.abandon()
         self._checkpoints.abandon(self._store)
         self._runtime.begin_attempt()
+        self._commits.leave_world()
         if self._process.joined is not None:
             self._process.joined = None
             self._runtime.bind(None)
@@ -158,7 +159,7 @@ class ElasticLoop:
         if agreed.is_restored and world.rank == 0:
             self._runtime.began_at = self._store.step
         self._apply_world(world)
-        self._commits.enter_world(agreed.nonce)
+        self._commits.enter_world(world, agreed.nonce)
         self._downtime.announce(world, agreed.generations, self._store.step)
         if self._downtime.before is not None:
             self._runtime.run_callbacks()

@@ -10,7 +10,7 @@ _LOOPS = 32  # over steps, that are remembered
 
 
 class Position:
-    """The position of this process: written by the loops of ``batching.py``, read by what a script calls in them.
+    """The position of this process: written by the loops over batches and steps, read by what a script calls in them.
 
     Attributes:
         in_batches: The body of ``state.batches`` is running.

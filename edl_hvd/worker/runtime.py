@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import traceback
 import warnings
@@ -20,6 +21,7 @@ from edl_hvd.worker.commits.live_state import METRICS
 from edl_hvd.worker.commits.state_store import StateStore
 from edl_hvd.worker.commits.state_sync import average_, broadcast_state
 from edl_hvd.worker.position import position
+from edl_hvd.worker.progress import progress
 from edl_hvd.worker.training.alike import check_alike, differing
 from edl_hvd.worker.training.metric_sync import MetricSync
 from edl_hvd.worker.training.micro_batch import out_of_memory_error
@@ -56,7 +58,9 @@ class Runtime:
     """The part of one ``State`` that the loops of the package use.
 
     Attributes:
-        memory: What is kept, and the last commit of it.
+        store: What is kept, and the last commit of it.
+        optimizers: Distributed optimizers of the state.
+        samplers: Samplers of the state that deal out batches.
         attempt: Rises whenever the state is put back or a world is joined.
         commit_every: Optimizer steps between commits.
         step_timer: How long steps take.
@@ -80,6 +84,10 @@ class Runtime:
         self.commit_every = 1
         self.step_timer = StepTimer()
         self.counting = MetricSync(self.store.of_kind(Metric), self.store.of_kind(EvaluationSampler))
+        self.optimizers: list[Any] = list(self.store.of_kind(is_distributed))
+        self.samplers: list[ElasticBatchSampler] = list(self.store.of_kind(ElasticBatchSampler))
+        self._gated: list[Any] = list(self.store.of_kind(GatedScheduler))
+        self._paced: list[Any] = list(self.store.of_kind(PacedScheduler))
         self.coordinator: CommitCoordinator | None = None
         self.group: ProcessGroup = PresentGroup()
         self.callbacks: list[Callable[[], None]] = []
@@ -95,15 +103,10 @@ class Runtime:
         self._committed_step = 0  # what a script may set ``state.step`` to by itself
         self._has_committed = False
         self._warned: set[str] = set()
-        if self.store.reduction is not None:
+        if self.store.reduction is not None and self._gated:
             self.store.reduction.on_round.append(self.schedulers_may_move)
         for optimizer in self.optimizers:
             optimizer.stepping.after.append(self._after_step)
-
-    @property
-    def optimizers(self) -> list[Any]:
-        """The distributed ones."""
-        return list(self.store.of_kind(is_distributed))
 
     def warn_once(self, about: str, message: str) -> None:
         """Say something to the user, once."""
@@ -118,7 +121,7 @@ class Runtime:
         self.coordinator, self.commit_every = coordinator, commit_every
         if coordinator is None:
             self.counting.set_world(0, 1)
-        for sampler in self.store.of_kind(ElasticBatchSampler):
+        for sampler in self.samplers:
             sampler.is_watched = coordinator is not None
         position.leave()
         if self._step_hook is not None:
@@ -156,7 +159,7 @@ class Runtime:
         self.attempt += 1
         self.failure = None
         self.left = ""
-        self.has_computed = not any(True for _ in self.store.of_kind(ElasticBatchSampler))
+        self.has_computed = not self.samplers
         self.counting.begin_attempt()
         self.step_timer.forget()
         position.leave()
@@ -194,7 +197,7 @@ class Runtime:
         if self.coordinator is None or position.in_step or position.in_batches or self._has_committed:
             return
         own = max(optimizer.stepping.own for optimizer in self.optimizers)
-        if own > 1 and any(sampler.is_bypassed for sampler in self.store.of_kind(ElasticBatchSampler)):
+        if own > 1 and any(sampler.is_bypassed for sampler in self.samplers):
             self._warn_uncounted(own)
 
     def _warn_uncounted(self, steps: int) -> None:
@@ -215,9 +218,9 @@ class Runtime:
 
     # --- commits ---
 
-    def vote(self, samples: int) -> Vote:
-        """See :class:`CommitCoordinator`."""
-        return self.coordinator.vote(samples) if self.coordinator is not None else Vote()
+    def vote_after(self, samples: int) -> Callable[[], Vote]:
+        """What to ask for this rank's vote at the commit after the next step, of ``samples`` samples over all ranks."""
+        return Vote if self.coordinator is None else functools.partial(self.coordinator.vote, samples)
 
     def report(self, values: dict[str, float]) -> None:
         """Write numbers to the event log, from rank 0."""
@@ -234,7 +237,8 @@ class Runtime:
         position.left_unused = False
         self._count_own_steps()
         self.counting.sync()
-        self.commit_whole()
+        with progress.during("commit"):
+            self.commit_whole()
 
     def _count_own_steps(self) -> None:
         """In a loop of the script's own, each step of its optimizer is one of the run, unless it counts by itself."""
@@ -278,7 +282,7 @@ class Runtime:
     def move_schedulers(self) -> None:
         """Move those of ``edl_hvd.schedule`` to where the run is; on every rank alike."""
         store = self.store
-        for scheduler in store.of_kind(PacedScheduler):
+        for scheduler in self._paced:
             scheduler.edl_move(
                 {
                     "samples": store.samples,
@@ -290,31 +294,29 @@ class Runtime:
 
     def schedulers_may_move(self) -> None:
         """A step's gradient is complete."""
-        for scheduler in self.store.of_kind(GatedScheduler):
+        for scheduler in self._gated:
             scheduler.edl_ready = True
 
     @property
     def learning_rate_factor(self) -> float:
         """What ``optimizer.step()`` multiplies the learning rate with at the next step."""
         factor, noise = self.store.ramp.factor(self.store.samples), self.store.learning.noise
-        samplers = self.store.of_kind(ElasticBatchSampler)
-        return next((sampler.policy.adapted(factor, noise) for sampler in samplers), factor)
+        return self.samplers[0].policy.adapted(factor, noise) if self.samplers else factor
 
     def epoch_position(self, samples: int = 0) -> float:
         """The number of epochs finished, with the fraction of the present one, after ``samples`` more samples."""
-        samplers = list(self.store.of_kind(ElasticBatchSampler))
         epoch = self.store.epoch
-        return epoch + sum((s.offset + samples) / s.positions for s in samplers if s.epoch == epoch)
+        return epoch + sum((s.offset + samples) / s.positions for s in self.samplers if s.epoch == epoch)
 
     def ends_epoch(self, samples: int = 0) -> bool:
         """Whether ``samples`` more samples complete the epoch's batches, so that the script goes on behind the loop."""
-        samplers = self.store.of_kind(ElasticBatchSampler)
-        return any(s.epoch == self.store.epoch and s.offset + samples >= s.epoch_samples() for s in samplers)
+        epoch = self.store.epoch
+        return any(s.epoch == epoch and s.offset + samples >= s.epoch_samples() for s in self.samplers)
 
     def end_epoch(self) -> None:
         """The script has gone through the present epoch. Collective."""
         self.store.epoch += 1
-        for sampler in self.store.of_kind(ElasticBatchSampler):
+        for sampler in self.samplers:
             sampler.set_epoch(self.store.epoch)
         self.move_schedulers()
         self.commit()
@@ -325,14 +327,12 @@ class Runtime:
         Raises:
             UsageError: There is none, or more than one.
         """
-        found = list(self.store.of_kind(ElasticBatchSampler))
-        if len(found) != 1:
+        if len(self.samplers) != 1:
             raise UsageError(
-                f"{call} cannot tell how batches are dealt: State holds {len(found)} ElasticBatchSampler(s); expected "
-                "one, State(batches=batches, …)"
+                f"{call} cannot tell how batches are dealt: State holds {len(self.samplers)} ElasticBatchSampler(s); "
+                "expected one, State(batches=batches, …)"
             )
-        sampler: ElasticBatchSampler = found[0]
-        return sampler
+        return self.samplers[0]
 
     # --- together with the other ranks ---
 
@@ -433,5 +433,5 @@ class Runtime:
     def out_of_memory(self, error: Exception) -> UsageError | None:
         """What to tell the user, where it happened to a micro-batch of :meth:`edl_hvd.State.batches`."""
         part = self.store.reduction.micro_batch if self.store.reduction is not None else None
-        samplers = list(self.store.of_kind(ElasticBatchSampler))
-        return out_of_memory_error(samplers[0].policy, part, error) if samplers and part is not None else None
+        is_known = self.samplers and part is not None
+        return out_of_memory_error(self.samplers[0].policy, part, error) if is_known else None

@@ -43,6 +43,7 @@ class CheckpointManager:
         run: Name of this run of the job, the same on every worker.
 
     Attributes:
+        is_enabled: Whether the job writes checkpoints.
         schedule: Intervals, and the checkpoint that they begin with.
         lease: Lease of the URL.
         written_step: Step of the last checkpoint that became visible; -1 for none.
@@ -55,6 +56,7 @@ class CheckpointManager:
         self._storage = (
             open_storage(settings.checkpoint, settings.checkpoint_memory_mb) if settings.checkpoint else None
         )
+        self.is_enabled = self._storage is not None
         self._writer = (
             CheckpointWriter(
                 self._storage, settings.keep_newest, clock, keep_every=settings.keep_every, keep_best=settings.keep_best
@@ -69,11 +71,6 @@ class CheckpointManager:
         self._failure = ""
         self._bytes_per_s = 0.0  # of one rank, as far as rank 0 knows it
         self._writers = 1
-
-    @property
-    def is_enabled(self) -> bool:
-        """Whether the job writes checkpoints."""
-        return self._storage is not None
 
     @property
     def busy(self) -> bool:

@@ -44,18 +44,17 @@ class StateDonor:
 
     Args:
         store: State of the member.
+
+    Attributes:
+        streams: Transfers under way, one for each standby; empty most of the time.
     """
 
     def __init__(self, store: StateStore) -> None:
         self._store = store
         self._optimizers = list(store.of_kind(is_distributed))
-        self._streams: list[_Stream] = []
+        self.streams: list[_Stream] = []
+        self._is_hooked = False
         self._versions: list[int] = []  # of the parameters, as the last step left them
-        for number, optimizer in enumerate(self._optimizers):
-            optimizer.stepping.before.append(
-                lambda optimizer, closure, number=number: self._on_step(number, optimizer, closure)
-            )
-            optimizer.stepping.after.append(self._note_versions)
 
     def serve(self, address: str, secret: str) -> int:
         """Wait in a thread for the connection of one standby. Any thread; does not block.
@@ -68,7 +67,7 @@ class StateDonor:
             The port.
         """
         stream = _Stream(address, secret)
-        self._streams = [*self._streams, stream]
+        self.streams = [*self.streams, stream]
         return stream.port
 
     def commit(self) -> None:
@@ -80,6 +79,7 @@ class StateDonor:
             return
         for stream in streams:
             if stream.base is None and stream.connected and self._optimizers:
+                self._hook_steps()
                 plain, tensors = self._store.pin()
                 base = _BaseSnapshot.of(self._store, tensors)
                 stream.begin(base, StateMessage("state", plain, tensors))
@@ -96,20 +96,31 @@ class StateDonor:
                 stream.put(None)
             else:
                 stream.close()
-        self._streams = []
+        self.streams = []
 
     def abandon(self) -> None:
         """End all transfers at once."""
-        for stream in self._streams:
+        for stream in self.streams:
             stream.close()
-        self._streams = []
+        self.streams = []
 
     def _active(self) -> list[_Stream]:
-        self._streams = [stream for stream in self._streams if not stream.closed]
-        return self._streams
+        self.streams = [stream for stream in self.streams if not stream.closed]
+        return self.streams
+
+    def _hook_steps(self) -> None:
+        """Send what every step is made of from now on."""
+        if self._is_hooked:
+            return
+        self._is_hooked = True
+        for number, optimizer in enumerate(self._optimizers):
+            optimizer.stepping.before.append(
+                lambda optimizer, closure, number=number: self._on_step(number, optimizer, closure)
+            )
+            optimizer.stepping.after.append(self._note_versions)
 
     def _on_step(self, number: int, optimizer: Any, closure: bool) -> None:
-        streams = [stream for stream in self._streams if stream.base is not None]
+        streams = [stream for stream in self.streams if stream.base is not None]
         if not streams:
             return
         message = None if closure else _step_message(number, optimizer)
@@ -117,7 +128,7 @@ class StateDonor:
             stream.put(message)
 
     def _note_versions(self) -> None:
-        if self._streams:
+        if self.streams:
             self._versions = self._present_versions()
 
     def _present_versions(self) -> list[int]:

@@ -68,8 +68,8 @@ class ExactGradientSum(GradientSum):
 
     # --- this rank's part ---
 
-    def has(self, parameter: torch.nn.Parameter) -> bool:
-        return parameter in self._held or parameter in self._used
+    def present(self) -> list[torch.nn.Parameter]:
+        return [parameter for parameter in self._names if parameter in self._held or parameter in self._used]
 
     @property
     def row(self) -> int:

@@ -94,9 +94,9 @@ class GradientSum:
         assert self._unit is not None
         return self.weight / self._unit
 
-    def has(self, parameter: torch.nn.Parameter) -> bool:
-        """Whether this rank has a gradient of the parameter in this round."""
-        return parameter in self._held
+    def present(self) -> list[torch.nn.Parameter]:
+        """The parameters that this rank has a gradient of in this round, in the order of the names."""
+        return [parameter for parameter in self._names if parameter in self._held]
 
     @property
     def is_late(self) -> bool:
@@ -186,7 +186,8 @@ class GradientSum:
     ) -> dict[torch.nn.Parameter, torch.Tensor]:
         if self.micro_batch is not None and used and self._unit != self.total_weight:
             torch._foreach_mul_([self._held[parameter] for parameter in used], (self._unit or 0.0) / self.total_weight)
-        self.group.collectives.finish(others)
+        if others:
+            self.group.collectives.finish(others)
         return {parameter: self._held[parameter] for parameter in used}
 
     def _scale(self) -> float:

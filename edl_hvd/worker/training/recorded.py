@@ -69,9 +69,11 @@ class RecordedValues:
         else:
             _add(rows, row, float(value), weight)
 
-    def read(self) -> None:
+    def _read(self) -> None:
         """Take in the values that are still on a device. Waits for it once."""
-        values = torch.stack([value for value, *_ in self._unread]).tolist() if self._unread else []
+        if not self._unread:
+            return
+        values = torch.stack([value for value, *_ in self._unread]).tolist()
         for value, (_, rows, row, weight) in zip(values, self._unread, strict=True):
             _add(rows, row, value, weight)
         self._unread.clear()
@@ -82,11 +84,12 @@ class RecordedValues:
         return not self._own.keys() <= set(self._known_names)
 
     def numbers(self, rows: int) -> list[float]:
-        """The values as they travel, by the names that all ranks know.
+        """The values as they travel, by the names that all ranks know. Waits for the device of those that are on one.
 
         Args:
             rows: Number of rows of each name.
         """
+        self._read()
         found: list[float] = []
         for name in self._known_names:
             own = self._own.get(name, {})

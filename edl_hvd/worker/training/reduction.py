@@ -7,7 +7,7 @@ Gradient of a step, with micro-batches j of weight w_j, by default their number 
 so it equals the gradient of the mean loss over the global batch, for any dealing (``gradient_sum.py``, ``exact.py``).
 
 Until the world has summed it, a gradient is not in ``.grad``, where a script could cut, clear or read a part of it: a
-hook (``hooked_parameters.py``) takes it from there as soon as backward has finished it. What was in ``.grad`` before is
+hook (``grad_attribute.py``) takes it from there as soon as backward has finished it. What was in ``.grad`` before is
 set aside, and the sum is added to it, as ``backward()`` alone would have done (``grad_attribute.py``). So ``.grad`` is
 what PyTorch would have made of the global batch.
 
@@ -29,9 +29,8 @@ from torch.autograd import Variable
 from edl_hvd.errors import UsageError
 from edl_hvd.worker.position import position
 from edl_hvd.worker.training.exact import ExactGradientSum
-from edl_hvd.worker.training.grad_attribute import GradAttribute
+from edl_hvd.worker.training.grad_attribute import GradAttribute, HookedParameters, is_nested_backward
 from edl_hvd.worker.training.gradient_sum import GradientSum
-from edl_hvd.worker.training.hooked_parameters import HookedParameters, is_nested_backward
 from edl_hvd.worker.training.micro_batch import MicroBatch
 from edl_hvd.worker.training.noise import NoiseMeter
 from edl_hvd.worker.training.process_group import ProcessGroup
@@ -194,7 +193,7 @@ class Reduction:
 
     # --- gradients ---
 
-    def _before_gradient(self, parameter: torch.nn.Parameter) -> None:
+    def _before_gradient(self, parameter: torch.nn.Parameter, _: object = None) -> None:
         """Autograd is about to add to ``.grad``."""
         if parameter.grad is not None and not self._is_apart:
             self._grad.set_aside(parameter)
@@ -307,7 +306,6 @@ class Reduction:
             skipped: The script has left the body of ``state.batches`` without ``backward()``.
         """
         self._end_micro_batch()
-        self.recorded.read()
         self.parameters.refuse_unseen()
         if self.announces:
             self.announce(True)
@@ -329,7 +327,7 @@ class Reduction:
     def _complete_alone(self) -> None:
         self.answer = self.vote()
         self.recorded.take_alone(self.sum.rows)
-        used = [parameter for parameter in self.names if self.sum.has(parameter)]
+        used = self.sum.present()
         self._sum(used, self.sum.total_weight, is_late=False)
 
     def _complete_together(self, skipped: bool) -> None:
@@ -347,6 +345,7 @@ class Reduction:
     def _exchange(self, skipped: bool) -> RoundMessage:
         """Tell the other ranks of this one, and hear of all of them together. Collective; blocks."""
         collectives, rows = self.sum.group.collectives, self.sum.rows
+        present = set(self.sum.present())
         own = RoundMessage(
             vote=self.vote(),
             skipped=float(skipped),
@@ -354,7 +353,7 @@ class Reduction:
             unnamed=float(self.recorded.is_unnamed),
             weight=self.sum.total_weight,
             recorded=self.recorded.numbers(rows),
-            gradients=[gradient_flag(self.sum.has(p), self._grad.was_set(p)) for p in self.names],
+            gradients=[gradient_flag(p in present, self._grad.was_set(p)) for p in self.names],
         )
         tensor = own.to_tensor()
         collectives.finish([collectives.start_sum(tensor, "edl_hvd.flags", 1.0)])

@@ -227,7 +227,7 @@ def test_a_standby_that_cannot_keep_up_is_let_go(pair, monkeypatch):
     monkeypatch.setattr(donor, "_LEAST_QUEUE_BYTES", 1)
     member, standby = pair
     transfer = Transfer(member, standby)
-    while transfer.donor._streams:  # nobody works: what was read waits, what was sent fills the sockets
+    while transfer.donor.streams:  # nobody works: what was read waits, what was sent fills the sockets
         transfer.train()
     transfer.finish()
     assert standby.store.held == -1

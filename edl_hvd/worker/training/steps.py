@@ -1,4 +1,4 @@
-"""What a script can do with one optimizer step: go through this worker's micro-batches, weigh them, record numbers."""
+"""``state.steps``, and what a script can do with one step: go through its micro-batches, weigh them, record numbers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,43 @@ import torch
 from edl_hvd.data.sampler import GlobalStep
 from edl_hvd.errors import UsageError
 from edl_hvd.worker.position import position
+from edl_hvd.worker.training.batches import EpochLoop
 from edl_hvd.worker.training.body_watch import encoded, refuse_changes
-from edl_hvd.worker.training.epoch_loop import EpochLoop
 from edl_hvd.worker.training.kept_graphs import next_number
 
 if TYPE_CHECKING:
     from edl_hvd.worker.runtime import Runtime
+
+
+def steps(runtime: Runtime, loader: Any) -> Iterator[Step]:
+    """See :meth:`edl_hvd.State.steps`."""
+    loop = EpochLoop.of(runtime, loader, "state.steps()")
+    if loop.is_over():
+        return
+    attempt = loop.begin()
+    loop.reduction.deferred = True
+    for global_step, items in loop.global_steps():
+        loop.place(global_step)
+        position.in_step = True
+        loop.begin_step(global_step)
+        loop.seed_step(global_step, 0)
+        runtime.schedulers_may_move()
+        step = Step(loop, runtime.store.step, global_step, items)
+        try:
+            yield step
+        except GeneratorExit:
+            # The script left its loop early. One that ended as its world broke belongs to an earlier attempt.
+            if runtime.attempt == attempt:
+                loop.leave()
+                if step.was_gone_through:
+                    loop.count(global_step)
+            raise
+        position.refuse_left_early()
+        position.in_step = False
+        step.end()
+        loop.count(global_step)
+        loop.commit()
+    loop.end()
 
 
 class Step:

@@ -1,8 +1,14 @@
-"""One loop over the batches of an epoch: dealing them out, counting them once the world has stepped, committing."""
+"""The loops over the batches of an epoch: how they are dealt out, computed, counted and committed; ``state.batches``.
+
+``state.steps`` (``steps.py``) is the loop over optimizer steps: its body runs once per step on every worker, and a loop
+inside it goes over the worker's micro-batches. ``state.batches`` is the flat form, whose body runs once per
+micro-batch: what belongs to a step waits for the body that ends it (``position.py``), and what cannot be told apart is
+refused.
+"""
 
 from __future__ import annotations
 
-import functools
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +22,7 @@ from edl_hvd.rescale.policy import GlobalBatch
 from edl_hvd.worker.position import position
 from edl_hvd.worker.progress import progress
 from edl_hvd.worker.training.alike import is_due as is_compared
+from edl_hvd.worker.training.body_watch import BodyWatch
 from edl_hvd.worker.training.buffers import Buffers, OtherBuffers, PowerIterations, RunningStatistics
 from edl_hvd.worker.training.exact import ExactGradientSum
 from edl_hvd.worker.training.loader_checks import check_models, check_schedulers, next_item, sampler_of
@@ -33,7 +40,14 @@ _STEP_LEVEL = -1
 
 @dataclass
 class EpochLoop:
-    """One loop over the batches of an epoch."""
+    """One loop over the batches of an epoch.
+
+    Attributes:
+        global_batch: Samples per step in this world, by the present policy; it and the next three change with it alone.
+        base_samples: Number of samples of the batch that the learning rate was tuned for.
+        needs_noise: Whether the noise of the gradient has to be measured.
+        is_auto: Whether the batch is chosen while the job runs.
+    """
 
     runtime: Runtime
     loader: Any
@@ -41,6 +55,10 @@ class EpochLoop:
     sampler: ElasticBatchSampler
     reduction: Reduction
     buffers: Buffers
+    global_batch: int = 0
+    base_samples: int = 1
+    needs_noise: bool = False
+    is_auto: bool = False
 
     @classmethod
     def of(cls, runtime: Runtime, loader: Any, call: str) -> EpochLoop:
@@ -122,6 +140,8 @@ class EpochLoop:
         dealt: Any = None
         while self.sampler.policy is not dealt:
             dealt = self.sampler.policy
+            self.global_batch, self.base_samples = dealt.global_batch(self.runtime.group.size), dealt.base_samples
+            self.needs_noise, self.is_auto = dealt.needs_noise, is_auto(dealt)
             with self.sampler.dealing():
                 items = iter(self.loader)
             self.runtime.step_timer.pause()
@@ -136,7 +156,7 @@ class EpochLoop:
         if policy.micro_batch is None:
             position.per_step, here = 1, min(step.samples, size)
         else:
-            position.per_step = -(-policy.global_batch(size) // policy.micro_batch)
+            position.per_step = -(-self.global_batch // policy.micro_batch)
             here = -(-step.samples // policy.micro_batch)
         position.is_even = here == size and position.per_step <= size
         if here < size and position.per_step < size and policy.micro_batch is not None:
@@ -152,7 +172,7 @@ class EpochLoop:
         """A global batch begins."""
         self.reduction.begin_step(announces)
         self.reduction.learning_rate_factor = self.runtime.learning_rate_factor
-        if self.sampler.policy.needs_noise:
+        if self.needs_noise:
             self.reduction.measure_noise()
         if self.reduction.noise is not None:
             scaler = next(iter(self.runtime.store.of_kind(torch.amp.GradScaler)), None)
@@ -180,7 +200,7 @@ class EpochLoop:
         self.runtime.passes += 1
         seed_everything(self.sampler.seed, self.sampler.epoch, part.offset, *([loop] if loop else []))
         if part.last:
-            self.reduction.vote = functools.partial(self.runtime.vote, step.samples)
+            self.reduction.vote = self.runtime.vote_after(step.samples)
         self.reduction.begin(part)
         self.runtime.has_computed = True
         position.in_micro_batch = True
@@ -188,7 +208,7 @@ class EpochLoop:
     def begin_empty(self, step: GlobalStep) -> None:
         """This worker has nothing to compute in the step."""
         unit = self.sampler.policy.micro_batch or step.samples
-        self.reduction.vote = functools.partial(self.runtime.vote, step.samples)
+        self.reduction.vote = self.runtime.vote_after(step.samples)
         self.reduction.begin(MicroBatch(0, step.samples, first=True, last=True, unit=unit))
 
     def seed_step(self, step: GlobalStep, loop: int) -> None:
@@ -223,8 +243,9 @@ class EpochLoop:
         """The world has stepped."""
         runtime, store = self.runtime, self.runtime.store
         noise = self.reduction.noise
-        scale = step.samples / self.sampler.policy.base_samples
-        store.learning.count(runtime.learning_rate_factor, None if noise is None else noise.observation, scale)
+        scale = step.samples / self.base_samples
+        factor = self.reduction.learning_rate_factor
+        store.learning.count(factor, None if noise is None else noise.observation, scale)
         self.sampler.advance(step)
         progress.steps += 1
         runtime.steps_here += 1
@@ -243,7 +264,8 @@ class EpochLoop:
                 # the script logs of it would be computed with the weights behind it.
                 runtime.check_alike()
             progress.enter(before)
-        _choose_batch(runtime, self.sampler)
+        if self.is_auto:
+            _choose_batch(runtime, self.sampler)
 
     def leave(self) -> None:
         """The script has left the loop early."""
@@ -277,6 +299,77 @@ class EpochLoop:
         progress.enter("script")
 
 
+def batches(runtime: Runtime, loader: Any) -> Iterator[Any]:
+    """See :meth:`edl_hvd.State.batches`."""
+    loop = EpochLoop.of(runtime, loader, FLAT)
+    if loop.is_over():
+        return
+    attempt = loop.begin()
+    watch = BodyWatch(runtime)
+    trains = None
+    for global_step, items in loop.global_steps():
+        has_idle = loop.place(global_step)
+        loop.begin_step(global_step, announces=has_idle)
+        loop.buffers.begin_step()
+        for part in loop.parts(global_step):
+            item = loop.next_item(items)
+            position.in_batches, position.ends_step = True, part.last
+            loop.begin_micro_batch(part, global_step, 0)
+            watch.begin()
+            try:
+                yield item
+            except GeneratorExit as left:
+                if runtime.attempt == attempt:
+                    _leave_body(loop, part, global_step, is_meant=left.__context__ is None)
+                raise
+            watch.end(sys._getframe(1), part.first)
+            position.in_micro_batch = position.in_batches = False
+            loop.buffers.end_pass()
+        position.in_batches = False
+        others_leave = loop.join_others(global_step, has_idle)
+        trains = trains or loop.reduction.step_has_gradient
+        loop.buffers.end_step()
+        loop.count(global_step)
+        if others_leave:
+            loop.leave()
+            return
+        loop.commit()
+    if trains is False:
+        runtime.warn_once(
+            "untrained",
+            "state.batches() has come to the end of the epoch, and no backward() was called in its body, so nothing "
+            "was learned from these samples; train in the body itself (list(…) goes through all batches before)",
+        )
+    loop.end()
+
+
+def _leave_body(loop: EpochLoop, part: MicroBatch, global_step: GlobalStep, is_meant: bool) -> None:
+    """The script has left the loop of ``batches`` in its body.
+
+    Args:
+        loop: Loop that was left.
+        part: Micro-batch of the body.
+        global_step: Step of the micro-batch.
+        is_meant: Whether the script has left it by itself, and not by an error, which the other ranks do not share.
+    """
+    reduction, runtime = loop.reduction, loop.runtime
+    loop.buffers.end_pass()
+    if part.last and reduction.rounds:
+        try:
+            if is_meant:
+                loop.join_others(global_step, position.has_idle, leaves=True)
+            loop.buffers.end_step()
+            loop.count(global_step)
+        except Exception as error:  # a loop that is left cannot raise it
+            runtime.failure = error
+    is_unused = part.first and not reduction.has_computed
+    is_inside = not (is_unused or part.last)
+    if is_meant and not is_inside:
+        loop.tell_of_leaving()
+    loop.leave()
+    position.left_unused, position.left_inside = is_meant and is_unused, is_meant and is_inside
+
+
 def _exact_statistics(runtime: Runtime, sampler: ElasticBatchSampler) -> RunningStatistics:
     """The running statistics of the models, where the optimizers are exact; of nothing elsewhere."""
     store, optimizers = runtime.store, runtime.optimizers
@@ -301,14 +394,13 @@ def _exact_statistics(runtime: Runtime, sampler: ElasticBatchSampler) -> Running
 
 def _choose_batch(runtime: Runtime, sampler: ElasticBatchSampler) -> None:
     """With ``WorkerBatch("auto")``, now and then: see ``tuning.py``. The change is part of the next commit."""
-    store = runtime.store
-    if not is_auto(sampler.policy):
-        return
+    store, policy = runtime.store, sampler.policy
+    assert is_auto(policy)
     runtime.step_timer.step()
     group = runtime.group
     committed = store.step % runtime.commit_every == 0
     if committed and is_due(store.learning, store.step):
-        chosen = choose(sampler.policy, store.learning, store.step, runtime.step_timer, runtime.announce, group)
+        chosen = choose(policy, store.learning, store.step, runtime.step_timer, runtime.announce, group)
         if chosen is not None:
             sampler.policy = chosen
             factor = chosen.learning_rate_factor(group.size)
