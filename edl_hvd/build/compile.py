@@ -33,6 +33,11 @@ _ADVICE = (
 )
 
 
+_PIP = (sys.executable, "-m", "pip")
+# Built here, against this torch, or not at all: pip's cache and foreign wheels know only the version.
+_OPTIONS = ("--no-deps", "--no-build-isolation", "--verbose", "--disable-pip-version-check")
+
+
 def compile_wheel(environment: Mapping[str, str], scratch: Path, log: Path, on_progress: Callable[[int], None]) -> Path:
     """Fetch, mend and compile Horovod; blocks for minutes.
 
@@ -48,10 +53,23 @@ def compile_wheel(environment: Mapping[str, str], scratch: Path, log: Path, on_p
     Raises:
         BuildError: With the first errors, the last lines, and the path of ``log``; or the release is another one.
     """
-    # Built here, against this torch, or not at all: pip's cache and foreign wheels know only the version.
-    options = ("--no-deps", "--no-build-isolation", "--verbose", "--disable-pip-version-check")
+    complete = _complete(environment, scratch)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    source = unpack(_fetch_release(complete, scratch, log), scratch / "source")
+    mend(source, MENDS)
+    command = [*_PIP, "wheel", str(source), "--wheel-dir", str(scratch / "wheel"), "--no-cache-dir", *_OPTIONS]
+    returncode = _run_logged(command, complete, log, on_progress)
+    wheels = sorted((scratch / "wheel").glob("horovod-*.whl"))
+    if returncode != 0 or not wheels:
+        raise BuildError(explain_failure(log.read_text(errors="replace").splitlines(), log))
+    return wheels[0]
+
+
+def _complete(environment: Mapping[str, str], scratch: Path) -> Mapping[str, str]:
+    """The environment, with what depends on the scratch folder."""
     inherited = environment.get("CPLUS_INCLUDE_PATH")
-    scratch_environment = {
+    return {
+        **environment,
         "CMAKE_TOOLCHAIN_FILE": str(CMAKE_FOLDER / "toolchain.cmake"),
         "TMPDIR": str(scratch),
         # Horovod asks distutils for this folder, which Python 3.12 no longer has.
@@ -60,30 +78,16 @@ def compile_wheel(environment: Mapping[str, str], scratch: Path, log: Path, on_p
         "CCACHE_BASEDIR": str(scratch),
         "CCACHE_NOHASHDIR": "1",
     }
-    log.parent.mkdir(parents=True, exist_ok=True)
-    complete = {**environment, **scratch_environment}
-    pip = (sys.executable, "-m", "pip")
-    fetch = [
-        *pip,
-        "download",
-        f"horovod=={RELEASE}",
-        "--no-binary",
-        "horovod",
-        "--dest",
-        str(scratch / "release"),
-        *options,
-    ]
-    if _run_logged(fetch, complete, log, lambda percent: None) != 0:
+
+
+def _fetch_release(environment: Mapping[str, str], scratch: Path, log: Path) -> Path:
+    """The archive of Horovod's sources, inside ``scratch``."""
+    release = scratch / "release"
+    fetch = [*_PIP, "download", f"horovod=={RELEASE}", "--no-binary", "horovod", "--dest", str(release), *_OPTIONS]
+    if _run_logged(fetch, environment, log, lambda percent: None) != 0:
         raise BuildError(explain_failure(log.read_text(errors="replace").splitlines(), log))
-    (archive,) = (scratch / "release").iterdir()
-    source = unpack(archive, scratch / "source")
-    mend(source, MENDS)
-    command = [*pip, "wheel", str(source), "--wheel-dir", str(scratch / "wheel"), "--no-cache-dir", *options]
-    returncode = _run_logged(command, complete, log, on_progress)
-    wheels = sorted((scratch / "wheel").glob("horovod-*.whl"))
-    if returncode != 0 or not wheels:
-        raise BuildError(explain_failure(log.read_text(errors="replace").splitlines(), log))
-    return wheels[0]
+    (archive,) = release.iterdir()
+    return archive
 
 
 def _run_logged(

@@ -118,21 +118,10 @@ class ElasticBatchSampler(Sampler[list[int]]):
     ) -> None:
         if length < 1:
             raise UsageError(f"the data set has {length} samples; expected at least 1")
-        if (global_batch is None) == (policy is None) or (policy is not None and micro_batch is not None):
-            raise UsageError(
-                "batch size is not clear; expected either global_batch=… (and, if wanted, micro_batch=…) "
-                "or policy=GlobalBatch(…) / WorkerBatch(…)"
-            )
         if limit_batches is not None and limit_batches < 1:
             raise UsageError(f"limit_batches is {limit_batches}; expected at least 1, or None for whole epochs")
-        if order is not None and not shuffle:
-            raise UsageError(f"shuffle=False and order={order.name!r} contradict each other; expected one of them")
-        self.policy = policy if policy is not None else GlobalBatch(global_batch or 0, micro_batch)
-        self.order = order if order is not None else ShuffledOrder(length) if shuffle else IndexOrder(length)
-        if self.order.length != length:
-            raise UsageError(
-                f"the order is one of {self.order.length} samples, and the data set has {length}; expected as many"
-            )
+        self.policy = _policy_of(global_batch, micro_batch, policy)
+        self.order = _order_of(length, shuffle, order)
         self.order.check(self.policy)
         if drop_last and self.order.positions < self.policy.global_batch(1):
             raise UsageError(
@@ -306,3 +295,22 @@ class ElasticBatchSampler(Sampler[list[int]]):
                 "edl_hvd) that it was saved with to the end of that epoch, or leave `batches` out of what is restored"
             )
         self.epoch, self.offset = state["epoch"], state["offset"]
+
+
+def _policy_of(global_batch: int | None, micro_batch: int | None, policy: BatchPolicy | None) -> BatchPolicy:
+    if (global_batch is None) == (policy is None) or (policy is not None and micro_batch is not None):
+        raise UsageError(
+            "batch size is not clear; expected either global_batch=… (and, if wanted, micro_batch=…) "
+            "or policy=GlobalBatch(…) / WorkerBatch(…)"
+        )
+    return policy if policy is not None else GlobalBatch(global_batch or 0, micro_batch)
+
+
+def _order_of(length: int, shuffle: bool, order: Order | None) -> Order:
+    if order is None:
+        return ShuffledOrder(length) if shuffle else IndexOrder(length)
+    if not shuffle:
+        raise UsageError(f"shuffle=False and order={order.name!r} contradict each other; expected one of them")
+    if order.length != length:
+        raise UsageError(f"the order is one of {order.length} samples, and the data set has {length}; expected as many")
+    return order

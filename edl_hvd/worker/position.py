@@ -80,6 +80,30 @@ class Position:
                 "it after that loop, into the body of `for step in state.steps(loader):`"
             )
 
+    def admits_step(self, has_closure: bool) -> bool:
+        """Whether an optimizer step acts here; refuses one that would not be that of a global batch.
+
+        Raises:
+            UsageError: The step's gradient is not complete, or is never going to be.
+        """
+        if has_closure and self.in_batches and self.per_step > 1:
+            raise UsageError(
+                "optimizer.step(closure) was called in the body of state.batches(), where the closure sees one "
+                f"micro-batch, and the global batch is {self.per_step}; write the loop with `for step in "
+                "state.steps(loader):`, and loop over the step in the closure"
+            )
+        if self.waits:
+            return False
+        self.refuse_in_step("optimizer.step()")
+        self.refuse_left_early()
+        if self.left_unused:
+            raise UsageError(
+                "optimizer.step() was called behind the loop of state.batches(), which was left before its first "
+                "backward(), as next(iter(state.batches(loader))) does; write `for batch in state.batches(loader):`, "
+                "and train in its body"
+            )
+        return True
+
     def refuse_inside(self, call: str) -> None:
         """Refuse a call that every worker has to make equally often.
 

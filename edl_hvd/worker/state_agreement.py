@@ -125,6 +125,8 @@ class StateAgreement:
             root = 0
         elif all(freshness == freshest for freshness in held) and not dirty:
             return False
+        if world.size == 1:
+            return False  # it keeps what it holds
         plain, tensors = self._store.export() if world.rank == root else (None, {})
         plain, tensors = broadcast_state(joined.collectives, plain, tensors, root, world.rank)
         if held[world.rank] != freshest or ((not freshest.holds_state or dirty) and world.rank != root):

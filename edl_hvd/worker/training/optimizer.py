@@ -108,23 +108,9 @@ class _Distributed:
         Raises:
             UsageError: It was called in the loop over a step's micro-batches.
         """
-        if closure is not None and position.in_batches and position.per_step > 1:
-            raise UsageError(
-                "optimizer.step(closure) was called in the body of state.batches(), where the closure sees one "
-                f"micro-batch, and the global batch is {position.per_step}; write the loop with `for step in "
-                "state.steps(loader):`, and loop over the step in the closure"
-            )
-        if position.waits:
+        if not position.admits_step(closure is not None):
             position.steps_in_body += 1
             return None
-        position.refuse_in_step("optimizer.step()")
-        position.refuse_left_early()
-        if position.left_unused:
-            raise UsageError(
-                "optimizer.step() was called behind the loop of state.batches(), which was left before its first "
-                "backward(), as next(iter(state.batches(loader))) does; write `for batch in state.batches(loader):`, "
-                "and train in its body"
-            )
         reduction, stepping = self.reduction, self.stepping
         if closure is None and not reduction.deferred and reduction.round_number == stepping.round_number:
             reduction.complete()
@@ -133,7 +119,8 @@ class _Distributed:
             stepping.skip -= 1
         else:
             result = self._step_at_scaled_rates(closure)
-            stepping.samples = reduction.micro_batch.global_samples if reduction.micro_batch else 0
+            micro_batch = reduction.micro_batch
+            stepping.samples = micro_batch.global_samples if micro_batch else 0
         stepping.round_number = reduction.round_number
         reduction.has_stepped = True
         position.steps_in_body += 1
