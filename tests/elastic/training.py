@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+_MOST_LISTED_WEIGHTS = 1_000_000
+
 
 @dataclass(frozen=True)
 class Training:
@@ -130,8 +132,11 @@ def loss_of(model: Any, batch: tuple[Any, Any, Any], ledger_scale: float = 1.0) 
 
 
 def weights_of(model: Any) -> dict[str, list[float]]:
-    """The network's weights as plain numbers."""
-    return {name: value.detach().flatten().tolist() for name, value in model.network.state_dict().items()}
+    """The network's weights as plain numbers; nothing of a large network, whose numbers would take gigabytes."""
+    state = model.network.state_dict()
+    if sum(value.numel() for value in state.values()) > _MOST_LISTED_WEIGHTS:
+        return {}
+    return {name: value.detach().flatten().tolist() for name, value in state.items()}
 
 
 def write_report(folder: Path, worker: str, model: Any, **fields: Any) -> None:

@@ -159,6 +159,10 @@ class SteppedParameters:
         self._clean_commits = 0
         self._needed_commits = max(self._needed_commits, min(2 * self._needed_commits, _MOST_CLEAN_COMMITS))
 
+    def trust(self) -> None:
+        """Copy these parameters no more until something else changes them: nothing has where the same script runs."""
+        self._clean_commits = self._needed_commits
+
     def never_clean(self) -> None:
         """Copy these parameters at every commit: steps of this script cannot be made again in part."""
         self._clean_commits, self._needed_commits = 0, _NEVER

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+import numpy
 import torch
 
 from edl_hvd.worker.training.reduction import Reduction
@@ -68,7 +69,7 @@ class ParameterChanges:
                 name = self._names[parameter]
                 gradient = tensors.get(f"{_GRADIENT}{name}")
                 if gradient is None:
-                    parameter.grad = torch.zeros_like(parameter) if name in zeroed else None
+                    parameter.grad = _zeros_like(parameter) if name in zeroed else None
                 else:
                     parameter.grad = torch.empty_like(parameter).copy_(gradient)
                     optimizer.stepping.round_number = optimizer.reduction.round_number - 1
@@ -135,3 +136,11 @@ def has_carried(optimizer: Any) -> bool:
 
 def _parameters_of(optimizer: Any) -> Iterator[torch.nn.Parameter]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _zeros_like(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """Zeros that take no time before something writes there: most scripts clear gradients first."""
+    if not parameter.is_cpu or not parameter.is_contiguous() or parameter.nbytes == 0:
+        return torch.zeros_like(parameter)
+    memory = torch.from_numpy(numpy.zeros(parameter.nbytes, dtype=numpy.uint8))  # pages of zeros, as they are needed
+    return memory.view(parameter.dtype).view(parameter.shape)

@@ -48,6 +48,11 @@ class StateStore(LiveState):
         return self._last.step if self._last is not None else -1
 
     @property
+    def is_light(self) -> bool:
+        """Whether the last commit left out what optimizer steps change."""
+        return isinstance(self._last, DeltaCommit)
+
+    @property
     def freshness(self) -> Freshness:
         """How good a state this worker could give to others."""
         return self._last.freshness(self) if self._last is not None else NOTHING
@@ -159,21 +164,42 @@ class StateStore(LiveState):
 
     # --- the state of another ---
 
-    def load(self, plain: Any, tensors: dict[str, torch.Tensor]) -> None:
+    def load(self, plain: Any, tensors: dict[str, torch.Tensor], light: bool = False) -> None:
         """Take over a state from another member or from storage, as the present state and as the last commit.
+
+        Args:
+            plain: Plain state.
+            tensors: Tensors by name.
+            light: Whether the commits of the member leave out what optimizer steps change, so that this one need not
+                copy it either: the same script runs here.
 
         Raises:
             StateError: The names of the attributes differ, or an object does not accept its saved state.
         """
         self._checkpoint_copies.finish()
         self.load_live(Encoded(plain, self._placed(plain["attributes"], tensors)))
-        self.save(self.commit)
+        if light:
+            self.tracker.stepped.trust()
+        self.save(self.commit, light)
 
-    def apply_delta(self, plain: Any, moved: dict[str, torch.Tensor]) -> None:
-        """Become the commit that ``plain`` is of, where the live tensors are those of it but for ``moved``."""
+    def apply_delta(self, plain: Any, moved: dict[str, torch.Tensor], light: bool = False) -> None:
+        """Become the commit that ``plain`` is of, where the live tensors are those of it but for ``moved``.
+
+        Args:
+            plain: Plain state of that commit.
+            moved: The tensors that differ, by name.
+            light: As for :meth:`load`.
+        """
         self._checkpoint_copies.finish()
         self.load_moved(plain, moved)
-        self.resave()
+        kind: type[Commit] = FullCommit
+        if light and self.can_skip_parameters:
+            kind = DeltaCommit
+            self.tracker.stepped.trust()
+        state = kind.capture(self, self.commit)
+        buffers = self._buffers.reserve(state.tensors)
+        self._overwrite(kind, state, buffers, self.tracker.written(state.tensors))
+        self.tracker.set_copied(state.tensors)
         self.is_unverified = True
 
     def take_over(self, plain: Any, tensors: dict[str, torch.Tensor]) -> None:

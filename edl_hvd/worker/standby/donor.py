@@ -15,6 +15,7 @@ import hmac
 import logging
 import queue
 import socket
+import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ class StateDonor:
         self._optimizers = list(store.of_kind(is_distributed))
         self.streams: list[_Stream] = []
         self._is_hooked = False
+        self._spare_copies: list[dict[str, torch.Tensor]] = []  # memory of gradients that are sent
         self._versions: list[int] = []  # of the parameters, as the last step left them
 
     def serve(self, address: str, secret: str) -> int:
@@ -80,29 +82,34 @@ class StateDonor:
         for stream in streams:
             if stream.base is None and stream.connected and self._optimizers:
                 self._hook_steps()
+                light = self._store.is_light
                 plain, tensors = self._store.pin()
                 base = _BaseSnapshot.of(self._store, tensors)
-                stream.begin(base, StateMessage("state", plain, tensors))
+                stream.begin(base, StateMessage("state", [plain, light], tensors))
                 self._versions = self._present_versions()
             elif stream.base is not None:
-                stream.put(StateMessage("commit", self._store.commit))
+                stream.put(StateMessage("commit"))
 
     def end(self) -> None:
         """Send the rest of the last commit, at which this world is left, and end all transfers."""
         for stream in self._active():
             if stream.base is not None:
                 plain, moved = self._delta_since(stream.base)
-                stream.put(StateMessage("end", plain, moved))
+                stream.put(StateMessage("end", [plain, self._store.is_light], moved))
                 stream.put(None)
             else:
                 stream.close()
-        self.streams = []
+        self._forget_streams()
 
     def abandon(self) -> None:
         """End all transfers at once."""
         for stream in self.streams:
             stream.close()
+        self._forget_streams()
+
+    def _forget_streams(self) -> None:
         self.streams = []
+        self._spare_copies = []
 
     def _active(self) -> list[_Stream]:
         self.streams = [stream for stream in self.streams if not stream.closed]
@@ -123,9 +130,27 @@ class StateDonor:
         streams = [stream for stream in self.streams if stream.base is not None]
         if not streams:
             return
-        message = None if closure else _step_message(number, optimizer)
+        message = None if closure else self._step_message(number, optimizer)
         for stream in streams:
             stream.put(message)
+
+    def _step_message(self, number: int, optimizer: Any) -> StateMessage | None:
+        """What the step that is about to be taken is made of; ``None`` if it takes more than can be sent."""
+        options, tensors = encode([_options(group) for group in optimizer.param_groups], "")
+        if tensors:
+            return None
+        copies, spare = {}, self._spare_copies.pop() if self._spare_copies else {}
+        for place, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+            gradient = parameter.grad
+            if gradient is not None:
+                copy = spare.get(str(place))
+                if copy is None or copy.shape != gradient.shape or copy.dtype != gradient.dtype:
+                    copy = torch.empty(gradient.shape, dtype=gradient.dtype)
+                copies[str(place)] = copy.copy_(gradient)
+        message = StateMessage("step", [number, options], copies)
+        # New memory takes longer than the copy: its pages come from the kernel one by one.
+        weakref.finalize(message, self._spare_copies.append, copies).atexit = False
+        return message
 
     def _note_versions(self) -> None:
         if self.streams:
@@ -181,19 +206,6 @@ def _stepped(optimizers: Iterable[Any]) -> set[int]:
     return parameters | {
         tensor.data_ptr() for optimizer in optimizers for tensor in encode(optimizer.state_dict(), "")[1].values()
     }
-
-
-def _step_message(number: int, optimizer: Any) -> StateMessage | None:
-    """What the step that is about to be taken is made of; ``None`` if it takes more than can be sent."""
-    options, tensors = encode([_options(group) for group in optimizer.param_groups], "")
-    if tensors:
-        return None
-    gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
-    copies = {}
-    for place, gradient in enumerate(gradients):
-        if gradient is not None:
-            copies[str(place)] = torch.empty(gradient.shape, dtype=gradient.dtype).copy_(gradient)
-    return StateMessage("step", [number, options], copies)
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:

@@ -76,15 +76,15 @@ class StandbyReplica:
             if not self.synced:
                 self._store.clear()
         elif message.what == "state":
-            self._store.load(message.plain, dict(message.tensors))
+            plain, light = message.plain
+            self._store.load(plain, dict(message.tensors), light)
         elif message.what == "step":
             self._repeat(message)
         elif message.what == "commit":
-            if not self._messages:
-                self._store.save(message.plain)  # so that there is less to copy at the end
-                self.caught_up = True
+            self.caught_up = self.caught_up or not self._messages
         elif message.what == "end":
-            self._store.apply_delta(message.plain, dict(message.tensors))
+            plain, light = message.plain
+            self._store.apply_delta(plain, dict(message.tensors), light)
             self.synced = True
 
     @torch.no_grad()

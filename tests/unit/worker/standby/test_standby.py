@@ -86,8 +86,8 @@ class Transfer:
         port = self.donor.serve("127.0.0.1", SECRET)
         self.replica = StandbyReplica(standby.store, "127.0.0.1", port, secret, self.arrived.put)
 
-    def train(self) -> None:
-        self.member.step()
+    def train(self, light: bool = False) -> None:
+        self.member.step(light)
         self.donor.commit()
 
     def train_until_caught_up(self) -> None:
@@ -132,6 +132,13 @@ def test_a_standby_holds_the_very_state_of_the_member_that_trained_on_meanwhile(
     assert_equal(member, standby)
 
 
+def weights_of(worker: Worker) -> set[str]:
+    names = worker.store.live(0).tensors
+    weights = {name for name in names if name.startswith("model/") and "weight" in name}
+    assert weights
+    return weights
+
+
 def test_a_worker_that_was_a_standby_copies_no_weights_in_its_commits(pair):
     """Each step that it had applied looked like a change by the script, and doubled the commits that copy all."""
     member, standby = pair
@@ -139,15 +146,48 @@ def test_a_worker_that_was_a_standby_copies_no_weights_in_its_commits(pair):
     transfer.train_until_caught_up()
     for _ in range(20):
         transfer.train()
-        while standby.store.commit < member.store.commit:
-            soon(transfer.arrived).apply_next()
     transfer.donor.end()
     transfer.finish()
     for _ in range(4):
         standby.step(light=True)
-    weights = {name for name in standby.store.live(0).tensors if name.startswith("model/") and "weight" in name}
-    assert weights
-    assert weights.isdisjoint(standby.store._last.state.tensors)
+    assert weights_of(standby).isdisjoint(standby.store._last.state.tensors)
+
+
+def test_a_standby_copies_no_weights_where_the_member_that_sends_them_copies_none(pair):
+    """The other members wait while it copies: its first commit takes as long for 1 GB of weights as for 10 MB."""
+    member, standby = pair
+    transfer = Transfer(member, standby)
+    transfer.train_until_caught_up()
+    for _ in range(4):
+        transfer.train(light=True)
+    transfer.donor.end()
+    transfer.finish()
+    assert weights_of(standby).isdisjoint(standby.store._last.state.tensors)
+    assert_equal(member, standby)
+    # It can come back to that commit: after its first step, and before.
+    for _ in range(2):
+        standby.store.restore()
+        assert standby.store.held == member.store.held
+        counters = standby.store.live(standby.store.commit)[0]["counters"]
+        assert (counters["step"], counters["ahead"]) == (member.store.step, standby.store.to_skip)
+        standby.optimizer.zero_grad()
+        standby.model(torch.ones(4, 3, 8, 8)).square().mean().backward()
+        standby.optimizer.step()
+
+
+def test_weights_that_the_script_of_a_newcomer_moves_are_seen(pair):
+    member, standby = pair
+    transfer = Transfer(member, standby)
+    transfer.train_until_caught_up()
+    for _ in range(4):
+        transfer.train(light=True)
+    transfer.donor.end()
+    transfer.finish()
+    with torch.no_grad():
+        standby.model[4].bias[0] += 1
+    standby.store.restore()
+    assert standby.store.freshness.is_dirty
+    assert not member.store.freshness.is_dirty
 
 
 def test_what_is_sent_at_the_end_does_not_grow_with_what_no_step_moves(pair, monkeypatch):
