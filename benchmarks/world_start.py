@@ -11,6 +11,8 @@ driver would, and form the next world with a newcomer in its place. Counted is t
 has formed. "run anew" counts processes that did not survive the death of another.
 
 With ``--strangers`` another process connects to whatever port of the ranks listens, and is silent or sends garbage.
+It looks for ports a thousand times a second on the same cores; so beside it stand worlds next to a process that looks
+as often, and connects to none.
 """
 
 from __future__ import annotations
@@ -101,11 +103,15 @@ def main() -> None:
             show(f"{size} ranks, in the release's order", released)
             print(f"{'':<34}{statistics.median(released) / statistics.median(mended):>9.1f} times")
             if arguments.strangers:
+                with strangers(connect=False):
+                    watched = formed(starts(size, arguments.worlds, as_released=False))
+                show(f"{size} ranks, mended, only watched", watched)
                 with strangers() as connections:
                     disturbed = formed(starts(size, arguments.worlds, as_released=False))
                 show(f"{size} ranks, mended, strangers", disturbed)
-                ratio = statistics.median(disturbed) / statistics.median(mended)
-                print(f"{'':<34}{ratio:>9.1f} times, {len(connections)} connections of strangers")
+                ratios = [statistics.median(disturbed) / statistics.median(other) for other in (mended, watched)]
+                print(f"{'':<34}{ratios[0]:>9.1f} times, {ratios[1]:.1f} times that of watched ones, "
+                      f"{len(connections)} connections of strangers")  # fmt: skip
             if arguments.deaths:
                 took, ended = deaths(size, arguments.deaths, 2 * statistics.median(mended))
                 show(f"{size} ranks, {arguments.deaths} deaths", took)

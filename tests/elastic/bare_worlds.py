@@ -201,6 +201,7 @@ class Worlds:
 
 
 # Connects to whatever port of this host somebody begins to listen on, and stays silent, or says what nobody expects.
+# With the argument "look" it looks for ports as often, and connects to none.
 STRANGER = """
 import itertools, os, socket, sys, time
 
@@ -213,6 +214,8 @@ before, kept = listening(), []
 print("ready", flush=True)
 for number in itertools.count():
     for port in listening() - before:
+        if sys.argv[1:] == ["look"]:
+            continue
         for says in (b"", os.urandom(64)):
             stranger = socket.socket()
             stranger.settimeout(0.1)
@@ -231,9 +234,14 @@ for number in itertools.count():
 
 
 @contextmanager
-def strangers() -> Iterator[list[str]]:
-    """Meanwhile they are there. Yields a line for each connection that they have made so far."""
-    process = subprocess.Popen([sys.executable, "-c", STRANGER], stdout=subprocess.PIPE, text=True)
+def strangers(connect: bool = True) -> Iterator[list[str]]:
+    """Runs strangers meanwhile. Yields a line for each connection that they have made so far.
+
+    Args:
+        connect: ``False``: they look for ports and connect to none, which takes the same part of the processor.
+    """
+    arguments = [] if connect else ["look"]
+    process = subprocess.Popen([sys.executable, "-c", STRANGER, *arguments], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     lines: list[str] = []
     process.stdout.readline()
