@@ -28,7 +28,7 @@ _HOMES = {
     "Step": "edl_hvd.worker.training.steps",
     "elastic": "edl_hvd.worker.elastic",
     "DistributedOptimizer": "edl_hvd.worker.training.optimizer",
-    "GradScaler": "edl_hvd.worker.training.steps_gates",
+    "GradScaler": "edl_hvd.worker.training.step_gates",
     "schedule": "edl_hvd.worker.training.scheduler",
     "ElasticBatchSampler": "edl_hvd.data.sampler",
     "EvaluationSampler": "edl_hvd.data.evaluation",
@@ -78,8 +78,8 @@ if TYPE_CHECKING:
     from edl_hvd.worker.state import State as State
     from edl_hvd.worker.training.optimizer import DistributedOptimizer as DistributedOptimizer
     from edl_hvd.worker.training.scheduler import schedule as schedule
+    from edl_hvd.worker.training.step_gates import GradScaler as GradScaler
     from edl_hvd.worker.training.steps import Step as Step
-    from edl_hvd.worker.training.steps_gates import GradScaler as GradScaler
 
 __all__ = ["__version__", *sorted(_HOMES)]
 

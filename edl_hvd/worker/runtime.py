@@ -433,5 +433,6 @@ class Runtime:
     def out_of_memory(self, error: Exception) -> UsageError | None:
         """What to tell the user, where it happened to a micro-batch of :meth:`edl_hvd.State.batches`."""
         part = self.store.reduction.micro_batch if self.store.reduction is not None else None
-        is_known = self.samplers and part is not None
-        return out_of_memory_error(self.samplers[0].policy, part, error) if is_known else None
+        if part is None or not self.samplers:
+            return None
+        return out_of_memory_error(self.samplers[0].policy, part, error)

@@ -10,7 +10,7 @@ from torch import nn
 import edl_hvd
 from edl_hvd.worker.codec import encode
 from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
-from edl_hvd.worker.standby.donor import _step_message
+from edl_hvd.worker.standby.donor import StateDonor
 from edl_hvd.worker.standby.replica import StandbyReplica
 
 RATE, MOMENTUM = 0.1, 0.9
@@ -156,8 +156,8 @@ def test_another_process_goes_on_with_it():
 def test_a_newcomer_repeats_the_correction():
     """From the gradients and the options of the groups alone, as a donor sends them."""
     state, newcomer = make(), make()
-    frames = []
-    state.optimizer.stepping.before.append(lambda optimizer, _: frames.append(_step_message(0, optimizer)))
+    donor, frames = StateDonor(state._runtime.store), []
+    state.optimizer.stepping.before.append(lambda optimizer, _: frames.append(donor._step_message(0, optimizer)))
     replica = StandbyReplica.__new__(StandbyReplica)
     replica._optimizers, replica._store = [newcomer.optimizer], newcomer._runtime.store
     for seed, factor in enumerate(FACTORS):
