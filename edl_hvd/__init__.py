@@ -25,7 +25,7 @@ _HOMES = {
     "broadcast": "edl_hvd.worker.process",
     "barrier": "edl_hvd.worker.process",
     "State": "edl_hvd.worker.state",
-    "Step": "edl_hvd.worker.training.steps",
+    "Step": "edl_hvd.worker.batch_loops.steps",
     "elastic": "edl_hvd.worker.elastic",
     "DistributedOptimizer": "edl_hvd.worker.training.optimizer",
     "GradScaler": "edl_hvd.worker.training.step_gates",
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from edl_hvd.data.tar import TarSamples as TarSamples
     from edl_hvd.rescale.policy import GlobalBatch as GlobalBatch
     from edl_hvd.rescale.policy import WorkerBatch as WorkerBatch
+    from edl_hvd.worker.batch_loops.steps import Step as Step
     from edl_hvd.worker.elastic import elastic as elastic
     from edl_hvd.worker.process import allgather as allgather
     from edl_hvd.worker.process import allreduce as allreduce
@@ -79,7 +80,6 @@ if TYPE_CHECKING:
     from edl_hvd.worker.training.optimizer import DistributedOptimizer as DistributedOptimizer
     from edl_hvd.worker.training.scheduler import schedule as schedule
     from edl_hvd.worker.training.step_gates import GradScaler as GradScaler
-    from edl_hvd.worker.training.steps import Step as Step
 
 __all__ = ["__version__", *sorted(_HOMES)]
 

@@ -7,7 +7,7 @@ import logging
 import traceback
 import warnings
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -54,6 +54,20 @@ class CommitCoordinator(Protocol):
         """Write an event, from rank 0."""
 
 
+class FinishedEpoch(NamedTuple):
+    """The epoch whose batches the script has last gone through to their end.
+
+    Attributes:
+        coordinator: Commits of the call of the elastic function that it was in.
+        attempt: ``Runtime.attempt`` of that time.
+        epoch: Number of the epoch; -1 for none.
+    """
+
+    coordinator: CommitCoordinator | None = None
+    attempt: int = -1
+    epoch: int = -1
+
+
 class Runtime:
     """The part of one ``State`` that the loops of the package use.
 
@@ -74,7 +88,7 @@ class Runtime:
         has_computed: This worker has been dealt a micro-batch in this run of the script.
         failure: What has failed as the script left a loop, where nothing can be raised; the next commit raises it.
         left: What to say, unless an error follows, of a loop that the script has left early; empty for nothing.
-        finished_pass: The coordinator, attempt and epoch whose batches the script has last gone through to their end.
+        finished_epoch: The epoch whose batches the script has last gone through to their end.
         passes: Micro-batches that this worker has computed since the buffers were made equal.
     """
 
@@ -97,7 +111,7 @@ class Runtime:
         self.has_computed = True
         self.failure: Exception | None = None
         self.left = ""
-        self.finished_pass: tuple[CommitCoordinator | None, int, int] = (None, -1, -1)
+        self.finished_epoch = FinishedEpoch()
         self.passes = 0
         self._step_hook: Any = None
         self._committed_step = 0  # what a script may set ``state.step`` to by itself

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from edl_hvd.errors import StateError
+from edl_hvd.worker.batch_loops.batches import batches
+from edl_hvd.worker.batch_loops.evaluation import evaluate
+from edl_hvd.worker.batch_loops.steps import Step, steps, weigh
 from edl_hvd.worker.commits.live_state import METRICS
 from edl_hvd.worker.position import position
 from edl_hvd.worker.runtime import Runtime
-from edl_hvd.worker.training.batches import batches
-from edl_hvd.worker.training.evaluation import evaluate
-from edl_hvd.worker.training.steps import Step, steps, weigh
 
 if TYPE_CHECKING:
     from edl_hvd.worker.commits.weights import LoadReport

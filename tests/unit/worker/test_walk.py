@@ -16,7 +16,8 @@ PATH = Path(__file__).parents[3] / "benchmarks" / "walk.py"
 def walk():
     """The benchmark, which finds its data classes by its name."""
     spec = importlib.util.spec_from_file_location("walk", PATH)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = sys.modules["walk"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     yield module

@@ -19,7 +19,7 @@ IN_A_LIBRARY = """\
 Thread 0x00007f19d15bbb80 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 331 in wait
   File "/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 701 in __next__
-  File "/job/edl_hvd/worker/training/batches.py", line 88 in _next
+  File "/job/edl_hvd/worker/batch_loops/batches.py", line 88 in _next
   File "/job/my files/train.py", line 5 in <module>
 """.splitlines()
 PY_SPY = """\

@@ -191,7 +191,7 @@ def test_a_checkpoint_has_metrics(tmp_path):
 
 
 def test_commits_come_once_a_second_and_from_the_first_batch_on():
-    from edl_hvd.worker.training.evaluation import _Pace
+    from edl_hvd.worker.batch_loops.evaluation import _Pace
 
     clock = FakeClock()
     pace, commits = _Pace(clock), []

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from edl_hvd.data.sampler import GlobalStep
 from edl_hvd.errors import UsageError
+from edl_hvd.worker.batch_loops.batches import EpochLoop
+from edl_hvd.worker.batch_loops.body_watch import encoded, refuse_changes
 from edl_hvd.worker.position import position
-from edl_hvd.worker.training.batches import EpochLoop
-from edl_hvd.worker.training.body_watch import encoded, refuse_changes
+from edl_hvd.worker.runtime import Runtime
 from edl_hvd.worker.training.kept_graphs import next_number
-
-if TYPE_CHECKING:
-    from edl_hvd.worker.runtime import Runtime
 
 
 def steps(runtime: Runtime, loader: Any) -> Iterator[Step]:

@@ -7,17 +7,15 @@ same ones: rank 0 measures how long rounds take, and with each commit tells the 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.data.evaluation import EvaluationSampler
 from edl_hvd.data.randomness import seed_everything
 from edl_hvd.errors import UsageError
+from edl_hvd.worker.batch_loops.loader_checks import next_item
 from edl_hvd.worker.progress import progress
-from edl_hvd.worker.training.loader_checks import next_item
-
-if TYPE_CHECKING:
-    from edl_hvd.worker.runtime import Runtime
+from edl_hvd.worker.runtime import Runtime
 
 _COMMIT_S = 1.0
 # Between commits. This much is done twice after a death, and a change of the world waits for this long; a commit

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from edl_hvd.data.sampler import ElasticBatchSampler
 from edl_hvd.errors import UsageError
+from edl_hvd.worker.commits.state_store import StateStore
 from edl_hvd.worker.training.reduction import Reduction
 from edl_hvd.worker.training.scheduler import built_on
-
-if TYPE_CHECKING:
-    from edl_hvd.worker.commits.state_store import StateStore
 
 
 def check_models(store: StateStore, reduction: Reduction) -> None:

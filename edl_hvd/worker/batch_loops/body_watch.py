@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from edl_hvd.errors import UsageError
 from edl_hvd.worker.codec import encode
 from edl_hvd.worker.position import position
+from edl_hvd.worker.runtime import Runtime
 from edl_hvd.worker.trace import TensorTrace
 from edl_hvd.worker.training.optimizer import is_distributed
-
-if TYPE_CHECKING:
-    from edl_hvd.worker.runtime import Runtime
 
 
 def encoded(runtime: Runtime) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,19 +19,17 @@ from edl_hvd.data.randomness import seed_everything
 from edl_hvd.data.sampler import ElasticBatchSampler, GlobalStep
 from edl_hvd.errors import UsageError
 from edl_hvd.rescale.policy import GlobalBatch
+from edl_hvd.worker.batch_loops.body_watch import BodyWatch
+from edl_hvd.worker.batch_loops.loader_checks import check_models, check_schedulers, next_item, sampler_of
 from edl_hvd.worker.position import position
 from edl_hvd.worker.progress import progress
+from edl_hvd.worker.runtime import FinishedEpoch, Runtime
 from edl_hvd.worker.training.alike import is_due as is_compared
-from edl_hvd.worker.training.body_watch import BodyWatch
 from edl_hvd.worker.training.buffers import Buffers, OtherBuffers, PowerIterations, RunningStatistics
 from edl_hvd.worker.training.exact import ExactGradientSum
-from edl_hvd.worker.training.loader_checks import check_models, check_schedulers, next_item, sampler_of
 from edl_hvd.worker.training.micro_batch import MicroBatch
 from edl_hvd.worker.training.reduction import Reduction
 from edl_hvd.worker.training.tuning import choose, is_auto, is_due
-
-if TYPE_CHECKING:
-    from edl_hvd.worker.runtime import Runtime
 
 FLAT = "state.batches()"
 # What random numbers at step level are seeded with, behind the place of the step; a micro-batch has its own place.
@@ -95,8 +93,9 @@ class EpochLoop:
         runtime = self.runtime
         store = runtime.store
         # By an earlier call of the elastic function, or by this one, whose world has stayed since.
-        coordinator, attempt, epoch = runtime.finished_pass
-        if epoch == store.epoch and (attempt == runtime.attempt or coordinator is not runtime.coordinator):
+        last = runtime.finished_epoch
+        is_same_call = last.coordinator is runtime.coordinator
+        if last.epoch == store.epoch and (last.attempt == runtime.attempt or not is_same_call):
             raise UsageError(
                 f"{self.call} was called again in epoch {runtime.store.epoch}, whose samples are all consumed; write "
                 "`for epoch in state.epochs(n):` around the loop, which counts the epochs"
@@ -294,7 +293,7 @@ class EpochLoop:
         runtime.check_alike()
         runtime.sync_buffers()
         runtime.counting.end_training_loop()
-        runtime.finished_pass = (runtime.coordinator, runtime.attempt, runtime.store.epoch)
+        runtime.finished_epoch = FinishedEpoch(runtime.coordinator, runtime.attempt, runtime.store.epoch)
         runtime.commit_whole()
         progress.enter("script")
 
@@ -393,7 +392,7 @@ def _exact_statistics(runtime: Runtime, sampler: ElasticBatchSampler) -> Running
 
 
 def _choose_batch(runtime: Runtime, sampler: ElasticBatchSampler) -> None:
-    """With ``WorkerBatch("auto")``, now and then: see ``tuning.py``. The change is part of the next commit."""
+    """With ``WorkerBatch("auto")``, now and then: see ``training/tuning.py``. The change is part of the next commit."""
     store, policy = runtime.store, sampler.policy
     assert is_auto(policy)
     runtime.step_timer.step()

@@ -1,0 +1,1 @@
+"""The loops over batches that a script writes: ``state.steps``, ``state.batches`` and ``state.evaluate``."""
