@@ -264,8 +264,9 @@ RETIRED_NAMES = {
 
 def test_a_worker_imports_upward_for_the_type_checker_neither() -> None:
     """The import contracts leave such imports out, because the package's own table of names needs one."""
-    found = [path.name for path in (PACKAGE / "worker").rglob("*.py") if "TYPE_CHECKING" in path.read_text()]
-    assert found == []
+    top = {"elastic.py", "state.py"}  # nothing of the worker is above them
+    found = {path.name for path in (PACKAGE / "worker").rglob("*.py") if "TYPE_CHECKING" in path.read_text()}
+    assert found <= top
 
 
 # Classes of one name that mean the same: the bases, first messages and answers of two protocols; what a worker says,
