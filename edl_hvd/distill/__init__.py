@@ -1,14 +1,16 @@
 """Distillation: teachers answer for students in training, from processes and machines of their own.
 
-    place.py          what a micro-batch is: its place in an epoch's order
-    window.py         which teacher gets which task, and when again; pure; window_events.py is what happens to it
+    place.py          what a micro-batch is, wherever and whenever it is read
+    window.py         micro-batches between reading and consuming; window_events.py is what happens to them; pure
+    turns.py          which teacher gets which task, and when again; poison.py is whose fault a loss is; pure
     sharing.py        whom a teacher asks, and which tasks it computes together; pure
     conversation.py   the messages of both sides
     proof.py          how both sides prove that they hold the same token
-    finding.py        where teachers are
-    calling.py        the student's connections
-    loader.py         ``DistillLoader``
-    serving.py        the teacher's connections, and its loop; teacher.py is the user's model in it
+    finding.py        where teachers are; address_book.py is when they are called
+    calling.py        the student's connections; call.py is one of them
+    loader.py         ``DistillLoader``; passes.py is one pass of it, reading.py its micro-batches
+    serving.py        the teacher's connections; student.py is one of them
+    computing.py      what a teacher computes; teacher.py is the user's model in it
     asking.py         how a teacher stands, for a command line
     outputs.py        what travels back; losses.py learns from it
 

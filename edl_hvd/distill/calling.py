@@ -1,6 +1,6 @@
 """The student's end of its connections to teachers: one thread, one selector.
 
-``Calling`` holds the window. What the loader does and what teachers say are window_events of it; the thread carries out
+``Calling`` holds the window. What the loader does and what teachers say are events of it; the thread carries out
 what follows from them. It knows bytes and numbers, neither tensors nor what a place means.
 """
 
@@ -20,73 +20,20 @@ from dataclasses import dataclass
 from edl_hvd import events
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.distill import conversation as say
-from edl_hvd.distill import proof
-from edl_hvd.distill.conversation import Address, Message, decode, encode
+from edl_hvd.distill import window_events
+from edl_hvd.distill.address_book import AddressBook, Fault
+from edl_hvd.distill.call import Call, LastingError, Wishes, check_equal
+from edl_hvd.distill.conversation import Address
 from edl_hvd.distill.place import Place
-from edl_hvd.distill.window import Window, turn
-from edl_hvd.distill.window_events import (
-    Accept,
-    Action,
-    Answered,
-    Closed,
-    Consumed,
-    Declined,
-    GiveNothing,
-    GiveTask,
-    Invite,
-    Left,
-    Passed,
-    Poisoned,
-    Read,
-    TeacherReady,
-    Wanted,
-    WindowEvent,
-    Withdraw,
-)
+from edl_hvd.distill.turns import turn
+from edl_hvd.distill.window import Window
 from edl_hvd.errors import ProtocolError
 from edl_hvd.frames import Array, ArrayType, Frame, FrameStream, Limits
 from edl_hvd.silence import UNANSWERED_S, ask_for_answers, unanswered_s
 
-_TEACHING_S = 120.0
-# A teacher that computes for others answers a hello after that.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 1.0
-# Between two calls. A teacher that is back is found within a second.
-_CALLS_PER_S = 50.0
-# Of addresses without a teacher; a connection that is refused costs 0.1 ms.
-_FAULT_PAUSE_S, _LONGEST_FAULT_PAUSE_S = 10.0, 160.0
-# After what does not heal by itself, such as another token.
 _LOOK_EVERY_S = 0.5
 _OWN_PAUSE_S = 1.0
 _CLOSE_S = 5.0
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """What a student asks of every teacher.
-
-    Attributes:
-        job, student, outputs, exact: See :class:`~edl_hvd.distill.conversation.Hello`.
-        fingerprint: Fingerprint that a teacher must have; empty for that of the first teacher.
-    """
-
-    job: str
-    student: str
-    outputs: str
-    exact: bool
-    fingerprint: str = ""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Why there is no teacher at an address.
-
-    Attributes:
-        why: Reason in words.
-        is_lasting: Whether it stays until a person changes something, such as a wrong token.
-    """
-
-    why: str
-    is_lasting: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,33 +52,7 @@ class Outlook:
     short_s: float
     faults: Mapping[Address, Fault]
     window: Window
-    poisoned: Poisoned | None
-
-
-@dataclass
-class _Call:
-    """A connection to a teacher.
-
-    Attributes:
-        stage: "connecting", "nonce", "proof", "waiting" (no hello was said yet), "teaching" or "ready".
-        deadline_s: When the present stage has taken too long; ``None``: never.
-        given: Tasks that it has not answered.
-        needs_write: Whether the selector watches for room to write.
-    """
-
-    address: Address
-    stream: FrameStream
-    stage: str
-    deadline_s: float | None
-    nonce: str = ""
-    token: str = ""
-    given: dict[int, int] | None = None
-    is_leaving: bool = False
-    needs_write: bool = True
-
-
-class _Lasting(Exception):
-    """A teacher cannot be used until a person changes something."""
+    poisoned: window_events.Poisoned | None
 
 
 _all: weakref.WeakSet[Calling] = weakref.WeakSet()
@@ -171,18 +92,15 @@ class Calling:
         self._window = Window(limit_bytes)
         self._arrays: dict[int, tuple[tuple[Array, ...], int]] = {}
         self._answers: dict[int, tuple[Array, ...]] = {}
-        self._poisoned: Poisoned | None = None
-        self._outbox: deque[Action] = deque()
+        self._poisoned: window_events.Poisoned | None = None
+        self._outbox: deque[window_events.Action] = deque()
         self._hello: say.Hello | None = None
         self._teaching: say.Teaching | None = None
         self._must_renew = False
-        self._addresses: dict[Address, str] = {}
-        self._faults: dict[Address, Fault] = {}
+        self._book = AddressBook()
         self._ready_s = clock.monotonic_s()
         # Of the thread alone:
-        self._calls: dict[Address, _Call] = {}
-        self._due_s: dict[Address, float] = {}
-        self._pauses_s: dict[Address, float] = {}
+        self._calls: dict[Address, Call] = {}
         self._processes: dict[str, Address] = {}
         self._looked_s = clock.monotonic_s()
         self._closing = False
@@ -204,15 +122,13 @@ class Calling:
             addresses: IPv4 or IPv6 address of each.
         """
         with self.changed:
-            self._addresses = dict(addresses)
-            for gone in set(self._faults) - set(addresses):
-                del self._faults[gone]
+            self._book.list(addresses)
         self._ring()
 
     def blame(self, address: Address, why: str) -> None:
         """Note why an address cannot be called."""
         with self.changed:
-            self._faults[address] = Fault(why)
+            self._book.faults[address] = Fault(why)
 
     def expect(self, send: tuple[ArrayType, ...], micro_batch: int) -> None:
         """Say what will be sent; needed before the first task. Said again, it begins the conversations anew."""
@@ -241,10 +157,10 @@ class Calling:
             self._arrays[number] = (arrays, place.samples)
             if known is not None:
                 self._answers[number] = known
-            self._handle(Read(place, size_bytes, is_answered=known is not None))
+            self._handle(window_events.Read(place, size_bytes, is_answered=known is not None))
             return number
 
-    def handle(self, event: WindowEvent) -> None:
+    def handle(self, event: window_events.WindowEvent) -> None:
         """Let the window know."""
         with self.changed:
             self._handle(event)
@@ -255,7 +171,7 @@ class Calling:
             answer = self._answers.pop(number, None)
             if answer is not None:
                 self._arrays.pop(number, None)
-                self._handle(Consumed())
+                self._handle(window_events.Consumed())
             return answer
 
     def end_pass(self) -> dict[Place, tuple[Array, ...]]:
@@ -263,7 +179,7 @@ class Calling:
         with self.changed:
             entries = self._window.entries
             left = {entries[number].place: answer for number, answer in self._answers.items() if number in entries}
-            self._handle(Closed())
+            self._handle(window_events.Closed())
             self._arrays.clear()
             self._answers.clear()
             self._poisoned = None
@@ -274,7 +190,7 @@ class Calling:
         with self.changed:
             ready = len(self._window.teachers)
             short_s = 0.0 if ready else self._clock.monotonic_s() - self._ready_s
-            return Outlook(ready, short_s, dict(self._faults), self._window, self._poisoned)
+            return Outlook(ready, short_s, dict(self._book.faults), self._window, self._poisoned)
 
     @property
     def answer_row_bytes(self) -> int:
@@ -298,13 +214,13 @@ class Calling:
         with suppress(OSError):
             self._selector.close()
 
-    def _handle(self, event: WindowEvent) -> None:
+    def _handle(self, event: window_events.WindowEvent) -> None:
         result = turn(self._window, event, self._clock.monotonic_s())
         self._window = result.window
         for action in result.actions:
-            if isinstance(action, Poisoned):
+            if isinstance(action, window_events.Poisoned):
                 self._poisoned = action
-            elif not isinstance(action, Accept):
+            elif not isinstance(action, window_events.Accept):
                 self._outbox.append(action)
         if self._outbox and threading.current_thread() is not self._thread:
             self._ring()
@@ -323,7 +239,7 @@ class Calling:
                 self._dial()
                 self._carry_out()
                 for key, mask in self._selector.select(self._patience_s()):
-                    call: _Call | None = key.data
+                    call: Call | None = key.data
                     if call is None:
                         with suppress(OSError):
                             self._bell.recv(1 << 12)
@@ -342,8 +258,7 @@ class Calling:
         with self.changed:
             if self._outbox:
                 return 0.0
-            moments = [self._window.due_s(now_s)]
-        moments += [due_s for address, due_s in self._due_s.items() if address not in self._calls]
+            moments = [self._window.due_s(now_s), self._book.next_due_s(self._calls)]
         return max(0.0, min([now_s + _LOOK_EVERY_S, *(moment for moment in moments if moment is not None)]) - now_s)
 
     def _look(self) -> None:
@@ -351,7 +266,7 @@ class Calling:
         now_s = self._clock.monotonic_s()
         slept = now_s - self._looked_s > _LOOK_EVERY_S + _OWN_PAUSE_S
         self._looked_s = now_s
-        self.handle(Passed())
+        self.handle(window_events.Passed())
         for call in list(self._calls.values()):
             if call.deadline_s is not None and now_s > call.deadline_s:
                 self._drop(call, Fault(f"it did not answer ({call.stage}) for a long time"))
@@ -366,32 +281,29 @@ class Calling:
         if must:
             for call in list(self._calls.values()):
                 self._drop(call, Fault("the inputs have changed"), kindly=True)
-                self._due_s[call.address] = 0.0
+            with self.changed:
+                self._book.call_at_once()
 
     def _dial(self) -> None:
         now_s = self._clock.monotonic_s()
         with self.changed:
-            addresses = dict(self._addresses)
-        for gone in set(self._due_s) - set(addresses) - set(self._calls):
-            del self._due_s[gone]
-        for address, numeric in addresses.items():
-            if address not in self._calls and self._due_s.get(address, 0.0) <= now_s:
-                self._call(address, numeric, now_s)
+            due = self._book.due(self._calls, now_s)
+        for address, numeric in due.items():
+            self._call(address, numeric, now_s)
 
     def _call(self, address: Address, numeric: str, now_s: float) -> None:
         stream = socket.socket(socket.AF_INET6 if ":" in numeric else socket.AF_INET, socket.SOCK_STREAM)
         stream.setblocking(False)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         ask_for_answers(stream)
-        limits = Limits(say.STRANGER_HEADER_BYTES)
-        call = _Call(address, FrameStream(stream, limits), "connecting", now_s + say.PROOF_S, given={})
+        call = Call(address, FrameStream(stream, Limits(say.STRANGER_HEADER_BYTES)), now_s)
         self._calls[address] = call
         problem = stream.connect_ex((numeric, address.port))
         self._selector.register(stream, selectors.EVENT_READ | selectors.EVENT_WRITE, call)
         if problem not in (0, errno.EINPROGRESS):
             self._drop(call, Fault(os.strerror(problem)))
 
-    def _go_on(self, call: _Call, mask: int) -> None:
+    def _go_on(self, call: Call, mask: int) -> None:
         try:
             if call.stage == "connecting":
                 problem = call.stream.connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -409,10 +321,10 @@ class Calling:
             self._drop(call, Fault(error.strerror or str(error)), kindly=call.is_leaving)
         except ProtocolError as error:
             self._drop(call, Fault(str(error), is_lasting=True), kindly=True)
-        except _Lasting as error:
+        except LastingError as error:
             self._drop(call, Fault(str(error), is_lasting=True), kindly=True)
 
-    def _flush(self, call: _Call) -> None:
+    def _flush(self, call: Call) -> None:
         needs_write = not call.stream.flush()
         if needs_write != call.needs_write:
             call.needs_write = needs_write
@@ -420,134 +332,52 @@ class Calling:
                 call.stream.connection, selectors.EVENT_READ | (selectors.EVENT_WRITE if needs_write else 0), call
             )
 
-    def _greet(self, call: _Call) -> None:
+    def _greet(self, call: Call) -> None:
         try:
-            call.token = self._token()
+            token = self._token()
         except Exception as error:  # a file that does not read, a token that is none
-            raise _Lasting(f"there is no token to prove: {error}") from error
-        call.nonce, call.stage = proof.new_nonce(), "nonce"
-        call.stream.put(encode(say.Nonce(say.PROTOCOL, call.nonce)))
+            raise LastingError(f"there is no token to prove: {error}") from error
+        call.greet(token)
 
     # --- what teachers say ---
 
-    def _hear(self, call: _Call, frame: Frame) -> None:
-        match call.stage:
-            case "nonce":
-                self._take_nonce(call, decode(frame, say.NONCE))
-            case "proof":
-                self._take_proof(call, decode(frame, say.PROOF))
-            case "waiting":
-                decode(frame, say.vocabulary(say.Leaving))
-                raise EOFError("it is leaving")
-            case "teaching":
-                self._take_teaching(call, decode(frame, say.FROM_NEW_TEACHER))
-            case "ready":
-                self._take_ready(call, frame)
-
-    def _take_nonce(self, call: _Call, message: Message) -> None:
-        assert isinstance(message, say.Nonce)
-        if message.protocol != say.PROTOCOL or not proof.is_nonce(message.nonce):
-            raise ProtocolError(
-                f"it speaks protocol {message.protocol}; expected {say.PROTOCOL}: install the same version of edl_hvd"
-            )
-        call.stream.put(encode(say.Proof(proof.prove(call.token, proof.STUDENT, call.nonce, message.nonce))))
-        # Needed once more, for the other's proof.
-        call.nonce, call.stage = f"{message.nonce} {call.nonce}", "proof"
-
-    def _take_proof(self, call: _Call, message: Message) -> None:
-        if isinstance(message, say.Refuse):
-            raise _Lasting(f"it refused: {say.shorten(message.why)}")
-        assert isinstance(message, say.Proof)
-        theirs, ours = call.nonce.split()
-        if not proof.is_proof(message.proof, call.token, proof.TEACHER, theirs, ours):
-            raise _Lasting("it holds another token; give both sides the same EDL_HVD_TEACHERS_TOKEN")
-        call.stage, call.deadline_s = "waiting", None
-        self._say_hello(call)
-
-    def _say_hello(self, call: _Call) -> None:
-        if self._hello is not None and call.stage == "waiting":
-            call.stage, call.deadline_s = "teaching", self._clock.monotonic_s() + _TEACHING_S
-            call.stream.limits = Limits(say.HEADER_BYTES)
-            call.stream.put(encode(self._hello))
-
-    def _take_teaching(self, call: _Call, message: Message) -> None:
-        if isinstance(message, say.Refuse):
-            raise _Lasting(f"it refused: {say.shorten(message.why)}")
-        if isinstance(message, say.Leaving):
-            raise EOFError("it is leaving")
-        assert isinstance(message, say.Teaching)
-        assert self._hello is not None
-        twin = self._processes.get(message.process)
-        if twin is not None:
-            raise _Lasting(f"it is the same process as the teacher at {twin}; list it once")
-        self._compare(message)
-        with self.changed:
-            if self._teaching is None:
-                self._teaching = message
-            self._faults.pop(call.address, None)
-        call.stage, call.deadline_s = "ready", None
-        call.stream.limits = Limits(say.HEADER_BYTES, say.row_bytes(message.answer) * self._hello.micro_batch)
-        self._processes[message.process] = call.address
-        self._pauses_s.pop(call.address, None)
-        self._tell(events.TeacherJoined(str(call.address), message.model, message.fingerprint))
-        self.handle(TeacherReady(str(call.address), message.process))
-
-    def _compare(self, teaching: say.Teaching) -> None:
-        """Raise ``_Lasting`` where answers of this teacher are not those of the first one."""
-        first = self._teaching
-        wanted = self._wishes.fingerprint or (first.fingerprint if first else "")
-        if wanted and teaching.fingerprint != wanted:
-            raise _Lasting(
-                f"its model has fingerprint {teaching.fingerprint or 'none'}, the answers here come from {wanted}; "
-                "serve the same weights everywhere, or start the student anew"
-            )
-        if first is not None and teaching.answer != first.answer:
-            raise _Lasting(
-                f"it answers {_show(teaching.answer)} per sample, the first teacher {_show(first.answer)}; serve the "
-                "same model everywhere"
-            )
-        if first is not None and self._wishes.exact and teaching.probe != first.probe:
-            raise _Lasting(
-                "its answer to the same input has other bits than that of the first teacher; with exact=True use equal "
-                "devices, versions of torch and numbers of threads"
-            )
-
-    def _take_ready(self, call: _Call, frame: Frame) -> None:
-        message, name = decode(frame, say.FROM_TEACHER), str(call.address)
-        if isinstance(message, say.Want):
-            if call.is_leaving:
-                call.stream.put(encode(say.Nothing()))
-            else:
-                self.handle(Wanted(name))
-        elif isinstance(message, say.Leaving):
-            call.is_leaving = True
-        elif isinstance(message, say.Cannot):
-            self._take_number(call, message.number)
-            self.handle(Declined(name, message.number, say.shorten(message.why)))
-        elif isinstance(message, say.Answer):
-            samples = self._take_number(call, message.number)
-            assert self._teaching is not None
-            say.check_arrays(frame.arrays, self._teaching.answer, samples)
-            why = self._check(frame.arrays)
-            if why:
-                self._tell(events.TeacherRefused(name, why))
-                self.handle(Declined(name, message.number, why))
-            else:
-                self._accept(name, message.number, frame.arrays)
+    def _hear(self, call: Call, frame: Frame) -> None:
+        message, name = call.hear(frame), str(call.address)
+        match message:
+            case say.Teaching():
+                self._welcome(call, message)
+            case say.Want():
+                self.handle(window_events.Wanted(name))
+            case say.Cannot(number, why):
+                self.handle(window_events.Declined(name, number, say.shorten(why)))
+            case say.Answer(number):
+                self._take_answer(name, number, frame.arrays)
         self._carry_out()
 
-    def _take_number(self, call: _Call, number: int) -> int:
-        assert call.given is not None
-        if number not in call.given:
-            raise ProtocolError(f"it answered task {number}, which it was not given")
-        return call.given.pop(number)
+    def _welcome(self, call: Call, teaching: say.Teaching) -> None:
+        twin = self._processes.get(teaching.process)
+        if twin is not None:
+            raise LastingError(f"it is the same process as the teacher at {twin}; list it once")
+        check_equal(teaching, self._teaching, self._wishes)
+        with self.changed:
+            if self._teaching is None:
+                self._teaching = teaching
+            self._book.joined(call.address)
+        self._processes[teaching.process] = call.address
+        self._tell(events.TeacherJoined(str(call.address), teaching.model, teaching.fingerprint))
+        self.handle(window_events.TeacherReady(str(call.address), teaching.process))
 
-    def _accept(self, name: str, number: int, arrays: tuple[Array, ...]) -> None:
+    def _take_answer(self, name: str, number: int, arrays: tuple[Array, ...]) -> None:
+        why = self._check(arrays)
+        if why:
+            self._tell(events.TeacherRefused(name, why))
+            self.handle(window_events.Declined(name, number, why))
+            return
         with self.changed:
             entry = self._window.entries.get(number)
             if entry is not None and name in entry.holders:
                 self._answers[number] = arrays
-                self._handle(Answered(name, number))
+                self._handle(window_events.Answered(name, number))
 
     # --- what follows ---
 
@@ -557,48 +387,38 @@ class Calling:
                 if not self._outbox:
                     break
                 action = self._outbox.popleft()
-                frame = self._frame_of(action)
-            call = self._call_of(action)
-            if call is None or frame is None or call.stage != "ready":
-                continue
-            if isinstance(action, GiveTask):
-                assert call.given is not None
-                call.given[action.number] = frame.fields["samples"]
-            call.stream.put(frame)
-            try:
-                self._flush(call)
-            except OSError as error:
-                self._drop(call, Fault(error.strerror or str(error)))
+                call = self._calls.get(_address(action))
+                if call is None or call.stage != "ready":
+                    continue
+                self._do(call, action)
+            self._send(call)
+        hello = self._hello
         for call in list(self._calls.values()):
-            if call.stage == "waiting" and self._hello is not None:
-                self._say_hello(call)
-                try:
-                    self._flush(call)
-                except OSError as error:
-                    self._drop(call, Fault(error.strerror or str(error)))
+            if call.stage == "waiting" and hello is not None:
+                call.say_hello(hello, self._clock.monotonic_s())
+                self._send(call)
 
-    def _call_of(self, action: Action) -> _Call | None:
-        name = getattr(action, "teacher", "")
-        host, _, port = name.rpartition(":")
-        return self._calls.get(Address(host, int(port))) if host else None
-
-    def _frame_of(self, action: Action) -> Frame | None:
+    def _do(self, call: Call, action: window_events.Action) -> None:
         window = self._window
         match action:
-            case GiveTask(_, number, is_alone, tasks, lead):
-                if number not in self._arrays:
-                    return None  # the pass is over
-                arrays, samples = self._arrays[number]
-                return encode(say.Give(number, samples, is_alone, tasks, lead), arrays)
-            case GiveNothing():
-                return encode(say.Nothing())
-            case Invite():
-                return encode(say.Have(max(1, window.tasks), window.lead))
-            case Withdraw(_, number):
-                return encode(say.Forget(number))
-        return None
+            case window_events.GiveTask(_, number, is_alone, tasks, lead):
+                if number in self._arrays:  # else the pass is over
+                    arrays, samples = self._arrays[number]
+                    call.give(say.Give(number, samples, is_alone, tasks, lead), arrays)
+            case window_events.GiveNothing():
+                call.put(say.Nothing())
+            case window_events.Invite():
+                call.put(say.Have(max(1, window.tasks), window.lead))
+            case window_events.Withdraw(_, number):
+                call.put(say.Forget(number))
 
-    def _drop(self, call: _Call, fault: Fault, kindly: bool = False) -> None:
+    def _send(self, call: Call) -> None:
+        try:
+            self._flush(call)
+        except OSError as error:
+            self._drop(call, Fault(error.strerror or str(error)))
+
+    def _drop(self, call: Call, fault: Fault, kindly: bool = False) -> None:
         """End a connection; its tasks wait again."""
         address, now_s = call.address, self._clock.monotonic_s()
         with suppress(KeyError, ValueError):
@@ -608,30 +428,20 @@ class Calling:
         for process in [name for name, where in self._processes.items() if where == address]:
             del self._processes[process]
         with self.changed:
-            is_listed = address in self._addresses
-            known = self._faults.get(address)
-            if is_listed:
-                self._faults[address] = fault
-            missing = len(self._addresses) - len(self._calls)
-            was_ready, tasks = str(address) in self._window.teachers, len(call.given or ())
-            self._handle(Left(str(address), kindly))
+            known = self._book.faults.get(address)
+            self._book.ended(address, fault, len(self._book.listed) - len(self._calls), now_s)
+            was_ready = str(address) in self._window.teachers
+            self._handle(window_events.Left(str(address), kindly))
             if was_ready and not self._window.teachers:
                 self._ready_s = now_s
-        self._due_s[address] = now_s + self._next_pause_s(address, fault.is_lasting, missing)
         if self._closing:
             return
         if was_ready:
-            self._tell(events.TeacherLost(str(address), "it left" if call.is_leaving else fault.why, tasks))
+            self._tell(events.TeacherLost(str(address), "it left" if call.is_leaving else fault.why, call.tasks))
         elif fault.is_lasting and (known is None or known.why != fault.why):
             self._tell(events.TeacherRefused(str(address), fault.why))
 
-    def _next_pause_s(self, address: Address, is_lasting: bool, missing: int) -> float:
-        first_s = _FAULT_PAUSE_S if is_lasting else _FIRST_PAUSE_S
-        longest_s = _LONGEST_FAULT_PAUSE_S if is_lasting else max(_LONGEST_PAUSE_S, missing / _CALLS_PER_S)
-        pause_s = self._pauses_s.get(address, first_s)
-        self._pauses_s[address] = min(longest_s, 2 * pause_s)
-        return max(first_s, min(longest_s, pause_s))
 
-
-def _show(types: tuple[ArrayType, ...]) -> str:
-    return ", ".join(str(one) for one in types)
+def _address(action: window_events.Action) -> Address:
+    host, _, port = getattr(action, "teacher", "").rpartition(":")
+    return Address(host, int(port or 0))

@@ -49,7 +49,7 @@ _LONGEST_FRAME = 200
 # Characters. Together with the above well below the longest line that the driver reads, with room for its quotes.
 LONGEST_NAME = 200
 # Of a collective.
-_TEACHERS = ("edl_hvd.distill.loader", "_wait_for_answer")
+_TEACHERS = ("edl_hvd.distill.passes", "_wait_for_answer")
 # Module and function in which a loader waits for a teacher; how long that takes says nothing about this worker.
 _WRITERS = frozenset(("torch.serialization", "safetensors.torch", "torch.distributed.checkpoint.state_dict_saver"))
 

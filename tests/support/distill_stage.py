@@ -12,29 +12,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from edl_hvd.distill import window_events as events
 from edl_hvd.distill.place import Place
 from edl_hvd.distill.sharing import Lot, Sharing, together
-from edl_hvd.distill.window import Window, turn
-from edl_hvd.distill.window_events import (
-    Accept,
-    Action,
-    Answered,
-    Asked,
-    Closed,
-    Consumed,
-    Declined,
-    GiveNothing,
-    GiveTask,
-    Invite,
-    Left,
-    Passed,
-    Poisoned,
-    Read,
-    TeacherReady,
-    Wanted,
-    WindowEvent,
-    Withdraw,
-)
+from edl_hvd.distill.turns import turn
+from edl_hvd.distill.window import Window
 
 SAMPLES = 4
 
@@ -90,7 +72,7 @@ class Teacher:
             self.sharing = self.sharing.joined(student.name, student.job, SAMPLES)
             self.wanted[student.name] = 0
             student.lines[self.name] = self
-            student.handle(TeacherReady(self.name, self.process))
+            student.handle(events.TeacherReady(self.name, self.process))
 
     def ask(self) -> None:
         if not self.is_alive or (self.computing and not self.asks_ahead):
@@ -105,32 +87,32 @@ class Teacher:
                 return
             self.sharing = self.sharing.asked(name)
             self.wanted[name] += 1
-            self.say(name, Wanted(self.name))
+            self.say(name, events.Wanted(self.name))
 
-    def say(self, name: str, event: WindowEvent) -> None:
+    def say(self, name: str, event: events.WindowEvent) -> None:
         student = self.students[name]
         student.stage.later(student.wire(self, to_student=True), lambda: student.hear(self, event))
 
-    def hear(self, student: str, action: Action) -> None:
+    def hear(self, student: str, action: events.Action) -> None:
         if not self.is_alive:
             return
         if self.stopped_until_s > self.stage.now_s:
             self.stage.later(self.stopped_until_s - self.stage.now_s, lambda: self.hear(student, action))
             return
         match action:
-            case GiveTask(_, number, is_alone, tasks, lead):
+            case events.GiveTask(_, number, is_alone, tasks, lead):
                 assert self.wanted[student] > 0, "a task came that was not asked for"
                 self.wanted[student] -= 1
                 self.sharing = self.sharing.heard(student, tasks, lead, is_reply=True)
                 self.tasks.append((student, number, Lot("", SAMPLES, is_alone)))
-            case GiveNothing():
+            case events.GiveNothing():
                 assert self.wanted[student] > 0, "a reply came without a question"
                 self.wanted[student] -= 1
                 self.sharing = self.sharing.heard(student, 0, 0, is_reply=True)
-            case Invite():
+            case events.Invite():
                 window = self.students[student].window
                 self.sharing = self.sharing.heard(student, max(1, window.tasks), window.lead)
-            case Withdraw(_, number):
+            case events.Withdraw(_, number):
                 self.tasks = [task for task in self.tasks if task[:2] != (student, number)]
                 if any(task[:2] == (student, number) for task in self.computing):
                     self.unwanted.add((student, number))
@@ -160,9 +142,9 @@ class Teacher:
             if (student, number) in self.unwanted:
                 self.unwanted.discard((student, number))
             elif self.stage.chance.random() < self.declines:
-                self.say(student, Declined(self.name, number, "no memory"))
+                self.say(student, events.Declined(self.name, number, "no memory"))
             else:
-                self.say(student, Answered(self.name, number))
+                self.say(student, events.Answered(self.name, number))
         self.compute()
         self.ask()
 
@@ -193,7 +175,7 @@ class Student:
     consumed: list[int] = field(default_factory=list)
     begin: int = 0
     accepted: set[int] = field(default_factory=set)
-    poisoned: Poisoned | None = None
+    poisoned: events.Poisoned | None = None
     is_waiting: bool = False
     largest_bytes: int = 0
     wake_s: float | None = None
@@ -213,18 +195,18 @@ class Student:
         self.arrives_s[key] = at_s + 1e-9
         return at_s - self.stage.now_s
 
-    def handle(self, event: WindowEvent) -> None:
+    def handle(self, event: events.WindowEvent) -> None:
         result = turn(self.window, event, self.stage.now_s)
         self.window = result.window
         self.stage.turns += 1
         for action in result.actions:
             match action:
-                case Accept(number):
+                case events.Accept(number):
                     assert number not in self.accepted, "an answer was accepted twice"
                     self.accepted.add(number)
-                case Poisoned():
+                case events.Poisoned():
                     self.poisoned = action
-                case GiveTask() | GiveNothing() | Invite() | Withdraw():
+                case events.GiveTask() | events.GiveNothing() | events.Invite() | events.Withdraw():
                     teacher = self.lines.get(action.teacher)
                     if teacher is not None:
                         self.stage.later(
@@ -235,7 +217,7 @@ class Student:
         due_s = self.window.due_s(self.stage.now_s)
         if due_s is not None and (self.wake_s is None or due_s < self.wake_s or self.wake_s <= self.stage.now_s):
             self.wake_s = due_s
-            self.stage.later(due_s - self.stage.now_s + 1e-6, lambda: self.handle(Passed()))
+            self.stage.later(due_s - self.stage.now_s + 1e-6, lambda: self.handle(events.Passed()))
 
     def check(self) -> None:
         """What is so in every window."""
@@ -248,7 +230,7 @@ class Student:
         self.largest_bytes = max(self.largest_bytes, size)
         assert size <= window.limit_bytes or len(window.entries) <= 2
 
-    def hear(self, teacher: Teacher, event: WindowEvent) -> None:
+    def hear(self, teacher: Teacher, event: events.WindowEvent) -> None:
         if self.lines.get(teacher.name) is teacher:
             self.handle(event)
             self.go_on()
@@ -256,18 +238,18 @@ class Student:
     def lose(self, teacher: Teacher, kindly: bool) -> None:
         if self.lines.get(teacher.name) is teacher:
             del self.lines[teacher.name]
-            self.handle(Left(teacher.name, kindly))
+            self.handle(events.Left(teacher.name, kindly))
 
     def fill(self) -> None:
         while self.read < self.total and self.window.has_room:
             number = self.window.next_number
             self.places[number] = self.read
-            self.handle(Read(Place(0, 0, self.read * SAMPLES, SAMPLES), self.size_bytes))
+            self.handle(events.Read(Place(0, 0, self.read * SAMPLES, SAMPLES), self.size_bytes))
             self.read += 1
 
     def start(self) -> None:
         self.fill()
-        self.handle(Asked())
+        self.handle(events.Asked())
         self.is_waiting = True
 
     def go_on(self) -> None:
@@ -277,22 +259,22 @@ class Student:
         assert head in self.accepted
         self.is_waiting = False
         self.consumed.append(self.places[head])
-        self.handle(Consumed())
+        self.handle(events.Consumed())
         self.fill()
         self.stage.later(self.step_s * self.stage.chance.uniform(0.5, 1.5), self.ask)
 
     def ask(self) -> None:
         if not self.is_over and not self.is_waiting:
             self.is_waiting = True
-            self.handle(Asked())
+            self.handle(events.Asked())
             self.go_on()
 
     def begin_anew(self) -> None:
         """The world breaks: a new pass begins where the training stands."""
         if self.is_over:
             return
-        self.handle(Closed())
+        self.handle(events.Closed())
         self.read, self.passes = len(self.consumed), self.passes + 1
         self.fill()
         self.is_waiting = True
-        self.handle(Asked())
+        self.handle(events.Asked())

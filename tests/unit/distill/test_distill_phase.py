@@ -10,7 +10,7 @@ from types import FrameType
 from waiting import soon
 
 from edl_hvd.clock import SYSTEM_CLOCK
-from edl_hvd.distill import loader
+from edl_hvd.distill import passes
 from edl_hvd.driver.watch.hangs import _FLOORS_S
 from edl_hvd.worker.progress import Progress, awaits_teacher
 
@@ -25,7 +25,7 @@ def test_waiting_for_an_answer_is_recognised_by_the_stack():
         return ()
 
     stand_in = types.SimpleNamespace(_calling=types.SimpleNamespace(take=look), _waited_s=0.0)
-    loader._Pass._wait_for_answer(stand_in, types.SimpleNamespace(number=0))  # type: ignore[arg-type]
+    passes.Pass._wait_for_answer(stand_in, types.SimpleNamespace(number=0))  # type: ignore[arg-type]
     assert seen == [True]
     assert not awaits_teacher(sys._getframe())
     assert "teachers" not in _FLOORS_S, "it has the bound of what nobody has measured, an hour"
@@ -59,6 +59,6 @@ def test_the_beat_of_a_worker_that_waits_for_a_teacher_says_so():
         return ()
 
     stand_in = types.SimpleNamespace(_calling=types.SimpleNamespace(take=look), _waited_s=0.0)
-    loader._Pass._wait_for_answer(stand_in, types.SimpleNamespace(number=0))  # type: ignore[arg-type]
+    passes.Pass._wait_for_answer(stand_in, types.SimpleNamespace(number=0))  # type: ignore[arg-type]
     phases.append(progress.beat(1).phase)
     assert phases == ["teachers", "input"]

@@ -8,42 +8,24 @@ from dataclasses import replace
 import pytest
 from distill_stage import Stage, Student, Teacher
 
+from edl_hvd.distill import window_events as events
 from edl_hvd.distill.place import Place
 from edl_hvd.distill.sharing import Sharing, asks_ahead
-from edl_hvd.distill.window import Window, turn
-from edl_hvd.distill.window_events import (
-    Accept,
-    Action,
-    Answered,
-    Asked,
-    Closed,
-    Consumed,
-    Declined,
-    GiveNothing,
-    GiveTask,
-    Invite,
-    Left,
-    Passed,
-    Poisoned,
-    Read,
-    TeacherReady,
-    Wanted,
-    WindowEvent,
-    Withdraw,
-)
+from edl_hvd.distill.turns import turn
+from edl_hvd.distill.window import Window
 
 HISTORIES = 1000
 # `python tests/unit/distill/test_distill_window.py 100000` plays more.
 
 
-def read(number: int, size_bytes: int = 1, is_answered: bool = False) -> Read:
-    return Read(Place(0, 0, number, 1), size_bytes, is_answered)
+def read(number: int, size_bytes: int = 1, is_answered: bool = False) -> events.Read:
+    return events.Read(Place(0, 0, number, 1), size_bytes, is_answered)
 
 
-def play(*window_events: WindowEvent | float, limit_bytes: int = 100) -> tuple[Window, list[Action]]:
+def play(*window_events: events.WindowEvent | float, limit_bytes: int = 100) -> tuple[Window, list[events.Action]]:
     """A window after these window_events; a number is the moment of those after it. The actions of the last one."""
     window, now_s = Window(limit_bytes), 0.0
-    actions: tuple[Action, ...] = ()
+    actions: tuple[events.Action, ...] = ()
     for event in window_events:
         if isinstance(event, float):
             now_s = event
@@ -53,73 +35,103 @@ def play(*window_events: WindowEvent | float, limit_bytes: int = 100) -> tuple[W
     return window, list(actions)
 
 
-def gives(actions: list[Action]) -> list[tuple[str, int]]:
-    return [(action.teacher, action.number) for action in actions if isinstance(action, GiveTask)]
+def gives(actions: list[events.Action]) -> list[tuple[str, int]]:
+    return [(action.teacher, action.number) for action in actions if isinstance(action, events.GiveTask)]
 
 
 def test_a_teacher_that_asks_gets_the_oldest_task():
-    _, actions = play(TeacherReady("a", "1"), TeacherReady("b", "2"), read(0), read(1), Wanted("a"), Wanted("b"))
+    _, actions = play(
+        events.TeacherReady("a", "1"),
+        events.TeacherReady("b", "2"),
+        read(0),
+        read(1),
+        events.Wanted("a"),
+        events.Wanted("b"),
+    )
     assert gives(actions) == [("b", 1)]
 
 
 def test_the_task_of_a_lost_teacher_goes_out_first_again():
     _, actions = play(
-        TeacherReady("a", "1"), TeacherReady("b", "2"), read(0), read(1), Wanted("a"), Left("a"), Wanted("b")
+        events.TeacherReady("a", "1"),
+        events.TeacherReady("b", "2"),
+        read(0),
+        read(1),
+        events.Wanted("a"),
+        events.Left("a"),
+        events.Wanted("b"),
     )
     assert gives(actions) == [("b", 0)]
 
 
 def test_a_teacher_that_finds_nothing_is_told_when_there_is_something():
-    _, actions = play(TeacherReady("a", "1"), Wanted("a"))
-    assert actions == [GiveNothing("a")]
-    _, actions = play(TeacherReady("a", "1"), Wanted("a"), read(0))
-    assert actions == [Invite("a")]
+    _, actions = play(events.TeacherReady("a", "1"), events.Wanted("a"))
+    assert actions == [events.GiveNothing("a")]
+    _, actions = play(events.TeacherReady("a", "1"), events.Wanted("a"), read(0))
+    assert actions == [events.Invite("a")]
 
 
 def test_of_idle_teachers_the_fastest_is_told_and_only_one_for_a_task():
     window, _ = play(
-        TeacherReady("slow", "1"), TeacherReady("fast", "2"), read(0), read(1), Wanted("slow"), Wanted("fast")
+        events.TeacherReady("slow", "1"),
+        events.TeacherReady("fast", "2"),
+        read(0),
+        read(1),
+        events.Wanted("slow"),
+        events.Wanted("fast"),
     )
-    for event, now_s in ((Answered("fast", 1), 1.0), (Answered("slow", 0), 5.0), (Wanted("slow"), 5.0)):
+    for event, now_s in (
+        (events.Answered("fast", 1), 1.0),
+        (events.Answered("slow", 0), 5.0),
+        (events.Wanted("slow"), 5.0),
+    ):
         window = turn(window, event, now_s).window
     result = turn(window, read(2), 6.0)
-    assert result.actions == (Invite("fast"),)
-    assert turn(result.window, Passed(), 6.3).actions == (Invite("slow"),), "the fast one works for another student"
+    assert result.actions == (events.Invite("fast"),)
+    assert turn(result.window, events.Passed(), 6.3).actions == (events.Invite("slow"),), (
+        "the fast one works for another student"
+    )
 
 
 def test_only_the_task_that_the_consumer_waits_for_is_hedged():
-    story: list[WindowEvent | float] = [
-        TeacherReady("a", "1"),
-        TeacherReady("b", "2"),
+    story: list[events.WindowEvent | float] = [
+        events.TeacherReady("a", "1"),
+        events.TeacherReady("b", "2"),
         read(0),
         read(1),
-        Wanted("a"),
-        Wanted("b"),
+        events.Wanted("a"),
+        events.Wanted("b"),
         1.0,
-        Answered("b", 1),
+        events.Answered("b", 1),
     ]
-    _, actions = play(*story, 60.0, Wanted("b"))
-    assert actions == [GiveNothing("b")], "nobody waits"
-    _, actions = play(*story, 2.0, Asked(), 4.9, Wanted("b"))
-    assert actions == [GiveNothing("b")], "three times the median of 1 s have not passed"
-    window, actions = play(*story, 2.0, Asked(), 5.0, Wanted("b"))
+    _, actions = play(*story, 60.0, events.Wanted("b"))
+    assert actions == [events.GiveNothing("b")], "nobody waits"
+    _, actions = play(*story, 2.0, events.Asked(), 4.9, events.Wanted("b"))
+    assert actions == [events.GiveNothing("b")], "three times the median of 1 s have not passed"
+    window, actions = play(*story, 2.0, events.Asked(), 5.0, events.Wanted("b"))
     assert gives(actions) == [("b", 0)]
-    assert turn(window, Answered("b", 0), 6.0).actions == (Withdraw("a", 0), Accept(0))
+    assert turn(window, events.Answered("b", 0), 6.0).actions == (events.Withdraw("a", 0), events.Accept(0))
 
 
 def test_an_idle_teacher_is_called_for_a_hedge():
     window, _ = play(
-        TeacherReady("a", "1"), TeacherReady("b", "2"), read(0), Wanted("a"), Wanted("b"), Asked(), 1.0
-    )  # fmt: skip
+        events.TeacherReady("a", "1"),
+        events.TeacherReady("b", "2"),
+        read(0),
+        events.Wanted("a"),
+        events.Wanted("b"),
+        events.Asked(),
+        1.0,
+    )
     assert window.due_s(1.0) == 6.0, "nothing is known of answers, so it is three times two seconds"
-    assert turn(window, Passed(), 6.0).actions == (Invite("b"),)
+    assert turn(window, events.Passed(), 6.0).actions == (events.Invite("b"),)
 
 
 def test_a_teacher_that_others_help_out_three_times_is_set_aside_and_comes_back():
-    window, _ = play(TeacherReady("slow", "1"), TeacherReady("b", "2"), limit_bytes=1000)
+    window, _ = play(events.TeacherReady("slow", "1"), events.TeacherReady("b", "2"), limit_bytes=1000)
     now_s = 0.0
 
-    def go(event: WindowEvent) -> list[Action]:
+    def go(event: events.WindowEvent) -> list[events.Action]:
         nonlocal window
         result = turn(window, event, now_s)
         window = result.window
@@ -127,77 +139,81 @@ def test_a_teacher_that_others_help_out_three_times_is_set_aside_and_comes_back(
 
     for number in range(3):
         go(read(number))
-        go(Wanted("slow"))
-        go(Asked())
+        go(events.Wanted("slow"))
+        go(events.Asked())
         now_s += 20.0
-        assert gives(go(Wanted("b"))) == [("b", number)]
-        go(Answered("b", number))
-        go(Consumed())
+        assert gives(go(events.Wanted("b"))) == [("b", number)]
+        go(events.Answered("b", number))
+        go(events.Consumed())
     assert window.teachers["slow"].aside_until_s == now_s + 10.0
     go(read(3))
-    assert go(Wanted("slow")) == [GiveNothing("slow")]
+    assert go(events.Wanted("slow")) == [events.GiveNothing("slow")]
     now_s += 10.0
-    assert gives(go(Wanted("slow"))) == [("slow", 3)]
+    assert gives(go(events.Wanted("slow"))) == [("slow", 3)]
 
 
 def test_late_answers_and_those_of_an_earlier_pass_do_not_count():
-    window, actions = play(TeacherReady("a", "1"), read(0), Wanted("a"), Closed())
-    assert actions == [Withdraw("a", 0)]
-    assert turn(window, Answered("a", 0), 0.0).actions == ()
-    window, actions = play(TeacherReady("a", "1"), read(0), Wanted("a"), Answered("a", 0), Answered("a", 0))
+    window, actions = play(events.TeacherReady("a", "1"), read(0), events.Wanted("a"), events.Closed())
+    assert actions == [events.Withdraw("a", 0)]
+    assert turn(window, events.Answered("a", 0), 0.0).actions == ()
+    window, actions = play(
+        events.TeacherReady("a", "1"), read(0), events.Wanted("a"), events.Answered("a", 0), events.Answered("a", 0)
+    )
     assert actions == []
 
 
 def test_a_task_whose_answer_is_known_is_given_to_nobody():
-    window, actions = play(TeacherReady("a", "1"), read(0, is_answered=True), Wanted("a"))
-    assert actions == [GiveNothing("a")]
+    window, actions = play(events.TeacherReady("a", "1"), read(0, is_answered=True), events.Wanted("a"))
+    assert actions == [events.GiveNothing("a")]
     assert window.lead == 1
 
 
 def test_a_task_that_three_teachers_are_lost_with_is_poisonous():
-    story: list[WindowEvent | float] = [read(0)]
+    story: list[events.WindowEvent | float] = [read(0)]
     for process in ("1", "2", "3"):
-        story += [TeacherReady("a", process), Wanted("a"), Left("a")]
+        story += [events.TeacherReady("a", process), events.Wanted("a"), events.Left("a")]
     _, actions = play(*story[:-1])
-    assert not any(isinstance(action, Poisoned) for action in actions)
+    assert not any(isinstance(action, events.Poisoned) for action in actions)
     _, actions = play(*story)
-    assert [action.number for action in actions if isinstance(action, Poisoned)] == [0]
+    assert [action.number for action in actions if isinstance(action, events.Poisoned)] == [0]
 
 
 def test_teachers_that_leave_kindly_or_are_lost_with_others_make_no_poison():
-    story: list[WindowEvent | float] = [read(0)]
+    story: list[events.WindowEvent | float] = [read(0)]
     for process in range(9):
-        story += [TeacherReady("a", str(process)), Wanted("a"), Left("a", kindly=True)]
+        story += [events.TeacherReady("a", str(process)), events.Wanted("a"), events.Left("a", kindly=True)]
         _, actions = play(*story)
-        assert not any(isinstance(action, Poisoned) for action in actions)
+        assert not any(isinstance(action, events.Poisoned) for action in actions)
     window = replace(Window(100), given=100, lost=16)
     for process in range(7):
-        first: list[WindowEvent] = [read(0)] if not process else []
-        for event in (*first, TeacherReady("a", str(process)), Wanted("a"), Left("a")):
+        first: list[events.WindowEvent] = [read(0)] if not process else []
+        for event in (*first, events.TeacherReady("a", str(process)), events.Wanted("a"), events.Left("a")):
             result = turn(window, event, 0.0)
             window = result.window
-        assert not any(isinstance(action, Poisoned) for action in result.actions), "16 % are lost anyway"
+        assert not any(isinstance(action, events.Poisoned) for action in result.actions), "16 % are lost anyway"
 
 
 def test_a_declined_task_goes_to_another_teacher_and_is_poison_after_the_third():
-    story: list[WindowEvent | float] = [
-        TeacherReady("a", "1"),
-        TeacherReady("b", "2"),
+    story: list[events.WindowEvent | float] = [
+        events.TeacherReady("a", "1"),
+        events.TeacherReady("b", "2"),
         read(0),
-        Wanted("a"),
-        Declined("a", 0, "NaN"),
+        events.Wanted("a"),
+        events.Declined("a", 0, "NaN"),
     ]
-    _, actions = play(*story, Wanted("a"))
-    assert actions == [GiveNothing("a")]
-    _, actions = play(*story, Wanted("b"))
+    _, actions = play(*story, events.Wanted("a"))
+    assert actions == [events.GiveNothing("a")]
+    _, actions = play(*story, events.Wanted("b"))
     assert gives(actions) == [("b", 0)]
-    both = [*story, Wanted("b"), Declined("b", 0, "NaN")]
-    _, actions = play(*both, 1.9, Wanted("a"))
-    assert actions == [GiveNothing("a")], "another teacher may be about to join"
-    _, actions = play(*both, 1.9, Wanted("a"), 2.0, Passed())
-    assert actions == [Invite("a")]
-    _, actions = play(*both, 2.0, Wanted("a"), Declined("a", 0, "NaN"))
-    assert [action.reasons for action in actions if isinstance(action, Poisoned)] == [("1: NaN", "2: NaN", "1: NaN")]
+    both = [*story, events.Wanted("b"), events.Declined("b", 0, "NaN")]
+    _, actions = play(*both, 1.9, events.Wanted("a"))
+    assert actions == [events.GiveNothing("a")], "another teacher may be about to join"
+    _, actions = play(*both, 1.9, events.Wanted("a"), 2.0, events.Passed())
+    assert actions == [events.Invite("a")]
+    _, actions = play(*both, 2.0, events.Wanted("a"), events.Declined("a", 0, "NaN"))
+    assert [action.reasons for action in actions if isinstance(action, events.Poisoned)] == [
+        ("1: NaN", "2: NaN", "1: NaN")
+    ]
 
 
 def test_the_window_is_bounded_in_bytes_but_holds_two():
@@ -215,10 +231,10 @@ def test_the_window_accepts_anything_in_any_state():
     for number in range(20_000):
         teacher = chance.choice("abc")
         event = chance.choice([
-            read(number), TeacherReady(teacher, teacher), Left(teacher), Wanted(teacher),
-            Answered(teacher, chance.randrange(9)), Answered(teacher, window.head or 0),
-            Declined(teacher, window.head or 0, ""), Asked(), Consumed(), Passed(),
-            Closed() if chance.random() < 0.1 else Asked(),
+            read(number), events.TeacherReady(teacher, teacher), events.Left(teacher), events.Wanted(teacher),
+            events.Answered(teacher, chance.randrange(9)), events.Answered(teacher, window.head or 0),
+            events.Declined(teacher, window.head or 0, ""), events.Asked(), events.Consumed(), events.Passed(),
+            events.Closed() if chance.random() < 0.1 else events.Asked(),
         ])  # fmt: skip
         window = turn(window, event, number * 0.01).window
 

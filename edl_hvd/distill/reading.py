@@ -1,0 +1,110 @@
+"""Micro-batches as a loader yields them, each with its place and with what a teacher sees of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from edl_hvd.distill.outputs import describe, named, row_types, to_arrays, to_tensors
+from edl_hvd.distill.place import Place
+from edl_hvd.errors import UsageError
+from edl_hvd.frames import Array, ArrayType
+
+
+@dataclass(frozen=True)
+class Item:
+    """A micro-batch that was read.
+
+    Attributes:
+        value: What the loader yielded.
+        place: Place of it.
+        indices: Samples that it is made of.
+        arrays: What is sent to a teacher.
+        number: Number of its task.
+    """
+
+    value: Any
+    place: Place
+    indices: tuple[int, ...]
+    arrays: tuple[Array, ...]
+    number: int = -1
+
+
+class Reading:
+    """The loader's items, with their places. One thread at a time."""
+
+    def __init__(self, loader: Any, batch_sampler: Any, send: Callable[[Any], Any], number: int) -> None:
+        self.is_threaded = getattr(loader, "num_workers", 0) > 0
+        # Both in the thread of the script, which forks the loader's processes. The sampler is asked at once, as its
+        # position may move before the next item is taken.
+        places = iter(batch_sampler)
+        self._first = next(places, None)
+        self._places = places
+        self._items = iter(loader)
+        self._send, self._number, self._position = send, number, 0
+        self._rows: tuple[ArrayType, ...] | None = None
+        self.largest = getattr(getattr(batch_sampler, "policy", None), "micro_batch", None) or len(self._first or ())
+
+    def next(self) -> Item | None:
+        """The next item; ``None`` at the end."""
+        try:
+            value = next(self._items)
+        except StopIteration:
+            return None
+        indices = self._first if self._first is not None else next(self._places, None)
+        self._first = None
+        if indices is None:
+            raise UsageError("the loader yields more batches than its batch_sampler; expected one for each")
+        place = Place(
+            getattr(indices, "seed", 0), getattr(indices, "epoch", self._number),
+            getattr(indices, "position", self._position), len(indices), getattr(indices, "order", ""),
+        )  # fmt: skip
+        self._position += len(indices)
+        self.largest = max(self.largest, len(indices))
+        return Item(value, place, tuple(indices), self._to_send(value, place))
+
+    def _to_send(self, value: Any, place: Place) -> tuple[Array, ...]:
+        sent = self._send(value)
+        try:
+            arrays = to_arrays(named(sent))
+        except UsageError as error:
+            raise UsageError(
+                f"send returned {describe(sent)} for {place}: {error}; expected a tensor, or a dict of tensors, such "
+                "as send=lambda batch: batch[0]"
+            ) from error
+        for array in arrays:
+            if array.type.shape[:1] != (place.samples,):
+                raise UsageError(
+                    f"send returned {array.type} for {place}, which has {place.samples} samples; expected the batch as "
+                    "the first dimension"
+                )
+        rows = row_types(arrays)
+        if self._rows not in (None, rows):
+            raise UsageError(
+                f"send returned {', '.join(map(str, rows))} per sample for {place}, and "
+                f"{', '.join(map(str, self._rows or ()))} before; expected one shape and type: pad to the longest"
+            )
+        self._rows = rows
+        return arrays
+
+
+def held_bytes(item: Item) -> int:
+    """Bytes of the tensors of an item, and of what is sent, memory that both share counted once."""
+    sizes: dict[int, int] = {}
+
+    def note(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            sizes[value.data_ptr()] = max(value.nbytes, sizes.get(value.data_ptr(), 0))
+        elif isinstance(value, Mapping):
+            for one in value.values():
+                note(one)
+        elif isinstance(value, (tuple, list)):
+            for one in value:
+                note(one)
+
+    note(item.value)
+    note(list(to_tensors(item.arrays).values()))
+    return sum(sizes.values())

@@ -1,0 +1,276 @@
+"""What follows from what happens to a student's window: the next window, and what is to be done. Pure.
+
+``turn(window, event, now_s)`` accepts any event in any state, and knows neither sockets, clocks nor tensors.
+
+Teachers pull: a task is bound to a teacher when the teacher asks for one, and the oldest task goes first. A task whose
+teacher is gone waits again, at its old place. Only the task that its consumer waits for is given to a second teacher (a
+hedge), when it takes longer than ``Window.hedge_after_s``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from edl_hvd.distill import window_events as events
+from edl_hvd.distill.poison import Failure, is_poisonous, own_losses
+from edl_hvd.distill.window import AGAIN_S, INVITED_S, REMEMBERED, Colleague, Entry, Window
+
+_HEDGES_IN_A_ROW = 3
+_ASIDE_S = 10.0
+_MOST_ASIDES = 8
+# 10 s doubled eight times are 43 min.
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The result of an event: the next window, and what is to be done, in order."""
+
+    window: Window
+    actions: tuple[events.Action, ...]
+
+
+def turn(window: Window, event: events.WindowEvent, now_s: float) -> Turn:
+    """The next window and what is to be done.
+
+    Args:
+        window: Window before.
+        event: What has happened.
+        now_s: When; at least the time of the turn before.
+    """
+    draft = _Draft(window, now_s)
+    match event:
+        case events.Read():
+            draft.read(event)
+        case events.TeacherReady(teacher, process):
+            draft.join(teacher, process)
+        case events.Left(teacher, kindly):
+            draft.leave(teacher, kindly)
+        case events.Wanted(teacher):
+            draft.want(teacher)
+        case events.Answered(teacher, number):
+            draft.answer(teacher, number)
+        case events.Declined(teacher, number, why):
+            draft.decline(teacher, number, why)
+        case events.Asked():
+            draft.ask()
+        case events.Consumed():
+            draft.consume()
+        case events.Closed():
+            draft.close()
+        case events.Passed():
+            pass
+    draft.offer()
+    return Turn(draft.window(), tuple(draft.actions))
+
+
+class _Draft:
+    """A window while it is being changed."""
+
+    def __init__(self, window: Window, now_s: float) -> None:
+        self.now_s = now_s
+        self.actions: list[events.Action] = []
+        self.entries = dict(window.entries)
+        self.teachers = dict(window.teachers)
+        self._before = window
+        self._changes: dict[str, object] = {}
+
+    def window(self) -> Window:
+        return replace(self._before, entries=self.entries, teachers=self.teachers, **self._changes)  # type: ignore[arg-type]
+
+    def _get(self, name: str) -> object:
+        return self._changes.get(name, getattr(self._before, name))
+
+    def _count(self, name: str) -> None:
+        self._changes[name] = int(self._get(name)) + 1  # type: ignore[call-overload]
+
+    # --- reading and consuming ---
+
+    def read(self, read: events.Read) -> None:
+        number = self._before.next_number
+        self._changes["next_number"] = number + 1
+        self.entries[number] = Entry(read.place, read.size_bytes, is_answered=read.is_answered)
+
+    def ask(self) -> None:
+        if self._before.waiting_since_s is not None:
+            return
+        self._changes["waiting_since_s"] = self.now_s
+        if self._before.consumed_s is not None:
+            passed_s = self.now_s - self._before.consumed_s
+            self._changes["steps_s"] = (*self._before.steps_s, passed_s)[-REMEMBERED:]
+
+    def consume(self) -> None:
+        head = self._before.head
+        if head is None or not self.entries[head].is_answered:
+            return
+        del self.entries[head]
+        self._changes.update(waiting_since_s=None, consumed_s=self.now_s)
+
+    def close(self) -> None:
+        for number, entry in self.entries.items():
+            for teacher in entry.holders:
+                self._release(teacher, number)
+                self.actions.append(events.Withdraw(teacher, number))
+        self.entries.clear()
+        self._changes.update(waiting_since_s=None, consumed_s=None)
+
+    # --- teachers ---
+
+    def _release(self, teacher: str, number: int) -> None:
+        colleague = self.teachers[teacher]
+        holds = tuple(held for held in colleague.holds if held != number)
+        self.teachers[teacher] = replace(colleague, holds=holds)
+
+    def _take_back(self, teacher: str, number: int) -> Entry:
+        """The task of a teacher, which waits again unless another one has it."""
+        self._release(teacher, number)
+        entry = self.entries[number]
+        holders = {name: since_s for name, since_s in entry.holders.items() if name != teacher}
+        self.entries[number] = replace(entry, holders=holders)
+        return self.entries[number]
+
+    def join(self, teacher: str, process: str) -> None:
+        if teacher in self.teachers and self.teachers[teacher].process != process:
+            self.leave(teacher, kindly=False)  # its end was not told
+        self.teachers.setdefault(teacher, Colleague(process))
+
+    def leave(self, teacher: str, kindly: bool) -> None:
+        if teacher not in self.teachers:
+            return
+        colleague = self.teachers[teacher]
+        failure = Failure(
+            colleague.process, "the connection ended", is_loss=True, is_shared=len(colleague.holds) > 1, at_s=self.now_s
+        )
+        for number in colleague.holds:
+            entry = self._take_back(teacher, number)
+            if not kindly:
+                self.entries[number] = replace(entry, failures=(*entry.failures, failure), is_suspect=True)
+                self._judge(number)
+        del self.teachers[teacher]
+
+    def decline(self, teacher: str, number: int, why: str) -> None:
+        if teacher not in self.teachers or number not in self.teachers[teacher].holds:
+            return
+        entry = self._take_back(teacher, number)
+        failure = Failure(self.teachers[teacher].process, why, is_loss=False, is_shared=False, at_s=self.now_s)
+        self.entries[number] = replace(entry, failures=(*entry.failures, failure))
+        self._strike(teacher)
+        self._judge(number)
+
+    def _judge(self, number: int) -> None:
+        entry = self.entries[number]
+        # Those of tasks that are answered are counted in the window.
+        waiting = [other for key, other in self.entries.items() if key != number and not other.is_answered]
+        others = sum(own_losses(other.failures) for other in waiting)
+        if is_poisonous(entry.failures, self._before.lost + others, self._before.given):
+            reasons = tuple(f"{failure.process}: {failure.why}" for failure in entry.failures)
+            self.actions.append(events.Poisoned(number, reasons))
+
+    def answer(self, teacher: str, number: int) -> None:
+        if teacher not in self.teachers or number not in self.teachers[teacher].holds:
+            return  # of an earlier pass, or another teacher was faster
+        entry = self.entries[number]
+        took_s = self.now_s - entry.holders[teacher]
+        colleague = self.teachers[teacher]
+        answer_s = took_s if not colleague.answer_s else 0.8 * colleague.answer_s + 0.2 * took_s
+        self.teachers[teacher] = replace(colleague, answer_s=answer_s, strikes=0, asides=max(0, colleague.asides - 1))
+        self._changes["lost"] = self._before.lost + own_losses(entry.failures)
+        self._changes["answers_s"] = (*self._before.answers_s, took_s)[-REMEMBERED:]
+        for holder in entry.holders:
+            self._release(holder, number)
+            if holder != teacher:
+                self.actions.append(events.Withdraw(holder, number))
+        self.entries[number] = replace(entry, holders={}, is_answered=True)
+        self.actions.append(events.Accept(number))
+
+    def want(self, teacher: str) -> None:
+        if teacher not in self.teachers:
+            return
+        colleague = self.teachers[teacher] = replace(self.teachers[teacher], is_idle=False, invited_s=None)
+        number = None if colleague.aside_until_s > self.now_s else self._choose(teacher)
+        if number is None:
+            self.teachers[teacher] = replace(colleague, is_idle=True)
+            self.actions.append(events.GiveNothing(teacher))
+            return
+        entry = self.entries[number]
+        self._count("given")
+        if entry.holders or entry.failures:
+            self._count("again")
+        if entry.holders:
+            self._count("hedges")
+            for holder in entry.holders:
+                self._strike(holder)
+            entry = self.entries[number]
+        self.entries[number] = replace(entry, holders={**entry.holders, teacher: self.now_s})
+        # It is told how many tasks are left, and asks again by itself only if there are some.
+        tasks = sum(one.is_waiting for one in self.entries.values())
+        holds = (*self.teachers[teacher].holds, number)
+        self.teachers[teacher] = replace(self.teachers[teacher], holds=holds, is_idle=not tasks)
+        self.actions.append(events.GiveTask(teacher, number, entry.is_suspect, tasks, self._before.lead))
+
+    def _choose(self, teacher: str) -> int | None:
+        """The task for a teacher that asks: the oldest that waits, unless it has failed on it and others have not."""
+        process = self.teachers[teacher].process
+        present = {one.process for one in self.teachers.values() if one.aside_until_s <= self.now_s}
+        holds = [self.entries[number] for number in self.teachers[teacher].holds]
+        if any(entry.is_suspect for entry in holds):
+            return None
+        waiting = [
+            number for number, entry in self.entries.items() if entry.is_waiting and not (holds and entry.is_suspect)
+        ]
+        # Several tasks at one teacher are for its batch; the others get their part first.
+        if holds and len(waiting) <= self._hungry():
+            waiting = []
+        for number in waiting:
+            failures = self.entries[number].failures
+            failed = {failure.process for failure in failures}
+            if process not in failed or (present <= failed and self.now_s >= failures[-1].at_s + AGAIN_S):
+                return number
+        head = self._hedged()
+        if head is not None and teacher not in self.entries[head].holders and not holds:
+            return head
+        return None
+
+    def _hedged(self) -> int | None:
+        """The oldest task, if it is to be given to one more teacher now."""
+        window = self.window()
+        return window.head if window.hedge_due_s is not None and window.hedge_due_s <= self.now_s else None
+
+    def _hungry(self) -> int:
+        """The number of teachers that would take a task at once."""
+        return sum(one.is_idle and not one.holds and one.aside_until_s <= self.now_s for one in self.teachers.values())
+
+    def _strike(self, teacher: str) -> None:
+        """Another teacher had to help out; the third time in a row it is set aside, and its tasks wait again."""
+        colleague = self.teachers[teacher]
+        if colleague.strikes + 1 < _HEDGES_IN_A_ROW:
+            self.teachers[teacher] = replace(colleague, strikes=colleague.strikes + 1)
+            return
+        aside_s = _ASIDE_S * 2 ** min(colleague.asides, _MOST_ASIDES)
+        self.teachers[teacher] = replace(
+            colleague, strikes=0, asides=colleague.asides + 1, aside_until_s=self.now_s + aside_s
+        )
+        for number in colleague.holds:
+            self._take_back(teacher, number)
+            self.actions.append(events.Withdraw(teacher, number))
+
+    def offer(self) -> None:
+        """Tell idle teachers of tasks, one for each task, and the fastest first."""
+        waiting = sum(entry.is_waiting for entry in self.entries.values())
+        needed = waiting or (self._before.waiting_since_s is not None and self._hedged() is not None)
+        if not needed:
+            return
+        needed -= sum(
+            one.invited_s is not None and self.now_s - one.invited_s < INVITED_S for one in self.teachers.values()
+        )
+        idle = [
+            (one.answer_s, name)
+            for name, one in self.teachers.items()
+            if one.is_idle and not one.holds and one.invited_s is None and one.aside_until_s <= self.now_s
+        ]
+        for _, name in sorted(idle):
+            if needed <= 0:
+                return
+            if self._choose(name) is not None:
+                needed -= 1
+                self.teachers[name] = replace(self.teachers[name], is_idle=False, invited_s=self.now_s)
+                self.actions.append(events.Invite(name))
