@@ -137,6 +137,8 @@ class Calling:
             if known is not None and known.send == send and known.micro_batch >= micro_batch:
                 return
             wishes = self._wishes
+            if known is not None and known.send != send:
+                self._handle(window_events.Closed(is_final=True))
             self._hello = say.Hello(wishes.job, wishes.student, send, micro_batch, wishes.outputs, wishes.exact)
             self._must_renew = known is not None
         self._ring()
@@ -153,11 +155,12 @@ class Calling:
             known: Its answer, if it is known.
         """
         with self.changed:
-            number = self._window.next_number
+            event = window_events.Read(place, size_bytes, is_answered=known is not None)
+            number = self._window.number_of(event)
             self._arrays[number] = (arrays, place.samples)
             if known is not None:
                 self._answers[number] = known
-            self._handle(window_events.Read(place, size_bytes, is_answered=known is not None))
+            self._handle(event)
             return number
 
     def handle(self, event: window_events.WindowEvent) -> None:
@@ -168,22 +171,20 @@ class Calling:
     def take(self, number: int) -> tuple[Array, ...] | None:
         """The answer to the oldest task, which is consumed by this; ``None`` if it is not there."""
         with self.changed:
-            answer = self._answers.pop(number, None)
+            answer = self._answers.get(number)
             if answer is not None:
                 self._arrays.pop(number, None)
-                self._handle(window_events.Consumed())
+                self._handle(window_events.Consumed(sum(one.type.size_bytes for one in answer)))
             return answer
 
-    def end_pass(self) -> dict[Place, tuple[Array, ...]]:
-        """Drop all tasks. Returns the answers that were not consumed."""
+    def end_pass(self, is_final: bool = False) -> None:
+        """Drop all tasks that no teacher has; the next pass takes the others over, unless this is the last one."""
         with self.changed:
-            entries = self._window.entries
-            left = {entries[number].place: answer for number, answer in self._answers.items() if number in entries}
-            self._handle(window_events.Closed())
-            self._arrays.clear()
-            self._answers.clear()
+            self._handle(window_events.Closed(is_final))
+            at_teachers = {one.number for one in self._window.left.values() if one.entry.holders}
+            # A task may not have been sent yet.
+            self._arrays = {number: sent for number, sent in self._arrays.items() if number in at_teachers}
             self._poisoned = None
-            return left
 
     def outlook(self) -> Outlook:
         """How things stand."""
@@ -218,10 +219,16 @@ class Calling:
         result = turn(self._window, event, self._clock.monotonic_s())
         self._window = result.window
         for action in result.actions:
-            if isinstance(action, window_events.Poisoned):
-                self._poisoned = action
-            elif not isinstance(action, window_events.Accept):
-                self._outbox.append(action)
+            match action:
+                case window_events.Poisoned():
+                    self._poisoned = action
+                case window_events.Accept(number):
+                    self._arrays.pop(number, None)
+                case window_events.Drop(number):
+                    self._arrays.pop(number, None)
+                    self._answers.pop(number, None)
+                case _:
+                    self._outbox.append(action)
         if self._outbox and threading.current_thread() is not self._thread:
             self._ring()
         self.changed.notify_all()
@@ -374,8 +381,8 @@ class Calling:
             self.handle(window_events.Declined(name, number, why))
             return
         with self.changed:
-            entry = self._window.entries.get(number)
-            if entry is not None and name in entry.holders:
+            teacher = self._window.teachers.get(name)
+            if teacher is not None and number in teacher.holds:
                 self._answers[number] = arrays
                 self._handle(window_events.Answered(name, number))
 

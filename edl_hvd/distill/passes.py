@@ -14,12 +14,12 @@ from edl_hvd.distill.call import Wishes
 from edl_hvd.distill.calling import Calling, Outlook
 from edl_hvd.distill.finding import Finding
 from edl_hvd.distill.outputs import find_nan, row_types, to_tensors
-from edl_hvd.distill.place import Place, show_indices
+from edl_hvd.distill.place import show_indices
 from edl_hvd.distill.reading import Item, Reading, held_bytes
 from edl_hvd.distill.teacher import Teacher, check_probe
 from edl_hvd.distill.teachers import Teachers
 from edl_hvd.errors import NoTeacherError, UsageError
-from edl_hvd.frames import Array, ArrayType
+from edl_hvd.frames import Array
 from edl_hvd.settings import Launch, Settings
 from edl_hvd.tensor_threads import TensorThread
 
@@ -45,8 +45,6 @@ class Service:
         )  # fmt: skip
         self.calling = Calling(wishes, teachers.token, teachers.limit_bytes, find_nan, self._tell)
         self.finding = Finding(teachers.source, teachers.port, self.calling.set_addresses, self.calling.blame)
-        self.known: dict[Place, tuple[Array, ...]] = {}
-        self.rows: tuple[ArrayType, ...] | None = None
 
     def _tell(self, event: events.Event) -> None:
         with suppress(OSError):  # a full disk is no reason to lose a teacher
@@ -108,8 +106,8 @@ class Pass:
         self._tell_now_and_then()
         return _join(item.value, self._service.teachers.reduction.restore(to_tensors(answer)))
 
-    def close(self) -> None:
-        """End the pass; answers that are left are kept for the next one."""
+    def close(self, is_final: bool = False) -> None:
+        """End the pass; the next one takes over what teachers have answered or have, unless this is the last one."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -117,8 +115,7 @@ class Pass:
             self._calling.changed.notify_all()
         if self._thread is not None:
             self._thread.join(_END_S)
-        left = self._calling.end_pass()
-        self._service.known = {**self._service.known, **left} if left else self._service.known
+        self._calling.end_pass(is_final)
         self._items.clear()
         self._tell_now_and_then(at_end=True)
 
@@ -164,19 +161,10 @@ class Pass:
         return True
 
     def _add(self, item: Item) -> None:
-        service, rows = self._service, row_types(item.arrays)
-        if service.rows not in (None, rows):
-            service.known.clear()
-        service.rows = rows
-        self._calling.expect(rows, max(self._reading.largest, item.place.samples))
-        known = service.known.pop(item.place, None)
+        self._calling.expect(row_types(item.arrays), max(self._reading.largest, item.place.samples))
         size_bytes = held_bytes(item) + item.place.samples * self._calling.answer_row_bytes
-        number = self._calling.read(item.place, size_bytes, item.arrays, known)
+        number = self._calling.read(item.place, size_bytes, item.arrays)
         self._items.append(Item(item.value, item.place, item.indices, item.arrays, number))
-        # Answers to places before this one will not be asked for in this pass.
-        beyond = [place for place in service.known if _is_before(place, item.place)]
-        for place in beyond:
-            del service.known[place]
 
     # --- waiting ---
 
@@ -197,8 +185,7 @@ class Pass:
             outlook, waited_s = self._calling.outlook(), time.monotonic() - began_s
             problem = self._problem(outlook, item, waited_s)
             if problem is not None:
-                self.close()
-                self._service.known.clear()
+                self.close(is_final=True)
                 raise problem
             if not is_told and not outlook.ready and waited_s > _LOOK_S:
                 is_told = True
@@ -306,11 +293,6 @@ def _join(value: Any, answer: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return (*value, answer)
     return value, answer
-
-
-def _is_before(one: Place, other: Place) -> bool:
-    is_same = (one.seed, one.epoch, one.order) == (other.seed, other.epoch, other.order)
-    return not is_same or one.position < other.position
 
 
 def _reasons(outlook: Outlook) -> str:

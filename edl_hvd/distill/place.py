@@ -29,6 +29,16 @@ class Place:
         return f"epoch {self.epoch}, positions {self.position} to {self.position + self.samples - 1}"
 
 
+def is_beyond(place: Place, other: Place) -> bool:
+    """Whether a pass that has come to ``place`` will not come to ``other`` any more.
+
+    >>> is_beyond(Place(0, 1, 8, 4), Place(0, 1, 4, 4)), is_beyond(Place(0, 1, 8, 4), Place(0, 1, 12, 4))
+    (True, False)
+    """
+    is_same = (place.seed, place.epoch, place.order) == (other.seed, other.epoch, other.order)
+    return not is_same or other.position <= place.position
+
+
 def show_indices(indices: tuple[int, ...]) -> str:
     """Indices of samples as a message shows them.
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from edl_hvd.distill import window_events as events
+from edl_hvd.distill.place import Place, is_beyond
 from edl_hvd.distill.poison import Failure, is_poisonous, own_losses
-from edl_hvd.distill.window import AGAIN_S, INVITED_S, REMEMBERED, Colleague, Entry, Window
+from edl_hvd.distill.window import AGAIN_S, CONSUMED_SHARE, INVITED_S, REMEMBERED, Colleague, Entry, Leftover, Window
 
 _HEDGES_IN_A_ROW = 3
 _ASIDE_S = 10.0
@@ -53,10 +54,10 @@ def turn(window: Window, event: events.WindowEvent, now_s: float) -> Turn:
             draft.decline(teacher, number, why)
         case events.Asked():
             draft.ask()
-        case events.Consumed():
-            draft.consume()
-        case events.Closed():
-            draft.close()
+        case events.Consumed(answer_bytes):
+            draft.consume(answer_bytes)
+        case events.Closed(is_final):
+            draft.close(is_final)
         case events.Passed():
             pass
     draft.offer()
@@ -70,12 +71,13 @@ class _Draft:
         self.now_s = now_s
         self.actions: list[events.Action] = []
         self.entries = dict(window.entries)
+        self.left = dict(window.left)
         self.teachers = dict(window.teachers)
         self._before = window
         self._changes: dict[str, object] = {}
 
     def window(self) -> Window:
-        return replace(self._before, entries=self.entries, teachers=self.teachers, **self._changes)  # type: ignore[arg-type]
+        return replace(self._before, entries=self.entries, left=self.left, teachers=self.teachers, **self._changes)  # type: ignore[arg-type]
 
     def _get(self, name: str) -> object:
         return self._changes.get(name, getattr(self._before, name))
@@ -86,9 +88,15 @@ class _Draft:
     # --- reading and consuming ---
 
     def read(self, read: events.Read) -> None:
-        number = self._before.next_number
-        self._changes["next_number"] = number + 1
-        self.entries[number] = Entry(read.place, read.size_bytes, is_answered=read.is_answered)
+        number = self._before.number_of(read)
+        if number == self._before.next_number:
+            self._changes["next_number"] = number + 1
+            self.entries[number] = Entry(read.place, read.size_bytes, is_answered=read.is_answered)
+        else:
+            self.entries[number] = replace(self.left.pop(read.place).entry, size_bytes=read.size_bytes)
+        for place, leftover in list(self.left.items()):
+            if leftover.consumed_bytes is None and is_beyond(read.place, place):
+                self._forget(place)
 
     def ask(self) -> None:
         if self._before.waiting_since_s is not None:
@@ -98,20 +106,41 @@ class _Draft:
             passed_s = self.now_s - self._before.consumed_s
             self._changes["steps_s"] = (*self._before.steps_s, passed_s)[-REMEMBERED:]
 
-    def consume(self) -> None:
+    def consume(self, answer_bytes: int) -> None:
         head = self._before.head
         if head is None or not self.entries[head].is_answered:
             return
-        del self.entries[head]
+        entry = self.entries.pop(head)
+        self.left[entry.place] = Leftover(head, entry, answer_bytes)
+        consumed = {
+            place: one.consumed_bytes or 0 for place, one in self.left.items() if one.consumed_bytes is not None
+        }
+        total_bytes = sum(consumed.values())
+        for place, size_bytes in consumed.items():
+            if total_bytes * CONSUMED_SHARE <= self._before.limit_bytes:
+                break
+            self._forget(place)
+            total_bytes -= size_bytes
         self._changes.update(waiting_since_s=None, consumed_s=self.now_s)
 
-    def close(self) -> None:
+    def close(self, is_final: bool) -> None:
+        self.left = {place: replace(leftover, consumed_bytes=None) for place, leftover in self.left.items()}
         for number, entry in self.entries.items():
-            for teacher in entry.holders:
-                self._release(teacher, number)
-                self.actions.append(events.Withdraw(teacher, number))
+            if not entry.is_waiting:
+                self.left[entry.place] = Leftover(number, replace(entry, failures=(), is_suspect=False))
         self.entries.clear()
+        if is_final:
+            for place in list(self.left):
+                self._forget(place)
         self._changes.update(waiting_since_s=None, consumed_s=None)
+
+    def _forget(self, place: Place) -> None:
+        """Drop a task that no micro-batch waits for."""
+        leftover = self.left.pop(place)
+        for teacher in leftover.entry.holders:
+            self._release(teacher, leftover.number)
+            self.actions.append(events.Withdraw(teacher, leftover.number))
+        self.actions.append(events.Drop(leftover.number))
 
     # --- teachers ---
 
@@ -120,13 +149,26 @@ class _Draft:
         holds = tuple(held for held in colleague.holds if held != number)
         self.teachers[teacher] = replace(colleague, holds=holds)
 
-    def _take_back(self, teacher: str, number: int) -> Entry:
-        """The task of a teacher, which waits again unless another one has it."""
+    def _place_of_left(self, number: int) -> Place | None:
+        """The place of a task that no micro-batch waits for; ``None`` if one does."""
+        if number in self.entries:
+            return None
+        return next(place for place, leftover in self.left.items() if leftover.number == number)
+
+    def _take_back(self, teacher: str, number: int) -> Entry | None:
+        """The task of a teacher, which waits again unless another one has it; ``None`` if nobody waits for it."""
         self._release(teacher, number)
-        entry = self.entries[number]
+        place = self._place_of_left(number)
+        entry = self.entries[number] if place is None else self.left[place].entry
         holders = {name: since_s for name, since_s in entry.holders.items() if name != teacher}
-        self.entries[number] = replace(entry, holders=holders)
-        return self.entries[number]
+        entry = replace(entry, holders=holders)
+        if place is None:
+            self.entries[number] = entry
+            return entry
+        self.left[place] = replace(self.left[place], entry=entry)
+        if not holders:
+            self._forget(place)
+        return None
 
     def join(self, teacher: str, process: str) -> None:
         if teacher in self.teachers and self.teachers[teacher].process != process:
@@ -142,7 +184,7 @@ class _Draft:
         )
         for number in colleague.holds:
             entry = self._take_back(teacher, number)
-            if not kindly:
+            if entry is not None and not kindly:
                 self.entries[number] = replace(entry, failures=(*entry.failures, failure), is_suspect=True)
                 self._judge(number)
         del self.teachers[teacher]
@@ -151,10 +193,12 @@ class _Draft:
         if teacher not in self.teachers or number not in self.teachers[teacher].holds:
             return
         entry = self._take_back(teacher, number)
-        failure = Failure(self.teachers[teacher].process, why, is_loss=False, is_shared=False, at_s=self.now_s)
-        self.entries[number] = replace(entry, failures=(*entry.failures, failure))
+        if entry is not None:
+            failure = Failure(self.teachers[teacher].process, why, is_loss=False, is_shared=False, at_s=self.now_s)
+            self.entries[number] = replace(entry, failures=(*entry.failures, failure))
         self._strike(teacher)
-        self._judge(number)
+        if entry is not None:
+            self._judge(number)
 
     def _judge(self, number: int) -> None:
         entry = self.entries[number]
@@ -168,7 +212,8 @@ class _Draft:
     def answer(self, teacher: str, number: int) -> None:
         if teacher not in self.teachers or number not in self.teachers[teacher].holds:
             return  # of an earlier pass, or another teacher was faster
-        entry = self.entries[number]
+        place = self._place_of_left(number)
+        entry = self.entries[number] if place is None else self.left[place].entry
         took_s = self.now_s - entry.holders[teacher]
         colleague = self.teachers[teacher]
         answer_s = took_s if not colleague.answer_s else 0.8 * colleague.answer_s + 0.2 * took_s
@@ -179,7 +224,11 @@ class _Draft:
             self._release(holder, number)
             if holder != teacher:
                 self.actions.append(events.Withdraw(holder, number))
-        self.entries[number] = replace(entry, holders={}, is_answered=True)
+        entry = replace(entry, holders={}, is_answered=True)
+        if place is None:
+            self.entries[number] = entry
+        else:
+            self.left[place] = replace(self.left[place], entry=entry)
         self.actions.append(events.Accept(number))
 
     def want(self, teacher: str) -> None:
@@ -211,8 +260,8 @@ class _Draft:
         """The task for a teacher that asks: the oldest that waits, unless it has failed on it and others have not."""
         process = self.teachers[teacher].process
         present = {one.process for one in self.teachers.values() if one.aside_until_s <= self.now_s}
-        holds = [self.entries[number] for number in self.teachers[teacher].holds]
-        if any(entry.is_suspect for entry in holds):
+        holds = self.teachers[teacher].holds
+        if any(self.entries[number].is_suspect for number in holds if number in self.entries):
             return None
         waiting = [
             number for number, entry in self.entries.items() if entry.is_waiting and not (holds and entry.is_suspect)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from edl_hvd.distill.place import Place
 from edl_hvd.distill.poison import Failure
+from edl_hvd.distill.window_events import Read
 
 _MOST_HOLDERS = 3
 # Of one task. A third teacher that is as slow says that the task is slow, not the teachers.
@@ -26,6 +27,8 @@ INVITED_S = 0.25
 AGAIN_S = 2.0
 # A teacher gets a task that it has failed on again after this, and only if there is no other. One that is about to join
 # has joined by then.
+CONSUMED_SHARE = 16
+# Answers that were consumed take up to this part of the window: those of steps that a new world rolls back.
 REMEMBERED = 31
 # Times of answers and steps, for their medians.
 
@@ -53,6 +56,21 @@ class Entry:
     @property
     def is_waiting(self) -> bool:
         return not self.is_answered and not self.holders
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A task that no micro-batch waits for, and whose answer a pass may ask for that begins at an earlier place.
+
+    Attributes:
+        number: Number of the task.
+        entry: Task; its answer is there, or a teacher has it.
+        consumed_bytes: Bytes of its answer, if it was consumed in this pass; ``None`` if it is of an earlier one.
+    """
+
+    number: int
+    entry: Entry
+    consumed_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +105,7 @@ class Window:
     Attributes:
         limit_bytes: Memory that tasks may take; two tasks are always allowed.
         entries: Tasks read and not consumed, by number, oldest first.
+        left: Tasks that no micro-batch waits for, oldest first.
         teachers: Teachers that are ready, by name.
         next_number: Number of the next task; never used twice, so that late answers of a pass are recognised.
         waiting_since_s: Since when the consumer waits for the oldest task; ``None`` if it does not.
@@ -101,6 +120,7 @@ class Window:
 
     limit_bytes: int
     entries: Mapping[int, Entry] = field(default_factory=dict)
+    left: Mapping[Place, Leftover] = field(default_factory=dict)
     teachers: Mapping[str, Colleague] = field(default_factory=dict)
     next_number: int = 0
     waiting_since_s: float | None = None
@@ -154,6 +174,11 @@ class Window:
         if entry.is_answered or not 0 < len(entry.holders) < _MOST_HOLDERS:
             return None
         return max(self.waiting_since_s, *entry.holders.values()) + self.hedge_after_s
+
+    def number_of(self, read: Read) -> int:
+        """The number that a micro-batch will have when it is read."""
+        leftover = None if read.is_answered else self.left.get(read.place)
+        return self.next_number if leftover is None else leftover.number
 
     def due_s(self, now_s: float) -> float | None:
         """When :class:`Passed` will have an effect; ``None``: without another event it has none."""

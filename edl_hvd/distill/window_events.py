@@ -72,7 +72,13 @@ class Asked:
 
 @dataclass(frozen=True)
 class Consumed:
-    """The consumer has taken the oldest micro-batch, whose answer is there."""
+    """The consumer has taken the oldest micro-batch, whose answer is there.
+
+    Attributes:
+        answer_bytes: Bytes of its answer.
+    """
+
+    answer_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,13 @@ class Passed:
 
 @dataclass(frozen=True)
 class Closed:
-    """The pass is over; what is in the window is dropped."""
+    """The pass is over. What was answered, or is at a teacher, is kept for the next one, unless there is none.
+
+    Attributes:
+        is_final: Whether nothing is kept.
+    """
+
+    is_final: bool = False
 
 
 WindowEvent: TypeAlias = Read | TeacherReady | Left | Wanted | Answered | Declined | Asked | Consumed | Passed | Closed
@@ -132,6 +144,13 @@ class Accept:
 
 
 @dataclass(frozen=True)
+class Drop:
+    """Forget the answer to a task that is not in the window any more."""
+
+    number: int
+
+
+@dataclass(frozen=True)
 class Poisoned:
     """Teachers are lost with this task, one after the other; it ends the pass."""
 
@@ -139,4 +158,4 @@ class Poisoned:
     reasons: tuple[str, ...]
 
 
-Action: TypeAlias = GiveTask | GiveNothing | Invite | Withdraw | Accept | Poisoned
+Action: TypeAlias = GiveTask | GiveNothing | Invite | Withdraw | Accept | Drop | Poisoned

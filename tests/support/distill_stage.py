@@ -222,10 +222,15 @@ class Student:
     def check(self) -> None:
         """What is so in every window."""
         window = self.window
-        held = {(number, name) for number, entry in window.entries.items() for name in entry.holders}
+        left = {one.number: one.entry for one in window.left.values()}
+        assert not set(left) & set(window.entries)
+        everything = {**left, **window.entries}
+        held = {(number, name) for number, entry in everything.items() for name in entry.holders}
         assert held == {(number, name) for name, one in window.teachers.items() for number in one.holds}
         assert all(not entry.holders for entry in window.entries.values() if entry.is_answered)
-        assert list(window.entries) == sorted(window.entries)
+        positions = [entry.place.position for entry in window.entries.values()]
+        assert positions == sorted(positions)
+        assert set(left) <= self.accepted | {number for number, _ in held}
         size = sum(entry.size_bytes for entry in window.entries.values())
         self.largest_bytes = max(self.largest_bytes, size)
         assert size <= window.limit_bytes or len(window.entries) <= 2
@@ -242,9 +247,10 @@ class Student:
 
     def fill(self) -> None:
         while self.read < self.total and self.window.has_room:
-            number = self.window.next_number
-            self.places[number] = self.read
-            self.handle(events.Read(Place(0, 0, self.read * SAMPLES, SAMPLES), self.size_bytes))
+            event = events.Read(Place(0, 0, self.read * SAMPLES, SAMPLES), self.size_bytes)
+            number = self.window.number_of(event)
+            assert self.places.setdefault(number, self.read) == self.read, "an answer is taken for another place"
+            self.handle(event)
             self.read += 1
 
     def start(self) -> None:
@@ -259,7 +265,7 @@ class Student:
         assert head in self.accepted
         self.is_waiting = False
         self.consumed.append(self.places[head])
-        self.handle(events.Consumed())
+        self.handle(events.Consumed(self.stage.chance.randint(0, 1)))
         self.fill()
         self.stage.later(self.step_s * self.stage.chance.uniform(0.5, 1.5), self.ask)
 
@@ -273,8 +279,11 @@ class Student:
         """The world breaks: a new pass begins where the training stands."""
         if self.is_over:
             return
-        self.handle(events.Closed())
+        self.handle(events.Closed(is_final=self.stage.chance.random() < 0.2))
+        # Steps since the last commit are rolled back.
+        del self.consumed[max(0, len(self.consumed) - self.stage.chance.randint(0, 3)) :]
         self.read, self.passes = len(self.consumed), self.passes + 1
         self.fill()
         self.is_waiting = True
         self.handle(events.Asked())
+        self.go_on()

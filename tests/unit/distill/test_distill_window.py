@@ -153,13 +153,58 @@ def test_a_teacher_that_others_help_out_three_times_is_set_aside_and_comes_back(
 
 
 def test_late_answers_and_those_of_an_earlier_pass_do_not_count():
-    window, actions = play(events.TeacherReady("a", "1"), read(0), events.Wanted("a"), events.Closed())
-    assert actions == [events.Withdraw("a", 0)]
+    window, _ = play(events.TeacherReady("a", "1"), read(0), events.Wanted("a"), events.Closed(is_final=True))
     assert turn(window, events.Answered("a", 0), 0.0).actions == ()
     window, actions = play(
         events.TeacherReady("a", "1"), read(0), events.Wanted("a"), events.Answered("a", 0), events.Answered("a", 0)
     )
     assert actions == []
+
+
+def test_what_a_teacher_computes_at_the_end_of_a_pass_is_taken_over_by_the_next():
+    story = [events.TeacherReady("a", "1"), read(0), read(1), read(2), events.Wanted("a"), events.Closed()]
+    window, actions = play(*story)
+    assert actions == [], "it goes on"
+    assert not window.entries
+    window, actions = play(*story, read(0), events.Asked(), events.Answered("a", 0))
+    assert actions == [events.Accept(0)]
+    assert window.head == 0
+    assert window.given == 1
+    window, actions = play(*story, events.Answered("a", 0), read(0))
+    assert window.lead == 1, "it was answered between the passes"
+
+
+def test_what_the_next_pass_does_not_read_again_is_withdrawn():
+    story = [events.TeacherReady("a", "1"), read(0), read(1), events.Wanted("a"), events.Closed()]
+    window, actions = play(*story, read(2))
+    assert actions == [events.Withdraw("a", 0), events.Drop(0)]
+    assert not window.left
+    window, actions = play(*story, events.Read(Place(0, 1, 0, 1), 1))
+    assert actions == [events.Withdraw("a", 0), events.Drop(0)], "another epoch"
+    window, actions = play(*story, events.Read(Place(0, 0, 0, 2), 1))
+    assert actions == [events.Withdraw("a", 0), events.Drop(0)], "it is cut in another way"
+    window, actions = play(*story, events.Closed(is_final=True))
+    assert actions == [events.Withdraw("a", 0), events.Drop(0)]
+
+
+def test_answers_that_were_consumed_serve_a_world_that_rolls_back():
+    story: list[events.WindowEvent | float] = [events.TeacherReady("a", "1")]
+    for number in range(4):
+        story += [read(number), events.Wanted("a"), events.Answered("a", number), events.Asked(), events.Consumed(4)]
+    window, _ = play(*story, limit_bytes=160)
+    assert [place.position for place in window.left] == [2, 3], "those of a sixteenth of the window"
+    window, actions = play(*story, events.Closed(), read(2), limit_bytes=160)
+    assert window.lead == 1
+    window, actions = play(*story, events.Closed(), read(3), limit_bytes=160)
+    assert events.Drop(2) in actions
+
+
+def test_a_teacher_lost_between_the_passes_leaves_nothing_to_take_over():
+    story = [events.TeacherReady("a", "1"), read(0), events.Wanted("a"), events.Closed(), events.Left("a")]
+    _, actions = play(*story)
+    assert actions == [events.Drop(0)]
+    _, actions = play(*story, read(0), events.TeacherReady("b", "2"), events.Wanted("b"))
+    assert gives(actions) == [("b", 1)]
 
 
 def test_a_task_whose_answer_is_known_is_given_to_nobody():
@@ -233,8 +278,9 @@ def test_the_window_accepts_anything_in_any_state():
         event = chance.choice([
             read(number), events.TeacherReady(teacher, teacher), events.Left(teacher), events.Wanted(teacher),
             events.Answered(teacher, chance.randrange(9)), events.Answered(teacher, window.head or 0),
-            events.Declined(teacher, window.head or 0, ""), events.Asked(), events.Consumed(), events.Passed(),
-            events.Closed() if chance.random() < 0.1 else events.Asked(),
+            events.Declined(teacher, window.head or 0, ""), events.Asked(), events.Passed(),
+            events.Consumed(chance.randrange(4)),
+            events.Closed(chance.random() < 0.2) if chance.random() < 0.1 else events.Asked(),
         ])  # fmt: skip
         window = turn(window, event, number * 0.01).window
 
