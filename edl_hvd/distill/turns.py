@@ -3,18 +3,29 @@
 ``turn(window, event, now_s)`` accepts any event in any state, and knows neither sockets, clocks nor tensors.
 
 Teachers pull: a task is bound to a teacher when the teacher asks for one, and the oldest task goes first. A task whose
-teacher is gone waits again, at its old place. Only the task that its consumer waits for is given to a second teacher (a
-hedge), when it takes longer than ``Window.hedge_after_s``.
+teacher is gone waits again, at its old place. Only the oldest task without an answer is given to a second teacher, as a
+hedge, when ``Window.hedge_due_s`` has come.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from edl_hvd.distill import window_events as events
 from edl_hvd.distill.place import Place, is_beyond
 from edl_hvd.distill.poison import Failure, is_poisonous, own_losses
-from edl_hvd.distill.window import AGAIN_S, CONSUMED_SHARE, INVITED_S, REMEMBERED, Colleague, Entry, Leftover, Window
+from edl_hvd.distill.window import (
+    AGAIN_S,
+    CONSUMED_SHARE,
+    INVITED_S,
+    REMEMBERED,
+    Colleague,
+    Entry,
+    Leftover,
+    Window,
+    hedge_after_s,
+)
 
 _HEDGES_IN_A_ROW = 3
 _ASIDE_S = 10.0
@@ -64,6 +75,21 @@ def turn(window: Window, event: events.WindowEvent, now_s: float) -> Turn:
     return Turn(draft.window(), tuple(draft.actions))
 
 
+@dataclass(frozen=True)
+class _Hedge:
+    """A task that is to be given to one more teacher.
+
+    Attributes:
+        number: Number of the task; ``None``: there is none.
+        holders: Teachers that have it.
+        is_awaited: Whether its consumer waits for it.
+    """
+
+    number: int | None = None
+    holders: frozenset[str] = frozenset()
+    is_awaited: bool = False
+
+
 class _Draft:
     """A window while it is being changed."""
 
@@ -104,7 +130,8 @@ class _Draft:
         self._changes["waiting_since_s"] = self.now_s
         if self._before.consumed_s is not None:
             passed_s = self.now_s - self._before.consumed_s
-            self._changes["steps_s"] = (*self._before.steps_s, passed_s)[-REMEMBERED:]
+            steps_s = (*self._before.steps_s, passed_s)[-REMEMBERED:]
+            self._changes.update(steps_s=steps_s, hedge_after_s=hedge_after_s(self._before.answers_s, steps_s))
 
     def consume(self, answer_bytes: int) -> None:
         head = self._before.head
@@ -219,7 +246,8 @@ class _Draft:
         answer_s = took_s if not colleague.answer_s else 0.8 * colleague.answer_s + 0.2 * took_s
         self.teachers[teacher] = replace(colleague, answer_s=answer_s, strikes=0, asides=max(0, colleague.asides - 1))
         self._changes["lost"] = self._before.lost + own_losses(entry.failures)
-        self._changes["answers_s"] = (*self._before.answers_s, took_s)[-REMEMBERED:]
+        answers_s = (*self._before.answers_s, took_s)[-REMEMBERED:]
+        self._changes.update(answers_s=answers_s, hedge_after_s=hedge_after_s(answers_s, self._before.steps_s))
         for holder in entry.holders:
             self._release(holder, number)
             if holder != teacher:
@@ -235,7 +263,7 @@ class _Draft:
         if teacher not in self.teachers:
             return
         colleague = self.teachers[teacher] = replace(self.teachers[teacher], is_idle=False, invited_s=None)
-        number = None if colleague.aside_until_s > self.now_s else self._choose(teacher)
+        number = None if colleague.aside_until_s > self.now_s else self._choose(teacher, self._hedge())
         if number is None:
             self.teachers[teacher] = replace(colleague, is_idle=True)
             self.actions.append(events.GiveNothing(teacher))
@@ -256,33 +284,40 @@ class _Draft:
         self.teachers[teacher] = replace(self.teachers[teacher], holds=holds, is_idle=not tasks)
         self.actions.append(events.GiveTask(teacher, number, entry.is_suspect, tasks, self._before.lead))
 
-    def _choose(self, teacher: str) -> int | None:
+    def _choose(self, teacher: str, hedge: _Hedge) -> int | None:
         """The task for a teacher that asks: the oldest that waits, unless it has failed on it and others have not."""
-        process = self.teachers[teacher].process
-        present = {one.process for one in self.teachers.values() if one.aside_until_s <= self.now_s}
         holds = self.teachers[teacher].holds
+        hedged = None if holds or teacher in hedge.holders else hedge.number
+        if hedged is not None and hedge.is_awaited:
+            return hedged
         if any(self.entries[number].is_suspect for number in holds if number in self.entries):
             return None
-        waiting = [
-            number for number, entry in self.entries.items() if entry.is_waiting and not (holds and entry.is_suspect)
-        ]
-        # Several tasks at one teacher are for its batch; the others get their part first.
-        if holds and len(waiting) <= self._hungry():
-            waiting = []
+        waiting: Iterable[int] = (number for number, entry in self.entries.items() if entry.is_waiting)
+        if holds:
+            # Several tasks at one teacher are for its batch; the others get their part first.
+            numbers = [number for number in waiting if not self.entries[number].is_suspect]
+            waiting = numbers if len(numbers) > self._hungry() else ()
         for number in waiting:
             failures = self.entries[number].failures
-            failed = {failure.process for failure in failures}
-            if process not in failed or (present <= failed and self.now_s >= failures[-1].at_s + AGAIN_S):
+            if not failures or self._may_fail_again(teacher, failures):
                 return number
-        head = self._hedged()
-        if head is not None and teacher not in self.entries[head].holders and not holds:
-            return head
-        return None
+        return hedged
 
-    def _hedged(self) -> int | None:
+    def _may_fail_again(self, teacher: str, failures: tuple[Failure, ...]) -> bool:
+        """Whether a teacher gets a task that has failed: at others, or everywhere and a while ago."""
+        failed = {failure.process for failure in failures}
+        if self.teachers[teacher].process not in failed:
+            return True
+        present = {one.process for one in self.teachers.values() if one.aside_until_s <= self.now_s}
+        return present <= failed and self.now_s >= failures[-1].at_s + AGAIN_S
+
+    def _hedge(self) -> _Hedge:
         """The oldest task, if it is to be given to one more teacher now."""
         window = self.window()
-        return window.head if window.hedge_due_s is not None and window.hedge_due_s <= self.now_s else None
+        due_s = window.hedge_due_s
+        if due_s is None or due_s > self.now_s or window.oldest is None:
+            return _Hedge()
+        return _Hedge(window.oldest, frozenset(self.entries[window.oldest].holders), window.is_head_awaited)
 
     def _hungry(self) -> int:
         """The number of teachers that would take a task at once."""
@@ -305,7 +340,8 @@ class _Draft:
     def offer(self) -> None:
         """Tell idle teachers of tasks, one for each task, and the fastest first."""
         waiting = sum(entry.is_waiting for entry in self.entries.values())
-        needed = waiting or (self._before.waiting_since_s is not None and self._hedged() is not None)
+        hedge = self._hedge()
+        needed = waiting or int(hedge.number is not None)
         if not needed:
             return
         needed -= sum(
@@ -319,7 +355,7 @@ class _Draft:
         for _, name in sorted(idle):
             if needed <= 0:
                 return
-            if self._choose(name) is not None:
+            if self._choose(name, hedge) is not None:
                 needed -= 1
                 self.teachers[name] = replace(self.teachers[name], is_idle=False, invited_s=self.now_s)
                 self.actions.append(events.Invite(name))

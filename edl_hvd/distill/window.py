@@ -1,9 +1,12 @@
 """The micro-batches of a student between reading and consuming, and what can be told of them. Pure.
 
-Only the task that its consumer waits for is given to a second teacher (a hedge), when it takes longer than
+Only the oldest task without an answer is given to a second teacher (a hedge), when it takes longer than
 
     max(s, 3 m)        s  median time of the student between two micro-batches
                        m  median time of an answer
+
+If its consumer waits for it, it goes before all others. If not, only a teacher gets it for which there is no other, and
+only if it takes three times as long as usual at the teacher that has it, too.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from edl_hvd.distill.window_events import Read
 
 _MOST_HOLDERS = 3
 # Of one task. A third teacher that is as slow says that the task is slow, not the teachers.
-_HEDGE_TIMES_MEDIAN = 3.0
+HEDGE_TIMES_MEDIAN = 3.0
 _UNKNOWN_ANSWER_S = 2.0
 # Before the first answer: a forward pass of a large model, on a processor.
 INVITED_S = 0.25
@@ -112,6 +115,7 @@ class Window:
         consumed_s: When it took the last one; ``None`` before the first.
         answers_s: Times of the last answers.
         steps_s: The last times between two micro-batches, as the consumer takes them.
+        hedge_after_s: Age of the task that the consumer waits for, at which another teacher gets it, too.
         given: Number of times that a task was given out, in this pass and before.
         lost: Number of teachers lost with one task alone that another one has answered.
         again: Number of times that a task was given out after the first.
@@ -127,6 +131,7 @@ class Window:
     consumed_s: float | None = None
     answers_s: tuple[float, ...] = ()
     steps_s: tuple[float, ...] = ()
+    hedge_after_s: float = HEDGE_TIMES_MEDIAN * _UNKNOWN_ANSWER_S
     given: int = 0
     lost: int = 0
     again: int = 0
@@ -159,21 +164,34 @@ class Window:
         return sum(entry.is_waiting for entry in self.entries.values())
 
     @property
-    def hedge_after_s(self) -> float:
-        """How long the consumer waits before another teacher gets the oldest task, too."""
-        answer_s = statistics.median(self.answers_s) if self.answers_s else _UNKNOWN_ANSWER_S
-        return max(statistics.median(self.steps_s) if self.steps_s else 0.0, _HEDGE_TIMES_MEDIAN * answer_s)
+    def oldest(self) -> int | None:
+        """Number of the oldest task without an answer."""
+        return next((number for number, entry in self.entries.items() if not entry.is_answered), None)
+
+    @property
+    def is_head_awaited(self) -> bool:
+        """Whether the consumer waits for the oldest task, which has no answer."""
+        return self.waiting_since_s is not None and self.oldest is not None and self.oldest == self.head
 
     @property
     def hedge_due_s(self) -> float | None:
-        """When the oldest task is to be given to one more teacher; ``None`` if it is not."""
-        head = self.head
-        if self.waiting_since_s is None or head is None:
+        """When the oldest task is to be given to one more teacher; ``None`` if it is not.
+
+        Ahead of its consumer it is given to one more only if it takes long for the teacher that has it, and only one
+        task is at two teachers at a time.
+        """
+        if self.oldest is None:
             return None
-        entry = self.entries[head]
-        if entry.is_answered or not 0 < len(entry.holders) < _MOST_HOLDERS:
+        holders = self.entries[self.oldest].holders
+        if not 0 < len(holders) < _MOST_HOLDERS:
             return None
-        return max(self.waiting_since_s, *entry.holders.values()) + self.hedge_after_s
+        overdue_s = max(holders.values()) + self.hedge_after_s
+        if self.is_head_awaited:
+            return overdue_s
+        if len(holders) > 1:
+            return None
+        usual_s = max(self.teachers[name].answer_s for name in holders)
+        return max(overdue_s, max(holders.values()) + HEDGE_TIMES_MEDIAN * usual_s)
 
     def number_of(self, read: Read) -> int:
         """The number that a micro-batch will have when it is read."""
@@ -189,3 +207,14 @@ class Window:
         if self.hedge_due_s is not None:
             moments.append(self.hedge_due_s)
         return min((moment for moment in moments if moment > now_s), default=None)
+
+
+def hedge_after_s(answers_s: tuple[float, ...], steps_s: tuple[float, ...]) -> float:
+    """The age at which a task is given to a second teacher.
+
+    Args:
+        answers_s: Times of the last answers.
+        steps_s: Last times between two micro-batches.
+    """
+    answer_s = statistics.median(answers_s) if answers_s else _UNKNOWN_ANSWER_S
+    return max(statistics.median(steps_s) if steps_s else 0.0, HEDGE_TIMES_MEDIAN * answer_s)

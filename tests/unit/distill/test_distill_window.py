@@ -93,36 +93,62 @@ def test_of_idle_teachers_the_fastest_is_told_and_only_one_for_a_task():
     )
 
 
-def test_only_the_task_that_the_consumer_waits_for_is_hedged():
-    story: list[events.WindowEvent | float] = [
-        events.TeacherReady("a", "1"),
-        events.TeacherReady("b", "2"),
-        read(0),
-        read(1),
-        events.Wanted("a"),
-        events.Wanted("b"),
-        1.0,
-        events.Answered("b", 1),
-    ]
-    _, actions = play(*story, 60.0, events.Wanted("b"))
-    assert actions == [events.GiveNothing("b")], "nobody waits"
-    _, actions = play(*story, 2.0, events.Asked(), 4.9, events.Wanted("b"))
-    assert actions == [events.GiveNothing("b")], "three times the median of 1 s have not passed"
-    window, actions = play(*story, 2.0, events.Asked(), 5.0, events.Wanted("b"))
+STORY: list[events.WindowEvent | float] = [
+    events.TeacherReady("a", "1"), events.TeacherReady("b", "2"), read(0), read(1), events.Wanted("a"),
+    events.Wanted("b"), 1.0, events.Answered("b", 1),
+]  # fmt: skip
+# Teacher "a" has had task 0 since the beginning; the median answer takes one second.
+
+
+def test_the_task_that_the_consumer_waits_for_is_hedged_when_it_is_old():
+    _, actions = play(*STORY, 2.0, events.Asked(), 2.9, events.Wanted("b"))
+    assert actions == [events.GiveNothing("b")], "three times the median of 1 s have not passed since it was given"
+    window, actions = play(*STORY, 2.0, events.Asked(), 3.0, events.Wanted("b"))
     assert gives(actions) == [("b", 0)]
-    assert turn(window, events.Answered("b", 0), 6.0).actions == (events.Withdraw("a", 0), events.Accept(0))
+    assert turn(window, events.Answered("b", 0), 4.0).actions == (events.Withdraw("a", 0), events.Accept(0))
+
+
+def test_the_task_that_the_consumer_waits_for_goes_before_others():
+    _, actions = play(*STORY, read(2), 2.9, events.Asked(), events.Wanted("b"))
+    assert gives(actions) == [("b", 2)]
+    _, actions = play(*STORY, read(2), 3.0, events.Asked(), events.Wanted("b"))
+    assert gives(actions) == [("b", 0)]
+
+
+def test_the_oldest_task_is_hedged_ahead_of_its_consumer_by_a_teacher_that_has_nothing_else_to_do():
+    _, actions = play(*STORY, 3.0, events.Wanted("b"))
+    assert gives(actions) == [("b", 0)]
+    _, actions = play(*STORY, read(2), 3.0, events.Wanted("b"))
+    assert gives(actions) == [("b", 2)], "other tasks go first"
+
+
+def test_a_teacher_that_is_always_slow_is_not_helped_out_before_the_consumer_waits():
+    story: list[events.WindowEvent | float] = [events.TeacherReady("slow", "1"), events.TeacherReady("fast", "2")]
+    story += [read(0), events.Wanted("slow"), 9.0, events.Answered("slow", 0)]
+    for number in range(1, 7):
+        story += [read(number), events.Wanted("fast"), 9.0 + number, events.Answered("fast", number)]
+    story += [read(7), 20.0, events.Wanted("slow")]
+    story += [events.Asked(), events.Consumed()] * 7
+    _, actions = play(*story, 24.0, events.Wanted("fast"))
+    assert actions == [events.GiveNothing("fast")], "an answer of the slow one takes nine seconds"
+    _, actions = play(*story, 24.0, events.Asked(), events.Wanted("fast"))
+    assert gives(actions) == [("fast", 7)]
+
+
+def test_only_one_task_is_hedged_ahead_of_the_consumer():
+    story: list[events.WindowEvent | float] = [events.TeacherReady(name, name) for name in "abcd"]
+    story += [read(number) for number in range(4)]
+    story += [events.Wanted(name) for name in "abcd"]
+    story += [1.0, events.Answered("c", 2), events.Answered("d", 3), 3.0]
+    _, actions = play(*story, events.Wanted("c"), events.Wanted("d"))
+    assert actions == [events.GiveNothing("d")]
 
 
 def test_an_idle_teacher_is_called_for_a_hedge():
     window, _ = play(
-        events.TeacherReady("a", "1"),
-        events.TeacherReady("b", "2"),
-        read(0),
-        events.Wanted("a"),
-        events.Wanted("b"),
-        events.Asked(),
-        1.0,
-    )
+        events.TeacherReady("a", "1"), events.TeacherReady("b", "2"), read(0), events.Wanted("a"), events.Wanted("b"),
+        events.Asked(), 1.0,
+    )  # fmt: skip
     assert window.due_s(1.0) == 6.0, "nothing is known of answers, so it is three times two seconds"
     assert turn(window, events.Passed(), 6.0).actions == (events.Invite("b"),)
 
