@@ -20,8 +20,11 @@ def ask_for_answers(stream: socket.socket) -> None:
 
 
 def unanswered_s(stream: socket.socket) -> float:
-    """Seconds since anything came from the other system; 0 where ours does not tell (it is not Linux)."""
-    if not hasattr(socket, "TCP_INFO"):
+    """Seconds since anything came from the other system.
+
+    It is 0 where ours does not tell (it is not Linux), and for a Unix socket, which has no other system.
+    """
+    if not hasattr(socket, "TCP_INFO") or stream.family == socket.AF_UNIX:
         return 0.0
     # tcpi_last_data_recv and tcpi_last_ack_recv, in milliseconds, see struct tcp_info in <linux/tcp.h>.
     data_ms, answer_ms = struct.unpack_from("II", stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60), 52)

@@ -92,9 +92,10 @@ class AddressBook:
             self.faults[address] = fault
         self._due_s[address] = now_s + self._next_pause_s(address, fault.is_lasting, missing)
 
-    def call_at_once(self) -> None:
-        """Forget all pauses."""
-        self._due_s.clear()
+    def call_at_once(self, *addresses: Address) -> None:
+        """Forget the pauses of some addresses, or of all."""
+        for address in addresses or tuple(self._due_s):
+            self._due_s[address] = 0.0
 
     def _next_pause_s(self, address: Address, is_lasting: bool, missing: int) -> float:
         first_s = _FAULT_PAUSE_S if is_lasting else _FIRST_PAUSE_S

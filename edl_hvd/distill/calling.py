@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from edl_hvd import events
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.distill import conversation as say
-from edl_hvd.distill import window_events
+from edl_hvd.distill import same_host, window_events
 from edl_hvd.distill.address_book import AddressBook, Fault
 from edl_hvd.distill.call import Call, LastingError, Wishes, check_equal
 from edl_hvd.distill.conversation import Address
@@ -102,6 +102,7 @@ class Calling:
         # Of the thread alone:
         self._calls: dict[Address, Call] = {}
         self._processes: dict[str, Address] = {}
+        self._not_beside: set[Address] = set()
         self._looked_s = clock.monotonic_s()
         self._closing = False
         self._bell, self._bell_rope = socket.socketpair()
@@ -299,13 +300,16 @@ class Calling:
             self._call(address, numeric, now_s)
 
     def _call(self, address: Address, numeric: str, now_s: float) -> None:
-        stream = socket.socket(socket.AF_INET6 if ":" in numeric else socket.AF_INET, socket.SOCK_STREAM)
+        # One that could not be used may belong to somebody else.
+        beside = None if address in self._not_beside else same_host.connect(numeric, address.port)
+        stream = beside or socket.socket(same_host.family_of(numeric), socket.SOCK_STREAM)
         stream.setblocking(False)
-        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        ask_for_answers(stream)
+        if beside is None:
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            ask_for_answers(stream)
         call = Call(address, FrameStream(stream, Limits(say.STRANGER_HEADER_BYTES)), now_s)
         self._calls[address] = call
-        problem = stream.connect_ex((numeric, address.port))
+        problem = stream.connect_ex((numeric, address.port)) if beside is None else 0
         self._selector.register(stream, selectors.EVENT_READ | selectors.EVENT_WRITE, call)
         if problem not in (0, errno.EINPROGRESS):
             self._drop(call, Fault(os.strerror(problem)))
@@ -439,6 +443,11 @@ class Calling:
             self._book.ended(address, fault, len(self._book.listed) - len(self._calls), now_s)
             was_ready = str(address) in self._window.teachers
             self._handle(window_events.Left(str(address), kindly))
+            if call.stage == "ready":
+                self._not_beside.discard(address)
+            elif call.stream.connection.family == socket.AF_UNIX and not self._closing:
+                self._not_beside.add(address)
+                self._book.call_at_once(address)
             if was_ready and not self._window.teachers:
                 self._ready_s = now_s
         if self._closing:

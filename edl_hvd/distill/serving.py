@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from edl_hvd.distill import conversation as say
+from edl_hvd.distill import same_host
 from edl_hvd.distill.computing import Computing, Introduction, Reply, Task
 from edl_hvd.distill.conversation import encode
 from edl_hvd.distill.sharing import Sharing, asks_ahead
@@ -70,6 +71,8 @@ class Serving:
             raise PlatformError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
+        beside = same_host.listen(self._listener)
+        self._listeners = [self._listener] if beside is None else [self._listener, beside]
         self._bell, self._bell_rope = socket.socketpair()
         for end in (self._bell, self._bell_rope):
             end.setblocking(False)
@@ -89,7 +92,8 @@ class Serving:
         self._last_fault = ""
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._bell, selectors.EVENT_READ)
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        for listener in self._listeners:
+            self._selector.register(listener, selectors.EVENT_READ)
         self._is_closed = False
         self._thread = threading.Thread(target=self._talk, name="edl_hvd students", daemon=True)
 
@@ -124,8 +128,8 @@ class Serving:
                     if student is not None:
                         if self._students.get(student.number) is student:
                             self._go_on(student, mask)
-                    elif key.fileobj is self._listener:
-                        self._accept()
+                    elif key.fileobj in self._listeners:
+                        self._accept(key.fileobj)  # type: ignore[arg-type]
                     else:
                         with suppress(OSError):
                             self._bell.recv(1 << 12)
@@ -140,7 +144,7 @@ class Serving:
             self._flush_all()
             for student in list(self._students.values()):
                 self._drop(student)
-            for resource in (self._selector, self._listener, self._bell, self._bell_rope):
+            for resource in (self._selector, *self._listeners, self._bell, self._bell_rope):
                 resource.close()
 
     def _patience_s(self) -> float:
@@ -167,27 +171,29 @@ class Serving:
                 if not student.is_stranger:
                     student.stream.put(encode(say.Leaving()))
                     self._flush(student)
-            with suppress(KeyError, ValueError):
-                self._selector.unregister(self._listener)
-            self._listener.close()
+            for listener in self._listeners:
+                with suppress(KeyError, ValueError):
+                    self._selector.unregister(listener)
+                listener.close()
         if self._computing.is_idle or time.monotonic() - self._leave_s > _LEAVE_S:
             self._computing.close()
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                connection, peer = self._listener.accept()
+                connection, peer = listener.accept()
             except OSError:
                 return
             strangers = [student for student in self._students.values() if student.is_stranger]
             if len(strangers) >= _MOST_STRANGERS:
                 self._drop(strangers[0])  # the one that has been silent for longest
             connection.setblocking(False)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            ask_for_answers(connection)
+            if connection.family != socket.AF_UNIX:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                ask_for_answers(connection)
             self._next_number += 1
             stream = FrameStream(connection, Limits(say.STRANGER_HEADER_BYTES))
-            student = Student(self._next_number, stream, f"{peer[0]}:{peer[1]}", self._token)
+            student = Student(self._next_number, stream, f"{peer[0]}:{peer[1]}" if peer else "this host", self._token)
             self._students[student.number] = student
             self._selector.register(connection, selectors.EVENT_READ, student)
             self._flush(student)

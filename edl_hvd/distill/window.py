@@ -30,6 +30,9 @@ INVITED_S = 0.25
 AGAIN_S = 2.0
 # A teacher gets a task that it has failed on again after this, and only if there is no other. One that is about to join
 # has joined by then.
+_MEASURED = 8
+_UNMEASURED_TASKS = 8
+_MOST_TASKS = 1 << 20
 CONSUMED_SHARE = 16
 # Answers that were consumed take up to this part of the window: those of steps that a new world rolls back.
 REMEMBERED = 31
@@ -141,7 +144,21 @@ class Window:
     def has_room(self) -> bool:
         """Whether one more task as large as the largest fits."""
         sizes = [entry.size_bytes for entry in self.entries.values()]
-        return len(sizes) < 2 or sum(sizes) + max(sizes) <= self.limit_bytes
+        if len(sizes) < 2:
+            return True
+        return len(sizes) < self.most_tasks and sum(sizes) + max(sizes) <= self.limit_bytes
+
+    @property
+    def most_tasks(self) -> int:
+        """The number of tasks beyond which reading ahead gains nothing.
+
+        It is ceil((h + l) / s) + 2: while the slowest of the last answers l, or a hedge after h, is waited for, the
+        consumer takes a task every s seconds. Before enough is measured it is 8, and 2 for each teacher.
+        """
+        if min(len(self.answers_s), len(self.steps_s)) < _MEASURED:
+            return _UNMEASURED_TASKS + 2 * len(self.teachers)
+        ahead_s, step_s = self.hedge_after_s + max(self.answers_s), statistics.median(self.steps_s)
+        return math.ceil(ahead_s / step_s) + 2 if step_s * _MOST_TASKS > ahead_s else _MOST_TASKS
 
     @property
     def head(self) -> int | None:

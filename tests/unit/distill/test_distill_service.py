@@ -172,6 +172,62 @@ def test_teachers_are_added_while_the_epoch_runs(tmp_path):
         loader.close()
 
 
+# --- on one host ---
+
+
+def families(loader: DistillLoader) -> list[socket.AddressFamily]:
+    assert loader._open.service is not None
+    return [call.stream.connection.family for call in loader._open.service.calling._calls.values()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
+def test_a_teacher_of_the_same_host_is_called_over_a_unix_socket(tmp_path):
+    with fleet(tmp_path, Sums()) as teachers:
+        loader = make_loader(Teachers(teachers.source, port=teachers.port))
+        check(loader)
+        assert families(loader) == [socket.AF_UNIX]
+        loader.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
+def test_who_takes_the_name_of_a_teachers_unix_socket_is_not_used(tmp_path):
+    teachers = Fleet(tmp_path, TOKEN)
+    with socket.socket(socket.AF_UNIX) as taken:
+        taken.bind(f"\0edl_hvd/teacher/127.0.0.1:{teachers.port}")
+        taken.listen()
+        heard = bytearray()
+
+        def pretend() -> None:
+            connection, _ = taken.accept()
+            with connection:
+                connection.sendall(b'{"what":"nonce","fields":{"protocol":1,"nonce":"' + b"0" * 64 + b'"}}\n')
+                connection.sendall(b'{"what":"proof","fields":{"proof":"' + b"0" * 64 + b'"}}\n')
+                while chunk := connection.recv(1 << 16):
+                    heard.extend(chunk)
+
+        thread = threading.Thread(target=pretend)
+        thread.start()
+        try:
+            teachers.start(Sums())
+            loader = make_loader(Teachers(teachers.source, port=teachers.port, token=TOKEN))
+            check(loader)
+            assert families(loader) == [socket.AF_INET]
+            soon(thread)
+            loader.close()
+        finally:
+            teachers.close()
+    assert b"arrays" not in heard
+
+
+def test_an_address_of_another_host_is_none_of_this_one():
+    from edl_hvd.distill.same_host import is_own
+
+    assert is_own("127.0.0.1")
+    assert is_own("::1")
+    assert not is_own("192.0.2.1")
+    assert not is_own("2001:db8::1")
+
+
 # --- bad input ---
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -294,6 +296,22 @@ def test_the_window_is_bounded_in_bytes_but_holds_two():
     assert not window.has_room
     window, _ = play(read(0, 40), read(1, 20), limit_bytes=100)
     assert window.has_room, "one as large as the largest still fits"
+
+
+def test_the_window_holds_as_many_tasks_as_a_slow_answer_and_a_hedge_take():
+    window, _ = play(events.TeacherReady("a", "1"), limit_bytes=10**6)
+    assert window.most_tasks == 10, "nothing is known, and there is one teacher"
+    now_s = 0.0
+    for number in range(9):
+        for event, after_s in (
+            (read(number), 0.0), (events.Wanted("a"), 0.0), (events.Answered("a", number), 1.0 + number / 10),
+            (events.Asked(), 0.5), (events.Consumed(), 0.0),
+        ):  # fmt: skip
+            now_s += after_s
+            window = turn(window, event, now_s).window
+    assert window.most_tasks == math.ceil((3 * 1.4 + 1.8) / statistics.median(window.steps_s)) + 2
+    fast = replace(window, steps_s=(0.0,) * 8)
+    assert fast.has_room, "a consumer without steps of its own has what the memory allows"
 
 
 def test_the_window_accepts_anything_in_any_state():
