@@ -50,10 +50,14 @@ def main() -> None:
     def train(state: edl_hvd.State) -> None:
         for _ in state.epochs(epochs):
             for step in state.steps(loader):
-                for images, _, answer in step:
+                indices: list[int] = []
+                for images, index, answer in step:
                     assert torch.equal(answer, sums(images))
                     loss = torch.nn.functional.mse_loss(model(images), answer / 10)
                     loss.backward()
+                    indices += index.tolist()
+                # A step counts only if all workers have come so far; one that is rolled back is noted once more.
+                note(folder, takes=state.step, generation=state.generation, indices=indices)
                 optimizer.step()
                 optimizer.zero_grad()
                 note(folder, step=state.step, size=edl_hvd.size(), rank=edl_hvd.rank(), pid=os.getpid())

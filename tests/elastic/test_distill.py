@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fleet import Sums, fleet
+from fleet import Fleet, Sums, fleet
 from waiting import soon
 
 pytestmark = pytest.mark.distill
@@ -19,6 +22,9 @@ pytestmark = pytest.mark.distill
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
 EPOCHS = 10
+SAMPLES = 240
+NAMES = ("localhost", "127.0.0.1", "127.0.1", "0x7f.1", "0x7f.0.1")
+# Different hosts to the job, all of them this one. The worker of 127.1 is killed, and its host not used any more.
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -32,16 +38,16 @@ def write_hosts(folder: Path, *hosts: str) -> None:
     part.replace(folder / "hosts")
 
 
-def lines(folder: Path) -> list[dict[str, int]]:
+def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for path in folder.glob("trace-*.jsonl")
             for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]  # fmt: skip
 
 
-def wait_for_step(folder: Path, step: int, size: int, job: subprocess.Popen[bytes]) -> list[dict[str, int]]:
+def wait_for_step(folder: Path, step: int, size: int, job: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
     """Wait until a world of this size has come to a step; its newest lines."""
     deadline_s = time.monotonic() + 200
     while True:
-        found = [line for line in lines(folder) if line["step"] >= step and line["size"] == size]
+        found = [line for line in lines(folder) if line.get("size") == size and line["step"] >= step]
         if found:
             return sorted(found, key=lambda line: line["step"])
         assert job.poll() is None, (folder / "output.txt").read_text()[-4000:]
@@ -59,12 +65,51 @@ def digest(tmp_path_factory) -> str:
     return (folder / "digest").read_text()
 
 
-def test_students_resize_and_teachers_die_in_mid_epoch(tmp_path, digest):
-    """1, 2, 3 workers; two teachers are killed, one is stopped, two are new; the last worker that came is killed."""
+class Churn:
+    """Teachers that are killed and started anew, one every half second, while ``is_on``."""
+
+    def __init__(self, teachers: Fleet, count: int) -> None:
+        self.teachers, self.count, self.killed = teachers, count, 0
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Churn:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        soon(self._thread)
+
+    def _run(self) -> None:
+        chance = random.Random(3)
+        while not self._is_over.wait(0.5):
+            number = chance.randrange(self.count)
+            self.teachers.kill(number)
+            self.teachers.start(Sums(0.02), number)
+            self.killed += 1
+
+
+def check_samples(folder: Path) -> None:
+    """Each sample of each epoch was taken once by the steps that count: the last try of each."""
+    tries: dict[int, dict[int, list[int]]] = {}
+    for line in lines(folder):
+        if "takes" in line:
+            tries.setdefault(line["takes"], {}).setdefault(line["generation"], []).extend(line["indices"])
+    taken = [sorted(tries[step][max(tries[step])]) for step in sorted(tries)]
+    assert len(taken) == EPOCHS * SAMPLES // 16
+    per_epoch = SAMPLES // 16
+    for epoch in range(EPOCHS):
+        seen = [index for step in taken[epoch * per_epoch : (epoch + 1) * per_epoch] for index in step]
+        assert sorted(seen) == list(range(SAMPLES)), f"epoch {epoch}"
+
+
+def test_students_resize_and_die_while_teachers_come_and_go(tmp_path, digest):
+    """1, 3, 2, 4, 1 workers; four of them are killed, one teacher is stopped for good, and others are killed."""
     write_hosts(tmp_path, "localhost:1")
-    with fleet(tmp_path, Sums(0.02), Sums(0.02), Sums(0.02), token="the-token-of-this-test") as teachers:
+    with fleet(tmp_path, *[Sums(0.02)] * 4, token="the-token-of-this-test") as teachers:
         words = [
-            str(Path(sys.executable).with_name("edlrun")), "-np", "1", "--min-np", "1", "--max-np", "3",
+            str(Path(sys.executable).with_name("edlrun")), "-np", "1", "--min-np", "1", "--max-np", "4",
             "--discover", f"file:{tmp_path / 'hosts'}", "--teachers", teachers.source, "--host-failures", "1",
             sys.executable, str(HERE / "distill_script.py"), str(tmp_path), str(teachers.port), str(EPOCHS),
         ]  # fmt: skip
@@ -72,19 +117,22 @@ def test_students_resize_and_teachers_die_in_mid_epoch(tmp_path, digest):
             variables = {**environment(tmp_path), "EDL_HVD_TEACHERS_TOKEN": teachers.token}
             job = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, env=variables)
             try:
-                wait_for_step(tmp_path, 3, 1, job)
-                write_hosts(tmp_path, "localhost:1", "127.0.0.1:1")
-                teachers.kill(0)
-                line = wait_for_step(tmp_path, 4, 2, job)[-1]
-                teachers.start(Sums(0.02))
-                teachers.signal(1, signal.SIGSTOP)
-                wait_for_step(tmp_path, line["step"] + 4, 2, job)
-                write_hosts(tmp_path, "localhost:1", "127.0.0.1:1", "127.1:1")
-                line = wait_for_step(tmp_path, 4, 3, job)[-1]
-                os.kill(line["pid"], signal.SIGKILL)
-                teachers.kill(2)
-                teachers.start(Sums(0.02), 0)
-                wait_for_step(tmp_path, line["step"] + 3, 2, job)
+                with Churn(teachers, 3) as churn:
+                    wait_for_step(tmp_path, 3, 1, job)
+                    write_hosts(tmp_path, "localhost:1", "127.0.0.1:1", "127.1:1")
+                    newest = wait_for_step(tmp_path, 4, 3, job)[-1]
+                    teachers.signal(3, signal.SIGSTOP)
+                    line = wait_for_step(tmp_path, newest["step"] + 2, 3, job)[-1]
+                    os.kill(worker_of(tmp_path, 3, 2), signal.SIGKILL)
+                    wait_for_step(tmp_path, line["step"] + 2, 2, job)
+                    write_hosts(tmp_path, *(f"{name}:1" for name in NAMES))
+                    line = wait_for_step(tmp_path, 4, 4, job)[-1]
+                    wait_for_step(tmp_path, line["step"] + 2, 4, job)
+                    write_hosts(tmp_path, "localhost:1")
+                    for rank in (1, 2, 3):
+                        os.kill(worker_of(tmp_path, 4, rank), signal.SIGKILL)
+                    wait_for_step(tmp_path, line["step"] + 4, 1, job)
+                assert churn.killed > 3
                 (tmp_path / "fast").touch()
                 code = soon(job)
             finally:
@@ -94,9 +142,16 @@ def test_students_resize_and_teachers_die_in_mid_epoch(tmp_path, digest):
     text = (tmp_path / "output.txt").read_text()
     assert code == 0, text[-4000:]
     assert (tmp_path / "digest").read_text() == digest, "one SHA-256, whatever the fleet and the world were"
+    check_samples(tmp_path)
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     kinds = {event["event"] for event in events}
     assert {"teacher_joined", "teacher_lost", "answers", "resized"} <= kinds
+
+
+def worker_of(folder: Path, size: int, rank: int) -> int:
+    """The process that has this rank in the newest world of this size."""
+    found = [line for line in lines(folder) if line.get("size") == size and line["rank"] == rank]
+    return max(found, key=lambda line: line["step"])["pid"]
 
 
 def test_a_source_that_is_not_understood_is_refused_before_the_job_starts(tmp_path):
