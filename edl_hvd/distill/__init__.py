@@ -26,14 +26,18 @@ _HOMES = {
     "Teachers": "edl_hvd.distill.teachers",
     "DistillLoader": "edl_hvd.distill.loader",
     "TopK": "edl_hvd.distill.outputs",
+    "average": "edl_hvd.distill.losses",
     "distillation_loss": "edl_hvd.distill.losses",
+    "hidden_state_loss": "edl_hvd.distill.losses",
     "soft_cross_entropy": "edl_hvd.distill.losses",
     "top_k_divergence": "edl_hvd.distill.losses",
 }
 
 if TYPE_CHECKING:
     from edl_hvd.distill.loader import DistillLoader as DistillLoader
+    from edl_hvd.distill.losses import average as average
     from edl_hvd.distill.losses import distillation_loss as distillation_loss
+    from edl_hvd.distill.losses import hidden_state_loss as hidden_state_loss
     from edl_hvd.distill.losses import soft_cross_entropy as soft_cross_entropy
     from edl_hvd.distill.losses import top_k_divergence as top_k_divergence
     from edl_hvd.distill.outputs import TopK as TopK

@@ -76,6 +76,7 @@ class Calling:
         limit_bytes: Memory for tasks.
         check: Tells why an answer is none; empty if it is one.
         tell: Gets events.
+        changed: Condition that is notified of whatever changes; several may share one.
     """
 
     def __init__(
@@ -85,9 +86,10 @@ class Calling:
         limit_bytes: int,
         check: Callable[[tuple[Array, ...]], str],
         tell: Callable[[events.Event], None],
+        changed: threading.Condition | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.changed = threading.Condition()
+        self.changed = changed or threading.Condition()
         self._wishes, self._token, self._check, self._tell, self._clock = wishes, token, check, tell, clock
         self._window = Window(limit_bytes)
         self._arrays: dict[int, tuple[tuple[Array, ...], int]] = {}
@@ -177,6 +179,15 @@ class Calling:
                 self._arrays.pop(number, None)
                 self._handle(window_events.Consumed(sum(one.type.size_bytes for one in answer)))
             return answer
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more task fits."""
+        return self._window.has_room
+
+    def is_answered(self, number: int) -> bool:
+        """Whether the answer to a task is there."""
+        return number in self._answers
 
     def end_pass(self, is_final: bool = False) -> None:
         """Drop all tasks that no teacher has; the next pass takes the others over, unless this is the last one."""

@@ -7,14 +7,15 @@ begins there, and what was read ahead is dropped. Answers that the last pass had
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from edl_hvd.distill.outputs import describe
 from edl_hvd.distill.passes import LocalPass, Pass, Service
-from edl_hvd.distill.reading import Reading
+from edl_hvd.distill.reading import Reading, Sending
 from edl_hvd.distill.teacher import Teacher
 from edl_hvd.distill.teachers import Teachers
 from edl_hvd.errors import UsageError
@@ -30,15 +31,25 @@ class DistillLoader:
 
     Args:
         loader: ``DataLoader`` with a ``batch_sampler``, or another loader that yields batches in the sampler's order.
-        teachers: Teachers that answer.
+        teachers: Teachers that answer; or several kinds of them by name, each of which answers every batch: then
+            ``answer`` is a dict by name.
         send: Function of a batch that returns what a teacher sees of it: a tensor, or a dict of tensors, whose first
             dimension is the batch.
+        route: Function of a batch that returns, for each sample, the name of the teachers that get it: a sequence, or a
+            tensor of numbers whose texts are the names. Then ``answer`` is that of one teacher for each sample.
 
     Raises:
         UsageError: The loader has no batch sampler, or yields batches in another order than it.
     """
 
-    def __init__(self, loader: Any, teachers: Teachers, *, send: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        loader: Any,
+        teachers: Teachers | Mapping[str, Teachers],
+        *,
+        send: Callable[[Any], Any],
+        route: Callable[[Any], Any] | None = None,
+    ) -> None:
         if getattr(loader, "batch_sampler", None) is None:
             raise UsageError(
                 f"{describe(loader)} has no batch_sampler, so the place of a batch is not known; expected "
@@ -49,7 +60,9 @@ class DistillLoader:
                 "the DataLoader has in_order=False, so its batches do not come in the sampler's order; expected the "
                 "default, in_order=True"
             )
-        self.loader, self.teachers, self.send = loader, teachers, send
+        self._teachers = {"": teachers} if isinstance(teachers, Teachers) else dict(teachers)
+        _check_teachers(self._teachers, route is not None)
+        self.loader, self.teachers, self.send, self.route = loader, teachers, send, route
         self.batch_sampler = loader.batch_sampler
         self.dataset = getattr(loader, "dataset", None)
         self._passes = 0
@@ -71,16 +84,18 @@ class DistillLoader:
         is_open = self._open
         is_open.end_pass()
         self._passes += 1
-        reading = Reading(self.loader, self.batch_sampler, self.send, self._passes - 1)
-        if self.teachers.source:
-            if is_open.service is None:
-                is_open.service = Service(self.teachers)
-            is_open.current = Pass(reading, is_open.service)
+        sending = Sending(self.send, tuple(self._teachers), self.route)
+        reading = Reading(self.loader, self.batch_sampler, sending, self._passes - 1)
+        for name, wanted in self._teachers.items():
+            if wanted.source and name not in is_open.services:
+                is_open.services[name] = Service(wanted, is_open.changed)
+            elif not wanted.source and name not in is_open.models:
+                assert wanted.local is not None
+                is_open.models[name] = Teacher.of(wanted.local())
+        if is_open.services:
+            is_open.current = Pass(reading, is_open.services, is_open.changed)
         else:
-            if is_open.local is None:
-                assert self.teachers.local is not None
-                is_open.local = Teacher.of(self.teachers.local())
-            is_open.current = LocalPass(reading, is_open.local, self.teachers)
+            is_open.current = LocalPass(reading, is_open.models, self._teachers)
         return _Iterator(self, is_open.current)
 
     def close(self) -> None:
@@ -106,8 +121,14 @@ class _Open:
     """What a loader has open; it does not know the loader."""
 
     current: Pass | LocalPass | None = None
-    service: Service | None = None
-    local: Teacher | None = None
+    services: dict[str, Service] = field(default_factory=dict)
+    models: dict[str, Teacher] = field(default_factory=dict)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    @property
+    def service(self) -> Service | None:
+        """The service of a loader with one kind of teachers; ``None`` before its first pass."""
+        return self.services.get("")
 
     def end_pass(self) -> None:
         if self.current is not None:
@@ -116,6 +137,24 @@ class _Open:
 
     def close(self) -> None:
         self.end_pass()
-        if self.service is not None:
-            self.service.close()
-            self.service = None
+        for service in self.services.values():
+            service.close()
+        self.services.clear()
+
+
+def _check_teachers(teachers: Mapping[str, Teachers], is_routed: bool) -> None:
+    """Check what was given as teachers."""
+    kinds = {type(one).__name__ for one in teachers.values() if not isinstance(one, Teachers)}
+    if not teachers or kinds:
+        raise UsageError(
+            f"teachers are {', '.join(sorted(kinds)) or 'an empty dict'}; expected Teachers(…), or a dict of them by "
+            "name"
+        )
+    if is_routed and "" in teachers:
+        raise UsageError("route= chooses among several teachers; expected a dict of Teachers by name")
+    if len({bool(one.source) for one in teachers.values()}) > 1:
+        with_source = [name for name, one in teachers.items() if one.source]
+        raise UsageError(
+            f"the teachers {', '.join(with_source)} have a source, and the others have none; expected a source for "
+            "all, or local= for all"
+        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch.nn import functional
 
@@ -113,3 +115,63 @@ def top_k_divergence(logits: torch.Tensor, answer: TopK, *, temperature: float =
         has_others, others, torch.zeros_like(others)
     )
     return (divergence + torch.where(has_others, rest.exp() * difference, torch.zeros_like(rest))).mean()
+
+
+def average(answers: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The mean of the logits of several teachers: the answer of an ensemble, as a product of experts. Not collective.
+
+    The softmax of it is the normalised geometric mean of the teachers' probabilities.
+
+    Args:
+        answers: Logits of each teacher, of equal shapes, as a loader with several teachers yields them.
+
+    Returns:
+        A tensor of that shape.
+
+    Raises:
+        UsageError: Shapes differ, or there are no answers.
+    """
+    shapes = {name: tuple(one.shape) for name, one in answers.items()}
+    if len(set(shapes.values())) != 1:
+        raise UsageError(f"answers of shapes {shapes} have no mean; expected one shape: equal classes in equal order")
+    return torch.stack(list(answers.values())).mean(0)
+
+
+def hidden_state_loss(
+    hidden: torch.Tensor, answer: torch.Tensor, *, mask: torch.Tensor | None = None, normalize: bool = False
+) -> torch.Tensor:
+    """The mean squared difference of a student's features from a teacher's. Not collective.
+
+    With h of the student and t of the teacher it is the mean of (h − t)² over all samples, positions and features; with
+    ``normalize`` both are divided by their length first, so that it is 2 (1 − cos(h, t)) / d for d features. A student
+    of another width projects its features first, with a layer that is trained with it.
+
+    >>> float(hidden_state_loss(torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 4.0]])))
+    2.0
+
+    Args:
+        hidden: Student's features, of shape (samples, …, d).
+        answer: Teacher's features, of the same shape.
+        mask: Which positions count, of shape (samples, …), such as those of a sequence that are no padding.
+        normalize: Whether only the direction counts.
+
+    Returns:
+        A tensor of one element; 0 if no position counts.
+
+    Raises:
+        UsageError: Shapes differ.
+    """
+    if hidden.shape != answer.shape:
+        raise UsageError(
+            f"the student's features have shape {tuple(hidden.shape)}, the teacher's {tuple(answer.shape)}; expected "
+            "the same: project the student's with a linear layer"
+        )
+    if mask is not None and mask.shape != hidden.shape[:-1]:
+        raise UsageError(f"mask has shape {tuple(mask.shape)}; expected {tuple(hidden.shape[:-1])}")
+    there = answer.to(hidden)
+    if normalize:
+        hidden, there = functional.normalize(hidden, dim=-1), functional.normalize(there, dim=-1)
+    difference = (hidden - there).square().mean(-1)
+    if mask is None:
+        return difference.mean()
+    return (difference * mask).sum() / mask.sum().clamp(min=1)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from edl_hvd import events
 from edl_hvd.distill import window_events
@@ -15,7 +19,7 @@ from edl_hvd.distill.calling import Calling, Outlook
 from edl_hvd.distill.finding import Finding
 from edl_hvd.distill.outputs import find_nan, row_types, to_tensors
 from edl_hvd.distill.place import show_indices
-from edl_hvd.distill.reading import Item, Reading, held_bytes
+from edl_hvd.distill.reading import Item, Part, Reading, held_bytes
 from edl_hvd.distill.teacher import Teacher, check_probe
 from edl_hvd.distill.teachers import Teachers
 from edl_hvd.errors import NoTeacherError, UsageError
@@ -33,9 +37,14 @@ _READ_AT_ONCE = 2
 
 
 class Service:
-    """The connections of one loader, from its first pass on."""
+    """The connections of one loader to one kind of teachers, from its first pass on.
 
-    def __init__(self, teachers: Teachers) -> None:
+    Args:
+        teachers: Teachers that are wanted.
+        changed: Condition that is notified of whatever changes; the loader's services share one.
+    """
+
+    def __init__(self, teachers: Teachers, changed: threading.Condition) -> None:
         self.teachers = teachers
         self.log = events.EventLog(Settings.from_environment().events)
         launch = Launch.from_environment()
@@ -43,7 +52,7 @@ class Service:
             job=launch.run, student=f"{launch.host}:{launch.local_rank}", outputs=teachers.outputs,
             exact=teachers.exact, fingerprint=teachers.fingerprint,
         )  # fmt: skip
-        self.calling = Calling(wishes, teachers.token, teachers.limit_bytes, find_nan, self._tell)
+        self.calling = Calling(wishes, teachers.token, teachers.limit_bytes, find_nan, self._tell, changed)
         self.finding = Finding(teachers.source, teachers.port, self.calling.set_addresses, self.calling.blame)
 
     def _tell(self, event: events.Event) -> None:
@@ -62,10 +71,16 @@ class Service:
 
 
 class Pass:
-    """One pass with a service; ``close`` ends it, and may be called again."""
+    """One pass with services; ``close`` ends it, and may be called again.
 
-    def __init__(self, reading: Reading, service: Service) -> None:
-        self._reading, self._service, self._calling = reading, service, service.calling
+    Args:
+        reading: Micro-batches.
+        services: Connections by the name of the teachers.
+        changed: Condition that they share.
+    """
+
+    def __init__(self, reading: Reading, services: Mapping[str, Service], changed: threading.Condition) -> None:
+        self._reading, self._services, self._changed = reading, dict(services), changed
         self._items: deque[Item] = deque()
         self._error: BaseException | None = None
         self._is_read = self._is_closed = self._is_through = False
@@ -89,7 +104,6 @@ class Pass:
             raise StopIteration
         if self._is_closed:
             raise _ended_early()
-        self._calling.handle(window_events.Asked())
         if self._thread is None:
             self._read_some()
         item = self._wait_for_item()
@@ -99,23 +113,28 @@ class Pass:
             if self._error is not None:
                 raise self._error
             raise StopIteration
-        answer = self._wait_for_answer(item)
-        with self._calling.changed:
+        for part in item.parts:
+            self._services[part.name].calling.handle(window_events.Asked())
+        began_s = time.monotonic()
+        answers = [self._wait_for_answer(item, part) for part in item.parts]
+        self._waited_s += time.monotonic() - began_s
+        with self._changed:
             self._items.popleft()
         self._samples += item.place.samples
         self._tell_now_and_then()
-        return _join(item.value, self._service.teachers.reduction.restore(to_tensors(answer)))
+        return _join(item, answers, {name: one.teachers for name, one in self._services.items()})
 
     def close(self, is_final: bool = False) -> None:
         """End the pass; the next one takes over what teachers have answered or have, unless this is the last one."""
         if self._is_closed:
             return
         self._is_closed = True
-        with self._calling.changed:
-            self._calling.changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(_END_S)
-        self._calling.end_pass(is_final)
+        for service in self._services.values():
+            service.calling.end_pass(is_final)
         self._items.clear()
         self._tell_now_and_then(at_end=True)
 
@@ -123,9 +142,9 @@ class Pass:
 
     def _read_all(self) -> None:
         while not self._is_closed:
-            with self._calling.changed:
+            with self._changed:
                 while not self._is_closed and not self._has_room():
-                    self._calling.changed.wait(_LOOK_S)
+                    self._changed.wait(_LOOK_S)
             if self._is_closed or not self._read_one():
                 return
 
@@ -133,7 +152,7 @@ class Pass:
         """Read ahead in the script's own thread: while there is room and the next answer is not there, or a little."""
         count = 0
         while not self._is_read and self._error is None and self._has_room():
-            is_ready = bool(self._items) and self._calling.outlook().window.lead > 0
+            is_ready = bool(self._items) and self._is_answered(self._items[0])
             if is_ready and count >= _READ_AT_ONCE:
                 return
             if not self._read_one():
@@ -141,64 +160,72 @@ class Pass:
             count += 1
 
     def _has_room(self) -> bool:
-        return self._calling.outlook().window.has_room
+        return all(service.calling.has_room for service in self._services.values())
+
+    def _is_answered(self, item: Item) -> bool:
+        return all(self._services[part.name].calling.is_answered(part.number) for part in item.parts)
 
     def _read_one(self) -> bool:
         """Read one item; whether there may be more."""
         try:
             item = self._reading.next()
         except BaseException as error:  # raised where the script asks for this item, as by any loader
-            with self._calling.changed:
+            with self._changed:
                 self._error, self._is_read = error, True
-                self._calling.changed.notify_all()
+                self._changed.notify_all()
             return False
-        with self._calling.changed:
+        with self._changed:
             if item is None or self._is_closed:
                 self._is_read = True
-                self._calling.changed.notify_all()
+                self._changed.notify_all()
                 return False
             self._add(item)
         return True
 
     def _add(self, item: Item) -> None:
-        self._calling.expect(row_types(item.arrays), max(self._reading.largest, item.place.samples))
-        size_bytes = held_bytes(item) + item.place.samples * self._calling.answer_row_bytes
-        number = self._calling.read(item.place, size_bytes, item.arrays)
-        self._items.append(Item(item.value, item.place, item.indices, item.arrays, number))
+        size_bytes = held_bytes(item)
+        largest = max(self._reading.largest, item.place.samples)
+        parts = []
+        for part in item.parts:
+            calling = self._services[part.name].calling
+            calling.expect(row_types(part.arrays), largest)
+            answer_bytes = part.place.samples * calling.answer_row_bytes
+            parts.append(replace(part, number=calling.read(part.place, size_bytes + answer_bytes, part.arrays)))
+        self._items.append(replace(item, parts=tuple(parts)))
 
     # --- waiting ---
 
     def _wait_for_item(self) -> Item | None:
-        with self._calling.changed:
+        with self._changed:
             while not self._items and not self._is_read:
-                self._calling.changed.wait(_LOOK_S)
+                self._changed.wait(_LOOK_S)
             return self._items[0] if self._items else None
 
-    def _wait_for_answer(self, item: Item) -> tuple[Array, ...]:
+    def _wait_for_answer(self, item: Item, part: Part) -> tuple[Array, ...]:
+        service = self._services[part.name]
         began_s = time.monotonic()
         is_told = False
         while True:
-            answer = self._calling.take(item.number)
+            answer = service.calling.take(part.number)
             if answer is not None:
-                self._waited_s += time.monotonic() - began_s
                 return answer
-            outlook, waited_s = self._calling.outlook(), time.monotonic() - began_s
-            problem = self._problem(outlook, item, waited_s)
+            outlook, waited_s = service.calling.outlook(), time.monotonic() - began_s
+            problem = self._problem(service, outlook, item, waited_s)
             if problem is not None:
                 self.close(is_final=True)
                 raise problem
             if not is_told and not outlook.ready and waited_s > _LOOK_S:
                 is_told = True
-                self._service.tell(events.TeachersShort(round(waited_s, 3), _reasons(outlook)))
-            with self._calling.changed:
-                if self._calling.outlook().window.lead == 0:
-                    self._calling.changed.wait(_LOOK_S)
+                service.tell(events.TeachersShort(round(waited_s, 3), _reasons(outlook)))
+            with self._changed:
+                if not service.calling.is_answered(part.number):
+                    self._changed.wait(_LOOK_S)
 
-    def _problem(self, outlook: Outlook, item: Item, waited_s: float) -> Exception | None:
+    def _problem(self, service: Service, outlook: Outlook, item: Item, waited_s: float) -> Exception | None:
         """Why it makes no sense to wait on."""
         if outlook.poisoned is not None:
-            return self._poison(outlook)
-        patience_s = self._service.teachers.patience_s
+            return self._poison(outlook.poisoned, service)
+        patience_s = service.teachers.patience_s
         is_hopeless = (
             not outlook.ready
             and bool(outlook.faults)
@@ -208,8 +235,8 @@ class Pass:
         if waited_s < patience_s and not is_hopeless:
             return None
         how = "can be used" if is_hopeless else f"has answered for {waited_s:.0f} s"
-        where = self._service.teachers.source
-        problem = self._service.finding.problem
+        where = service.teachers.source
+        problem = service.finding.problem
         if outlook.ready:
             reasons = f"{outlook.ready} are connected, and none of them answers"
         elif outlook.faults:
@@ -221,10 +248,11 @@ class Pass:
             f"least one: see 'edl-hvd teachers {where}', and start some with 'edl-hvd teach'"
         )
 
-    def _poison(self, outlook: Outlook) -> Exception:
-        poisoned = outlook.poisoned
-        assert poisoned is not None
-        guilty = next((item for item in self._items if item.number == poisoned.number), None)
+    def _poison(self, poisoned: window_events.Poisoned, service: Service) -> Exception:
+        guilty = next(
+            (item for item in self._items for part in item.parts
+             if part.number == poisoned.number and self._services[part.name] is service), None,
+        )  # fmt: skip
         what = f"{guilty.place} ({show_indices(guilty.indices)})" if guilty else "a place that is left already"
         return UsageError(
             f"{len(poisoned.reasons)} teachers were lost with, or failed on, the micro-batch at {what}: "
@@ -237,8 +265,12 @@ class Pass:
         if not self._samples or (now_s - self._told_s < _ANSWERS_EVERY_S and not at_end):
             return
         self._told_s = now_s
-        window = self._calling.outlook().window
-        self._service.tell(
+        for service in self._services.values():
+            self._tell_of(service, now_s)
+
+    def _tell_of(self, service: Service, now_s: float) -> None:
+        window = service.calling.outlook().window
+        service.tell(
             events.Answers(
                 samples=self._samples,
                 seconds=round(now_s - self._began_s, 3),
@@ -254,10 +286,16 @@ class Pass:
 
 
 class LocalPass:
-    """One pass with a model in this process."""
+    """One pass with models in this process.
 
-    def __init__(self, reading: Reading, teacher: Teacher, teachers: Teachers) -> None:
-        self._reading, self._teacher, self._teachers = reading, teacher, teachers
+    Args:
+        reading: Micro-batches.
+        models: Models by the name of the teachers.
+        teachers: Teachers that are wanted.
+    """
+
+    def __init__(self, reading: Reading, models: Mapping[str, Teacher], teachers: Mapping[str, Teachers]) -> None:
+        self._reading, self._models, self._teachers = reading, dict(models), dict(teachers)
         self._is_closed = False
 
     def next(self) -> Any:
@@ -267,12 +305,16 @@ class LocalPass:
         item = self._reading.next()
         if item is None:
             raise StopIteration
-        padded_to = max(self._reading.largest, item.place.samples) if self._teachers.exact else 0
-        arrays = self._teacher.answer(to_tensors(item.arrays), self._teachers.reduction, padded_to)
+        return _join(item, [self._answer(item, part) for part in item.parts], self._teachers)
+
+    def _answer(self, item: Item, part: Part) -> tuple[Array, ...]:
+        wanted = self._teachers[part.name]
+        padded_to = max(self._reading.largest, item.place.samples) if wanted.exact else 0
+        arrays = self._models[part.name].answer(to_tensors(part.arrays), wanted.reduction, padded_to)
         why = check_probe(arrays)
         if why:
             raise UsageError(f"the local teacher fails on {item.place} ({show_indices(item.indices)}): {why}")
-        return _join(item.value, self._teachers.reduction.restore(to_tensors(arrays)))
+        return arrays
 
     def close(self) -> None:
         """End the pass."""
@@ -286,13 +328,40 @@ def _ended_early() -> UsageError:
     )
 
 
-def _join(value: Any, answer: Any) -> Any:
-    """A batch with its answer."""
+def _join(item: Item, answers: Sequence[tuple[Array, ...]], teachers: Mapping[str, Teachers]) -> Any:
+    """A batch with its answers."""
+    value, tensors = item.value, [to_tensors(one) for one in answers]
+    if item.parts[0].rows is not None:
+        answer = teachers[item.parts[0].name].reduction.restore(_merge(item, tensors))
+    else:
+        named = {
+            part.name: teachers[part.name].reduction.restore(one) for part, one in zip(item.parts, tensors, strict=True)
+        }
+        answer = named.get("", named)
     if isinstance(value, Mapping):
         return {**value, "answer": answer}
     if isinstance(value, (tuple, list)):
         return (*value, answer)
     return value, answer
+
+
+def _merge(item: Item, tensors: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """The answers of several teachers to some samples each, as one to all."""
+    kinds = [{name: (one.dtype, one.shape[1:]) for name, one in answer.items()} for answer in tensors]
+    if any(kind != kinds[0] for kind in kinds):
+        shown = "; ".join(
+            f"{part.name!r}: " + ", ".join(f"{name} {dtype} {tuple(shape)}" for name, (dtype, shape) in kind.items())
+            for part, kind in zip(item.parts, kinds, strict=True)
+        )
+        raise UsageError(
+            f"the teachers that samples are routed to answer in different types per sample: {shown}; expected the "
+            "same: use equal outputs= and vocabularies, or give the answers names with a loader without route="
+        )
+    merged = {name: one.new_empty((item.place.samples, *one.shape[1:])) for name, one in tensors[0].items()}
+    for part, answer in zip(item.parts, tensors, strict=True):
+        for name, one in answer.items():
+            merged[name][list(part.rows or ())] = one
+    return merged
 
 
 def _reasons(outlook: Outlook) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,25 @@ from edl_hvd.frames import Array, ArrayType
 
 
 @dataclass(frozen=True)
+class Part:
+    """What the teachers of one name get of a micro-batch.
+
+    Attributes:
+        name: Name of the teachers; empty if there is one kind of them.
+        rows: Numbers of the samples in the micro-batch; ``None``: all.
+        place: Place of the micro-batch, with the number of these samples.
+        arrays: What is sent.
+        number: Number of its task.
+    """
+
+    name: str
+    rows: tuple[int, ...] | None
+    place: Place
+    arrays: tuple[Array, ...]
+    number: int = -1
+
+
+@dataclass(frozen=True)
 class Item:
     """A micro-batch that was read.
 
@@ -22,21 +41,34 @@ class Item:
         value: What the loader yielded.
         place: Place of it.
         indices: Samples that it is made of.
-        arrays: What is sent to a teacher.
-        number: Number of its task.
+        parts: What is sent to teachers.
     """
 
     value: Any
     place: Place
     indices: tuple[int, ...]
-    arrays: tuple[Array, ...]
-    number: int = -1
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Sending:
+    """What teachers see of a batch.
+
+    Attributes:
+        send: Function of a batch that returns a tensor, or a dict of tensors.
+        names: Names of the teachers; one empty name if there is one kind of them.
+        route: Function of a batch that returns the name for each sample; ``None``: each gets all.
+    """
+
+    send: Callable[[Any], Any]
+    names: tuple[str, ...] = ("",)
+    route: Callable[[Any], Any] | None = None
 
 
 class Reading:
     """The loader's items, with their places. One thread at a time."""
 
-    def __init__(self, loader: Any, batch_sampler: Any, send: Callable[[Any], Any], number: int) -> None:
+    def __init__(self, loader: Any, batch_sampler: Any, sending: Sending, number: int) -> None:
         self.is_threaded = getattr(loader, "num_workers", 0) > 0
         # Both in the thread of the script, which forks the loader's processes. The sampler is asked at once, as its
         # position may move before the next item is taken.
@@ -44,7 +76,7 @@ class Reading:
         self._first = next(places, None)
         self._places = places
         self._items = iter(loader)
-        self._send, self._number, self._position = send, number, 0
+        self._sending, self._number, self._position = sending, number, 0
         self._rows: tuple[ArrayType, ...] | None = None
         self.largest = getattr(getattr(batch_sampler, "policy", None), "micro_batch", None) or len(self._first or ())
 
@@ -64,10 +96,30 @@ class Reading:
         )  # fmt: skip
         self._position += len(indices)
         self.largest = max(self.largest, len(indices))
-        return Item(value, place, tuple(indices), self._to_send(value, place))
+        return Item(value, place, tuple(indices), self._parts(value, place))
+
+    def _parts(self, value: Any, place: Place) -> tuple[Part, ...]:
+        arrays, names = self._to_send(value, place), self._sending.names
+        if self._sending.route is None:
+            return tuple(Part(name, None, place, arrays) for name in names)
+        given = self._sending.route(value)
+        keys = [str(key) for key in (given.tolist() if isinstance(given, torch.Tensor) else given)]
+        wrong = sorted(set(keys) - set(names))
+        if len(keys) != place.samples or wrong:
+            raise UsageError(
+                f"route returned {', '.join(wrong) or f'{len(keys)} names'} for {place}; expected one of "
+                f"{', '.join(names)} for each of its {place.samples} samples"
+            )
+        tensors, parts = to_tensors(arrays), []
+        for name in names:
+            rows = tuple(row for row, key in enumerate(keys) if key == name)
+            if rows:
+                chosen = to_arrays({key: one[list(rows)] for key, one in tensors.items()})
+                parts.append(Part(name, rows, replace(place, samples=len(rows)), chosen))
+        return tuple(parts)
 
     def _to_send(self, value: Any, place: Place) -> tuple[Array, ...]:
-        sent = self._send(value)
+        sent = self._sending.send(value)
         try:
             arrays = to_arrays(named(sent))
         except UsageError as error:
@@ -106,5 +158,6 @@ def held_bytes(item: Item) -> int:
                 note(one)
 
     note(item.value)
-    note(list(to_tensors(item.arrays).values()))
+    for part in item.parts:
+        note(list(to_tensors(part.arrays).values()))
     return sum(sizes.values())

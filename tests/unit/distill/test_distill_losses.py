@@ -8,7 +8,14 @@ import pytest
 import torch
 from torch.nn import functional
 
-from edl_hvd.distill import TopK, distillation_loss, soft_cross_entropy, top_k_divergence
+from edl_hvd.distill import (
+    TopK,
+    average,
+    distillation_loss,
+    hidden_state_loss,
+    soft_cross_entropy,
+    top_k_divergence,
+)
 from edl_hvd.distill.outputs import Outputs, named, to_arrays, to_tensors, top_k
 from edl_hvd.errors import UsageError
 
@@ -112,3 +119,34 @@ def test_only_tensors_travel():
     for value in (None, [1], {"a": 1}, {}, {1: STUDENT}):
         with pytest.raises(UsageError):
             named(value)
+
+
+def test_hidden_states_by_hand():
+    hidden = torch.tensor([[[1.0, 0.0], [3.0, 4.0]], [[0.0, 2.0], [1.0, 1.0]]], requires_grad=True)
+    answer = torch.tensor([[[0.0, 0.0], [3.0, 0.0]], [[0.0, 1.0], [9.0, 9.0]]])
+    expected = (0.5 + 8.0 + 0.5 + 64.0) / 4
+    torch.testing.assert_close(hidden_state_loss(hidden, answer), torch.tensor(expected))
+    mask = torch.tensor([[True, True], [True, False]])
+    torch.testing.assert_close(hidden_state_loss(hidden, answer, mask=mask), torch.tensor(9.0 / 3))
+    none = hidden_state_loss(hidden, answer, mask=torch.zeros(2, 2))
+    assert none.item() == 0.0
+    none.backward()
+    assert hidden.grad is not None
+    assert bool((hidden.grad == 0).all())
+    one, other = torch.tensor([[3.0, 4.0]]), torch.tensor([[10.0, 0.0]])
+    torch.testing.assert_close(hidden_state_loss(one, other, normalize=True), torch.tensor(2 * (1 - 0.6) / 2))
+
+
+def test_hidden_states_of_other_widths_are_refused():
+    with pytest.raises(UsageError, match="project the student's"):
+        hidden_state_loss(torch.zeros(2, 3), torch.zeros(2, 4))
+    with pytest.raises(UsageError, match="mask has shape"):
+        hidden_state_loss(torch.zeros(2, 3), torch.zeros(2, 3), mask=torch.ones(2, 3))
+
+
+def test_the_mean_of_logits_is_the_geometric_mean_of_probabilities():
+    one, other = torch.randn(3, 4), torch.randn(3, 4)
+    geometric = (one.softmax(-1) * other.softmax(-1)).sqrt()
+    torch.testing.assert_close(average({"a": one, "b": other}).softmax(-1), geometric / geometric.sum(-1, keepdim=True))
+    with pytest.raises(UsageError, match="have no mean"):
+        average({"a": one, "b": other[:, :3]})

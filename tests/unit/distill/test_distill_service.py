@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader
 from waiting import soon
 
 import edl_hvd
+from edl_hvd import distill
 from edl_hvd.distill import DistillLoader, Teachers
 from edl_hvd.errors import NoTeacherError, UsageError
 from edl_hvd.events import read_events
@@ -170,6 +172,96 @@ def test_teachers_are_added_while_the_epoch_runs(tmp_path):
 
         check(loader, 320, strike)
         loader.close()
+
+
+# --- several kinds of teachers ---
+
+
+class Doubled(Sums):
+    """A teacher of another kind."""
+
+    def __call__(self, images):
+        return 2 * super().__call__(images)
+
+
+class Wide(Sums):
+    """A teacher of another vocabulary."""
+
+    def __call__(self, images):
+        return torch.cat([super().__call__(images)] * 2, dim=1)
+
+
+@contextmanager
+def two_kinds(folder: Path, is_local: bool, other=Doubled) -> Iterator[dict[str, Teachers]]:
+    """The teachers "plain" and "other"."""
+    if is_local:
+        yield {"plain": Teachers(local=Sums), "other": Teachers(local=other)}
+        return
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+    with fleet(folder / "a", Sums(0.01), Sums(0.01)) as plain, fleet(folder / "b", other(0.01)) as others:
+        yield {
+            "plain": Teachers(plain.source, port=plain.port), "other": Teachers(others.source, port=others.port),
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_several_teachers_answer_each_batch(tmp_path, is_local):
+    with two_kinds(tmp_path, is_local) as teachers:
+        inner = DataLoader(Images(64), batch_sampler=sampler(64))
+        loader = DistillLoader(inner, teachers, send=lambda batch: batch[0])
+        count = 0
+        for images, _, answer in loader:
+            assert torch.equal(answer["plain"], sums(images))
+            assert torch.equal(answer["other"], 2 * sums(images))
+            assert torch.equal(distill.average(answer), torch.stack(list(answer.values())).mean(0))
+            count += 1
+        assert count == 16
+        loader.close()
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_samples_are_routed_to_teachers_by_a_key(tmp_path, is_local):
+    with two_kinds(tmp_path, is_local) as teachers:
+        inner = DataLoader(Images(64), batch_sampler=sampler(64))
+        # The first eight samples all belong to one kind, so that there are batches with one teacher.
+        names = ["plain" if index % 3 or index < 8 else "other" for index in range(64)]
+        loader = DistillLoader(
+            inner, teachers, send=lambda batch: batch[0], route=lambda batch: [names[index] for index in batch[1]]
+        )
+        seen: list[int] = []
+        for images, index, answer in loader:
+            factors = torch.tensor([1.0 if names[one] == "plain" else 2.0 for one in index]).unsqueeze(1)
+            assert torch.equal(answer, factors * sums(images))
+            seen += index.tolist()
+        assert sorted(seen) == list(range(64))
+        loader.close()
+
+
+def test_what_is_wrong_with_several_teachers_is_said(tmp_path):
+    inner = DataLoader(Images(64), batch_sampler=sampler(64))
+    several = {"plain": Teachers(local=Sums), "other": Teachers(local=Wide)}
+
+    def first(teachers, route=None):
+        return next(iter(DistillLoader(inner, teachers, send=lambda batch: batch[0], route=route)))
+
+    with pytest.raises(UsageError, match="teachers are an empty dict"):
+        first({})
+    with pytest.raises(UsageError, match="teachers are int"):
+        first({"plain": 3})
+    with pytest.raises(UsageError, match="route= chooses among several teachers"):
+        first(Teachers(local=Sums), lambda batch: batch[1])
+    with pytest.raises(
+        UsageError, match="route returned nobody for epoch 0, positions 0 to 3; expected one of plain, o"
+    ):
+        first(several, lambda batch: ["plain", "nobody", "plain", "plain"])
+    with pytest.raises(UsageError, match="route returned 3 names for epoch 0"):
+        first(several, lambda batch: ["plain"] * 3)
+    with pytest.raises(UsageError, match=r"answer in different types per sample: 'plain': logits torch.float32 \(5,\)"):
+        first(several, lambda batch: ["plain", "other", "plain", "plain"])
+    (tmp_path / "teachers.txt").write_text("localhost:1\n")
+    with pytest.raises(UsageError, match="the teachers plain have a source, and the others have none"):
+        first({"plain": Teachers(f"file:{tmp_path / 'teachers.txt'}"), "other": Teachers(local=Sums)})
 
 
 # --- on one host ---
