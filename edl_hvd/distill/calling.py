@@ -171,23 +171,34 @@ class Calling:
         with self.changed:
             self._handle(event)
 
-    def take(self, number: int) -> tuple[Array, ...] | None:
-        """The answer to the oldest task, which is consumed by this; ``None`` if it is not there."""
+    def take(self, number: int, is_final: bool = False) -> tuple[Array, ...] | None:
+        """The answer to the oldest task, which is consumed by this; ``None`` if it is not there.
+
+        Args:
+            number: Number of the oldest task.
+            is_final: Whether the answer is not kept for a pass that begins at an earlier place.
+        """
         with self.changed:
             answer = self._answers.get(number)
             if answer is not None:
                 self._arrays.pop(number, None)
-                self._handle(window_events.Consumed(sum(one.type.size_bytes for one in answer)))
+                size_bytes = sum(one.type.size_bytes for one in answer)
+                self._handle(window_events.Consumed(self._window.limit_bytes if is_final else size_bytes))
             return answer
+
+    @property
+    def window(self) -> Window:
+        """Window as it is now."""
+        return self._window
 
     @property
     def has_room(self) -> bool:
         """Whether one more task fits."""
         return self._window.has_room
 
-    def is_answered(self, number: int) -> bool:
-        """Whether the answer to a task is there."""
-        return number in self._answers
+    def answer_to(self, number: int) -> tuple[Array, ...] | None:
+        """The answer to any task; ``None`` if it is not there."""
+        return self._answers.get(number)
 
     def end_pass(self, is_final: bool = False) -> None:
         """Drop all tasks that no teacher has; the next pass takes the others over, unless this is the last one."""

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edl_hvd.distill.outputs import describe
-from edl_hvd.distill.passes import LocalPass, Pass, Service
+from edl_hvd.distill.passes import LocalPass, Pass
 from edl_hvd.distill.reading import Reading, Sending
+from edl_hvd.distill.service import Service
 from edl_hvd.distill.teacher import Teacher
 from edl_hvd.distill.teachers import Teachers
 from edl_hvd.errors import UsageError

@@ -6,7 +6,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -14,60 +13,21 @@ import torch
 
 from edl_hvd import events
 from edl_hvd.distill import window_events
-from edl_hvd.distill.call import Wishes
-from edl_hvd.distill.calling import Calling, Outlook
-from edl_hvd.distill.finding import Finding
-from edl_hvd.distill.outputs import find_nan, row_types, to_tensors
+from edl_hvd.distill.outputs import row_types, to_tensors
 from edl_hvd.distill.place import show_indices
 from edl_hvd.distill.reading import Item, Part, Reading, held_bytes
+from edl_hvd.distill.service import Service
 from edl_hvd.distill.teacher import Teacher, check_probe
 from edl_hvd.distill.teachers import Teachers
 from edl_hvd.errors import NoTeacherError, UsageError
 from edl_hvd.frames import Array
-from edl_hvd.settings import Launch, Settings
 from edl_hvd.tensor_threads import TensorThread
 
 _LOOK_S = 0.25
-_LASTING_S = 5.0
-# When no address can ever become a teacher, nothing is gained by waiting longer; the source may be half written.
 _ANSWERS_EVERY_S = 30.0
 _END_S = 5.0
 # Longest wait for a reading thread, which ends before its next item.
 _READ_AT_ONCE = 2
-
-
-class Service:
-    """The connections of one loader to one kind of teachers, from its first pass on.
-
-    Args:
-        teachers: Teachers that are wanted.
-        changed: Condition that is notified of whatever changes; the loader's services share one.
-    """
-
-    def __init__(self, teachers: Teachers, changed: threading.Condition) -> None:
-        self.teachers = teachers
-        self.log = events.EventLog(Settings.from_environment().events)
-        launch = Launch.from_environment()
-        wishes = Wishes(
-            job=launch.run, student=f"{launch.host}:{launch.local_rank}", outputs=teachers.outputs,
-            exact=teachers.exact, fingerprint=teachers.fingerprint,
-        )  # fmt: skip
-        self.calling = Calling(wishes, teachers.token, teachers.limit_bytes, find_nan, self._tell, changed)
-        self.finding = Finding(teachers.source, teachers.port, self.calling.set_addresses, self.calling.blame)
-
-    def _tell(self, event: events.Event) -> None:
-        with suppress(OSError):  # a full disk is no reason to lose a teacher
-            self.log.emit(event)
-
-    def tell(self, event: events.Event) -> None:
-        """Write an event."""
-        self._tell(event)
-
-    def close(self) -> None:
-        """End the threads and the connections."""
-        self.finding.close()
-        self.calling.close()
-        self.log.close()
 
 
 class Pass:
@@ -163,7 +123,7 @@ class Pass:
         return all(service.calling.has_room for service in self._services.values())
 
     def _is_answered(self, item: Item) -> bool:
-        return all(self._services[part.name].calling.is_answered(part.number) for part in item.parts)
+        return all(self._services[part.name].calling.answer_to(part.number) is not None for part in item.parts)
 
     def _read_one(self) -> bool:
         """Read one item; whether there may be more."""
@@ -203,62 +163,21 @@ class Pass:
 
     def _wait_for_answer(self, item: Item, part: Part) -> tuple[Array, ...]:
         service = self._services[part.name]
-        began_s = time.monotonic()
-        is_told = False
-        while True:
-            answer = service.calling.take(part.number)
-            if answer is not None:
-                return answer
-            outlook, waited_s = service.calling.outlook(), time.monotonic() - began_s
-            problem = self._problem(service, outlook, item, waited_s)
-            if problem is not None:
-                self.close(is_final=True)
-                raise problem
-            if not is_told and not outlook.ready and waited_s > _LOOK_S:
-                is_told = True
-                service.tell(events.TeachersShort(round(waited_s, 3), _reasons(outlook)))
-            with self._changed:
-                if not service.calling.is_answered(part.number):
-                    self._changed.wait(_LOOK_S)
+        try:
+            return service.wait_for_answer(
+                lambda: service.calling.take(part.number), f"the micro-batch at {item.place}",
+                lambda number: self._name(service, number),
+            )  # fmt: skip
+        except (NoTeacherError, UsageError):
+            self.close(is_final=True)
+            raise
 
-    def _problem(self, service: Service, outlook: Outlook, item: Item, waited_s: float) -> Exception | None:
-        """Why it makes no sense to wait on."""
-        if outlook.poisoned is not None:
-            return self._poison(outlook.poisoned, service)
-        patience_s = service.teachers.patience_s
-        is_hopeless = (
-            not outlook.ready
-            and bool(outlook.faults)
-            and all(fault.is_lasting for fault in outlook.faults.values())
-            and min(outlook.short_s, waited_s) >= min(_LASTING_S, patience_s)
-        )
-        if waited_s < patience_s and not is_hopeless:
-            return None
-        how = "can be used" if is_hopeless else f"has answered for {waited_s:.0f} s"
-        where = service.teachers.source
-        problem = service.finding.problem
-        if outlook.ready:
-            reasons = f"{outlook.ready} are connected, and none of them answers"
-        elif outlook.faults:
-            reasons = _reasons(outlook)
-        else:
-            reasons = problem or "the source lists none"
-        return NoTeacherError(
-            f"no teacher of {where!r} {how}, and the micro-batch at {item.place} waits for one: {reasons}; expected at "
-            f"least one: see 'edl-hvd teachers {where}', and start some with 'edl-hvd teach'"
-        )
-
-    def _poison(self, poisoned: window_events.Poisoned, service: Service) -> Exception:
-        guilty = next(
-            (item for item in self._items for part in item.parts
-             if part.number == poisoned.number and self._services[part.name] is service), None,
-        )  # fmt: skip
-        what = f"{guilty.place} ({show_indices(guilty.indices)})" if guilty else "a place that is left already"
-        return UsageError(
-            f"{len(poisoned.reasons)} teachers were lost with, or failed on, the micro-batch at {what}: "
-            f"{'; '.join(poisoned.reasons)}; expected an input that the model takes: compute it with the model by "
-            "hand, and repair the data set, send=, or the teacher"
-        )
+    def _name(self, service: Service, number: int) -> str:
+        """The micro-batch of a task, for an error."""
+        for item in self._items:
+            if any(part.number == number and self._services[part.name] is service for part in item.parts):
+                return f"the micro-batch at {item.place} ({show_indices(item.indices)})"
+        return "a micro-batch at a place that is left already"
 
     def _tell_now_and_then(self, at_end: bool = False) -> None:
         now_s = time.monotonic()
@@ -362,7 +281,3 @@ def _merge(item: Item, tensors: Sequence[Mapping[str, torch.Tensor]]) -> dict[st
         for name, one in answer.items():
             merged[name][list(part.rows or ())] = one
     return merged
-
-
-def _reasons(outlook: Outlook) -> str:
-    return "; ".join(f"{address}: {fault.why}" for address, fault in sorted(outlook.faults.items()))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from edl_hvd.distill.asks import Asks, PendingAnswer, ask_model
 from edl_hvd.distill.finding import DEFAULT_PORT, read_teachers
 from edl_hvd.distill.outputs import LOGITS, Outputs
 from edl_hvd.distill.proof import check_token
+from edl_hvd.distill.teacher import Teacher
 from edl_hvd.errors import UsageError
 from edl_hvd.settings import TeacherSettings
 from edl_hvd.values import Interval
@@ -83,6 +86,46 @@ class Teachers:
         self.patience_s = span.count
         self.limit_bytes = int(window_mb * _MEGABYTE)
         self.exact, self.fingerprint = exact, fingerprint
+        self._asks: Asks | None = None
+        self._model: Teacher | None = None
+
+    def ask(self, send: Any) -> PendingAnswer:
+        """Ask for the answer to an input that is no part of a data set, such as sequences that the student has made.
+
+        Any rank; not collective. Blocks while ``window_mb`` of inputs wait, else it returns at once::
+
+            asked = [teachers.ask(tokens) for tokens in sequences]
+            for tokens, answer in zip(sequences, asked):
+                loss = distill.distillation_loss(model(tokens), answer.result(), temperature=2.0)
+
+        Such an input is not a function of a place. So its answer is not used again after a rollback, and where it
+        depends on the world, so do the weights, also with ``exact``. All inputs have one shape per sample: pad them.
+
+        Args:
+            send: Tensor, or dict of tensors, whose first dimension is the batch. It is copied.
+
+        Returns:
+            A :class:`~edl_hvd.distill.asks.PendingAnswer`, whose ``result()`` is the answer.
+
+        Raises:
+            UsageError: ``send`` is something else, or several teachers have failed on an earlier input.
+            NoTeacherError: There is no room, and there was no answer for as long as ``patience``.
+        """
+        if not self.source:
+            if self._model is None:
+                assert self.local is not None
+                self._model = Teacher.of(self.local())
+            return ask_model(self._model, self, send)
+        if self._asks is None:
+            self._asks = Asks(self)
+            weakref.finalize(self, self._asks.close)
+        return self._asks.ask(send)
+
+    def close(self) -> None:
+        """End the connections of :meth:`ask`; those of loaders are theirs. Any rank; not collective."""
+        if self._asks is not None:
+            self._asks.close()
+            self._asks = None
 
 
 def token_of(token: str, token_file: str) -> Callable[[], str]:

@@ -49,8 +49,8 @@ _LONGEST_FRAME = 200
 # Characters. Together with the above well below the longest line that the driver reads, with room for its quotes.
 LONGEST_NAME = 200
 # Of a collective.
-_TEACHERS = ("edl_hvd.distill.passes", "_wait_for_answer")
-# Module and function in which a loader waits for a teacher; how long that takes says nothing about this worker.
+_TEACHERS = ("edl_hvd.distill.service", "wait_for_answer")
+# Module and function in which a script waits for a teacher; how long that takes says nothing about this worker.
 _WRITERS = frozenset(("torch.serialization", "safetensors.torch", "torch.distributed.checkpoint.state_dict_saver"))
 
 
@@ -151,8 +151,11 @@ class Progress:
 
     def _recognise(self, phase: str, now_s: float) -> str | None:
         frames = sys._current_frames()
-        if phase == "input":
-            recognised = "teachers" if awaits_teacher(frames.get(_main_thread())) else None
+        recognised: str | None
+        if awaits_teacher(frames.get(_main_thread())):
+            recognised = "teachers"
+        elif phase == "input":
+            recognised = None
         else:
             recognised = "validation" if self.is_validating() else recognise(frames, _main_thread())
         if recognised is not None:

@@ -7,10 +7,11 @@ import threading
 import types
 from types import FrameType
 
+import pytest
 from waiting import soon
 
 from edl_hvd.clock import SYSTEM_CLOCK
-from edl_hvd.distill import passes
+from edl_hvd.distill.service import Service
 from edl_hvd.driver.watch.hangs import _FLOORS_S
 from edl_hvd.worker.progress import Progress, awaits_teacher
 
@@ -19,19 +20,22 @@ def test_waiting_for_an_answer_is_recognised_by_the_stack():
     """The function is the loader's own; what it asks is a stand-in that looks at the stack."""
     seen: list[bool] = []
 
-    def look(number: int) -> tuple[()]:
+    def look() -> tuple[()]:
         frame: FrameType | None = sys._getframe()
         seen.append(awaits_teacher(frame))
         return ()
 
-    stand_in = types.SimpleNamespace(_calling=types.SimpleNamespace(take=look), _waited_s=0.0)
-    passes.Pass._wait_for_answer(stand_in, types.SimpleNamespace(number=0))  # type: ignore[arg-type]
+    stand_in = types.SimpleNamespace(calling=types.SimpleNamespace(changed=threading.Condition()))
+    Service.wait_for_answer(stand_in, look, "a test", str)  # type: ignore[arg-type]
     assert seen == [True]
     assert not awaits_teacher(sys._getframe())
     assert "teachers" not in _FLOORS_S, "it has the bound of what nobody has measured, an hour"
 
 
-def test_the_beat_of_a_worker_that_waits_for_a_teacher_says_so():
+@pytest.mark.parametrize("phase", ["input", "compute"])
+def test_the_beat_of_a_worker_that_waits_for_a_teacher_says_so(phase):
+    """A loader waits in phase "input"; a script that has asked by itself waits while it computes."""
+
     class Later:
         """A clock by which the phase has lasted."""
 
@@ -48,17 +52,17 @@ def test_the_beat_of_a_worker_that_waits_for_a_teacher_says_so():
 
     clock, phases = Later(), []
     progress = Progress(clock)
-    progress.enter("input")
+    progress.enter(phase)
     clock.now_s = 5.0
 
-    def look(number: int) -> tuple[()]:
+    def look() -> tuple[()]:
         # As the driver's line does, in another thread.
         beats = threading.Thread(target=lambda: phases.append(progress.beat(1).phase))
         beats.start()
         soon(beats)
         return ()
 
-    stand_in = types.SimpleNamespace(_calling=types.SimpleNamespace(take=look), _waited_s=0.0)
-    passes.Pass._wait_for_answer(stand_in, types.SimpleNamespace(number=0))  # type: ignore[arg-type]
+    stand_in = types.SimpleNamespace(calling=types.SimpleNamespace(changed=threading.Condition()))
+    Service.wait_for_answer(stand_in, look, "a test", str)  # type: ignore[arg-type]
     phases.append(progress.beat(1).phase)
-    assert phases == ["teachers", "input"]
+    assert phases == ["teachers", phase]

@@ -264,6 +264,64 @@ def test_what_is_wrong_with_several_teachers_is_said(tmp_path):
         first({"plain": Teachers(f"file:{tmp_path / 'teachers.txt'}"), "other": Teachers(local=Sums)})
 
 
+# --- inputs that are no part of a data set ---
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_teachers_are_asked_for_inputs_of_the_scripts_own(tmp_path, is_local):
+    with fleet(tmp_path, *([] if is_local else [Sums(0.01), Sums(0.02)])) as teachers:
+        wanted = Teachers(None if is_local else teachers.source, port=teachers.port, local=Sums if is_local else None)
+        inputs = [torch.randn(1 + number % 4, 3) for number in range(40)]
+        asked = [wanted.ask(one) for one in inputs]
+        del asked[5], inputs[5]  # one that is not needed after all
+        for one, answer in reversed(list(zip(inputs, asked, strict=True))):
+            assert torch.equal(answer.result(), sums(one))
+            assert torch.equal(answer.result(), sums(one)), "once more"
+            assert answer.is_done
+        wanted.close()
+
+
+def test_what_was_asked_for_survives_a_teacher_and_takes_no_more_memory_than_the_window(tmp_path):
+    with fleet(tmp_path, Sums(0.02), Sums(0.02)) as teachers:
+        wanted = Teachers(teachers.source, port=teachers.port, window_mb=1)
+        inputs = [torch.full((4, 1 << 14), float(number)) for number in range(40)]  # a quarter of the window each
+        asked = []
+        for number, one in enumerate(inputs):
+            asked.append(wanted.ask(one))
+            if number == 20:
+                teachers.kill(0)
+        assert all(torch.equal(answer.result(), sums(one)) for answer, one in zip(asked, inputs, strict=True))
+        assert wanted._asks is not None
+        assert not wanted._asks._calling.window.left
+        assert not wanted._asks._calling._answers
+        wanted.close()
+
+
+def test_what_may_not_be_asked_for_is_said(tmp_path):
+    wanted = Teachers(local=Sums)
+    with pytest.raises(UsageError, match="ask was given what cannot travel: a list is neither"):
+        wanted.ask([1, 2])
+    with pytest.raises(UsageError, match="expected the same number of samples"):
+        wanted.ask({"a": torch.zeros(2), "b": torch.zeros(3)})
+    with pytest.raises(UsageError, match="at least 1"):
+        wanted.ask(torch.zeros(0, 2))
+    with fleet(tmp_path, Sums(trouble="raise", trigger=7.0), Sums(trouble="raise", trigger=7.0)) as teachers:
+        wanted = Teachers(teachers.source, port=teachers.port)
+        good, bad = wanted.ask(torch.zeros(2, 3)), wanted.ask(torch.full((2, 3), 7.0))
+        assert torch.equal(good.result(), sums(torch.zeros(2, 3)))
+        with pytest.raises(UsageError, match=r"failed on, an input of 2 samples that was asked for: .*not for me"):
+            bad.result()
+        with pytest.raises(UsageError, match="not for me"):
+            bad.result()
+        assert torch.equal(wanted.ask(torch.ones(2, 3)).result(), sums(torch.ones(2, 3))), "others go on"
+        wanted.close()
+    (tmp_path / "none.txt").write_text("localhost:1\n")
+    wanted = Teachers(f"file:{tmp_path / 'none.txt'}", port=free_port(), patience="1s")
+    with pytest.raises(NoTeacherError, match="an input that was asked for waits for one"):
+        wanted.ask(torch.zeros(2, 3)).result()
+    wanted.close()
+
+
 # --- on one host ---
 
 

@@ -1,0 +1,138 @@
+"""The teachers that a loader, or the asking for single inputs, is connected to; and waiting for their answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+from edl_hvd import events
+from edl_hvd.distill.call import Wishes
+from edl_hvd.distill.calling import Calling, Outlook
+from edl_hvd.distill.finding import Finding
+from edl_hvd.distill.outputs import Outputs, find_nan
+from edl_hvd.errors import NoTeacherError, UsageError
+from edl_hvd.frames import Array
+from edl_hvd.settings import Launch, Settings
+
+_LOOK_S = 0.25
+_LASTING_S = 5.0
+# When no address can ever become a teacher, nothing is gained by waiting longer; the source may be half written.
+
+
+class Wanted(Protocol):
+    """What a service has to know of :class:`~edl_hvd.distill.Teachers`; see there."""
+
+    source: str
+    port: int
+    outputs: str
+    reduction: Outputs
+    patience_s: float
+    limit_bytes: int
+    exact: bool
+    fingerprint: str
+
+    @property
+    def token(self) -> Callable[[], str]:
+        """What gives the token."""
+
+
+class Service:
+    """Connections to one kind of teachers, which ``close`` ends.
+
+    Args:
+        teachers: Teachers that are wanted.
+        changed: Condition that is notified of whatever changes; the services of one loader share it.
+    """
+
+    def __init__(self, teachers: Wanted, changed: threading.Condition) -> None:
+        self.teachers = teachers
+        self.log = events.EventLog(Settings.from_environment().events)
+        launch = Launch.from_environment()
+        wishes = Wishes(
+            job=launch.run, student=f"{launch.host}:{launch.local_rank}", outputs=teachers.outputs,
+            exact=teachers.exact, fingerprint=teachers.fingerprint,
+        )  # fmt: skip
+        self.calling = Calling(wishes, teachers.token, teachers.limit_bytes, find_nan, self.tell, changed)
+        self.finding = Finding(teachers.source, teachers.port, self.calling.set_addresses, self.calling.blame)
+
+    def tell(self, event: events.Event) -> None:
+        """Write an event."""
+        with suppress(OSError):  # a full disk is no reason to lose a teacher
+            self.log.emit(event)
+
+    def close(self) -> None:
+        """End the threads and the connections."""
+        self.finding.close()
+        self.calling.close()
+        self.log.close()
+
+    # --- waiting ---
+
+    def wait_for_answer(
+        self, look: Callable[[], tuple[Array, ...] | None], what: str, name: Callable[[int], str]
+    ) -> tuple[Array, ...]:
+        """The answer to a task. Blocks until it is there.
+
+        ``worker/progress.py`` knows this function by its name: a worker that is in it waits for teachers.
+
+        Args:
+            look: Function that returns the answer, or ``None``.
+            what: What waits for it, for an error.
+            name: Function that names the input of a task, for an error.
+
+        Raises:
+            NoTeacherError: There was none for as long as ``patience``.
+            UsageError: Several teachers have failed on one input.
+        """
+        changed, began_s = self.calling.changed, time.monotonic()
+        is_told = False
+        while True:
+            with changed:
+                answer = look()
+                if answer is not None:
+                    return answer
+            outlook, waited_s = self.calling.outlook(), time.monotonic() - began_s
+            self._check(outlook, waited_s, what, name)
+            if not is_told and not outlook.ready and waited_s > _LOOK_S:
+                is_told = True
+                self.tell(events.TeachersShort(round(waited_s, 3), _reasons(outlook)))
+            with changed:
+                if self.calling.window is outlook.window:  # else something has happened meanwhile
+                    changed.wait(_LOOK_S)
+
+    def _check(self, outlook: Outlook, waited_s: float, what: str, name: Callable[[int], str]) -> None:
+        """Raise where it makes no sense to wait on."""
+        poisoned = outlook.poisoned
+        if poisoned is not None:
+            raise UsageError(
+                f"{len(poisoned.reasons)} teachers were lost with, or failed on, {name(poisoned.number)}: "
+                f"{'; '.join(poisoned.reasons)}; expected an input that the model takes: compute it with the model by "
+                "hand, and repair the data set, send=, or the teacher"
+            )
+        patience_s, where = self.teachers.patience_s, self.teachers.source
+        is_hopeless = (
+            not outlook.ready
+            and bool(outlook.faults)
+            and all(fault.is_lasting for fault in outlook.faults.values())
+            and min(outlook.short_s, waited_s) >= min(_LASTING_S, patience_s)
+        )
+        if waited_s < patience_s and not is_hopeless:
+            return
+        how = "can be used" if is_hopeless else f"has answered for {waited_s:.0f} s"
+        if outlook.ready:
+            reasons = f"{outlook.ready} are connected, and none of them answers"
+        elif outlook.faults:
+            reasons = _reasons(outlook)
+        else:
+            reasons = self.finding.problem or "the source lists none"
+        raise NoTeacherError(
+            f"no teacher of {where!r} {how}, and {what} waits for one: {reasons}; expected at least one: see "
+            f"'edl-hvd teachers {where}', and start some with 'edl-hvd teach'"
+        )
+
+
+def _reasons(outlook: Outlook) -> str:
+    return "; ".join(f"{address}: {fault.why}" for address, fault in sorted(outlook.faults.items()))
