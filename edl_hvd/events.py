@@ -294,6 +294,12 @@ class Answers(Event):
         given: Number of tasks given to teachers since the worker's start ...
         again: ... of these, given again after a teacher was lost or slow ...
         hedged: ... and of these, while the first teacher still had it.
+        read_s: Mean time of a micro-batch in the loader itself ...
+        queued_s: ... until a teacher has asked for it ...
+        wire_s: ... on the way to the teacher and back ...
+        waiting_s: ... waiting at the teacher ...
+        compute_s: ... in the model, with the others of its batch ...
+        ready_s: ... and from its answer to the training.
     """
 
     kind: ClassVar[str] = "answers"
@@ -306,6 +312,12 @@ class Answers(Event):
     given: int
     again: int
     hedged: int
+    read_s: float
+    queued_s: float
+    wire_s: float
+    waiting_s: float
+    compute_s: float
+    ready_s: float
 
 
 class EventLog:

@@ -14,6 +14,7 @@ from typing import TypeAlias, TypeVar, get_args
 
 from edl_hvd.errors import ProtocolError, UsageError
 from edl_hvd.json_values import formerly, read_fields, show
+from edl_hvd.teacher_counts import TeacherCounts
 
 
 class Message:
@@ -91,6 +92,7 @@ class Beat(Message):
         batches: Micro-batches that it has begun to compute since it was started.
         slowest_s: Its longest recent phase "compute", "input" or "commit".
         collective: Name of the collective that it waits for; empty if it waits for none, or nobody knows.
+        teachers: What it gets from teachers; ``None`` if it has none.
     """
 
     generation: int
@@ -106,6 +108,7 @@ class Beat(Message):
     batches: int
     slowest_s: float
     collective: str = ""
+    teachers: TeacherCounts | None = None
 
 
 @dataclass(frozen=True)
@@ -277,7 +280,7 @@ def vocabulary(*kinds: type[MessageT]) -> Vocabulary[MessageT]:
 
 def encode(message: Message) -> bytes:
     """One line with its end."""
-    return json.dumps({"what": _word(type(message)), **vars(message)}).encode() + b"\n"
+    return json.dumps({"what": _word(type(message)), **vars(message)}, default=vars).encode() + b"\n"
 
 
 def decode(line: bytes, known: Vocabulary[MessageT]) -> MessageT:

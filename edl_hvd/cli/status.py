@@ -21,6 +21,7 @@ from edl_hvd.driver.job_folder.claim import format_time
 from edl_hvd.driver.job_folder.files import JobView, look
 from edl_hvd.driver.membership.state import host_of
 from edl_hvd.driver.status import Countdown, Status, WorkerStatus
+from edl_hvd.teacher_counts import TeacherCounts
 
 _OLD_S = 5.0
 # A status is written every second; the age of an older one is shown.
@@ -147,11 +148,20 @@ def _rows(status: Status) -> list[tuple[str, str]]:
         ("step", join([f"{max(progress.step, progress.known_step, 0):,}", speed, trained])),
         ("checkpoint", "none yet" if progress.saved_step < 0 else checkpoint(progress).replace("checkpoint", "step")),
     ]
+    if status.teachers is not None:
+        rows.append(("teachers", _teachers(status.teachers)))
     if status.shortage is not None:
         rows.append(("workers", join(shortage(status.shortage))))
     rows += [("drained", escape(_remaining(drain, status))) for drain in status.drains]
     rows += [("quarantined", escape(_left_out(one))) for one in status.quarantined]
     return rows
+
+
+def _teachers(counts: TeacherCounts) -> str:
+    return join(
+        [f"{counts.teachers:,}", pace(counts.samples_per_s), f"lead {counts.lead} of {counts.window}",
+         f"waiting {counts.waited_share:.1%}"]
+    )  # fmt: skip
 
 
 def _remaining(drain: Countdown, status: Status) -> str:

@@ -25,6 +25,7 @@ from edl_hvd.distill.address_book import AddressBook, Fault
 from edl_hvd.distill.call import Call, LastingError, Wishes, check_equal
 from edl_hvd.distill.conversation import Address
 from edl_hvd.distill.place import Place
+from edl_hvd.distill.stages import Stages, StageTimes
 from edl_hvd.distill.turns import turn
 from edl_hvd.distill.window import Window
 from edl_hvd.errors import ProtocolError
@@ -46,6 +47,7 @@ class Outlook:
         faults: Reason for each address without one.
         window: Window as it is now.
         poisoned: Task that several teachers were lost with, or ``None``.
+        times: Where the time of a micro-batch of this pass goes.
     """
 
     ready: int
@@ -53,6 +55,7 @@ class Outlook:
     faults: Mapping[Address, Fault]
     window: Window
     poisoned: window_events.Poisoned | None
+    times: StageTimes
 
 
 _all: weakref.WeakSet[Calling] = weakref.WeakSet()
@@ -95,6 +98,7 @@ class Calling:
         self._arrays: dict[int, tuple[tuple[Array, ...], int]] = {}
         self._answers: dict[int, tuple[Array, ...]] = {}
         self._poisoned: window_events.Poisoned | None = None
+        self._stages = Stages()
         self._outbox: deque[window_events.Action] = deque()
         self._hello: say.Hello | None = None
         self._teaching: say.Teaching | None = None
@@ -163,6 +167,7 @@ class Calling:
             self._arrays[number] = (arrays, place.samples)
             if known is not None:
                 self._answers[number] = known
+            self._stages.read(number, self._clock.monotonic_s())
             self._handle(event)
             return number
 
@@ -182,6 +187,7 @@ class Calling:
             answer = self._answers.get(number)
             if answer is not None:
                 self._arrays.pop(number, None)
+                self._stages.consumed(number, self._clock.monotonic_s())
                 size_bytes = sum(one.type.size_bytes for one in answer)
                 self._handle(window_events.Consumed(self._window.limit_bytes if is_final else size_bytes))
             return answer
@@ -208,13 +214,14 @@ class Calling:
             # A task may not have been sent yet.
             self._arrays = {number: sent for number, sent in self._arrays.items() if number in at_teachers}
             self._poisoned = None
+            self._stages = Stages()
 
     def outlook(self) -> Outlook:
         """How things stand."""
         with self.changed:
             ready = len(self._window.teachers)
             short_s = 0.0 if ready else self._clock.monotonic_s() - self._ready_s
-            return Outlook(ready, short_s, dict(self._book.faults), self._window, self._poisoned)
+            return Outlook(ready, short_s, dict(self._book.faults), self._window, self._poisoned, self._stages.times)
 
     @property
     def answer_row_bytes(self) -> int:
@@ -383,8 +390,8 @@ class Calling:
                 self.handle(window_events.Wanted(name))
             case say.Cannot(number, why):
                 self.handle(window_events.Declined(name, number, say.shorten(why)))
-            case say.Answer(number):
-                self._take_answer(name, number, frame.arrays)
+            case say.Answer():
+                self._take_answer(name, message, frame.arrays)
         self._carry_out()
 
     def _welcome(self, call: Call, teaching: say.Teaching) -> None:
@@ -400,8 +407,8 @@ class Calling:
         self._tell(events.TeacherJoined(str(call.address), teaching.model, teaching.fingerprint))
         self.handle(window_events.TeacherReady(str(call.address), teaching.process))
 
-    def _take_answer(self, name: str, number: int, arrays: tuple[Array, ...]) -> None:
-        why = self._check(arrays)
+    def _take_answer(self, name: str, answer: say.Answer, arrays: tuple[Array, ...]) -> None:
+        why, number = self._check(arrays), answer.number
         if why:
             self._tell(events.TeacherRefused(name, why))
             self.handle(window_events.Declined(name, number, why))
@@ -410,6 +417,7 @@ class Calling:
             teacher = self._window.teachers.get(name)
             if teacher is not None and number in teacher.holds:
                 self._answers[number] = arrays
+                self._stages.answered(number, answer.waited_s, answer.compute_s, self._clock.monotonic_s())
                 self._handle(window_events.Answered(name, number))
 
     # --- what follows ---
@@ -437,6 +445,7 @@ class Calling:
             case window_events.GiveTask(_, number, is_alone, tasks, lead):
                 if number in self._arrays:  # else the pass is over
                     arrays, samples = self._arrays[number]
+                    self._stages.given(number, self._clock.monotonic_s())
                     call.give(say.Give(number, samples, is_alone, tasks, lead), arrays)
             case window_events.GiveNothing():
                 call.put(say.Nothing())

@@ -20,6 +20,7 @@ from edl_hvd.distill.service import Service
 from edl_hvd.distill.teacher import Teacher
 from edl_hvd.distill.teachers import Teachers
 from edl_hvd.errors import UsageError
+from edl_hvd.teacher_counts import answer_counts
 
 
 class DistillLoader:
@@ -138,6 +139,8 @@ class _Open:
 
     def close(self) -> None:
         self.end_pass()
+        if self.services:
+            answer_counts.forget()
         for service in self.services.values():
             service.close()
         self.services.clear()

@@ -6,21 +6,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
 from edl_hvd import events
 from edl_hvd.distill import window_events
-from edl_hvd.distill.outputs import row_types, to_tensors
+from edl_hvd.distill.outputs import Outputs, row_types, to_tensors
 from edl_hvd.distill.place import show_indices
 from edl_hvd.distill.reading import Item, Part, Reading, held_bytes
 from edl_hvd.distill.service import Service
+from edl_hvd.distill.stages import StageTimes
 from edl_hvd.distill.teacher import Teacher, check_probe
 from edl_hvd.distill.teachers import Teachers
 from edl_hvd.errors import NoTeacherError, UsageError
 from edl_hvd.frames import Array
+from edl_hvd.teacher_counts import answer_counts
 from edl_hvd.tensor_threads import TensorThread
 
 _LOOK_S = 0.25
@@ -46,6 +48,9 @@ class Pass:
         self._is_read = self._is_closed = self._is_through = False
         self._waited_s = 0.0
         self._samples = 0
+        self._read_s, self._reads = 0.0, 0
+        # Of each service, at the end of the pass.
+        self._times: dict[Service, StageTimes] = {}
         self._began_s = self._told_s = time.monotonic()
         self._thread: TensorThread | None = None
         if reading.is_threaded:
@@ -73,6 +78,7 @@ class Pass:
             if self._error is not None:
                 raise self._error
             raise StopIteration
+        answer_counts.begin()
         for part in item.parts:
             self._services[part.name].calling.handle(window_events.Asked())
         began_s = time.monotonic()
@@ -81,8 +87,13 @@ class Pass:
         with self._changed:
             self._items.popleft()
         self._samples += item.place.samples
+        windows = [service.calling.window for service in self._services.values()]
+        answer_counts.end(
+            item.place.samples, sum(len(one.teachers) for one in windows), min(one.lead for one in windows),
+            max(len(one.entries) for one in windows),
+        )  # fmt: skip
         self._tell_now_and_then()
-        return _join(item, answers, {name: one.teachers for name, one in self._services.items()})
+        return _join(item, answers, {name: one.teachers.reduction for name, one in self._services.items()})
 
     def close(self, is_final: bool = False) -> None:
         """End the pass; the next one takes over what teachers have answered or have, unless this is the last one."""
@@ -94,6 +105,7 @@ class Pass:
         if self._thread is not None:
             self._thread.join(_END_S)
         for service in self._services.values():
+            self._times[service] = service.calling.outlook().times
             service.calling.end_pass(is_final)
         self._items.clear()
         self._tell_now_and_then(at_end=True)
@@ -127,6 +139,7 @@ class Pass:
 
     def _read_one(self) -> bool:
         """Read one item; whether there may be more."""
+        began_s = time.monotonic()
         try:
             item = self._reading.next()
         except BaseException as error:  # raised where the script asks for this item, as by any loader
@@ -139,6 +152,7 @@ class Pass:
                 self._is_read = True
                 self._changed.notify_all()
                 return False
+            self._read_s, self._reads = self._read_s + time.monotonic() - began_s, self._reads + 1
             self._add(item)
         return True
 
@@ -188,7 +202,8 @@ class Pass:
             self._tell_of(service, now_s)
 
     def _tell_of(self, service: Service, now_s: float) -> None:
-        window = service.calling.outlook().window
+        outlook = service.calling.outlook()
+        window, times = outlook.window, self._times.get(service, outlook.times)
         service.tell(
             events.Answers(
                 samples=self._samples,
@@ -200,6 +215,8 @@ class Pass:
                 given=window.given,
                 again=window.again,
                 hedged=window.hedges,
+                read_s=round(self._read_s / max(1, self._reads), 6),
+                **asdict(times),
             )
         )
 
@@ -224,7 +241,8 @@ class LocalPass:
         item = self._reading.next()
         if item is None:
             raise StopIteration
-        return _join(item, [self._answer(item, part) for part in item.parts], self._teachers)
+        reductions = {name: one.reduction for name, one in self._teachers.items()}
+        return _join(item, [self._answer(item, part) for part in item.parts], reductions)
 
     def _answer(self, item: Item, part: Part) -> tuple[Array, ...]:
         wanted = self._teachers[part.name]
@@ -247,15 +265,13 @@ def _ended_early() -> UsageError:
     )
 
 
-def _join(item: Item, answers: Sequence[tuple[Array, ...]], teachers: Mapping[str, Teachers]) -> Any:
+def _join(item: Item, answers: Sequence[tuple[Array, ...]], reductions: Mapping[str, Outputs]) -> Any:
     """A batch with its answers."""
     value, tensors = item.value, [to_tensors(one) for one in answers]
     if item.parts[0].rows is not None:
-        answer = teachers[item.parts[0].name].reduction.restore(_merge(item, tensors))
+        answer = reductions[item.parts[0].name].restore(_merge(item, tensors))
     else:
-        named = {
-            part.name: teachers[part.name].reduction.restore(one) for part, one in zip(item.parts, tensors, strict=True)
-        }
+        named = {part.name: reductions[part.name].restore(one) for part, one in zip(item.parts, tensors, strict=True)}
         answer = named.get("", named)
     if isinstance(value, Mapping):
         return {**value, "answer": answer}

@@ -129,7 +129,7 @@ class Serving:
                         if self._students.get(student.number) is student:
                             self._go_on(student, mask)
                     elif key.fileobj in self._listeners:
-                        self._accept(key.fileobj)  # type: ignore[arg-type]
+                        self._accept(key.fileobj)
                     else:
                         with suppress(OSError):
                             self._bell.recv(1 << 12)
@@ -144,8 +144,9 @@ class Serving:
             self._flush_all()
             for student in list(self._students.values()):
                 self._drop(student)
-            for resource in (self._selector, *self._listeners, self._bell, self._bell_rope):
-                resource.close()
+            self._selector.close()
+            for end in (*self._listeners, self._bell, self._bell_rope):
+                end.close()
 
     def _patience_s(self) -> float:
         deadlines = [student.deadline_s for student in self._students.values() if student.deadline_s]

@@ -12,6 +12,7 @@ from edl_hvd.driver.membership.state import Membership, host_of
 from edl_hvd.hosts import HostSlots
 from edl_hvd.json_values import formerly
 from edl_hvd.protocol import Beat
+from edl_hvd.teacher_counts import TeacherCounts, combine
 
 _THROUGHPUT_WINDOW_S = 10.0
 # Long enough to even out steps, short enough to show a change of the world.
@@ -115,6 +116,7 @@ class Status:
         workers: In the order of their hosts.
         drains: What is left, or is to be, and how much of the notice is left.
         quarantined: Hosts that get no workers for now.
+        teachers: What its members get from teachers; ``None`` without distillation.
         shortage: Why there is no world, in the states "starting" and "waiting".
         end: How it ended.
     """
@@ -127,6 +129,7 @@ class Status:
     workers: tuple[WorkerStatus, ...] = ()
     drains: tuple[Countdown, ...] = ()
     quarantined: tuple[Countdown, ...] = field(default=(), metadata=formerly("aside"))
+    teachers: TeacherCounts | None = None
     shortage: Shortage | None = None
     end: End | None = None
 
@@ -175,6 +178,13 @@ def describe(
         workers=tuple(_workers(membership, now_s, heartbeats, processes)),
         drains=tuple(Countdown(who, _until(moment_s, now_s)) for who, moment_s in membership.drains.items()),
         quarantined=tuple(Countdown(host, _until(s, now_s)) for host, s in membership.quarantined.items() if s > now_s),
+        teachers=combine(
+            [
+                last.beat.teachers
+                for worker in membership.world.members
+                if (last := heartbeats.get(worker)) is not None and last.beat.teachers is not None
+            ]
+        ),
         shortage=_shortage(membership, now_s) if state in ("starting", "waiting") else None,
         end=membership.end,
     )

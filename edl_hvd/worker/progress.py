@@ -23,6 +23,7 @@ from types import FrameType
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.protocol import Beat, StragglerFound
+from edl_hvd.teacher_counts import answer_counts
 
 # Phases whose length repeats itself from batch to batch.
 _REPEATED = frozenset(("compute", "input", "commit"))
@@ -146,7 +147,7 @@ class Progress:
             generation, pid=getpid(), step=self.step, samples=self.samples, saved_step=self.saved_step, phase=phase,
             phase_s=now_s - since_s, compute_s=self._compute_s, waits=self.waits, steps=self.steps,
             batches=self.batches, slowest_s=self._slowest_s,
-            collective=self.collective if phase == "collective" else "",
+            collective=self.collective if phase == "collective" else "", teachers=answer_counts.look(),
         )  # fmt: skip
 
     def _recognise(self, phase: str, now_s: float) -> str | None:

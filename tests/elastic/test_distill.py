@@ -110,7 +110,8 @@ def test_students_resize_and_die_while_teachers_come_and_go(tmp_path, digest):
     with fleet(tmp_path, *[Sums(0.02)] * 4, token="the-token-of-this-test") as teachers:
         words = [
             str(Path(sys.executable).with_name("edlrun")), "-np", "1", "--min-np", "1", "--max-np", "4",
-            "--discover", f"file:{tmp_path / 'hosts'}", "--teachers", teachers.source, "--host-failures", "1",
+            "--job-dir", str(tmp_path / "job"), "--discover", f"file:{tmp_path / 'hosts'}", "--teachers",
+            teachers.source, "--host-failures", "1",
             sys.executable, str(HERE / "distill_script.py"), str(tmp_path), str(teachers.port), str(EPOCHS),
         ]  # fmt: skip
         with open(tmp_path / "output.txt", "wb") as output:
@@ -122,6 +123,10 @@ def test_students_resize_and_die_while_teachers_come_and_go(tmp_path, digest):
                     write_hosts(tmp_path, "localhost:1", "127.0.0.1:1", "127.1:1")
                     newest = wait_for_step(tmp_path, 4, 3, job)[-1]
                     teachers.signal(3, signal.SIGSTOP)
+                    status = [str(Path(sys.executable).with_name("edl-hvd")), "status", str(tmp_path / "job"), "--json"]
+                    shown = json.loads(subprocess.run(status, capture_output=True, check=True).stdout)
+                    assert shown["status"]["teachers"]["teachers"] >= 1
+                    assert shown["status"]["teachers"]["samples_per_s"] > 0
                     line = wait_for_step(tmp_path, newest["step"] + 2, 3, job)[-1]
                     os.kill(worker_of(tmp_path, 3, 2), signal.SIGKILL)
                     wait_for_step(tmp_path, line["step"] + 2, 2, job)

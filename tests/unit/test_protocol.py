@@ -37,6 +37,7 @@ from edl_hvd.protocol import (
     decode,
     encode,
 )
+from edl_hvd.teacher_counts import TeacherCounts
 
 SIDES: list[Any] = [HELLO, FROM_WORKER, TO_WORKER, FROM_PROBE, TO_PROBE]
 KNOWN = {word: kind for side in SIDES for word, kind in side.items()}
@@ -46,7 +47,22 @@ MESSAGES = [
     CaughtUp(3),
     ServingState(3, "b:0", "10.0.0.1", 4711),
     Formed(3),
-    Beat(1, 77, 41, 656, 40, "collective", 0.25, 3.0, 9, 41, 41, 0.5, "edl_hvd.gather"),
+    Beat(
+        1,
+        77,
+        41,
+        656,
+        40,
+        "collective",
+        0.25,
+        3.0,
+        9,
+        41,
+        41,
+        0.5,
+        "edl_hvd.gather",
+        TeacherCounts(38, 1512.0, 11, 12, 0.004),
+    ),
     Raised(41, "ValueError: '…' \ud800", hopeless=True),
     Done(),
     Drain(),
@@ -88,7 +104,8 @@ def accepts(kind: type[Message], name: str, value: object) -> bool:
         tuple[str, ...]: isinstance(value, list) and all(isinstance(item, str) for item in value),
         tuple[int, ...]: isinstance(value, list) and all(type(item) is int for item in value),
     }
-    optional = {str | None: str, int | None: int, float | None: float}
+    types[TeacherCounts] = False  # of the values above, none has its fields
+    optional = {str | None: str, int | None: int, float | None: float, TeacherCounts | None: TeacherCounts}
     hint = get_type_hints(kind)[name]
     return value is None if hint in optional and value is None else types[optional.get(hint, hint)]
 

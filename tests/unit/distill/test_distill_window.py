@@ -190,7 +190,14 @@ def test_late_answers_and_those_of_an_earlier_pass_do_not_count():
 
 
 def test_what_a_teacher_computes_at_the_end_of_a_pass_is_taken_over_by_the_next():
-    story = [events.TeacherReady("a", "1"), read(0), read(1), read(2), events.Wanted("a"), events.Closed()]
+    story: list[events.WindowEvent | float] = [
+        events.TeacherReady("a", "1"),
+        read(0),
+        read(1),
+        read(2),
+        events.Wanted("a"),
+        events.Closed(),
+    ]
     window, actions = play(*story)
     assert actions == [], "it goes on"
     assert not window.entries
@@ -203,7 +210,13 @@ def test_what_a_teacher_computes_at_the_end_of_a_pass_is_taken_over_by_the_next(
 
 
 def test_what_the_next_pass_does_not_read_again_is_withdrawn():
-    story = [events.TeacherReady("a", "1"), read(0), read(1), events.Wanted("a"), events.Closed()]
+    story: list[events.WindowEvent | float] = [
+        events.TeacherReady("a", "1"),
+        read(0),
+        read(1),
+        events.Wanted("a"),
+        events.Closed(),
+    ]
     window, actions = play(*story, read(2))
     assert actions == [events.Withdraw("a", 0), events.Drop(0)]
     assert not window.left
@@ -228,7 +241,13 @@ def test_answers_that_were_consumed_serve_a_world_that_rolls_back():
 
 
 def test_a_teacher_lost_between_the_passes_leaves_nothing_to_take_over():
-    story = [events.TeacherReady("a", "1"), read(0), events.Wanted("a"), events.Closed(), events.Left("a")]
+    story: list[events.WindowEvent | float] = [
+        events.TeacherReady("a", "1"),
+        read(0),
+        events.Wanted("a"),
+        events.Closed(),
+        events.Left("a"),
+    ]
     _, actions = play(*story)
     assert actions == [events.Drop(0)]
     _, actions = play(*story, read(0), events.TeacherReady("b", "2"), events.Wanted("b"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edl_hvd.cli.status import _SLOT_STATES
+from edl_hvd.cli.status import _SLOT_STATES, _rows
 from edl_hvd.driver.job import Job
 from edl_hvd.driver.membership.events import DrainRequested, End, Exited, Formed, HostsFound, Ready
 from edl_hvd.driver.membership.state import LIVE, Membership, Rules, begin
@@ -29,6 +29,7 @@ from edl_hvd.driver.status import (
 )
 from edl_hvd.hosts import HostSlots
 from edl_hvd.protocol import Beat
+from edl_hvd.teacher_counts import TeacherCounts
 
 BEAT = Beat(1, 7, 5, 80, -1, "compute", 0.1, 3.0, 4, 5, 5, 0.1)
 
@@ -58,6 +59,20 @@ def test_before_the_first_world_it_waits_for_workers():
     assert (status.state, status.generation) == ("starting", 0)
     assert status.shortage == Shortage(2, 1, ("1 is starting",), None)
     assert [(one.worker, one.state) for one in status.workers] == [("a:0", "ready"), ("b:0", "starting")]
+
+
+def test_what_members_get_from_teachers_is_brought_together():
+    def heard(worker_counts: TeacherCounts | None) -> LastHeartbeat:
+        return LastHeartbeat(replace(BEAT, teachers=worker_counts), 9.5)
+
+    membership = told(*RUNNING)
+    both = {"a:0": heard(TeacherCounts(38, 800.0, 11, 12, 0.0)), "b:0": heard(TeacherCounts(37, 712.0, 3, 12, 0.008))}
+    status = describe(membership, 10.0, 77.0, TrainingProgress(), both, {})
+    assert status.teachers == TeacherCounts(38, 1512.0, 3, 12, 0.004)
+    assert dict(_rows(status))["teachers"] == "38 · 1,512 samples/s · lead 3 of 12 · waiting 0.4%"
+    without = describe(membership, 10.0, 77.0, TrainingProgress(), {"a:0": heard(None)}, {})
+    assert without.teachers is None
+    assert "teachers" not in dict(_rows(without))
 
 
 def test_workers_are_shown_with_what_they_said_last():
