@@ -11,6 +11,7 @@ import json
 import math
 import select
 import socket
+import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -101,15 +102,48 @@ class Limits:
     arrays: int = 64
 
 
+class Buffers:
+    """Memory for bodies that is used again once nothing refers to it, so that the system need not clear new pages.
+
+    >>> buffers = Buffers(most=2)
+    >>> first = buffers.take(8)
+    >>> buffers.take(8) is first
+    False
+
+    Args:
+        most: Number of buffers that are kept, at least 1.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._kept: deque[bytearray] = deque(maxlen=most)
+
+    def take(self, size_bytes: int) -> bytearray:
+        """A buffer of this size; what it holds is not defined."""
+        if not size_bytes:
+            return bytearray()
+        for buffer in self._kept:
+            if len(buffer) == size_bytes and sys.getrefcount(buffer) == _UNUSED:
+                return buffer
+        buffer = bytearray(size_bytes)
+        self._kept.append(buffer)
+        return buffer
+
+
+_UNUSED = 3
+# References to a buffer that only the loop above, its list and the question itself have. Views of it count, too.
+
+
 class FrameStream:
     """Frames over a socket that does not block; one thread at a time.
 
     Args:
         connection: Connected stream socket; it is set to not block. The caller closes it.
         limits: Bounds of what is received. ``limits`` may be changed between two frames.
+        buffers: Memory for bodies; left out, each has its own. Streams of one thread may share it.
     """
 
-    def __init__(self, connection: socket.socket, limits: Limits = Limits()) -> None:
+    def __init__(self, connection: socket.socket, limits: Limits = Limits(), buffers: Buffers | None = None) -> None:
+        self._buffers = buffers
         connection.setblocking(False)
         self.connection = connection
         self.limits = limits
@@ -179,7 +213,8 @@ class FrameStream:
                 return False
             if len(self._bodies) == len(types):
                 return True
-            body = bytearray(types[len(self._bodies)].size_bytes)
+            size_bytes = types[len(self._bodies)].size_bytes
+            body = bytearray(size_bytes) if self._buffers is None else self._buffers.take(size_bytes)
             self._filled = min(len(body), len(self._input))
             body[: self._filled] = self._input[: self._filled]
             del self._input[: self._filled]

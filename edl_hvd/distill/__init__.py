@@ -8,6 +8,9 @@
     proof.py          how both sides prove that they hold the same token
     finding.py        where teachers are; address_book.py is when they are called
     calling.py        the student's connections; call.py is one of them
+    same_host.py      Unix sockets beside them
+    service.py        the connections of one loader, and waiting for an answer; stages.py is where the time goes
+    asks.py           ``Teachers.ask``: inputs that are no part of a data set
     loader.py         ``DistillLoader``; passes.py is one pass of it, reading.py its micro-batches
     serving.py        the teacher's connections; student.py is one of them
     computing.py      what a teacher computes; teacher.py is the user's model in it

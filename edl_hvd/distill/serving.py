@@ -24,10 +24,12 @@ from edl_hvd.distill.sharing import Sharing, asks_ahead
 from edl_hvd.distill.student import Student
 from edl_hvd.distill.teacher import Teacher
 from edl_hvd.errors import PlatformError, ProtocolError, UsageError
-from edl_hvd.frames import Array, Frame, FrameStream, Limits
+from edl_hvd.frames import Array, Buffers, Frame, FrameStream, Limits
 from edl_hvd.silence import UNANSWERED_S, ask_for_answers, unanswered_s
 
 _MOST_STRANGERS = 64
+_MOST_BUFFERS = 4
+# One is computed, one waits and one arrives.
 _LOOK_EVERY_S = 0.5
 _OWN_PAUSE_S = 1.0
 _LEAVE_S = 30.0
@@ -80,6 +82,7 @@ class Serving:
         self._is_leaving = False
         self._leave_s = 0.0
         # Of the talking thread:
+        self._buffers = Buffers(_MOST_BUFFERS)
         self._students: dict[int, Student] = {}
         self._sharing = Sharing()
         self._next_number = 0
@@ -193,7 +196,7 @@ class Serving:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 ask_for_answers(connection)
             self._next_number += 1
-            stream = FrameStream(connection, Limits(say.STRANGER_HEADER_BYTES))
+            stream = FrameStream(connection, Limits(say.STRANGER_HEADER_BYTES), self._buffers)
             student = Student(self._next_number, stream, f"{peer[0]}:{peer[1]}" if peer else "this host", self._token)
             self._students[student.number] = student
             self._selector.register(connection, selectors.EVENT_READ, student)

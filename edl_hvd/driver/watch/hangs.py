@@ -15,6 +15,8 @@ A worker is *hung* when its lag exceeds a bound, which depends on what it is doi
 
 - Nobody knows how long anything else may take: starting, compiling, validating, writing, the script's own code outside
   ``state.batches``, the first batches of a process. Its bound is an hour; long before that, there is a warning.
+- A worker in phase "teachers" waits for an answer of a distillation. It has no bound as long as beats come, because it
+  ends by itself after ``Teachers(patience=…)``.
 - When more than half of a world is late at the same time, it is rather something that they share, such as a disk: they
   have that hour, too.
 
@@ -28,6 +30,7 @@ and hung drivers do; it is judged by its silence, and by the longest one that ha
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -218,6 +221,8 @@ class HangDetector:
             self._woke_s = self._looked_s = now_s
 
     def _bound_s(self, beat: Beat, slowest_s: float, silent: bool, now_s: float) -> float:
+        if beat.phase == "teachers" and not silent:
+            return math.inf
         if not _is_measured(beat):
             return max(_UNMEASURED_S, _TIMES_UNMEASURED * self._longest_unmeasured_s)
         kills = sum(now_s - at_s < _REMEMBER_KILLS_S for at_s in self._kills)

@@ -8,11 +8,12 @@ import socket
 import tracemalloc
 
 import pytest
+import torch
 
 from edl_hvd.distill import conversation as say
 from edl_hvd.distill import proof
 from edl_hvd.errors import ProtocolError, UsageError
-from edl_hvd.frames import Array, ArrayType, Frame, FrameStream, Limits
+from edl_hvd.frames import Array, ArrayType, Buffers, Frame, FrameStream, Limits
 
 EMPTY = Array(ArrayType("y", "bool", (0,)), b"")
 LARGE = Limits(1 << 16, 1 << 24)
@@ -53,6 +54,26 @@ def test_frames_arrive_as_they_were_sent(ends):
     assert [bytes(array.content) for array in got[1].arrays] == [content, b""]
     assert receiver.receive() is None
     assert sender.sent_bytes == receiver.received_bytes
+
+
+def test_memory_of_a_body_is_used_again_only_when_nothing_refers_to_it(ends):
+    sender, receiver = FrameStream(ends[0]), FrameStream(ends[1], LARGE, Buffers(2))
+
+    def send(value: int) -> tuple[int, Array]:
+        sender.put(Frame("x", {}, (Array(ArrayType("x", "uint8", (100,)), bytes([value]) * 100),)))
+        sender.flush()
+        array = receive(receiver).arrays[0]
+        return torch.frombuffer(array.content, dtype=torch.uint8).data_ptr(), array
+
+    first, held = send(1)
+    assert send(2)[0] != first, "the first is in use"
+    tensor = torch.frombuffer(held.content, dtype=torch.uint8)
+    del held
+    for value in range(3, 9):
+        assert send(value)[0] != first, "a tensor uses it"
+    assert bool((tensor == 1).all())
+    again = send(9)[0]
+    assert send(10)[0] == again
 
 
 def test_a_frame_may_come_byte_by_byte(ends):

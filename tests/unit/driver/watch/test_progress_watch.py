@@ -71,6 +71,12 @@ def test_an_hour_is_the_bound_of_what_nobody_can_judge_and_a_minute_the_patience
     assert job.play(30) is not None
 
 
+def test_a_worker_that_waits_for_teachers_is_never_hung_because_it_has_a_patience_of_its_own():
+    job = FakeJob(steps(0.25), hangs_after(20, 0.25, ("teachers", FOR_EVER)))
+    assert job.play(4 * 3600) is None
+    assert job.warnings == ['the others have waited 60 s for b:0: phase "teachers" at step 20']
+
+
 def test_a_worker_that_has_its_collective_waits_for_nobody_but_itself():
     """One is still in a collective that the others have left: it is not they who keep it waiting."""
     job = FakeJob(steps(0.25), steps(0.25))

@@ -1,0 +1,148 @@
+"""What a megabyte costs on the way to a teacher and back, in processor time of both ends, beside plain sockets.
+
+    python benchmarks/distill_wire.py                  TCP and Unix sockets, plain and with this package's messages
+
+A micro-batch of 64 images of 3 × 224 × 224 bytes goes to a process that reads it, and 64 × 1000 float16 come back, one
+after the other over the loopback interface. The cost is the difference between 45 and 5 of these, so that set-up does
+not count; the median of five rounds, in which all ways take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import resource
+import select
+import socket
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+from edl_hvd.frames import Array, ArrayType, Buffers, Frame, FrameStream, Limits
+
+SEND = ArrayType("images", "uint8", (64, 3, 224, 224))
+ANSWER = ArrayType("logits", "float16", (64, 1000))
+MEGABYTES = (SEND.size_bytes + ANSWER.size_bytes) / 1e6
+
+
+def fill(connection: socket.socket, view: memoryview) -> None:
+    """Read until a buffer is full."""
+    while len(view):
+        view = view[connection.recv_into(view) :]
+
+
+class Plain:
+    """Blocking sockets that read into buffers that exist."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.images, self.logits = memoryview(bytearray(SEND.size_bytes)), memoryview(bytearray(ANSWER.size_bytes))
+
+    def ask(self) -> None:
+        self.connection.sendall(self.images)
+        fill(self.connection, self.logits)
+
+    def answer(self) -> None:
+        fill(self.connection, self.images)
+        self.connection.sendall(self.logits)
+
+
+class Framed:
+    """The package's messages over sockets that do not block."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.stream = FrameStream(connection, Limits(1 << 16, SEND.size_bytes), Buffers(4))
+        self.give = Frame("give", {"number": 1}, (Array(SEND, bytearray(SEND.size_bytes)),))
+        self.reply = Frame("answer", {"number": 1}, (Array(ANSWER, bytearray(ANSWER.size_bytes)),))
+
+    def ask(self) -> None:
+        self._send(self.give)
+        self._receive()
+
+    def answer(self) -> None:
+        self._receive()
+        self._send(self.reply)
+
+    def _send(self, frame: Frame) -> None:
+        self.stream.put(frame)
+        while not self.stream.flush():
+            select.select([], [self.stream.connection], [])
+
+    def _receive(self) -> Frame:
+        while (frame := self.stream.receive()) is None:
+            select.select([self.stream.connection], [], [])
+        return frame
+
+
+def pair(family: socket.AddressFamily) -> tuple[socket.socket, socket.socket]:
+    """Two ends of a connection."""
+    if family == socket.AF_UNIX:
+        return socket.socketpair(socket.AF_UNIX)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = socket.create_connection(server.getsockname())
+        there, _ = server.accept()
+    for end in (here, there):
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return here, there
+
+
+WAYS: dict[str, tuple[Callable[[socket.socket], Any], socket.AddressFamily]] = {
+    "TCP, plain": (Plain, socket.AF_INET),
+    "TCP, messages": (Framed, socket.AF_INET),
+    "Unix, plain": (Plain, socket.AF_UNIX),
+    "Unix, messages": (Framed, socket.AF_UNIX),
+}
+
+
+def cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def serve(kind: Callable[[socket.socket], Any], there: socket.socket, count: int, results: Any) -> None:
+    """The teacher's end."""
+    side, began_s = kind(there), cpu_s()
+    for _ in range(count):
+        side.answer()
+    results.put(cpu_s() - began_s)
+
+
+def cost_s(way: str, count: int) -> float:
+    """Processor seconds of both ends for so many round trips."""
+    kind, family = WAYS[way]
+    here, there = pair(family)
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    other = context.Process(target=serve, args=(kind, there, count, results))
+    other.start()
+    there.close()
+    side, began_s = kind(here), cpu_s()
+    for _ in range(count):
+        side.ask()
+    own_s = cpu_s() - began_s
+    total_s = own_s + float(results.get(timeout=300))
+    other.join(300)
+    here.close()
+    return total_s
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    found: dict[str, list[float]] = {way: [] for way in WAYS}
+    for _ in range(arguments.rounds):
+        for way in WAYS:
+            found[way].append((cost_s(way, 45) - cost_s(way, 5)) / (40 * MEGABYTES) * 1000)
+    plain = statistics.median(found["TCP, plain"])
+    print("| way | processor ms per MB | range | of plain TCP |\n|---|---|---|---|")
+    for way, costs in found.items():
+        middle = statistics.median(costs)
+        print(f"| {way} | {middle:.3f} | {min(costs):.3f} to {max(costs):.3f} | {middle / plain:.2f} |")
+    print(f"\n{arguments.rounds} rounds; load {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main()
