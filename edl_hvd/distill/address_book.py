@@ -72,7 +72,7 @@ class AddressBook:
 
     def next_due_s(self, called: Collection[Address]) -> float | None:
         """When the next address is due; ``None`` if none is."""
-        return min((due_s for address, due_s in self._due_s.items() if address not in called), default=None)
+        return min((self._due_s.get(one, 0.0) for one in self.listed if one not in called), default=None)
 
     def joined(self, address: Address) -> None:
         """There is a teacher at an address."""

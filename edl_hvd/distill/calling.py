@@ -7,6 +7,7 @@ what follows from them. It knows bytes and numbers, neither tensors nor what a p
 from __future__ import annotations
 
 import errno
+import math
 import os
 import selectors
 import socket
@@ -102,14 +103,16 @@ class Calling:
         self._outbox: deque[window_events.Action] = deque()
         self._hello: say.Hello | None = None
         self._teaching: say.Teaching | None = None
-        self._must_renew = False
+        self._must_renew = self._must_greet = False
         self._book = AddressBook()
         self._ready_s = clock.monotonic_s()
         # Of the thread alone:
         self._calls: dict[Address, Call] = {}
         self._processes: dict[str, Address] = {}
         self._not_beside: set[Address] = set()
-        self._looked_s = clock.monotonic_s()
+        self._looked_s = self._turned_s = clock.monotonic_s()
+        self._dial_s = 0.0
+        self._due_of, self._due_s = self._window, math.inf
         self._closing = False
         self._bell, self._bell_rope = socket.socketpair()
         for end in (self._bell, self._bell_rope):
@@ -130,6 +133,7 @@ class Calling:
         """
         with self.changed:
             self._book.list(addresses)
+            self._dial_s = 0.0
         self._ring()
 
     def blame(self, address: Address, why: str) -> None:
@@ -147,7 +151,7 @@ class Calling:
             if known is not None and known.send != send:
                 self._handle(window_events.Closed(is_final=True))
             self._hello = say.Hello(wishes.job, wishes.student, send, micro_batch, wishes.outputs, wishes.exact)
-            self._must_renew = known is not None
+            self._must_renew, self._must_greet = known is not None, True
         self._ring()
 
     def read(
@@ -246,7 +250,8 @@ class Calling:
             self._selector.close()
 
     def _handle(self, event: window_events.WindowEvent) -> None:
-        result = turn(self._window, event, self._clock.monotonic_s())
+        self._turned_s = self._clock.monotonic_s()
+        result = turn(self._window, event, self._turned_s)
         self._window = result.window
         for action in result.actions:
             match action:
@@ -292,15 +297,25 @@ class Calling:
 
     def _patience_s(self) -> float:
         now_s = self._clock.monotonic_s()
+        if self._outbox:
+            return 0.0
+        return max(0.0, min(self._looked_s + _LOOK_EVERY_S, self._dial_s, self._window_due_s()) - now_s)
+
+    def _window_due_s(self) -> float:
+        """When time alone changes the window; counted from its last turn, so that no moment is missed."""
         with self.changed:
-            if self._outbox:
-                return 0.0
-            moments = [self._window.due_s(now_s), self._book.next_due_s(self._calls)]
-        return max(0.0, min([now_s + _LOOK_EVERY_S, *(moment for moment in moments if moment is not None)]) - now_s)
+            if self._due_of is not self._window:
+                due_s = self._window.due_s(self._turned_s)
+                self._due_of, self._due_s = self._window, math.inf if due_s is None else due_s
+            return self._due_s
 
     def _look(self) -> None:
-        """What time brings."""
+        """What time brings. Most rounds of the loop are for a part of an answer, and nothing is due."""
         now_s = self._clock.monotonic_s()
+        if now_s >= self._window_due_s():
+            self.handle(window_events.Passed())
+        if now_s < self._looked_s + _LOOK_EVERY_S:
+            return
         slept = now_s - self._looked_s > _LOOK_EVERY_S + _OWN_PAUSE_S
         self._looked_s = now_s
         self.handle(window_events.Passed())
@@ -311,22 +326,27 @@ class Calling:
                 self._drop(call, Fault(f"its host has not answered for {UNANSWERED_S:g} s"))
 
     def _renew(self) -> None:
+        if not self._must_renew:
+            return
         with self.changed:
-            must, self._must_renew = self._must_renew, False
-            if must:
-                self._teaching = None
-        if must:
-            for call in list(self._calls.values()):
-                self._drop(call, Fault("the inputs have changed"), kindly=True)
-            with self.changed:
-                self._book.call_at_once()
+            self._must_renew, self._teaching = False, None
+        for call in list(self._calls.values()):
+            self._drop(call, Fault("the inputs have changed"), kindly=True)
+        with self.changed:
+            self._book.call_at_once()
+            self._dial_s = 0.0
 
     def _dial(self) -> None:
         now_s = self._clock.monotonic_s()
+        if now_s < self._dial_s:
+            return
         with self.changed:
             due = self._book.due(self._calls, now_s)
         for address, numeric in due.items():
             self._call(address, numeric, now_s)
+        with self.changed:
+            next_s = self._book.next_due_s(self._calls)
+            self._dial_s = math.inf if next_s is None else next_s
 
     def _call(self, address: Address, numeric: str, now_s: float) -> None:
         # One that could not be used may belong to somebody else.
@@ -383,6 +403,7 @@ class Calling:
 
     def _hear(self, call: Call, frame: Frame) -> None:
         message, name = call.hear(frame), str(call.address)
+        self._must_greet = self._must_greet or call.stage == "waiting"
         match message:
             case say.Teaching():
                 self._welcome(call, message)
@@ -433,11 +454,12 @@ class Calling:
                     continue
                 self._do(call, action)
             self._send(call)
-        hello = self._hello
-        for call in list(self._calls.values()):
-            if call.stage == "waiting" and hello is not None:
-                call.say_hello(hello, self._clock.monotonic_s())
-                self._send(call)
+        if self._must_greet and self._hello is not None:
+            self._must_greet = False
+            for call in list(self._calls.values()):
+                if call.stage == "waiting":
+                    call.say_hello(self._hello, self._clock.monotonic_s())
+                    self._send(call)
 
     def _do(self, call: Call, action: window_events.Action) -> None:
         window = self._window
@@ -472,6 +494,7 @@ class Calling:
         with self.changed:
             known = self._book.faults.get(address)
             self._book.ended(address, fault, len(self._book.listed) - len(self._calls), now_s)
+            self._dial_s = 0.0
             was_ready = str(address) in self._window.teachers
             self._handle(window_events.Left(str(address), kindly))
             if call.stage == "ready":

@@ -86,7 +86,7 @@ class Serving:
         self._students: dict[int, Student] = {}
         self._sharing = Sharing()
         self._next_number = 0
-        self._left_told = False
+        self._left_told = self._has_news = False
         self._started_s = self._looked_s = time.monotonic()
         self._compute_s = self._round_trip_s = 0.0
         self._answered_tasks = self._answered_samples = 0
@@ -134,12 +134,15 @@ class Serving:
                     elif key.fileobj in self._listeners:
                         self._accept(key.fileobj)
                     else:
+                        self._has_news = True
                         with suppress(OSError):
                             self._bell.recv(1 << 12)
                 for reply in self._computing.take_replies():
                     self._send(reply)
                 self._look()
-                self._ask()
+                if self._has_news:  # else it was a part of a task
+                    self._has_news = False
+                    self._ask()
                 if self._is_leaving:
                     self._leave()
         finally:
@@ -242,6 +245,7 @@ class Serving:
             self._selector.unregister(student.stream.connection)
         student.stream.connection.close()
         self._students.pop(student.number, None)
+        self._has_news = True
         self._sharing = self._sharing.left(str(student.number))
         self._computing.forget(student.number)
         self._expect()
@@ -253,6 +257,7 @@ class Serving:
 
     def _hear(self, student: Student, frame: Frame) -> None:
         message, name = student.hear(frame), str(student.number)
+        self._has_news = True
         match message:
             case None:
                 self._last_fault = f"{student.peer}: {student.fault}" if student.fault else self._last_fault
