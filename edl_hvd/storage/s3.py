@@ -17,7 +17,7 @@ from edl_hvd.storage.base import StoredObject, check_key, check_size
 from edl_hvd.storage.parts import Cut, Part, side_by_side
 from edl_hvd.storage.pieces import Buffer, Data, Pieces
 from edl_hvd.storage.retries import GaveUpError, Patience
-from edl_hvd.storage.s3_requests import ChangedError, Fetched, S3Requests, code_of
+from edl_hvd.storage.s3_requests import ChangedError, Fetched, S3Requests, StrangeAnswerError, code_of
 
 _CONFLICT_ATTEMPTS = 4
 # S3 answers 409 while another conditional write of the key is under way, and asks for a new attempt.
@@ -210,7 +210,7 @@ class S3Storage:
             raise
         except GaveUpError as error:
             raise _translation(f"{attempt} ({error})", self._bucket, error.error) from error.error
-        except (ClientError, BotoCoreError, ResponseParserError, ValueError) as error:
+        except (ClientError, BotoCoreError, ResponseParserError, StrangeAnswerError, ValueError) as error:
             # ValueError is how botocore rejects a malformed AWS_ENDPOINT_URL.
             raise _translation(attempt, self._bucket, error) from error
         except ChangedError as error:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from faulty_proxy import Cut as CutOff
-from faulty_proxy import Delay, Fault, FaultyProxy, Refuse, Stall, Together
+from faulty_proxy import Delay, Fault, FaultyProxy, Page, Refuse, Stall, Together
 from servers import AwsServer
 from storage_processes import MemoryUse, create_in_parts, memory_of_transfers, process_context
 
@@ -35,6 +35,9 @@ HANGS_S = 30.0  # only ends a test that would hang
 ONCE: tuple[Fault, ...] = (
     Refuse(503, "SlowDown"),
     Refuse(500, "InternalError"),
+    Page(),
+    Page(head='ETag: "5f3b-1a"\r\n'),
+    Page(body='{"status": "maintenance"}', type="application/json"),
     CutOff("request", after_bytes=2),
     CutOff("answer", after_bytes=None),
     CutOff("answer", after_bytes=2),
@@ -44,6 +47,7 @@ ONCE: tuple[Fault, ...] = (
 )
 LASTING: tuple[tuple[Fault, str], ...] = (
     (Refuse(503, "SlowDown"), "SlowDown: as told"),
+    (Page(), "is not one of S3; a proxy or load balancer may have given it"),
     (CutOff("request", after_bytes=50_000), "(C|c)onnection"),
     (CutOff("answer", after_bytes=None), "(C|c)onnection"),
     (Stall("request", after_bytes=50_000), "(T|t)imeout|timed out"),
@@ -149,6 +153,51 @@ def test_a_fault_that_stays_is_one_clear_error(
         assert time.monotonic() - began_s < HANGS_S
         proxy.forgive()
     assert [entry.key for entry in storage.list()] == ["large"]
+
+
+@pytest.mark.parametrize("page", [Page(), Page(body="<html/>"), Page(body="ok", type="text/plain")], ids=str)
+def test_a_page_of_status_200_is_no_empty_listing_no_write_and_no_deletion(
+    proxy: FaultyProxy, storage_with: Callable[[Patience], S3Storage], page: Page
+) -> None:
+    storage = storage_with(SOON_GIVING_UP)
+    storage.write("key", SMALL)
+    proxy.meet(page, times=None)
+    acts: tuple[Callable[[], object], ...] = (
+        storage.list,
+        storage.place_exists,
+        lambda: storage.exists("key"),
+        lambda: storage.write("new", SMALL),
+        lambda: storage.write_new("new", LARGE),
+        lambda: storage.delete("key"),
+        lambda: storage.read("key"),
+    )
+    for act in acts:
+        with pytest.raises(StorageError) as caught:
+            act()
+        assert not isinstance(caught.value, ObjectMissingError)
+    proxy.forgive()
+    assert [entry.key for entry in storage.list()] == ["key"]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [(403, "AccessDenied", "access denied"), (400, "InvalidRequest", "InvalidRequest: as told")],
+)
+def test_a_refusal_after_a_passing_fault_is_reported_as_what_it_is(
+    proxy: FaultyProxy, storage: S3Storage, status: int, code: str, words: str
+) -> None:
+    proxy.meet(Refuse(503, "SlowDown"), "PUT")
+    proxy.meet(Refuse(status, code), "PUT")
+    with pytest.raises(StorageError, match=f"cannot create 'key' in {storage.url}: {words}"):
+        storage.write_new("key", SMALL)
+
+
+def test_a_conflict_after_a_passing_fault_is_tried_again(proxy: FaultyProxy, storage: S3Storage) -> None:
+    proxy.meet(Refuse(503, "SlowDown"), "PUT")
+    proxy.meet(Refuse(409, "ConditionalRequestConflict"), "PUT")
+    storage.write_new("key", SMALL)
+    assert len(proxy.struck) == 2
+    assert storage.read("key") == SMALL
 
 
 def test_a_failed_upload_leaves_nothing_to_be_paid_for(

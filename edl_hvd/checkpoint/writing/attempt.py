@@ -258,9 +258,15 @@ class Attempt:
         task = self._task
         try:
             parts = [object_keys.part_key(task.snapshot.step, task.name, rank) for rank in range(1, task.size)]
-            task.collector.collect(task.snapshot.step, parts, self._check_may_delete)
+            task.collector.collect(
+                task.snapshot.step, parts, self._check_may_delete, self._pause_between_reads, self._report
+            )
         except StorageError as error:
             _LOG.warning("cannot remove old checkpoints, the next checkpoint tries again: %s", error)
+
+    def _pause_between_reads(self) -> None:
+        self._task.cpu.throttle()
+        self._check_cancelled()
 
     def _check_may_delete(self) -> None:
         self._check_cancelled()
