@@ -151,9 +151,9 @@ def acquire(storage: Storage, process: LeaseHolder, clock: Clock, take_over: boo
         _accept(storage, number, past)
         return number
     raise StorageError(
-        f"cannot become the owner of {storage.url}: {object_keys.owner_key(number)!r} exists already, says the storage, "
-        f"and is not listed, {_MOST_RACES} times in a row; see whether listings are allowed there and show all objects "
-        "(on S3: s3:ListBucket for this prefix)"
+        f"cannot become the owner of {storage.url}: the storage says {_MOST_RACES} times in a row that "
+        f"{object_keys.owner_key(number)!r} exists already, and is not listed; see whether listings are allowed there "
+        "and show all objects (on S3: s3:ListBucket for this prefix)"
     )
 
 

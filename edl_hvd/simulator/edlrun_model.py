@@ -93,6 +93,7 @@ class DriverSimulation:
         notice_s: Seconds between a preemption notice and the end of a host; 0 for no notices.
         advance: Function by which the membership handles events.
         timer: Function that returns the next moment at which time alone may change something.
+        tell: Function that is given the share of the trace that is done, from 0 to 1, now and then.
 
     Attributes:
         runs: Number of times that the job was started.
@@ -109,10 +110,11 @@ class DriverSimulation:
         notice_s: float = 0.0,
         advance: Advance = transition_together,
         timer: Callable[[Membership, float], float] = next_tick_s,
+        tell: Callable[[float], None] = lambda done: None,
     ) -> None:
         self._trace, self._costs, self._rules, self._timeline = trace, costs, rules, timeline
         self._poll_s, self._notice_s, self._advance, self._timer = poll_s, notice_s, advance, timer
-        self._first_poll_s = first_poll_s
+        self._first_poll_s, self._tell_progress = first_poll_s, tell
         self._now_s = 0.0
         self._queue = EventQueue()
         self._names = HostNames(rules.failure_window_s + rules.cooldown_s + REST_S + notice_s)
@@ -128,6 +130,7 @@ class DriverSimulation:
         """Run the whole trace; call it once."""
         end_s = self._trace.end_s
         while (moment_s := min(self._queue.next_s, self._tick_s)) < end_s:
+            self._tell_progress(moment_s / end_s)
             if self._queue.next_s <= self._tick_s:
                 self._look_just_before(moment_s)
                 self._now_s = moment_s
@@ -137,6 +140,8 @@ class DriverSimulation:
                 self._handle(events.Tick())
         self._now_s = end_s
         self._stop_training(lost=False)
+        if all(simulated.step < 0 for simulated in self._workers.values()):
+            self._timeline.restarted()  # nobody is left who holds what was done since the newest checkpoint
 
     # --- the run ---
 

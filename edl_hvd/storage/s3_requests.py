@@ -150,7 +150,7 @@ class S3Requests:
             raise
 
     def _has(self, happened: Callable[[], bool]) -> bool:
-        """Whether an earlier attempt is known to have been carried out; the refusal stands where that cannot be told."""
+        """Whether an earlier attempt was carried out, as far as can be told; where it cannot, the refusal stands."""
         try:
             return happened()
         except (ClientError, BotoCoreError, ResponseParserError, StrangeAnswerError, GaveUpError):
@@ -238,14 +238,17 @@ class S3Requests:
         attempts.make(attempt)
         return Fetched(version, position - start)
 
-    def last_word(self, operation: str, words: Mapping[str, Any]) -> None:
-        """One short attempt at a request whose outcome changes nothing any more."""
+    def last_word(self, operation: str, words: Mapping[str, Any]) -> Any:
+        """One short attempt at a request whose outcome changes nothing any more; ``None`` if it fails."""
         config = self._config.merge(Config(connect_timeout=_LAST_WORD_S, read_timeout=_LAST_WORD_S))
-        with suppress(ClientError, BotoCoreError):
+        with suppress(ClientError, BotoCoreError, ResponseParserError, StrangeAnswerError):
             with self._making:
                 client = self._session.client("s3", config=config)
             with closing(client):
-                getattr(client, operation)(**words)
+                answer = getattr(client, operation)(**words)
+                check_answer(operation, answer)
+                return answer
+        return None
 
     def close(self) -> None:
         self.client.close()

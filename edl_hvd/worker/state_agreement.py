@@ -108,7 +108,9 @@ class StateAgreement:
         reports = [JoinReport(*row) for row in collectives.gather_integers(own)]
         self.known_step = max(report.known_step for report in reports)
         checkpoints.lease.acquire(collectives, world, [report.lease for report in reports])
-        checkpoints.schedule.learn(max(report.losses for report in reports), max(report.watched_s for report in reports))
+        checkpoints.schedule.learn(
+            max(report.losses for report in reports), max(report.watched_s for report in reports)
+        )
         checkpoints.schedule.learn(checkpoints.lease.history.losses, checkpoints.lease.history.watched_s)
         held, unverified = [report.freshness for report in reports], [bool(report.is_unverified) for report in reports]
         if store.exact:

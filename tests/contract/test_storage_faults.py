@@ -6,6 +6,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 
 import pytest
 from faulty_proxy import Cut as CutOff
@@ -211,6 +212,46 @@ def test_a_failed_upload_leaves_nothing_to_be_paid_for(
     client = aws.client("s3")
     _, _, bucket, folder = storage.url.split("/")
     assert "Uploads" not in client.list_multipart_uploads(Bucket=bucket, Prefix=f"{folder}/paid")
+    client.close()
+
+
+def uploads(aws: AwsServer, storage: S3Storage) -> list[str]:
+    """Keys of the unfinished uploads in a storage."""
+    _, _, bucket, folder = storage.url.split("/")
+    client = aws.client("s3")
+    found = client.list_multipart_uploads(Bucket=bucket, Prefix=f"{folder}/").get("Uploads", [])
+    client.close()
+    return [upload["Key"].removeprefix(f"{folder}/") for upload in found]
+
+
+def test_a_failed_upload_that_could_not_be_given_up_is_given_up_before_the_next(
+    aws: AwsServer, proxy: FaultyProxy, storage_with: Callable[[Patience], S3Storage]
+) -> None:
+    storage = storage_with(SOON_GIVING_UP)
+    proxy.meet(Refuse(), "PUT", "partNumber=3", times=None)
+    proxy.meet(Refuse(), "DELETE")
+    with pytest.raises(StorageError, match="SlowDown"):
+        storage.write_new("paid", LARGE)
+    assert uploads(aws, storage) == ["paid"]
+    proxy.forgive()
+    storage.write_new("next", LARGE)
+    assert uploads(aws, storage) == []
+
+
+def test_uploads_of_writers_that_died_more_than_a_day_ago_are_given_up(
+    aws: AwsServer, one_proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket, client = aws.new_bucket(), aws.client("s3")
+    for key in ("run/dead", "other/dead"):
+        client.create_multipart_upload(Bucket=bucket, Key=key)
+    storage = S3Storage(bucket, "run", Cut(PART_BYTES, connections=4), PATIENT)
+    storage.write("first", LARGE)
+    assert uploads(aws, storage) == ["dead"], "it may be under way still"
+    monkeypatch.setattr("edl_hvd.storage.s3._ABANDONED_AFTER", timedelta(seconds=-60))
+    storage = S3Storage(bucket, "run", Cut(PART_BYTES, connections=4), PATIENT)
+    storage.write("second", LARGE)
+    assert uploads(aws, storage) == []
+    assert [upload["Key"] for upload in client.list_multipart_uploads(Bucket=bucket)["Uploads"]] == ["other/dead"]
     client.close()
 
 

@@ -165,9 +165,7 @@ def check_shard(
             for chunk in group:
                 elements = data[chunk.start - begin : chunk.end - begin]
                 place = header[chunk.name].start
-                damaged += damaged_chunks(
-                    elements, expected[chunk.name], chunk.start - place, entry.chunk_bytes, place
-                )
+                damaged += damaged_chunks(elements, expected[chunk.name], chunk.start - place, entry.chunk_bytes, place)
         raise_damaged(damaged)
 
     with _damage_named(storage, manifest.step, key):

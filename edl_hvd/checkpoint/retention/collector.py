@@ -116,9 +116,7 @@ class Collector:
 
         def plan_without(damaged: Collection[int]) -> Pruning:
             newest = None if written in damaged else written
-            return plan(
-                catalog, self._policy, listed, lambda step: step not in damaged and is_intact(step), newest
-            )
+            return plan(catalog, self._policy, listed, lambda step: step not in damaged and is_intact(step), newest)
 
         def is_whole(step: int) -> bool:
             if step not in manifests:

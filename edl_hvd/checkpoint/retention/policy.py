@@ -254,9 +254,7 @@ def plan_for(storage: Storage, policy: RetentionPolicy) -> Pruning:
         raise UsageError(f"cannot keep the best checkpoint in {storage.url}: {unknown}")
 
     def plan_without(damaged: Collection[int]) -> Pruning:
-        return plan(
-            catalog, policy, facts, lambda step: step not in damaged and looks_intact(storage, catalog, step)
-        )
+        return plan(catalog, policy, facts, lambda step: step not in damaged and looks_intact(storage, catalog, step))
 
     def is_whole(step: int) -> bool:
         if reason := read_whole(storage, catalog, step):

@@ -67,8 +67,8 @@ class Schedule:
     """When one worker's checkpoints are due; that of rank 0 decides.
 
     The interval "auto" follows from what is measured: how long training stands still for a checkpoint, by how much its
-    steps take longer while one is written, and how often the job has lost all holders of its state at once. A world that
-    breaks and has survivors goes on from their memory, and needs no checkpoint.
+    steps take longer while one is written, and how often the job has lost all holders of its state at once. A world
+    that breaks and has survivors goes on from their memory, and needs no checkpoint.
 
     Args:
         every: Interval between checkpoints.

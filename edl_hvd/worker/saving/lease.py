@@ -69,7 +69,6 @@ class CheckpointLease:
                     found["owner"] = lease.acquire(self._storage, process, self._clock, self._take_over)
                     found["history"] = vars(lease.history(self._storage, found["owner"]))
                 except Exception as error:  # told to every rank, which then all end with it
-                    logger.error("%s", error)
                     found.update(owned=isinstance(error, OwnedError), error=str(error))
             found = broadcast_json(collectives, found, 0, world.rank)
             if found["error"]:
