@@ -110,7 +110,7 @@ def compare(plan: Plan, tell: Callable[[str, float], None] = lambda system, done
         restart_from_checkpoints(trace, costs, timeline)
 
     def stock(timeline: Timeline) -> None:
-        StockElastic(trace, costs, timeline, plan.poll_s, first_poll_s, lambda now_s: tell("horovod", now_s)).run()
+        StockElastic(trace, costs, timeline, plan.poll_s, first_poll_s, lambda done: tell("horovod", done)).run()
 
     changes = [change.time_s for change in trace.changes[1:] if change.removed or change.added]
     collapses = [time_s for time_s, count in trace.counts if not count]
@@ -121,7 +121,7 @@ def compare(plan: Plan, tell: Callable[[str, float], None] = lambda system, done
     }
     simulation = DriverSimulation(
         trace, costs, rules, timelines["edl_hvd"], plan.poll_s, first_poll_s, plan.notice_s,
-        tell=lambda now_s: tell("edl_hvd", now_s),
+        tell=lambda done: tell("edl_hvd", done),
     )  # fmt: skip
     simulation.run()
     results = {system: sum_up(timeline, trace, CURVE_POINTS) for system, timeline in timelines.items()}

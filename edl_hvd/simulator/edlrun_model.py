@@ -6,6 +6,7 @@ each thing takes. A host has one worker, which dies with its host; there is no o
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -123,7 +124,10 @@ class DriverSimulation:
         self._worlds = 0
         self.runs = 0
         self._begin()
+        self._removals: dict[str, list[float]] = {}  # moments at which each host goes
         for change in trace.changes:
+            for host in change.removed:
+                self._removals.setdefault(host, []).append(change.time_s)
             self._queue.schedule(change.time_s, lambda change=change: self._change_hosts(change))  # type: ignore[misc]
 
     def run(self) -> None:
@@ -218,8 +222,9 @@ class DriverSimulation:
 
     def _plan_notice(self, host: str) -> None:
         """Schedule the preemption notice of a host that has just come."""
-        removals = (change.time_s for change in self._trace.changes if host in change.removed)
-        gone_s = next((time_s for time_s in removals if time_s > self._now_s), None) if self._notice_s else None
+        removals = self._removals.get(host, []) if self._notice_s else []
+        place = bisect.bisect_right(removals, self._now_s)
+        gone_s = removals[place] if place < len(removals) else None
         if gone_s is not None:
             name = self._names.of(host)
             assert name is not None

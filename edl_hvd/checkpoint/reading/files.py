@@ -42,8 +42,9 @@ def read_again_if_damaged(what: str, read: Callable[[], Found]) -> Found:
     except UsageError:
         raise
     except ValueError as error:
-        _LOG.warning("%s is read once more, because it came damaged: %s", what, error)
-        return read()
+        reason = str(error)  # the error itself holds what was read, which may be large
+    _LOG.warning("%s is read once more, because it came damaged: %s", what, reason)
+    return read()
 
 
 class UnreadableError(StorageError):

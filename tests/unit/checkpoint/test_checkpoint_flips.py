@@ -101,8 +101,10 @@ def test_with_one_checkpoint_a_flip_on_the_way_does_not_end_the_job(storage: Fli
 def test_what_comes_damaged_twice_is_damaged(storage: FlippingStorage) -> None:
     write(storage, snapshot_of(10))
     storage.flip("tensors-", times=1000)
+    reported: list[Event] = []
     with pytest.raises(CheckpointDamagedError, match="damaged"):
-        restore_newest(storage, nothing_reported)
+        restore_newest(storage, reported.append)
+    assert len(reported) == 1
 
 
 def test_verifying_tells_damage_in_storage_from_damage_on_the_way(storage: FlippingStorage) -> None:
@@ -136,7 +138,9 @@ def test_pruning_by_hand_keeps_the_newest_checkpoint_that_is_whole(storage: Flip
     pruning = plan_by_hand(storage, RetentionPolicy(1), FakeClock())
     assert (pruning.kept, pruning.removed, pruning.spared) == ([20], [10], [30])
     carry_out(storage, pruning, lambda done, whole: None)
-    assert_equal(restore_newest(storage, nothing_reported), snapshot_of(20))
+    reported: list[Event] = []
+    assert_equal(restore_newest(storage, reported.append), snapshot_of(20))
+    assert len(reported) == 1
 
 
 def test_pruning_by_hand_counts_whole_checkpoints_only(storage: FlippingStorage) -> None:
@@ -164,7 +168,7 @@ def test_a_job_that_keeps_one_does_not_give_a_whole_checkpoint_for_a_damaged_one
     [events] = write(storage, snapshot_of(20), keep=1)
     assert [type(event) for event in events] == [CheckpointWritten, CheckpointDamaged]
     assert steps(storage) == [20, 10]
-    assert_equal(restore_newest(storage, nothing_reported), snapshot_of(10))
+    assert_equal(restore_newest(storage, events.append), snapshot_of(10))
     write(storage, snapshot_of(30), keep=1)
     assert steps(storage) == [30], "which is whole, so the damaged one and the older one go"
 
