@@ -369,7 +369,7 @@ def _raise_all(problems: list[str]) -> None:
 
 
 def _whole(text: str) -> int:
-    if not text.strip().isdecimal():
+    if not (text.isascii() and text.strip().isdecimal()):
         raise ValueError("expected a whole number")
     return int(text)
 
