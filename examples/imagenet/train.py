@@ -47,10 +47,11 @@ def main(arguments: Namespace) -> None:
         model, arguments.image_size
     ):
         flag = "--global-batch" if arguments.worker_batch is None else "--worker-batch"
+        batch = arguments.global_batch or arguments.worker_batch
         raise UsageError(
-            f"argument {flag}: found {arguments.global_batch or arguments.worker_batch}, which leaves a micro-batch of "
-            f"one of the {len(train_set)} images, and {arguments.arch} at {arguments.image_size} pixels normalises over "
-            "more than one; expected another batch or --micro-batch, or larger images"
+            f"argument {flag}: found {batch}, which leaves a micro-batch of one of the {len(train_set)} images, and "
+            f"{arguments.arch} at {arguments.image_size} pixels normalises over more than one; expected another batch "
+            "or --micro-batch, or larger images"
         )
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=arguments.label_smoothing)
     optimizer = edl_hvd.DistributedOptimizer(
