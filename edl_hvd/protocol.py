@@ -115,12 +115,14 @@ class Beat(Message):
 class Raised(Message):
     """The script of this worker ended in an error of its own; its process is about to end.
 
-    ``hopeless`` if the script is wrong, and this was found before the first step of this process.
+    ``hopeless`` if the script is wrong, and this was found before the first step of this process; ``ends_job`` if
+    another try would come to the same, whatever the others do.
     """
 
     step: int
     error: str
     hopeless: bool
+    ends_job: bool = False
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 _DRIVER = "EDL_HVD_DRIVER_"
 NOTICES = ("off", "auto", "ec2", "google", "azure", "kubernetes")
-_TEN_MINUTES = Interval(600, "seconds")
+_AUTO = Interval(0, "auto")
 _LEAST = {"keep_newest": 1, "checkpoint_memory_mb": 1, "commit_every": 1, "join_timeout_s": 0.1, "elastic_timeout_s": 1,
           "termination_grace_s": 0, "collective_timeout_s": 1}  # fmt: skip
 
@@ -62,8 +62,8 @@ class Settings:
 
     checkpoint: str | None = None
     # No default place is right for everyone; without one a job keeps its state in memory only.
-    checkpoint_every: Interval = _TEN_MINUTES
-    # Ten minutes: at the two-minute notice of a spot host the loss stays small beside a restart's cost.
+    checkpoint_every: Interval = _AUTO
+    # A fixed one is too rare where all hosts may go at once, and elsewhere more than is needed (docs/simulate.md).
     keep_newest: int = 3
     # The newest, the one before in case the newest is damaged, and one to compare with.
     keep_every: Interval | None = None
@@ -369,7 +369,7 @@ def _raise_all(problems: list[str]) -> None:
 
 
 def _whole(text: str) -> int:
-    if not text.strip().isdecimal():
+    if not (text.isascii() and text.strip().isdecimal()):
         raise ValueError("expected a whole number")
     return int(text)
 

@@ -16,6 +16,7 @@ wants to be the next watches whether it changes.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import threading
@@ -33,7 +34,7 @@ from edl_hvd.storage import Storage
 _LOG = logging.getLogger(__name__)
 
 BEAT_S = 5.0
-# Twelve small writes a minute; on S3 those of a month cost about 2.60 dollars.
+# Each is a listing and a small write: twelve of both a minute, which on S3 cost about 5.20 dollars a month.
 
 PATIENCE_S = 3 * BEAT_S
 # Two signs of life may be lost or late.
@@ -45,8 +46,25 @@ _CLOSING_S = 5.0
 # A last renewal that takes longer is left to the end of the process.
 
 _LOOK_S = 0.5
+
+_MOST_RACES = 20
+# Somebody else is faster once or twice. More often it is a storage that refuses to create what it does not list.
+
 _KEPT = 3  # of the entries of former owners; only the newest matters, and one before it should that be damaged
 _LONGEST_TEXT = 1000
+
+
+@dataclass(frozen=True)
+class History:
+    """What has become of a URL's former owners.
+
+    Attributes:
+        losses: Owners all of whose workers went without having saved what they held.
+        watched_s: Seconds for which there was an owner.
+    """
+
+    losses: int = 0
+    watched_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -124,9 +142,11 @@ def acquire(storage: Storage, process: LeaseHolder, clock: Clock, take_over: boo
 
     Raises:
         OwnedError: Another run owns it, and lives.
-        StorageError: The storage does not answer.
+        StorageError: The storage does not answer, or does not list what it says is there.
     """
-    while True:
+    for race in range(_MOST_RACES):
+        if race:
+            clock.sleep(_LOOK_S)
         newest = newest_owner(storage)
         if newest and not take_over:
             former = _read_holder(storage, newest)
@@ -137,9 +157,24 @@ def acquire(storage: Storage, process: LeaseHolder, clock: Clock, take_over: boo
             storage.write_new(object_keys.owner_key(number), document.encode(process.to_json()))
         except ObjectExistsError:
             continue  # somebody else was faster
+        past = _past(storage, newest, take_over)
         storage.write(object_keys.alive_key(number), LeaseRenewal(process, 0, ended=False).encode())
-        _accept(storage, number)
+        _accept(storage, number, past)
         return number
+    raise StorageError(
+        f"cannot become the owner of {storage.url}: the storage says {_MOST_RACES} times in a row that "
+        f"{object_keys.owner_key(number)!r} exists already, and is not listed; see whether listings are allowed there "
+        "and show all objects (on S3: s3:ListBucket for this prefix)"
+    )
+
+
+def history(storage: Storage, number: int) -> History:
+    """What the owner ``number`` has found of those before it; nothing where that is not known.
+
+    Raises:
+        StorageError: The storage does not answer.
+    """
+    return _history_in(_read(storage, object_keys.accepted_key(number)))
 
 
 def newest_owner(storage: Storage) -> int:
@@ -259,12 +294,33 @@ class Heartbeat:
             _LOG.warning("cannot tell that this job still uses %s: %s", self._storage.url, error)
 
 
-def _accept(storage: Storage, number: int) -> None:
+def _past(storage: Storage, newest: int, take_over: bool) -> History:
+    """The history up to the end of the owner ``newest``; by the storage's own clock, where it tells the time."""
+    if not newest:
+        return History()
+    before = history(storage, newest)
+    written_s = {entry.key: entry.written_s for entry in storage.list(object_keys.OWNERS)}
+    begun_s, seen_s = (written_s.get(key(newest)) for key in (object_keys.owner_key, object_keys.alive_key))
+    watched_s = max(0.0, seen_s - begun_s) if begun_s is not None and seen_s is not None else 0.0
+    renewal = _read_renewal(storage, newest)
+    # Who is taken over from may well live: its hosts have not gone.
+    is_loss = not take_over and (renewal is None or not renewal.ended)
+    return History(before.losses + is_loss, before.watched_s + watched_s)
+
+
+def _history_in(content: dict[str, object] | None) -> History:
+    losses, watched_s = ((content or {}).get(name, 0) for name in ("losses", "watched_s"))
+    if not isinstance(losses, int) or not isinstance(watched_s, int | float) or not 0 <= watched_s < math.inf:
+        return History()
+    return History(max(0, losses), float(watched_s))
+
+
+def _accept(storage: Storage, number: int, past: History) -> None:
     """Accept the checkpoints that are there, and forget owners of long ago."""
     found = object_keys.manifests(storage.list(object_keys.ROOT))
     before = rule(storage)
     accepted = sorted(key for keys in found.values() for key in keys if before.counts(key))
-    storage.write_new(object_keys.accepted_key(number), document.encode({"manifests": accepted}))
+    storage.write_new(object_keys.accepted_key(number), document.encode({"manifests": accepted, **vars(past)}))
     for old in object_keys.owners(storage.list(object_keys.OWNERS))[_KEPT:]:
         for key in (object_keys.alive_key(old), object_keys.accepted_key(old), object_keys.owner_key(old)):
             storage.delete(key)
@@ -328,10 +384,14 @@ def _decode_holder(value: object, what: str) -> LeaseHolder:
 
 
 def _read(storage: Storage, key: str) -> dict[str, object] | None:
-    """A document's content; ``None`` if there is none that is whole."""
-    try:
-        return document.decode(storage.read(key, limit_bytes=document.LARGEST_BYTES))
-    except UsageError:
-        raise
-    except (ObjectMissingError, ValueError):
-        return None
+    """A document's content; ``None`` if there is none that is whole. A damaged one is read twice."""
+    for _ in range(2):
+        try:
+            return document.decode(storage.read(key, limit_bytes=document.LARGEST_BYTES))
+        except UsageError:
+            raise
+        except ObjectMissingError:
+            return None
+        except ValueError:
+            continue  # a bit may have flipped on the way
+    return None

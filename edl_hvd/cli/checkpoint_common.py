@@ -65,9 +65,17 @@ def bar(text: str, unit: str = "bytes") -> Iterator[Tell]:
     if not sys.stderr.isatty():
         yield lambda done, whole: None
         return
-    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
-    amount = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
+    amount = {"bytes": DownloadColumn, "%": TaskProgressColumn}.get(unit, MofNCompleteColumn)()
     columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(text, total=None)

@@ -129,7 +129,7 @@ def _describe_event(event: MembershipEvent) -> str:
             return f"{_name(worker, incarnation)} has caught up with world {generation}"
         case events.Formed(worker, incarnation, generation):
             return f"{_name(worker, incarnation)} has formed world {generation}"
-        case events.Raised(worker, incarnation, step, error, _):
+        case events.Raised(worker, incarnation, step, error):
             return f"{_name(worker, incarnation)} raised at step {step}: {error}"
         case events.Done(worker, incarnation):
             return f"{_name(worker, incarnation)} has completed the training"

@@ -13,7 +13,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from edl_hvd.cli.checkpoint_common import print_table
+from edl_hvd.checkpoint.reading.files import Tell
+from edl_hvd.cli.checkpoint_common import bar, print_table
 from edl_hvd.cli.formatting import duration
 from edl_hvd.errors import UsageError
 from edl_hvd.events import read_events
@@ -96,9 +97,10 @@ def cost_options(command: Callable) -> Callable:
     metavar="N",
     help="edl_hvd: fewest hosts with which training goes on. [1]",
 )
-@click.option("--checkpoint-every", type=Every(), default="10min", help="edl_hvd: time between checkpoints. [10min]")
+@click.option("--checkpoint-every", type=Every(), default="auto",
+              help="edl_hvd: time between checkpoints. [auto: as in a job]")  # fmt: skip
 @click.option("--stock-checkpoint-every", type=Every(), default="auto",
-              help="The other systems: time between checkpoints. [auto: the best for the trace]")  # fmt: skip
+              help="The other systems: time between checkpoints. [auto: the best found]")  # fmt: skip
 @click.option("--costs", "log", metavar="EVENTS.jsonl", help="Take the costs from the event log of a real run.")
 @cost_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -129,13 +131,28 @@ def simulate_command(
         trace = trace.priced(price)
     trace = trace.window(from_s, trace.end_s if until_s is None else until_s).divided(divide).faster(speed)
     plan = SimulationPlan(trace, costs, min_np, checkpoint_every, stock_checkpoint_every, poll_s, notice_s)
-    comparison = compare(plan)
+    with bar("Simulating", "%") as tell:
+        comparison = compare(plan, _percent(tell))
     if picture is not None:
         draw(comparison, picture, _title(path, divide, comparison))
     if as_json:
         click.echo(json.dumps(_plain(comparison, measured), indent=2))
     else:
         _print(comparison, measured)
+
+
+def _percent(tell: Tell) -> Callable[[str, float], None]:
+    """What tells a bar how far two of the systems are, each time it is a percent more; the third takes no time."""
+    last = -1
+
+    def told(system: str, done: float) -> None:
+        nonlocal last
+        percent = int(50 * ((system == "edl_hvd") + done))
+        if percent != last:
+            last = percent
+            tell(percent, 100)
+
+    return told
 
 
 def _measure(log: str | None) -> list[MeasuredCost]:

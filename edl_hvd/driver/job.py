@@ -192,8 +192,8 @@ class Job:
                 self._control.send(standby, protocol.ReceiveState(generation, address, port))
             case protocol.Formed(generation):
                 self.handle(events.Formed(worker, incarnation, generation))
-            case protocol.Raised(step, error, hopeless):
-                self.handle(events.Raised(worker, incarnation, step, error, hopeless))
+            case protocol.Raised(step, error, hopeless, ends_job):
+                self.handle(events.Raised(worker, incarnation, step, error, hopeless, ends_job))
             case protocol.Done():
                 self.handle(events.Done(worker, incarnation))
             case protocol.Drain():

@@ -6,6 +6,7 @@ Both write checkpoints in the foreground. ``docs/simulate.md`` explains every as
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from edl_hvd.simulator.costs import Costs
 from edl_hvd.simulator.timeline import Timeline
@@ -44,13 +45,16 @@ class StockElastic:
         timeline: Timeline that :meth:`run` writes.
         poll_s: Seconds between two polls of the host source.
         first_poll_s: Moment of the first poll.
+        tell: Function that is given the share of the trace that is done, from 0 to 1, now and then.
     """
 
     def __init__(
-        self, trace: Trace, costs: Costs, timeline: Timeline, poll_s: float = 1.0, first_poll_s: float = 0.0
-    ) -> None:
+        self, trace: Trace, costs: Costs, timeline: Timeline, poll_s: float = 1.0, first_poll_s: float = 0.0,
+        tell: Callable[[float], None] = lambda done: None,
+    ) -> None:  # fmt: skip
         self._trace, self._costs, self._timeline = trace, costs, timeline
         self._poll_s, self._first_poll_s = poll_s, first_poll_s
+        self._tell = tell
         self._queue = EventQueue()
         self._now_s = 0.0
         self._seen: dict[str, bool] = {}
@@ -64,6 +68,7 @@ class StockElastic:
         """Run the whole trace; call it once."""
         while (moment_s := min(self._queue.next_s, self._resumes_s)) < self._trace.end_s:
             self._now_s = moment_s
+            self._tell(moment_s / self._trace.end_s)
             if self._resumes_s <= moment_s:
                 self._resumes_s, self._training_s = math.inf, moment_s
                 self._world = {host for host, seen in self._seen.items() if seen}

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from edl_hvd.checkpoint.writing.schedule import least_loss_interval_s
+from edl_hvd.checkpoint.writing.schedule import (
+    auto_interval_s,
+    least_loss_interval_s,
+    mean_time_between_losses_s,
+)
 from edl_hvd.driver.membership.state import Rules
 from edl_hvd.errors import UsageError
 from edl_hvd.simulator.baselines import StockElastic, restart_from_checkpoints
 from edl_hvd.simulator.costs import Costs
 from edl_hvd.simulator.edlrun_model import DriverSimulation
-from edl_hvd.simulator.timeline import Hosts, Result, Timeline, sum_up
+from edl_hvd.simulator.timeline import Hosts, RecordedRun, Result, Timeline, sum_up
 from edl_hvd.traces.trace import Trace
 from edl_hvd.values import Interval
 
 CURVE_POINTS = 144
 # Windows of ten minutes for a day; with shorter windows the curves of a picture overlap.
-_EVERY = Interval.parse("10min")
-# As in the example of docs/simulate.md.
+_AUTO = Interval(0, "auto")
+_FACTORS = tuple(2.0 ** (power / 2) for power in range(-8, 9))
+# Of Daly's estimate, a sixteenth up to sixteen times of it: the intervals that are tried first.
+_HALVINGS = 5
+# Then those between the best and its neighbours, each time half as far away.
 
 
 @dataclass(frozen=True)
@@ -29,8 +38,8 @@ class SimulationPlan:
         trace: Trace of the hosts.
         costs: Time that each thing takes.
         min_np: Fewest hosts of a world, under this project.
-        checkpoint_every: Interval of this project's checkpoints: seconds, or "auto".
-        stock_checkpoint_every: Interval of the other systems' checkpoints.
+        checkpoint_every: Interval of this project's checkpoints: seconds, or "auto", by the rule that jobs follow.
+        stock_checkpoint_every: Interval of the other systems' checkpoints: seconds, or "auto", the best one found.
         poll_s: Seconds between two polls of the host source.
         notice_s: Seconds between a preemption notice and the end of a host, for this project; 0 for no notices.
         elastic_timeout_s: Seconds below the minimum after which this project's run ends; another follows.
@@ -42,8 +51,8 @@ class SimulationPlan:
     trace: Trace
     costs: Costs = field(default_factory=Costs)
     min_np: int = 1
-    checkpoint_every: Interval = _EVERY
-    stock_checkpoint_every: Interval = field(default_factory=lambda: Interval(0, "auto"))
+    checkpoint_every: Interval = _AUTO
+    stock_checkpoint_every: Interval = _AUTO
     poll_s: float = 1.0
     notice_s: float = 0.0
     elastic_timeout_s: float = 600.0
@@ -70,7 +79,7 @@ class Comparison:
     Attributes:
         plan: Parameters of the simulation.
         results: Account of each system: "restart", "horovod", "edl_hvd".
-        every_s: Seconds between two checkpoints, for each system.
+        every_s: Seconds between two checkpoints, for each system; with this project's "auto" those of the end.
         runs: Number of times that this project's job was started.
     """
 
@@ -85,36 +94,80 @@ class Comparison:
         return [hosts.seconds(from_s, until_s) for from_s, until_s in pairwise(edges_s)]
 
 
-def compare(plan: SimulationPlan) -> Comparison:
-    """Run the trace under each system."""
+def compare(plan: SimulationPlan, tell: Callable[[str, float], None] = lambda system, done: None) -> Comparison:
+    """Run the trace under each system.
+
+    Args:
+        plan: Parameters of the simulation.
+        tell: Function that is given the name of a system and how much of its run is done, from 0 to 1.
+    """
     trace, costs = plan.trace, plan.costs
-    removals = [change.time_s for change in trace.changes if change.removed]
-    changes = [change.time_s for change in trace.changes[1:] if change.removed or change.added]
-    collapses = [time_s for time_s, count in trace.counts if not count]
-    stock, own = plan.stock_checkpoint_every, plan.checkpoint_every
-    every_s = {
-        "restart": _interval_s(stock, costs.checkpoint_s, changes, trace.end_s),
-        "horovod": _interval_s(stock, costs.checkpoint_s, collapses, trace.end_s),
-        "edl_hvd": _interval_s(own, costs.copy_s, removals, trace.end_s),
-    }
-    timelines = {
-        "restart": Timeline(every_s["restart"], costs.checkpoint_s, costs.checkpoint_s),
-        "horovod": Timeline(every_s["horovod"], costs.checkpoint_s, costs.checkpoint_s),
-        "edl_hvd": Timeline(every_s["edl_hvd"], costs.copy_s, costs.copy_s + costs.write_s),
-    }
-    restart_from_checkpoints(trace, costs, timelines["restart"])
+    rules = Rules(plan.min_np, plan.min_np, trace.most_hosts, elastic_timeout_s=plan.elastic_timeout_s)
     # Times of traces are whole minutes or seconds: with polls at whole seconds no change would wait for one.
     first_poll_s = plan.poll_s / 2
-    StockElastic(trace, costs, timelines["horovod"], plan.poll_s, first_poll_s).run()
-    rules = Rules(plan.min_np, plan.min_np, trace.most_hosts, elastic_timeout_s=plan.elastic_timeout_s)
-    simulation = DriverSimulation(trace, costs, rules, timelines["edl_hvd"], plan.poll_s, first_poll_s, plan.notice_s)
+
+    def restart(timeline: Timeline) -> None:
+        restart_from_checkpoints(trace, costs, timeline)
+
+    def stock(timeline: Timeline) -> None:
+        StockElastic(trace, costs, timeline, plan.poll_s, first_poll_s, lambda done: tell("horovod", done)).run()
+
+    changes = [change.time_s for change in trace.changes[1:] if change.removed or change.added]
+    collapses = [time_s for time_s, count in trace.counts if not count]
+    timelines = {
+        "restart": _best_run(plan, restart, changes),
+        "horovod": _best_run(plan, stock, collapses),
+        "edl_hvd": _own_timeline(plan),
+    }
+    simulation = DriverSimulation(
+        trace, costs, rules, timelines["edl_hvd"], plan.poll_s, first_poll_s, plan.notice_s,
+        tell=lambda done: tell("edl_hvd", done),
+    )  # fmt: skip
     simulation.run()
     results = {system: sum_up(timeline, trace, CURVE_POINTS) for system, timeline in timelines.items()}
+    every_s = {system: timeline.every_s for system, timeline in timelines.items()}
     return Comparison(plan, results, every_s, simulation.runs)
 
 
-def _interval_s(every: Interval, cost_s: float, moments_s: list[float], end_s: float) -> float:
-    """The interval given, or the one that loses least where each of these moments needs a checkpoint."""
+def _own_timeline(plan: SimulationPlan) -> Timeline:
+    costs = plan.costs
+    until_safe_s = costs.copy_s + costs.write_s
+    if not plan.checkpoint_every.is_auto:
+        return Timeline(plan.checkpoint_every.count, costs.copy_s, until_safe_s)
+
+    def interval_s(trained_s: float, losses: int) -> float:
+        return max(auto_interval_s(costs.copy_s, mean_time_between_losses_s(trained_s, losses)), until_safe_s)
+
+    return Timeline(interval_s(0.0, 0), costs.copy_s, until_safe_s, interval_s)
+
+
+def _best_run(plan: SimulationPlan, run: Callable[[Timeline], None], moments_s: list[float]) -> Timeline:
+    """The timeline of another system, with the interval given, or with the one that makes the most of this trace.
+
+    Args:
+        plan: Parameters of the simulation.
+        run: Function that runs the system.
+        moments_s: Moments at which the system needs a checkpoint.
+    """
+    cost_s = plan.costs.checkpoint_s
+    every = plan.stock_checkpoint_every
     if not every.is_auto:
-        return every.count
-    return max(least_loss_interval_s(cost_s, end_s / max(1, len(set(moments_s)))), cost_s, 1.0)
+        timeline = Timeline(every.count, cost_s, cost_s)
+        run(timeline)
+        return timeline
+    between_s = plan.trace.end_s / max(1, len(set(moments_s)))
+    least_s = max(cost_s, 1.0)
+    first_s = max(least_loss_interval_s(cost_s, between_s), least_s)
+    # Worlds come and go alike with any interval, but for the time that reading a first checkpoint takes.
+    record = RecordedRun(first_s, cost_s, cost_s)
+    run(record)
+    useful = {every_s: record.useful_with(every_s) for factor in _FACTORS if (every_s := factor * first_s) >= least_s}
+    step = _FACTORS[1] / _FACTORS[0]
+    for _ in range(_HALVINGS):
+        best_s, step = max(useful, key=lambda every_s: useful[every_s]), math.sqrt(step)
+        for every_s in (best_s / step, best_s * step):
+            if every_s >= least_s:
+                useful[every_s] = record.useful_with(every_s)
+    timeline = Timeline(max(useful, key=lambda every_s: useful[every_s]), cost_s, cost_s)
+    run(timeline)
+    return timeline

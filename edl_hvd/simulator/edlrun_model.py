@@ -6,6 +6,7 @@ each thing takes. A host has one worker, which dies with its host; there is no o
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -93,6 +94,7 @@ class DriverSimulation:
         notice_s: Seconds between a preemption notice and the end of a host; 0 for no notices.
         advance: Function by which the membership handles events.
         timer: Function that returns the next moment at which time alone may change something.
+        tell: Function that is given the share of the trace that is done, from 0 to 1, now and then.
 
     Attributes:
         runs: Number of times that the job was started.
@@ -109,10 +111,11 @@ class DriverSimulation:
         notice_s: float = 0.0,
         advance: Advance = transition_together,
         timer: Callable[[Membership, float], float] = next_tick_s,
+        tell: Callable[[float], None] = lambda done: None,
     ) -> None:
         self._trace, self._costs, self._rules, self._timeline = trace, costs, rules, timeline
         self._poll_s, self._notice_s, self._advance, self._timer = poll_s, notice_s, advance, timer
-        self._first_poll_s = first_poll_s
+        self._first_poll_s, self._tell_progress = first_poll_s, tell
         self._now_s = 0.0
         self._queue = EventQueue()
         self._names = HostNames(rules.failure_window_s + rules.cooldown_s + REST_S + notice_s)
@@ -121,13 +124,17 @@ class DriverSimulation:
         self._worlds = 0
         self.runs = 0
         self._begin()
+        self._removals: dict[str, list[float]] = {}  # moments at which each host goes
         for change in trace.changes:
+            for host in change.removed:
+                self._removals.setdefault(host, []).append(change.time_s)
             self._queue.schedule(change.time_s, lambda change=change: self._change_hosts(change))  # type: ignore[misc]
 
     def run(self) -> None:
         """Run the whole trace; call it once."""
         end_s = self._trace.end_s
         while (moment_s := min(self._queue.next_s, self._tick_s)) < end_s:
+            self._tell_progress(moment_s / end_s)
             if self._queue.next_s <= self._tick_s:
                 self._look_just_before(moment_s)
                 self._now_s = moment_s
@@ -137,6 +144,8 @@ class DriverSimulation:
                 self._handle(events.Tick())
         self._now_s = end_s
         self._stop_training(lost=False)
+        if all(simulated.step < 0 for simulated in self._workers.values()):
+            self._timeline.restarted()  # nobody is left who holds what was done since the newest checkpoint
 
     # --- the run ---
 
@@ -213,8 +222,9 @@ class DriverSimulation:
 
     def _plan_notice(self, host: str) -> None:
         """Schedule the preemption notice of a host that has just come."""
-        removals = (change.time_s for change in self._trace.changes if host in change.removed)
-        gone_s = next((time_s for time_s in removals if time_s > self._now_s), None) if self._notice_s else None
+        removals = self._removals.get(host, []) if self._notice_s else []
+        place = bisect.bisect_right(removals, self._now_s)
+        gone_s = removals[place] if place < len(removals) else None
         if gone_s is not None:
             name = self._names.of(host)
             assert name is not None

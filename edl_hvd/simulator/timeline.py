@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from edl_hvd.traces.trace import Trace
@@ -91,20 +92,30 @@ class Timeline:
         every_s: Seconds from the beginning of a checkpoint to that of the next.
         stall_s: Seconds for which training stands still for a checkpoint.
         until_safe_s: Seconds from the beginning of a checkpoint until it can be restored.
+        interval: Function of the seconds trained so far and the number of losses that sets ``every_s`` anew for each
+            span; ``None`` for an interval that stays.
+        losses: Number of times that work was lost with all who held it.
     """
 
     every_s: float
     stall_s: float
     until_safe_s: float
+    interval: Callable[[float, int], float] | None = None
     spans: list[TrainingSpan] = field(default_factory=list)
+    losses: int = 0
     checkpoints: int = 0
     safe_s: float = 0.0
     _begun_s: float | None = None
+    _trained_s: float = 0.0
+    _settled: int = 0  # spans before the last restart: no later one takes more of them
 
     def trained(self, start_s: float, end_s: float, size: int, lost_s: float = 0.0) -> None:
         """Record the training of a world; its last ``lost_s`` seconds are lost."""
         if end_s <= start_s:
             return
+        if self.interval is not None:
+            self.every_s = self.interval(self._trained_s, self.losses)
+        self._trained_s += end_s - start_s
         begun_s = start_s if self._begun_s is None else self._begun_s
         due_s = max(start_s, begun_s + self.every_s)
         count = max(0, math.ceil((end_s - due_s) / self.every_s))
@@ -129,14 +140,36 @@ class Timeline:
     def restarted(self) -> None:
         """Record a restart: work since the newest checkpoint is lost, and the time to the next one begins again."""
         self._begun_s = None
-        for span in reversed(self.spans):
-            if span.end_s <= self.safe_s:
-                break
+        fresh, self._settled = self.spans[self._settled :], len(self.spans)
+        self.losses += any(span.kept_s > self.safe_s for span in fresh)
+        for span in fresh:
             span.kept_s = max(span.start_s, min(span.kept_s, self.safe_s))
 
     @property
     def has_checkpoint(self) -> bool:
         return self.safe_s > 0.0
+
+
+@dataclass
+class RecordedRun(Timeline):
+    """A timeline that remembers what it was told, so that the same can be asked for with another interval."""
+
+    _calls: list[Callable[[Timeline], None]] = field(default_factory=list)
+
+    def trained(self, start_s: float, end_s: float, size: int, lost_s: float = 0.0) -> None:
+        self._calls.append(lambda timeline: timeline.trained(start_s, end_s, size, lost_s))
+        super().trained(start_s, end_s, size, lost_s)
+
+    def restarted(self) -> None:
+        self._calls.append(lambda timeline: timeline.restarted())
+        super().restarted()
+
+    def useful_with(self, every_s: float) -> float:
+        """Host-seconds of useful work, had a checkpoint begun every ``every_s`` seconds."""
+        timeline = Timeline(every_s, self.stall_s, self.until_safe_s)
+        for call in self._calls:
+            call(timeline)
+        return sum(span.useful(span.start_s, span.end_s) for span in timeline.spans)
 
 
 def sum_up(timeline: Timeline, trace: Trace, points: int = 0) -> Result:

@@ -24,6 +24,22 @@ _PLACING_ATTEMPTS = 20
 _WRITE_BYTES = 64 * 1024 * 1024
 # At a time; a system call takes 2 GiB at most.
 
+_WRITING = ("write", "create", "delete")
+_FULL = (
+    "free some of it or choose a larger one: a checkpoint is written before an older one goes, so keep_newest=N needs "
+    "room for N + 1"
+)
+_CLOSED = "choose a folder that this user may write, or change its permissions, on every host"
+_REMEDIES = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EACCES: _CLOSED,
+    errno.EPERM: _CLOSED,
+    errno.EROFS: _CLOSED,
+    errno.ENOENT: "no folder can be made there; choose another one",
+    errno.ENOTDIR: "a file is in the way of a folder; remove it or choose another one",
+}
+
 _NAMES_OF_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe"}
 
 
@@ -112,7 +128,10 @@ class FileStorage:
         return self._root / check_key(key)
 
     def _failure(self, verb: str, key: str, error: OSError) -> StorageError:
-        return StorageError(f"cannot {verb} {key!r} in {self.url}: {error.strerror or error}")
+        words = f"cannot {verb} {key!r} in {self.url}: {error.strerror or error}"
+        if verb in _WRITING and (remedy := _REMEDIES.get(error.errno or 0)):
+            words += f"; {remedy}"
+        return StorageError(words)
 
     def _put(self, verb: str, key: str, data: Data, place: Callable[[Path, Path], None]) -> None:
         path = self._path(key)

@@ -7,6 +7,8 @@ import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
@@ -17,13 +19,16 @@ from edl_hvd.storage.base import StoredObject, check_key, check_size
 from edl_hvd.storage.parts import ByteRange, Cut, side_by_side
 from edl_hvd.storage.pieces import Buffer, Data, Pieces
 from edl_hvd.storage.retries import GaveUpError, Patience
-from edl_hvd.storage.s3_requests import ChangedError, Fetched, S3Requests, code_of
+from edl_hvd.storage.s3_requests import ChangedError, Fetched, S3Requests, StrangeAnswerError, code_of
 
 _CONFLICT_ATTEMPTS = 4
 # S3 answers 409 while another conditional write of the key is under way, and asks for a new attempt.
 
 _READ_ATTEMPTS = 4
 # One is lost when somebody replaces the object just then.
+
+_ABANDONED_AFTER = timedelta(days=1)
+# No upload of a share takes as long: its writer is dead.
 
 _WRITER = "edl-hvd-writer"
 # Metadata that tells an object of ours from that of another writer, when the answer to our own request was lost.
@@ -50,6 +55,8 @@ class S3Storage:
         self._bucket = bucket
         self._folder = f"{prefix}/" if prefix else ""
         self._cut = cut or Cut()
+        self._unfinished: list[dict[str, str]] = []
+        self._swept = False
         with self._translated("open", ""):
             self._requests = S3Requests(self._cut.connections, patience or Patience())
 
@@ -180,6 +187,7 @@ class S3Storage:
             words = {**named, **condition}
             self._requests.send("put_object", words, pieces, 0, pieces.size_bytes, happened=happened)
             return
+        self._clear_up()
         begun = self._requests.call("create_multipart_upload", {**named, **self._requests.upload_words})
         upload = {**address, "UploadId": begun["UploadId"]}
         try:
@@ -187,8 +195,28 @@ class S3Storage:
             self._requests.call("complete_multipart_upload", words, happened=happened)
         except BaseException:
             # Parts of an unfinished upload are invisible but paid for; the first error is the one to report.
-            self._requests.last_word("abort_multipart_upload", upload)
+            if self._requests.last_word("abort_multipart_upload", upload) is None:
+                self._unfinished.append(upload)
             raise
+
+    def _clear_up(self) -> None:
+        """Give up unfinished uploads before the next one: those of this storage, and once those of dead writers."""
+        while self._unfinished:
+            upload = self._unfinished.pop()
+            if self._requests.last_word("abort_multipart_upload", upload) is None:
+                self._unfinished.append(upload)
+                return  # it does not answer yet
+        if self._swept or not self._folder:
+            return  # of a whole bucket, others may have a part
+        self._swept = True
+        words = {"Bucket": self._bucket, "Prefix": self._folder}
+        page = self._requests.last_word("list_multipart_uploads", words) or {}
+        # The bucket's clock on both sides. One that may not be listed, or aborted, is left to the lifecycle rule.
+        date = page.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
+        for begun in page.get("Uploads", []) if date else []:
+            if parsedate_to_datetime(date) - begun["Initiated"] > _ABANDONED_AFTER:
+                words = {"Bucket": self._bucket, "Key": begun["Key"], "UploadId": begun["UploadId"]}
+                self._requests.last_word("abort_multipart_upload", words)
 
     def _send_parts(self, upload: dict[str, str], pieces: Pieces) -> Sequence[dict[str, Any]]:
         """Send all parts, several at once; returns what completes the upload."""
@@ -210,7 +238,7 @@ class S3Storage:
             raise
         except GaveUpError as error:
             raise _translation(f"{attempt} ({error})", self._bucket, error.error) from error.error
-        except (ClientError, BotoCoreError, ResponseParserError, ValueError) as error:
+        except (ClientError, BotoCoreError, ResponseParserError, StrangeAnswerError, ValueError) as error:
             # ValueError is how botocore rejects a malformed AWS_ENDPOINT_URL.
             raise _translation(attempt, self._bucket, error) from error
         except ChangedError as error:

@@ -22,7 +22,7 @@ from botocore.parsers import ResponseParserError
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.storage.parts import CHUNK_BYTES
 from edl_hvd.storage.pieces import Pieces
-from edl_hvd.storage.retries import Attempts, Patience
+from edl_hvd.storage.retries import Attempts, GaveUpError, Patience
 
 _CRC32: Callable[[memoryview, int], int] = zlib.crc32
 with suppress(ImportError):
@@ -39,6 +39,18 @@ _LAST_WORD_S = 3.0
 _SEND_BYTES = 1024 * 1024
 # At a time: each is a turn of Python. It has to leave within the time that a connection may stall.
 
+_PROOF = {
+    "list_objects_v2": "IsTruncated",
+    "list_multipart_uploads": "IsTruncated",
+    "create_multipart_upload": "UploadId",
+    "complete_multipart_upload": "ETag",
+    "put_object": "ETag",
+    "upload_part": "ETag",
+    "head_object": "ETag",
+    "get_object": "ETag",
+}
+# What S3 answers to each with, always. The page of a proxy that is being repaired has status 200 and none of it.
+
 _PASSING_STATUS = {408, 429, 500, 502, 503, 504}
 _PASSING_CODES = {"RequestTimeout", "SlowDown", "IncompleteBody", "BadDigest", "XAmzContentChecksumMismatch"}
 
@@ -49,6 +61,10 @@ class ChangedError(Exception):
 
 class _CutShortError(Exception):
     """The answer ended before its end."""
+
+
+class StrangeAnswerError(Exception):
+    """An answer of status 200 that does not come from S3."""
 
 
 @dataclass(frozen=True)
@@ -122,14 +138,23 @@ class S3Requests:
         def attempt() -> Any:
             if body:
                 body.seek(0)
-            return act(**words)
+            answer = act(**words)
+            check_answer(operation, answer)
+            return answer
 
         try:
             return attempts.make(attempt)
         except ClientError:
-            if attempts.made > 1 and happened and happened():
+            if attempts.made > 1 and happened and self._has(happened):
                 return {}
             raise
+
+    def _has(self, happened: Callable[[], bool]) -> bool:
+        """Whether an earlier attempt was carried out, as far as can be told; where it cannot, the refusal stands."""
+        try:
+            return happened()
+        except (ClientError, BotoCoreError, ResponseParserError, StrangeAnswerError, GaveUpError):
+            return False
 
     def send(
         self,
@@ -188,6 +213,7 @@ class S3Requests:
             words = {**address, "Range": f"bytes={position}-{stop - 1}"} | ({"IfMatch": version} if version else {})
             try:
                 answer = self.client.get_object(**words)
+                check_answer("get_object", answer)
             except ClientError as error:
                 if code_of(error) == "InvalidRange" and not version:
                     return begin(start)
@@ -212,14 +238,17 @@ class S3Requests:
         attempts.make(attempt)
         return Fetched(version, position - start)
 
-    def last_word(self, operation: str, words: Mapping[str, Any]) -> None:
-        """One short attempt at a request whose outcome changes nothing any more."""
+    def last_word(self, operation: str, words: Mapping[str, Any]) -> Any:
+        """One short attempt at a request whose outcome changes nothing any more; ``None`` if it fails."""
         config = self._config.merge(Config(connect_timeout=_LAST_WORD_S, read_timeout=_LAST_WORD_S))
-        with suppress(ClientError, BotoCoreError):
+        with suppress(ClientError, BotoCoreError, ResponseParserError, StrangeAnswerError):
             with self._making:
                 client = self._session.client("s3", config=config)
             with closing(client):
-                getattr(client, operation)(**words)
+                answer = getattr(client, operation)(**words)
+                check_answer(operation, answer)
+                return answer
+        return None
 
     def close(self) -> None:
         self.client.close()
@@ -246,8 +275,40 @@ def passes(error: Exception) -> bool:
         return "certificate" not in str(error).lower()
     # What a parser cannot read is the page of a proxy or half an answer.
     return isinstance(
-        error, (HTTPClientError, NoConnectionError, IncompleteReadError, ResponseParserError, _CutShortError)
-    )
+        error,
+        (
+            HTTPClientError, NoConnectionError, IncompleteReadError, ResponseParserError, _CutShortError,
+            StrangeAnswerError,
+        ),
+    )  # fmt: skip
+
+
+def check_answer(operation: str, answer: Mapping[str, Any]) -> None:
+    """Refuse an answer of status 200 that S3 has not given, such as the page of a proxy that is being repaired.
+
+    To a listing such a page would mean that there are no objects, to a write that the object is there.
+
+    Raises:
+        StrangeAnswerError: It lacks what S3 always says, or is a page.
+    """
+    told = answer.get("ResponseMetadata", {})
+    headers = told.get("HTTPHeaders", {})
+    kind, length = headers.get("content-type", ""), headers.get("content-length", "")
+    has_body = told.get("HTTPStatusCode") != 204 and length != "0"
+    is_page = has_body and kind.lower().startswith("text/html")
+    proof = _PROOF.get(operation)
+    # Without a proof: deletions, which S3 answers without a body.
+    is_missing = has_body and bool(told) if proof is None else proof not in answer
+    if operation == "list_objects_v2" and answer.get("IsTruncated") and not answer.get("NextContinuationToken"):
+        is_missing, proof = True, "NextContinuationToken"
+    if is_page or is_missing:
+        lacks = f" without {proof!r}" if is_missing and proof else ""
+        if "Body" in answer:
+            answer["Body"].close()
+        raise StrangeAnswerError(
+            f"the answer, of status {told.get('HTTPStatusCode')} and type {kind or 'unknown'!r}{lacks}, is not one of "
+            "S3; a proxy or load balancer may have given it: see what AWS_ENDPOINT_URL leads to"
+        )
 
 
 def code_of(error: ClientError) -> str:

@@ -104,6 +104,7 @@ class CommitProtocol:
             checkpoint=float(due),
             writing=float(checkpoints.busy),
             stop=float(bool(checkpoints.stop_reason)),
+            failed=float(checkpoints.has_failed),
         )
 
     def _vote_out_of_band(self) -> Vote:
@@ -116,7 +117,7 @@ class CommitProtocol:
         return (
             self._process.rendezvous.elastic
             or answer is None
-            or bool(answer.resize or answer.checkpoint or answer.stop)
+            or bool(answer.resize or answer.checkpoint or answer.stop or answer.failed)
         )
 
     # --- decisions ---
@@ -153,6 +154,8 @@ class CommitProtocol:
             self._events.emit(Committed(world.generation, world.size, store.step, store.epoch, store.samples))
 
     def _act(self, agreed: Vote, world: World) -> None:
+        if agreed.failed:
+            self._checkpoints.share_failure(self._process.collectives, world)
         if agreed.stop:
             self._checkpoints.stop_job(self._process.collectives, world)
         if agreed.checkpoint:

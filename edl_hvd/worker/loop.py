@@ -97,7 +97,6 @@ class ElasticLoop:
                         "flags (--min-np, --host-discovery-script) to go on without it"
                     ) from error
                 logger.info("the world broke: %s", error)
-                self._checkpoints.schedule.note_failure()
                 self._leave("failure")
                 self._store.restore()
                 if self._downtime.resets_without_commit >= _MAX_RESETS_WITHOUT_COMMIT:

@@ -20,6 +20,7 @@ from edl_hvd.worker.engine.collectives import Collectives
 from edl_hvd.worker.joining.rendezvous import Rendezvous, RendezvousInfo
 from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
 from edl_hvd.worker.position import position
+from edl_hvd.worker.uncaught import shorten_tracebacks
 from edl_hvd.world import World
 
 logger = logging.getLogger(__name__)
@@ -96,6 +97,7 @@ def init(rendezvous: Rendezvous | None = None) -> None:
     global _process
     if _process is not None:
         return
+    shorten_tracebacks()
     launch = Launch.from_environment()
     if launch.driver is not None:
         _print_stacks_on_sigquit()

@@ -26,6 +26,8 @@ class JoinReport(NamedTuple):
         nonce: Random; that of rank 0 is part of the names of this world's checkpoints.
         is_unverified: Whether it has taken its state over as a standby, and has not compared it with the others yet.
         lease: Number of the lease of the checkpoint URL, as far as it knows; 0 for none.
+        losses: How often the job has lost all holders of its state, as far as it knows.
+        watched_s: For how long the job has been watched, in whole seconds, as far as it knows.
     """
 
     commit: int
@@ -35,6 +37,8 @@ class JoinReport(NamedTuple):
     nonce: int
     is_unverified: int
     lease: int
+    losses: int
+    watched_s: int
 
     @property
     def freshness(self) -> Freshness:
@@ -98,10 +102,16 @@ class StateAgreement:
             nonce=secrets.randbits(62),
             is_unverified=store.is_unverified,
             lease=checkpoints.lease.number,
+            losses=checkpoints.schedule.losses,
+            watched_s=int(checkpoints.schedule.watched_s),
         )
         reports = [JoinReport(*row) for row in collectives.gather_integers(own)]
         self.known_step = max(report.known_step for report in reports)
         checkpoints.lease.acquire(collectives, world, [report.lease for report in reports])
+        checkpoints.schedule.learn(
+            max(report.losses for report in reports), max(report.watched_s for report in reports)
+        )
+        checkpoints.schedule.learn(checkpoints.lease.history.losses, checkpoints.lease.history.watched_s)
         held, unverified = [report.freshness for report in reports], [bool(report.is_unverified) for report in reports]
         if store.exact:
             own_numerics = numerics_fingerprint(process.device())

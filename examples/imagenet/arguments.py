@@ -18,6 +18,8 @@ from edl_hvd.values import Interval
 # Goyal et al., "Accurate, Large Minibatch SGD", 2017: 0.1 at 256 images, in proportion for other batches.
 LEARNING_RATE_PER_IMAGE = 0.1 / 256
 
+_MOST_DIGITS = 40  # that are read, and shown; no number that is accepted has as many
+
 
 class OneLineParser(argparse.ArgumentParser):
     """Parser whose errors are one line, without the usage text."""
@@ -64,6 +66,20 @@ def check_world(arguments: argparse.Namespace, size: int) -> None:
             f"argument --micro-batch: found {arguments.micro_batch}, which makes {parts} parts of --global-batch "
             f"{arguments.global_batch} for {size} workers; expected at least one part for each worker"
         )
+
+
+def has_single_images(arguments: argparse.Namespace, images: int, size: int) -> bool:
+    """Whether a world of ``size`` computes a micro-batch of one image in an epoch of ``images``."""
+    step = arguments.global_batch or arguments.worker_batch * size
+    last = images % step if arguments.limit_batches is None or images <= step * arguments.limit_batches else 0
+    for samples in (step if images >= step else 0, last):
+        if arguments.micro_batch is None:  # each worker's whole share; shares differ by one image at most
+            found = 0 < samples < 2 * size
+        else:
+            found = samples > 0 and (arguments.micro_batch == 1 or samples % arguments.micro_batch == 1)
+        if found:
+            return True
+    return False
 
 
 def one_line(error: BaseException) -> str:
@@ -126,7 +142,7 @@ def _parser() -> OneLineParser:
     job = parser.add_argument_group("job")
     job.add_argument("--checkpoint", help="folder or URL for checkpoints, e.g. s3://bucket/run")
     job.add_argument(
-        "--checkpoint-every", type=_interval, help="interval, e.g. 10min, '500 steps', '1 epoch' or auto [10min]"
+        "--checkpoint-every", type=_interval, help="interval, e.g. 10min, '500 steps', '1 epoch' or auto [auto]"
     )
     job.add_argument("--events", help="file to which events are appended as JSON lines")
     job.add_argument("--measure-noise", action="store_true", help="report how noisy the gradient is, in --events")
@@ -193,10 +209,13 @@ def _check_place(flag: str, place: str | None, open_place: Callable[[str], objec
         raise UsageError(f"argument {flag}: found {place!r}; {error}") from error
 
 
-def _whole(least: int) -> Callable[[str], int]:
+def _whole(least: int, most: int = 2**63 - 1) -> Callable[[str], int]:
     def read(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"found {text!r}; expected a whole number, {least} or more")
+        is_number = text.isascii() and text.isdecimal() and len(text) < _MOST_DIGITS
+        if not is_number or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(
+                f"found {text[:_MOST_DIGITS]!r}; expected a whole number, {least} or more and below 2^63"
+            )
         return int(text)
 
     return read
@@ -205,7 +224,7 @@ def _whole(least: int) -> Callable[[str], int]:
 def _number(expected: str, accepted: Callable[[float], bool]) -> Callable[[str], float]:
     def read(text: str) -> float:
         try:
-            value = float(text)
+            value = float(text) if text.isascii() else float("nan")
         except ValueError:
             value = float("nan")
         if not accepted(value):  # false for "not a number" too

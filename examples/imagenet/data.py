@@ -52,11 +52,15 @@ def load_image(path: str) -> Image.Image:
     """
     try:
         with Image.open(path) as image:
-            return image.convert("RGB")
-    except (UnidentifiedImageError, OSError, SyntaxError) as error:  # Pillow reports some broken files as SyntaxError
+            # By way of RGBA, as Pillow asks for in a warning at each such image.
+            clear = image.convert("RGBA") if image.mode == "P" and "transparency" in image.info else image
+            return clear.convert("RGB")
+    # Pillow reports some broken files as SyntaxError.
+    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(
-            f"argument --data: found an unreadable image {path!r} ({reason}); expected a whole JPEG or PNG file"
+            f"argument --data: found an unreadable image {path!r} ({reason}); expected a whole JPEG or PNG file of less "
+            "than 179 megapixels"
         ) from error
 
 

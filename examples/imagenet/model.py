@@ -30,6 +30,20 @@ def build_model(arch: str, classes: int, image_size: int) -> torch.nn.Module:
     return model
 
 
+def refuses_single_images(model: torch.nn.Module, image_size: int) -> bool:
+    """Whether the model cannot be trained with one image: a BatchNorm has nothing to normalise over there."""
+    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    device = next(model.parameters()).device
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            model.train()(torch.zeros(1, 3, image_size, image_size, device=device))
+    except ValueError as error:
+        return "more than 1 value per channel" in str(error)
+    finally:
+        model.load_state_dict(kept)
+    return False
+
+
 def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Two groups for an optimizer: weights decay; biases and the scales and shifts of norms do not."""
     decays = [parameter for parameter in model.parameters() if parameter.ndim > 1]

@@ -15,9 +15,9 @@ import math
 from argparse import Namespace
 
 import torch
-from arguments import check_world, fail, parse_arguments
+from arguments import check_world, fail, has_single_images, parse_arguments
 from data import load_data
-from model import build_model, parameter_groups, weights_hash
+from model import build_model, parameter_groups, refuses_single_images, weights_hash
 from progress import Progress
 from torch.utils.data import DataLoader
 from validate import Validation
@@ -43,6 +43,16 @@ def main(arguments: Namespace) -> None:
     torch.manual_seed(arguments.seed)
     model = build_model(arguments.arch, len(train_set.classes), arguments.image_size)
     model.to(device, memory_format=torch.channels_last)
+    if has_single_images(arguments, len(train_set), edl_hvd.size()) and refuses_single_images(
+        model, arguments.image_size
+    ):
+        flag = "--global-batch" if arguments.worker_batch is None else "--worker-batch"
+        batch = arguments.global_batch or arguments.worker_batch
+        raise UsageError(
+            f"argument {flag}: found {batch}, which leaves a micro-batch of one of the {len(train_set)} images, and "
+            f"{arguments.arch} at {arguments.image_size} pixels normalises over more than one; expected another batch "
+            "or --micro-batch, or larger images"
+        )
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=arguments.label_smoothing)
     optimizer = edl_hvd.DistributedOptimizer(
         torch.optim.SGD(parameter_groups(model, arguments.weight_decay), arguments.lr, arguments.momentum),

@@ -37,6 +37,27 @@ class Refuse:
 
 
 @dataclass(frozen=True)
+class Page:
+    """Answer in the server's place with status 200 and a page for people, as a proxy does that is being repaired.
+
+    Attributes:
+        head: Further lines of the answer's head; some servers give pages an ETag.
+        body: The page.
+        type: Its type.
+    """
+
+    head: str = ""
+    body: str = "<html><head><title>Back soon</title></head><body><p>Maintenance</p></body></html>"
+    type: str = "text/html"
+
+    def answer(self, method: str) -> bytes:
+        """The bytes of the answer."""
+        body = self.body.encode()
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: {self.type}\r\n{self.head}Connection: close\r\n"
+        return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + (b"" if method == "HEAD" else body)
+
+
+@dataclass(frozen=True)
 class Cut:
     """Close the connection after so many bytes of the body of the request or of the answer.
 
@@ -73,7 +94,7 @@ class Together:
     timeout_s: float = 30.0
 
 
-Fault = Refuse | Cut | Stall | Delay | Together
+Fault = Refuse | Page | Cut | Stall | Delay | Together
 
 
 @dataclass(frozen=True)
@@ -199,6 +220,10 @@ class FaultyProxy:
             if not waits:
                 stream.read(request.size_bytes)
             connection.sendall(_refusal(fault, request.method))
+            raise _Done
+        if isinstance(fault, Page):
+            stream.read(request.size_bytes)
+            connection.sendall(fault.answer(request.method))
             raise _Done
         if isinstance(fault, Delay):
             self._closing.wait(fault.duration_s)

@@ -6,10 +6,11 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 
 import pytest
 from faulty_proxy import Cut as CutOff
-from faulty_proxy import Delay, Fault, FaultyProxy, Refuse, Stall, Together
+from faulty_proxy import Delay, Fault, FaultyProxy, Page, Refuse, Stall, Together
 from servers import AwsServer
 from storage_processes import MemoryUse, create_in_parts, memory_of_transfers, process_context
 
@@ -35,6 +36,9 @@ HANGS_S = 30.0  # only ends a test that would hang
 ONCE: tuple[Fault, ...] = (
     Refuse(503, "SlowDown"),
     Refuse(500, "InternalError"),
+    Page(),
+    Page(head='ETag: "5f3b-1a"\r\n'),
+    Page(body='{"status": "maintenance"}', type="application/json"),
     CutOff("request", after_bytes=2),
     CutOff("answer", after_bytes=None),
     CutOff("answer", after_bytes=2),
@@ -44,6 +48,7 @@ ONCE: tuple[Fault, ...] = (
 )
 LASTING: tuple[tuple[Fault, str], ...] = (
     (Refuse(503, "SlowDown"), "SlowDown: as told"),
+    (Page(), "is not one of S3; a proxy or load balancer may have given it"),
     (CutOff("request", after_bytes=50_000), "(C|c)onnection"),
     (CutOff("answer", after_bytes=None), "(C|c)onnection"),
     (Stall("request", after_bytes=50_000), "(T|t)imeout|timed out"),
@@ -151,6 +156,51 @@ def test_a_fault_that_stays_is_one_clear_error(
     assert [entry.key for entry in storage.list()] == ["large"]
 
 
+@pytest.mark.parametrize("page", [Page(), Page(body="<html/>"), Page(body="ok", type="text/plain")], ids=str)
+def test_a_page_of_status_200_is_no_empty_listing_no_write_and_no_deletion(
+    proxy: FaultyProxy, storage_with: Callable[[Patience], S3Storage], page: Page
+) -> None:
+    storage = storage_with(SOON_GIVING_UP)
+    storage.write("key", SMALL)
+    proxy.meet(page, times=None)
+    acts: tuple[Callable[[], object], ...] = (
+        storage.list,
+        storage.place_exists,
+        lambda: storage.exists("key"),
+        lambda: storage.write("new", SMALL),
+        lambda: storage.write_new("new", LARGE),
+        lambda: storage.delete("key"),
+        lambda: storage.read("key"),
+    )
+    for act in acts:
+        with pytest.raises(StorageError) as caught:
+            act()
+        assert not isinstance(caught.value, ObjectMissingError)
+    proxy.forgive()
+    assert [entry.key for entry in storage.list()] == ["key"]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [(403, "AccessDenied", "access denied"), (400, "InvalidRequest", "InvalidRequest: as told")],
+)
+def test_a_refusal_after_a_passing_fault_is_reported_as_what_it_is(
+    proxy: FaultyProxy, storage: S3Storage, status: int, code: str, words: str
+) -> None:
+    proxy.meet(Refuse(503, "SlowDown"), "PUT")
+    proxy.meet(Refuse(status, code), "PUT")
+    with pytest.raises(StorageError, match=f"cannot create 'key' in {storage.url}: {words}"):
+        storage.write_new("key", SMALL)
+
+
+def test_a_conflict_after_a_passing_fault_is_tried_again(proxy: FaultyProxy, storage: S3Storage) -> None:
+    proxy.meet(Refuse(503, "SlowDown"), "PUT")
+    proxy.meet(Refuse(409, "ConditionalRequestConflict"), "PUT")
+    storage.write_new("key", SMALL)
+    assert len(proxy.struck) == 2
+    assert storage.read("key") == SMALL
+
+
 def test_a_failed_upload_leaves_nothing_to_be_paid_for(
     aws: AwsServer, proxy: FaultyProxy, storage_with: Callable[[Patience], S3Storage]
 ) -> None:
@@ -162,6 +212,46 @@ def test_a_failed_upload_leaves_nothing_to_be_paid_for(
     client = aws.client("s3")
     _, _, bucket, folder = storage.url.split("/")
     assert "Uploads" not in client.list_multipart_uploads(Bucket=bucket, Prefix=f"{folder}/paid")
+    client.close()
+
+
+def uploads(aws: AwsServer, storage: S3Storage) -> list[str]:
+    """Keys of the unfinished uploads in a storage."""
+    _, _, bucket, folder = storage.url.split("/")
+    client = aws.client("s3")
+    found = client.list_multipart_uploads(Bucket=bucket, Prefix=f"{folder}/").get("Uploads", [])
+    client.close()
+    return [upload["Key"].removeprefix(f"{folder}/") for upload in found]
+
+
+def test_a_failed_upload_that_could_not_be_given_up_is_given_up_before_the_next(
+    aws: AwsServer, proxy: FaultyProxy, storage_with: Callable[[Patience], S3Storage]
+) -> None:
+    storage = storage_with(SOON_GIVING_UP)
+    proxy.meet(Refuse(), "PUT", "partNumber=3", times=None)
+    proxy.meet(Refuse(), "DELETE")
+    with pytest.raises(StorageError, match="SlowDown"):
+        storage.write_new("paid", LARGE)
+    assert uploads(aws, storage) == ["paid"]
+    proxy.forgive()
+    storage.write_new("next", LARGE)
+    assert uploads(aws, storage) == []
+
+
+def test_uploads_of_writers_that_died_more_than_a_day_ago_are_given_up(
+    aws: AwsServer, one_proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket, client = aws.new_bucket(), aws.client("s3")
+    for key in ("run/dead", "other/dead"):
+        client.create_multipart_upload(Bucket=bucket, Key=key)
+    storage = S3Storage(bucket, "run", Cut(PART_BYTES, connections=4), PATIENT)
+    storage.write("first", LARGE)
+    assert uploads(aws, storage) == ["dead"], "it may be under way still"
+    monkeypatch.setattr("edl_hvd.storage.s3._ABANDONED_AFTER", timedelta(seconds=-60))
+    storage = S3Storage(bucket, "run", Cut(PART_BYTES, connections=4), PATIENT)
+    storage.write("second", LARGE)
+    assert uploads(aws, storage) == []
+    assert [upload["Key"] for upload in client.list_multipart_uploads(Bucket=bucket)["Uploads"]] == ["other/dead"]
     client.close()
 
 

@@ -14,7 +14,7 @@ from edl_hvd.checkpoint.format.entries import Stored, TensorEntry, stored_by_fil
 from edl_hvd.checkpoint.format.manifest import Manifest
 from edl_hvd.checkpoint.format.safetensors import HeaderEntry, header_length
 from edl_hvd.checkpoint.format.shards import DTYPES, bytes_of
-from edl_hvd.checkpoint.reading.files import refuse_if_removed
+from edl_hvd.checkpoint.reading.files import read_again_if_damaged, refuse_if_removed
 from edl_hvd.checkpoint.reading.verification import damaged_chunks, raise_damaged, verified_header
 from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError
 from edl_hvd.storage import Storage
@@ -133,19 +133,20 @@ class _FileReader:
         self._tensors = tensors
 
     def read(self, spans: Sequence[Span], pool: ThreadPoolExecutor) -> None:
+        try:
+            read_again_if_damaged(self._key, lambda: self._read(spans, pool))
+        except ValueError as error:
+            raise CheckpointDamagedError(f"{self._key} in {self._storage.url} is damaged: {error}") from error
+
+    def _read(self, spans: Sequence[Span], pool: ThreadPoolExecutor) -> None:
         head = self._read_head(self._entry.header_bytes)
         # One that is longer than listed is not the one that was written; then all of it, to say what it is.
         whole = min(header_length(head), self._entry.size_bytes)
-        try:
-            header = verified_header(
-                head if whole <= len(head) else self._read_head(whole), self._entry, self._expected
-            )
-            runs = list(_runs(spans, header))
-            # A thread takes an address space of its own; a file that is read at once needs none.
-            read = (pool.map if len(runs) > 1 else map)(lambda run: self._read_run(run, header), runs)
-            raise_damaged([place for damaged in read for place in damaged])
-        except ValueError as error:
-            raise CheckpointDamagedError(f"{self._key} in {self._storage.url} is damaged: {error}") from error
+        header = verified_header(head if whole <= len(head) else self._read_head(whole), self._entry, self._expected)
+        runs = list(_runs(spans, header))
+        # A thread takes an address space of its own; a file that is read at once needs none.
+        read = (pool.map if len(runs) > 1 else map)(lambda run: self._read_run(run, header), runs)
+        raise_damaged([place for damaged in read for place in damaged])
 
     def _read_head(self, size_bytes: int) -> bytearray:
         head = bytearray(size_bytes)

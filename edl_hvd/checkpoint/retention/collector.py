@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from edl_hvd.checkpoint.format import object_keys
 from edl_hvd.checkpoint.reading.catalog import Catalog, read_catalog
@@ -33,16 +33,28 @@ from edl_hvd.checkpoint.retention.policy import (
     looks_intact,
     plan,
     plan_for,
+    plan_verified,
     read_facts,
+    read_whole,
     unknown_metric,
 )
 from edl_hvd.clock import Clock
+from edl_hvd.events import CheckpointDamaged, Event
 from edl_hvd.storage import Storage, StoredObject
 
 _LOG = logging.getLogger(__name__)
 
 GRACE_S = 3600.0
 # Far longer than anything that runs may need between its last piece and its manifest; leftovers cost little.
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A manifest as a listing shows it; one that was deleted and written anew is another, where the storage says so."""
+
+    key: str
+    size_bytes: int
+    written_s: float | None
 
 
 class Collector:
@@ -61,18 +73,27 @@ class Collector:
         self._storage = storage
         self._policy = policy
         self._clock = clock
-        # A manifest never changes, so what it says is read once: milestones may be many.
-        self._facts: dict[StoredObject, Facts | None] = {}
+        # A manifest never changes, so what it says is read once: milestones may be many. Neither does a shard.
+        self._facts: dict[_Written, Facts | None] = {}
+        self._whole: set[_Written] = set()  # manifests whose checkpoints were read back and found whole
         self._orphaned_s: dict[StoredObject, float] = {}  # when each was first found to be one
         self._warned = False
 
-    def collect(self, written: int, parts: Collection[str], check: Callable[[], None]) -> None:
+    def collect(
+        self, written: int, parts: Collection[str], check: Callable[[], None],
+        between: Callable[[], None] = lambda: None, report: Callable[[Event], None] = lambda event: None,
+    ) -> None:  # fmt: skip
         """After the checkpoint of step ``written``: delete what is superfluous now.
+
+        Before a checkpoint goes, one of the newest that stay was read back by this process, every byte of it. That is
+        one of as many as are kept, so with three of them each third one is read.
 
         Args:
             written: Step of the new checkpoint.
             parts: Keys of the parts that it was put together from.
             check: Function called before each deletion; raises if nothing may be deleted any more.
+            between: Function called before each read of a checkpoint; may wait, or raise to give up.
+            report: Function that is given a ``CheckpointDamaged`` for each that was read and is damaged.
 
         Raises:
             StorageError: The storage does not answer, or has a checkpoint of another version of this package among
@@ -81,22 +102,48 @@ class Collector:
         storage = self._storage
         catalog = read_catalog(storage)
         self._facts = facts = self._read(catalog)
-        by_key = {entry.key: found for entry, found in facts.items()}
+        by_key = {manifest.key: found for manifest, found in facts.items()}
         listed = {step: found for step, key in catalog.manifests.items() if (found := by_key[key]) is not None}
         self._warn_once(listed)
-        pruning = plan(catalog, self._policy, listed, lambda step: looks_intact(storage, catalog, step), written)
+        manifests = {step: manifest for manifest in facts for step, key in catalog.manifests.items()
+                     if key == manifest.key}  # fmt: skip
+        sizes_bytes = {entry.key: entry.size_bytes for entry in catalog.objects}
+
+        def is_intact(step: int) -> bool:
+            if step in listed:
+                return listed[step].are_complete(sizes_bytes)
+            return looks_intact(storage, catalog, step)  # raises where another version has written it
+
+        def plan_without(damaged: Collection[int]) -> Pruning:
+            newest = None if written in damaged else written
+            return plan(catalog, self._policy, listed, lambda step: step not in damaged and is_intact(step), newest)
+
+        def is_whole(step: int) -> bool:
+            if step not in manifests:
+                return False  # it is not listed: somebody has removed it
+            reason = read_whole(storage, catalog, step, between)
+            if reason:
+                _LOG.warning("step %d is written and damaged, so nothing older goes for it: %s", step, reason)
+                report(CheckpointDamaged(storage.url, step, reason))
+            else:
+                self._whole = {manifests[step], *(self._whole & set(facts))}
+            return not reason
+
+        known = [step for step, manifest in manifests.items() if manifest in self._whole]
+        pruning = plan_verified(plan_without, is_whole, known, every=False)
         for key in [*parts, *pruning.keys]:
             check()
             storage.delete(key)
         self._collect_orphans(orphans(catalog.objects, by_key, written), written, check)
 
-    def _read(self, catalog: Catalog) -> dict[StoredObject, Facts | None]:
+    def _read(self, catalog: Catalog) -> dict[_Written, Facts | None]:
         """The facts of all manifests, those that do not count included."""
         steps = {key: step for step, keys in object_keys.manifests(catalog.objects).items() for key in keys}
         facts = {}
         for entry in catalog.objects:
             if entry.key in steps:
-                facts[entry] = self._facts.get(entry) or self._read_one(catalog, steps[entry.key], entry.key)
+                manifest = _Written(entry.key, entry.size_bytes, entry.written_s)
+                facts[manifest] = self._facts.get(manifest) or self._read_one(catalog, steps[entry.key], entry.key)
         return facts
 
     def _read_one(self, catalog: Catalog, step: int, key: str) -> Facts | None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from edl_hvd.checkpoint.format import object_keys
 from edl_hvd.checkpoint.reading.catalog import Catalog, read_catalog
-from edl_hvd.checkpoint.reading.files import Tell, missing_or_short, read_listed_key
+from edl_hvd.checkpoint.reading.files import Tell, missing_or_short, read_listed_key, verify
 from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError, UsageError
 from edl_hvd.storage import Storage
 from edl_hvd.values import Best, Interval
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,16 @@ class RetentionPolicy:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a manifest says that matters here; ``files`` are keys."""
+    """What a manifest says that matters here; ``files`` are the lengths of its files in bytes, by their keys."""
 
     samples: int
     epochs: int
     metrics: Mapping[str, float]
-    files: frozenset[str]
+    files: Mapping[str, int]
+
+    def are_complete(self, sizes_bytes: Mapping[str, int]) -> bool:
+        """Whether all files are among the objects whose lengths are given, in full length."""
+        return all(sizes_bytes.get(key) == size_bytes for key, size_bytes in self.files.items())
 
 
 @dataclass(frozen=True)
@@ -168,18 +175,63 @@ def looks_intact(storage: Storage, catalog: Catalog, step: int) -> bool:
         return False
 
 
+def read_whole(storage: Storage, catalog: Catalog, step: int, between: Callable[[], None] = lambda: None) -> str:
+    """Read every byte of a listed checkpoint; says what is damaged, or nothing.
+
+    Args:
+        between: Called before each read; may wait, or raise to give up.
+
+    Raises:
+        StorageError: The storage does not answer.
+    """
+    try:
+        verify(storage, read_listed_key(storage, step, catalog.manifests[step]).manifest, between)
+    except (CheckpointDamagedError, ObjectMissingError) as error:
+        return str(error)
+    return ""
+
+
+def plan_verified(
+    plan_without: Callable[[Collection[int]], Pruning],
+    is_whole: Callable[[int], bool],
+    known: Collection[int] = (),
+    every: bool = True,
+) -> Pruning:
+    """A plan that removes nothing before what it keeps was read, and found whole.
+
+    A flipped bit is seen by nobody who does not read all bytes: the newest checkpoint may be damaged, and the last one
+    that is whole be among those to be removed.
+
+    Args:
+        plan_without: Function that plans, without counting the damaged checkpoints that it is given.
+        is_whole: Function that reads a checkpoint and says whether it is whole; asked once for each.
+        known: Steps that are known to be whole.
+        every: Whether all the newest ones that stay have to be whole, or one of them.
+    """
+    whole, damaged = set(known), set[int]()
+    while True:
+        pruning = plan_without(damaged)
+        unread = [step for step in pruning.kept if step not in whole]
+        if not pruning.removed or not unread or (not every and len(unread) < len(pruning.kept)):
+            return pruning
+        for step in unread:
+            (whole if is_whole(step) else damaged).add(step)
+            if step in whole and not every:
+                break
+
+
 def read_facts(storage: Storage, step: int, key: str) -> Facts | None:
     """What a manifest of ``step`` says; ``None`` if it is damaged or gone. Raises as ``looks_intact`` does."""
     try:
         manifest = read_listed_key(storage, step, key).manifest
     except (CheckpointDamagedError, ObjectMissingError):
         return None
-    files = frozenset(object_keys.folder(step) + name for name in manifest.files)
+    files = {object_keys.folder(step) + name: entry.size_bytes for name, entry in manifest.files.items()}
     return Facts(manifest.samples, manifest.epoch, manifest.metrics, files)
 
 
 def plan_for(storage: Storage, policy: RetentionPolicy) -> Pruning:
-    """The plan for what is in a storage now, by hand.
+    """The plan for what is in a storage now, by hand. Reads every byte of what it keeps before anything is to go.
 
     Raises:
         UsageError: ``policy`` counts below 1, or names a metric that no checkpoint has.
@@ -200,7 +252,16 @@ def plan_for(storage: Storage, policy: RetentionPolicy) -> Pruning:
             facts[step] = found
     if unknown := unknown_metric(policy, facts):
         raise UsageError(f"cannot keep the best checkpoint in {storage.url}: {unknown}")
-    pruning = plan(catalog, policy, facts, lambda step: looks_intact(storage, catalog, step))
+
+    def plan_without(damaged: Collection[int]) -> Pruning:
+        return plan(catalog, policy, facts, lambda step: step not in damaged and looks_intact(storage, catalog, step))
+
+    def is_whole(step: int) -> bool:
+        if reason := read_whole(storage, catalog, step):
+            _LOG.warning("step %d does not count: %s", step, reason)
+        return not reason
+
+    pruning = plan_verified(plan_without, is_whole)
     if not pruning.kept:
         raise CheckpointDamagedError(
             f"none of the {len(pruning.spared)} checkpoints in {storage.url} is intact, so nothing was removed; "

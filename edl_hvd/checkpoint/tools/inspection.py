@@ -10,7 +10,7 @@ from edl_hvd.checkpoint.format import object_keys
 from edl_hvd.checkpoint.format.entries import stored_by_file
 from edl_hvd.checkpoint.format.manifest import Manifest
 from edl_hvd.checkpoint.reading.catalog import Catalog, listed_key, read_catalog
-from edl_hvd.checkpoint.reading.files import Tell, UnreadableError, missing_or_short, read_listed_key, read_shard
+from edl_hvd.checkpoint.reading.files import Tell, UnreadableError, check_shard, missing_or_short, read_listed_key
 from edl_hvd.errors import CheckpointDamagedError, ObjectMissingError
 from edl_hvd.storage import Storage
 
@@ -73,7 +73,7 @@ def verify_each(storage: Storage, steps: Iterable[int], tell: Tell) -> Iterator[
 
 
 def verify(storage: Storage, step: int, tell: Tell) -> Verified:
-    """Read every byte of a checkpoint; holds one file in memory at a time.
+    """Read every byte of a checkpoint; takes 16 MiB of memory.
 
     Args:
         storage: Storage that has it.
@@ -93,7 +93,7 @@ def verify(storage: Storage, step: int, tell: Tell) -> Verified:
     damaged, done_bytes = {}, 0
     for name, entry in manifest.files.items():
         try:
-            read_shard(storage, manifest, name, stored.get(name, {}))
+            check_shard(storage, manifest, name, stored.get(name, {}))
         except CheckpointDamagedError as error:
             damaged[object_keys.folder(step) + name] = str(error)
         done_bytes += entry.size_bytes

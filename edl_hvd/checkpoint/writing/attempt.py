@@ -61,6 +61,7 @@ class Attempt:
         self._report = report
         self._start_s = clock.monotonic_s()
         self._cancelled = threading.Event()
+        self._told_failure = ""
         # Held while the manifest is written, which must not go on once ``cancel`` has returned.
         self._exclusive = threading.Lock()
         self.thread = TensorThread(self._run, f"edl-hvd-checkpoint-{task.name}")
@@ -71,6 +72,10 @@ class Attempt:
         self.expedite()
         with self._exclusive:
             pass
+
+    def fail(self, reason: str) -> None:
+        """Wait for the other ranks no longer: one of them has said why its share will not come."""
+        self._told_failure = reason
 
     def expedite(self) -> None:
         """Write as fast as can be."""
@@ -258,9 +263,15 @@ class Attempt:
         task = self._task
         try:
             parts = [object_keys.part_key(task.snapshot.step, task.name, rank) for rank in range(1, task.size)]
-            task.collector.collect(task.snapshot.step, parts, self._check_may_delete)
+            task.collector.collect(
+                task.snapshot.step, parts, self._check_may_delete, self._pause_between_reads, self._report
+            )
         except StorageError as error:
             _LOG.warning("cannot remove old checkpoints, the next checkpoint tries again: %s", error)
+
+    def _pause_between_reads(self) -> None:
+        self._task.cpu.throttle()
+        self._check_cancelled()
 
     def _check_may_delete(self) -> None:
         self._check_cancelled()
@@ -275,6 +286,8 @@ class Attempt:
         pause_s = _FIRST_PAUSE_S
         while missing := self._missing(parts):
             self._check_cancelled()
+            if self._told_failure:
+                raise StorageError(self._told_failure)
             if self._clock.monotonic_s() >= deadline_s:
                 raise StorageError(
                     f"{'; '.join(missing)} did not appear in {self._task.storage.url} within {patience_s:.0f} s; every "

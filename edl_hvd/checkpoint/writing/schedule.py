@@ -10,7 +10,7 @@ from edl_hvd.values import Interval
 _SHORTEST_S, _LONGEST_S = 10.0, 3600.0
 # Below, listings and deletions cost more than the copy that is measured; above, a whole lost hour surprises people.
 _DAY_S = 86400.0
-# Until failures have been seen, one a day is expected: jobs on spot hosts see more, on others fewer.
+# Until losses have been seen, one a day is expected: jobs on spot hosts see more, on others fewer.
 _FORGET = 0.9
 # The usual time between commits is that of the last ten or so.
 _LONGEST_GAP = 3.0
@@ -37,11 +37,38 @@ def least_loss_interval_s(cost_s: float, between_failures_s: float) -> float:
     return math.sqrt(2 * cost_s * between_failures_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost_s
 
 
+def mean_time_between_losses_s(watched_s: float, losses: int) -> float:
+    """What "auto" expects: by what was seen, and one loss a day where nothing was.
+
+    >>> round(mean_time_between_losses_s(watched_s=86400.0, losses=3) / 3600)
+    12
+
+    Args:
+        watched_s: For how long the job has been watched, in seconds.
+        losses: How often all holders of its state were lost meanwhile.
+    """
+    return (watched_s + _DAY_S) / (losses + 1)
+
+
+def auto_interval_s(cost_s: float, between_losses_s: float) -> float:
+    """What "auto" stands for: the interval that loses least, between ten seconds and an hour.
+
+    >>> [round(auto_interval_s(cost_s, 86400.0)) for cost_s in (0.0, 0.18, 100.0)]
+    [10, 176, 3600]
+
+    Args:
+        cost_s: Time by which one checkpoint prolongs training, in seconds.
+        between_losses_s: Mean time between losses of all holders of the state, in seconds.
+    """
+    return min(max(least_loss_interval_s(cost_s, between_losses_s), _SHORTEST_S), _LONGEST_S)
+
+
 class CheckpointSchedule:
     """When one worker's checkpoints are due; that of rank 0 decides.
 
     The interval "auto" follows from what is measured: how long training stands still for a checkpoint, by how much its
-    steps take longer while one is written, and how often a world has broken since this worker began to watch.
+    steps take longer while one is written, and how often the job has lost all holders of its state at once. A world
+    that breaks and has survivors goes on from their memory, and needs no checkpoint.
 
     Args:
         every: Interval between checkpoints.
@@ -53,7 +80,7 @@ class CheckpointSchedule:
         self._clock = clock
         self._begun_s = self._commit_s = clock.monotonic_s()
         self._marks = {"seconds": self._begun_s, "steps": 0.0, "samples": 0.0, "epochs": 0.0}
-        self._failures = 0
+        self._losses, self._watched_before_s = 0, 0.0
         self._usual_s: float | None = None  # between two commits
         self._stall_s = self._slowdown_s = 0.0  # of the last checkpoint
 
@@ -70,8 +97,7 @@ class CheckpointSchedule:
     @property
     def interval_s(self) -> float:
         """What "auto" stands for at the moment, in seconds."""
-        best_s = least_loss_interval_s(self.cost_s, self.between_failures_s)
-        return min(max(best_s, _SHORTEST_S), _LONGEST_S)
+        return auto_interval_s(self.cost_s, self.between_losses_s)
 
     @property
     def cost_s(self) -> float:
@@ -79,13 +105,29 @@ class CheckpointSchedule:
         return self._stall_s + max(0.0, self._slowdown_s)
 
     @property
-    def between_failures_s(self) -> float:
-        """Mean time between failures, in seconds, by what has been seen and the expectation of one a day."""
-        return (self._clock.monotonic_s() - self._begun_s + _DAY_S) / (self._failures + 1)
+    def between_losses_s(self) -> float:
+        """Mean time between losses of all holders, in seconds, by what is known and the expectation of one a day."""
+        return mean_time_between_losses_s(self.watched_s, self._losses)
 
-    def note_failure(self) -> None:
-        """Note that a world broke."""
-        self._failures += 1
+    @property
+    def watched_s(self) -> float:
+        """For how long the job has been watched, in seconds: by this worker, and before it began."""
+        return self._watched_before_s + self._clock.monotonic_s() - self._begun_s
+
+    @property
+    def losses(self) -> int:
+        """How often the job has lost all holders of its state, as far as is known."""
+        return self._losses
+
+    def learn(self, losses: int, watched_s: float) -> None:
+        """Take over what another worker, or the storage, knows of the job, if it is more than is known here.
+
+        Args:
+            losses: How often the job has lost all holders of its state.
+            watched_s: For how long it has been watched, in seconds.
+        """
+        self._losses = max(self._losses, losses)
+        self._watched_before_s += max(0.0, watched_s - self.watched_s)
 
     def note_stall(self, seconds: float) -> None:
         """Note that a checkpoint has begun, for which training stood still for ``seconds``."""

@@ -110,6 +110,15 @@ class CheckpointWriter:
         if self._attempt is not None:
             self._attempt.expedite()
 
+    def fail(self, reason: str) -> None:
+        """Let the attempt under way end as one that has failed: a share that it waits for will not come. Rank 0.
+
+        Args:
+            reason: Reason that its event gives.
+        """
+        if self._attempt is not None:
+            self._attempt.fail(reason)
+
     def wait(self, timeout_s: float) -> bool:
         """Block until no attempt is under way, at most ``timeout_s``; whether that is so."""
         if self._attempt is not None:

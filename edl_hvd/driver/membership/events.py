@@ -56,7 +56,8 @@ class Formed:
 class Raised:
     """A worker's script ended in an error of its own; its process is about to end.
 
-    ``hopeless`` if the worker says that the script is wrong, and this was found before its first step.
+    ``hopeless`` if the worker says that the script is wrong, and this was found before its first step; ``ends_job`` if
+    it says that another try would come to the same, whatever the others do.
     """
 
     worker: str
@@ -64,6 +65,7 @@ class Raised:
     step: int
     error: str
     hopeless: bool = False
+    ends_job: bool = False
 
 
 @dataclass(frozen=True)

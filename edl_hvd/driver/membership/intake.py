@@ -79,6 +79,9 @@ def _apply_worker_event(draft: Draft, event: events.News, slot: Slot) -> None:
         _note_formed(draft, worker, event.generation)
     elif isinstance(event, events.Raised):
         draft.set(worker, raised=(event.step, event.error))
+        if event.ends_job:
+            draft.end(1, f"{worker} says that the job has to end: {event.error}")
+            return
         # Nobody has ever made a step. Later the others may be well, and this one's host another.
         if event.hopeless and draft.membership.world.generation <= (slot.state == "member"):
             draft.end(1, f"the script of {worker} cannot be trained: {event.error}")

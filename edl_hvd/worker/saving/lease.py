@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 from edl_hvd.checkpoint import lease
-from edl_hvd.checkpoint.lease import Heartbeat, LeaseHolder
+from edl_hvd.checkpoint.lease import Heartbeat, History, LeaseHolder
 from edl_hvd.clock import Clock
 from edl_hvd.errors import OwnedError, StorageError
 from edl_hvd.storage import Storage
@@ -28,6 +29,7 @@ class CheckpointLease:
 
     Attributes:
         number: Number of the lease; 0 while this worker knows of none.
+        history: What became of the URL's former owners, as far as this worker has heard.
     """
 
     def __init__(self, storage: Storage | None, run: str, take_over: bool, clock: Clock) -> None:
@@ -37,6 +39,7 @@ class CheckpointLease:
         self._clock = clock
         self._heartbeat: Heartbeat | None = None
         self.number = 0
+        self.history = History()
 
     @property
     def lost(self) -> str:
@@ -59,18 +62,18 @@ class CheckpointLease:
         """
         number = max(known)
         if self._storage is not None and not number:
-            found = {"owner": 0, "owned": False, "error": ""}
+            found: dict[str, Any] = {"owner": 0, "owned": False, "error": "", "history": vars(History())}
             if world.rank == 0:
                 try:
                     process = LeaseHolder.this_process(self._run, self._clock)
                     found["owner"] = lease.acquire(self._storage, process, self._clock, self._take_over)
+                    found["history"] = vars(lease.history(self._storage, found["owner"]))
                 except Exception as error:  # told to every rank, which then all end with it
-                    logger.error("%s", error)
                     found.update(owned=isinstance(error, OwnedError), error=str(error))
             found = broadcast_json(collectives, found, 0, world.rank)
             if found["error"]:
                 raise (OwnedError if found["owned"] else StorageError)(found["error"])
-            number = int(found["owner"])
+            number, self.history = int(found["owner"]), History(**found["history"])
         self.set(number, renews=world.rank == 0)
 
     def set(self, number: int, renews: bool) -> None:

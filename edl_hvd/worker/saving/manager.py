@@ -14,7 +14,7 @@ from edl_hvd.checkpoint.format.snapshot import DeferredSnapshot
 from edl_hvd.checkpoint.writing.schedule import CheckpointSchedule
 from edl_hvd.checkpoint.writing.throttle import CpuThrottle
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
-from edl_hvd.errors import StorageError
+from edl_hvd.errors import OwnedError, StorageError
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, EmergencyCheckpoint, EventLog, Restored
 from edl_hvd.settings import Settings
 from edl_hvd.storage import open_storage
@@ -69,13 +69,20 @@ class CheckpointManager:
         self.lease = CheckpointLease(self._storage, run, settings.take_over, clock)
         self._begun_s = clock.monotonic_s()
         self._failure = ""
+        self._unshared = ""  # why this rank's share was not written, as long as rank 0 has not been told
         self._bytes_per_s = 0.0  # of one rank, as far as rank 0 knows it
         self._writers = 1
+        self._rank = 0
 
     @property
     def busy(self) -> bool:
         """Whether this rank is still writing."""
         return self._writer is not None and self._writer.busy
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether this rank could not write its share, and rank 0 has not been told over the world."""
+        return bool(self._unshared)
 
     @property
     def url(self) -> str:
@@ -102,6 +109,7 @@ class CheckpointManager:
             attempt: Name of the attempt, see ``CheckpointWriter.begin``.
         """
         rank, size = world.rank, world.size
+        self._rank, self._unshared = rank, ""
         if self._writer is not None:
             cpu = self._cpu_throttle(world.local_size)
             self._writer.begin(snapshot, rank, size, attempt, self.lease.number, cpu)
@@ -160,6 +168,8 @@ class CheckpointManager:
             if isinstance(event, CheckpointFailed):
                 logger.warning("checkpoint of step %d failed: %s", event.step, event.reason)
                 reason = event.reason
+                if self._rank != 0:
+                    self._unshared = reason
                 self.lease.check_soon()  # perhaps another job has taken over
                 if self._settings.on_checkpoint_failure == "stop":
                     self._failure = (
@@ -200,7 +210,13 @@ class CheckpointManager:
             StorageError: The job is to end; on every rank.
         """
         self.expedite()
-        while collectives.allreduce(torch.tensor([int(self.busy)]), "max").item():
+        while True:
+            self.report()
+            busy, failed = collectives.allreduce(torch.tensor([int(self.busy), int(self.has_failed)]), "max").tolist()
+            if failed:
+                self.share_failure(collectives, world)
+            elif not busy:
+                break
             self._clock.sleep(_POLL_S)
         self.report()
         if collectives.allreduce(torch.tensor([bool(self.stop_reason)], dtype=torch.int64), "max").item():
@@ -215,8 +231,22 @@ class CheckpointManager:
         """End the job with the reason that one rank has. Every rank; collective; blocks.
 
         Raises:
-            StorageError: Always; on every rank.
+            OwnedError: Another job has taken the URL over; on every rank.
+            StorageError: Always otherwise; on every rank.
         """
-        reasons = collectives.gather_integers([bool(self.stop_reason)])
-        root = next((rank for rank, [has_one] in enumerate(reasons) if has_one), 0)
-        raise StorageError(broadcast_json(collectives, self.stop_reason, root, world.rank))
+        reasons = collectives.gather_integers([bool(self.stop_reason) + bool(self.lease.lost)])
+        kinds = [kind for [kind] in reasons]
+        words = broadcast_json(collectives, self.stop_reason, kinds.index(max(kinds)), world.rank)
+        raise (OwnedError if max(kinds) > 1 else StorageError)(words)
+
+    def share_failure(self, collectives: Collectives, world: World) -> None:
+        """Tell rank 0 why another rank's share was not written, so that it does not wait for it.
+
+        Every rank, once one of them has voted that it has failed; collective; blocks.
+        """
+        failed = [kind for [kind] in collectives.gather_integers([bool(self._unshared)])]
+        root = failed.index(max(failed))
+        reason = broadcast_json(collectives, self._unshared, root, world.rank)
+        self._unshared = ""
+        if self._writer is not None and world.rank == 0 and reason:
+            self._writer.fail(f"rank {root} could not write its share: {reason}")

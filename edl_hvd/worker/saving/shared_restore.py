@@ -86,7 +86,8 @@ class SharedRestore:
         except WorldBrokenError:
             raise
         except Exception as problem:  # told to every rank, which then all end with it
-            logger.exception("the newest checkpoint cannot be restored")
+            if not isinstance(problem, StorageError):
+                logger.exception("the newest checkpoint cannot be restored")
             error = f"the training state cannot be restored: {type(problem).__name__}: {problem}"
         self._told({"error": error})
         if error:

@@ -26,6 +26,7 @@ class Vote(NamedTuple):
         writing: A checkpoint is being written.
         stop: The job is to end.
         metrics: Metrics have counted something that the other ranks do not know of.
+        failed: This rank's share of the checkpoint could not be written.
     """
 
     resize: float = 0.0
@@ -33,6 +34,7 @@ class Vote(NamedTuple):
     writing: float = 0.0
     stop: float = 0.0
     metrics: float = 0.0
+    failed: float = 0.0
 
 
 class _Fixed(NamedTuple):

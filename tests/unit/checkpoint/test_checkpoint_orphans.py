@@ -243,9 +243,7 @@ def test_an_orphan_is_a_piece_that_no_manifest_at_its_step_names(
     there = {key(place[0], place) for place in shards} | {object_keys.part_key(step, "a", 0) for step in range(5)}
     manifests = {object_keys.manifest_key(step) for step in named}
     facts = {
-        object_keys.manifest_key(step): None
-        if places is None
-        else Facts(0, 0, {}, frozenset(key(step, p) for p in places))
+        object_keys.manifest_key(step): None if places is None else Facts(0, 0, {}, {key(step, p): 1 for p in places})
         for step, places in named.items()
     }
     found = {entry.key for entry in orphans([StoredObject(one, 1) for one in there | manifests], facts, written)}

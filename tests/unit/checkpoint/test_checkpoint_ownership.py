@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from checkpoints import Gate, WatchedStorage, assert_equal, nothing_reported, snapshot_of
@@ -14,21 +16,24 @@ from clocks import FakeClock
 from waiting import LONG_S, soon
 
 from edl_hvd.checkpoint import CheckpointWriter
-from edl_hvd.checkpoint.format import object_keys
+from edl_hvd.checkpoint.format import document, object_keys
 from edl_hvd.checkpoint.lease import (
+    BEAT_S,
     PATIENCE_S,
     Heartbeat,
+    History,
     LeaseHolder,
     LeaseRenewal,
     acquire,
     check_owner,
+    history,
     newest_owner,
 )
 from edl_hvd.checkpoint.reading.restoring import restore, restore_newest, steps
 from edl_hvd.errors import ObjectMissingError, OwnedError, StorageError
 from edl_hvd.events import CheckpointFailed, CheckpointWritten
 from edl_hvd.process_identity import pid_namespace, start_token
-from edl_hvd.storage import Storage
+from edl_hvd.storage import Storage, StoredObject, open_storage
 
 
 class WatchedClock(FakeClock):
@@ -164,6 +169,75 @@ def test_a_heartbeat_that_ends_frees_the_url_and_one_that_was_taken_over_does_no
     Heartbeat(storage, 1, elsewhere("a")).stop(ended=True)
     acquire(storage, elsewhere("c"), clock)
     assert clock.now_s > FakeClock().now_s, "the second owner has not ended"
+
+
+class UnlistedStorage(WatchedStorage):
+    """Lists no owner, whoever there is: its listings are filtered, or old."""
+
+    def list(self, prefix: str = "") -> list[StoredObject]:
+        return [] if prefix == object_keys.OWNERS else super().list(prefix)
+
+
+def test_a_storage_that_refuses_to_create_what_it_does_not_list_is_not_asked_for_ever() -> None:
+    storage, clock = UnlistedStorage(), FakeClock()
+    asked: list[str] = []
+    acquire(storage, elsewhere("a"), clock)
+    storage.watch = lambda method, key: asked.append(method) if method == "write_new" else None
+    with pytest.raises(StorageError, match=r"'owners/00001.json' exists already, and is not listed") as caught:
+        acquire(storage, elsewhere("b"), clock)
+    assert "s3:ListBucket" in str(caught.value)
+    assert len(asked) <= 20
+    assert clock.now_s - FakeClock().now_s >= 0.5 * (len(asked) - 1), "it pauses"
+
+
+def test_what_signs_of_life_cost_a_month_is_what_the_document_says() -> None:
+    storage = WatchedStorage()
+    acquire(storage, elsewhere("a"), FakeClock())
+    calls: list[str] = []
+    has_written = threading.Event()
+
+    def watch(method: str, key: str) -> None:
+        calls.append(method)
+        if method == "write":
+            has_written.set()
+
+    storage.watch = watch
+    heartbeat = Heartbeat(storage, 1, elsewhere("a"), beat_s=1000.0)
+    soon(has_written)
+    heartbeat.stop(ended=False)
+    prices_usd = {"list": 0.005 / 1000, "write": 0.005 / 1000, "read": 0.0004 / 1000}  # of S3 Standard
+    month_usd = sum(prices_usd[method] for method in calls) * 30 * 86400 / BEAT_S
+    text = (Path(__file__).parents[3] / "docs" / "checkpoints.md").read_text()
+    [told_usd] = re.findall(r"about (\d+\.\d+) dollars a month", text)
+    assert float(told_usd) == pytest.approx(month_usd, rel=0.03)
+
+
+# What became of former owners
+
+
+def test_an_owner_whose_workers_all_went_without_saving_is_a_loss_and_one_that_ended_is_none(tmp_path: Path) -> None:
+    storage, clock = open_storage(str(tmp_path)), FakeClock()
+    assert acquire(storage, elsewhere("a"), clock) == 1
+    assert history(storage, 1) == History(0, 0.0)
+    os.utime(tmp_path / object_keys.owner_key(1), (1000.0, 1000.0))
+    os.utime(tmp_path / object_keys.alive_key(1), (4600.0, 4600.0))
+    assert acquire(storage, elsewhere("a"), clock) == 2, "the same run, whose workers were all lost"
+    assert history(storage, 2) == History(1, 3600.0)
+    sign(storage, 2, elsewhere("a"), 9, ended=True)
+    assert acquire(storage, elsewhere("b"), clock) == 3
+    assert history(storage, 3).losses == 1
+    acquire(storage, elsewhere("c"), clock)
+    assert history(storage, 4).losses == 2, "it was silent"
+    acquire(storage, elsewhere("d"), clock, take_over=True)
+    assert history(storage, 5).losses == 2, "it may live"
+
+
+def test_a_history_of_a_former_version_or_of_nonsense_is_none() -> None:
+    storage = WatchedStorage()
+    for content in ({}, {"losses": "many", "watched_s": 1.0}, {"losses": 1, "watched_s": float("inf")}):
+        storage.write(object_keys.accepted_key(7), document.encode({"manifests": [], **content}))
+        assert history(storage, 7) == History()
+    assert history(storage, 8) == History()
 
 
 def test_entries_of_owners_of_long_ago_go() -> None:

@@ -41,7 +41,7 @@ def a_checkpoint(step: int, listed: bool = True) -> list[StoredObject]:
 
 
 def facts_of(samples: int = 0, epochs: int = 0, **metrics: float) -> Facts:
-    return Facts(samples, epochs, metrics, frozenset())
+    return Facts(samples, epochs, metrics, {})
 
 
 def write_measured(storage: Storage, steps: Mapping[int, float], keep: RetentionPolicy) -> None:

@@ -86,18 +86,26 @@ def test_what_a_checkpoint_costs_is_its_stall_and_the_slower_steps_while_it_is_w
     assert schedule.cost_s == pytest.approx(0.7), "it is that of the last one"
 
 
-def test_failures_shorten_the_interval_and_quiet_days_lengthen_it():
+def test_losses_of_all_holders_shorten_the_interval_and_quiet_days_lengthen_it():
     clock = FakeClock()
     schedule = CheckpointSchedule(AUTO, clock)
     schedule.note_stall(1.0)
     assert schedule.interval_s == pytest.approx(least_loss_interval_s(1.0, DAY_S))
-    for _ in range(24):
-        clock.sleep(3600)
-        schedule.note_failure()
+    schedule.learn(24, DAY_S)
     stormy_s = schedule.interval_s
     assert stormy_s == pytest.approx(least_loss_interval_s(1.0, 2 * DAY_S / 25))
     clock.sleep(30 * DAY_S)
     assert schedule.interval_s > 2 * stormy_s
+
+
+def test_what_others_know_of_the_job_counts_once():
+    clock = FakeClock()
+    schedule = Schedule(AUTO, clock)
+    schedule.learn(3, 1000.0)
+    clock.sleep(50)
+    for losses, watched_s in ((3, 1000.0), (2, 1050.0), (3, 1050.0), (0, 0.0)):
+        schedule.learn(losses, watched_s)
+    assert (schedule.losses, schedule.watched_s) == (3, 1050.0)
 
 
 @pytest.mark.parametrize(("stall_s", "interval_s"), [(0.0, 10.0), (1e-6, 10.0), (5000.0, 3600.0)])
@@ -105,6 +113,10 @@ def test_the_interval_stays_between_ten_seconds_and_an_hour(stall_s, interval_s)
     schedule = CheckpointSchedule(AUTO, FakeClock())
     schedule.note_stall(stall_s)
     assert schedule.interval_s == interval_s
+
+
+def test_auto_is_the_default():
+    assert Settings().checkpoint_every == AUTO
 
 
 def test_auto_is_a_setting_and_a_typing_error_says_so():

@@ -151,6 +151,10 @@ def test_a_script_that_is_wrong_ends_the_job_at_once_before_the_first_step_only(
     newcomer = Raised("b:0", 1, -1, "UsageError: no", hopeless=True)
     assert asyncio.run(play(hosts(("a", 2)), *world("a:0", "a:1"), hosts(("a", 2), ("b", 1)), newcomer)) is None
     assert asyncio.run(play(hosts(("a", 2)), *world("a:0", "a:1"), Raised("a:1", 1, 5, "UsageError: no"))) is None
+    owned = Raised("a:1", 1, 5, "OwnedError: taken over", ends_job=True)
+    end = asyncio.run(play(hosts(("a", 2)), *world("a:0", "a:1"), owned))
+    assert end is not None
+    assert (end.code, end.reason) == (1, "a:1 says that the job has to end: OwnedError: taken over")
     end = asyncio.run(play(hosts(("a", 2)), Exited("a:1", 1, True, "exit code 0")))
     assert end is not None
     assert "a:1 ended with exit code 0 without a call of its training function" in end.reason

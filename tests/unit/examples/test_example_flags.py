@@ -10,13 +10,15 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "imagenet"))  # as if the example had been started
 
-from arguments import check_world, one_line, parse_arguments
-from data import load_data
+from arguments import check_world, has_single_images, one_line, parse_arguments
+from data import load_data, load_image
 from digits import write_digits
-from model import build_model
+from model import build_model, refuses_single_images, weights_hash
+from PIL import Image
 
 from edl_hvd.errors import UsageError
 
@@ -88,6 +90,10 @@ def flags(data: Path, *words: str) -> Namespace:
         (["--checkpoint-every", "often"], "argument --checkpoint-every: found 'often'", "'500 steps' or '1 epoch'"),
         (["--checkpoint", "bogus://x"], "argument --checkpoint: found 'bogus://x'", "expected a folder"),
         (["--events", "/dev/null/x"], "argument --events: found '/dev/null/x'", "cannot open the event log"),
+        (["--seed", str(2**64)], f"argument --seed: found '{2**64}'", "a whole number, 0 or more and below 2^63"),
+        (["--seed", "9" * 5000], "argument --seed: found '999", "below 2^63"),
+        (["--global-batch", "٣"], "argument --global-batch: found '٣'", "expected a whole number, 1 or more"),
+        (["--lr", "٣"], "argument --lr: found '٣'", "expected a number greater than 0"),
         (["--epoch", "3"], "unrecognized arguments: --epoch 3", ""),
     ],
 )
@@ -128,6 +134,72 @@ def test_a_folder_without_classes_is_named(own_digits):
     (own_digits / "val").mkdir()
     with pytest.raises(UsageError, match=r"found no class in '.*val'; expected one folder of images per class"):
         load_data(flags(own_digits))
+
+
+def test_an_image_too_large_to_unpack_is_named(own_digits, monkeypatch):
+    path = sorted((own_digits / "train" / "0").iterdir())[0]
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # Pillow refuses more than twice as many; these have 4,096
+    train_set, _ = load_data(flags(own_digits))
+    with pytest.raises(UsageError, match=f"found an unreadable image '{path}' .* expected .* less than 179 megapixels"):
+        train_set[0]
+
+
+def test_a_palette_with_transparency_is_read_without_a_warning(own_digits, recwarn):
+    path = own_digits / "train" / "0" / "0000.png"
+    image = Image.new("P", (8, 8))
+    image.putpalette([255, 0, 0, 0, 255, 0])
+    image.save(path, transparency=b"\x00\xff")
+    assert load_image(str(path)).getpixel((0, 0)) == (255, 0, 0)
+    assert list(recwarn) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "images", "size", "single"),
+    [
+        (["--global-batch", "32"], 97, 1, True),
+        (["--global-batch", "32"], 98, 1, False),
+        (["--global-batch", "32"], 98, 2, True),
+        (["--global-batch", "32", "--limit-batches", "3"], 97, 1, False),
+        (["--global-batch", "32", "--limit-batches", "4"], 97, 1, True),
+        (["--global-batch", "32", "--micro-batch", "8"], 96 + 9, 1, True),
+        (["--global-batch", "32", "--micro-batch", "8"], 96 + 10, 4, False),
+        (["--global-batch", "32", "--micro-batch", "1"], 96, 1, True),
+        (["--worker-batch", "32"], 65, 1, True),
+        (["--worker-batch", "32"], 65, 2, True),
+        (["--worker-batch", "32"], 68, 2, False),
+    ],
+)
+def test_it_is_known_beforehand_whether_a_micro_batch_has_one_image(digits, words, images, size, single):
+    assert has_single_images(flags(digits, *words), images, size) == single
+
+
+def test_a_model_that_normalises_over_one_number_refuses_single_images_and_stays_as_it_was():
+    model = build_model("resnet18", 10, 32)
+    before = weights_hash(model)
+    numbers = torch.get_rng_state()
+    assert refuses_single_images(model, 32), "its last maps have one pixel"
+    assert not refuses_single_images(model, 64)
+    assert weights_hash(model) == before
+    assert torch.equal(torch.get_rng_state(), numbers)
+
+
+def test_a_last_micro_batch_of_one_image_is_refused_at_the_start_in_one_line(digits):
+    words = [
+        "--data",
+        str(digits),
+        "--arch",
+        "resnet18",
+        "--image-size",
+        "32",
+        "--global-batch",
+        "500",
+        "--workers",
+        "0",
+    ]
+    done = subprocess.run([sys.executable, str(TRAIN), *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("train.py: argument --global-batch: found 500, which leaves a micro-batch of one of")
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"no image at all", None], ids=["empty", "text", "half a file"])

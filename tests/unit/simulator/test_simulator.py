@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 from test_simulator_turns import random_trace
@@ -82,6 +85,12 @@ class TestThisProject:
         trace = trace_of((0, "ab", ""), (50, "", "b"), (80, "c", ""), (120, "", ""))
         assert spans_of(trace, Rules(2, 2, 9)) == [(12, 50, 2, 50), (95, 120, 2, 120)]
         assert spans_of(trace, Rules(1, 1, 9))[1] == (51, 94, 1, 94)
+
+    def test_a_job_whose_last_host_goes_for_good_has_lost_what_no_checkpoint_holds(self) -> None:
+        trace = trace_of((0, "ab", ""), (60, "", "b"), (80, "", "a"), (1000, "", ""))
+        assert spans_of(trace, every_s=20)[-1] == (61, 80, 1, 72)
+        assert spans_of(trace) == [(12, 60, 2, 12), (61, 80, 1, 61)], "there is none"
+        assert spans_of(trace, notice_s=20)[-1][3] == 60, "it was told, and saved"
 
     def test_a_job_that_has_ended_for_want_of_hosts_is_run_again_from_its_checkpoint(self) -> None:
         trace = trace_of((0, "a", ""), (60, "", "a"), (200, "b", ""), (300, "", ""))
@@ -202,12 +211,73 @@ class TestAccounting:
             SimulationPlan(trace_of((0, "a", ""), (1, "", "")), checkpoint_every=Interval.parse("500 steps"))
 
 
-def test_auto_is_as_good_for_the_others_as_any_interval() -> None:
-    trace = generate(Market(hosts=8, hours=12), 3)
-    best = compare(SimulationPlan(trace)).results["restart"].goodput
-    for every_s in (10, 30, 100, 300, 1000):
-        plan = SimulationPlan(trace, stock_checkpoint_every=Interval(every_s, "seconds"))
-        assert compare(plan).results["restart"].goodput < best + 0.01, every_s
+@pytest.mark.parametrize("seed", [1, 3])
+def test_auto_is_as_good_for_the_others_as_any_interval(seed: int) -> None:
+    """Also where all hosts go at times, and where they go at once at the end of a quiet day."""
+    market = generate(Market(hosts=3, hours=12, life_h=0.5), seed)
+    quiet = trace_of((0, "abc", ""), (30_000, "", "ab"), (30_001, "", "c"), (30_500, "d", ""), (36_000, "", ""))
+    for trace in (market, quiet):
+        best = compare(SimulationPlan(trace)).results
+        for every_s in (5, 10, 20, 30, 60, 100, 200, 300, 600, 1000, 3000, 20_000):
+            found = compare(SimulationPlan(trace, stock_checkpoint_every=Interval(every_s, "seconds"))).results
+            for system in ("restart", "horovod"):
+                assert found[system].goodput < best[system].goodput + 0.002, (system, every_s)
+
+
+def test_the_interval_of_this_project_is_the_rule_that_jobs_follow() -> None:
+    """With each loss of all hosts it gets shorter; a host that others outlive changes nothing."""
+    trace = trace_of((0, "ab", ""), *((5000.0 + number, "", "") for number in range(3)), (20_000, "", ""))
+    assert compare(SimulationPlan(trace)).every_s["edl_hvd"] == pytest.approx(176, abs=1)
+    survived = [change for at_s in range(1000, 20_000, 1000) for change in ((at_s, "", "b"), (at_s + 300, "b", ""))]
+    assert compare(SimulationPlan(trace_of((0, "ab", ""), *survived))).every_s["edl_hvd"] > 170
+    lost = [change for at_s in range(1000, 20_000, 1000) for change in ((at_s, "", "ab"), (at_s + 300, "ab", ""))]
+    assert compare(SimulationPlan(trace_of((0, "ab", ""), *lost))).every_s["edl_hvd"] < 60
+
+
+def test_on_markets_in_which_all_hosts_go_at_times_the_default_makes_the_most_of_them() -> None:
+    for seed in range(4):
+        results = compare(SimulationPlan(generate(Market(hosts=2, hours=24, life_h=1.0), seed))).results
+        assert results["edl_hvd"].goodput > max(results[system].goodput for system in ("restart", "horovod")), seed
+
+
+@pytest.mark.parametrize("notice_s", [0.0, 120.0])
+def test_the_lines_of_code_that_are_run_grow_with_the_changes_and_not_with_their_square(notice_s: float) -> None:
+    def lines_of(changes: int) -> int:
+        """Lines run in the simulator's files; all hosts go each time, and there is never a checkpoint."""
+        trace = trace_of(
+            *((100.0 * number, *(("ab", "") if number % 2 == 0 else ("", "ab"))) for number in range(changes))
+        )
+        plan = SimulationPlan(trace, COSTS, checkpoint_every=Interval(1e9, "seconds"),
+                    stock_checkpoint_every=Interval(1e9, "seconds"), notice_s=notice_s)  # fmt: skip
+        count = 0
+
+        def trace_line(frame: FrameType, event: str, argument: object) -> Any:
+            nonlocal count
+            if "/edl_hvd/simulator/" not in frame.f_code.co_filename:
+                return None
+            count += event == "line"
+            return trace_line
+
+        before = sys.gettrace()
+        sys.settrace(trace_line)
+        try:
+            compare(plan)
+        finally:
+            sys.settrace(before)
+        return count
+
+    few, many = lines_of(60), lines_of(240)
+    assert many < 4.5 * few, (few, many)
+
+
+def test_progress_is_told_while_a_long_trace_runs() -> None:
+    told: list[tuple[str, float]] = []
+    compare(SimulationPlan(generate(Market(hosts=4, hours=6), 1)), lambda system, done: told.append((system, done)))
+    for system in ("horovod", "edl_hvd"):
+        shares = [done for name, done in told if name == system]
+        assert len(shares) > 10
+        assert 0 <= min(shares) <= max(shares) <= 1
+        assert max(shares) > 0.9
 
 
 def test_this_project_makes_the_most_of_the_hosts() -> None:
