@@ -84,8 +84,8 @@ def elastic(
         function: Function to decorate, when it is used bare. Its first parameter is the state.
         checkpoint: Folder or URL for checkpoints; at start the newest valid one is restored. Without it there are none.
         checkpoint_every: Interval between checkpoints, greater than 0: a number of seconds, or a string such as
-            "10min", "500 steps", "100000 samples" or "1 epoch". "auto" is the interval that is expected to lose the
-            least time (Daly 2006; see :mod:`edl_hvd.checkpoint.writing.schedule`).
+            "10min", "500 steps", "100000 samples" or "1 epoch". "auto", the default, is the interval that is expected
+            to lose the least time (Daly 2006; see :mod:`edl_hvd.checkpoint.writing.schedule`).
         keep_newest: Number of newest checkpoints to keep, at least 1.
         keep_every: Interval such as "10000 steps", "1000000 samples" or "5 epochs". Of the checkpoints from one
             multiple of it up to, not including, the next one, the first is kept for good.

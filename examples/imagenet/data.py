@@ -59,8 +59,8 @@ def load_image(path: str) -> Image.Image:
     except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(
-            f"argument --data: found an unreadable image {path!r} ({reason}); expected a whole JPEG or PNG file of less "
-            "than 179 megapixels"
+            f"argument --data: found an unreadable image {path!r} ({reason}); expected a whole JPEG or PNG file of "
+            "less than 179 megapixels"
         ) from error
 
 
