@@ -55,7 +55,7 @@ _LONGEST_TEXT = 1000
 
 
 @dataclass(frozen=True)
-class History:
+class LossHistory:
     """What has become of a URL's former owners.
 
     Attributes:
@@ -168,7 +168,7 @@ def acquire(storage: Storage, process: LeaseHolder, clock: Clock, take_over: boo
     )
 
 
-def history(storage: Storage, number: int) -> History:
+def history(storage: Storage, number: int) -> LossHistory:
     """What the owner ``number`` has found of those before it; nothing where that is not known.
 
     Raises:
@@ -294,10 +294,10 @@ class Heartbeat:
             _LOG.warning("cannot tell that this job still uses %s: %s", self._storage.url, error)
 
 
-def _past(storage: Storage, newest: int, take_over: bool) -> History:
+def _past(storage: Storage, newest: int, take_over: bool) -> LossHistory:
     """The history up to the end of the owner ``newest``; by the storage's own clock, where it tells the time."""
     if not newest:
-        return History()
+        return LossHistory()
     before = history(storage, newest)
     written_s = {entry.key: entry.written_s for entry in storage.list(object_keys.OWNERS)}
     begun_s, seen_s = (written_s.get(key(newest)) for key in (object_keys.owner_key, object_keys.alive_key))
@@ -305,17 +305,17 @@ def _past(storage: Storage, newest: int, take_over: bool) -> History:
     renewal = _read_renewal(storage, newest)
     # Who is taken over from may well live: its hosts have not gone.
     is_loss = not take_over and (renewal is None or not renewal.ended)
-    return History(before.losses + is_loss, before.watched_s + watched_s)
+    return LossHistory(before.losses + is_loss, before.watched_s + watched_s)
 
 
-def _history_in(content: dict[str, object] | None) -> History:
+def _history_in(content: dict[str, object] | None) -> LossHistory:
     losses, watched_s = ((content or {}).get(name, 0) for name in ("losses", "watched_s"))
     if not isinstance(losses, int) or not isinstance(watched_s, int | float) or not 0 <= watched_s < math.inf:
-        return History()
-    return History(max(0, losses), float(watched_s))
+        return LossHistory()
+    return LossHistory(max(0, losses), float(watched_s))
 
 
-def _accept(storage: Storage, number: int, past: History) -> None:
+def _accept(storage: Storage, number: int, past: LossHistory) -> None:
     """Accept the checkpoints that are there, and forget owners of long ago."""
     found = object_keys.manifests(storage.list(object_keys.ROOT))
     before = rule(storage)

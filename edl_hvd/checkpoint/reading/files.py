@@ -24,10 +24,10 @@ _LOG = logging.getLogger(__name__)
 Tell = Callable[[int, int], None]
 # How far long work is: gets what is done and the whole, in the same unit.
 
-Found = TypeVar("Found")
+Content = TypeVar("Content")
 
 
-def read_again_if_damaged(what: str, read: Callable[[], Found]) -> Found:
+def read_again_if_damaged(what: str, read: Callable[[], Content]) -> Content:
     """What ``read`` returns, at its second attempt if the first finds damage: a bit may have flipped on the way.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edl_hvd.checkpoint import lease
-from edl_hvd.checkpoint.lease import Heartbeat, History, LeaseHolder
+from edl_hvd.checkpoint.lease import Heartbeat, LossHistory, LeaseHolder
 from edl_hvd.clock import Clock
 from edl_hvd.errors import OwnedError, StorageError
 from edl_hvd.storage import Storage
@@ -39,7 +39,7 @@ class CheckpointLease:
         self._clock = clock
         self._heartbeat: Heartbeat | None = None
         self.number = 0
-        self.history = History()
+        self.history = LossHistory()
 
     @property
     def lost(self) -> str:
@@ -62,7 +62,7 @@ class CheckpointLease:
         """
         number = max(known)
         if self._storage is not None and not number:
-            found: dict[str, Any] = {"owner": 0, "owned": False, "error": "", "history": vars(History())}
+            found: dict[str, Any] = {"owner": 0, "owned": False, "error": "", "history": vars(LossHistory())}
             if world.rank == 0:
                 try:
                     process = LeaseHolder.this_process(self._run, self._clock)
@@ -73,7 +73,7 @@ class CheckpointLease:
             found = broadcast_json(collectives, found, 0, world.rank)
             if found["error"]:
                 raise (OwnedError if found["owned"] else StorageError)(found["error"])
-            number, self.history = int(found["owner"]), History(**found["history"])
+            number, self.history = int(found["owner"]), LossHistory(**found["history"])
         self.set(number, renews=world.rank == 0)
 
     def set(self, number: int, renews: bool) -> None:

@@ -21,7 +21,7 @@ from edl_hvd.checkpoint.lease import (
     BEAT_S,
     PATIENCE_S,
     Heartbeat,
-    History,
+    LossHistory,
     LeaseHolder,
     LeaseRenewal,
     acquire,
@@ -218,11 +218,11 @@ def test_what_signs_of_life_cost_a_month_is_what_the_document_says() -> None:
 def test_an_owner_whose_workers_all_went_without_saving_is_a_loss_and_one_that_ended_is_none(tmp_path: Path) -> None:
     storage, clock = open_storage(str(tmp_path)), FakeClock()
     assert acquire(storage, elsewhere("a"), clock) == 1
-    assert history(storage, 1) == History(0, 0.0)
+    assert history(storage, 1) == LossHistory(0, 0.0)
     os.utime(tmp_path / object_keys.owner_key(1), (1000.0, 1000.0))
     os.utime(tmp_path / object_keys.alive_key(1), (4600.0, 4600.0))
     assert acquire(storage, elsewhere("a"), clock) == 2, "the same run, whose workers were all lost"
-    assert history(storage, 2) == History(1, 3600.0)
+    assert history(storage, 2) == LossHistory(1, 3600.0)
     sign(storage, 2, elsewhere("a"), 9, ended=True)
     assert acquire(storage, elsewhere("b"), clock) == 3
     assert history(storage, 3).losses == 1
@@ -236,8 +236,8 @@ def test_a_history_of_a_former_version_or_of_nonsense_is_none() -> None:
     storage = WatchedStorage()
     for content in ({}, {"losses": "many", "watched_s": 1.0}, {"losses": 1, "watched_s": float("inf")}):
         storage.write(object_keys.accepted_key(7), document.encode({"manifests": [], **content}))
-        assert history(storage, 7) == History()
-    assert history(storage, 8) == History()
+        assert history(storage, 7) == LossHistory()
+    assert history(storage, 8) == LossHistory()
 
 
 def test_entries_of_owners_of_long_ago_go() -> None:

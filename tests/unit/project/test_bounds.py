@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,11 +33,11 @@ class Row:
 def rows() -> list[Row]:
     found = []
     for line in PAGE.read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
         if line.startswith("| ") and len(cells) == 5 and cells[0] != "what":
             match = re.fullmatch(r"([0-9.]+) (ms|s|min|h|d)", cells[1])
             assert match, f"{cells[1]!r} is no time"
-            found.append(Row(cells[0], float(match[1]) * UNITS_S[match[2]], cells[3], cells[4].strip("` |")))
+            found.append(Row(cells[0], float(match[1]) * UNITS_S[match[2]], cells[3], cells[4].strip("`")))
     return found
 
 
@@ -48,7 +49,7 @@ def value_of(name: str) -> float:
     if owner[0].isupper():
         kind = getattr(importlib.import_module(f"edl_hvd.{'.'.join(parts[:-2])}"), owner)
         [field] = [field for field in dataclasses.fields(kind) if field.name == parts[-1]]
-        found = field.default
+        found: Any = field.default
     else:
         found = getattr(importlib.import_module(f"edl_hvd.{'.'.join(parts[:-1])}"), parts[-1])
     found = found[entry] if entry else found
