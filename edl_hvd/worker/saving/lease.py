@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edl_hvd.checkpoint import lease
-from edl_hvd.checkpoint.lease import Heartbeat, LossHistory, LeaseHolder
+from edl_hvd.checkpoint.lease import Heartbeat, LeaseHolder, LossHistory
 from edl_hvd.clock import Clock
 from edl_hvd.errors import OwnedError, StorageError
 from edl_hvd.storage import Storage

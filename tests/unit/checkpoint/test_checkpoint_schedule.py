@@ -100,7 +100,7 @@ def test_losses_of_all_holders_shorten_the_interval_and_quiet_days_lengthen_it()
 
 def test_what_others_know_of_the_job_counts_once():
     clock = FakeClock()
-    schedule = Schedule(AUTO, clock)
+    schedule = CheckpointSchedule(AUTO, clock)
     schedule.learn(3, 1000.0)
     clock.sleep(50)
     for losses, watched_s in ((3, 1000.0), (2, 1050.0), (3, 1050.0), (0, 0.0)):
