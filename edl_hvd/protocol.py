@@ -16,6 +16,11 @@ from edl_hvd.errors import ProtocolError, UsageError
 from edl_hvd.json_values import formerly, read_fields, show
 
 
+LONGEST_SAVE_S = 600.0
+# A last checkpoint of some gigabytes over a slow network. Workers whose driver is gone end after this time, whether it
+# is written or not, and the next driver does not wait for longer.
+
+
 class Message:
     """Base of all messages. Each is a frozen dataclass of plain fields."""
 
@@ -91,6 +96,7 @@ class Beat(Message):
         batches: Micro-batches that it has begun to compute since it was started.
         slowest_s: Its longest recent phase "compute", "input" or "commit".
         collective: Name of the collective that it waits for; empty if it waits for none, or nobody knows.
+        restored_step: Step of the checkpoint that it has restored; -1 for none.
     """
 
     generation: int
@@ -106,6 +112,7 @@ class Beat(Message):
     batches: int
     slowest_s: float
     collective: str = ""
+    restored_step: int = -1
 
 
 @dataclass(frozen=True)

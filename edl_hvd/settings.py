@@ -251,7 +251,7 @@ class Launch:
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Launch:
         def number(name: str, default: int) -> int:
             text = environ.get(name, str(default))
-            if not text.removeprefix("-").isdecimal():
+            if not (text.isascii() and text.removeprefix("-").isdecimal()):
                 raise SettingsError(f"{name}={text!r} is not a whole number; it is set by the launcher, do not set it")
             return int(text)
 
@@ -369,7 +369,7 @@ def _raise_all(problems: list[str]) -> None:
 
 
 def _whole(text: str) -> int:
-    if not text.strip().isdecimal():
+    if not (text.isascii() and text.strip().isdecimal()):
         raise ValueError("expected a whole number")
     return int(text)
 
