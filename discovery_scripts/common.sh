@@ -3,8 +3,15 @@
 #
 # poll SOURCE WORDS: print the hosts of SOURCE.
 
+# In a checkout the folder of this file lies beside the package; installed, within it.
 root=${self:?}
 root=${root%/*/*}
+package=$root/edl_hvd
+prefix=$root/.venv
+if [ ! -d "$package" ]; then
+    package=$root
+    prefix=${root%/lib/python*}
+fi
 
 case ${1-} in
 --help | -h)
@@ -36,9 +43,9 @@ esac
 poll() {
     python=${EDL_HVD_PYTHON-}
     if [ -z "$python" ]; then
-        python=$root/.venv/bin/python
+        python=$prefix/bin/python
         [ -x "$python" ] || python=python3
     fi
     # -I -S: no site-packages and no PYTHON* variables, so that a poll costs a third and nothing shadows anything.
-    exec "$python" -I -S "$root/edl_hvd/discovery/polling/poll.py" "${EDL_HVD_DISCOVERY_CACHE:-${TMPDIR:-/tmp}}" "$@"
+    exec "$python" -I -S "$package/discovery/polling/poll.py" "${EDL_HVD_DISCOVERY_CACHE:-${TMPDIR:-/tmp}}" "$@"
 }

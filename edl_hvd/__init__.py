@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Public name -> module that defines it. The whole public surface of the package is this table.
 _HOMES = {
@@ -91,7 +91,16 @@ if not TYPE_CHECKING:  # to a type checker it would mean that every name exists
             if name.startswith("_"):  # asked for by Python's own machinery, again and again
                 raise AttributeError(f"module 'edl_hvd' has no attribute {name!r}")
             raise AttributeError(importlib.import_module("edl_hvd.horovod_names").explain(name))
-        home = importlib.import_module(_HOMES[name])
+        try:
+            home = importlib.import_module(_HOMES[name])
+        except ModuleNotFoundError as error:
+            if error.name not in ("torch", "numpy"):
+                raise
+            raise ImportError(
+                f"edl_hvd.{name} needs {error.name}, which this Python does not have; install it with "
+                "pip install 'edl-hvd[torch]', or by torch's own instructions for this machine",
+                name=error.name,
+            ) from None
         value = home if _HOMES[name] == f"edl_hvd.{name}" else getattr(home, name)
         globals()[name] = value
         return value

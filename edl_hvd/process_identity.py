@@ -38,6 +38,14 @@ def start_token(pid: int) -> str:
     return "" if state in "ZX" or not boot() else f"{boot()} {start}"
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether the process stands still by SIGSTOP or a debugger."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
+
+
 def is_alive(pid: int, token: str) -> bool:
     """Whether the process that has this start token is still there."""
     return token != "" and start_token(pid) == token

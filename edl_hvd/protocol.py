@@ -16,6 +16,10 @@ from edl_hvd.errors import ProtocolError, UsageError
 from edl_hvd.json_values import formerly, read_fields, show
 from edl_hvd.teacher_counts import TeacherCounts
 
+LONGEST_SAVE_S = 600.0
+# A last checkpoint of some gigabytes over a slow network. Workers whose driver is gone end after this time, whether it
+# is written or not, and the next driver does not wait for longer.
+
 
 class Message:
     """Base of all messages. Each is a frozen dataclass of plain fields."""
@@ -93,6 +97,7 @@ class Beat(Message):
         slowest_s: Its longest recent phase "compute", "input" or "commit".
         collective: Name of the collective that it waits for; empty if it waits for none, or nobody knows.
         teachers: What it gets from teachers; ``None`` if it has none.
+        restored_step: Step of the checkpoint that it has restored; -1 for none.
     """
 
     generation: int
@@ -109,6 +114,7 @@ class Beat(Message):
     slowest_s: float
     collective: str = ""
     teachers: TeacherCounts | None = None
+    restored_step: int = -1
 
 
 @dataclass(frozen=True)

@@ -251,7 +251,7 @@ class Launch:
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Launch:
         def number(name: str, default: int) -> int:
             text = environ.get(name, str(default))
-            if not text.removeprefix("-").isdecimal():
+            if not (text.isascii() and text.removeprefix("-").isdecimal()):
                 raise SettingsError(f"{name}={text!r} is not a whole number; it is set by the launcher, do not set it")
             return int(text)
 

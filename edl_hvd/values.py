@@ -71,6 +71,7 @@ class Interval:
             return value
         match = _FORM.fullmatch(str(value).strip().lower())
         number, unit = (float(match[1]), match[2] or "s") if match else (0.0, "")
+        number = number if math.isfinite(number) else 0.0  # hundreds of digits
         if unit in _SECONDS and number > 0:
             return cls(number * _SECONDS[unit], "seconds")
         if unit in _COUNTS and number > 0 and (number.is_integer() or _COUNTS[unit] == "epochs"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,6 +29,21 @@ class Observer(Protocol):
 
     def progress(self, percent: int) -> None:
         """The running stage is this far."""
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A finished wheel of Horovod.
+
+    Attributes:
+        path: The wheel.
+        facts: What it was built from, as JSON.
+        reused: Whether it came from the store.
+    """
+
+    path: Path
+    facts: Path
+    reused: bool
 
 
 @dataclass(frozen=True)
@@ -60,6 +76,40 @@ def build_horovod(
         BuildError: Something needed is missing, the build failed, or the result does not work.
     """
     environ = tools.with_own_programs_first(environ)
+    wheel = _find_or_compile(options, environ, cache, use_cache, observer)
+    observer.stage("Installing Horovod")
+    compilation.install([str(wheel.path)], environ, "--no-deps", "--no-index", "--force-reinstall")
+    return replace(prove(environ, observer), reused=wheel.reused)
+
+
+def make_wheel(
+    options: BuildOptions, environ: Mapping[str, str], cache: Path, use_cache: bool, observer: Observer, folder: Path
+) -> Wheel:
+    """Build Horovod and put its wheel into ``folder``; nothing is installed. Blocks for some minutes.
+
+    A host of the same kind installs it without a compiler. Beside it lies what it was built from, as JSON: a host of
+    another kind in one of these points needs another wheel.
+
+    Raises:
+        UsageError: Flags and variables contradict each other.
+        BuildError: Something needed is missing, the build failed, or the wheel cannot be written.
+    """
+    wheel = _find_or_compile(options, tools.with_own_programs_first(environ), cache, use_cache, observer)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / wheel.path.name
+        facts = path.with_suffix(".json")
+        shutil.copy2(wheel.facts, facts)
+        shutil.copy2(wheel.path, path)
+    except OSError as error:
+        raise BuildError(f"the wheel cannot be put into {folder}: {error.strerror}; name another folder") from error
+    return Wheel(path, facts, wheel.reused)
+
+
+def _find_or_compile(
+    options: BuildOptions, environ: Mapping[str, str], cache: Path, use_cache: bool, observer: Observer
+) -> Wheel:
+    """The wheel in the store, compiled now unless there is one that was built from exactly the same things."""
     options = read_options(options, environ)
     compiler = _require_tools(environ)
     observer.stage("Looking at torch")
@@ -76,9 +126,7 @@ def build_horovod(
         with tempfile.TemporaryDirectory(prefix="edl-hvd-") as folder:
             built = _compile(plan, environ, Path(folder), cache / "logs" / f"horovod-{key}.log", observer)
             wheel = store.put(key, built, facts)
-    observer.stage("Installing Horovod")
-    compilation.install([str(wheel)], environ, "--no-deps", "--no-index", "--force-reinstall")
-    return replace(prove(environ, observer), reused=reused)
+    return Wheel(wheel, wheel.with_name("facts.json"), reused)
 
 
 def prove(environ: Mapping[str, str], observer: Observer) -> Outcome:
@@ -121,7 +169,7 @@ def _require_tools(environ: Mapping[str, str]) -> tools.Tool:
     if tools.find_cmake(environ) is None:
         packages.append("cmake<4")
     if packages:
-        problems.append(f"Python packages {', '.join(packages)}: pip install 'edl-hvd[horovod]'")
+        problems.append(f"Python packages {', '.join(packages)}: pip install 'edl-hvd[build-horovod]'")
     if compiler is None or problems:
         raise BuildError("building Horovod needs\n" + "\n".join(f"  {problem}" for problem in problems))
     return compiler

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import time
+from pathlib import Path
 
 import click
 from rich.console import Console
@@ -10,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from edl_hvd.build.builder import Observer, Outcome, build_horovod, prove
+from edl_hvd.build.builder import Observer, Outcome, Wheel, build_horovod, make_wheel, prove
 from edl_hvd.build.plan import BuildOptions, BuildPlan
 from edl_hvd.settings import cache_folder, process_environment
 
@@ -87,8 +89,16 @@ class _Screen(Observer):
 @click.option(
     "--cache/--no-cache", default=True, show_default=True, help="Reuse a wheel that was built from the same inputs."
 )
+@click.option(
+    "--wheel",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Install nothing; put the wheel into DIR, for hosts of the same kind.",
+)
 @click.option("--check-only", is_flag=True, help="Build nothing; only test the installed Horovod.")
-def build_command(nccl: bool | None, mpi: bool | None, jobs: int | None, cache: bool, check_only: bool) -> None:
+def build_command(
+    nccl: bool | None, mpi: bool | None, jobs: int | None, cache: bool, wheel: Path | None, check_only: bool
+) -> None:
     """Build and install Horovod 0.28.1 for the installed torch.
 
     Two processes then make an allreduce, to test it. HOROVOD_* variables are passed to Horovod's build.
@@ -97,6 +107,7 @@ def build_command(nccl: bool | None, mpi: bool | None, jobs: int | None, cache: 
     Examples:
       edl-hvd build-horovod
       edl-hvd build-horovod --with-nccl --jobs 8
+      edl-hvd build-horovod --wheel wheels/
       edl-hvd build-horovod --check-only
 
     Documents: docs/build.md.
@@ -104,11 +115,27 @@ def build_command(nccl: bool | None, mpi: bool | None, jobs: int | None, cache: 
     console = Console(highlight=False)
     environ = process_environment()
     with _Screen(console) as screen:
-        if check_only:
+        if check_only and wheel is not None:
+            raise click.UsageError("--check-only builds nothing, so there is no wheel; leave one of them out")
+        if wheel is not None:
+            made = make_wheel(BuildOptions(nccl, mpi, jobs), environ, cache_folder(), cache, screen, wheel)
+        elif check_only:
             outcome = prove(environ, screen)
         else:
             outcome = build_horovod(BuildOptions(nccl, mpi, jobs), environ, cache_folder(), cache, screen)
+    if wheel is not None:
+        console.print(_say_wheel(made), soft_wrap=True)
+        return
     console.print(_summary(outcome, check_only), soft_wrap=True)
+
+
+def _say_wheel(made: Wheel) -> str:
+    origin = "from the cache" if made.reused else "compiled"
+    path = shlex.quote(str(made.path))
+    return (
+        f"{escape(str(made.path))} ({origin}); on hosts of the same kind, see {escape(made.facts.name)} beside it: "
+        f"pip install {escape(path)} && edl-hvd build-horovod --check-only"
+    )
 
 
 def _summary(outcome: Outcome, check_only: bool) -> str:

@@ -41,6 +41,7 @@ class JobScreen:
         self._world = WorldChanges()
         self._failures = Failures()
         self._ranks: dict[str, str] = {}
+        self._restored_step = -1
         self._began_s = time.monotonic()
 
     # --- the workers' output ---
@@ -79,6 +80,9 @@ class JobScreen:
             self._say(str(action))
 
     def beat(self, worker: str, beat: Beat) -> None:
+        if beat.restored_step > self._restored_step:
+            self._restored_step = beat.restored_step
+            self._say(f"training goes on from the checkpoint of step {beat.restored_step:,}")
         if beat.generation == self._world.generation and beat.step > self._world.step:
             self._failures.forget(beat.generation)  # a step in a new world: the failure is overcome
 

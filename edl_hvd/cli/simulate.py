@@ -73,7 +73,13 @@ def cost_options(command: Callable) -> Callable:
 
 
 @click.command("simulate")
-@click.option("--trace", "path", required=True, metavar="FILE", help="Trace of hosts, as CSV.")
+@click.option(
+    "--trace",
+    "path",
+    required=True,
+    metavar="FILE",
+    help="Trace of hosts, as CSV, or spot-day, which comes with this package.",
+)
 @click.option(
     "--divide", type=click.IntRange(min=1), default=1, metavar="N", help="Simulate one host for every N of the trace."
 )
@@ -117,7 +123,7 @@ def simulate_command(
 
     \b
     Examples:
-      edl-hvd simulate --trace spot.csv
+      edl-hvd simulate --trace spot-day
       edl-hvd simulate --trace spot.csv --costs events.jsonl --notice 2min
       edl-hvd simulate --trace spot.csv --divide 12 --picture spot.png
 

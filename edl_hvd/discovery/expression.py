@@ -28,7 +28,7 @@ FORM = (
 _FLAG = re.compile(r"([a-z][a-z-]*)=")
 _KIND = re.compile(r"\s*([a-z][a-z0-9_]*):")
 _CALL = re.compile(r"\s*([A-Za-z][A-Za-z0-9_]*)\s*\(")
-_COUNT = re.compile(r"\s*([0-9]+)(?:\s*(slots?|hosts?))?\s*")
+_COUNT = re.compile(r"\s*([0-9]{1,9})(?:\s*(slots?|hosts?))?\s*")
 _UNQUOTED = re.compile(r"[^\s,()\"\\]([^,()\"\\]*[^\s,()\"\\])?")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edl_hvd.errors import UsageError
+from edl_hvd.hosts import read_count, shown
 from edl_hvd.values import Interval
 
 
@@ -80,9 +81,10 @@ class Flags:
 
     def count(self, name: str, default: int) -> int:
         text = self.text(name, str(default))
-        if not text.isdecimal() or int(text) < 1:
-            raise UsageError(f"--{name} {text!r} is not usable; expected a whole number, at least 1")
-        return int(text)
+        number = read_count(text)
+        if not number:
+            raise UsageError(f"--{name} {shown(text)} is not usable; expected a whole number, at least 1")
+        return number
 
     def seconds(self, name: str, default: float) -> float:
         text = self.text(name, "")

@@ -38,6 +38,7 @@ class Answer:
         left_out: Members of the group that are no hosts now, by the source's name for them, with the reason.
         age_s: Seconds by which the oldest part is older than the request; 0 if every part is new.
         warning: Reason why a part is old; empty if none is.
+        holds_s: Seconds for which the answer stays the same while the ``files`` of its source are unchanged.
     """
 
     hosts: tuple[HostSlots, ...] = ()
@@ -46,6 +47,7 @@ class Answer:
     left_out: Mapping[str, str] = field(default_factory=dict)
     age_s: float = 0.0
     warning: str = ""
+    holds_s: float = field(default=0.0, compare=False)
 
     def later(self, passed_s: float) -> Answer:
         """Return the same answer after a time, with less time in its notices.
@@ -80,6 +82,14 @@ class Source(ABC):
     """
 
     parts: tuple[Source, ...] = ()
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The paths on which the answer depends besides the time, present or not; empty for a source of another kind.
+
+        A poll of a script asks again only when one of them has changed or the answer's ``holds_s`` are over.
+        """
+        return ()
 
     @abstractmethod
     def answer(self) -> Answer:

@@ -25,7 +25,7 @@ def check_tools(environ: Mapping[str, str], horovod_works: bool) -> list[CheckRe
     found = (
         ("C++ compiler", tools.find_compiler(environ), "apt-get install g++, or set CXX", lack),
         ("make", tools.find_tool(["make", "gmake"], environ), "apt-get install make", lack),
-        ("CMake", tools.find_cmake(environ), "pip install 'edl-hvd[horovod]'", lack),
+        ("CMake", tools.find_cmake(environ), "pip install 'edl-hvd[build-horovod]'", lack),
         ("MPI compiler", tools.find_tool(["mpicxx"], environ), "", OK),
         ("ccache", tools.find_tool(["ccache"], environ), "", OK),
     )

@@ -24,6 +24,26 @@ _GIVE_UP_S = 60.0
 # A script that hangs is reported, not waited for.
 
 
+def _storage_remedy(error: EdlHvdError) -> str:
+    """What helps against this failure of a storage; it is told by the cause, which is the library's own error."""
+    if isinstance(error, UsageError):
+        return "correct --checkpoint"
+    cause = error.__cause__
+    kind = type(cause).__name__
+    code = str(getattr(cause, "response", {}).get("Error", {}).get("Code", ""))
+    if kind in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"):
+        return "give this host credentials: those two variables, a profile in AWS_PROFILE, or an instance role"
+    if kind == "NoRegionError":
+        return "set AWS_DEFAULT_REGION on this host"
+    if code in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken"):
+        return "correct or renew the credentials of this host; 'aws sts get-caller-identity' says whose they are"
+    if code == "NoSuchBucket":
+        return "create the bucket, or correct --checkpoint"
+    if kind.endswith(("ConnectionError", "TimeoutError", "ConnectionClosedError")):
+        return "look at the network of this host, at AWS_ENDPOINT_URL and at the region"
+    return "grant this host read, write and delete there"
+
+
 def check_storage(url: str) -> CheckResult:
     """Write, read and delete one small object at ``url``, as a checkpoint would."""
     probe = f"doctor-{uuid.uuid4().hex}"
@@ -38,10 +58,7 @@ def check_storage(url: str) -> CheckResult:
         finally:
             storage.close()
     except EdlHvdError as error:
-        fix = (
-            "correct --checkpoint" if isinstance(error, UsageError) else "grant this host read, write and delete there"
-        )
-        return CheckResult(_STORAGE, "checkpoints", MISSING, str(error), fix)
+        return CheckResult(_STORAGE, "checkpoints", MISSING, str(error), _storage_remedy(error))
     if read != content:
         return CheckResult(
             _STORAGE, "checkpoints", MISSING, f"{url} gave back other bytes than were written", "report it"

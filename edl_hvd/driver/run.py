@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from edl_hvd.discovery.damping import Damping
@@ -23,13 +23,16 @@ from edl_hvd.driver.preflight.preflight import Preflight
 from edl_hvd.driver.reporter import Reporter, Screen
 from edl_hvd.driver.workers.launcher import Launcher, Program
 from edl_hvd.driver.workers.output import OutputFiles
+from edl_hvd.driver.workers.process import signal_group
 from edl_hvd.driver.workers.ssh import Ssh
 from edl_hvd.errors import EdlHvdError, PlatformError
+from edl_hvd.process_identity import is_stopped
+from edl_hvd.protocol import LONGEST_SAVE_S
 from edl_hvd.settings import Settings, own_environment
 
-_ORPHANS_S = 600.0
-# A last checkpoint of some gigabytes over a slow network, as for a worker that is asked to exit.
 _ORPHAN_POLL_S = 0.2
+_LATE_S = 5.0
+# Orphans end by themselves; on a busy machine their own timers may be late.
 
 
 def run_job(options: Options, screen: Screen) -> int:
@@ -180,25 +183,48 @@ class EdlRun:
     async def _wait_for_orphans(self) -> None:
         """Workers of an earlier run that lost their driver save and go; their checkpoint is the one to start from.
 
+        They have their grace to come to that, and then time to save. One that is stopped cannot end itself; it and
+        whatever else is there afterwards is killed.
+
         Raises:
-            PlatformError: They do not go.
+            PlatformError: The user does not want to wait, or they cannot be killed.
         """
         orphans = self._folder.orphans
         if not orphans:
             return
         pids = ", ".join(str(orphan.pid) for orphan in orphans)
+        grace_s = Settings.from_environment().termination_grace_s + _LATE_S
         self._screen.note(
-            f"waiting for the workers of the edlrun that was killed, which save and end (processes {pids})"
+            f"waiting for the workers of the edlrun that was killed, which save and end (processes {pids}); what "
+            f"stands still is killed after {grace_s:.0f} s, and what still saves after {grace_s + LONGEST_SAVE_S:.0f} s"
         )
-        ends_s = asyncio.get_running_loop().time() + _ORPHANS_S
+        clock = asyncio.get_running_loop()
+        began_s = clock.time()
         while orphans := self._folder.orphans:
-            if self._shutdown.is_requested() or asyncio.get_running_loop().time() > ends_s:
+            waited_s = clock.time() - began_s
+            late = [
+                orphan.pid
+                for orphan in orphans
+                if orphan.pid is not None
+                and waited_s >= (grace_s if is_stopped(orphan.pid) else grace_s + LONGEST_SAVE_S)
+            ]
+            if self._shutdown.is_requested() or not self._kill_orphans(late):
                 pids = " ".join(str(orphan.pid) for orphan in orphans)
                 raise PlatformError(
                     f"workers of the job's earlier run are still there (processes {pids}), so nothing was started; end "
                     f"them (kill {pids}), then give the same command again"
                 )
             await asyncio.sleep(_ORPHAN_POLL_S)
+
+    def _kill_orphans(self, pids: Sequence[int]) -> bool:
+        """Kill processes and those that they have started; whether this user may."""
+        for pid in pids:
+            self._screen.note(f"process {pid} of the earlier run neither saves nor ends, and is killed")
+            try:
+                signal_group(pid, signal.SIGKILL)  # each worker leads a group of its own
+            except PermissionError:
+                return False
+        return True
 
     async def _first_hosts(self, feed: HostFeed) -> HostsFound:
         """The first hosts that discovery finds.

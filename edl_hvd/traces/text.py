@@ -14,12 +14,17 @@ from __future__ import annotations
 import csv
 import io
 import math
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from edl_hvd.errors import UsageError
-from edl_hvd.hosts import HostSlots
+from edl_hvd.hosts import HostSlots, shown
 from edl_hvd.traces.trace import HostChange, Trace
 
+_SHIPPED = Path(__file__).parent / "shipped"
+_MOST_DIGITS = 15
+# Thirty thousand years in milliseconds.
 _FORM = (
     "expected 'MILLISECONDS,add,HOST', 'MILLISECONDS,remove,HOST', 'MILLISECONDS,price,USD_PER_HOUR' or, as the "
     "last row, 'MILLISECONDS,end'"
@@ -29,11 +34,15 @@ _FORM = (
 def read_trace(path: str) -> Trace:
     """Read the trace in a file.
 
+    Args:
+        path: Path of the file, or the name of a trace that comes with this package, "spot-day".
+
     Raises:
         UsageError: The file cannot be read, or a line is wrong; the message has its number.
     """
+    shipped = _SHIPPED / f"{os.path.basename(path)}.csv"
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path if os.path.exists(path) or not shipped.is_file() else shipped, encoding="utf-8-sig") as file:
             text = file.read()
     except OSError as error:
         raise UsageError(f"cannot read the trace {path}: {error.strerror}") from error
@@ -120,8 +129,8 @@ class _RowReader:
                 (self._add if what == "add" else self._remove)(HostSlots(host, 1).host, moment)
 
     def _moment(self, text: str) -> _Moment:
-        if not (text.isdecimal() and text.isascii()):
-            raise UsageError(f"time {text!r} is not understood; expected whole milliseconds since the beginning")
+        if not (text.isdecimal() and text.isascii() and len(text) <= _MOST_DIGITS):
+            raise UsageError(f"time {shown(text)} is not understood; expected whole milliseconds since the beginning")
         time_ms, last_ms = int(text), self.moments[-1].time_ms if self.moments else -1
         if time_ms < last_ms:
             raise UsageError(f"time {text} is before that of the row above ({last_ms}); expected order of time")

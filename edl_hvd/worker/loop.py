@@ -14,6 +14,7 @@ from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.data.sampler import ElasticBatchSampler
 from edl_hvd.errors import PlatformError, WorldBrokenError
 from edl_hvd.events import EventLog, JobEnded, JobStarted, WorkerLeft
+from edl_hvd.protocol import LONGEST_SAVE_S
 from edl_hvd.settings import Settings
 from edl_hvd.worker import process
 from edl_hvd.worker.commit_protocol import CommitProtocol, HostsUpdatedInterrupt
@@ -46,6 +47,7 @@ class ElasticLoop:
 
     def __init__(self, state: State, settings: Settings, clock: Clock = SYSTEM_CLOCK) -> None:
         self._runtime = state._runtime
+        self._grace_s = settings.termination_grace_s
         self._store = self._runtime.store
         self._process = process.current()
         self._events = EventLog(settings.events, clock)
@@ -118,8 +120,10 @@ class ElasticLoop:
     def _exit_gracefully(self, exit_: GracefulExit) -> NoReturn:
         logger.info("%s", exit_)
         if exit_.save and self._store.held >= 0:
+            exit_.end_within(LONGEST_SAVE_S)
             self._checkpoints.write_emergency(self._store, exit_.remaining_s)
             self._checkpoints.lease.release()
+            exit_.end_within(self._grace_s)  # the script may have threads that do not end
         launch, generation = self._process.launch, self._downtime.generation
         self._events.emit(WorkerLeft(generation, f"{launch.host}:{launch.local_rank}", self._store.step))
         sys.exit(exit_.code)
@@ -155,8 +159,10 @@ class ElasticLoop:
         world = joined.world
         self._runtime.bind(WorldGroup(world.rank, world.size, joined.collectives))
         agreed = self._agreement.reach(joined, self._known_step, self._downtime.generation)
-        if agreed.is_restored and world.rank == 0:
-            self._runtime.began_at = self._store.step
+        if agreed.is_restored:
+            progress.restored_step = self._store.step
+            if world.rank == 0:
+                self._runtime.began_at = self._store.step
         self._apply_world(world)
         self._commits.enter_world(world, agreed.nonce)
         self._downtime.announce(world, agreed.generations, self._store.step)

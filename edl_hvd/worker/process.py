@@ -132,13 +132,21 @@ def _print_stacks_on_sigquit() -> None:
         faulthandler.register(signal.SIGQUIT, file=2)
 
 
+def _end_within(seconds: float) -> None:
+    """End this process so many seconds from now, with the stacks of its threads; the newest call counts.
+
+    The timer is native: it needs neither the main thread nor Python's lock, which may be what the worker hangs in.
+    """
+    faulthandler.dump_traceback_later(seconds, exit=True, file=2)
+
+
 def _rendezvous_for(launch: Launch) -> Rendezvous:
     launcher = "edlrun" if launch.driver else "horovodrun" if launch.address is not None else "mpirun"
     try:
         if launch.driver is not None:
             from edl_hvd.worker.joining.driver_rendezvous import DriverRendezvous
 
-            return DriverRendezvous(launch)
+            return DriverRendezvous(launch, Settings.from_environment().termination_grace_s, _end_within)
         if launch.address is not None:
             from edl_hvd.worker.joining.horovod_rendezvous import HorovodRendezvous
 
@@ -258,13 +266,16 @@ def device() -> torch.device:
     """The device for this worker's model and batches. Any rank; not collective.
 
     Returns:
-        The GPU with the number ``local_rank() % torch.cuda.device_count()``, or the CPU if there is no GPU.
+        The GPU with the number ``local_rank() % torch.cuda.device_count()``. Without one it is Apple's ``mps`` where
+        there is no launcher, since Horovod can sum nothing that lies there; else the CPU.
 
     Raises:
         UsageError: :func:`init` was not called, and there is a GPU to choose.
     """
     if torch.cuda.is_available():
         return torch.device("cuda", local_rank() % torch.cuda.device_count())
+    if torch.backends.mps.is_available() and isinstance(current().rendezvous, SoloRendezvous):
+        return torch.device("mps")
     return torch.device("cpu")
 
 

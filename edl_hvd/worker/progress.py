@@ -62,6 +62,7 @@ class Progress:
         step: Optimizer steps of the whole run.
         samples: Samples of the whole run.
         saved_step: Step of the newest checkpoint known to be complete; -1 for none.
+        restored_step: Step of the checkpoint that this process has restored; -1 for none.
         phase: "start", "join", "script" (the elastic function, outside ``state.batches``), "input", "compute",
             "collective" (it waits for the others), "commit", "checkpoint", or "end".
         waits: Waits that it has come through in the present world.
@@ -74,7 +75,7 @@ class Progress:
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self.step = self.samples = 0
-        self.saved_step = -1
+        self.saved_step = self.restored_step = -1
         self.phase = "start"
         self.waits = self.steps = self.batches = 0
         self.collective = ""
@@ -148,6 +149,7 @@ class Progress:
             phase_s=now_s - since_s, compute_s=self._compute_s, waits=self.waits, steps=self.steps,
             batches=self.batches, slowest_s=self._slowest_s,
             collective=self.collective if phase == "collective" else "", teachers=answer_counts.look(),
+            restored_step=self.restored_step,
         )  # fmt: skip
 
     def _recognise(self, phase: str, now_s: float) -> str | None:

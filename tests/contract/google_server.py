@@ -45,6 +45,7 @@ class GoogleServer(GoogleMetadata):
         groups: Members by "zones/ZONE" or "regions/REGION" and name.
         instances: By zone and name.
         kinds: Types of machine by name.
+        repeats_tokens: Every request is refused with a 401 that has the token in it.
     """
 
     def __init__(self) -> None:
@@ -54,6 +55,7 @@ class GoogleServer(GoogleMetadata):
         self.kinds: dict[str, dict[str, Any]] = {name: {"name": name} for name in ("e2-micro", "n1-standard-4")}
         self.texts |= {"project/project-id": PROJECT, "instance/zone": f"projects/123456/zones/{ZONE}"}
         self.tokens = 0
+        self.repeats_tokens = False
         self.renew_token()
 
     def renew_token(self) -> None:
@@ -101,6 +103,8 @@ class GoogleServer(GoogleMetadata):
             if self.behaviour == "no account" and path.endswith("/token"):
                 return Reply(404, b"Not Found", reply.headers)
             return Reply(reply.status, reply.body) if self.behaviour == "stranger" else reply
+        if self.repeats_tokens:
+            return _refuse(401, "authError", f"no such token: {headers['authorization'].removeprefix('Bearer ')}")
         if self.behaviour == "wrong credentials" or headers.get("authorization") != f"Bearer ya29.{self.tokens}":
             return _refuse(401, "authError", "Invalid Credentials")
         if self.behaviour in REFUSALS:

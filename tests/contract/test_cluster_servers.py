@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from clocks import FakeClock
 from discovery_clusters import KubernetesScene, UrlScene
 from kubernetes_server import KubernetesServer, ListServer, ToldServer, deleted, make_certificate, pod
 
+from edl_hvd.clock import SystemClock
 from edl_hvd.discovery.source import Answer
 from edl_hvd.discovery.sources.kubernetes import Kubernetes
 from edl_hvd.discovery.sources.url import Url
-from edl_hvd.discovery.sources.web import http_get
+from edl_hvd.discovery.sources.web import LONGEST_RETRY_S, http_get
 from edl_hvd.errors import DiscoveryError
 from edl_hvd.hosts import HostSlots
 
@@ -200,6 +206,98 @@ def test_a_redirect_is_followed_on_the_same_host_only():
             http_get(f"{server.url}/away", headers)
         with pytest.raises(DiscoveryError, match="redirects more than 3 times"):
             http_get(f"{server.url}/circle", headers)
+    finally:
+        server.close()
+
+
+class HurriedClock(SystemClock):
+    """Half a second passes with every look."""
+
+    looks = 0
+
+    def monotonic_s(self) -> float:
+        self.looks += 1
+        return self.looks / 2
+
+
+@pytest.mark.parametrize("start", [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nETag: "])
+def test_a_server_that_trickles_header_bytes_is_given_up(start):
+    """It ends by itself after 400 bytes, which is no answer either."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def trickle() -> None:
+        connection, _ = listening.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(start)
+            for _ in range(400):
+                connection.sendall(b"a")
+                time.sleep(0.001)
+
+    thread = threading.Thread(target=trickle)
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/job"
+        with pytest.raises(DiscoveryError, match=r"/job did not answer within 20 s"):
+            http_get(url, {}, whole_s=20.0, clock=HurriedClock())
+    finally:
+        listening.close()
+        thread.join()
+
+
+class Refusing(ToldServer):
+    """Refuses with this status and these headers, and repeats the token that it was given."""
+
+    def __init__(self, status: int, **headers: str) -> None:
+        super().__init__()
+        self.reply = (status, {name.replace("_", "-"): value for name, value in headers.items()})
+
+    def answer(self, path, headers):
+        status, told = self.reply
+        return status, told, f"no such token: {headers['Authorization']}, {path}".encode()
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "left_s"),
+    [
+        (429, "120", 120),
+        (503, "120", 120),
+        (503, "86400", LONGEST_RETRY_S),
+        (503, "Tue, 01 Jan 2030 00:02:00 GMT", 120),
+        (503, "soon", None),
+        (500, "120", None),
+    ],
+)
+@pytest.mark.parametrize("kind", ["url", "kubernetes"])
+def test_a_busy_server_is_left_alone_for_as_long_as_it_asks(kind, status, text, left_s):
+    server, clock = Refusing(status, Retry_After=text, Date="Tue, 01 Jan 2030 00:00:00 GMT"), FakeClock()
+    try:
+        source = Url(server.url, clock=clock) if kind == "url" else Kubernetes("a=b", server.url, "n", clock=clock)
+        with pytest.raises(DiscoveryError, match=f"status {status}"):
+            source.answer()
+        if left_s is not None:
+            clock.sleep(left_s - 1)
+            with pytest.raises(DiscoveryError, match=r"asked to be left alone for another 1 s \(Retry-After\)"):
+                source.answer()
+            assert len(server.questions) == 1
+            clock.sleep(1)
+        with pytest.raises(DiscoveryError, match=f"status {status}"):
+            source.answer()
+        assert len(server.questions) == 2
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("token", ["s3cret", "s3cret/+=="])
+def test_a_token_that_a_server_repeats_is_not_shown(tmp_path, token):
+    (tmp_path / "token").write_text(f"{token}\n")
+    server = Refusing(401)
+    try:
+        with pytest.raises(DiscoveryError) as raised:
+            Url(f"{server.url}/job", token_file=str(tmp_path / "token")).answer()
+        assert "no such token: Bearer ***, /job" in str(raised.value)
+        server.reply = (302, {"Location": f"http://example.invalid/?token={token}"})
+        with pytest.raises(DiscoveryError, match=r"sends elsewhere, to .*token=\*\*\*'"):
+            Url(f"{server.url}/job", token_file=str(tmp_path / "token")).answer()
     finally:
         server.close()
 

@@ -133,13 +133,33 @@ def test_status_checks_count_when_asked_for(ec2: Ec2Scene) -> None:
         ("clock skew", "check this machine's clock"),
         ("wrong credentials", "credentials are not valid"),
         ("throttled", "raise --refresh"),
-        ("a web page", "did not answer properly"),
+        ("a web page", "answered describe_instances with something that has no Reservations; .* AWS_ENDPOINT_URL"),
+        ("nothing", "has no Reservations; .* AWS_ENDPOINT_URL and the proxy"),
     ],
 )
 def test_what_to_do_when_ec2_refuses(ec2: Ec2Scene, behaviour: str, words: str) -> None:
     ec2.behave(behaviour)
     with pytest.raises(DiscoveryError, match=words):
         ask(source_of("ec2", f"--tag=job={ec2.job}"))
+
+
+@pytest.mark.parametrize(
+    ("variables", "words", "remedy"),
+    [
+        ({"AWS_DEFAULT_REGION": None}, (), "must specify a region; give --region, or set AWS_DEFAULT_REGION"),
+        ({}, ("--region=no such",), "correct --region, or AWS_DEFAULT_REGION"),
+        ({"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}, (), "set AWS_ACCESS_KEY_ID and"),
+        ({"AWS_PROFILE": "nobody"}, (), "correct AWS_PROFILE"),
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}, (), "look at the region .* AWS_ENDPOINT_URL and the network"),
+    ],
+)
+def test_what_to_do_where_aws_cannot_even_be_asked(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str | None], words: tuple[str, ...], remedy: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    with pytest.raises(DiscoveryError, match=f"AWS cannot be asked: .*{remedy}"):
+        ask(source_of("ec2", "--tag=job=resnet50", *words))
 
 
 def test_the_permissions_of_ec2_are_tried_one_by_one(ec2: Ec2Scene) -> None:
@@ -201,12 +221,25 @@ def test_a_member_that_comes_or_goes_is_left_out(group: AutoScalingScene, state:
     assert list(answer.left_out.values()) == [f"its group has it as {state}"]
 
 
-def test_a_member_that_ec2_does_not_know_is_left_out(group: AutoScalingScene) -> None:
-    (gone,) = group.attach_instances(1)
+def test_members_that_ec2_does_not_know_are_doubt_and_drop_no_host(group: AutoScalingScene) -> None:
+    _, gone = group.attach_instances(2)
     group.gate.rewritten["DescribeAutoScalingGroups"] = (gone["InstanceId"].encode(), b"i-0123456789abcdef0")
+    with pytest.raises(
+        DiscoveryError, match=r"lists 2 instances in service, and EC2 knows only 1 .*i-0123456789abcdef0"
+    ):
+        source_of("auto_scaling", group.job, "--slots=1").answer()
+    group.gate.rewritten["DescribeInstances"] = (b"<instanceId>", b"<instanceId>i-9")  # EC2 answers for others
+    with pytest.raises(DiscoveryError, match="EC2 knows only 0 of them"):
+        source_of("auto_scaling", group.job, "--slots=1").answer()
+
+
+def test_a_member_that_has_been_terminated_is_known_and_left_out(group: AutoScalingScene) -> None:
+    here, gone = group.attach_instances(2)
+    group.ec2.stop_instances(InstanceIds=[gone["InstanceId"]])
+    group.gate.rewritten["DescribeInstances"] = (b"<name>stopped</name>", b"<name>terminated</name>")
     answer = source_of("auto_scaling", group.job, "--slots=1").answer()
-    assert answer.hosts == ()
-    assert answer.left_out == {"i-0123456789abcdef0": "EC2 does not know it"}
+    assert answer.hosts == (HostSlots(here["PrivateIpAddress"], 1),)
+    assert answer.left_out == {gone["InstanceId"]: "is terminated"}
 
 
 def test_all_of_a_large_group_is_found(group: AutoScalingScene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from google_server import PROJECT, ZONE, GoogleServer
 from edl_hvd.clock import SystemClock
 from edl_hvd.discovery.source import Source
 from edl_hvd.discovery.sources.google_api import RENEW_S, GoogleCloud
-from edl_hvd.errors import DiscoveryError
+from edl_hvd.errors import DiscoveryError, UsageError
 
 
 @pytest.fixture
@@ -49,12 +49,39 @@ def test_members_of_a_group_of_google_count_while_they_run_and_are_left_alone(go
 
 def test_an_instance_of_google_that_stops_between_two_answers_is_left_out(google: GoogleServer) -> None:
     google.add("resnet", "r-1")
-    google.add("resnet", "r-2")
     google.instances[ZONE, "r-1"]["status"] = "STOPPING"
-    del google.instances[ZONE, "r-2"]
     answer = google_source(google, "--slots=2").answer()
     assert answer.hosts == ()
-    assert answer.left_out == {f"{ZONE}/r-1": "is STOPPING", f"{ZONE}/r-2": "Compute Engine does not list it"}
+    assert answer.left_out == {f"{ZONE}/r-1": "is STOPPING"}
+
+
+def test_lists_of_google_that_contradict_each_other_are_doubt_and_drop_no_host(google: GoogleServer) -> None:
+    for number in range(7):
+        google.add("resnet", f"r-{number}")
+    for number in range(3, 7):
+        del google.instances[ZONE, f"r-{number}"]
+    with pytest.raises(DiscoveryError, match=f"lists 7 running .* has only 3 of them, not {ZONE}/r-3, .*, \\.\\.\\.;"):
+        google_source(google, "--slots=2").answer()
+
+
+@pytest.mark.parametrize("words", [(), ("--token-file=/etc/token",)])
+def test_a_token_of_google_never_goes_over_an_unencrypted_line(words: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match=r"--endpoint 'http://10\.0\.0\.1/compute/v1' would get the token unencrypted"):
+        source_of("google", "resnet", "--endpoint=http://10.0.0.1/compute/v1", *words)
+
+
+def test_a_token_that_compute_engine_repeats_is_not_shown(google: GoogleServer, tmp_path: Path) -> None:
+    google.add("resnet", "r-1")
+    (tmp_path / "token").write_text("ya29.secret/token\n")
+    google.repeats_tokens = True
+    with pytest.raises(DiscoveryError) as raised:
+        ask(
+            google_source(
+                google, f"--token-file={tmp_path}/token", "--slots=1", f"--project={PROJECT}", f"--zone={ZONE}"
+            )
+        )
+    assert "no such token: ***" in str(raised.value)
+    assert "secret" not in str(raised.value)
 
 
 def test_a_regional_group_of_google_has_instances_in_several_zones(google: GoogleServer) -> None:

@@ -16,6 +16,7 @@ request. Serving an old answer meanwhile is stale-while-revalidate of RFC 5861.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -24,6 +25,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.discovery.polling.poll import sign_of
 from edl_hvd.discovery.polling.record import Record
 from edl_hvd.discovery.registry import PolledSource, make_source, read_variables
 from edl_hvd.errors import DiscoveryError, UsageError
@@ -37,6 +39,8 @@ IDLE_S = 30
 # Seconds. A job polls about once per second; half a minute without a poll means that it has ended.
 GAP_S = 60
 # Seconds. After a minute without a request the next poll is the first of a new job, and may wait longer.
+SETTLED_S = 2.0
+# The coarsest clock of a file system in use, that of FAT.
 LOOK_S = 0.002
 # Seconds. A local file answers within a few of these; each pause is twice the one before,
 LONGEST_LOOK_S = 0.032
@@ -81,7 +85,9 @@ def find_answer(polled: PolledSource, entry: CacheEntry, clock: Clock) -> tuple[
         # Once: a refresher that dies at once is not started again.
         refreshing = refreshing or entry.start_refresher(polled, since_s, clock)
         now_s = clock.monotonic_s()
-        may_serve_at_once = polled.refresh_s > 0 and record.is_servable(now_s, polled.stale_s)
+        # Not the answer of an earlier job, whose hosts may have ended: the first poll has time for a new one.
+        is_of_this_job = started_s - record.asked_s < _gap_s(polled) and record.answered_s >= record.began_s
+        may_serve_at_once = polled.refresh_s > 0 and is_of_this_job and record.is_servable(now_s, polled.stale_s)
         if may_serve_at_once or now_s >= max(started_s + ANSWER_S, record.began_s + polled.first_s):
             break
         clock.sleep(look_s)
@@ -93,11 +99,13 @@ def find_answer(polled: PolledSource, entry: CacheEntry, clock: Clock) -> tuple[
 def _judge(record: Record, polled: PolledSource, started_s: float, now_s: float) -> tuple[str, str]:
     if record.is_fresh(started_s - polled.refresh_s):
         return record.answer, record.remark
-    failed = record.failed_s > record.answered_s
-    reason = record.failure if failed else f"the source did not answer within {now_s - started_s:.1f} s"
+    failed = record.failed_s > record.answered_s and record.failed_s >= record.asked_s
+    waited_s = now_s - started_s
+    late = f"the source did not answer within {waited_s:.1f} s" if waited_s >= ANSWER_S else "a newer one is on its way"
+    reason = record.failure if failed else late
     age_s = now_s - record.answered_s + record.age_s
     if record.is_servable(now_s, polled.stale_s):
-        is_doubtful = failed or age_s > 3 * polled.refresh_s
+        is_doubtful = record.failed_s > record.answered_s or age_s > 3 * polled.refresh_s
         warning = f"giving the answer of {age_s:.0f} s ago, good for {polled.stale_s:g} s: {reason}"
         return record.answer, warning * is_doubtful
     if record.answer and polled.stale_s:
@@ -213,12 +221,13 @@ def refresh(polled: PolledSource, entry: CacheEntry, clock: Clock) -> None:
 
 def ask(polled: PolledSource, entry: CacheEntry, clock: Clock) -> None:
     """Ask the source once and write the record."""
-    record = entry.read().asked(clock.monotonic_s(), max(GAP_S, 3 * polled.refresh_s))
+    record = entry.read().asked(clock.monotonic_s(), _gap_s(polled))
     entry.write(
         record, polled.refresh_s
     )  # before the request: a refresher that is killed is not followed by another at once
+    signs = _signs(polled.source.files, clock.wall_s())  # before it is read: what changes meanwhile shows later
     try:
-        record = _answer(polled, record)
+        record = _answer(polled, record, signs)
     except (DiscoveryError, UsageError) as error:
         record = record.failed(str(error))
     except Exception as error:  # this process has no standard error; the next poll prints the record
@@ -226,11 +235,33 @@ def ask(polled: PolledSource, entry: CacheEntry, clock: Clock) -> None:
     entry.write(record, polled.refresh_s)
 
 
-def _answer(polled: PolledSource, record: Record) -> Record:
+def _gap_s(polled: PolledSource) -> float:
+    """Seconds without a request after which the next poll is the first of a new job."""
+    return max(GAP_S, 3 * polled.refresh_s)
+
+
+def _signs(paths: Sequence[str], now_s: float) -> str:
+    """The signs of files for ``poll.py``; empty where a later change need not show in them.
+
+    A file that is written twice within a tick of its system's clock, and read in between, has the same sign.
+    """
+    signs = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            if now_s - os.stat(path).st_ctime < SETTLED_S:
+                return ""
+        signs += [sign_of(path), path]
+    return "" if any(separator in path for path in paths for separator in "\t\n") else "\t".join(signs)
+
+
+def _answer(polled: PolledSource, record: Record, signs: str) -> Record:
     """The record after a request at ``record.asked_s``."""
     if not polled.is_damped and not polled.source.parts:
-        hosts = polled.source.answer().hosts
-        return record.answered(format_hosts(hosts)) if hosts else record.answered_empty()
+        found = polled.source.answer()
+        unchanged = f"{record.asked_s + found.holds_s!r}\t{signs}" if signs else ""
+        return (
+            record.answered(format_hosts(found.hosts), unchanged=unchanged) if found.hosts else record.answered_empty()
+        )
     from edl_hvd.discovery.polling.stateful import answer  # a poll of a file does not need it
 
     return answer(polled, record)

@@ -3,8 +3,8 @@
 Called as ``python -I -S poll.py CACHE SOURCE [words of the user]``. Prints the hosts and exits with 0, or prints one
 line on standard error and exits with 1 (no answer that can be trusted) or 2 (wrong arguments).
 
-While the last answer is fresh, only this file runs, and it imports almost nothing: importing ``edl_hvd`` would triple
-the cost of a poll. Everything else is in ``cached.py``.
+While the last answer is fresh, or the files that it is from are unchanged, only this file runs, and it imports almost
+nothing: importing ``edl_hvd`` would triple the cost of a poll. Everything else is in ``cached.py``.
 """
 
 from __future__ import annotations
@@ -40,20 +40,41 @@ def _digest(words: list[str]) -> str:
 
 
 def _fresh_answer(key: str) -> str | None:
-    """The cached answer while it is fresh; its first line has the end of that, the boot, and the length."""
+    """The cached answer while it is fresh, or what it was read from is unchanged; the record says how to tell."""
     try:
         folder = os.lstat(os.path.dirname(key))
         if folder.st_uid != os.getuid() or folder.st_mode & 0o170077 != 0o040000:
             return None  # others can write there; cached.py says what to do
         with open(f"{key}.answer", encoding="utf-8") as file, open("/proc/sys/kernel/random/boot_id") as boot:
             fresh_until, boot_id, length = file.readline().split()
-            if boot_id != boot.read().strip() or time.monotonic() >= float(fresh_until):
+            is_known = time.monotonic() < float(fresh_until) or is_unchanged(file.readline())
+            if boot_id != boot.read().strip() or not is_known:
                 return None
             answer = file.read().partition("\n\n")[2]
             os.utime(f"{key}.polled")  # tells the refresher that there are polls
             return answer if len(answer) == int(length) else None
     except (OSError, ValueError):
         return None
+
+
+def is_unchanged(line: str) -> bool:
+    """Whether the answer holds still: a time, and the signs and paths of files, with tabs between them."""
+    until, *files = line.rstrip("\n").removeprefix("unchanged: ").split("\t")
+    if not files or time.monotonic() >= float(until):
+        return False
+    return all(sign_of(path) == sign for sign, path in zip(files[::2], files[1::2]))  # noqa: B905 (costs an import)
+
+
+def sign_of(path: str) -> str:
+    """What a change of a file changes: its number, its size, and the time of its last change; "-" without a file.
+
+    Following links. The time is that of the inode, which programs cannot set back.
+    """
+    try:
+        found = os.stat(path)
+    except OSError:
+        return "-"
+    return f"{found.st_dev}.{found.st_ino}.{found.st_size}.{found.st_ctime_ns}"
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ class Record:
         answer: Newest good answer, ``host:slots`` lines; empty if there is none to serve.
         age_s: Seconds by which the oldest part of the answer is older than its request.
         remark: Warnings beside the answer: why a part is old, why a host is left out; empty for none.
+        unchanged: Signs of the files on which the newest answer depends, and until when, see ``poll.py``; empty where
+            another request is needed to know.
         memory: Memory of the source and the damping, as JSON whose times count back from ``answered_s``.
     """
 
@@ -42,17 +44,22 @@ class Record:
     answer: str = ""
     age_s: float = 0.0
     remark: str = ""
+    unchanged: str = ""
     memory: str = ""
 
     def asked(self, now_s: float, gap_s: float) -> Record:
         """Return the record of a request that begins now; after a gap of ``gap_s`` it begins a new series."""
-        return replace(self, asked_s=now_s, began_s=now_s if now_s - self.asked_s >= gap_s else self.began_s)
+        return replace(
+            self, asked_s=now_s, unchanged="", began_s=now_s if now_s - self.asked_s >= gap_s else self.began_s
+        )
 
-    def answered(self, answer: str, age_s: float = 0.0, remark: str = "", memory: str = "") -> Record:
+    def answered(
+        self, answer: str, age_s: float = 0.0, remark: str = "", memory: str = "", unchanged: str = ""
+    ) -> Record:
         """Return the record after an answer with hosts."""
         return replace(
             self, answered_s=self.asked_s, answer=answer, empty_answers=0,
-            age_s=age_s, remark=_one_line(remark), memory=memory,
+            age_s=age_s, remark=_one_line(remark), memory=memory, unchanged=unchanged,
         )  # fmt: skip
 
     def answered_empty(self) -> Record:
@@ -81,19 +88,22 @@ class Record:
         return bool(self.answer) and now_s - self.answered_s + self.age_s <= stale_s
 
     def to_text(self, refresh_s: float, boot: str) -> str:
-        """The record as text; its first line has the time until which the answer is fresh, the boot, and the length."""
+        """The record as text, whose first two lines ``poll.py`` reads.
+
+        The first has the time until which the answer is fresh, the boot, and the length; the second is ``unchanged``.
+        """
         fresh_until_s = self.answered_s + refresh_s if self.is_fresh(_NEVER) else _NEVER
         head = f"{fresh_until_s!r} {boot} {len(self.answer)}"
         numbers = (self.began_s, self.asked_s, self.answered_s, self.failed_s, self.age_s, self.empty_answers)
         words = f"failure: {self.failure}\nremark: {self.remark}\nmemory: {self.memory}"
-        return f"{head}\n{' '.join(map(repr, numbers))}\n{words}\n\n{self.answer}"
+        return f"{head}\nunchanged: {self.unchanged}\n{' '.join(map(repr, numbers))}\n{words}\n\n{self.answer}"
 
     @classmethod
     def from_text(cls, text: str, boot: str) -> Record:
         """Read a record from ``text``; an empty one if it is damaged or of another boot."""
         head, _, answer = text.partition("\n\n")
         try:
-            first, numbers, failure, remark, memory = head.split("\n")
+            first, unchanged, numbers, failure, remark, memory = head.split("\n")
             if first.split()[1:] != [boot, str(len(answer))]:
                 return cls()
             began_s, asked_s, answered_s, failed_s, age_s, empty_answers = numbers.split()
@@ -107,6 +117,7 @@ class Record:
                 answer=answer,
                 age_s=float(age_s),
                 remark=remark.removeprefix("remark: "),
+                unchanged=unchanged.removeprefix("unchanged: "),
                 memory=memory.removeprefix("memory: "),
             )
         except ValueError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.flags import Flags
@@ -11,12 +10,15 @@ from edl_hvd.discovery.registry import REMOTE_FLAGS, PolledSource, remote_source
 from edl_hvd.discovery.source import Answer, Permission, Source
 from edl_hvd.discovery.sources import ec2_instances
 from edl_hvd.discovery.sources.aws import Aws
-from edl_hvd.discovery.sources.ec2_instances import InstanceOptions, Instances, by_ids, read_options
+from edl_hvd.discovery.sources.ec2_instances import InstanceOptions, Instances, read_options
 from edl_hvd.errors import DiscoveryError
 
 
 class AutoScalingGroup(Source):
     """The instances of a group that are ``InService`` and ``Healthy``, by private address.
+
+    EC2 has to know all of them. It does not for some seconds after a change, or where an answer is cut: that is doubt,
+    and no host is dropped for it.
 
     An instance in ``Pending:Wait`` does not count yet: its lifecycle hook has not finished. An instance in
     ``Terminating:Wait`` no longer counts.
@@ -38,11 +40,7 @@ class AutoScalingGroup(Source):
             reasons = judge_members(self._members())
             left_out = {name: reason for name, reason in reasons.items() if reason}
             names = [name for name, reason in reasons.items() if not reason]
-            found: dict[str, dict[str, Any]] = {}
-            for some in by_ids(names):
-                found |= self._instances.find(some)
-            unknown = dict.fromkeys(set(names) - found.keys(), "EC2 does not know it")
-            return self._instances.judge(found, left_out | unknown)
+            return self._instances.judge(self._instances.find_by_ids(names), left_out)
 
     def _members(self) -> list[Mapping[str, str]]:
         groups = self._aws.pages(

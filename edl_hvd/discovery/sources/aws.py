@@ -13,6 +13,10 @@ from edl_hvd.errors import DiscoveryError
 _NAMES = {"ec2": "EC2", "autoscaling": "Auto Scaling"}
 _NOT_ALLOWED = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException")
 _WRONG = "the credentials are not valid for this account and region"
+_NO_CREDENTIALS = (
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile in AWS_PROFILE, or run where an instance role is "
+    "attached"
+)
 _OLD = "renew the credentials and check this machine's clock"
 _OFTEN = "the account asks too often; raise --refresh"
 _NEXT_STEPS = {
@@ -26,6 +30,21 @@ _NEXT_STEPS = {
     "RequestLimitExceeded": _OFTEN,
     "Throttling": _OFTEN,
     "OptInRequired": "the account may not use this region or service yet; look at its console",
+}
+# What botocore raises by itself.
+_BEFORE_ASKING = {
+    "NoRegionError": "give --region, or set AWS_DEFAULT_REGION, or a region in ~/.aws/config",
+    "InvalidRegionError": "correct --region, or AWS_DEFAULT_REGION, e.g. eu-central-1",
+    "NoCredentialsError": _NO_CREDENTIALS,
+    "PartialCredentialsError": _NO_CREDENTIALS,
+    "CredentialRetrievalError": _NO_CREDENTIALS,
+    "NoAuthTokenError": _NO_CREDENTIALS,
+    "TokenRetrievalError": "renew the login, e.g. with 'aws sso login'",
+    "SSOTokenLoadError": "renew the login, e.g. with 'aws sso login'",
+    "UnauthorizedSSOTokenError": "renew the login, e.g. with 'aws sso login'",
+    "ProfileNotFound": "correct AWS_PROFILE, or add this profile to ~/.aws/config",
+    "EndpointConnectionError": "look at the region (--region, AWS_DEFAULT_REGION), at AWS_ENDPOINT_URL and the network",
+    "ConnectTimeoutError": "look at the region, at AWS_ENDPOINT_URL, and whether this host may connect there",
 }
 
 
@@ -61,7 +80,11 @@ class Aws:
             raise DiscoveryError(_explain(error)) from error
         except (BotoCoreError, ResponseParserError, KeyError, ValueError) as error:  # as botocore raises them
             self._forget()
-            raise DiscoveryError(f"AWS did not answer properly: {type(error).__name__}: {error}") from error
+            kind = type(error).__name__
+            step = _BEFORE_ASKING.get(kind)
+            if step is not None:
+                raise DiscoveryError(f"AWS cannot be asked: {str(error).rstrip('.')}; {step}") from error
+            raise DiscoveryError(f"AWS did not answer properly: {kind}: {error}") from error
 
     def _forget(self) -> None:
         """Drop the session, which reads credentials from files once only; they may have been renewed."""
@@ -80,6 +103,11 @@ class Aws:
         token: dict[str, str] = {}
         while True:
             page = getattr(client, operation)(**parameters, **token)
+            if items not in page:
+                raise DiscoveryError(
+                    f"{_NAMES[service]} answered {operation} with something that has no {items}; expected its list, "
+                    "not e.g. a web page of a proxy; look at AWS_ENDPOINT_URL and the proxy"
+                )
             yield from page[items]
             if not page.get("NextToken"):
                 return

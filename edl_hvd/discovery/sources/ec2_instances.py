@@ -19,10 +19,11 @@ SPOT_NOTICE_S = 120.0
 # EC2 marks a spot instance two minutes before it stops or ends it (User Guide, "Spot Instance interruption notices").
 PRICE_S = 300.0
 # Seconds. Spot prices change a few times a day; a request every ten seconds would find the same ones.
+_NAMED = 3  # instances in a message
 FILTER_VALUES = 200
 # The most values that a filter of EC2 takes.
 _STATES = ("pending", "running", "stopping", "stopped", "shutting-down")
-# A terminated instance, which EC2 lists for another hour, is left out.
+# Of those that a filter finds. A terminated instance, which EC2 lists for another hour, is left out.
 _ANY_TYPE = "t3.micro"
 # Every region has this type.
 _LINUX = ("Linux/UNIX", "Linux/UNIX (Amazon VPC)")
@@ -82,6 +83,25 @@ class Instances:
         states = {"Name": "instance-state-name", "Values": list(_STATES)}
         found = self._ask("describe_instances", "Reservations", [*filters, states])
         return {instance["InstanceId"]: instance for reservation in found for instance in reservation["Instances"]}
+
+    def find_by_ids(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Find instances of which another service says that they are there, terminated ones included.
+
+        Raises:
+            DiscoveryError: EC2 does not list all of them: two services contradict each other, and one of them is wrong.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        for some in _in_parts(names):
+            for reservation in self._ask("describe_instances", "Reservations", [some]):
+                found |= {instance["InstanceId"]: instance for instance in reservation["Instances"]}
+        missing = [name for name in names if name not in found]
+        if missing:
+            raise DiscoveryError(
+                f"the group lists {len(names)} instances in service, and EC2 knows only {len(names) - len(missing)} of "
+                f"them, not {', '.join(missing[:_NAMED])}{', ...' * (len(missing) > _NAMED)}; expected both to agree, "
+                "as they do some seconds after a change; if this goes on, look at the region and the permissions"
+            )
+        return found
 
     def judge(self, instances: Mapping[str, dict[str, Any]], left_out: Mapping[str, str]) -> Answer:
         """Judge which instances are hosts, and add their details.
@@ -208,11 +228,6 @@ class _Prices:
         self._asked_s, self._types = now_s, types
         self._prices = {place: float(price["SpotPrice"]) for place, price in newest.items()}
         return self._prices
-
-
-def by_ids(names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Filters that together pass these instances alone."""
-    return _in_parts(names)
 
 
 def _in_parts(names: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -18,6 +18,7 @@ from edl_hvd.http_client import seconds_since_epoch
 
 PAGE_SIZE = 500
 # The most that Compute Engine gives; with fewer pages fewer requests can fail.
+_NAMED = 3  # instances in a message
 _STAYING = ("NONE", "VERIFYING", "REFRESHING")
 _FIELDS = (
     "nextPageToken,items(name,status,machineType,guestAccelerators/acceleratorCount,networkInterfaces/networkIP,"
@@ -50,6 +51,9 @@ class GoogleGroup(Source):
     The ``currentAction`` of an instance says what the group does with it. Besides ``NONE`` two actions count:
     ``VERIFYING``, because a health check that looks for the job's own worker cannot pass before the worker has started,
     and ``REFRESHING``, which changes settings of a machine that goes on.
+
+    The list of instances has to have all of these. It has not for some seconds after a change, or where an answer is
+    cut: that is doubt, and no host is dropped for it.
 
     Args:
         name: Name of the group.
@@ -101,10 +105,17 @@ class GoogleGroup(Source):
         taken = [name for name, reason in reasons.items() if not reason]
         details, hosts = {}, []
         instances = self._instances(place.project, taken)
+        missing = [name for name in taken if name not in instances]
+        if missing:
+            raise DiscoveryError(
+                f"the group lists {len(taken)} running instances, and Compute Engine's list of instances has only "
+                f"{len(taken) - len(missing)} of them, not {', '.join(missing[:_NAMED])}"
+                f"{', ...' * (len(missing) > _NAMED)}; expected both to agree, as they do some seconds after a change"
+            )
         for name in taken:
-            instance, zone = instances.get(name), name.partition("/")[0]
-            if instance is None or instance["status"] != "RUNNING":
-                left_out[name] = f"is {instance['status']}" if instance else "Compute Engine does not list it"
+            instance, zone = instances[name], name.partition("/")[0]
+            if instance["status"] != "RUNNING":
+                left_out[name] = f"is {instance['status']}"
                 continue
             host = HostSlots(instance["networkInterfaces"][0]["networkIP"], self._count(place.project, zone, instance))
             hosts.append(host)

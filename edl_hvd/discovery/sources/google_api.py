@@ -10,9 +10,17 @@ from urllib.parse import SplitResult, urlencode, urlsplit
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.source import Permission
-from edl_hvd.discovery.sources.web import LONGEST_BODY_BYTES, SOCKET_S, WHOLE_S, read_address, read_token
-from edl_hvd.errors import DiscoveryError
-from edl_hvd.http_client import BodyTooLongError, Bounds, HttpAnswer, exchange
+from edl_hvd.discovery.sources.web import (
+    LONGEST_BODY_BYTES,
+    SOCKET_S,
+    WHOLE_S,
+    RetryAfter,
+    is_clear_text,
+    read_address,
+    read_token,
+)
+from edl_hvd.errors import DiscoveryError, UsageError
+from edl_hvd.http_client import BodyTooLongError, Bounds, HttpAnswer, exchange, without_secrets
 
 METADATA = "metadata.google.internal"
 ENDPOINT = "https://compute.googleapis.com/compute/v1/"
@@ -48,10 +56,13 @@ class GoogleCloud:
     ) -> None:
         self._metadata = read_address(f"http://{metadata}/computeMetadata/v1/", "--metadata-host")
         self._endpoint = read_address(f"{endpoint.rstrip('/')}/", "--endpoint")
+        if is_clear_text(self._endpoint):
+            raise UsageError(f"--endpoint {endpoint!r} would get the token unencrypted; expected https://...")
         self._token_file = token_file
         self._clock = clock
         self._token = ""
         self._token_until_s = 0.0
+        self._retry_after = RetryAfter(clock)
 
     def metadata(self, path: str) -> str:
         """Read an entry of the metadata server, e.g. "instance/zone".
@@ -123,8 +134,11 @@ class GoogleCloud:
         return answer
 
     def _ask_with_token(self, method: str, path: str) -> HttpAnswer:
+        self._retry_after.check("Compute Engine")
         headers = {"Authorization": f"Bearer {self._find_token()}"}
-        return _ask(method, self._endpoint, path, headers, SOCKET_S, self._clock, "Compute Engine")
+        answer = _ask(method, self._endpoint, path, headers, SOCKET_S, self._clock, "Compute Engine")
+        self._retry_after.note(answer)
+        return answer
 
     def _find_token(self) -> str:
         if self._token_file:
@@ -143,7 +157,7 @@ class GoogleCloud:
 def _read_object(answer: HttpAnswer, what: str) -> dict[str, Any]:
     try:
         told = json.loads(answer.body)
-    except ValueError as error:  # wrong JSON, or wrong characters
+    except (ValueError, RecursionError) as error:  # wrong JSON, wrong characters, or thousands of levels
         raise DiscoveryError(f"{what} did not answer with JSON: {answer.words()!r}") from error
     if not isinstance(told, dict):
         raise DiscoveryError(f"{what} did not answer with an object: {answer.words()!r}")
@@ -159,7 +173,7 @@ def _explain(path: str, answer: HttpAnswer) -> str:
         words = " ".join(str(told["message"]).split()).rstrip(".")
         if any(entry.get("reason") in _OFTEN for entry in told.get("errors", [])):
             step = _NEXT_STEPS[429]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass  # another form of error: its text is shown unchanged
     return f"Compute Engine refused {path}: {answer.status}: {words}; {step}"
 
@@ -176,4 +190,5 @@ def _ask(
     except BodyTooLongError as error:
         raise DiscoveryError(f"{what} answered with {error}") from error
     except (OSError, http.client.HTTPException) as error:
-        raise DiscoveryError(f"asking {what} failed: {type(error).__name__}: {error}") from error
+        words = without_secrets(str(error), headers)
+        raise DiscoveryError(f"asking {what} failed: {type(error).__name__}: {words}") from error

@@ -6,6 +6,7 @@ A hosts file changes while the job runs: what may be an incomplete file is an er
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -52,17 +53,26 @@ def read_hostfile(path: str, default_slots: int = 1) -> tuple[HostSlots, ...]:
         UsageError: The file cannot be read or lists no host; or one line for each of its lines that is not understood.
     """
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             lines = file.read().splitlines()
     except OSError as error:
         raise UsageError(f"it cannot be read: {error.strerror}; expected lines such as 'node-1 slots=4'") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"it is no text file ({error.reason}); expected lines such as 'node-1 slots=4'") from error
     entries = [(f"line {number}: ", line.partition("#")[0].strip()) for number, line in enumerate(lines, start=1)]
-    named = [(place, _SLOTS.sub(":", _MOST_SLOTS.sub("", entry))) for place, entry in entries if entry]
+    named = [(place, _named_slots(entry)) for place, entry in entries if entry]
     if not named:
         raise UsageError("it lists no host; expected a line such as 'node-1 slots=4'")
     return _add_up(named, default_slots)
+
+
+def _named_slots(line: str) -> str:
+    """A line of Horovod or Open MPI in the form ``host:slots``.
+
+    >>> _named_slots("node-1 slots=4 max-slots=8")
+    'node-1:4'
+    """
+    return _SLOTS.sub(":", _MOST_SLOTS.sub("", line))
 
 
 def _add_up(entries: Iterable[tuple[str, str]], default_slots: int) -> tuple[HostSlots, ...]:
@@ -84,9 +94,9 @@ def _add_up(entries: Iterable[tuple[str, str]], default_slots: int) -> tuple[Hos
 class HostsFile(Source):
     """The hosts of a file, which is read at every poll.
 
-    A line is ``host``, ``host:slots`` or ``host slots=4``, as in hostfiles of Horovod and Open MPI; ``#`` starts a
-    comment. A last line without its newline, or a file without a host, counts as a write in progress and raises.
-    Programs that replace the file (``os.replace``, ``mv``) never cause that.
+    A line is ``host``, ``host:slots`` or ``host slots=4 max-slots=8``, as in hostfiles of Horovod and Open MPI; ``#``
+    starts a comment. A last line without its newline, or a file without a host, counts as a write in progress and
+    raises. Programs that replace the file (``os.replace``, ``mv``) never cause that.
 
     Args:
         path: Path of the file.
@@ -96,6 +106,10 @@ class HostsFile(Source):
     path: str
     default_slots: int = 1
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (self.path,)
+
     def answer(self) -> Answer:
         text = read_whole_file(self.path, "hosts file")
         found: dict[str, HostSlots] = {}
@@ -104,7 +118,7 @@ class HostsFile(Source):
             if not entry:
                 continue
             try:
-                host = parse_host(_SLOTS.sub(":", entry), self.default_slots)
+                host = parse_host(_named_slots(entry), self.default_slots)
             except UsageError as error:
                 raise DiscoveryError(f"{self.path} line {number}: {error}") from error
             if host.host in found:
@@ -112,7 +126,7 @@ class HostsFile(Source):
             found[host.host] = host
         if not found:
             raise DiscoveryError(f"{self.path} lists no host; expected a line such as 'node-1 slots=4'")
-        return Answer(tuple(found.values()))
+        return Answer(tuple(found.values()), holds_s=math.inf)
 
 
 def read_whole_file(path: str, what: str) -> str:
@@ -122,7 +136,7 @@ def read_whole_file(path: str, what: str) -> str:
         DiscoveryError: The file cannot be read, or its last line is not complete.
     """
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:  # editors of Windows begin a file with a byte order mark
             text = file.read()
     except OSError as error:
         raise DiscoveryError(f"cannot read the {what} {path}: {error.strerror}") from error

@@ -12,7 +12,7 @@ from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.flags import Flags
 from edl_hvd.discovery.registry import REMOTE_FLAGS, PolledSource, remote_source
 from edl_hvd.discovery.source import Answer, HostDetails, Permission, Source
-from edl_hvd.discovery.sources.web import http_get, read_address, read_token, ssl_context
+from edl_hvd.discovery.sources.web import RetryAfter, http_get, is_clear_text, read_address, read_token, ssl_context
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots
 from edl_hvd.http_client import HttpAnswer, seconds_since_epoch
@@ -63,7 +63,7 @@ class Kubernetes(Source):
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         address = read_address(server, "--server")
-        if address.scheme == "http" and address.hostname not in ("localhost", "127.0.0.1"):
+        if is_clear_text(address):
             raise UsageError(f"--server {server!r} would be asked unencrypted; expected https://HOST:PORT")
         if not re.fullmatch("[a-z0-9]([a-z0-9-]*[a-z0-9])?", namespace):
             raise UsageError(f"--namespace {namespace!r} is not usable; expected small letters, digits and '-'")
@@ -76,6 +76,7 @@ class Kubernetes(Source):
         self._resource = resource
         self._page_size = page_size
         self._clock = clock
+        self._retry_after = RetryAfter(clock)
 
     def answer(self) -> Answer:
         pods, now_s = self._pods()
@@ -150,12 +151,15 @@ class Kubernetes(Source):
 
     def _get(self, path: str, token: str, context: Any) -> HttpAnswer:
         headers = {"Accept": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
-        return http_get(f"{self._server}{path}", headers, context, clock=self._clock)
+        self._retry_after.check(self._server)
+        answer = http_get(f"{self._server}{path}", headers, context, clock=self._clock)
+        self._retry_after.note(answer)
+        return answer
 
     def _explain(self, answer: HttpAnswer) -> str:
         try:
             words = json.loads(answer.body)["message"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             words = answer.words() or "no words"
         step = _NEXT_STEPS.get(answer.status, "see the message of the API server")
         return f"{self._server} refused to list pods in {self._namespace}: status {answer.status}: {words}; {step}"
@@ -233,7 +237,7 @@ def _read_list(answer: HttpAnswer) -> Mapping[str, Any]:
         if isinstance(content["items"], list | None) and isinstance(content["metadata"], dict):
             return {**content, "items": content["items"] or []}
         found = f"items of type {type(content['items']).__name__}"
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         found = f"{type(error).__name__}: {error}"
     raise DiscoveryError(f"the API server answered with something that is not a list of pods: {found}; check --server")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from dataclasses import dataclass, replace
@@ -38,11 +39,17 @@ class MpiJob(Source):
     folder: str = FOLDER
     slots: int | None = None
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        folders = (os.path.join(self.folder, "..data"), self.folder)
+        names = ("hostfile", "discover_hosts.sh")
+        return (folders[0], *(os.path.join(folder, name) for folder in folders for name in names))
+
     def answer(self) -> Answer:
         for _ in range(3):  # kubelet replaces it about once per minute at most
             folder = self._data()
             try:
-                return Answer(self._read(folder))
+                return Answer(self._read(folder), holds_s=math.inf)
             except DiscoveryError:
                 if self._data() == folder:
                     raise
@@ -88,7 +95,7 @@ def read_script(text: str, path: str, listed: tuple[HostSlots, ...]) -> tuple[Ho
         if not echo:
             raise DiscoveryError(f"{path} line {number}: {line!r} is not understood; expected 'echo NAME'")
         try:
-            host = parse_host(echo[1], slots.get(echo[1], 0) or 1)
+            host = parse_host(echo[1], slots.get(echo[1].lower(), 0) or 1)
         except UsageError as error:
             raise DiscoveryError(f"{path} line {number}: {error}") from error
         if ":" not in echo[1] and host.host not in slots:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field
 
@@ -47,13 +48,19 @@ class Schedule(Source):
     start_s: float | None = None
     clock: Clock = field(default=SYSTEM_CLOCK, repr=False)
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (self.path,) if self.start_s is not None else (self.path, self.start_file)
+
     def answer(self) -> Answer:
         changes = parse_plan(read_whole_file(self.path, "schedule"), self.path)
         now_s = self.clock.wall_s()
         elapsed_s = now_s - (stamp(self.start_file, now_s) if self.start_s is None else self.start_s)
         if self.start_s is None:
             elapsed_s = max(0.0, elapsed_s)  # the start of another caller may be later
-        return Answer(hosts_at(changes, elapsed_s), notices_at(changes, elapsed_s))
+        ahead_s = [change.at_s + change.notice_s for change in changes if change.at_s + change.notice_s > elapsed_s]
+        holds_s = min(ahead_s, default=math.inf) - elapsed_s
+        return Answer(hosts_at(changes, elapsed_s), notices_at(changes, elapsed_s), holds_s=holds_s)
 
 
 def hosts_at(changes: tuple[PlannedChange, ...], elapsed_s: float) -> tuple[HostSlots, ...]:

@@ -173,7 +173,7 @@ def count_gpus(text: str) -> int | None:
     (4, 3, None)
     """
     counts = [part.rpartition(":")[2] for part in re.sub(r"\([^)]*\)", "", text).split(",")]
-    return sum(map(int, counts)) if all(count.isdecimal() for count in counts) else None
+    return sum(map(int, counts)) if all(count.isascii() and count.isdecimal() for count in counts) else None
 
 
 def count_listed(text: str) -> int | None:

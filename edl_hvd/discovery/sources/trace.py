@@ -46,6 +46,10 @@ class TraceReplay(Source):
     stand_ins: tuple[HostSlots, ...] = ()
     clock: Clock = field(default=SYSTEM_CLOCK, repr=False)
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (self.path,) if self.start_s is not None else (self.path, self.start_file)
+
     def answer(self) -> Answer:
         text = read_whole_file(self.path, "trace")
         try:
@@ -59,7 +63,8 @@ class TraceReplay(Source):
         notices = {cast[host].host: (gone_s - time_s) / self.speed
                    for host, gone_s in _removals(trace, time_s, time_s + self.notice_s).items()
                    if host in cast}  # fmt: skip
-        return Answer(tuple(cast.values()), notices)
+        ahead_s = next((change.time_s for change in trace.changes if change.time_s > time_s), math.inf)
+        return Answer(tuple(cast.values()), notices, holds_s=start_s + (ahead_s - self.skip_s) / self.speed - now_s)
 
     def cast(self, trace: Trace, time_s: float) -> Mapping[str, HostSlots]:
         """The hosts of the trace at this moment, each with the real host that stands for it.

@@ -11,7 +11,7 @@ from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.flags import Flags
 from edl_hvd.discovery.registry import REMOTE_FLAGS, PolledSource, remote_source
 from edl_hvd.discovery.source import Answer, HostDetails, Permission, Source
-from edl_hvd.discovery.sources.web import http_get, read_address, read_token, ssl_context
+from edl_hvd.discovery.sources.web import RetryAfter, http_get, is_clear_text, read_address, read_token, ssl_context
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots, parse_host
 from edl_hvd.http_client import HttpAnswer, seconds_since_epoch
@@ -54,7 +54,7 @@ class Url(Source):
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         address = read_address(url, "--url")
-        if token_file and address.scheme == "http" and address.hostname not in ("localhost", "127.0.0.1"):
+        if token_file and is_clear_text(address):
             raise UsageError(f"--url {url!r} would carry the token of --token-file unencrypted; expected https://...")
         self._url = url
         self._shown = url.partition("?")[0]
@@ -65,6 +65,7 @@ class Url(Source):
         self._tag = ""
         self._listed = Answer()
         self._listed_s = 0.0
+        self._retry_after = RetryAfter(clock)
 
     def answer(self) -> Answer:
         answer = self._ask()
@@ -89,7 +90,10 @@ class Url(Source):
         if self._tag:
             headers["If-None-Match"] = self._tag
         context = ssl_context(self._ca_file) if self._url.startswith("https:") else None
-        return http_get(self._url, headers, context, clock=self._clock)
+        self._retry_after.check(self._shown)
+        answer = http_get(self._url, headers, context, clock=self._clock)
+        self._retry_after.note(answer)
+        return answer
 
     def _explain(self, answer: HttpAnswer) -> str:
         step = _NEXT_STEPS.get(answer.status, "see its words" if answer.words() else "see the server's log")
@@ -116,7 +120,7 @@ def read_listed(answer: HttpAnswer, slots: int | None) -> Answer:
         DiscoveryError, UsageError: The answer is wrong; the message says why.
     """
     try:
-        text = answer.body.decode()
+        text = answer.body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DiscoveryError(f"it is no text: {error}") from error
     if text.lstrip().startswith("{"):
@@ -144,6 +148,8 @@ def _read_json(text: str, slots: int | None) -> Answer:
         content = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_refuse_twice)
     except ValueError as error:
         raise DiscoveryError(f"it is no JSON: {error}") from error
+    except RecursionError as error:
+        raise DiscoveryError(f"it is JSON of too many levels; expected {_JSON_FORM}") from error
     if isinstance(content.get("hosts"), list):
         return _read_entries(content["hosts"], slots)
     return Answer(tuple(HostSlots(host, _read_slots(host, count, slots)) for host, count in content.items()))
@@ -182,6 +188,7 @@ def _read_entries(entries: list[Any], slots: int | None) -> Answer:
         if unknown:
             raise UsageError(f"host {name!r} has {', '.join(unknown)}; accepted: {', '.join(_KNOWN)}")
         hosts.append(HostSlots(name, _read_slots(name, entry.get("slots"), slots)))
+        name = hosts[-1].host
         price, since, notice_s = (entry.get(key) for key in ("price_usd_per_h", "since", "notice_s"))
         details[name] = HostDetails(
             kind=_read_word(name, "kind", entry),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import http.client
+import math
 import ssl
 from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import DiscoveryError, UsageError
-from edl_hvd.http_client import BodyTooLongError, Bounds, HttpAnswer, exchange
+from edl_hvd.hosts import read_count
+from edl_hvd.http_client import BodyTooLongError, Bounds, HttpAnswer, exchange, without_secrets
 
 LONGEST_BODY_BYTES = 32 << 20
 # Five hundred pods are a few megabytes; a longer answer is no list of hosts.
@@ -19,6 +22,9 @@ WHOLE_S = 20.0
 # Seconds for all reads of one answer, so that a slow stream ends, too.
 REDIRECTS = 3
 # A slash at the end and a newer path; more are a circle.
+LONGEST_RETRY_S = 300.0
+# As long as a last answer counts: a server that asks for more is asked once in this time.
+_BUSY = (429, 503)
 _REDIRECTING = (301, 302, 303, 307, 308)
 
 
@@ -38,6 +44,53 @@ def read_address(text: str, flag: str) -> SplitResult:
     if address.username is not None or address.password is not None:
         raise UsageError(f"{flag} holds a user or a password, which logs would show; put a token into --token-file")
     return address
+
+
+def is_clear_text(address: SplitResult) -> bool:
+    """Whether a token would go to ``address`` unencrypted, over a network that others may read."""
+    return address.scheme == "http" and address.hostname not in ("localhost", "127.0.0.1", "::1")
+
+
+class RetryAfter:
+    """When a server may be asked again: 429 and 503 may say so in ``Retry-After`` (RFC 9110, section 10.2.3).
+
+    A source keeps one for each server. Until then it fails without a request, and its last answer counts as long as
+    after any other failure.
+
+    Args:
+        clock: Clock that measures the time.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._until_s = -math.inf
+
+    def check(self, place: str) -> None:
+        """Raise until the time is over.
+
+        Raises:
+            DiscoveryError: It is too early to ask.
+        """
+        left_s = self._until_s - self._clock.monotonic_s()
+        if left_s > 0:
+            raise DiscoveryError(f"{place} asked to be left alone for another {left_s:.0f} s (Retry-After)")
+
+    def note(self, answer: HttpAnswer) -> None:
+        """Keep what an answer says about the next request; at most ``LONGEST_RETRY_S`` of it."""
+        text = answer.headers.get("retry-after", "").strip()
+        if answer.status in _BUSY and text:
+            self._until_s = self._clock.monotonic_s() + min(_read_retry(text, answer, self._clock), LONGEST_RETRY_S)
+
+
+def _read_retry(text: str, answer: HttpAnswer, clock: Clock) -> float:
+    """The seconds of a number or of a date; 0 for another text, which says nothing."""
+    number = read_count(text)
+    if number is not None:
+        return float(number)
+    try:
+        return parsedate_to_datetime(text).timestamp() - answer.now_s(clock)
+    except (TypeError, ValueError, OverflowError):
+        return 0.0
 
 
 def http_get(
@@ -60,7 +113,8 @@ def http_get(
         try:
             answer = exchange(address, headers, bounds, clock, context=context)
         except TimeoutError as error:
-            raise DiscoveryError(f"{_place(address)} did not answer within {socket_s:g} s") from error
+            waited_s = whole_s if clock.monotonic_s() >= deadline_s else socket_s
+            raise DiscoveryError(f"{_place(address)} did not answer within {waited_s:g} s") from error
         except ssl.SSLCertVerificationError as error:
             raise DiscoveryError(
                 f"the certificate of {_place(address)} is not trusted: {error.verify_message}"
@@ -70,7 +124,8 @@ def http_get(
         except BodyTooLongError as error:
             raise DiscoveryError(f"{_place(address)} answered with {error}") from error
         except (OSError, http.client.HTTPException) as error:
-            raise DiscoveryError(f"asking {_place(address)} failed: {type(error).__name__}: {error}") from error
+            words = without_secrets(str(error), headers)
+            raise DiscoveryError(f"asking {_place(address)} failed: {type(error).__name__}: {words}") from error
         if answer.status not in _REDIRECTING or "location" not in answer.headers:
             return answer
         url = urljoin(url, answer.headers["location"])

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edl_hvd.errors import UsageError
+from edl_hvd.hosts import read_count
 from edl_hvd.values import Interval
 
 PRESENT_NAMES = {"--settle": "--last-call-timeout", "--leave-before": "--drain-lead"}
@@ -75,10 +76,8 @@ class FlagReader:
         text = self.given.get(flag)
         if text is None:
             return None
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
+        known = read_count(text)
+        value = least - 1 if known is None else known
         if value < least or (most is not None and value > most):
             bounds = f"at least {least}" if most is None else f"{least} to {most}"
             self.add_error(f"{flag} {text!r} cannot be used; expected a whole number, {bounds}")

@@ -2,7 +2,8 @@
 
 A worker is told everything over one connection: its worlds, that a member has died, that the world is to change at
 the next commit, that it is to go. When the connection ends the driver is gone: the workers agree at their next commit
-to stop, rank 0 writes a checkpoint, and all end with exit code 75, "run me again".
+to stop, rank 0 writes a checkpoint, and all end with exit code 75, "run me again". Nobody is left then who ends a
+worker that hangs on its way there, so each sees to it that it ends.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 
 from edl_hvd import protocol
@@ -38,16 +40,22 @@ class DriverRendezvous:
 
     Args:
         launch: Variables that the driver has put into the environment.
+        grace_s: Seconds within which a worker whose driver is gone has come to its end, or to its last checkpoint.
+        end_within: Function that ends this process so many seconds from now, whatever it does then.
     """
 
     elastic = True
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(
+        self, launch: Launch, grace_s: float = 30.0, end_within: Callable[[float], None] = lambda seconds: None
+    ) -> None:
         assert launch.driver is not None
         self._name = launch.driver.worker
         self._horovod = HorovodRuntime(self._name, elastic=True)
         self._token = launch.driver.token
         self._transfer: StateTransfer | None = None
+        self._grace_s = grace_s
+        self._end_within = end_within
         self._driver = DriverConnection(launch.driver, lambda: progress.beat(self._horovod.generation), self._on_urgent)
         self._has_raised = False
         self._excepthook, sys.excepthook = sys.excepthook, self._on_uncaught
@@ -83,6 +91,7 @@ class DriverRendezvous:
             case DriverLost():
                 # Nobody tells of members that leave any more. The workers agree at their next commit to stop.
                 self._horovod.end_world(self._horovod.current, "the driver", _ORPHAN_GRACE_S)
+                self._end_within(self._grace_s)
 
     def change_pending(self) -> bool:
         return self._driver.lost or self._driver.change == self._horovod.generation > 0
@@ -112,7 +121,8 @@ class DriverRendezvous:
                 replica.abandon()
             match news:
                 case DriverLost():
-                    raise GracefulExit("the driver is gone", code=EX_TEMPFAIL, save=self._horovod.rank == 0)
+                    is_saver = self._horovod.rank == 0
+                    raise GracefulExit("the driver is gone", EX_TEMPFAIL, is_saver, end_within=self._end_within)
                 case protocol.ShutDown(save, remaining_s):
                     raise GracefulExit(f"the driver asked {self._name} to exit", save=save, remaining_s=remaining_s)
                 case protocol.WorldAssigned(generation) if generation > self._horovod.generation:

@@ -20,13 +20,19 @@ class GracefulExit(Exception):
         code: Exit code for the process.
         save: Whether to write the state to a checkpoint before.
         remaining_s: Seconds until the process is killed; ``None`` if not known.
+        end_within: Function that ends this process so many seconds from now, whatever it does then; nothing where the
+            launcher does that.
     """
 
-    def __init__(self, reason: str, code: int = 0, save: bool = False, remaining_s: float | None = None) -> None:
+    def __init__(
+        self, reason: str, code: int = 0, save: bool = False, remaining_s: float | None = None,
+        end_within: Callable[[float], None] = lambda seconds: None,
+    ) -> None:  # fmt: skip
         super().__init__(reason)
         self.code = code
         self.save = save
         self.remaining_s = remaining_s
+        self.end_within = end_within
 
 
 @dataclass(frozen=True)

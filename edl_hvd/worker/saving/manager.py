@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 from typing import NoReturn
 
 import torch
 
+from edl_hvd.build.tools import processors
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot
 from edl_hvd.checkpoint.format.snapshot import DeferredSnapshot
 from edl_hvd.checkpoint.writing.schedule import CheckpointSchedule
@@ -121,8 +121,8 @@ class CheckpointManager:
         """What one of this host's workers may use of the processors to write beside its training."""
         now_s, share = self._clock.monotonic_s(), self._settings.checkpoint_cpu_fraction
         since_s, self._begun_s = now_s - self._begun_s, now_s
-        processors = share * len(os.sched_getaffinity(0)) / workers if share < 1 else None
-        return CpuThrottle(processors, _SLOWEST * since_s, self._clock)
+        allowed = share * processors() / workers if share < 1 else None
+        return CpuThrottle(allowed, _SLOWEST * since_s, self._clock)
 
     def write_emergency(self, store: StateStore, remaining_s: float | None) -> None:
         """Write the last commit from this worker alone, if there is a URL and time for it. Blocks.
