@@ -19,7 +19,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from edl_hvd.frames import Array, ArrayType, Buffers, Frame, FrameStream, Limits
+from edl_hvd.frames import Array, ArrayType, BodyBuffers, Frame, FrameStream, Limits
 
 SEND = ArrayType("images", "uint8", (64, 3, 224, 224))
 ANSWER = ArrayType("logits", "float16", (64, 1000))
@@ -52,7 +52,7 @@ class Framed:
     """The package's messages over sockets that do not block."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self.stream = FrameStream(connection, Limits(1 << 16, SEND.size_bytes), Buffers(4))
+        self.stream = FrameStream(connection, Limits(1 << 16, SEND.size_bytes), BodyBuffers(4))
         self.give = Frame("give", {"number": 1}, (Array(SEND, bytearray(SEND.size_bytes)),))
         self.reply = Frame("answer", {"number": 1}, (Array(ANSWER, bytearray(ANSWER.size_bytes)),))
 

@@ -102,10 +102,10 @@ class Limits:
     arrays: int = 64
 
 
-class Buffers:
+class BodyBuffers:
     """Memory for bodies that is used again once nothing refers to it, so that the system need not clear new pages.
 
-    >>> buffers = Buffers(most=2)
+    >>> buffers = BodyBuffers(most=2)
     >>> first = buffers.take(8)
     >>> buffers.take(8) is first
     False
@@ -142,7 +142,9 @@ class FrameStream:
         buffers: Memory for bodies; left out, each has its own. Streams of one thread may share it.
     """
 
-    def __init__(self, connection: socket.socket, limits: Limits = Limits(), buffers: Buffers | None = None) -> None:
+    def __init__(
+        self, connection: socket.socket, limits: Limits = Limits(), buffers: BodyBuffers | None = None
+    ) -> None:
         self._buffers = buffers
         connection.setblocking(False)
         self.connection = connection

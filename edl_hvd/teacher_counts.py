@@ -58,7 +58,7 @@ class AnswerCounts:
                 self._points.append(_Point(self._waits_since_s, 0, 0.0))
 
     def end(self, samples: int, teachers: int, lead: int, window: int) -> None:
-        """The training has got it, with answers to so many samples."""
+        """The training has got it, with answers to this number of samples."""
         now_s = self._clock.monotonic_s()
         with self._lock:
             since_s = now_s if self._waits_since_s is None else self._waits_since_s

@@ -12,7 +12,7 @@ import torch
 from edl_hvd.distill import window_events
 from edl_hvd.distill.outputs import named, row_types, to_arrays, to_tensors
 from edl_hvd.distill.place import Place
-from edl_hvd.distill.service import Service, Wanted
+from edl_hvd.distill.service import Service, WantedTeachers
 from edl_hvd.distill.teacher import Teacher, check_probe
 from edl_hvd.errors import NoTeacherError, UsageError
 from edl_hvd.frames import Array
@@ -53,7 +53,7 @@ class Asks:
         teachers: Teachers that are wanted.
     """
 
-    def __init__(self, teachers: Wanted) -> None:
+    def __init__(self, teachers: WantedTeachers) -> None:
         self._service = Service(teachers, threading.Condition())
         self._calling = self._service.calling
         self._reduction = teachers.reduction
@@ -128,7 +128,7 @@ class Asks:
         return f"an input of {entry.place.samples} samples that was asked for" if entry else "an input"
 
 
-def ask_model(model: Teacher, wanted: Wanted, send: Any) -> PendingAnswer:
+def ask_model(model: Teacher, wanted: WantedTeachers, send: Any) -> PendingAnswer:
     """The answer of a model in this process."""
     arrays = model.answer(to_tensors(_arrays_of(send)), wanted.reduction)
     why = check_probe(arrays)

@@ -27,7 +27,7 @@ _MOST_PROBES = 64
 
 
 @dataclass(frozen=True)
-class Task:
+class StudentTask:
     """A task that waits or is computed.
 
     Attributes:
@@ -60,7 +60,7 @@ class Introduction:
 
 
 @dataclass(frozen=True)
-class Reply:
+class StudentReply:
     """What there is for a student.
 
     Attributes:
@@ -107,9 +107,9 @@ class Computing:
         self._teacher, self._process, self._max_batch, self._done = teacher, process, max_batch, done
         self._changed = threading.Condition()
         self._introductions: deque[Introduction] = deque()
-        self._tasks: deque[Task] = deque()
-        self._replies: deque[Reply] = deque()
-        self._batch: list[Task] = []
+        self._tasks: deque[StudentTask] = deque()
+        self._replies: deque[StudentReply] = deque()
+        self._batch: list[StudentTask] = []
         self._is_computing = self._is_closed = False
         self._expected = 0
         self.last_fault = ""
@@ -123,7 +123,7 @@ class Computing:
             self._introductions.append(introduction)
             self._changed.notify_all()
 
-    def put(self, task: Task) -> None:
+    def put(self, task: StudentTask) -> None:
         """Have a task answered."""
         with self._changed:
             self._tasks.append(task)
@@ -143,7 +143,7 @@ class Computing:
             )
             self._changed.notify_all()
 
-    def take_replies(self) -> list[Reply]:
+    def take_replies(self) -> list[StudentReply]:
         """The replies that are there; each is returned once."""
         with self._changed:
             replies = list(self._replies)
@@ -195,7 +195,7 @@ class Computing:
             return _LOOK_EVERY_S
         return max(0.001, self._tasks[0].arrived_s + _LONGEST_DELAY_S - time.monotonic())
 
-    def _next_batch(self) -> Introduction | list[Task] | None:
+    def _next_batch(self) -> Introduction | list[StudentTask] | None:
         """What to do next; under the lock."""
         if self._introductions:
             self._is_computing = True
@@ -212,14 +212,14 @@ class Computing:
         self._batch = [self._tasks.popleft() for _ in range(count)]
         return self._batch
 
-    def _introduce(self, introduction: Introduction) -> Reply:
+    def _introduce(self, introduction: Introduction) -> StudentReply:
         hello = introduction.hello
         key = (hello.send, hello.outputs, hello.exact, hello.micro_batch if hello.exact else 0)
         if key not in self._probes:
             if len(self._probes) > _MOST_PROBES:
                 self._probes.clear()
             self._probes[key] = self._try(hello)
-        return Reply(introduction.student, encode(self._probes[key]))
+        return StudentReply(introduction.student, encode(self._probes[key]))
 
     def _try(self, hello: say.Hello) -> Message:
         try:
@@ -240,7 +240,7 @@ class Computing:
         rows = row_types(answers[0])
         return say.Teaching(self._process, self._teacher.name, self._teacher.fingerprint, rows, self._max_batch, probe)
 
-    def _answer(self, tasks: list[Task]) -> list[Reply]:
+    def _answer(self, tasks: list[StudentTask]) -> list[StudentReply]:
         """The replies to a batch; one that fails is tried in halves, down to single tasks."""
         began_s = time.monotonic()
         try:
@@ -248,13 +248,13 @@ class Computing:
         except Exception as error:  # whatever a model raises
             self.last_fault = say.shorten(f"{type(error).__name__}: {error}")
             if len(tasks) == 1:
-                return [Reply(tasks[0].student, encode(say.Cannot(tasks[0].give.number, self.last_fault)))]
+                return [StudentReply(tasks[0].student, encode(say.Cannot(tasks[0].give.number, self.last_fault)))]
             middle = len(tasks) // 2
             return self._answer(tasks[:middle]) + self._answer(tasks[middle:])
         took_s = time.monotonic() - began_s
         total = sum(task.give.samples for task in tasks)
         return [
-            Reply(
+            StudentReply(
                 task.student,
                 encode(say.Answer(task.give.number, began_s - task.arrived_s, took_s), arrays),
                 took_s * task.give.samples / total,
@@ -263,7 +263,7 @@ class Computing:
             for task, arrays in zip(tasks, answers, strict=True)
         ]
 
-    def _run(self, tasks: list[Task]) -> list[tuple[Array, ...]]:
+    def _run(self, tasks: list[StudentTask]) -> list[tuple[Array, ...]]:
         hello = tasks[0].hello
         outputs = Outputs.parse(hello.outputs)
         inputs = [to_tensors(task.arrays) for task in tasks]

@@ -15,7 +15,7 @@ from edl_hvd import events
 from edl_hvd.distill import window_events
 from edl_hvd.distill.outputs import Outputs, row_types, to_tensors
 from edl_hvd.distill.place import show_indices
-from edl_hvd.distill.reading import Item, Part, Reading, held_bytes
+from edl_hvd.distill.reading import Item, PartToSend, Reading, held_bytes
 from edl_hvd.distill.service import Service
 from edl_hvd.distill.stages import StageTimes
 from edl_hvd.distill.teacher import Teacher, check_probe
@@ -175,7 +175,7 @@ class Pass:
                 self._changed.wait(_LOOK_S)
             return self._items[0] if self._items else None
 
-    def _wait_for_answer(self, item: Item, part: Part) -> tuple[Array, ...]:
+    def _wait_for_answer(self, item: Item, part: PartToSend) -> tuple[Array, ...]:
         service = self._services[part.name]
         try:
             return service.wait_for_answer(
@@ -244,7 +244,7 @@ class LocalPass:
         reductions = {name: one.reduction for name, one in self._teachers.items()}
         return _join(item, [self._answer(item, part) for part in item.parts], reductions)
 
-    def _answer(self, item: Item, part: Part) -> tuple[Array, ...]:
+    def _answer(self, item: Item, part: PartToSend) -> tuple[Array, ...]:
         wanted = self._teachers[part.name]
         padded_to = max(self._reading.largest, item.place.samples) if wanted.exact else 0
         arrays = self._models[part.name].answer(to_tensors(part.arrays), wanted.reduction, padded_to)

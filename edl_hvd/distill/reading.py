@@ -15,7 +15,7 @@ from edl_hvd.frames import Array, ArrayType
 
 
 @dataclass(frozen=True)
-class Part:
+class PartToSend:
     """What the teachers of one name get of a micro-batch.
 
     Attributes:
@@ -47,7 +47,7 @@ class Item:
     value: Any
     place: Place
     indices: tuple[int, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[PartToSend, ...]
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,10 @@ class Reading:
         self.largest = max(self.largest, len(indices))
         return Item(value, place, tuple(indices), self._parts(value, place))
 
-    def _parts(self, value: Any, place: Place) -> tuple[Part, ...]:
+    def _parts(self, value: Any, place: Place) -> tuple[PartToSend, ...]:
         arrays, names = self._to_send(value, place), self._sending.names
         if self._sending.route is None:
-            return tuple(Part(name, None, place, arrays) for name in names)
+            return tuple(PartToSend(name, None, place, arrays) for name in names)
         given = self._sending.route(value)
         keys = [str(key) for key in (given.tolist() if isinstance(given, torch.Tensor) else given)]
         wrong = sorted(set(keys) - set(names))
@@ -115,7 +115,7 @@ class Reading:
             rows = tuple(row for row, key in enumerate(keys) if key == name)
             if rows:
                 chosen = to_arrays({key: one[list(rows)] for key, one in tensors.items()})
-                parts.append(Part(name, rows, replace(place, samples=len(rows)), chosen))
+                parts.append(PartToSend(name, rows, replace(place, samples=len(rows)), chosen))
         return tuple(parts)
 
     def _to_send(self, value: Any, place: Place) -> tuple[Array, ...]:

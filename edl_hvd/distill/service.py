@@ -22,7 +22,7 @@ _LASTING_S = 5.0
 # When no address can ever become a teacher, nothing is gained by waiting longer; the source may be half written.
 
 
-class Wanted(Protocol):
+class WantedTeachers(Protocol):
     """What a service has to know of :class:`~edl_hvd.distill.Teachers`; see there."""
 
     source: str
@@ -47,7 +47,7 @@ class Service:
         changed: Condition that is notified of whatever changes; the services of one loader share it.
     """
 
-    def __init__(self, teachers: Wanted, changed: threading.Condition) -> None:
+    def __init__(self, teachers: WantedTeachers, changed: threading.Condition) -> None:
         self.teachers = teachers
         self.log = events.EventLog(Settings.from_environment().events)
         launch = Launch.from_environment()

@@ -18,13 +18,13 @@ from contextlib import suppress
 
 from edl_hvd.distill import conversation as say
 from edl_hvd.distill import same_host
-from edl_hvd.distill.computing import Computing, Introduction, Reply, Task
+from edl_hvd.distill.computing import Computing, Introduction, StudentReply, StudentTask
 from edl_hvd.distill.conversation import encode
 from edl_hvd.distill.sharing import Sharing, asks_ahead
 from edl_hvd.distill.student import Student
 from edl_hvd.distill.teacher import Teacher
 from edl_hvd.errors import PlatformError, ProtocolError, UsageError
-from edl_hvd.frames import Array, Buffers, Frame, FrameStream, Limits
+from edl_hvd.frames import Array, BodyBuffers, Frame, FrameStream, Limits
 from edl_hvd.silence import UNANSWERED_S, ask_for_answers, unanswered_s
 
 _MOST_STRANGERS = 64
@@ -82,7 +82,7 @@ class Serving:
         self._is_leaving = False
         self._leave_s = 0.0
         # Of the talking thread:
-        self._buffers = Buffers(_MOST_BUFFERS)
+        self._buffers = BodyBuffers(_MOST_BUFFERS)
         self._students: dict[int, Student] = {}
         self._sharing = Sharing()
         self._next_number = 0
@@ -283,11 +283,11 @@ class Serving:
         trip_s = now_s - student.replied()
         self._round_trip_s = trip_s if not self._round_trip_s else 0.8 * self._round_trip_s + 0.2 * trip_s
         self._sharing = self._sharing.heard(str(student.number), give.tasks, give.lead, is_reply=True)
-        self._computing.put(Task(student.number, give, arrays, student.hello, now_s))
+        self._computing.put(StudentTask(student.number, give, arrays, student.hello, now_s))
 
     # --- what is said to them ---
 
-    def _send(self, reply: Reply) -> None:
+    def _send(self, reply: StudentReply) -> None:
         student = self._students.get(reply.student)
         if student is None:
             return
@@ -300,7 +300,7 @@ class Serving:
         student.stream.put(reply.frame)
         self._flush(student)
 
-    def _finish_introduction(self, student: Student, reply: Reply) -> None:
+    def _finish_introduction(self, student: Student, reply: StudentReply) -> None:
         assert student.hello is not None
         if reply.frame.what == "refuse":
             self._last_fault = str(reply.frame.fields["why"])
@@ -309,7 +309,7 @@ class Serving:
         student.stage = "ready"
         self._sharing = self._sharing.joined(str(student.number), student.hello.job, student.hello.micro_batch)
 
-    def _note(self, student: Student, reply: Reply) -> None:
+    def _note(self, student: Student, reply: StudentReply) -> None:
         assert student.hello is not None
         now_s, took_s = time.monotonic(), float(reply.frame.fields["compute_s"])
         self._sharing = self._sharing.computed(student.hello.job, reply.job_s)

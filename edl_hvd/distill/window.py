@@ -216,7 +216,7 @@ class Window:
         return self.next_number if leftover is None else leftover.number
 
     def due_s(self, now_s: float) -> float | None:
-        """When :class:`Passed` will have an effect; ``None``: without another event it has none."""
+        """When ``Passed`` will have an effect; ``None``: without another event it has none."""
         moments = [one.invited_s + INVITED_S for one in self.teachers.values() if one.invited_s is not None]
         moments += [one.aside_until_s for one in self.teachers.values()]
         failed = [entry.failures[-1] for entry in self.entries.values() if entry.failures and entry.is_waiting]

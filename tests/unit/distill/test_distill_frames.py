@@ -13,7 +13,7 @@ import torch
 from edl_hvd.distill import conversation as say
 from edl_hvd.distill import proof
 from edl_hvd.errors import ProtocolError, UsageError
-from edl_hvd.frames import Array, ArrayType, Buffers, Frame, FrameStream, Limits
+from edl_hvd.frames import Array, ArrayType, BodyBuffers, Frame, FrameStream, Limits
 
 EMPTY = Array(ArrayType("y", "bool", (0,)), b"")
 LARGE = Limits(1 << 16, 1 << 24)
@@ -57,7 +57,7 @@ def test_frames_arrive_as_they_were_sent(ends):
 
 
 def test_memory_of_a_body_is_used_again_only_when_nothing_refers_to_it(ends):
-    sender, receiver = FrameStream(ends[0]), FrameStream(ends[1], LARGE, Buffers(2))
+    sender, receiver = FrameStream(ends[0]), FrameStream(ends[1], LARGE, BodyBuffers(2))
 
     def send(value: int) -> tuple[int, Array]:
         sender.put(Frame("x", {}, (Array(ArrayType("x", "uint8", (100,)), bytes([value]) * 100),)))
