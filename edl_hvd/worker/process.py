@@ -133,7 +133,7 @@ def _print_stacks_on_sigquit() -> None:
 
 
 def _end_within(seconds: float) -> None:
-    """End this process so many seconds from now, with the stacks of its threads; the newest call counts.
+    """End this process that number of seconds from now, with the stacks of its threads; the newest call counts.
 
     The timer is native: it needs neither the main thread nor Python's lock, which may be what the worker hangs in.
     """

@@ -14,6 +14,7 @@ import pytest
 from clocks import FakeClock
 from discovery_clusters import KubernetesScene, UrlScene
 from kubernetes_server import KubernetesServer, ListServer, ToldServer, deleted, make_certificate, pod
+from waiting import soon
 
 from edl_hvd.clock import SystemClock
 from edl_hvd.discovery.source import Answer
@@ -241,7 +242,7 @@ def test_a_server_that_trickles_header_bytes_is_given_up(start):
             http_get(url, {}, whole_s=20.0, clock=HurriedClock())
     finally:
         listening.close()
-        thread.join()
+        soon(thread)
 
 
 class Refusing(ToldServer):

@@ -134,7 +134,6 @@ def test_status_checks_count_when_asked_for(ec2: Ec2Scene) -> None:
         ("wrong credentials", "credentials are not valid"),
         ("throttled", "raise --refresh"),
         ("a web page", "answered describe_instances with something that has no Reservations; .* AWS_ENDPOINT_URL"),
-        ("nothing", "has no Reservations; .* AWS_ENDPOINT_URL and the proxy"),
     ],
 )
 def test_what_to_do_when_ec2_refuses(ec2: Ec2Scene, behaviour: str, words: str) -> None:
@@ -224,9 +223,7 @@ def test_a_member_that_comes_or_goes_is_left_out(group: AutoScalingScene, state:
 def test_members_that_ec2_does_not_know_are_doubt_and_drop_no_host(group: AutoScalingScene) -> None:
     _, gone = group.attach_instances(2)
     group.gate.rewritten["DescribeAutoScalingGroups"] = (gone["InstanceId"].encode(), b"i-0123456789abcdef0")
-    with pytest.raises(
-        DiscoveryError, match=r"lists 2 instances in service, and EC2 knows only 1 .*i-0123456789abcdef0"
-    ):
+    with pytest.raises(DiscoveryError, match=r"lists 2 instances .* EC2 knows only 1 .*i-0123456789abcdef0"):
         source_of("auto_scaling", group.job, "--slots=1").answer()
     group.gate.rewritten["DescribeInstances"] = (b"<instanceId>", b"<instanceId>i-9")  # EC2 answers for others
     with pytest.raises(DiscoveryError, match="EC2 knows only 0 of them"):

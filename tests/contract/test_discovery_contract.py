@@ -276,6 +276,29 @@ def test_a_warm_poll_imports_neither_boto3_nor_this_package(scene: Scene) -> Non
     assert imported.isdisjoint({"boto3", "botocore", "torch", "edl_hvd", "http.client", "ssl"})
 
 
+@pytest.mark.parametrize("scene", ["from_file", "from_schedule", "from_trace", "from_mpijob"], indirect=True)
+def test_a_poll_of_files_that_have_not_changed_imports_nothing_of_this_package(scene: Scene) -> None:
+    """dataclasses and typing alone take 20 ms of processor time; a poll with neither takes 15."""
+    lines = scene.show(2)
+    assert_answer(scene.poll(), lines)
+    python = scene.folder / "python"
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -X importtime "$@"\n')
+    python.chmod(0o755)
+    plain, scene.environment["EDL_HVD_PYTHON"] = scene.environment["EDL_HVD_PYTHON"], str(python)
+
+    def imports_nothing(poll: subprocess.CompletedProcess[str]) -> bool:
+        """So it is from two seconds after the last change of a file on: before, another change need not show."""
+        assert_answer(poll, lines)
+        imported = {line.rpartition("|")[2].strip() for line in poll.stderr.splitlines()}
+        assert "hashlib" in imported
+        return imported.isdisjoint({"edl_hvd", "dataclasses", "typing", "inspect", "re"})
+
+    scene.poll_until(imports_nothing)
+    scene.environment["EDL_HVD_PYTHON"] = plain
+    more = scene.show(3)
+    assert_answer(scene.poll(), more)
+
+
 @pytest.mark.parametrize("scene", REMOTE, indirect=True)
 def test_a_warm_poll_takes_less_than_30_ms_of_processor_time(scene: Scene) -> None:
     """Or, on a slow machine, less than twice as much as Python that does nothing."""

@@ -41,7 +41,7 @@ class DriverRendezvous:
     Args:
         launch: Variables that the driver has put into the environment.
         grace_s: Seconds within which a worker whose driver is gone has come to its end, or to its last checkpoint.
-        end_within: Function that ends this process so many seconds from now, whatever it does then.
+        end_within: Function that ends this process that number of seconds from now, whatever it does then.
     """
 
     elastic = True

@@ -20,8 +20,8 @@ class GracefulExit(Exception):
         code: Exit code for the process.
         save: Whether to write the state to a checkpoint before.
         remaining_s: Seconds until the process is killed; ``None`` if not known.
-        end_within: Function that ends this process so many seconds from now, whatever it does then; nothing where the
-            launcher does that.
+        end_within: Function that ends this process that number of seconds from now, whatever it does then; nothing
+            where the launcher does that.
     """
 
     def __init__(

@@ -11,7 +11,6 @@ from clocks import FakeClock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl_hvd.discovery.expression import parse_expression
 from edl_hvd.discovery.polling.record import Record
 from edl_hvd.discovery.registry import PolledSource, make_source
 from edl_hvd.discovery.source import Source
@@ -106,7 +105,7 @@ def test_slots_are_a_number_that_a_host_can_have(tmp_path: Path, count: str) -> 
             read()
         assert len(str(raised.value)) < 400
     if count != "100001":
-        with pytest.raises(UsageError, match="--slots .* is not usable"):
+        with pytest.raises(UsageError, match=r"--slots .* is not usable"):
             make_source("file", [str(path), f"--slots={count or 'x'}"], [])
 
 
@@ -133,13 +132,8 @@ def test_an_answer_that_python_cannot_read_is_no_fault_of_ours(body: bytes) -> N
 )
 def test_times_of_thousands_of_digits_are_refused(tmp_path: Path, make: Callable[[Path], Source], text: str) -> None:
     (tmp_path / "plan").write_text(text, encoding="utf-8")
-    with pytest.raises(DiscoveryError, match="line [12]: "):
+    with pytest.raises(DiscoveryError, match=r"line [12]: "):
         make(tmp_path / "plan").answer()
-
-
-def test_a_limit_of_thousands_of_digits_is_refused() -> None:
-    with pytest.raises(UsageError, match="limit needs a whole number"):
-        parse_expression(f"limit(file:hosts.txt, {MANY_DIGITS})", frozenset({"file"}))
 
 
 class CountedName(str):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -87,9 +87,35 @@ def test_an_answer_that_is_due_is_given_at_once_while_a_newer_one_is_fetched() -
 
 def test_an_old_answer_is_given_with_a_doubt() -> None:
     clock = FakeClock()
-    answer, doubt = find_answer(question(), FakeEntry(known(age_s=250), clock, delay_s=None), clock)
+    asking = replace(known(age_s=250), asked_s=995.0)
+    answer, doubt = find_answer(question(), FakeEntry(asking, clock, delay_s=None), clock)
+    assert (answer, clock.now_s) == (ANSWER, 1000.0)
+    assert doubt == "giving the answer of 250 s ago, good for 300 s: a newer one is on its way"
+
+
+def test_the_first_poll_of_a_job_waits_for_an_answer_of_its_own() -> None:
+    """Hosts of the job before may have ended since."""
+    clock = FakeClock()
+    entry = FakeEntry(known(age_s=250), clock, delay_s=0.5)
+    assert find_answer(question((HostSlots("c", 3),)), entry, clock) == ("c:3\n", "")
+    late = FakeEntry(known(age_s=250), clock := FakeClock(), delay_s=0.01)
+    answer, doubt = find_answer(question(DiscoveryError("throttled")), late, clock)
+    assert (answer, doubt) == (ANSWER, "giving the answer of 250 s ago, good for 300 s: throttled")
+
+
+def test_the_first_poll_of_a_job_goes_back_to_an_older_answer_when_its_time_is_over() -> None:
+    clock = FakeClock()
+    begun = replace(known(age_s=250), began_s=999.9, asked_s=999.9)
+    answer, doubt = find_answer(question(), FakeEntry(begun, clock, delay_s=None), clock)
     assert answer == ANSWER
-    assert "250 s ago, good for 300 s" in doubt
+    assert "did not answer within 19.9 s" in doubt or "did not answer within 20.0 s" in doubt
+
+
+def test_a_poll_that_runs_out_of_time_does_not_repeat_an_earlier_failure() -> None:
+    clock = FakeClock()
+    asking = Record(began_s=900.0, asked_s=999.0, failed_s=989.0, failure="throttled")
+    with pytest.raises(DiscoveryError, match=r"^the source did not answer within 0\.8 s$"):
+        find_answer(question(), FakeEntry(asking, clock, delay_s=None), clock)
 
 
 def test_an_answer_that_is_too_old_is_refused_within_the_time_of_a_poll() -> None:

@@ -175,7 +175,7 @@ def test_a_hostfile_is_the_source_of_a_job(tmp_path):
     path.write_text("localhost slots=x\na:1\n")
     assert problems({"--hostfile": str(path)}) == [
         f"--hostfile '{path}': line 1: host line 'localhost:x' is not understood; expected 'host' or 'host:slots', "
-        "e.g. 'node-1:4'"
+        "e.g. 'node-1:4', with 1 to 100000 slots"
     ]
 
 
