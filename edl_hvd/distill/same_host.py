@@ -1,4 +1,4 @@
-"""Unix sockets between a student and a teacher of the same host, which cost less than half of TCP's processor time.
+"""Unix sockets between a student and a teacher of the same host, whose bytes pass no network protocol.
 
 A teacher at ``address:port`` listens on a Unix socket of that name, too; the name is no file and ends with its process
 (an abstract socket, which Linux has). Anybody on the host may take a name, so both sides prove the token on it as they

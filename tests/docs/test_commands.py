@@ -163,6 +163,8 @@ HOW: dict[str, Here | By | Ci] = {
         Here(swaps=(("hosts.txt", "local.txt"), ("spare.txt", "local.txt")), prints="finished on rank 0 of 2"),
     'edl-hvd discover "limit(union(file:hosts.txt, file:local.txt), 8)"': Here(prints="4 hosts, 8 slots"),
     "edl-hvd doctor --discover file:hosts.txt": Here(prints="3 hosts, 9 slots"),
+    "edl-hvd hosts file:hosts.txt": Here(prints="node-2:4"),
+    "edl-hvd hosts --scripts": Here(prints="discovery_scripts"),
     "grep -v node-2 hosts.txt > hosts.part && mv hosts.part hosts.txt": Here(more="&& grep -c . hosts.txt", prints="2"),
     "rm -f plan.started": Here(),
     "horovodrun -np 1 --min-np 1 --max-np 2 --network-interfaces lo --host-discovery-script "
