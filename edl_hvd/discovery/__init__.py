@@ -8,6 +8,7 @@
     watch.py       for ``edlrun``: polls a source in a thread, and decides which hosts to trust
     trust.py       when hosts count as gone; the same rule for all of these
     damping.py     leaves out hosts that come and go repeatedly
+    leasing.py     holds a lease, for the source ``leases:``
     inspection.py  for ``edl-hvd discover`` and ``doctor``: hosts with all details
 
 A source answers with every host it has, or raises; it never guesses. Time limits, outages and stale answers are in

@@ -31,6 +31,7 @@ KINDS = {
     "mpijob": "mpijob",
     "slurm": "slurm",
     "url": "url",
+    "leases": "leases",
     "source": "combined",
 }
 REMOTE_FLAGS = ("refresh", "stale", "first")

@@ -165,6 +165,8 @@ HOW: dict[str, Here | By | Ci] = {
     "edl-hvd doctor --discover file:hosts.txt": Here(prints="3 hosts, 9 slots"),
     "edl-hvd hosts file:hosts.txt": Here(prints="node-2:4"),
     "edl-hvd hosts --scripts": Here(prints="discovery_scripts"),
+    "edl-hvd lease s3://bucket/job-7/hosts --slots 8":
+        By("tests/unit/discovery/test_leases.py::test_the_command_holds_a_lease_until_it_is_ended"),
     "grep -v node-2 hosts.txt > hosts.part && mv hosts.part hosts.txt": Here(more="&& grep -c . hosts.txt", prints="2"),
     "rm -f plan.started": Here(),
     "horovodrun -np 1 --min-np 1 --max-np 2 --network-interfaces lo --host-discovery-script "

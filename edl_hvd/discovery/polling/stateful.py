@@ -33,8 +33,9 @@ def answer(polled: PolledSource, record: Record) -> Record:
         hosts = damping.kept(hosts)
         remarks += [f"{host} is left out: {why}" for host, why in damping.left_out(now_s).items()]
         kept["damping"] = damping.to_memory(now_s)
-    if source.parts:
-        kept["source"] = source.memory(now_s)
+    own = source.memory(now_s)
+    if own is not None:
+        kept["source"] = own
     return record.answered(format_hosts(hosts), found.age_s, "; ".join(remarks), json.dumps(kept))
 
 

@@ -1,0 +1,69 @@
+"""``edl-hvd lease``: this host is one of a job's, for as long as the command runs."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+import threading
+
+import click
+
+from edl_hvd.discovery.leasing import EVERY_S, HeldLease
+from edl_hvd.errors import StorageError, UsageError
+from edl_hvd.hosts import HostSlots
+from edl_hvd.values import Interval
+
+FAILED, WRONG_ARGUMENTS = 1, 2
+
+
+@click.command("lease")
+@click.argument("url")
+@click.option("--host", default=None, help="Name under which others reach this host.  [its own]")
+@click.option("--slots", type=click.IntRange(1), default=1, show_default=True, help="Number of workers, or teachers.")
+@click.option("--every", default=f"{EVERY_S:g}s", show_default=True, help="Time between two writes.")
+def lease_command(url: str, host: str | None, slots: int, every: str) -> None:
+    """Hold a lease: this host is one of a job's.
+
+    URL is a folder that all hosts share, s3://bucket/prefix, or another storage. A job that looks there finds its hosts
+    by 'edlrun --discover leases:URL'. The lease is given back at SIGTERM and Ctrl-C; of a host that dies it ends after
+    10 seconds, or what the source's 'lapse' says: at least four times --every.
+
+    \b
+    Examples:
+      edl-hvd lease s3://bucket/job-7/hosts --slots 8
+      edlrun -np 2 --discover leases:s3://bucket/job-7/hosts python train.py
+
+    Exit code 0: given back. 1: the storage refuses it. 2: an argument is wrong. Documents: docs/discovery.md.
+    """
+    ending = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: ending.set())
+    try:
+        lease = HeldLease(url, HostSlots(host or socket.gethostname(), slots), read_every(every), report)
+    except UsageError as error:
+        click.echo(f"edl-hvd lease: {error}", err=True)
+        sys.exit(WRONG_ARGUMENTS)
+    except StorageError as error:
+        click.echo(f"edl-hvd lease: {error}", err=True)
+        sys.exit(FAILED)
+    click.echo(f"holding {lease.where}")
+    ending.wait()
+    lease.close()
+
+
+def read_every(text: str) -> float:
+    """The seconds between two writes.
+
+    Raises:
+        UsageError: The text is no time.
+    """
+    interval = Interval.parse(float(text) if text.replace(".", "", 1).isdecimal() else text)
+    if interval.unit != "seconds":
+        raise UsageError(f"--every {text!r} is not a time; expected e.g. '2s'")
+    return interval.count
+
+
+def report(problem: str) -> None:
+    """Say that a lease cannot be written, or that it can again."""
+    click.echo(f"the lease cannot be written: {problem}" if problem else "the lease is written again", err=True)
