@@ -156,7 +156,13 @@ def recoveries(outcome: Outcome) -> list[Recovery]:
             if pid != victim and found_next is not None:
                 nexts.append(found_next)
             elif pid != victim and pid not in ends:
-                raise SystemExit(f"a survivor, {pid}, has made no further step")
+                last = [f"{line['t'] - moment:+.2f} s: {line}" for line in outcome.trace if line["pid"] == pid][-5:]
+                raise SystemExit(
+                    f"a survivor, {pid}, has made no further step after the death of {victim} in generation "
+                    f"{generation}; its last lines:\n"
+                    + "\n".join(last)
+                    + f"\nthe job's output:\n{outcome.output[-6000:]}"
+                )
         if nexts:  # else all the others were killed before
             formed_s, seconds = (max(times) - moment for times in zip(*nexts, strict=True))
             found.append(Recovery(len(members), seconds, formed_s, statistics.median(gaps)))
