@@ -71,7 +71,7 @@ def test_each_cost_counts(tmp_path: Path) -> None:
         "--recover-cost=1min": {"edl_hvd"},
         "--follow-time=60": {"edl_hvd"},
         "--copy-cost=60": {"edl_hvd"},
-        "--checkpoint-cost=60": {"restart", "horovod"},
+        "--checkpoint-cost=60": {"restart"},  # stock Horovod needs none here, where some host is always left
         "--gloo-timeout=60": {"horovod"},
         "--reset-cost=60": {"horovod"},
         "--checkpoint-every=20s": {"edl_hvd"},

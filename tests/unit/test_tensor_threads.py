@@ -54,7 +54,7 @@ port = donor.serve("127.0.0.1", "secret")
 MEMBER = """
 newcomer = socket.create_connection(("127.0.0.1", port))
 newcomer.sendall(b"secret\\n")
-while not any(stream.connected for stream in donor._streams):
+while not any(stream.connected for stream in donor.streams):
     time.sleep(0.001)
 donor.commit()
 newcomer.recv(1000)
@@ -64,7 +64,7 @@ donor.abandon()
 NEWCOMER = """
 work = queue.SimpleQueue()
 replica = StandbyReplica(worker(), "127.0.0.1", port, "secret", work.put)
-while not any(stream.connected for stream in donor._streams):
+while not any(stream.connected for stream in donor.streams):
     time.sleep(0.001)
 donor.commit()
 while replica._connection is None:

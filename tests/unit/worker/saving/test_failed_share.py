@@ -39,6 +39,7 @@ def test_rank_0_hears_at_once_why_another_ranks_share_does_not_come(
     def work(collectives: ThreadCollectives, world: World) -> None:
         manager = ranks[world.rank]
         manager.begin(snapshot_of(10), world, "attempt")
+        collectives.gather_integers([world.rank])  # both have begun
         if is_last:
             manager.wait_for_writers(collectives, world)
             return
