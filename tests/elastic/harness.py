@@ -134,10 +134,7 @@ def run(job: Job, folder: Path, preloaded: bool = False) -> Outcome:
     Raises:
         JobStuckError: It did not end by itself; the message holds the end of its output.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    job.training.save(folder)
-    save_faults(folder, job.faults)
-    write_hosts(folder, job.hosts)
+    prepare(job, folder)
     token = uuid.uuid4().hex
     started = time.monotonic()
     with open(folder / "output.txt", "wb") as output:
@@ -158,6 +155,14 @@ def run(job: Job, folder: Path, preloaded: bool = False) -> Outcome:
         finally:
             _end_all(token, launcher)
     return outcome_of(folder, launcher.returncode, seconds, left)
+
+
+def prepare(job: Job, folder: Path) -> None:
+    """Write what the job's processes read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    job.training.save(folder)
+    save_faults(folder, job.faults)
+    write_hosts(folder, job.hosts)
 
 
 def command(job: Job, folder: Path, preloaded: bool = False) -> list[str]:

@@ -224,6 +224,38 @@ def test_a_job_that_stopped_goes_on_where_it_was(run_job, alone, tmp_path, how):
     assert (terminal.job_dir / "history-2.jsonl").exists()
 
 
+def test_a_worker_that_stands_still_when_its_edlrun_was_killed_does_not_hold_up_the_next(run_job, tmp_path):
+    """It can neither save nor end; what is left of the job goes on without it after its grace."""
+    job_dir, folder = tmp_path / "job", tmp_path / "second"
+    again = job_in(job_dir, flags=("--resume",), environment={"EDL_HVD_TERMINATION_GRACE": "1"})
+    stopped: list[int] = []
+    resumed: list[subprocess.Popen[str]] = []
+
+    def stop_one_and_kill() -> None:
+        view = look(job_dir)
+        assert view is not None
+        assert view.status is not None
+        [pid] = [worker.pid for worker in view.status.workers if worker.rank == 1]  # rank 0 saves
+        assert pid is not None
+        stopped.append(pid)
+        os.kill(pid, signal.SIGSTOP)
+        os.kill(view.record.pid, signal.SIGKILL)
+        harness.prepare(again, folder)
+        words, variables = harness.command(again, folder), harness.environment(again, folder, "resumed")
+        resumed.append(
+            subprocess.Popen(
+                words, env=variables, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+        )
+
+    run_job(job_in(job_dir, Outside(stop_one_and_kill, step=10), training=Training(epochs=30, pause_s=0.05)), "first")
+    with resumed[0] as second:
+        output, _ = second.communicate(timeout=120)
+    assert f"process {stopped[0]} of the earlier run neither saves nor ends, and is killed" in output
+    assert "training goes on from the checkpoint of step " in output
+    assert second.returncode == 0, output
+
+
 def kill_once_it_is_known(job_dir: Path) -> None:
     """End ``edlrun`` as soon as its folder says that there is something to lose; that takes a fraction of a second."""
     while (view := look(job_dir)) is None or view.known_step < 1:
