@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 from edl_hvd.errors import UsageError
 
+_SHOWN_CHARACTERS = 80  # of a text on either side of the mark
 DEEPEST = 20
 # Combinations inside of combinations: the reader is recursive, and more are a mistake.
 
@@ -153,7 +154,12 @@ class _Reader:
     def refuse(self, reason: str) -> UsageError:
         """An error with the place in the text; for a text that is not a source, also with the accepted form."""
         form = f"; {FORM};" if not self._text[: self._at].strip() else ""
-        marked = f"'{self._text[: self._at]}>>>{self._text[self._at :]}'"
+        before, after = self._text[: self._at], self._text[self._at :]
+        if len(before) > _SHOWN_CHARACTERS:
+            before = f"...{before[-_SHOWN_CHARACTERS:]}"
+        if len(after) > _SHOWN_CHARACTERS:
+            after = f"{after[:_SHOWN_CHARACTERS]}..."
+        marked = f"'{before}>>>{after}'"
         return UsageError(f"it is not understood{form} at the mark in {marked}: {reason}")
 
     def expression(self, depth: int) -> Expression:
@@ -174,7 +180,7 @@ class _Reader:
         if name == "union":
             self._need(")", "expected ',' and another source, or ')'")
             return UnionOf(tuple(parts))
-        self._need(",", f"{name} has no number; expected e.g. {name}(SOURCE, 8)")
+        self._need(",", f"{name} has no number; expected e.g. {name}(SOURCE, 8), with nine digits at most")
         most = self._count(name)
         self._need(")", "expected ')'")
         return Limit(parts[0], most) if name == "limit" else Prefer(parts[0], most)

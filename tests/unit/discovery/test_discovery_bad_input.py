@@ -11,6 +11,7 @@ from clocks import FakeClock
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edl_hvd.discovery.expression import parse_expression
 from edl_hvd.discovery.polling.record import Record
 from edl_hvd.discovery.registry import PolledSource, make_source
 from edl_hvd.discovery.source import Source
@@ -188,3 +189,9 @@ def test_a_local_answer_holds_until_its_file_or_the_plan_changes_it(
 def test_the_signs_of_files_survive_being_written(signs: str) -> None:
     record = Record(answered_s=1.0, answer="a:1\n", unchanged=signs)
     assert Record.from_text(record.to_text(0, "boot"), "boot") == record
+
+
+def test_a_limit_of_thousands_of_digits_is_refused_in_a_line() -> None:
+    with pytest.raises(UsageError, match="limit has no number") as caught:
+        parse_expression(f"limit(file:hosts.txt, {MANY_DIGITS})", frozenset({"file"}))
+    assert len(str(caught.value)) < 400
