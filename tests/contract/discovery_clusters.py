@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,6 +108,117 @@ class UrlScene(_WebScene):
         listed = [{"host": host, "slots": slots, "kind": "p3.2xlarge"} for host, slots in reversed(hosts)]
         self.server.body = json.dumps({"hosts": listed}).encode()
         return in_order(hosts)
+
+
+class LeasesScene(Scene):
+    """Hosts that write their leases again and again, as ``edl-hvd lease`` does, but all in one thread."""
+
+    script = "from_leases"
+    refresh_s = 2.0
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.environment["EDL_HVD_DISCOVERY_FIRST"] = "60"
+        self.place = folder / "all leases"
+        self._holding, self._closing = threading.Lock(), threading.Event()
+        self._held: list[Path] = []
+        self._count = 0
+        self._writer = threading.Thread(target=self._write_again_and_again, daemon=True)
+        self._writer.start()
+
+    @property
+    def words(self) -> list[str]:
+        return [self.place.name]
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return {"EDL_HVD_DISCOVERY_URL": self.place.name}
+
+    def _write_again_and_again(self) -> None:
+        while not self._closing.wait(0.1):
+            with self._holding:
+                self._write_all()
+
+    def _write_all(self) -> None:
+        self._count += 1
+        for path in self._held:
+            self._write(path, json.dumps({"holder": "a" * 16, "count": self._count}).encode())
+
+    def _write(self, path: Path, content: bytes) -> None:
+        part = self.folder / "part"
+        part.write_bytes(content)
+        part.replace(path)
+
+    def show(self, count: int) -> list[str]:
+        with self._holding:
+            held = [self.place / f"node-{number}={number + 1}.lease" for number in range(count)]
+            if not self.place.is_dir() or not count:
+                self._remove()
+                self.place.mkdir()
+            for path in set(self.place.iterdir()) - set(held):
+                path.unlink()
+            self._held = held
+            self._write_all()
+        return in_order((f"node-{number}", number + 1) for number in range(count))
+
+    def _remove(self) -> None:
+        """All at once, as when a folder is mounted no more."""
+        self._held = []
+        gone = self.folder / "gone"
+        if self.place.exists():
+            self.place.rename(gone)
+        if gone.is_dir():
+            shutil.rmtree(gone)
+        else:
+            gone.unlink(missing_ok=True)
+
+    def hang(self) -> None:
+        with self._holding:
+            self._held = []
+            self.place.mkdir(exist_ok=True)
+            lease, pipe = self.place / "node-0=1.lease", self.folder / "pipe"
+            os.mkfifo(pipe)
+            if lease.exists():  # what has not been written since is read
+                os.utime(pipe, ns=(lease.stat().st_atime_ns, lease.stat().st_mtime_ns))
+            pipe.replace(lease)
+
+    def recover(self) -> None:
+        """Every test goes on with ``show``."""
+
+    def close(self) -> None:
+        super().close()
+        self._closing.set()
+        self._writer.join()
+
+    @property
+    def doubts(self) -> dict[str, Callable[[], None]]:
+        def removed() -> None:
+            with self._holding:
+                self._remove()
+
+        def holds(name: str, content: bytes) -> Callable[[], None]:
+            def write() -> None:
+                self.show(7)
+                with self._holding:
+                    self._held = [path for path in self._held if path.name != name]
+                    self._write(self.place / name, content)
+
+            return write
+
+        def is_a_file() -> None:
+            with self._holding:
+                self._remove()
+                self.place.write_text("")
+
+        return {
+            "missing": removed,
+            "a file": is_a_file,
+            "another file": holds("notes.txt", b"{}"),
+            "emptied": holds("node-0=1.lease", b""),
+            "half written": holds("node-0=1.lease", b'{"holder": "aa'),
+            "not text": holds("node-0=1.lease", b"\xff\xfe\x00"),
+            "another object": holds("node-0=1.lease", b'{"count": 3}'),
+        }
 
 
 class MpiJobScene(Scene):
@@ -322,5 +435,5 @@ class SourceScene(Scene):
 
 
 SCENES: dict[str, type[Scene]] = {
-    scene.script: scene for scene in (KubernetesScene, UrlScene, MpiJobScene, SlurmScene, SourceScene)
+    scene.script: scene for scene in (KubernetesScene, UrlScene, MpiJobScene, SlurmScene, LeasesScene, SourceScene)
 }

@@ -151,6 +151,8 @@ HOW: dict[str, Here | By | Ci] = {
         By(READ_BY_HOROVOD),
     'horovodrun ... --host-discovery-script "discovery_scripts/from_mpijob" python train.py': By(READ_BY_HOROVOD),
     'horovodrun ... --host-discovery-script "discovery_scripts/from_slurm" python train.py': By(READ_BY_HOROVOD),
+    'horovodrun ... --host-discovery-script "discovery_scripts/from_leases /shared/job-7/hosts" python train.py':
+        By(READ_BY_HOROVOD),
     'horovodrun ... --host-discovery-script "discovery_scripts/from_url https://hosts.example.com/job-7" '
     "python train.py": By(READ_BY_HOROVOD),
     "horovodrun ... --host-discovery-script \"discovery_scripts/from_source 'union(ec2:tag=job=7, file:spare.txt)'\" "

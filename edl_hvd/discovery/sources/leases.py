@@ -153,10 +153,12 @@ class Leases(Source):
         others = sorted(set(listed) - rewritten)
         with ThreadPoolExecutor(max(1, min(_READERS, len(others)))) as readers:
             contents = list(readers.map(lambda key: _read(storage, key), others))
+        if None in contents:
+            self._check_given_back({key for key, content in zip(others, contents, strict=True) if content is None})
         for key, content in zip(others, contents, strict=True):
             written_s = listed[key].written_s
             if content is None:
-                continue  # given back since the listing
+                continue  # given back since it was listed
             if key not in before:
                 leases[key] = Lease(content, written_s, is_held=None if is_first else True)
             elif content != before[key].content:
@@ -164,6 +166,21 @@ class Leases(Source):
             else:
                 leases[key] = before[key].still(passed_s, self._lapse_s)
         return leases
+
+    def _check_given_back(self, missing: set[str]) -> None:
+        """Leases that were listed and could not be read are given back only if they are listed no more.
+
+        Otherwise a folder that is unmounted between the two would end every lease.
+
+        Raises:
+            DiscoveryError: They are still listed, or the place is gone.
+        """
+        assert self._storage is not None
+        listed = {one.key for one in self._storage.list()}
+        if still := sorted(missing & listed):
+            raise DiscoveryError(f"{still[0]!r} at {self._storage.url} is listed, but cannot be read")
+        if not listed and not self._storage.place_exists():
+            raise DiscoveryError(f"there is nothing at {self._storage.url} any more; expected leases")
 
     def permissions(self) -> list[Permission]:
         try:

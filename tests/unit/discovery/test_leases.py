@@ -20,6 +20,7 @@ from edl_hvd.discovery.sources.combined import read_source
 from edl_hvd.discovery.sources.leases import Leases
 from edl_hvd.errors import DiscoveryError, StorageError, UsageError
 from edl_hvd.hosts import HostSlots
+from edl_hvd.storage.file import FileStorage
 
 A, B, C = HostSlots("node-a", 1), HostSlots("node-b", 2), HostSlots("10.0.0.7", 8)
 
@@ -119,6 +120,29 @@ def test_an_outage_of_the_storage_ends_no_lease(hosts: Hosts) -> None:
     os.utime(lease, (1.0, 1.0))
     assert hosts.ask(5.0) == {A}, "its time begins anew"
     assert hosts.ask(5.0) == {A}
+
+
+def test_a_folder_that_goes_between_the_listing_and_the_reading_ends_no_lease(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when it is mounted no more."""
+    hosts.alive = {A, B}
+    hosts.write()
+    hosts.ask()
+    away = hosts.folder.with_name("away")
+    read = FileStorage.read
+
+    def gone(storage: FileStorage, key: str, limit_bytes: int | None = None) -> bytes:
+        if hosts.folder.exists():
+            hosts.folder.rename(away)
+        return read(storage, key, limit_bytes)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FileStorage, "read", gone)
+        with pytest.raises(DiscoveryError, match="nothing at"):
+            hosts.ask(1.0)
+    away.rename(hosts.folder)
+    assert hosts.ask(1.0) == {A, B}
 
 
 @pytest.mark.parametrize("written_s", [None, 0.0, 4e9], ids=["now", "1970", "2096"])
