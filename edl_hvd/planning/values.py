@@ -61,7 +61,7 @@ class Claim:
 
     Attributes:
         claim: Name, unique among claims.
-        slots: Slots that it needs, all or none; at least 1.
+        slots: Slots that it needs, all or none, on hosts of one kind; at least 1.
         unit: Slots that have to be on one host together, a divisor of ``slots``.
         priority: Rank among claims and jobs; the larger goes first.
         asked_s: Moment of the claim.

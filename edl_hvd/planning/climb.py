@@ -1,0 +1,162 @@
+"""Who gets how many slots: up from the least, always by the steepest step.
+
+A step from 4 to 5 slots may make a job slower, when the fifth lies on another host, and one from 4 to 8 faster. So the
+steps of a job are those of the upper concave envelope of its worths, each steeper than the next: a heap of one step per
+job then finds the numbers with the largest sum, up to the last step, in O(steps · log jobs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
+
+from edl_hvd.planning.ranks import Worth
+from edl_hvd.planning.values import Curve, JobAsk
+
+_LEAST_GAIN = 1e-9
+# Of a worth of about 1: what is smaller is a rounding error, and no reason to give a slot.
+
+
+def candidates(ask: JobAsk, curve: Curve, host_slots: int) -> list[int]:
+    """Numbers of slots that a job may get, rising: powers of two below a host, whole hosts, and those of its curve.
+
+    >>> candidates(JobAsk("a", least=1, most=20), Curve((1, 64), (1.0, 50.0)), host_slots=8)
+    [1, 2, 4, 8, 16, 20]
+    >>> candidates(JobAsk("a", least=2, most=6), Curve((2, 3, 6), (2.0, 3.0, 5.0)), host_slots=8)
+    [2, 3, 4, 6]
+    """
+    found = {ask.least, ask.most}
+    size = 1
+    while size < min(host_slots, ask.most):
+        found.add(size)
+        size *= 2
+    hosts = 1
+    while hosts * host_slots <= ask.most:
+        found.add(hosts * host_slots)
+        hosts += 1 if hosts < 16 else hosts // 8
+    if len(curve.sizes) > 2:
+        found.update(curve.sizes)
+    return sorted(size for size in found if ask.least <= size <= ask.most and size % ask.unit == 0)
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The numbers of slots that a job may get, and what they are worth to it.
+
+    Attributes:
+        sizes: Numbers, rising; the first is its least.
+        worths: Worth of each, without the cost of a change.
+        changed: Worth of each, with it.
+    """
+
+    sizes: list[int]
+    worths: list[float]
+    changed: list[float]
+
+    def worth(self, curve: Curve, worth: Worth, slots: int) -> float:
+        """The worth of any number of slots, without the cost of a change."""
+        return worth.of(curve.at(slots))
+
+
+def ladder(sizes: list[int], curve: Curve, worth: Worth, kept: float) -> Ladder:
+    """The ladder of a job.
+
+    Args:
+        sizes: Numbers of slots.
+        curve: Goodput over slots.
+        worth: What goodput is worth.
+        kept: Part of the goodput that a change leaves over the time in which it has to pay.
+    """
+    goodput = [curve.at(size) for size in sizes]
+    plain = [worth.of(value) for value in goodput]
+    return Ladder(sizes, plain, plain if kept == 1.0 else [worth.of(value * kept) for value in goodput])
+
+
+def envelope(sizes: Sequence[int], values: Sequence[float]) -> list[int]:
+    """Places of the upper concave envelope, from the first to the highest.
+
+    >>> envelope([1, 4, 5, 8], [1.0, 3.0, 2.0, 4.0])
+    [0, 1, 3]
+    """
+    hull: list[int] = []
+    for place, (size, value) in enumerate(zip(sizes, values, strict=True)):
+        if hull and value <= values[hull[-1]] + _LEAST_GAIN:
+            continue
+        while len(hull) >= 2:
+            first, second = hull[-2], hull[-1]
+            rise = (values[second] - values[first]) * (size - sizes[second])
+            if rise > (value - values[second]) * (sizes[second] - sizes[first]):
+                break
+            hull.pop()
+        hull.append(place)
+    return hull
+
+
+def climb(
+    ladders: Sequence[Ladder], held: Sequence[int], slots: int, queues: Sequence[int], limits: dict[int, int]
+) -> list[int]:
+    """The number of slots of each job, at least the first of its ladder.
+
+    Args:
+        ladders: Ladder of each job.
+        held: Slots that each holds: that number costs no change.
+        slots: Slots for all of them together, at least the sum of their first numbers.
+        queues: Number of the queue of each.
+        limits: Most slots of a queue beside the first numbers, by its number; one that is not there has no limit.
+    """
+    got = [rungs.sizes[0] for rungs in ladders]
+    left = slots - sum(got)
+    budget = dict(limits)
+    values = [_values(rungs, number) for rungs, number in zip(ladders, held, strict=True)]
+    hulls: list[list[int]] = [[]] * len(ladders)
+    heap: list[tuple[float, int, int]] = []
+    if left > 0:
+        for job, rungs in enumerate(ladders):
+            if len(rungs.sizes) > 1:
+                hull = hulls[job] = envelope(rungs.sizes, values[job])
+                if len(hull) > 1:
+                    heap.append((-_slope(rungs.sizes, values[job], hull, 1), job, 1))
+        heapify(heap)
+    while heap and left > 0:
+        _, job, step = heap[0]
+        rungs, hull, queue = ladders[job], hulls[job], queues[job]
+        allowed = min(left, budget[queue]) if queue in budget else left
+        more = rungs.sizes[hull[step]] - got[job]
+        if more > allowed:
+            # The last step of this job: the best number that still fits.
+            below = range(hull[step - 1] + 1, hull[step])
+            fitting = [place for place in below if rungs.sizes[place] - got[job] <= allowed]
+            best = max(fitting, key=lambda place: (values[job][place], -place), default=None)
+            if best is not None and values[job][best] > values[job][hull[step - 1]] + _LEAST_GAIN:
+                more = rungs.sizes[best] - got[job]
+                got[job] += more
+                left -= more
+                if queue in budget:
+                    budget[queue] -= more
+            heappop(heap)
+            continue
+        got[job] += more
+        left -= more
+        if queue in budget:
+            budget[queue] -= more
+        if step + 1 < len(hull):
+            heapreplace(heap, (-_slope(rungs.sizes, values[job], hull, step + 1), job, step + 1))
+        else:
+            heappop(heap)
+    return got
+
+
+def _values(rungs: Ladder, held: int) -> list[float]:
+    """Worths, where the number that is held costs no change."""
+    if rungs.changed is rungs.worths or held not in rungs.sizes:
+        return rungs.changed
+    values = rungs.changed.copy()
+    place = rungs.sizes.index(held)
+    values[place] = rungs.worths[place]
+    return values
+
+
+def _slope(sizes: Sequence[int], values: Sequence[float], hull: Sequence[int], step: int) -> float:
+    low, high = hull[step - 1], hull[step]
+    return (values[high] - values[low]) / (sizes[high] - sizes[low])

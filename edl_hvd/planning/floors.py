@@ -1,0 +1,447 @@
+"""Who gets its least, who waits, and who is stopped; claims come before.
+
+A claim or a job's least takes, in this order: slots that nobody holds; what jobs of the same or a lower priority hold
+above their least (of any priority, for a claim); and the slots of preemptible jobs of a strictly lower priority, which
+stop. It is given whole or not at all. What cannot be given whole blocks the least of everything after it, so that no
+large job starves behind small ones; the room is lent to running jobs as extras meanwhile, and taken back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from edl_hvd.planning.rooms import HostTable, Ledger, allowed_kinds, holdings
+from edl_hvd.planning.values import Claim, JobAsk, PlanRules, WaitReason
+
+
+@dataclass(frozen=True)
+class Need:
+    """Slots that are given whole or not at all.
+
+    Attributes:
+        slots: How many.
+        unit: How many have to be on one host together.
+        priority: Jobs of a lower one stop for it.
+        kinds: Kinds of hosts, one of which has to hold all of them.
+        takes_from: Highest priority of jobs whose extras it takes.
+        owner: Number of the job that it is for, whose own slots it does not take; -1 for a claim.
+    """
+
+    slots: int
+    unit: int
+    priority: int
+    kinds: tuple[str, ...]
+    takes_from: float
+    owner: int = -1
+
+
+@dataclass
+class Floors:
+    """What was decided of claims and of jobs' least.
+
+    Attributes:
+        claimed: Slots by host, for each claim that has room, by its number.
+        waits: Why each job without slots waits, by its number.
+        gave: What took slots of a job: names of claims and jobs, by the job's number.
+        has_changed: Whether any job's slots have changed.
+    """
+
+    claimed: dict[int, dict[int, int]] = field(default_factory=dict)
+    waits: dict[int, tuple[WaitReason, str]] = field(default_factory=dict)
+    gave: dict[int, list[str]] = field(default_factory=dict)
+    has_changed: bool = False
+
+
+class FloorPlanner:
+    """Gives claims and jobs their least, in a ledger.
+
+    Args:
+        hosts: Table of the hosts.
+        asks: Jobs, sorted by name; a job's number is its place.
+        claims: Claims, sorted by name.
+        rules: Patience, and limits of queues.
+        now_s: The moment of the plan.
+    """
+
+    def __init__(
+        self, hosts: HostTable, asks: Sequence[JobAsk], claims: Sequence[Claim], rules: PlanRules, now_s: float
+    ) -> None:
+        self.hosts, self.asks, self.claims, self.rules, self.now_s = hosts, asks, claims, rules, now_s
+        self.kinds = [allowed_kinds(ask, hosts) for ask in asks]
+        self.all_kinds = tuple(sorted(hosts.usual))
+        self.limits = {rule.queue: rule.limit for rule in rules.queues if rule.limit is not None}
+        self.ledger = Ledger(hosts, len(asks))
+        self.result = Floors()
+        self._capacity: dict[tuple[str, int], int] = {}
+
+    def start(self) -> None:
+        """Put what claims and jobs hold into the ledger; what is too much is taken back."""
+        self._hold_claims()
+        for job, ask in enumerate(self.asks):
+            held = holdings(self.hosts, ask.holds, ask.unit)
+            on_kind = Counter(dict.fromkeys(self.kinds[job], 0))
+            for host, slots in held.items():
+                if self.hosts.kinds[host] in on_kind:
+                    on_kind[self.hosts.kinds[host]] += slots
+            kept = min(on_kind, key=lambda kind: (-on_kind[kind], kind), default=None)
+            held = {host: slots for host, slots in held.items() if self.hosts.kinds[host] == kept}
+            over = sum(held.values()) - ask.most
+            for host in sorted(held, key=lambda host: (held[host], host)):
+                if over > 0:
+                    less = min(held[host], -(-over // ask.unit) * ask.unit)
+                    held[host] -= less
+                    over -= less
+            for host, slots in held.items():
+                if slots:
+                    self.ledger.take(job, host, slots)
+        for host in range(len(self.hosts.names)):
+            self._shed(host)
+        for queue in sorted(self.limits):
+            self._shed_queue(queue, f"the limit of queue {queue!r}")
+
+    def _hold_claims(self) -> None:
+        """Keep the room of claims that have it; a claim that has lost a part of it is placed anew."""
+        for number, claim in enumerate(self.claims):
+            held = holdings(self.hosts, claim.holds, claim.unit)
+            if sum(held.values()) == claim.slots and all(
+                slots <= self.hosts.left[host] - self._claimed_on(host) for host, slots in held.items()
+            ):
+                self._set_aside(number, held)
+
+    def _claimed_on(self, host: int) -> int:
+        return sum(held.get(host, 0) for held in self.result.claimed.values())
+
+    def _set_aside(self, number: int, held: dict[int, int]) -> None:
+        self.result.claimed[number] = held
+        for host, slots in held.items():
+            if self.hosts.is_open[host]:
+                self.ledger.reserve(host, slots)
+
+    def _shed(self, host: int) -> None:
+        """Where others have come, jobs hold more than there is: take extras first, then what is left, lowest first."""
+        used = sum(self.ledger.by_host[host].values())
+        if not used:
+            return
+        over = used + self._claimed_on(host) - self.hosts.left[host]
+        for only_extras in (True, False):
+            while over > 0:
+                victims = [
+                    (self.asks[job].priority, -self._slack(job), self.asks[job].job, job)
+                    for job in self.ledger.by_host[host]
+                    if not only_extras or self._extra(job, host) > 0
+                ]
+                if not victims:
+                    break
+                job = min(victims)[-1]
+                unit = self.asks[job].unit
+                most = self._extra(job, host) if only_extras else self.ledger.by_job[job][host]
+                less = min(most, -(-over // unit) * unit)
+                self._release(job, host, less, "others on its host")
+                over -= less
+
+    def _shed_queue(self, queue: str, taker: str) -> None:
+        """Take extras from jobs of a queue while it has more than its limit, from those with most first."""
+        limit = self.limits.get(queue)
+        if limit is None:
+            return
+        members = [job for job, ask in enumerate(self.asks) if ask.queue == queue and self.ledger.held[job]]
+        over = sum(self.ledger.held[job] for job in members) - limit
+        while over > 0:
+            givers = [job for job in members if self._slack(job) >= self.asks[job].unit]
+            if not givers:
+                return
+            job = max(givers, key=lambda job: (self._slack(job), -job))
+            host = min(self.ledger.by_job[job], key=lambda host: (self.ledger.by_job[job][host], host))
+            unit = self.asks[job].unit
+            less = min(self._extra(job, host), -(-over // unit) * unit)
+            self._release(job, host, less, taker)
+            over -= less
+
+    def _slack(self, job: int) -> int:
+        return self.ledger.held[job] - self.asks[job].least
+
+    def _extra(self, job: int, host: int) -> int:
+        """Slots that a job can give on a host, in whole units, and keep its least elsewhere."""
+        slack = self._slack(job)
+        if slack <= 0:
+            return 0
+        unit = self.asks[job].unit
+        return min(self.ledger.by_job[job][host], slack) // unit * unit
+
+    def _release(self, job: int, host: int, slots: int, taker: str) -> None:
+        self.ledger.release(job, host, slots)
+        self.result.has_changed = True
+        givers = self.result.gave.setdefault(job, [])
+        if taker not in givers:
+            givers.append(taker)
+
+    # ------------------------------------------------------------------------------------------ one round
+
+    def settle(self) -> bool:
+        """Place claims, and give jobs their least.
+
+        Returns:
+            Whether any job's slots have changed.
+        """
+        self.result.has_changed = False
+        self.result.waits.clear()
+        blocker = self._place_claims()
+        waiting: list[tuple[int, int, float, str, int]] = []
+        for job, ask in enumerate(self.asks):
+            held = self.ledger.held[job]
+            if held >= ask.least and ask.most:
+                continue
+            if ask.most == 0:
+                self._wait(job, WaitReason.SCALED_TO_ZERO, "it is asked to hold no slots")
+            elif not self._can_ever_fit(ask, self.kinds[job]):
+                self._wait(job, WaitReason.NEVER_FITS, self._never(ask, self.kinds[job]))
+            else:
+                place = 1 if held else 0 if self.now_s - ask.asked_s > self.rules.patience_s else 2
+                waiting.append((-ask.priority, place, ask.asked_s, ask.job, job))
+        for _, _, _, _, job in sorted(waiting):
+            blocker = self._give_least(job, blocker)
+        return self.result.has_changed
+
+    def _place_claims(self) -> tuple[int, str] | None:
+        """Set room aside for claims; the highest priority and the name of one that has none, if there is one."""
+        blocker: tuple[int, str] | None = None
+        order = sorted(
+            (number for number in range(len(self.claims)) if number not in self.result.claimed),
+            key=lambda number: (-self.claims[number].priority, self.claims[number].asked_s, self.claims[number].claim),
+        )
+        for number in order:
+            claim = self.claims[number]
+            if not any(self._most_units(kind, claim.unit) >= claim.slots for kind in self.all_kinds):
+                continue
+            need = Need(claim.slots, claim.unit, claim.priority, self.all_kinds, math.inf)
+            found = self._make_room(need, f"claim {claim.claim!r}")
+            if found is not None:
+                self._set_aside(number, found)
+            elif blocker is None or claim.priority > blocker[0]:
+                blocker = (claim.priority, f"claim {claim.claim!r}")
+        return blocker
+
+    def _give_least(self, job: int, blocker: tuple[int, str] | None) -> tuple[int, str] | None:
+        """Give a job its least, or let it wait; what blocks those after it."""
+        ask, held = self.asks[job], self.ledger.held[job]
+        if blocker is not None and ask.priority <= blocker[0]:
+            reason = WaitReason.PRIORITY if blocker[0] > ask.priority else WaitReason.ROOM
+            self._wait(job, reason, f"{blocker[1]} comes before it, and waits for room")
+        elif (over_limit := self._over_limit(ask, ask.least - held)) is not None:
+            self._wait(job, WaitReason.QUEUE_LIMIT, over_limit)
+        else:
+            kind = self.ledger.kind_of(job)
+            kinds = self.kinds[job] if kind is None else (kind,)
+            need = Need(ask.least - held, ask.unit, ask.priority, kinds, ask.priority, job)
+            found = self._make_room(need, f"the least of job {ask.job!r}")
+            if found is not None:
+                for host, slots in found.items():
+                    self.ledger.take(job, host, slots)
+                self.result.has_changed = True
+                self._shed_queue(ask.queue, f"the least of job {ask.job!r}")
+            else:
+                # With a part of its least it cannot run; what it held may be enough for it elsewhere.
+                lost = bool(self.ledger.release_all(job))
+                self.result.has_changed |= lost
+                if lost:
+                    return self._give_least(job, blocker)
+                higher = any(
+                    other.priority > ask.priority and self.ledger.held[number] for number, other in enumerate(self.asks)
+                )
+                reason = WaitReason.PRIORITY if higher else WaitReason.ROOM
+                self._wait(job, reason, self._short_of(ask))
+                blocker = (ask.priority, f"job {ask.job!r}")
+        return blocker
+
+    def _wait(self, job: int, reason: WaitReason, why: str) -> None:
+        if self.ledger.held[job]:
+            self.ledger.release_all(job)
+            self.result.has_changed = True
+        self.result.waits[job] = (reason, why)
+
+    def _over_limit(self, ask: JobAsk, more: int) -> str | None:
+        limit = self.limits.get(ask.queue)
+        if limit is None:
+            return None
+        used = sum(self.ledger.held[job] for job, other in enumerate(self.asks) if other.queue == ask.queue)
+        extras = sum(
+            max(0, self._slack(job))
+            for job, other in enumerate(self.asks)
+            if other.queue == ask.queue and self.ledger.held[job]
+        )
+        if used - extras + more > limit:
+            return (
+                f"queue {ask.queue!r} may have {limit} slots, and the least of its jobs takes {used - extras} of them"
+            )
+        return None
+
+    # ------------------------------------------------------------------------------------------ what can fit
+
+    def _most_units(self, kind: str, unit: int) -> int:
+        """Slots of a kind in whole units, if nothing else were there."""
+        found = self._capacity.get((kind, unit))
+        if found is None:
+            found = sum(
+                slots // unit * unit for slots, of in zip(self.hosts.total, self.hosts.kinds, strict=True) if of == kind
+            )
+            self._capacity[kind, unit] = found
+        return found
+
+    def _can_ever_fit(self, ask: JobAsk, kinds: tuple[str, ...]) -> bool:
+        return any(self._most_units(kind, ask.unit) >= ask.least for kind in kinds)
+
+    def _never(self, ask: JobAsk, kinds: tuple[str, ...]) -> str:
+        most = max((self._most_units(kind, ask.unit) for kind in kinds), default=0)
+        units = f" in units of {ask.unit}" if ask.unit > 1 else ""
+        where = f" of kind {', '.join(kinds)}" if kinds and kinds != ("",) else ""
+        return (
+            f"it needs at least {ask.least} slots{units}, and all hosts{where} together have {most}; ask for fewer, or "
+            "add hosts"
+        )
+
+    def _short_of(self, ask: JobAsk) -> str:
+        floors = sum(min(self.asks[job].least, held) for job, held in enumerate(self.ledger.held))
+        room = sum(self.hosts.left) - sum(sum(held.values()) for held in self.result.claimed.values()) - floors
+        units = f" in units of {ask.unit}" if ask.unit > 1 else ""
+        return f"it needs at least {ask.least} slots{units}; beside the least of others {max(0, room)} slots are left"
+
+    # ------------------------------------------------------------------------------------------ making room
+
+    def _make_room(self, need: Need, taker: str) -> dict[int, int] | None:
+        """Free slots for a need; the slots by host, which are then free, or ``None`` with nothing changed."""
+        for kind in need.kinds:
+            found = self._from_free(kind, need)
+            if found is not None:
+                return found
+        for kind in need.kinds:
+            found = self._from_extras(kind, need, taker)
+            if found is not None:
+                return found
+        if any(
+            ask.priority < need.priority and ask.preemptible and self.ledger.held[job]
+            for job, ask in enumerate(self.asks)
+        ):
+            return self._from_lower(need, taker)
+        return None
+
+    def _from_free(self, kind: str, need: Need) -> dict[int, int] | None:
+        """Slots that nobody holds: on one host, the fullest that has them, or on the emptiest ones."""
+        one = self.ledger.fullest_with(kind, need.slots)
+        if one is not None:
+            return {one: need.slots}
+        found: dict[int, int] = {}
+        left = need.slots
+        hosts = self._in_one_zone(kind, need) if self.hosts.has_zones else self.ledger.emptiest_first(kind)
+        for host in hosts:
+            slots = min(left, self.ledger.free[host] // need.unit * need.unit)
+            if slots:
+                found[host] = slots
+                left -= slots
+            if not left:
+                return found
+        return None
+
+    def _in_one_zone(self, kind: str, need: Need) -> list[int]:
+        """Hosts with free slots, emptiest first; those of the fullest zone that has enough, if there is one."""
+        ordered = list(self.ledger.emptiest_first(kind))
+        room: Counter[str] = Counter()
+        for host in ordered:
+            room[self.hosts.zones[host]] += self.ledger.free[host] // need.unit * need.unit
+        enough = sorted((slots, zone) for zone, slots in room.items() if slots >= need.slots)
+        return [host for host in ordered if self.hosts.zones[host] == enough[0][1]] if enough else ordered
+
+    def _from_extras(self, kind: str, need: Need, taker: str) -> dict[int, int] | None:
+        """Free slots, and those that jobs hold above their least: as few as possible are taken from jobs."""
+        slack = [self._slack(job) for job in range(len(self.asks))]
+        givers = [
+            job for job, ask in enumerate(self.asks)
+            if slack[job] >= ask.unit and ask.priority <= need.takes_from and job != need.owner
+        ]  # fmt: skip
+        if not givers:
+            return None
+        room = {host: self.ledger.free[host] for host in self.ledger.emptiest_first(kind)}
+        for job in givers:
+            unit = self.asks[job].unit
+            for host, slots in self.ledger.by_job[job].items():
+                if self.hosts.is_open[host] and self.hosts.kinds[host] == kind:
+                    room[host] = room.get(host, 0) + min(slots, slack[job]) // unit * unit
+        if sum(slots // need.unit * need.unit for slots in room.values()) < need.slots:
+            return None
+        may_give = set(givers)
+        free = self.ledger.free
+        one = min(
+            (host for host, slots in room.items() if slots >= need.slots),
+            key=lambda host: (max(0, need.slots - free[host]), room[host], host),
+            default=None,
+        )
+        if one is not None:
+            order = [one]
+        else:
+            order = sorted(room, key=lambda host: (-(free[host] // need.unit), -room[host], host))
+        found: dict[int, int] = {}
+        taken: list[tuple[int, int, int]] = []
+        left = need.slots
+        for host in order:
+            there = free[host]
+            for job in sorted(
+                (job for job in self.ledger.by_host[host] if job in may_give),
+                key=lambda job: (self.asks[job].priority, -slack[job], job),
+            ):
+                goal = min(left, room[host] // need.unit * need.unit)
+                if there >= goal:
+                    break
+                unit = self.asks[job].unit
+                can = min(self.ledger.by_job[job][host], slack[job]) // unit * unit
+                less = min(can, -(-(goal - there) // unit) * unit)
+                if less > 0:
+                    taken.append((job, host, less))
+                    slack[job] -= less
+                    there += less
+            slots = min(left, there // need.unit * need.unit)
+            if slots:
+                found[host] = slots
+                left -= slots
+            if not left:
+                break
+        if left:
+            return None
+        for job, host, less in taken:
+            if host in found:
+                self._release(job, host, less, taker)
+        return found
+
+    def _from_lower(self, need: Need, taker: str) -> dict[int, int] | None:
+        """Stop preemptible jobs of a lower priority, the lowest and the newest first, until there is room."""
+        lower = [
+            job for job, ask in enumerate(self.asks)
+            if ask.priority < need.priority and ask.preemptible and self.ledger.held[job] and job != need.owner
+        ]  # fmt: skip
+        lower.sort(key=lambda job: (self.asks[job].priority, -self.asks[job].asked_s, self.asks[job].job))
+        stopped: list[tuple[int, dict[int, int]]] = []
+        found = None
+        for job in lower:
+            stopped.append((job, self.ledger.release_all(job)))
+            found = next(
+                (
+                    room
+                    for kind in need.kinds
+                    if (room := self._from_free(kind, need) or self._from_extras(kind, need, taker)) is not None
+                ),
+                None,
+            )
+            if found is not None:
+                break
+        for job, held in reversed(stopped):
+            spared = found or {}
+            if all(self.ledger.free[host] - spared.get(host, 0) >= slots for host, slots in held.items()
+                   if self.hosts.is_open[host]):  # fmt: skip
+                self.ledger.take_all(job, held)
+            else:
+                self.result.has_changed = True
+                givers = self.result.gave.setdefault(job, [])
+                if taker not in givers:
+                    givers.append(taker)
+        return found

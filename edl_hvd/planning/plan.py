@@ -1,0 +1,380 @@
+"""The planner: ranked shares. One function, total and pure.
+
+1. Rooms (``rooms.py``): what is left on each host, beside others.
+2. Claims, then the least of each job (``floors.py``).
+3. What slots are worth to each job (``ranks.py``).
+4. Who gets how many: up from the least, by the steepest step (``climb.py``).
+5. On which hosts (``places.py``).
+6. Whether that pays (``damping.py``).
+
+Steps 2 to 6 are repeated on their own result until they change nothing. So the plan of a plan that was carried out
+changes nothing, by construction: its first round is the last one of the plan before. It ends, because each round gives
+a claim or a least that was missing, or raises the sum of the worths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from edl_hvd.errors import InternalError, UsageError
+from edl_hvd.hosts import HostSlots
+from edl_hvd.planning.climb import Ladder, candidates, climb, ladder
+from edl_hvd.planning.damping import is_settling, kept_part, pays
+from edl_hvd.planning.floors import FloorPlanner
+from edl_hvd.planning.places import Placer
+from edl_hvd.planning.ranks import Worth, seen_curve, worths
+from edl_hvd.planning.rooms import HostTable, Ledger
+from edl_hvd.planning.sentences import why_share
+from edl_hvd.planning.values import (
+    Claim,
+    Curve,
+    JobAsk,
+    Plan,
+    PlanRules,
+    Reserved,
+    Room,
+    Share,
+    WaitingJob,
+    WaitReason,
+)
+
+_MOST_ROUNDS = 1000
+# Far more than any has taken; each round gives or raises something, so that reaching it is a defect.
+
+
+def plan(
+    rooms: Sequence[Room], claims: Sequence[Claim], asks: Sequence[JobAsk], rules: PlanRules, now_s: float
+) -> Plan:
+    """Share the slots of a cluster among jobs, beside claims.
+
+    The same arguments give the same plan, in whatever order they are given.
+
+    >>> rooms = [Room("a", 4), Room("b", 4)]
+    >>> curves = (Curve((1, 8), (1.0, 8.0)),)
+    >>> asks = [JobAsk("long", most=8, curves=curves, holds=(HostSlots("a", 4), HostSlots("b", 4))),
+    ...         JobAsk("new", least=2, most=8, curves=curves)]
+    >>> for share in plan(rooms, [], asks, PlanRules(), now_s=0.0).shares:
+    ...     print(share.job, *share.hosts)
+    long b:4
+    new a:4
+
+    Args:
+        rooms: Hosts, each once.
+        claims: Room that others need.
+        asks: Jobs, each once.
+        rules: How slots are shared.
+        now_s: The moment, on the clock of the asks' times.
+
+    Raises:
+        UsageError: A host, a claim or a job is given twice, or the name of a host is not usable.
+    """
+    for what, names in (("claim", [claim.claim for claim in claims]), ("job", [ask.job for ask in asks])):
+        if len(set(names)) < len(names):
+            twice = min(name for name in names if names.count(name) > 1)
+            raise UsageError(f"{what} {twice!r} is given more than once; expected each {what} once")
+    return _Planning(rooms, claims, asks, rules, now_s).run()
+
+
+@dataclass
+class _Sharing:
+    """What the jobs that have their least are worth, for one set of them.
+
+    Attributes:
+        jobs: Their numbers, rising.
+        kinds: The kind of hosts that each lies on.
+        slots: Slots that they share.
+        curves: The curve of each on these.
+        worth: What goodput is worth to each.
+        sizes: Numbers of slots that each may have.
+        ladders: What these are worth.
+        weights: The sum of worths at the fair shares.
+    """
+
+    jobs: list[int]
+    kinds: list[str]
+    slots: int
+    curves: dict[int, Curve] = field(default_factory=dict)
+    worth: dict[int, Worth] = field(default_factory=dict)
+    sizes: dict[int, list[int]] = field(default_factory=dict)
+    ladders: dict[int, Ladder] = field(default_factory=dict)
+    weights: float = 0.0
+
+
+class _Planning:
+    """One plan in the making."""
+
+    def __init__(
+        self, rooms: Sequence[Room], claims: Sequence[Claim], asks: Sequence[JobAsk], rules: PlanRules, now_s: float
+    ) -> None:
+        self.rules, self.now_s = rules, now_s
+        self.asks = sorted(asks, key=lambda ask: ask.job)
+        self.claims = sorted(claims, key=lambda claim: claim.claim)
+        self.hosts = HostTable(rooms)
+        self.floors = FloorPlanner(self.hosts, self.asks, self.claims, rules, now_s)
+        self.floors.start()
+        names = sorted({ask.queue for ask in self.asks})
+        self.queue = [names.index(ask.queue) for ask in self.asks]
+        self.limits = {names.index(queue): limit for queue, limit in self.floors.limits.items() if queue in names}
+        self.settling = {job for job, ask in enumerate(self.asks) if is_settling(ask, rules, now_s)}
+        self.sharing = _Sharing([], [], 0)
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.floors.ledger
+
+    def run(self) -> Plan:
+        has_need = self.floors.result.has_changed or self._has_lost()
+        for turn in range(_MOST_ROUNDS):
+            has_given = self.floors.settle()
+            self.sharing = self._look()
+            has_need = turn == 0 and (has_need or has_given or self._fill(only_ask=True))
+            has_shared = self._share(has_need)
+            has_filled = self._fill()
+            if not (has_given or has_shared or has_filled):
+                return self._result()
+        raise InternalError(f"a plan for {len(self.asks)} jobs does not settle; please report its arguments")
+
+    def _has_lost(self) -> bool:
+        """Whether a job holds less than what it was given: a host is gone, or others have come."""
+        return any(ask.held != held for ask, held in zip(self.asks, self.ledger.held, strict=True))
+
+    # ------------------------------------------------------------------------------------------ worths
+
+    def _curve(self, job: int, kind: str) -> Curve:
+        ask = self.asks[job]
+        fitting = [curve for curve in ask.curves if curve.kind == kind] or [
+            curve for curve in ask.curves if not curve.kind
+        ]
+        return fitting[0] if fitting else ask.curves[0] if ask.curves else seen_curve(ask)
+
+    def _look(self) -> _Sharing:
+        """What the slots are worth to the jobs that have their least; the same as before while these are the same."""
+        jobs = [job for job in range(len(self.asks)) if self.ledger.held[job]]
+        kinds = [self.ledger.kind_of(job) or "" for job in jobs]
+        claimed = sum(sum(held.values()) for held in self.floors.result.claimed.values())
+        slots = max(1, sum(self.hosts.left) - claimed)
+        if (jobs, kinds, slots) == (self.sharing.jobs, self.sharing.kinds, self.sharing.slots):
+            return self.sharing
+        curves = [self._curve(job, kind) for job, kind in zip(jobs, kinds, strict=True)]
+        worth = worths([self.asks[job] for job in jobs], curves, slots, self.rules)
+        found = _Sharing(jobs, kinds, slots, dict(zip(jobs, curves, strict=True)), dict(zip(jobs, worth, strict=True)))
+        found.weights = sum(one.weight for one in worth)
+        for job, kind in zip(jobs, kinds, strict=True):
+            ask, curve = self.asks[job], found.curves[job]
+            sizes = found.sizes[job] = candidates(ask, curve, self.hosts.usual[kind])
+            kept = kept_part(ask.change_s, self.rules.horizon_s)
+            found.ladders[job] = ladder(sizes, curve, found.worth[job], kept)
+        return found
+
+    def _worth(self, job: int, slots: int, is_changed: bool) -> float:
+        goodput = self.sharing.curves[job].at(slots)
+        if is_changed:
+            goodput *= kept_part(self.asks[job].change_s, self.rules.horizon_s)
+        return self.sharing.worth[job].of(goodput)
+
+    # ------------------------------------------------------------------------------------------ sharing
+
+    def _share(self, has_need: bool) -> bool:
+        """Share anew, if there is need or if it pays; whether anything has changed."""
+        if not self.sharing.jobs:
+            return False
+        placed = self._improved(frozenset(), has_need)
+        if placed is not None and not has_need and self.settling:
+            # Only those may change whose shares are old enough, also those that this plan has changed already.
+            changed = {job for job in self.sharing.jobs if self.asks[job].change_s and not self._is_kept(job)}
+            placed = self._improved(frozenset(self.settling | changed), has_need)
+        if placed is None:
+            return False
+        self.floors.ledger = placed
+        return True
+
+    def _improved(self, fixed: frozenset[int], has_need: bool) -> Ledger | None:
+        """The best ledger found in which the jobs that are fixed keep their slots, if it is worth it."""
+        ledger, sharing = self.ledger, self.sharing
+        numbers = self._numbers(fixed)
+        differing = {job: slots for job, slots in numbers.items() if slots != ledger.held[job]}
+        if not differing:
+            return None
+        gain = sum(
+            self._worth(job, slots, True) - self._worth(job, ledger.held[job], False)
+            for job, slots in differing.items()
+        )
+        if not self._is_enough(gain, has_need):
+            return None
+        placed = ledger.copy()
+        Placer(placed, self.asks, self.rules.may_span_together, lambda job: job not in fixed).place(
+            differing, lambda job: sharing.sizes[job]
+        )
+        gain = sum(
+            self._worth(job, placed.held[job], True) - self._worth(job, ledger.held[job], False)
+            for job in sharing.jobs
+            if placed.by_job[job] != ledger.by_job[job]
+        )
+        return placed if self._is_enough(gain, has_need) else None
+
+    def _is_enough(self, gain: float, has_need: bool) -> bool:
+        return gain > 1e-6 * self.sharing.weights if has_need else pays(gain, self.sharing.weights, self.rules)
+
+    def _numbers(self, fixed: frozenset[int]) -> dict[int, int]:
+        """The numbers of slots that would be best, by the climb; each kind of hosts by itself."""
+        ledger = self.ledger
+        found: dict[int, int] = {}
+        by_kind: dict[str, list[int]] = {}
+        for job in self.sharing.jobs:
+            by_kind.setdefault(ledger.kind_of(job) or "", []).append(job)
+        free: dict[str, int] = {}
+        for host, slots in enumerate(ledger.free):
+            if slots:
+                free[self.hosts.kinds[host]] = free.get(self.hosts.kinds[host], 0) + slots
+        spoken_for = dict.fromkeys(self.limits, 0)
+        for job in self.sharing.jobs:
+            if self.queue[job] in spoken_for:
+                spoken_for[self.queue[job]] += ledger.held[job] if job in fixed else self.asks[job].least
+        for kind in sorted(by_kind):
+            jobs = [job for job in by_kind[kind] if job not in fixed]
+            limits = {queue: self.limits[queue] - slots for queue, slots in spoken_for.items()}
+            got = climb(
+                [self._ladder(job) for job in jobs],
+                [ledger.held[job] for job in jobs],
+                free.get(kind, 0) + sum(ledger.held[job] for job in jobs),
+                [self.queue[job] for job in jobs],
+                limits,
+            )
+            for job, slots in zip(jobs, got, strict=True):
+                found[job] = slots
+                if self.queue[job] in spoken_for:
+                    spoken_for[self.queue[job]] += slots - self.asks[job].least
+        return found
+
+    def _ladder(self, job: int) -> Ladder:
+        """The ladder of a job, with the number that it holds on it."""
+        held, rungs = self.ledger.held[job], self.sharing.ladders[job]
+        if held in rungs.sizes:
+            return rungs
+        ask = self.asks[job]
+        sizes = sorted({*rungs.sizes, held})
+        return ladder(
+            sizes, self.sharing.curves[job], self.sharing.worth[job], kept_part(ask.change_s, self.rules.horizon_s)
+        )
+
+    def _fill(self, only_ask: bool = False) -> bool:
+        """Give slots that nobody holds to jobs that use them where they are, the steepest step first.
+
+        Args:
+            only_ask: Whether to change nothing, and only say whether any job would be given some.
+
+        Returns:
+            Whether any job was, or would be, given slots.
+        """
+        free = sum(self.ledger.free)
+        if not free:
+            return False
+        ledger = self.ledger.copy() if only_ask else self.ledger
+        placer = Placer(ledger, self.asks, self.rules.may_span_together, lambda job: False)
+        has_filled = False
+        steps = sorted(step for job in self.sharing.jobs if (step := self._next_step(job, ledger)) is not None)
+        while steps:
+            later = []
+            for _, job, slots in steps:
+                if slots - ledger.held[job] <= free and placer.grow_in_place(job, slots):
+                    if only_ask:
+                        return True
+                    has_filled = True
+                    free = sum(ledger.free) if len(steps) < 64 else free
+                    step = self._next_step(job, ledger)
+                    if step is not None:
+                        later.append(step)
+            steps = sorted(later)
+        return has_filled
+
+    def _next_step(self, job: int, ledger: Ledger) -> tuple[float, int, int] | None:
+        """The next number of slots of a job that is worth its change: minus its slope, the job, the number."""
+        held = ledger.held[job]
+        limit = self.limits.get(self.queue[job])
+        if limit is not None:
+            limit -= sum(ledger.held[other] for other in self.sharing.jobs if self.queue[other] == self.queue[job])
+        for slots in self.sharing.sizes[job]:
+            if slots <= held or (limit is not None and slots - held > limit):
+                continue
+            gain = self._worth(job, slots, True) - self._worth(job, held, False)
+            if gain > 1e-9:
+                return -gain / (slots - held), job, slots
+        return None
+
+    # ------------------------------------------------------------------------------------------ the answer
+
+    def _result(self) -> Plan:
+        floors, ledger = self.floors.result, self.ledger
+        given = [0] * len(self.hosts.names)
+        for ask in self.asks:
+            for entry in ask.holds:
+                if (number := self.hosts.numbers.get(entry.host)) is not None:
+                    given[number] += entry.slots
+        reserved = []
+        for number in sorted(floors.claimed):
+            held = floors.claimed[number]
+            is_free = True
+            for host, slots in held.items():
+                given[host] += slots
+                is_free &= given[host] <= self.hosts.left[host]
+            reserved.append(Reserved(self.claims[number].claim, ledger.host_slots(held), is_free))
+        shares, waiting, changes = [], [], 0
+        for job, ask in enumerate(self.asks):
+            hosts = self._host_slots(job)
+            changes += not self._is_kept(job)
+            if hosts:
+                shares.append(Share(ask.job, hosts, self._floor(job), self._why(job)))
+            else:
+                reason, why = floors.waits[job]
+                waiting.append(WaitingJob(ask.job, reason, why, is_stopped=bool(ask.holds)))
+        return Plan(
+            tuple(shares),
+            tuple(waiting),
+            tuple(one.claim for one in reserved if one.is_free),
+            self._lacking(),
+            tuple(reserved),
+            changes,
+        )
+
+    def _is_kept(self, job: int) -> bool:
+        """Whether the share of a job is what it holds."""
+        held, numbers, given = self.ledger.by_job[job], self.hosts.numbers, self.asks[job].holds
+        return len(given) == len(held) and all(held.get(numbers.get(one.host, -1)) == one.slots for one in given)
+
+    def _host_slots(self, job: int) -> tuple[HostSlots, ...]:
+        """The hosts of a job; where nothing has changed the values that came, whose names need not be checked again."""
+        if self._is_kept(job):
+            return tuple(sorted(self.asks[job].holds))
+        return self.ledger.host_slots(self.ledger.by_job[job])
+
+    def _floor(self, job: int) -> tuple[HostSlots, ...]:
+        """The slots of a job's least: on the hosts where it has most."""
+        held, left = self.ledger.by_job[job], self.asks[job].least
+        found: dict[int, int] = {}
+        for host in sorted(held, key=lambda host: (-held[host], host)):
+            if left > 0:
+                found[host] = min(left, held[host])
+                left -= found[host]
+        return self.ledger.host_slots(found)
+
+    def _why(self, job: int) -> str:
+        worth, ask = self.sharing.worth[job], self.asks[job]
+        useful = self._useful(job)
+        return why_share(
+            ask, self.ledger.held[job], useful, self.floors.result.gave.get(job, []), worth.rank,
+            sum(1 for one in self.sharing.worth.values() if one.is_known),
+        )  # fmt: skip
+
+    def _useful(self, job: int) -> int:
+        """The number of slots beyond which a job makes no more of them."""
+        rungs = self.sharing.ladders[job]
+        return max(zip(rungs.worths, (-size for size in rungs.sizes), rungs.sizes, strict=True))[2]
+
+    def _lacking(self) -> int:
+        floors = self.floors.result
+        claims = sum(claim.slots for number, claim in enumerate(self.claims) if number not in floors.claimed)
+        room = (WaitReason.ROOM, WaitReason.PRIORITY, WaitReason.NEVER_FITS)
+        waiting = sum(self.asks[job].least for job, (reason, _) in floors.waits.items() if reason in room)
+        more = sum(max(0, self._useful(job) - self.ledger.held[job]) for job in self.sharing.jobs)
+        return claims + waiting + more
