@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.util
 import re
@@ -133,7 +134,7 @@ def is_elsewhere(name: str) -> bool:
 
 def is_file(name: str) -> bool:
     """A path from the repository's root, or the end of one in the package, or one of an installed library."""
-    if (REPOSITORY / name).exists() or any(f"/{path.as_posix()}".endswith(f"/{name}") for path in SOURCES.paths):
+    if (REPOSITORY / name).exists() or any(f"/{path.as_posix()}".endswith(f"/{name}") for path in sources().paths):
         return True
     folder = name.partition("/")[0]
     spec = importlib.util.find_spec(folder) if folder.isidentifier() else None
@@ -141,7 +142,10 @@ def is_file(name: str) -> bool:
     return any((Path(place).parent / name).exists() for place in places)
 
 
-SOURCES = Sources()
+@functools.cache
+def sources() -> Sources:
+    """Read once, and only where a test of this module runs."""
+    return Sources()
 
 
 def resolves(name: str) -> bool:
@@ -149,13 +153,13 @@ def resolves(name: str) -> bool:
         return name in PLACEHOLDERS or is_file(name)
     if name in PLACEHOLDERS or "/" in name or FOREIGN_FILES.intersection(name.split(".")[1:]):
         return True
-    return SOURCES.has(name) or is_elsewhere(name)
+    return sources().has(name) or is_elsewhere(name)
 
 
 def test_what_docstrings_name_exists() -> None:
     missing = {
         (str(path.relative_to(PACKAGE)), name)
-        for path, text in SOURCES.docstrings()
+        for path, text in sources().docstrings()
         for name in NAME.findall(text)
         if not resolves(name)
     }
@@ -164,8 +168,8 @@ def test_what_docstrings_name_exists() -> None:
 
 def test_what_docstrings_refer_to_exists() -> None:
     missing = set()
-    for path, text in SOURCES.docstrings():
-        bodies = [node.body for node in ast.walk(SOURCES.trees[path]) if isinstance(node, (ast.Module, ast.ClassDef))]
+    for path, text in sources().docstrings():
+        bodies = [node.body for node in ast.walk(sources().trees[path]) if isinstance(node, (ast.Module, ast.ClassDef))]
         here = set().union(*map(defined_in, bodies))
         for name in ROLE.findall(text):
             if not (name in here or resolves(name)):
