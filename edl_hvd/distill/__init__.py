@@ -5,7 +5,6 @@
     turns.py          which teacher gets which task, and when again; poison.py is whose fault a loss is; pure
     sharing.py        whom a teacher asks, and which tasks it computes together; pure
     conversation.py   the messages of both sides
-    proof.py          how both sides prove that they hold the same token
     finding.py        where teachers are; address_book.py is when they are called
     calling.py        the student's connections; call.py is one of them
     same_host.py      Unix sockets beside them

@@ -55,7 +55,7 @@ class Nonce(Message):
 
 @dataclass(frozen=True)
 class Proof(Message):
-    """That the sender holds the token, see ``proof.py``."""
+    """That the sender holds the token, see ``edl_hvd/proof.py``."""
 
     proof: str
 

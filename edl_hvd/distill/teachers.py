@@ -11,7 +11,7 @@ from typing import Any
 from edl_hvd.distill.asks import Asks, PendingAnswer, ask_model
 from edl_hvd.distill.finding import DEFAULT_PORT, read_teachers
 from edl_hvd.distill.outputs import LOGITS, Outputs
-from edl_hvd.distill.proof import check_token
+from edl_hvd.proof import check_token
 from edl_hvd.distill.teacher import Teacher
 from edl_hvd.errors import UsageError
 from edl_hvd.settings import TeacherSettings

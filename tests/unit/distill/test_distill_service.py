@@ -694,7 +694,7 @@ def test_ten_thousand_malformed_messages_to_a_student_change_nothing(tmp_path):
     """Teachers that talk nonsense at every stage, some of them after a right proof."""
     from test_distill_frames import malformed
 
-    from edl_hvd.distill import proof
+    from edl_hvd import proof
 
     chance, sent = random.Random(4), [0]
     is_over = threading.Event()

@@ -13,7 +13,9 @@ import secrets
 
 from edl_hvd.errors import UsageError
 
-STUDENT, TEACHER = "student", "teacher"
+STUDENT, TEACHER = "distill 1|student", "distill 1|teacher"
+DRIVER, AGENT = "agents 1|driver", "agents 1|agent"
+# Who sends a proof, in which protocol.
 LEAST_TOKEN = 16
 # Characters. Who hears a proof can try tokens against it; 16 random characters are beyond that.
 _NONCE = re.compile(r"[0-9a-f]{64}")
@@ -27,7 +29,7 @@ def check_token(token: str) -> str:
     """
     if token and (len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable() or " " in token):
         raise UsageError(
-            f"the teachers' token has {len(token)} characters; expected at least {LEAST_TOKEN} visible ASCII, as "
+            f"the token has {len(token)} characters; expected at least {LEAST_TOKEN} visible ASCII, as "
             "python -c 'import secrets; print(secrets.token_urlsafe())' prints"
         )
     return token
@@ -48,11 +50,11 @@ def prove(token: str, role: str, own_nonce: str, other_nonce: str) -> str:
 
     Args:
         token: Token, which does not travel.
-        role: ``STUDENT`` or ``TEACHER``, whichever the sender is.
+        role: ``STUDENT``, ``TEACHER``, ``DRIVER`` or ``AGENT``, whichever the sender is.
         own_nonce: Nonce of the sender.
         other_nonce: Nonce of the receiver.
     """
-    text = f"edl_hvd distill 1|{role}|{own_nonce}|{other_nonce}"
+    text = f"edl_hvd {role}|{own_nonce}|{other_nonce}"
     return hmac.new(token.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 
