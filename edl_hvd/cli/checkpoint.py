@@ -39,7 +39,8 @@ _LONGEST_VALUE = 60
 def checkpoint_commands() -> None:
     """Inspect, verify, copy, export and remove checkpoints.
 
-    URL is the job's checkpoint URL: a folder, s3://bucket/run, or any URL that fsspec knows.
+    URL is the job's checkpoint URL: a folder, s3://bucket/run, gs://bucket/run,
+    az://container/run, or any URL that fsspec knows.
 
     \b
     Examples:

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from edl_hvd.storage.pieces import Buffer
+
 _MIB = 1024 * 1024
 
 MEMORY_MB = 64.0
@@ -72,6 +74,37 @@ class Cut:
         length = max(self.part_bytes, busy_bytes, -(-size_bytes // _MOST_PARTS))
         starts = range(start, stop, length)
         return [ByteRange(number, begin, min(begin + length, stop)) for number, begin in enumerate(starts, start=1)]
+
+
+class ChangedError(Exception):
+    """The object was replaced while it was read."""
+
+
+class Delivery:
+    """Where fetched bytes go. After its ``with`` is left nothing is written there, whatever still arrives."""
+
+    def __init__(self, view: Buffer | None, start: int) -> None:
+        self.view = memoryview(view if view is not None else b"")
+        self._start = start
+        self._lock = threading.Lock()
+        self._open = False
+
+    @property
+    def size_bytes(self) -> int:
+        return self.view.nbytes
+
+    def __enter__(self) -> None:
+        self._open = True
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._open = False
+
+    def __call__(self, position: int, data: bytes) -> None:
+        begin = position - self._start
+        with self._lock:
+            if self._open:
+                self.view[begin : begin + len(data)] = data
 
 
 def side_by_side(

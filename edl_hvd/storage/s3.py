@@ -16,10 +16,10 @@ from botocore.parsers import ResponseParserError
 
 from edl_hvd.errors import ObjectExistsError, ObjectMissingError, ObjectTooLargeError, StorageError, UsageError
 from edl_hvd.storage.base import StoredObject, check_key, check_size
-from edl_hvd.storage.parts import ByteRange, Cut, side_by_side
-from edl_hvd.storage.pieces import Buffer, Data, Pieces
+from edl_hvd.storage.parts import ByteRange, ChangedError, Cut, Delivery, side_by_side
+from edl_hvd.storage.pieces import Data, Pieces
 from edl_hvd.storage.retries import GaveUpError, Patience
-from edl_hvd.storage.s3_requests import ChangedError, Fetched, S3Requests, StrangeAnswerError, code_of
+from edl_hvd.storage.s3_requests import Fetched, S3Requests, StrangeAnswerError, code_of
 
 _CONFLICT_ATTEMPTS = 4
 # S3 answers 409 while another conditional write of the key is under way, and asks for a new attempt.
@@ -79,7 +79,7 @@ class S3Storage:
                 self._requests.call("head_object", address)
             for attempt in range(_READ_ATTEMPTS):
                 try:
-                    return self._fetch_all(address, _Delivery(view, start), start, start + view.nbytes)
+                    return self._fetch_all(address, Delivery(view, start), start, start + view.nbytes)
                 except ChangedError:
                     if attempt == _READ_ATTEMPTS - 1:
                         raise
@@ -141,7 +141,7 @@ class S3Storage:
 
     def _read(self, key: str, address: dict[str, str], limit_bytes: int | None) -> bytes:
         """The first part tells how long the object is; the others are then fetched side by side."""
-        delivery = _Delivery(None, 0)
+        delivery = Delivery(None, 0)
         memory = io.BytesIO()
 
         def begin(size_bytes: int) -> None:
@@ -159,7 +159,7 @@ class S3Storage:
         delivery.view.release()
         return memory.getvalue()
 
-    def _fetch_all(self, address: dict[str, str], delivery: _Delivery, start: int, stop: int, version: str = "") -> int:
+    def _fetch_all(self, address: dict[str, str], delivery: Delivery, start: int, stop: int, version: str = "") -> int:
         """Fetch a range, part by part; returns how much of it the object has."""
         fetched: list[Fetched] = []
 
@@ -243,33 +243,6 @@ class S3Storage:
             raise _translation(attempt, self._bucket, error) from error
         except ChangedError as error:
             raise StorageError(f"{attempt}: it was replaced {_READ_ATTEMPTS} times while it was read") from error
-
-
-class _Delivery:
-    """Where fetched bytes go. After its ``with`` is left nothing is written there, whatever still arrives."""
-
-    def __init__(self, view: Buffer | None, start: int) -> None:
-        self.view = memoryview(view if view is not None else b"")
-        self._start = start
-        self._lock = threading.Lock()
-        self._open = False
-
-    @property
-    def size_bytes(self) -> int:
-        return self.view.nbytes
-
-    def __enter__(self) -> None:
-        self._open = True
-
-    def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._open = False
-
-    def __call__(self, position: int, data: bytes) -> None:
-        begin = position - self._start
-        with self._lock:
-            if self._open:
-                self.view[begin : begin + len(data)] = data
 
 
 def _written_s(entry: dict[str, Any]) -> float | None:

@@ -20,7 +20,7 @@ from botocore.exceptions import ConnectionError as NoConnectionError
 from botocore.parsers import ResponseParserError
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
-from edl_hvd.storage.parts import CHUNK_BYTES
+from edl_hvd.storage.parts import CHUNK_BYTES, ChangedError
 from edl_hvd.storage.pieces import Pieces
 from edl_hvd.storage.retries import Attempts, GaveUpError, Patience
 
@@ -53,10 +53,6 @@ _PROOF = {
 
 _PASSING_STATUS = {408, 429, 500, 502, 503, 504}
 _PASSING_CODES = {"RequestTimeout", "SlowDown", "IncompleteBody", "BadDigest", "XAmzContentChecksumMismatch"}
-
-
-class ChangedError(Exception):
-    """The object was replaced while it was read."""
 
 
 class _CutShortError(Exception):

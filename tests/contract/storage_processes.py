@@ -52,6 +52,26 @@ def create_in_parts(url: str, environment: dict[str, str], number: int, part_byt
     return True
 
 
+def read_after_fork(url: str, environment: dict[str, str]) -> tuple[str, bytes]:
+    """Use a storage, fork, and use it in the child: what it is told there, and what the parent reads afterwards."""
+    os.environ.update(environment)
+    storage = open_storage(url)
+    storage.write("key", b"1")
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            open_storage(url).read("key")
+        except BaseException as error:
+            os.write(writer, f"{type(error).__name__}: {error}".encode())
+        os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as file:
+        told = file.read().decode()
+    os.waitpid(child, 0)
+    return told, storage.read("key")
+
+
 class MemoryUse(NamedTuple):
     """What transfers took beside the data, at most."""
 

@@ -59,9 +59,15 @@ def test_s3_without_boto3_names_the_extra_to_install(monkeypatch: pytest.MonkeyP
 
 
 def test_a_scheme_whose_package_is_missing_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(UsageError, match="gcsfs"):
-        open_storage("gs://bucket/run")
+    monkeypatch.setitem(sys.modules, "paramiko", None)
+    with pytest.raises(UsageError, match=r"(?i)paramiko"):
+        open_storage("sftp://host/run")
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    for module in ("cloud", "cloud_accounts"):
+        monkeypatch.delitem(sys.modules, f"edl_hvd.storage.{module}", raising=False)
+    for url, extra in (("gs://bucket/run", "google"), ("az://container/run", "azure")):
+        with pytest.raises(UsageError, match=rf"needs obstore.*pip install 'edl-hvd\[{extra}\]'"):
+            open_storage(url)
 
 
 def test_other_schemes_go_through_fsspec(tmp_path: Path) -> None:
