@@ -34,7 +34,7 @@ _HOMES = {
     "EvaluationSampler": "edl_hvd.data.evaluation",
     "SeededDataset": "edl_hvd.data.seeded",
     "ElasticShards": "edl_hvd.data.shards",
-    "TarSamples": "edl_hvd.data.tar",
+    "TarSamples": "edl_hvd.tar_samples",
     "count_samples": "edl_hvd.data.shard_index",
     "Order": "edl_hvd.data.order",
     "WeightedOrder": "edl_hvd.data.order",
@@ -59,9 +59,9 @@ if TYPE_CHECKING:
     from edl_hvd.data.seeded import SeededDataset as SeededDataset
     from edl_hvd.data.shard_index import count_samples as count_samples
     from edl_hvd.data.shards import ElasticShards as ElasticShards
-    from edl_hvd.data.tar import TarSamples as TarSamples
     from edl_hvd.rescale.policy import GlobalBatch as GlobalBatch
     from edl_hvd.rescale.policy import WorkerBatch as WorkerBatch
+    from edl_hvd.tar_samples import TarSamples as TarSamples
     from edl_hvd.worker.batch_loops.steps import Step as Step
     from edl_hvd.worker.elastic import elastic as elastic
     from edl_hvd.worker.process import allgather as allgather

@@ -29,7 +29,7 @@ def count_samples(
         shards: Shards, as for ``ElasticShards``; ``str(shard)`` names a shard in the cache.
         read: Function that returns an iterable over the samples of a shard, as for ``ElasticShards``.
         cache: Path of a JSON file that keeps the counts; it is made when it is missing, and extended. A shard that is a
-            file here is counted again when its size or its modification time has changed.
+            file here is counted again when its size or its modification time has changed; one behind a URL is not.
 
     Returns:
         One count per shard, each at least 0, in their order.
@@ -40,7 +40,7 @@ def count_samples(
     path = Path(cache) if cache is not None else None
     known = _load(path) if path is not None and path.exists() else {}
     marks = {str(shard): _mark(shard) for shard in shards}
-    missing = [shard for shard in shards if known.get(str(shard), {}).get("mark") != marks[str(shard)]]
+    missing = [shard for shard in shards if str(shard) not in known or known[str(shard)]["mark"] != marks[str(shard)]]
     try:
         for shard in missing:
             known[str(shard)] = {"samples": _count(read(shard)), "mark": marks[str(shard)]}

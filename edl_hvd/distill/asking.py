@@ -6,8 +6,8 @@ import select
 import socket
 import time
 
-from edl_hvd.distill import conversation as say
 from edl_hvd import proof
+from edl_hvd.distill import conversation as say
 from edl_hvd.distill.conversation import Address, Message, Vocabulary, decode, encode
 from edl_hvd.errors import PlatformError, ProtocolError
 from edl_hvd.frames import FrameStream, Limits

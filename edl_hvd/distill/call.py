@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edl_hvd.distill import conversation as say
 from edl_hvd import proof
+from edl_hvd.distill import conversation as say
 from edl_hvd.distill.conversation import Address, Message, decode, encode
 from edl_hvd.errors import ProtocolError
 from edl_hvd.frames import Array, ArrayType, Frame, FrameStream, Limits

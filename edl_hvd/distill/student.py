@@ -6,8 +6,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from edl_hvd.distill import conversation as say
 from edl_hvd import proof
+from edl_hvd.distill import conversation as say
 from edl_hvd.distill.conversation import Message, decode, encode
 from edl_hvd.errors import EdlHvdError, ProtocolError
 from edl_hvd.frames import Frame, FrameStream, Limits

@@ -11,9 +11,9 @@ from typing import Any
 from edl_hvd.distill.asks import Asks, PendingAnswer, ask_model
 from edl_hvd.distill.finding import DEFAULT_PORT, read_teachers
 from edl_hvd.distill.outputs import LOGITS, Outputs
-from edl_hvd.proof import check_token
 from edl_hvd.distill.teacher import Teacher
 from edl_hvd.errors import UsageError
+from edl_hvd.proof import check_token
 from edl_hvd.settings import TeacherSettings
 from edl_hvd.values import Interval
 

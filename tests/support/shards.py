@@ -7,7 +7,7 @@ import itertools
 import tarfile
 from pathlib import Path
 
-from edl_hvd.data.tar import TarSamples
+from edl_hvd.tar_samples import TarSamples
 
 
 def write_shards(folder: Path, counts: list[int], suffix: str = "tar") -> list[str]:

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import edl_hvd
 import edl_hvd.data.shard_order
-import edl_hvd.data.tar
+import edl_hvd.tar_samples
 from edl_hvd.data.shard_order import ShardOrder
 from edl_hvd.errors import StateError, UsageError
 
@@ -28,7 +28,7 @@ COUNTS = [7, 0, 12, 3, 9, 1, 20, 5, 8, 6, 11, 4]
 SAMPLES = sum(COUNTS)
 
 
-@pytest.mark.parametrize("module", [edl_hvd.data.shard_order, edl_hvd.data.tar])
+@pytest.mark.parametrize("module", [edl_hvd.data.shard_order, edl_hvd.tar_samples])
 def test_doctests(module):
     assert doctest.testmod(module).failed == 0
 

@@ -10,8 +10,8 @@ import tracemalloc
 import pytest
 import torch
 
-from edl_hvd.distill import conversation as say
 from edl_hvd import proof
+from edl_hvd.distill import conversation as say
 from edl_hvd.errors import ProtocolError, UsageError
 from edl_hvd.frames import Array, ArrayType, BodyBuffers, Frame, FrameStream, Limits
 

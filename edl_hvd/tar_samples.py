@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import lzma
 import os
 import tarfile
 import zlib
 from collections.abc import Iterator
 
-from edl_hvd.errors import UsageError
+from edl_hvd.errors import StorageError, UsageError
+from edl_hvd.storage.remote_file import is_url, open_remote
+
+_HEADER_BYTES = 16 * 1024
+# What a jump asks of the block that is in memory: a header and some of what follows.
 
 _UNREADABLE = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
 
@@ -21,20 +26,32 @@ class TarSamples(Iterator[dict[str, bytes]]):
     are skipped. Compressed files (gzip, bzip2, xz) can be read, too. In a plain file, samples that are not wanted are
     skipped without their bytes being read.
 
+    A file behind a URL is read in blocks of 256 KiB to 2 MiB, one of which is in memory, and a block that holds no
+    wanted byte is not fetched. A broken connection is made again, and the file goes on at the byte where it broke. The
+    file must not be replaced while a job reads it. ``gs://`` and ``az://`` cannot be read in processes that are forked
+    after their parent has used them.
+
     Any process may use it, such as a loader's. Not collective; blocks while it reads.
 
     Args:
-        path: Path of a file on this machine.
+        path: Path of a file on this machine; or a URL of https, http, or any storage that checkpoints can go to, such
+            as ``s3://bucket/train-0000.tar``. Credentials come from the same sources as there.
 
     Raises:
         UsageError: The file is not a whole tar file, or a sample has two files of one kind.
+        StorageError: What is behind the URL cannot be read.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = os.fspath(path)
+        self._file = io.BufferedReader(open_remote(self._path), _HEADER_BYTES) if is_url(self._path) else None
+        if self._file is not None:
+            self._file.peek(1)  # tarfile would take an error for a kind of file that it is not, and try another kind
         try:
-            self._tar = tarfile.open(self._path)  # noqa: SIM115  # closed by close()
+            self._tar = tarfile.open(self._path, fileobj=self._file)  # noqa: SIM115  # closed by close()
             self._next = self._member()
+        except StorageError:
+            raise
         except _UNREADABLE as error:
             raise self._unreadable(error) from error
 
@@ -49,6 +66,8 @@ class TarSamples(Iterator[dict[str, bytes]]):
                     raise UsageError(f"the shard {self._path!r} has {member.name!r} twice; expected each file once")
                 file = self._tar.extractfile(member)
                 sample[kind] = file.read() if file is not None else b""
+        except StorageError:
+            raise
         except _UNREADABLE as error:
             raise self._unreadable(error) from error
         return sample
@@ -71,6 +90,8 @@ class TarSamples(Iterator[dict[str, bytes]]):
                 for _ in self._files():
                     pass
                 passed += 1
+        except StorageError:
+            raise
         except _UNREADABLE as error:
             raise self._unreadable(error) from error
         return passed
@@ -78,10 +99,12 @@ class TarSamples(Iterator[dict[str, bytes]]):
     def close(self) -> None:
         """Close the file. A second call does nothing."""
         self._tar.close()
+        if self._file is not None:
+            self._file.close()
 
     def __del__(self) -> None:
         if hasattr(self, "_tar"):
-            self._tar.close()
+            self.close()
 
     def _files(self) -> Iterator[tuple[tarfile.TarInfo, str]]:
         """The files of the sample that comes next, each with its kind."""
