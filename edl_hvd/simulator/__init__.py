@@ -8,4 +8,5 @@ edlrun_model.py  this project: the driver's own membership, with simulated worke
 baselines.py     models of restarting from checkpoints, and of stock Horovod elastic
 comparison.py    all three on one trace
 picture.py       draws a comparison
+cluster/         many jobs on one cluster, under the planner and under other policies
 """

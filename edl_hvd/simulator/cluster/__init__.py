@@ -1,0 +1,10 @@
+"""Many jobs on one cluster under several policies, in virtual time; one of them is the planner itself.
+
+profiles.py        what applications do on a placement with a batch, as it was measured: Pollux's profiles
+workload.py        when which jobs were submitted
+throughput_fit.py  the model that a job makes of its own steps, and the batch that it chooses by it
+jobs.py            one job of a workload: its progress, its batch, what it knows of itself
+play.py            the cluster in virtual time, and what comes out
+view.py            what a policy sees of a cluster, and the placing that several of them share
+policies/          one policy per file
+"""

@@ -1,0 +1,39 @@
+"""The policies, by the names that the command line takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edl_hvd.simulator.cluster.policies.afs import ElasticShareByLength
+from edl_hvd.simulator.cluster.policies.fifo import FirstInFirstOut
+from edl_hvd.simulator.cluster.policies.fulfilment import Fulfilment
+from edl_hvd.simulator.cluster.policies.max_min import MaxMin
+from edl_hvd.simulator.cluster.policies.optimus import Optimus
+from edl_hvd.simulator.cluster.policies.ranked import RankedShares
+from edl_hvd.simulator.cluster.policies.tiresias import Tiresias
+from edl_hvd.simulator.cluster.view import Policy
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "ranked": RankedShares,
+    "ranked-blind": lambda: RankedShares(is_known=False),
+    "fifo": FirstInFirstOut,
+    "fifo-backfill": lambda: FirstInFirstOut(has_backfill=True),
+    "fulfilment": Fulfilment,
+    "tiresias": Tiresias,
+    "optimus": Optimus,
+    "max-min": MaxMin,
+    "afs-l": ElasticShareByLength,
+}
+
+KNOWS = {
+    "ranked": "rest of work",
+    "ranked-blind": "nothing",
+    "fifo": "user's GPUs and batch",
+    "fifo-backfill": "user's GPUs and batch",
+    "fulfilment": "nothing",
+    "tiresias": "user's GPUs and batch",
+    "optimus": "rest of work, true step times",
+    "max-min": "nothing",
+    "afs-l": "rest of work",
+}
+"""What each policy is told beside what jobs measure; results of policies that know more are not comparable."""
