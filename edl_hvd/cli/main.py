@@ -13,6 +13,7 @@ from edl_hvd.cli.checkpoint import checkpoint_commands
 from edl_hvd.cli.discover import discover_command
 from edl_hvd.cli.doctor import doctor_command
 from edl_hvd.cli.drain import drain_command
+from edl_hvd.cli.fleet import fleet_commands
 from edl_hvd.cli.hosts import hosts_command
 from edl_hvd.cli.lease import lease_command
 from edl_hvd.cli.replay import replay_command
@@ -46,6 +47,7 @@ commands.add_command(checkpoint_commands)
 commands.add_command(discover_command)
 commands.add_command(doctor_command)
 commands.add_command(drain_command)
+commands.add_command(fleet_commands)
 commands.add_command(hosts_command)
 commands.add_command(lease_command)
 commands.add_command(replay_command)

@@ -69,7 +69,21 @@ DIGITS = ("/data/imagenet", "{digits}")
 SPOT = ("spot.csv", "examples/traces/spot-day.csv")
 TRAINED = ("s3://bucket/resnet50", "{trained}")
 
+FLEET = "tests/elastic/test_fleet.py::test_the_commands_of_the_document"
+
 HOW: dict[str, Here | By | Ci] = {
+    r"printf 'localhost:4\n' > hosts.txt": By(FLEET),
+    "edl-hvd fleet serve --discover file:hosts.txt": By(FLEET),
+    "edl-hvd fleet submit --name resnet50 --min 1 --max 4 -- python train.py": By(FLEET),
+    "edl-hvd fleet list": By(FLEET),
+    "edl-hvd fleet show resnet50": By(FLEET),
+    "edl-hvd fleet scale resnet50 --max 2": By(FLEET),
+    "edl-hvd fleet stop resnet50": By(FLEET),
+    "edl-hvd fleet resume resnet50": By(FLEET),
+    "edl-hvd fleet claim web --slots 2 --for 60s": By(FLEET),
+    "edl-hvd fleet release web": By(FLEET),
+    "edl-hvd fleet plan --with-job bert:2:8:5": By(FLEET),
+    "edl-hvd fleet replay": By(FLEET),
     "make imagenet-demo": Ci("make imagenet-demo"),
     "make test": Ci("make test"),
     "make test-docs": Ci("make test-docs"),

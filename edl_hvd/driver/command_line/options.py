@@ -356,11 +356,16 @@ def _check_here(flags: FlagReader, hosts: _Hosts, command: Sequence[str], interf
         flags.add_error(
             f"--network-interfaces {','.join(interfaces)}: this machine has none of them; it has {', '.join(own)}"
         )
-    if command:
-        problem = _find_program(command[0], flags.environ) or _find_python_file(command)
-        if problem:
-            words = textwrap.shorten(shlex.join(command), 60)
-            flags.add_error(f"command {words}: {problem}; expected a program that this machine can run")
+    problem = find_command(command, flags.environ)
+    if problem:
+        flags.add_error(problem)
+
+
+def find_command(command: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Why this machine cannot run a command, as one sentence; empty if it can, or if there is none."""
+    problem = (_find_program(command[0], environ) or _find_python_file(command)) if command else ""
+    words = textwrap.shorten(shlex.join(command), 60)
+    return f"command {words}: {problem}; expected a program that this machine can run" if problem else ""
 
 
 def _find_python_file(command: Sequence[str]) -> str:

@@ -35,6 +35,9 @@ _BACKLOG = 1024
 # Linux refuses who comes to a full one at once, and a busy driver may not take anybody for a while.
 _ANSWER_S = 10.0
 # The driver answers within milliseconds, unless its machine is very busy.
+_LONGEST_ANSWER_BYTES = 1 << 24
+# Of a fleet with ten thousand jobs.
+_HINT = "it takes requests from this user on its own host once it has found its first hosts"
 
 
 @dataclass(frozen=True)
@@ -109,10 +112,14 @@ class Requests:
 
     Args:
         take: Gets each line, in the event loop; what it returns is sent back.
+        longest_line_bytes: Longest line that is taken.
     """
 
-    def __init__(self, take: Callable[[bytes], Mapping[str, Any]]) -> None:
+    def __init__(
+        self, take: Callable[[bytes], Mapping[str, Any]], longest_line_bytes: int = LONGEST_LINE_BYTES
+    ) -> None:
         self._take = take
+        self._longest_line_bytes = longest_line_bytes
         self._callers: dict[asyncio.StreamWriter, None] = {}
         self._server: asyncio.Server | None = None
 
@@ -130,7 +137,7 @@ class Requests:
             with _short(folder) as path:
                 listening.bind(path)
             self._server = await asyncio.start_unix_server(
-                self._serve, sock=listening, limit=LONGEST_LINE_BYTES, backlog=_BACKLOG
+                self._serve, sock=listening, limit=self._longest_line_bytes, backlog=_BACKLOG
             )
         except BaseException:
             listening.close()
@@ -171,8 +178,14 @@ async def _read_line(reader: asyncio.StreamReader) -> bytes:
 # --- the other side ---
 
 
-def ask(folder: Path, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Ask the job in this folder. Blocks until it answers, ten seconds at most.
+def ask(folder: Path, request: Mapping[str, Any], whom: str = "the edlrun", hint: str = _HINT) -> dict[str, Any]:
+    """Ask the process that listens in this folder. Blocks until it answers, ten seconds at most.
+
+    Args:
+        folder: Folder of the job, or another with such a socket.
+        request: What is asked; one line of JSON.
+        whom: Process that listens, for the message.
+        hint: What is expected of it, for the message.
 
     Raises:
         PlatformError: Nobody answers.
@@ -184,14 +197,11 @@ def ask(folder: Path, request: Mapping[str, Any]) -> dict[str, Any]:
                 calling.connect(path)
             calling.sendall(json.dumps(request).encode() + b"\n")
             with calling.makefile("rb") as lines:
-                said = json.loads(lines.readline(1 << 20))
+                said = json.loads(lines.readline(_LONGEST_ANSWER_BYTES))
     except (OSError, ValueError) as error:
-        raise PlatformError(
-            f"asked the edlrun of {folder}, which did not answer: {error}; it takes requests from this user on its own "
-            "host once it has found its first hosts"
-        ) from error
+        raise PlatformError(f"asked {whom} of {folder}, which did not answer: {error}; {hint}") from error
     if not isinstance(said, dict):
-        raise PlatformError(f"asked the edlrun of {folder}, which answered {show(said)}; expected a JSON object")
+        raise PlatformError(f"asked {whom} of {folder}, which answered {show(said)}; expected a JSON object")
     return said
 
 

@@ -191,8 +191,11 @@ def _told_deadline_s(draft: Draft, worker: str) -> float | None:
 
 def _form_world(draft: Draft) -> None:
     """There is no world; can there be one?"""
+    wanted = draft.membership.wanted(draft.now_s)
+    for worker in draft.membership.having("starting"):
+        if worker not in wanted:  # it holds nothing, and its slot may be somebody else's from now on
+            draft.shut_down(worker)
     membership = draft.membership
-    wanted = membership.wanted(draft.now_s)
     ready = membership.having("ready")
     leavers = [worker for worker in ready if worker not in set(wanted)]
     able = _exclude_unsynced(draft, [worker for worker in ready if worker not in leavers])

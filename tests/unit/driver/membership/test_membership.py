@@ -394,3 +394,15 @@ def test_anything_is_accepted_in_any_state_and_can_be_replayed(history, failures
 @given(anything)
 def test_an_event_survives_being_written_down(event):
     assert events.event_from_json(json.loads(json.dumps(events.to_json(event)))) == event
+
+
+def test_a_worker_that_starts_where_nobody_lists_its_slot_any_more_ends_at_once():
+    """Its slot may be another job's from now on; it used to be kept until the first world had formed."""
+    job = FakeJob(RULES)
+    job.handle(hosts("a:3"))
+    job.handle(hosts("a:2"))
+    assert {worker: fake.state for worker, fake in job.workers.items()} == {
+        "a:0": "starting", "a:1": "starting", "a:2": "terminating"
+    }  # fmt: skip
+    job.settle(5)
+    assert sorted(job.running) == ["a:0", "a:1"]

@@ -1,0 +1,358 @@
+"""The daemon of a fleet: hears what happens, keeps it, and does what :func:`~edl_hvd.fleet.turn.turn` decides.
+
+It may be killed at any moment. Jobs go on with the hosts of their files; the next daemon reads what was kept, finds the
+jobs' processes by number and start token, and does what was decided and not done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.discovery.damping import Damping
+from edl_hvd.discovery.registry import PolledSource
+from edl_hvd.discovery.watch import HostWatch
+from edl_hvd.driver.job_folder.requests import Requests
+from edl_hvd.errors import PlatformError, UsageError
+from edl_hvd.fleet import events, messages
+from edl_hvd.fleet.answers import decide, read_request, what_if
+from edl_hvd.fleet.events import FleetAction, FleetEvent
+from edl_hvd.fleet.messages import FleetReply, FleetView, JobProgress, JobRow, Refused, word_of
+from edl_hvd.fleet.runs import Runs, RunView
+from edl_hvd.fleet.state import ALIVE, FleetJob, FleetRules, total
+from edl_hvd.fleet.store import FleetStore
+from edl_hvd.fleet.turn import free_slots, turn
+from edl_hvd.process_identity import start_token
+
+_TICK_S = 0.1
+# Looking at a job's folder takes 30 µs; a slot that has become free is given on within this time.
+_PLAN_EVERY_S = 1.0
+_PLAN_PART = 0.05
+# Of the time, at most, is spent on plans of which nothing but the time has changed.
+_CURVE_EVERY_S = 5.0
+_POLL_S = 1.0
+_LOCAL_POLL_S = 0.2
+# As edlrun polls its own sources.
+_LOCK = "lock"
+
+
+class Keeper:
+    """One daemon.
+
+    Args:
+        folder: Folder of the fleet's state, held by this process alone; see :func:`hold`.
+        source: Where the hosts come from.
+        rules: What the user of the daemon allows.
+        environment: Variables that each job gets from the daemon.
+        tell: Told what happens, for people: the job or claim that it is about (empty for the fleet), and a sentence.
+        clock: For everything but the event loop's own waits.
+
+    Attributes:
+        fleet: The fleet as it stands.
+
+    Raises:
+        StorageError: What was kept does not read.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        source: PolledSource,
+        rules: FleetRules,
+        environment: Mapping[str, str],
+        tell: Callable[[str, str], None],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._folder = folder
+        self._source = source
+        self._rules = rules
+        self._tell = tell
+        self._clock = clock
+        self._runs = Runs(folder, environment)
+        self._store = FleetStore(folder)
+        kept = self._store.read()
+        self.fleet = kept.fleet
+        # The clock of the fleet goes on while no daemon runs, and never back.
+        self._begin_s = kept.at_s + (max(0.0, clock.wall_s() - kept.wall_s) if kept.wall_s else 0.0)
+        self._mono_s = clock.monotonic_s()
+        self._views: dict[str, RunView] = {}
+        self._curves_s: dict[str, float] = {}
+        self._unwritten: set[str] = set()
+        self._next_plan_s = 0.0
+        self._happened: deque[tuple[FleetEvent, Callable[[], None]]] = deque()
+        self._ending = asyncio.Event()
+        self._failure: BaseException | None = None
+
+    @property
+    def now_s(self) -> float:
+        """The moment on the fleet's clock."""
+        # Rounded before any decision, so that a replay decides with the very numbers that were kept.
+        return round(self._begin_s + self._clock.monotonic_s() - self._mono_s, 6)
+
+    async def run(self) -> None:
+        """Keep the fleet until SIGINT or SIGTERM. Jobs go on afterwards.
+
+        Raises:
+            PlatformError: The folder can hold no socket.
+            StorageError: What happens cannot be kept; nothing was done about it.
+        """
+        loop = asyncio.get_running_loop()
+        requests = Requests(self._take, messages.LONGEST_LINE_BYTES)
+        try:
+            await requests.start(self._folder)
+        except OSError as error:
+            raise PlatformError(
+                f"the folder {self._folder} can hold no socket: {error}; expected a folder on a local disk; name "
+                "another --state"
+            ) from error
+        every_s = self._source.refresh_s or (_POLL_S if self._source.needs_packages else _LOCAL_POLL_S)
+        watch = HostWatch(
+            self._source.source,
+            lambda hosts: _call(loop, self._hear, events.HostsListed(hosts)),
+            lambda text: _call(loop, self._tell, "", text),
+            every_s=every_s,
+            clock=self._clock,
+            damping=Damping() if self._source.is_damped else None,
+        )
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._ending.set)
+        try:
+            self.handle(events.RulesGiven(self._rules))
+            self._adopt()
+            watch.start()
+            while not self._ending.is_set():
+                self._look()
+                if self.now_s >= self._next_plan_s:
+                    self.handle(events.TimePassed())
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._ending.wait(), _TICK_S)
+            if self._failure is not None:
+                raise self._failure
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+            requests.close()
+            await asyncio.to_thread(watch.close)
+            self._store.close()
+
+    def handle(self, event: FleetEvent, then: Callable[[], None] = lambda: None) -> None:
+        """Take in what has happened, keep it, and do what follows. In the event loop's thread.
+
+        What happens while something is done, as the start of a process, is taken in when all of that is done.
+
+        Args:
+            event: What happened.
+            then: Called as soon as it is kept, before anything is done about it.
+
+        Raises:
+            StorageError: It cannot be kept; nothing was done about it.
+        """
+        self._happened.append((event, then))
+        if len(self._happened) > 1:
+            return
+        try:
+            while self._happened:
+                self._handle(*self._happened[0])
+                self._happened.popleft()
+        finally:
+            self._happened.clear()
+
+    def _handle(self, event: FleetEvent, then: Callable[[], None]) -> None:
+        before, now_s, began_s = self.fleet, self.now_s, self._clock.monotonic_s()
+        after, actions = turn(before, event, now_s)
+        took_s = self._clock.monotonic_s() - began_s
+        if isinstance(event, events.TimePassed):
+            self._next_plan_s = now_s + max(_PLAN_EVERY_S, took_s / _PLAN_PART)
+        if after != before or actions:
+            self._store.keep(before, after, now_s, self._clock.wall_s(), event, actions)
+        self.fleet = after
+        then()
+        for action in actions:
+            self._do(action)
+
+    def _hear(self, event: FleetEvent) -> None:
+        """The same for what comes from elsewhere in the event loop: an error ends the daemon there."""
+        try:
+            self.handle(event)
+        except BaseException as error:
+            self._failure = self._failure or error
+            self._ending.set()
+
+    # --- what is to be done ---
+
+    def _do(self, action: FleetAction) -> None:
+        match action:
+            case events.StartRun(name):
+                self._start(self.fleet.jobs[name])
+            case events.GiveHosts(name):
+                self._write_hosts(name)
+            case events.EndRun(name):
+                self._runs.signal(self.fleet.jobs[name], signal.SIGTERM)
+            case events.KillRun(name):
+                self._runs.signal(self.fleet.jobs[name], signal.SIGKILL)
+            case events.Tell(about, text):
+                self._tell(about, text)
+
+    def _start(self, job: FleetJob) -> None:
+        try:
+            child = self._runs.prepare(job)
+        except OSError as error:
+            how = f"job {job.name} could not be started in {job.spec.folder}: {error}"
+            self.handle(events.RunEnded(job.name, 2, how, job.known_step))
+            return
+        self._unwritten.discard(job.name)
+        started = events.RunStarted(job.name, child.pid, start_token(child.pid))
+        self.handle(started, then=lambda: self._runs.let_go(child))
+
+    def _write_hosts(self, name: str) -> None:
+        job = self.fleet.jobs[name]
+        if not job.given or job.phase not in ALIVE:
+            self._unwritten.discard(name)
+            return
+        try:
+            self._runs.write_hosts(name, job.given)
+            self._unwritten.discard(name)
+        except OSError as error:
+            if name not in self._unwritten:
+                self._tell(name, f"its hosts file cannot be written, which is tried again: {error}")
+            self._unwritten.add(name)
+
+    def _adopt(self) -> None:
+        """Do what an earlier daemon decided and did not do."""
+        for job in self.fleet.jobs.values():
+            if job.phase not in ALIVE:
+                continue
+            if not job.pid:
+                if job.phase == "starting":
+                    self._start(job)
+                else:
+                    self.handle(events.RunEnded(job.name, None, "it had not started", job.known_step))
+                continue
+            end = self._runs.ended(job)
+            if end is not None:
+                continue  # the next look takes it in
+            self._tell(job.name, f"goes on as process {job.pid} with {total(job.given)} slots")
+            self._write_hosts(job.name)
+            status = self._runs.view(job).status
+            # A second signal would end it at once, without a checkpoint.
+            if job.phase == "stopping" and (status is None or status.state != "stopping"):
+                self._runs.signal(job, signal.SIGTERM)
+
+    # --- how jobs stand ---
+
+    def _look(self) -> None:
+        for name in list(self._unwritten):
+            self._write_hosts(name)
+        for job in list(self.fleet.jobs.values()):
+            if job.pid:
+                end = self._runs.ended(job)
+                view = self._views[job.name] = self._runs.view(job)
+                self._observe(job, view)
+                if end is not None:
+                    self.handle(events.RunEnded(job.name, end.code, end.how, _known_step(view)))
+            elif job.occupied:
+                self._observe(job, self._runs.view(job))
+
+    def _observe(self, job: FleetJob, view: RunView) -> None:
+        """Tell the fleet if something has changed that matters for who gets what."""
+        status = view.status
+        has_trained = status is not None and status.generation > 0 and status.progress.step > 0
+        known = job.start_s is not None
+        if view.occupied == job.occupied and (known or not has_trained):
+            return
+        self.handle(events.RunObserved(job.name, view.occupied, _known_step(view), has_trained))
+
+    # --- what other terminals ask ---
+
+    def _take(self, line: bytes) -> Mapping[str, Any]:
+        reply = self._answer(line)
+        return {"what": word_of(reply), **asdict(reply)}
+
+    def _answer(self, line: bytes) -> FleetReply:
+        request = read_request(line)
+        match request:
+            case Refused():
+                return request
+            case messages.ViewRequest():
+                return self.view()
+            case messages.PlanRequest():
+                try:
+                    return what_if(self.fleet, request, self.now_s)
+                except (UsageError, ArithmeticError, LookupError) as error:
+                    return Refused(f"no plan can be made: {error}")
+        verdict = decide(self.fleet, request)
+        if verdict.event is not None:
+            self._hear(verdict.event)
+            if self._failure is not None:
+                return Refused(f"it could not be kept: {self._failure}")
+        return verdict.reply
+
+    def view(self) -> FleetView:
+        """How the fleet stands."""
+        now_s, fleet = self.now_s, self.fleet
+        rows = tuple(
+            JobRow(job, self._progress(job), round(job.waited_by(now_s), 3), round(job.served_by(now_s), 3))
+            for job in fleet.jobs.values()
+        )
+        free = sum(max(0, slots) for slots in free_slots(fleet).values())
+        return FleetView(now_s, fleet.hosts, rows, tuple(fleet.claims.values()), free, fleet.lacking)
+
+    def _progress(self, job: FleetJob) -> JobProgress:
+        view = self._views.get(job.name) or self._runs.view(job)
+        status = view.status
+        if status is None:
+            return JobProgress(step=job.known_step)
+        progress, is_alive = status.progress, job.phase in ALIVE
+        goodput = job.curve.at(total(job.given)) if job.curve is not None else 0.0
+        return JobProgress(
+            state=status.state if is_alive else "",
+            workers=status.size if is_alive else 0,
+            step=max(progress.step, progress.known_step, job.known_step),
+            samples_per_s=progress.samples_per_s if is_alive and status.state == "training" else None,
+            saved_step=progress.saved_step,
+            left_s=round(job.left / goodput, 1) if job.left is not None and goodput and is_alive else None,
+        )
+
+
+@contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Make the folder of a fleet's state and hold it for as long as the block lasts.
+
+    Raises:
+        UsageError: The daemon of another fleet holds it.
+        PlatformError: It cannot be made.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise PlatformError(f"--state {folder} cannot be used: {error}; name another folder") from error
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"--state {folder} is in use by another daemon; ask that one ('edl-hvd fleet list --state {folder}'), "
+                "or name another folder"
+            ) from None
+        yield
+    finally:
+        os.close(file)
+
+
+def _known_step(view: RunView) -> int:
+    return -1 if view.status is None else view.status.progress.known_step
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: object) -> None:
+    with suppress(RuntimeError):  # the loop has ended
+        loop.call_soon_threadsafe(function, *arguments)

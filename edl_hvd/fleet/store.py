@@ -1,0 +1,195 @@
+"""The file that keeps a fleet: its jobs, its claims and its history, in SQLite with a write-ahead log.
+
+Each event is kept with what followed from it and with the jobs that it changed, in one transaction, before anything is
+done about it. A daemon that is killed at any moment thus leaves a fleet that a later one goes on with. The plan is no
+state: it follows from the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from edl_hvd.errors import StorageError, UsageError
+from edl_hvd.fleet.events import FleetAction, FleetEvent, event_as_json, read_action, read_event
+from edl_hvd.fleet.state import Fleet, FleetJob, FleetRules, HeldClaim
+from edl_hvd.hosts import HostSlots
+from edl_hvd.json_values import read_fields
+
+FILE = "fleet.sqlite"
+FORMAT = "edl_hvd fleet 1"
+_BUSY_S = 5.0
+# A reader in another terminal holds the file for milliseconds.
+_TABLES = """
+CREATE TABLE IF NOT EXISTS fact (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS job (name TEXT PRIMARY KEY, place INTEGER NOT NULL, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS claim (name TEXT PRIMARY KEY, place INTEGER NOT NULL, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS history (
+    serial INTEGER PRIMARY KEY, at_s REAL NOT NULL, event TEXT NOT NULL, actions TEXT NOT NULL
+);
+"""
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class FleetMoment:
+    """What a store holds.
+
+    Attributes:
+        fleet: The fleet after the last event.
+        at_s: When that was, on the fleet's clock.
+        wall_s: The same moment since the epoch: how long no daemon ran follows from it.
+    """
+
+    fleet: Fleet
+    at_s: float
+    wall_s: float
+
+
+@dataclass(frozen=True)
+class FleetEntry:
+    """One line of the history: what happened, when, and what followed."""
+
+    at_s: float
+    event: FleetEvent
+    actions: tuple[FleetAction, ...]
+
+
+class FleetStore:
+    """A fleet's file, opened by its daemon alone for writing; others read. One thread.
+
+    Args:
+        folder: Folder of the fleet's state.
+
+    Raises:
+        StorageError: The file cannot be used, or is of another version.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        try:
+            self._file = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None)
+            self._file.execute("PRAGMA journal_mode = WAL")
+            # A commit survives the end of this process at any moment; one that a power failure takes is found again
+            # in the folders of the jobs.
+            self._file.execute("PRAGMA synchronous = NORMAL")
+            self._file.executescript(_TABLES)
+            self._write_fact("format", FORMAT, only_first=True)
+            found = self._fact("format")
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
+        if found != FORMAT:
+            raise StorageError(f"{self._path} holds {found!r}; expected {FORMAT!r}; name another --state")
+
+    def read(self) -> FleetMoment:
+        """What was kept last.
+
+        Raises:
+            StorageError: The file does not read.
+        """
+        try:
+            facts = {name: json.loads(self._fact(name) or "null") for name in ("rest", "at_s", "wall_s")}
+            rest = facts["rest"] or {}
+            fleet = Fleet(
+                rules=read_fields(FleetRules, rest["rules"]) if rest else FleetRules(),
+                hosts=tuple(read_fields(HostSlots, entry) for entry in rest.get("hosts", ())),
+                jobs={one.name: one for one in self._values("job", FleetJob)},
+                claims={one.name: one for one in self._values("claim", HeldClaim)},
+                **{name: rest[name] for name in ("lacking", "planner_failures") if name in rest},
+            )
+        except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
+            raise self._unusable(error) from error
+        return FleetMoment(fleet, facts["at_s"] or 0.0, facts["wall_s"] or 0.0)
+
+    def keep(
+        self, before: Fleet, after: Fleet, at_s: float, wall_s: float, event: FleetEvent, actions: Sequence[FleetAction]
+    ) -> None:
+        """Keep an event, what followed, and what it has changed. Blocks for well under a millisecond, mostly.
+
+        Raises:
+            StorageError: It cannot be written, as on a full disk; nothing of it is kept.
+        """
+        try:
+            self._file.execute("BEGIN IMMEDIATE")
+            try:
+                self._file.execute(
+                    "INSERT INTO history (at_s, event, actions) VALUES (?, ?, ?)",
+                    (at_s, _text(event_as_json(event)), _text([event_as_json(action) for action in actions])),
+                )
+                self._write_changes("job", before.jobs, after.jobs)
+                self._write_changes("claim", before.claims, after.claims)
+                rest = {
+                    "rules": asdict(after.rules), "hosts": [asdict(entry) for entry in after.hosts],
+                    "lacking": after.lacking, "planner_failures": after.planner_failures,
+                }  # fmt: skip
+                for name, value in (("rest", rest), ("at_s", at_s), ("wall_s", wall_s)):
+                    self._write_fact(name, _text(value))
+                self._file.execute("COMMIT")
+            except BaseException:
+                if self._file.in_transaction:
+                    self._file.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _write_changes(self, table: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        for name in before.keys() - after.keys():
+            self._file.execute(f"DELETE FROM {table} WHERE name = ?", (name,))
+        for name, value in after.items():
+            if before.get(name) is not value:
+                place = f"coalesce((SELECT place FROM {table} WHERE name = ?), (SELECT count(*) FROM history))"
+                self._file.execute(
+                    f"INSERT OR REPLACE INTO {table} (name, place, value) VALUES (?, {place}, ?)",
+                    (name, name, _text(asdict(value))),
+                )
+
+    def _write_fact(self, name: str, value: str, only_first: bool = False) -> None:
+        how = "IGNORE" if only_first else "REPLACE"
+        self._file.execute(f"INSERT OR {how} INTO fact (name, value) VALUES (?, ?)", (name, value))
+
+    def _fact(self, name: str) -> str | None:
+        row = self._file.execute("SELECT value FROM fact WHERE name = ?", (name,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def _values(self, table: str, kind: type[Value]) -> list[Value]:
+        rows = self._file.execute(f"SELECT value FROM {table} ORDER BY place, name").fetchall()
+        return [read_fields(kind, json.loads(text)) for (text,) in rows]
+
+    def _unusable(self, error: Exception) -> StorageError:
+        return StorageError(
+            f"the state of the fleet in {self._path} cannot be used: {error}; expected a folder on a local disk that "
+            "this user can write, and a file of this version; or name another --state"
+        )
+
+
+def read_fleet_history(folder: Path) -> Iterator[FleetEntry]:
+    """Everything that ever happened to a fleet, oldest first; also while its daemon runs.
+
+    Raises:
+        UsageError: There is no such fleet, or its history does not read.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        raise UsageError(f"{folder} holds no fleet; expected the --state folder of 'edl-hvd fleet serve'")
+    try:
+        file = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=_BUSY_S)
+        try:
+            for at_s, event, actions in file.execute("SELECT at_s, event, actions FROM history ORDER BY serial"):
+                followed = tuple(read_action(action) for action in json.loads(actions))
+                yield FleetEntry(at_s, read_event(json.loads(event)), followed)
+        finally:
+            file.close()
+    except (sqlite3.Error, ValueError) as error:
+        raise UsageError(f"the history in {path} does not read: {error}; expected a fleet of this version") from error
+
+
+def _text(value: object) -> str:
+    return json.dumps(value)

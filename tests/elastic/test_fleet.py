@@ -1,0 +1,206 @@
+"""A fleet's daemon with real jobs: they share slots, yield, are stopped and go on; the daemon dies and is followed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import Outside, mark_fired
+from fleet_daemon import FleetDaemon
+from harness import HERE, REPOSITORY, Job, outcome_of, prepare
+from invariants import check_faults, check_ledger, check_replicas
+from training import Training
+
+from edl_hvd.fleet.replay import decide_again
+from edl_hvd.fleet.runs import Runs
+from edl_hvd.fleet.state import FleetJob, JobSpec
+from edl_hvd.fleet.store import read_fleet_history
+from edl_hvd.hosts import HostSlots
+
+SLEEP = ("sleep", "600")
+
+
+def slots(job: dict[str, Any]) -> int:
+    return sum(entry["slots"] for entry in job["given"])
+
+
+# --- the daemon dies; jobs whose workers only sleep are enough for that ---
+
+
+def test_a_killed_daemon_is_followed_by_one_that_finds_every_job_and_starts_none_twice(tmp_path):
+    with FleetDaemon(tmp_path) as fleet:
+        for number, pause_s in enumerate((0.0, 0.1, 0.3, 0.6)):
+            fleet.submit(f"job{number}", "--max", "4", command=SLEEP)
+            time.sleep(pause_s)
+            fleet.kill()
+            before = fleet.edlruns()
+            fleet.start()
+            fleet.until(lambda count=number + 1: len(fleet.edlruns()) == count)
+            after = fleet.edlruns()
+            assert all(len(pids) == 1 for pids in after.values()), "no job runs twice"
+            assert before.items() <= after.items(), "a job that ran is the same process"
+        fleet.until(lambda: [slots(job) for job in fleet.jobs().values()] == [1, 1, 1, 1])
+        known = {name: [job["pid"]] for name, job in fleet.jobs().items()}
+        assert known == fleet.edlruns()
+        assert replays(fleet)
+
+
+def replays(fleet: FleetDaemon) -> bool:
+    """Whether every decision is made again as it was."""
+    decisions = list(decide_again(read_fleet_history(fleet.state)))
+    return len(decisions) > 3 and not any(decision.differs for decision in decisions)
+
+
+def test_a_job_that_ended_while_no_daemon_ran_is_known_to_have_ended(tmp_path):
+    with FleetDaemon(tmp_path) as fleet:
+        fleet.submit("one", command=SLEEP)
+        fleet.until(lambda: "one" in fleet.edlruns())
+        fleet.kill()
+        [pid] = fleet.edlruns()["one"]
+        kill_whole(fleet, pid)
+        fleet.start()
+        fleet.until(lambda: fleet.edlruns().get("one", [pid]) != [pid])
+        job = fleet.jobs()["one"]
+        assert (job["run"], job["failures"]) == (2, 1), "an edlrun that was killed is followed by another"
+
+
+def kill_whole(fleet: FleetDaemon, pid: int) -> None:
+    """Kill an ``edlrun`` and wait until it is gone."""
+    os.kill(pid, signal.SIGKILL)
+    deadline_s = time.monotonic() + 60
+    while pid in fleet.edlruns().get("one", []):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
+def test_a_daemon_that_is_killed_between_two_steps_of_a_start_leaves_nothing(tmp_path):
+    runs = Runs(tmp_path, {"PATH": "/usr/bin:/bin"})
+    touched = tmp_path / "touched"
+    job = FleetJob(JobSpec("one", ("touch", str(touched)), str(tmp_path), 1, 1), 0.0, given=(HostSlots("a", 1),))
+    child = runs.prepare(job)
+    assert child.stdin is not None
+    child.stdin.close()  # as the end of the daemon does
+    assert child.wait(60) != 0
+    assert not (tmp_path / "jobs" / "one" / "job.json").exists(), "there never was an edlrun"
+    assert not touched.exists()
+
+
+def test_what_cannot_be_is_one_line_and_touches_no_other_job(tmp_path):
+    with FleetDaemon(tmp_path) as fleet:
+        fleet.submit("one", command=SLEEP)
+        fleet.until(lambda: "one" in fleet.edlruns())
+        before = fleet.edlruns()
+        for words, problem in (
+            (("submit", "--name", "big", "--min", "5", "--", *SLEEP), "needs at least 5 slots"),
+            (("submit", "--name", "two", "--min", "3", "--max", "2", "--", *SLEEP), "at most 2 (--max)"),
+            (("submit", "--name", "one", "--", *SLEEP), "there is a job one already"),
+            (("claim", "web", "--slots", "9"), "needs 9 slots"),
+            (("scale", "nobody", "--max", "3"), "there is no job 'nobody'"),
+            (("show", "nobody"), "there is no job 'nobody'"),
+            (("submit", "--name", "two", "--", "/no/such/program"), "there is no file '/no/such/program'"),
+        ):
+            done = fleet.ask(*words)
+            assert (done.returncode, done.stderr.count("\n")) == (2, 1), done
+            assert problem in done.stderr
+        fleet.write_hosts("# nobody")
+        fleet.until(lambda: "lists no host" in (tmp_path / "daemon.log").read_text())
+        fleet.submit("no-flag", "--edlrun", "--no-such-flag", command=SLEEP)
+        fleet.write_hosts("localhost:4")
+        fleet.until(lambda: fleet.jobs()["no-flag"]["phase"] == "failed")
+        shown = fleet.ask("show", "no-flag").stdout
+        assert "has failed: edlrun: No such option" in shown
+        assert "--no-such-flag" in shown
+        assert fleet.edlruns()["one"] == before["one"]
+        second = FleetDaemon(tmp_path / "second")
+        second.state = fleet.state
+        with pytest.raises(AssertionError, match="is in use by another daemon"):
+            second.start()
+
+
+# --- jobs that train ---
+
+
+def test_two_jobs_and_a_claim_share_four_slots_and_every_sample_counts_once(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    with FleetDaemon(tmp_path) as fleet:
+        train(fleet, first, "--max", "4")
+        fleet.until(lambda: fleet.jobs()["first"]["progress"]["workers"] == 4)
+        train(fleet, second, "--max", "2", "--priority", "5")
+        fleet.until(lambda: fleet.jobs()["second"]["progress"]["workers"] >= 1)
+        shared = {name: slots(job) for name, job in fleet.jobs().items()}
+        assert sum(shared.values()) <= 4
+        assert min(shared.values()) >= 1
+        claimed = fleet.ask("claim", "web", "--slots", "3")
+        assert claimed.returncode == 0, claimed.stderr
+        jobs = fleet.jobs()
+        assert slots(jobs["second"]) == 1, "the one of higher priority keeps its least"
+        assert (jobs["first"]["phase"], jobs["first"]["preemptions"]) == ("waiting", 1), jobs["first"]
+        fleet.kill()
+        fleet.start()
+        assert fleet.ask("release", "web").returncode == 0
+        fleet.until(lambda: fleet.jobs()["first"]["progress"]["workers"] >= 1)
+        assert fleet.ask("stop", "first").returncode == 0
+        fleet.until(lambda: fleet.jobs()["first"]["phase"] == "stopped")
+        assert fleet.ask("resume", "first").returncode == 0
+        fleet.until(lambda: fleet.jobs()["first"]["progress"]["workers"] >= 1)
+        for folder in (first, second):
+            mark_fired(folder, 0)
+        fleet.until(lambda: all(job["phase"] == "complete" for job in fleet.jobs().values()))
+        final = fleet.jobs()
+        assert final["first"]["resizes"] >= 1
+        assert final["first"]["run"] == 3
+        assert replays(fleet)
+    for folder in (first, second):
+        (folder / "output.txt").write_text("")
+        outcome = outcome_of(folder, 0, 0.0, [])
+        check_faults(TRAINED, outcome)
+        check_replicas(outcome)
+        check_ledger(TRAINED, outcome)
+        entered = [line["step"] for line in outcome.lines("enter") if line["rank"] == 0]
+        assert entered == sorted(entered), "each run goes on where the one before it has saved"
+
+
+# It goes on until the test says that the only fault has struck.
+TRAINED = Job(training=Training(pause_s=0.05), faults=(Outside(lambda: None),))
+
+
+def train(fleet: FleetDaemon, folder: Path, *flags: str) -> None:
+    """Submit the training of the other tests."""
+    prepare(TRAINED, folder)
+    command = (sys.executable, str(HERE / "worker_script.py"), str(folder))
+    events = f"EDL_HVD_EVENTS={folder / 'events.jsonl'}"
+    fleet.submit(folder.name, "--env", events, *flags, command=command)
+
+
+# --- the document ---
+
+
+def test_the_commands_of_the_document(tmp_path):
+    """Those of docs/cluster.md, as they stand there; the script only sleeps."""
+    page = (REPOSITORY / "docs" / "cluster.md").read_text()
+    lines = re.findall(r"^\$ (.*)$", page, re.MULTILINE)
+    (tmp_path / "train.py").write_text("import time\ntime.sleep(600)\n")
+    with FleetDaemon(tmp_path, state="runs/fleet") as fleet:
+        said = {}
+        for line in lines:
+            if " serve " in line or line.startswith("printf"):
+                continue
+            done = fleet.shell(line)
+            assert done.returncode == 0, f"{line}: {done.stderr}"
+            said[line] = done.stdout
+            if " stop " in line:
+                fleet.until(lambda: fleet.jobs()["resnet50"]["phase"] == "stopped")
+            elif " resume " in line or " submit " in line:
+                fleet.until(lambda: "resnet50" in fleet.edlruns())
+    assert len(said) == 10
+    assert "resnet50" in said["edl-hvd fleet list"]
+    assert re.search(r"slots +4 of 1 to 4 on localhost:4", said["edl-hvd fleet show resnet50"])
+    assert said["edl-hvd fleet claim web --slots 2 --for 60s"] == "localhost:2\n"
+    assert re.search(r"bert +0 +2", said["edl-hvd fleet plan --with-job bert:2:8:5"])
+    assert "all as recorded" in said["edl-hvd fleet replay"]

@@ -1,0 +1,112 @@
+"""What is kept of a fleet, and what a killed daemon leaves."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+from fleet_world import World
+
+from edl_hvd.errors import StorageError, UsageError
+from edl_hvd.fleet import events
+from edl_hvd.fleet.events import Tell
+from edl_hvd.fleet.replay import decide_again
+from edl_hvd.fleet.state import Fleet, FleetRules, JobSpec
+from edl_hvd.fleet.store import FILE, FleetStore, read_fleet_history
+from edl_hvd.fleet.turn import turn
+from edl_hvd.hosts import HostSlots
+from edl_hvd.planning.values import QueueRule
+
+HOSTS = (HostSlots("a", 2), HostSlots("b", 2))
+
+
+def lived(seed: int) -> World:
+    world = World(seed, HOSTS)
+    world.happen(events.RulesGiven(FleetRules((QueueRule("vision", 2.0, 3),), favour_short=0.5)))
+    for _ in range(25):
+        world.anything()
+        world.pass_time()
+    return world
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_fleet_reads_as_it_was_kept_after_every_event(tmp_path, seed):
+    store, fleet = FleetStore(tmp_path), Fleet()
+    for at_s, event, _ in lived(seed).history:
+        after, actions = turn(fleet, event, at_s)
+        store.keep(fleet, after, at_s, 1e9 + at_s, event, actions)
+        fleet = after
+    kept = store.read()
+    assert kept.fleet == fleet
+    assert list(kept.fleet.jobs) == list(fleet.jobs), "in the order in which they were submitted"
+    assert kept.wall_s == 1e9 + kept.at_s
+    store.close()
+    again = FleetStore(tmp_path)
+    assert again.read() == kept
+    again.close()
+    decisions = list(decide_again(read_fleet_history(tmp_path)))
+    assert not any(decision.differs for decision in decisions)
+    assert decisions[-1].fleet == fleet
+
+
+def test_what_was_not_kept_as_a_whole_was_not_kept(tmp_path):
+    store = FleetStore(tmp_path)
+    before, _ = turn(Fleet(), events.HostsListed(HOSTS), 0.0)
+    store.keep(Fleet(), before, 0.0, 0.0, events.HostsListed(HOSTS), ())
+    event = events.JobSubmitted(JobSpec("one", ("true",), "/", 1, 1))
+    after, _ = turn(before, event, 1.0)
+    with pytest.raises(TypeError):
+        store.keep(before, after, 1.0, 1.0, event, [Tell("one", b"no text")])  # type: ignore[arg-type]
+    assert store.read().fleet == before
+    assert len(list(read_fleet_history(tmp_path))) == 1
+    store.close()
+
+
+def test_a_disk_that_takes_no_more_is_an_error_and_not_a_decision(tmp_path):
+    store = FleetStore(tmp_path)
+    store._file.execute("PRAGMA max_page_count = 8")
+    fleet = Fleet()
+
+    def submit(number: int) -> Fleet:
+        event = events.JobSubmitted(JobSpec(f"job{number}", ("true", "x" * 2000), "/", 1, 1))
+        after, actions = turn(fleet, event, float(number))
+        store.keep(fleet, after, float(number), 0.0, event, actions)
+        return after
+
+    for number in range(100):
+        try:
+            fleet = submit(number)
+        except StorageError as error:
+            problem = str(error)
+            break
+    assert "database or disk is full" in problem
+    kept = store.read().fleet
+    assert kept.jobs.keys() == fleet.jobs.keys()
+    store.close()
+
+
+@pytest.mark.parametrize("content", [b"no database at all, but some text\n" * 99, b""])
+def test_a_file_of_something_else_is_refused(tmp_path, content):
+    (tmp_path / FILE).write_bytes(content)
+    if content:
+        with pytest.raises(StorageError, match="cannot be used"):
+            FleetStore(tmp_path)
+        with pytest.raises(UsageError, match="does not read"):
+            list(read_fleet_history(tmp_path))
+    else:
+        assert FleetStore(tmp_path).read().fleet == Fleet()
+
+
+def test_a_file_of_another_version_is_refused(tmp_path):
+    FleetStore(tmp_path).close()
+    file = sqlite3.connect(tmp_path / FILE)
+    with file:
+        file.execute("UPDATE fact SET value = 'edl_hvd fleet 9'")
+    file.close()
+    with pytest.raises(StorageError, match=r"holds 'edl_hvd fleet 9'; expected .* name another --state"):
+        FleetStore(tmp_path)
+
+
+def test_there_is_no_history_where_there_is_no_fleet(tmp_path):
+    with pytest.raises(UsageError, match="holds no fleet; expected the --state folder"):
+        list(read_fleet_history(tmp_path))
