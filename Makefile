@@ -27,7 +27,7 @@ HOROVOD = $(VENV)/.horovod-$(FINGERPRINT)-$(TORCH)
 RUN := PATH="$(abspath $(BIN)):$$PATH" VIRTUAL_ENV="$(abspath $(VENV))" PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup imagenet-demo docs test test-docs test-distill test-learning test-chaos test-horovodrun test-hosts lint format docker clean horovod preflight always
+.PHONY: help setup imagenet-demo cluster-demo docs test test-docs test-distill test-learning test-chaos test-horovodrun test-hosts lint format docker clean horovod preflight always
 
 help: ## Print this list
 	@printf '\n  Elastic training for PyTorch on Horovod\n\n'
@@ -36,6 +36,9 @@ help: ## Print this list
 
 imagenet-demo: setup ## Train on real images while hosts join, die and leave; ends in a table and a picture
 	@$(RUN) python examples/imagenet/demo.py
+
+cluster-demo: setup ## Let three jobs and a service share four slots; ends in a table and a picture
+	@$(RUN) python examples/cluster/demo.py
 
 docs: $(INSTALLED) ## Build the documentation as a site, build/docs/index.html; a broken link fails
 	@$(RUN) sphinx-build --fail-on-warning --quiet docs build/docs

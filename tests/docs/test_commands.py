@@ -85,6 +85,7 @@ HOW: dict[str, Here | By | Ci] = {
     "edl-hvd fleet plan --with-job bert:2:8:5": By(FLEET),
     "edl-hvd fleet replay": By(FLEET),
     "make imagenet-demo": Ci("make imagenet-demo"),
+    "make cluster-demo": Ci("make cluster-demo"),
     "make test": Ci("make test"),
     "make test-docs": Ci("make test-docs"),
     "make test-learning": Ci("make test-learning"),
