@@ -11,6 +11,7 @@ from pathlib import Path
 
 from discovery_scenes import Scene, in_order
 from kubernetes_server import KubernetesServer, ListServer, ToldServer, make_certificate, pod
+from waiting import soon
 
 WORKERS = 40
 # More than any test of the suite shows.
@@ -188,7 +189,7 @@ class LeasesScene(Scene):
     def close(self) -> None:
         super().close()
         self._closing.set()
-        self._writer.join()
+        soon(self._writer)
 
     @property
     def doubts(self) -> dict[str, Callable[[], None]]:
