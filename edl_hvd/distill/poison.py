@@ -7,7 +7,8 @@ tasks given out
 
     k = 3 for f = 0, else max(3, ceil(log(1e-6) / log(f / n)))
 
-which an innocent task reaches once in a million. A task that a teacher itself declines counts, too: then k = 3.
+which an innocent task reaches once in a million. A task that a teacher itself declines counts, too: then k = 3, and 6
+while one process alone has declined it, since the fault may be its own, and others may be about to join.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from dataclasses import dataclass
 
 _LEAST_LOSSES, _MOST_LOSSES = 3, 12
 _ODDS = 1e-6
+_LEAST_OF_ONE = 6
+# A teacher is set aside for 10 s after three failures in a row, so it takes that long at least.
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,9 @@ def is_poisonous(failures: Sequence[Failure], lost: int, given: int) -> bool:
         given: Number of times that tasks were given out, this one included.
     """
     losses = sum(failure.is_loss for failure in failures)
-    return len(failures) - losses >= _LEAST_LOSSES or losses >= losses_allowed(lost, max(1, given - losses))
+    declining = {failure.process for failure in failures if not failure.is_loss}
+    enough = _LEAST_LOSSES if len(declining) > 1 else _LEAST_OF_ONE
+    return len(failures) - losses >= enough or losses >= losses_allowed(lost, max(1, given - losses))
 
 
 def losses_allowed(lost: int, given: int) -> int:

@@ -108,7 +108,7 @@ class Service:
         poisoned = outlook.poisoned
         if poisoned is not None:
             raise UsageError(
-                f"{len(poisoned.reasons)} teachers were lost with, or failed on, {name(poisoned.number)}: "
+                f"{len(poisoned.reasons)} times a teacher was lost with, or failed on, {name(poisoned.number)}: "
                 f"{'; '.join(poisoned.reasons)}; expected an input that the model takes: compute it with the model by "
                 "hand, and repair the data set, send=, or the teacher"
             )

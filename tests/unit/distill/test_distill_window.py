@@ -308,6 +308,20 @@ def test_a_declined_task_goes_to_another_teacher_and_is_poison_after_the_third()
     ]
 
 
+def test_one_teacher_that_fails_alone_is_no_proof_against_an_input_before_the_sixth_time():
+    """The others may be about to join; a fleet of one ends all the same."""
+    story: list[events.WindowEvent | float] = [events.TeacherReady("a", "1"), read(0)]
+    for number in range(6):
+        _, actions = play(*story)
+        assert not any(isinstance(action, events.Poisoned) for action in actions), f"after {number} failures"
+        story += [events.Wanted("a"), events.Declined("a", 0, "NaN"), 2.0 + 30.0 * (number + 1)]
+    _, actions = play(*story)
+    assert sum(isinstance(action, events.Poisoned) for action in actions) == 1
+    twice = story[: 2 + 3 * 3]
+    _, actions = play(*twice, events.TeacherReady("b", "2"), events.Wanted("b"), events.Declined("b", 0, "NaN"))
+    assert any(isinstance(action, events.Poisoned) for action in actions), "a second teacher says the same"
+
+
 def test_the_window_is_bounded_in_bytes_but_holds_two():
     window, _ = play(read(0, 60), limit_bytes=100)
     assert window.has_room
