@@ -23,7 +23,7 @@ import pytest
 import torch
 from fleet import Fleet, Images, Sums, sums, within
 from torch.utils.data import DataLoader
-from waiting import soon
+from waiting import LONG_S, soon
 
 import edl_hvd
 from edl_hvd.distill import DistillLoader, Teachers
@@ -154,7 +154,7 @@ def run_at_random(seed: int, folder: Path) -> list[str]:
         loader.close()
     finally:
         teachers.close()
-    within(60, lambda: {one for one in threading.enumerate() if "QueueFeeder" not in one.name} <= before)
+    within(LONG_S, lambda: {one for one in threading.enumerate() if "QueueFeeder" not in one.name} <= before)
     return strikes.done
 
 
