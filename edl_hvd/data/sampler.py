@@ -85,6 +85,7 @@ class ElasticBatchSampler(Sampler[list[int]]):
     Attributes:
         is_watched: Whether an elastic function is running, and this sampler is part of its state.
         is_bypassed: Whether a loader was iterated there, but not through ``State``, so that no sample was counted.
+        committed: Epoch and offset at the last commit of the ``State``; (0, 0) before the first.
 
     Args:
         length: Number of samples in the data set, at least 1.
@@ -138,6 +139,7 @@ class ElasticBatchSampler(Sampler[list[int]]):
         self._repeated = 0
         self.is_watched = False
         self.is_bypassed = False
+        self.committed = (0, 0)
         self._is_dealing = False
 
     @property
@@ -181,6 +183,10 @@ class ElasticBatchSampler(Sampler[list[int]]):
         """
         self.offset = step.offset + step.samples
         self._repeated = 0
+
+    def note_commit(self) -> None:
+        """Note that what was consumed up to the present position is committed. Called by ``State``."""
+        self.committed = (self.epoch, self.offset)
 
     def global_batch(self, size: int) -> int:
         """The number of samples per optimizer step in a world of ``size`` workers.

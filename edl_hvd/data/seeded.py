@@ -37,14 +37,20 @@ class SeededDataset(Dataset[Any]):
     Args:
         dataset: Data set with ``__len__`` and ``__getitem__``. A ``__getitems__`` of its own is not used, because the
             samples of a micro-batch would share one state of the generators.
+        views: Number of epochs after which the random numbers of a sample come again, at least 1: epoch ``e`` has those
+            of epoch ``e`` modulo ``views``. Then a teacher's answers can be used again, see
+            :class:`~edl_hvd.distill.DistillLoader`. Left out, each epoch has its own. Those of the ``collate_fn``
+            depend on what is in the batch, and do not come again where the order is another one.
 
     Raises:
         UsageError: Raised when samples are taken: the indices come from another sampler, or one sample is asked for by
             itself, so that seed and epoch are unknown.
     """
 
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
+    def __init__(self, dataset: Any, views: int | None = None) -> None:
+        if views is not None and (type(views) is not int or views < 1):
+            raise UsageError(f"views={views!r}; expected a number of epochs of at least 1, or None")
+        self.dataset, self.views = dataset, views
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -56,18 +62,20 @@ class SeededDataset(Dataset[Any]):
         """The samples of a micro-batch; called by the ``DataLoader``, in its processes."""
         if not isinstance(indices, BatchIndices):
             raise UsageError(_REFUSED.format(f"a {type(indices).__name__} of {len(indices)} indices"))
-        return seeded(indices, self.dataset.__getitem__)
+        return seeded(indices, self.dataset.__getitem__, views=self.views)
 
 
 def seeded(
-    indices: BatchIndices, get: Callable[[int], Any], reach: Callable[[int], object] = lambda index: None
-) -> list[Any]:
+    indices: BatchIndices, get: Callable[[int], Any], reach: Callable[[int], object] = lambda index: None,
+    views: int | None = None,
+) -> list[Any]:  # fmt: skip
     """``get`` of each index, with the generators seeded for it; at the end they are seeded for the ``collate_fn``.
 
     Args:
         reach: Called first with each index, for what has to be done before it and may draw random numbers, too.
+        views: Number of epochs after which the numbers come again; ``None``: never.
     """
-    seed, epoch = indices.seed, indices.epoch
+    seed, epoch = indices.seed, indices.epoch % views if views else indices.epoch
     samples = []
     for position, index in enumerate(indices, indices.position):
         reach(index)

@@ -11,6 +11,8 @@
     service.py        the connections of one loader, and waiting for an answer; stages.py is where the time goes
     asks.py           ``Teachers.ask``: inputs that are no part of a data set
     loader.py         ``DistillLoader``; passes.py is one pass of it, reading.py its micro-batches
+    indices.py        indices instead of inputs, on both sides
+    kept.py           answers on a storage; heap.py is memory that nobody counts
     serving.py        the teacher's connections; student.py is one of them
     computing.py      what a teacher computes; teacher.py is the user's model in it
     asking.py         how a teacher stands, for a command line
@@ -27,6 +29,8 @@ from typing import TYPE_CHECKING, Any
 _HOMES = {
     "Teachers": "edl_hvd.distill.teachers",
     "DistillLoader": "edl_hvd.distill.loader",
+    "Indices": "edl_hvd.distill.indices",
+    "OnIndices": "edl_hvd.distill.indices",
     "TopK": "edl_hvd.distill.outputs",
     "average": "edl_hvd.distill.losses",
     "distillation_loss": "edl_hvd.distill.losses",
@@ -36,6 +40,8 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
+    from edl_hvd.distill.indices import Indices as Indices
+    from edl_hvd.distill.indices import OnIndices as OnIndices
     from edl_hvd.distill.loader import DistillLoader as DistillLoader
     from edl_hvd.distill.losses import average as average
     from edl_hvd.distill.losses import distillation_loss as distillation_loss

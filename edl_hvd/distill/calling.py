@@ -16,7 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edl_hvd import events
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
@@ -81,6 +81,7 @@ class Calling:
         check: Tells why an answer is none; empty if it is one.
         tell: Gets events.
         changed: Condition that is notified of whatever changes; several may share one.
+        met: Gets the fingerprint of the first teacher.
     """
 
     def __init__(
@@ -92,8 +93,9 @@ class Calling:
         tell: Callable[[events.Event], None],
         changed: threading.Condition | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        met: Callable[[str], None] = lambda fingerprint: None,
     ) -> None:
-        self.changed = changed or threading.Condition()
+        self.changed, self._met = changed or threading.Condition(), met
         self._wishes, self._token, self._check, self._tell, self._clock = wishes, token, check, tell, clock
         self._window = Window(limit_bytes)
         self._arrays: dict[int, tuple[tuple[Array, ...], int]] = {}
@@ -152,6 +154,21 @@ class Calling:
                 self._handle(window_events.Closed(is_final=True))
             self._hello = say.Hello(wishes.job, wishes.student, send, micro_batch, wishes.outputs, wishes.exact)
             self._must_renew, self._must_greet = known is not None, True
+        self._ring()
+
+    def require(self, fingerprint: str) -> None:
+        """Use only teachers with this fingerprint from now on; empty for those of the first one.
+
+        Args:
+            fingerprint: Fingerprint, as a script or a checkpoint names it.
+        """
+        with self.changed:
+            if not fingerprint or fingerprint == self._wishes.fingerprint:
+                return
+            self._wishes = replace(self._wishes, fingerprint=fingerprint)
+            if self._teaching is not None and self._teaching.fingerprint != fingerprint:
+                self._handle(window_events.Closed(is_final=True))
+                self._must_renew = self._must_greet = True
         self._ring()
 
     def read(
@@ -226,6 +243,16 @@ class Calling:
             ready = len(self._window.teachers)
             short_s = 0.0 if ready else self._clock.monotonic_s() - self._ready_s
             return Outlook(ready, short_s, dict(self._book.faults), self._window, self._poisoned, self._stages.times)
+
+    @property
+    def is_expecting(self) -> bool:
+        """Whether it is known what will be sent, so that teachers are greeted."""
+        return self._hello is not None
+
+    @property
+    def teaching(self) -> say.Teaching | None:
+        """What the first teacher has said of itself; ``None`` before."""
+        return self._teaching
 
     @property
     def answer_row_bytes(self) -> int:
@@ -423,6 +450,7 @@ class Calling:
         with self.changed:
             if self._teaching is None:
                 self._teaching = teaching
+                self._met(teaching.fingerprint)
             self._book.joined(call.address)
         self._processes[teaching.process] = call.address
         self._tell(events.TeacherJoined(str(call.address), teaching.model, teaching.fingerprint))

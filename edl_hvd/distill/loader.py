@@ -7,12 +7,15 @@ begins there, and what was read ahead is dropped. Answers that the last pass had
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from edl_hvd.distill.indices import Indices
+from edl_hvd.distill.kept import KeptAnswers
 from edl_hvd.distill.outputs import describe
 from edl_hvd.distill.passes import LocalPass, Pass
 from edl_hvd.distill.reading import Reading, Sending
@@ -36,12 +39,17 @@ class DistillLoader:
         teachers: Teachers that answer; or several kinds of them by name, each of which answers every batch: then
             ``answer`` is a dict by name.
         send: Function of a batch that returns what a teacher sees of it: a tensor, or a dict of tensors, whose first
-            dimension is the batch.
+            dimension is the batch. Or :class:`~edl_hvd.distill.Indices`, where teachers read the samples themselves.
         route: Function of a batch that returns, for each sample, the name of the teachers that get it: a sequence, or a
             tensor of numbers whose texts are the names. Then ``answer`` is that of one teacher for each sample.
+        keep: Folder or URL at which answers are kept, and looked for before a teacher is asked. Workers, restarts and
+            other jobs may share it.
+        views: Number of epochs after which the inputs come again, for ``keep``: 1 where no augmentation changes them.
+            Left out, it is that of ``SeededDataset(views=…)``; without one, each epoch has inputs of its own.
 
     Raises:
-        UsageError: The loader has no batch sampler, or yields batches in another order than it.
+        UsageError: The loader has no batch sampler, or yields batches in another order than it; or ``keep`` or
+            ``views`` is out of range.
     """
 
     def __init__(
@@ -49,8 +57,10 @@ class DistillLoader:
         loader: Any,
         teachers: Teachers | Mapping[str, Teachers],
         *,
-        send: Callable[[Any], Any],
+        send: Callable[[Any], Any] | Indices,
         route: Callable[[Any], Any] | None = None,
+        keep: str | os.PathLike[str] | None = None,
+        views: int | None = None,
     ) -> None:
         if getattr(loader, "batch_sampler", None) is None:
             raise UsageError(
@@ -62,6 +72,8 @@ class DistillLoader:
                 "the DataLoader has in_order=False, so its batches do not come in the sampler's order; expected the "
                 "default, in_order=True"
             )
+        if isinstance(send, Indices) and route is not None:
+            raise UsageError("route= sends each teacher a part of the batch, and send=Indices() its place; choose one")
         self._teachers = {"": teachers} if isinstance(teachers, Teachers) else dict(teachers)
         _check_teachers(self._teachers, route is not None)
         self.loader, self.teachers, self.send, self.route = loader, teachers, send, route
@@ -69,6 +81,13 @@ class DistillLoader:
         self.dataset = getattr(loader, "dataset", None)
         self._passes = 0
         self._open = _Open()
+        if views is not None and keep is None:
+            raise UsageError(
+                f"views={views!r} says when kept answers are used again, and none are kept; give keep=…, too"
+            )
+        if keep is not None:
+            views = getattr(self.dataset, "views", None) if views is None else views
+            self._open.kept = KeptAnswers(os.fspath(keep), views, self.batch_sampler)
         # Also at the end of the process, before the reading thread would be in its way.
         weakref.finalize(self, self._open.close)
 
@@ -85,6 +104,8 @@ class DistillLoader:
         """
         is_open = self._open
         is_open.end_pass()
+        if is_open.kept is not None:
+            is_open.kept.begin_pass()
         self._passes += 1
         sending = Sending(self.send, tuple(self._teachers), self.route)
         reading = Reading(self.loader, self.batch_sampler, sending, self._passes - 1)
@@ -92,12 +113,13 @@ class DistillLoader:
             if wanted.source and name not in is_open.services:
                 is_open.services[name] = Service(wanted, is_open.changed)
             elif not wanted.source and name not in is_open.models:
-                assert wanted.local is not None
-                is_open.models[name] = Teacher.of(wanted.local())
+                is_open.models[name] = wanted.local_model()
+        for name, service in is_open.services.items():
+            service.calling.require(self._teachers[name].fingerprint)
         if is_open.services:
-            is_open.current = Pass(reading, is_open.services, is_open.changed)
+            is_open.current = Pass(reading, is_open.services, is_open.changed, is_open.kept)
         else:
-            is_open.current = LocalPass(reading, is_open.models, self._teachers)
+            is_open.current = LocalPass(reading, is_open.models, self._teachers, is_open.kept)
         return _Iterator(self, is_open.current)
 
     def close(self) -> None:
@@ -126,6 +148,7 @@ class _Open:
     services: dict[str, Service] = field(default_factory=dict)
     models: dict[str, Teacher] = field(default_factory=dict)
     changed: threading.Condition = field(default_factory=threading.Condition)
+    kept: KeptAnswers | None = None
 
     @property
     def service(self) -> Service | None:
@@ -144,6 +167,8 @@ class _Open:
         for service in self.services.values():
             service.close()
         self.services.clear()
+        if self.kept is not None:
+            self.kept.close()
 
 
 def _check_teachers(teachers: Mapping[str, Teachers], is_routed: bool) -> None:

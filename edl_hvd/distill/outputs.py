@@ -12,7 +12,7 @@ import torch
 from edl_hvd.errors import UsageError
 from edl_hvd.frames import ELEMENT_BYTES, Array, ArrayType
 
-LOGITS = "logits"
+LOGITS, FLOAT16 = "logits", "float16"
 _TOP_K = re.compile(r"top_k=([0-9]+)(?:,temperature=([0-9.]+))?")
 
 
@@ -37,20 +37,24 @@ class Outputs:
     Attributes:
         k: Number of classes; 0 for everything.
         temperature: Temperature of their probabilities.
+        is_half: Whether numbers travel, and are kept, as float16.
     """
 
     k: int = 0
     temperature: float = 1.0
+    is_half: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Outputs:
-        """Read "logits", "top_k=10" or "top_k=10,temperature=2".
+        """Read "logits", "float16", "top_k=10" or "top_k=10,temperature=2".
 
         Raises:
             UsageError: The text is none of these.
         """
         if text == LOGITS:
             return cls()
+        if text == FLOAT16:
+            return cls(is_half=True)
         match = _TOP_K.fullmatch(text)
         try:
             outputs = cls(int(match[1]), float(match[2] or 1.0)) if match else cls()
@@ -58,8 +62,8 @@ class Outputs:
             outputs = cls()
         if outputs.k < 1 or not outputs.temperature > 0:
             raise UsageError(
-                f"outputs={text!r} are not understood; expected 'logits' (all that the model returns), 'top_k=10', or "
-                "'top_k=10,temperature=2'"
+                f"outputs={text!r} are not understood; expected 'logits' (all that the model returns), 'float16' (the "
+                "same, rounded), 'top_k=10', or 'top_k=10,temperature=2'"
             )
         return outputs
 
@@ -67,8 +71,10 @@ class Outputs:
         """What travels of an answer. On the teacher.
 
         Raises:
-            UsageError: The model has several outputs, or fewer classes than k.
+            UsageError: The model has several outputs, or fewer classes than k; or a number does not fit into float16.
         """
+        if self.is_half:
+            return {name: _half(name, one) for name, one in answer.items()}
         if not self.k:
             return dict(answer)
         if set(answer) != {LOGITS}:
@@ -83,7 +89,21 @@ class Outputs:
         """What the script gets: a tensor for one output, ``TopK``, or a dict by name."""
         if self.k:
             return TopK(**{**answer, "indices": answer["indices"].long()})
+        if self.is_half:
+            answer = {name: one.float() if one.is_floating_point() else one for name, one in answer.items()}
         return answer[LOGITS] if set(answer) == {LOGITS} else dict(answer)
+
+
+def _half(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.is_floating_point():
+        return tensor
+    half = tensor.half()
+    if bool((half.isinf() & ~tensor.isinf()).any()):
+        raise UsageError(
+            f"the model's output {name!r} holds {float(tensor[tensor.isfinite()].abs().max()):g}, more than float16 "
+            "does (65504); expected outputs='logits', or a model that returns smaller numbers"
+        )
+    return half
 
 
 def top_k(logits: torch.Tensor, k: int, temperature: float = 1.0) -> TopK:

@@ -13,12 +13,14 @@ import torch
 
 from edl_hvd import events
 from edl_hvd.distill import window_events
+from edl_hvd.distill.heap import Heap
+from edl_hvd.distill.kept import AnswerKind, KeptAnswers, KeptPart
 from edl_hvd.distill.outputs import Outputs, row_types, to_tensors
 from edl_hvd.distill.place import show_indices
 from edl_hvd.distill.reading import Item, PartToSend, Reading, held_bytes
 from edl_hvd.distill.service import Service
 from edl_hvd.distill.stages import StageTimes
-from edl_hvd.distill.teacher import Teacher, check_probe
+from edl_hvd.distill.teacher import Teacher, check_probe, digest_answer
 from edl_hvd.distill.teachers import Teachers
 from edl_hvd.errors import NoTeacherError, UsageError
 from edl_hvd.frames import Array
@@ -39,15 +41,20 @@ class Pass:
         reading: Micro-batches.
         services: Connections by the name of the teachers.
         changed: Condition that they share.
+        kept: Answers on a storage; ``None`` for none.
     """
 
-    def __init__(self, reading: Reading, services: Mapping[str, Service], changed: threading.Condition) -> None:
-        self._reading, self._services, self._changed = reading, dict(services), changed
+    def __init__(
+        self, reading: Reading, services: Mapping[str, Service], changed: threading.Condition,
+        kept: KeptAnswers | None = None,
+    ) -> None:  # fmt: skip
+        self._reading, self._services, self._changed, self._kept = reading, dict(services), changed, kept
         self._items: deque[Item] = deque()
         self._error: BaseException | None = None
         self._is_read = self._is_closed = self._is_through = False
         self._waited_s = 0.0
-        self._samples = 0
+        self._samples = self._known = 0
+        self._heap = Heap(min(service.teachers.limit_bytes for service in services.values()))
         self._read_s, self._reads = 0.0, 0
         # Of each service, at the end of the pass.
         self._times: dict[Service, StageTimes] = {}
@@ -71,6 +78,8 @@ class Pass:
             raise _ended_early()
         if self._thread is None:
             self._read_some()
+        elif self._kept is not None:
+            self._wait_for_teachers()
         item = self._wait_for_item()
         if item is None:
             self._is_through = True
@@ -87,6 +96,9 @@ class Pass:
         with self._changed:
             self._items.popleft()
         self._samples += item.place.samples
+        for part, answer in zip(item.parts, answers, strict=True):
+            _note(self._kept, item, part, answer)
+            self._known += part.place.samples if part.kept is not None and part.kept.arrays is not None else 0
         windows = [service.calling.window for service in self._services.values()]
         answer_counts.end(
             item.place.samples, sum(len(one.teachers) for one in windows), min(one.lead for one in windows),
@@ -142,6 +154,8 @@ class Pass:
         began_s = time.monotonic()
         try:
             item = self._reading.next()
+            if item is not None and self._kept is not None:
+                item = self._look_up(item, self._kept)
         except BaseException as error:  # raised where the script asks for this item, as by any loader
             with self._changed:
                 self._error, self._is_read = error, True
@@ -158,14 +172,56 @@ class Pass:
 
     def _add(self, item: Item) -> None:
         size_bytes = held_bytes(item)
-        largest = max(self._reading.largest, item.place.samples)
+        self._heap.note(size_bytes)
         parts = []
         for part in item.parts:
             calling = self._services[part.name].calling
-            calling.expect(row_types(part.arrays), largest)
-            answer_bytes = part.place.samples * calling.answer_row_bytes
-            parts.append(replace(part, number=calling.read(part.place, size_bytes + answer_bytes, part.arrays)))
+            self._expect(item, part)
+            whole_bytes = size_bytes + part.place.samples * calling.answer_row_bytes
+            known = part.kept.arrays if part.kept is not None else None
+            parts.append(replace(part, number=calling.read(part.place, whole_bytes, part.arrays, known)))
         self._items.append(replace(item, parts=tuple(parts)))
+
+    def _expect(self, item: Item, part: PartToSend) -> None:
+        largest = max(self._reading.largest, item.place.samples)
+        self._services[part.name].calling.expect(row_types(part.arrays), largest)
+
+    # --- kept answers ---
+
+    def _look_up(self, item: Item, kept: KeptAnswers) -> Item:
+        """The item, with what is kept of its answers. Blocks until it is known whose answers they would be."""
+        parts = []
+        for part in item.parts:
+            service = self._services[part.name]
+            self._expect(item, part)
+            if self._thread is None:
+                self._wait_for_teacher(service)
+            with self._changed:
+                while _kind_of(service) is None and not self._is_closed:
+                    self._changed.wait(_LOOK_S)
+                kind = _kind_of(service)
+            if kind is not None:  # else the pass is over
+                part = replace(part, kept=_find(kept, kind, item, part, self._reading))
+            parts.append(part)
+        return replace(item, parts=tuple(parts))
+
+    def _wait_for_teachers(self) -> None:
+        """Wait until each kind of teachers that are asked is known; in the thread of the script."""
+        for service in self._services.values():
+            if service.calling.is_expecting:
+                self._wait_for_teacher(service)
+
+    def _wait_for_teacher(self, service: Service) -> None:
+        if _kind_of(service) is not None:
+            return
+        try:
+            service.wait_for_answer(
+                lambda: None if _kind_of(service) is None else (), "the search for kept answers",
+                lambda number: self._name(service, number),
+            )  # fmt: skip
+        except (NoTeacherError, UsageError):
+            self.close(is_final=True)
+            raise
 
     # --- waiting ---
 
@@ -215,6 +271,7 @@ class Pass:
                 given=window.given,
                 again=window.again,
                 hedged=window.hedges,
+                kept=self._known,
                 read_s=round(self._read_s / max(1, self._reads), 6),
                 **asdict(times),
             )
@@ -228,10 +285,15 @@ class LocalPass:
         reading: Micro-batches.
         models: Models by the name of the teachers.
         teachers: Teachers that are wanted.
+        kept: Answers on a storage; ``None`` for none.
     """
 
-    def __init__(self, reading: Reading, models: Mapping[str, Teacher], teachers: Mapping[str, Teachers]) -> None:
-        self._reading, self._models, self._teachers = reading, dict(models), dict(teachers)
+    def __init__(
+        self, reading: Reading, models: Mapping[str, Teacher], teachers: Mapping[str, Teachers],
+        kept: KeptAnswers | None = None,
+    ) -> None:  # fmt: skip
+        self._reading, self._models, self._teachers, self._kept = reading, dict(models), dict(teachers), kept
+        self._kinds: dict[str, AnswerKind] = {}
         self._is_closed = False
 
     def next(self) -> Any:
@@ -242,9 +304,29 @@ class LocalPass:
         if item is None:
             raise StopIteration
         reductions = {name: one.reduction for name, one in self._teachers.items()}
-        return _join(item, [self._answer(item, part) for part in item.parts], reductions)
+        if self._kept is not None:
+            parts = [
+                replace(one, kept=_find(self._kept, self._kind_of(one), item, one, self._reading)) for one in item.parts
+            ]
+            item = replace(item, parts=tuple(parts))
+        answers = [self._answer(item, part) for part in item.parts]
+        for part, answer in zip(item.parts, answers, strict=True):
+            _note(self._kept, item, part, answer)
+        return _join(item, answers, reductions)
+
+    def _kind_of(self, part: PartToSend) -> AnswerKind:
+        wanted, model = self._teachers[part.name], self._models[part.name]
+        if part.name not in self._kinds:
+            probe = ""
+            if wanted.exact:
+                rows, samples = row_types(part.arrays), self._reading.largest
+                probe = digest_answer(model.probe(rows, samples, wanted.reduction, is_exact=True))
+            self._kinds[part.name] = _checked_kind(model.fingerprint, wanted.outputs, probe)
+        return self._kinds[part.name]
 
     def _answer(self, item: Item, part: PartToSend) -> tuple[Array, ...]:
+        if part.kept is not None and part.kept.arrays is not None:
+            return part.kept.arrays
         wanted = self._teachers[part.name]
         padded_to = max(self._reading.largest, item.place.samples) if wanted.exact else 0
         arrays = self._models[part.name].answer(to_tensors(part.arrays), wanted.reduction, padded_to)
@@ -256,6 +338,37 @@ class LocalPass:
     def close(self) -> None:
         """End the pass."""
         self._is_closed = True
+
+
+def _kind_of(service: Service) -> AnswerKind | None:
+    """The kind of a service's answers; ``None`` before its first teacher, unless the script has named it."""
+    wanted, teaching = service.teachers, service.calling.teaching
+    if teaching is not None:
+        return _checked_kind(teaching.fingerprint, wanted.outputs, teaching.probe)
+    if wanted.fingerprint and not wanted.exact:
+        return _checked_kind(wanted.fingerprint, wanted.outputs, "")
+    return None
+
+
+def _checked_kind(fingerprint: str, outputs: str, probe: str) -> AnswerKind:
+    if not fingerprint:
+        raise UsageError(
+            "answers cannot be kept, because the teacher's model is a callable that does not tell which model it is; "
+            "give it an attribute `fingerprint`, a text that changes whenever its answers do, or leave keep= out"
+        )
+    return AnswerKind(fingerprint, outputs, probe)
+
+
+def _find(kept: KeptAnswers, kind: AnswerKind, item: Item, part: PartToSend, reading: Reading) -> KeptPart:
+    keys = kept.keys_of(item.place, part.indices_in(item.indices), reading.sending.keyed(part.arrays))
+    return KeptPart(kind, keys, kept.find(kind, item.place, keys))
+
+
+def _note(kept: KeptAnswers | None, item: Item, part: PartToSend, answer: tuple[Array, ...]) -> None:
+    """The script gets the answer."""
+    if kept is not None and part.kept is not None and part.kept.arrays is None:
+        kept.note(part.kept, item.place, answer)
+        kept.settle()
 
 
 def _ended_early() -> UsageError:

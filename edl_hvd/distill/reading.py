@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from edl_hvd.distill.indices import Indices
+from edl_hvd.distill.kept import KeptPart
 from edl_hvd.distill.outputs import describe, named, row_types, to_arrays, to_tensors
 from edl_hvd.distill.place import Place
 from edl_hvd.errors import UsageError
@@ -24,6 +26,7 @@ class PartToSend:
         place: Place of the micro-batch, with the number of these samples.
         arrays: What is sent.
         number: Number of its task.
+        kept: What is kept of its answer; ``None`` where none is kept.
     """
 
     name: str
@@ -31,6 +34,11 @@ class PartToSend:
     place: Place
     arrays: tuple[Array, ...]
     number: int = -1
+    kept: KeptPart | None = None
+
+    def indices_in(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        """Those of a micro-batch's samples that belong to the part."""
+        return whole if self.rows is None else tuple(whole[row] for row in self.rows)
 
 
 @dataclass(frozen=True)
@@ -55,14 +63,18 @@ class Sending:
     """What teachers see of a batch.
 
     Attributes:
-        send: Function of a batch that returns a tensor, or a dict of tensors.
+        send: Function of a batch that returns a tensor, or a dict of tensors; or ``Indices``.
         names: Names of the teachers; one empty name if there is one kind of them.
         route: Function of a batch that returns the name for each sample; ``None``: each gets all.
     """
 
-    send: Callable[[Any], Any]
+    send: Callable[[Any], Any] | Indices
     names: tuple[str, ...] = ("",)
     route: Callable[[Any], Any] | None = None
+
+    def keyed(self, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+        """What kept answers to these are found by."""
+        return self.send.keyed(arrays) if isinstance(self.send, Indices) else arrays
 
 
 class Reading:
@@ -76,7 +88,7 @@ class Reading:
         self._first = next(places, None)
         self._places = places
         self._items = iter(loader)
-        self._sending, self._number, self._position = sending, number, 0
+        self.sending, self._number, self._position = sending, number, 0
         self._rows: tuple[ArrayType, ...] | None = None
         self.largest = getattr(getattr(batch_sampler, "policy", None), "micro_batch", None) or len(self._first or ())
 
@@ -96,13 +108,13 @@ class Reading:
         )  # fmt: skip
         self._position += len(indices)
         self.largest = max(self.largest, len(indices))
-        return Item(value, place, tuple(indices), self._parts(value, place))
+        return Item(value, place, tuple(indices), self._parts(value, place, indices))
 
-    def _parts(self, value: Any, place: Place) -> tuple[PartToSend, ...]:
-        arrays, names = self._to_send(value, place), self._sending.names
-        if self._sending.route is None:
+    def _parts(self, value: Any, place: Place, indices: Any) -> tuple[PartToSend, ...]:
+        arrays, names = self._to_send(value, place, indices), self.sending.names
+        if self.sending.route is None:
             return tuple(PartToSend(name, None, place, arrays) for name in names)
-        given = self._sending.route(value)
+        given = self.sending.route(value)
         keys = [str(key) for key in (given.tolist() if isinstance(given, torch.Tensor) else given)]
         wrong = sorted(set(keys) - set(names))
         if len(keys) != place.samples or wrong:
@@ -118,8 +130,10 @@ class Reading:
                 parts.append(PartToSend(name, rows, replace(place, samples=len(rows)), chosen))
         return tuple(parts)
 
-    def _to_send(self, value: Any, place: Place) -> tuple[Array, ...]:
-        sent = self._sending.send(value)
+    def _to_send(self, value: Any, place: Place, indices: Any) -> tuple[Array, ...]:
+        if isinstance(self.sending.send, Indices):
+            return self.sending.send.arrays_of(value, indices)
+        sent = self.sending.send(value)
         try:
             arrays = to_arrays(named(sent))
         except UsageError as error:

@@ -34,6 +34,9 @@ class WantedTeachers(Protocol):
     exact: bool
     fingerprint: str
 
+    def met(self, fingerprint: str) -> None:
+        """Take note of the fingerprint of the teachers whose answers are used."""
+
     @property
     def token(self) -> Callable[[], str]:
         """What gives the token."""
@@ -55,7 +58,9 @@ class Service:
             job=launch.run, student=f"{launch.host}:{launch.local_rank}", outputs=teachers.outputs,
             exact=teachers.exact, fingerprint=teachers.fingerprint,
         )  # fmt: skip
-        self.calling = Calling(wishes, teachers.token, teachers.limit_bytes, find_nan, self.tell, changed)
+        self.calling = Calling(
+            wishes, teachers.token, teachers.limit_bytes, find_nan, self.tell, changed, met=teachers.met
+        )  # fmt: skip
         self.finding = Finding(teachers.source, teachers.port, self.calling.set_addresses, self.calling.blame)
 
     def tell(self, event: events.Event) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from edl_hvd.distill.asks import Asks, PendingAnswer, ask_model
 from edl_hvd.distill.finding import DEFAULT_PORT, read_teachers
 from edl_hvd.distill.outputs import LOGITS, Outputs
 from edl_hvd.distill.teacher import Teacher
-from edl_hvd.errors import UsageError
+from edl_hvd.errors import StateError, UsageError
 from edl_hvd.proof import check_token
 from edl_hvd.settings import TeacherSettings
 from edl_hvd.values import Interval
@@ -23,7 +23,8 @@ _MEGABYTE = 1 << 20
 class Teachers:
     """The teachers that answer for a student; original here.
 
-    Every rank makes one with the same arguments; it starts nothing, and is not collective.
+    Every rank makes one with the same arguments; it starts nothing, and is not collective. Given to ``State``, it keeps
+    the fingerprint of the teachers: all workers, and a job that resumes, then use the same or none.
     Without a source, and without ``EDL_HVD_TEACHERS``, the model of ``local`` computes in this process.
 
     Args:
@@ -32,13 +33,17 @@ class Teachers:
         token: Secret that teachers and students share; left out, ``EDL_HVD_TEACHERS_TOKEN``.
         token_file: File that holds the secret, read at every call; left out, ``EDL_HVD_TEACHERS_TOKEN_FILE``.
         port: Port of the first teacher of each host.
-        outputs: What to send back: "logits" for all that the model returns, "top_k=10", "top_k=10,temperature=2".
+        outputs: What to send back: "logits" for all that the model returns, "float16" for the same in half the bytes,
+            "top_k=10", "top_k=10,temperature=2".
         patience: Longest time without any answer, such as "10min", before the loader raises an error.
         local: Function without arguments that returns the model, for a script that runs without a service.
         window_mb: Memory in megabytes for micro-batches that were read and not consumed, at least 1.
         exact: Whether each micro-batch is computed by itself, in one shape, so that its bits do not depend on who
             answers.
         fingerprint: Fingerprint that a teacher must have; left out, that of the first one.
+
+    Attributes:
+        fingerprint: Fingerprint of the teachers whose answers are used; empty before the first one.
 
     Raises:
         UsageError: An argument is out of range, or there is neither a source nor ``local``.
@@ -86,6 +91,7 @@ class Teachers:
         self.patience_s = span.count
         self.limit_bytes = int(window_mb * _MEGABYTE)
         self.exact, self.fingerprint = exact, fingerprint
+        self._given_fingerprint = fingerprint
         self._asks: Asks | None = None
         self._model: Teacher | None = None
 
@@ -113,13 +119,60 @@ class Teachers:
         """
         if not self.source:
             if self._model is None:
-                assert self.local is not None
-                self._model = Teacher.of(self.local())
+                self._model = self.local_model()
             return ask_model(self._model, self, send)
         if self._asks is None:
             self._asks = Asks(self)
             weakref.finalize(self, self._asks.close)
         return self._asks.ask(send)
+
+    def local_model(self) -> Teacher:
+        """The model of ``local``. Called by the package; blocks while it is built; not collective.
+
+        Returns:
+            A teacher in this process.
+
+        Raises:
+            UsageError: Its weights are not those that were asked for, or learned from before.
+        """
+        assert self.local is not None
+        model = Teacher.of(self.local())
+        if self.fingerprint and model.fingerprint != self.fingerprint:
+            raise UsageError(
+                f"the model of local= has fingerprint {model.fingerprint or 'none'}, and the training learns from "
+                f"{self.fingerprint}; build the same weights, or leave `teachers` out of State(…)"
+            )
+        self.met(model.fingerprint)
+        return model
+
+    def met(self, fingerprint: str) -> None:
+        """Take note of the fingerprint of the teachers whose answers are used. Called by the package.
+
+        Args:
+            fingerprint: Digest of the weights; empty where nothing is known of them.
+        """
+        self.fingerprint = self.fingerprint or fingerprint
+
+    def state_dict(self) -> dict[str, Any]:
+        """The fingerprint of the teachers whose answers were used, which ``State(teachers=teachers, …)`` keeps."""
+        return {"fingerprint": self.fingerprint}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Use only teachers like those whose answers were used before.
+
+        Args:
+            state: Result of :meth:`state_dict`.
+
+        Raises:
+            StateError: The script asks for teachers with another fingerprint.
+        """
+        saved = str(state["fingerprint"])
+        if saved and self._given_fingerprint and saved != self._given_fingerprint:
+            raise StateError(
+                f"the saved training has learned from teachers with fingerprint {saved}, and Teachers(fingerprint=…) "
+                f"names {self._given_fingerprint}; go on with those teachers, or leave `teachers` out of State(…)"
+            )
+        self.fingerprint = saved or self._given_fingerprint or self.fingerprint
 
     def close(self) -> None:
         """End the connections of :meth:`ask`; those of loaders are theirs. Any rank; not collective."""

@@ -276,6 +276,7 @@ class Runtime:
         self._settle()
         self._committed_step = self.store.step
         self.store.save(self.store.commit + 1)
+        self._note_commit()
         if self.coordinator is not None:
             self.coordinator.agree()
 
@@ -288,8 +289,13 @@ class Runtime:
             self.store.save(number, light=self.commit_every == 1)
         else:
             self.store.skip(number)
+        self._note_commit()
         if self.coordinator is not None:
             self.coordinator.agree(answer)
+
+    def _note_commit(self) -> None:
+        for sampler in self.samplers:
+            sampler.note_commit()
 
     # --- where the run is ---
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from fleet import Fleet, Sums, fleet
-from waiting import soon
+from waiting import LONG_S, soon
 
 pytestmark = pytest.mark.distill
 
@@ -45,11 +45,14 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 def wait_for_step(folder: Path, step: int, size: int, job: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
     """Wait until a world of this size has come to a step; its newest lines."""
-    deadline_s = time.monotonic() + 200
+    count, deadline_s = -1, 0.0
     while True:
-        found = [line for line in lines(folder) if line.get("size") == size and line["step"] >= step]
+        seen = lines(folder)
+        found = [line for line in seen if line.get("size") == size and line["step"] >= step]
         if found:
             return sorted(found, key=lambda line: line["step"])
+        if len(seen) > count:  # a bound for a job that stands still, not for one that is slow
+            count, deadline_s = len(seen), time.monotonic() + LONG_S
         assert job.poll() is None, (folder / "output.txt").read_text()[-4000:]
         assert time.monotonic() < deadline_s, (folder / "output.txt").read_text()[-4000:]
         time.sleep(0.02)
@@ -61,7 +64,7 @@ def digest(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("alone")
     (folder / "fast").touch()
     words = [sys.executable, str(HERE / "distill_script.py"), str(folder), "7010", str(EPOCHS)]
-    subprocess.run(words, check=True, env=environment(folder), timeout=300)
+    subprocess.run(words, check=True, env=environment(folder))
     return (folder / "digest").read_text()
 
 
@@ -164,3 +167,61 @@ def test_a_source_that_is_not_understood_is_refused_before_the_job_starts(tmp_pa
     ended = subprocess.run(words, capture_output=True, text=True, env=environment(tmp_path))
     assert ended.returncode == 2
     assert "--teachers 'nowhere:x'" in ended.stderr
+
+
+# --- kept answers, and whose they are ---
+
+
+def learn(folder: Path, teachers: Fleet, epochs: int, kill_at: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run ``kept_script.py`` with two workers, of which one is killed on the way if a step is given."""
+    words = [
+        str(Path(sys.executable).with_name("edlrun")), "-np", "2", "--min-np", "1", "--teachers", teachers.source,
+        "--job-dir", str(folder / f"job-{time.monotonic_ns()}"),
+        sys.executable, str(HERE / "kept_script.py"), str(folder), str(teachers.port), str(epochs),
+    ]  # fmt: skip
+    if not kill_at:
+        (folder / "fast").touch()
+        return subprocess.run(words, capture_output=True, text=True, env=environment(folder))
+    with open(folder / "output.txt", "w+") as output:
+        job = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, env=environment(folder))
+        try:
+            wait_for_step(folder, kill_at, 2, job)
+            os.kill(worker_of(folder, 2, 1), signal.SIGKILL)
+            (folder / "fast").touch()
+            soon(job)
+        finally:
+            if job.poll() is None:
+                job.terminate()
+                soon(job)
+        return subprocess.CompletedProcess(words, job.returncode, "", (folder / "output.txt").read_text())
+
+
+def answers_in(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == "answers"]
+
+
+def test_later_jobs_learn_the_same_from_kept_answers_and_another_teacher_is_refused(tmp_path):
+    """One worker of the first job is killed, with what it has not written; the third job asks no teacher."""
+    folders = [tmp_path / name for name in ("first", "second", "third")]
+    for folder in folders:
+        folder.mkdir()
+    first, second, third = folders
+    with fleet(tmp_path, Sums(0.01, print_as="sums-1"), Sums(0.01, print_as="sums-1")) as teachers:
+        done = learn(first, teachers, 4, kill_at=6)
+        assert done.returncode == 0, done.stderr[-4000:]
+        (first / "kept").rename(second / "kept")
+        done = learn(second, teachers, 4)
+        assert done.returncode == 0, done.stderr[-4000:]
+        kept = sum(event["kept"] for event in answers_in(second))
+        assert 3 * 120 < kept < 4 * 120, "what the killed worker had not written is asked for again, and no more"
+        (second / "kept").rename(third / "kept")
+        done = learn(third, teachers, 4)
+        assert done.returncode == 0, done.stderr[-4000:]
+    assert sum(event["kept"] for event in answers_in(third)) == 4 * 120
+    assert {event["given"] for event in answers_in(third)} == {0}
+    assert len({(folder / "digest").read_text() for folder in folders}) == 1
+    with fleet(tmp_path, Sums(print_as="sums-2")) as teachers:
+        done = learn(first, teachers, 5)
+    assert done.returncode == 1
+    assert "its model has fingerprint sums-2, the answers here come from sums-1" in done.stderr + done.stdout

@@ -97,6 +97,13 @@ def test_outputs_are_reduced_at_the_teacher_and_restored_at_the_student():
     assert torch.equal(restored.values, top_k(TEACHER, 2, 2.0).values)
     assert torch.equal(Outputs.parse("logits").restore({"logits": TEACHER}), TEACHER)
     assert set(Outputs.parse("logits").restore({"a": TEACHER, "b": STUDENT})) == {"a", "b"}
+    half = Outputs.parse("float16")
+    travels = half.reduce({"logits": TEACHER, "classes": torch.tensor([1, 2])})
+    assert travels["logits"].dtype == torch.float16
+    assert torch.equal(half.restore(travels)["logits"], TEACHER.half().float())
+    assert torch.equal(half.restore(travels)["classes"], torch.tensor([1, 2]))
+    with pytest.raises(UsageError, match=r"'logits' holds 70000, more than float16 does"):
+        half.reduce({"logits": torch.tensor([[1.0, 70000.0, -torch.inf]])})
     with pytest.raises(UsageError, match="at least 9 classes"):
         Outputs.parse("top_k=9").reduce({"logits": TEACHER})
     with pytest.raises(UsageError, match="one tensor of logits"):
