@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import re
 import secrets
+from pathlib import Path
 
 from edl_hvd.errors import UsageError
 
@@ -18,6 +19,10 @@ DRIVER, AGENT = "agents 1|driver", "agents 1|agent"
 # Who sends a proof, in which protocol.
 LEAST_TOKEN = 16
 # Characters. Who hears a proof can try tokens against it; 16 random characters are beyond that.
+_HOW_TO_MAKE = (
+    f"expected at least {LEAST_TOKEN} visible ASCII, as python -c 'import secrets; print(secrets.token_urlsafe())' "
+    "prints"
+)
 _NONCE = re.compile(r"[0-9a-f]{64}")
 
 
@@ -28,10 +33,22 @@ def check_token(token: str) -> str:
         UsageError: It is too short, or not visible ASCII.
     """
     if token and (len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable() or " " in token):
-        raise UsageError(
-            f"the token has {len(token)} characters; expected at least {LEAST_TOKEN} visible ASCII, as "
-            "python -c 'import secrets; print(secrets.token_urlsafe())' prints"
-        )
+        raise UsageError(f"the token has {len(token)} characters; {_HOW_TO_MAKE}")
+    return token
+
+
+def read_token(path: str) -> str:
+    """The token that a file holds.
+
+    Raises:
+        UsageError: The file cannot be read, or holds no token.
+    """
+    try:
+        token = check_token(Path(path).read_text(encoding="utf-8").strip())
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"cannot read the token from {path!r}: {error}") from error
+    if not token:
+        raise UsageError(f"the token file {path!r} is empty; {_HOW_TO_MAKE}")
     return token
 
 

@@ -92,6 +92,9 @@ _FLAGS = (
            "Source that edlrun polls itself: file:hosts.txt, kubernetes:selector=app=trainer, "
            "union(ec2:tag=job=7, file:spare.txt), limit(SOURCE, 8), prefer(SOURCE, 8). Flags are those of "
            "discovery_scripts/from_SOURCE, separated by commas."),
+    _value(_HOSTS, "--agents-port", "PORT",
+           "The hosts are those on which 'edl-hvd join' calls this port; no ssh. 0 takes a free one."),
+    _value(_HOSTS, "--token-file", "FILE", "File with the token that agents have to prove."),
     _value(_HOSTS, "--slots-per-host", "N", "Slots of a host that names none. [1; a script has to name them]"),
     _value(_HOSTS, "--teachers", "SOURCE",
            "Where the teachers of a distillation are, written as for --discover; the workers get it as "

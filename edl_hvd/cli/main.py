@@ -15,6 +15,7 @@ from edl_hvd.cli.doctor import doctor_command
 from edl_hvd.cli.drain import drain_command
 from edl_hvd.cli.fleet import fleet_commands
 from edl_hvd.cli.hosts import hosts_command
+from edl_hvd.cli.join import join_command
 from edl_hvd.cli.lease import lease_command
 from edl_hvd.cli.replay import replay_command
 from edl_hvd.cli.simulate import simulate_command
@@ -49,6 +50,7 @@ commands.add_command(doctor_command)
 commands.add_command(drain_command)
 commands.add_command(fleet_commands)
 commands.add_command(hosts_command)
+commands.add_command(join_command)
 commands.add_command(lease_command)
 commands.add_command(replay_command)
 commands.add_command(simulate_command)

@@ -21,6 +21,7 @@ from edl_hvd.driver.network import Network, choose_network, is_local
 from edl_hvd.driver.preflight.gate import Look
 from edl_hvd.driver.preflight.preflight import Preflight
 from edl_hvd.driver.reporter import Reporter, Screen
+from edl_hvd.driver.workers.agents import AgentHosts
 from edl_hvd.driver.workers.launcher import Launcher, Program
 from edl_hvd.driver.workers.output import OutputFiles
 from edl_hvd.driver.workers.process import signal_group
@@ -104,6 +105,7 @@ class EdlRun:
         self._folder = folder
         self._reporter = Reporter(screen, folder.write_status, folder.begun)
         self._ssh = Ssh(options.ssh_port, options.ssh_identity_file)
+        self._agents = options.source if isinstance(options.source, AgentHosts) else None
         self._shutdown = ShutdownRequests(
             lambda: screen.note("asked to stop: workers save and leave; asked again, it ends them at once")
         )
@@ -133,11 +135,17 @@ class EdlRun:
         feed = HostFeed(options.source, look, screen.problem, screen.note, options.poll_every_s, damping)
         with self._shutdown.handling_signals():
             await self._wait_for_orphans()
+            if self._agents is not None:
+                self._agents.listen()
+                screen.note(f"waiting for agents at port {self._agents.port}: edl-hvd join HOST:{self._agents.port}")
             feed.start()
             try:
                 hosts = await self._first_hosts(feed)
                 with contextlib.ExitStack() as stack:
-                    return await self._run_job(self._make_job(network, stack), hosts, feed)
+                    end = await self._run_job(self._make_job(network, stack), hosts, feed)
+                if self._agents is not None and end.code != SAVED:  # else they wait for the run that goes on
+                    await asyncio.to_thread(self._agents.end_job, end.code)
+                return end
             finally:
                 await feed.close()
 
@@ -178,7 +186,7 @@ class EdlRun:
         self, words: tuple[str, ...], environment: Mapping[str, str], output: Callable[[str, str, bytes], None]
     ) -> Launcher:
         program = Program(words, environment, str(Path.cwd()))
-        return Launcher(program, self._ssh, is_local, output, self._options.start_timeout_s)
+        return Launcher(program, self._ssh, is_local, output, self._options.start_timeout_s, self._agents)
 
     async def _wait_for_orphans(self) -> None:
         """Workers of an earlier run that lost their driver save and go; their checkpoint is the one to start from.

@@ -58,6 +58,7 @@ class Ci:
 OVER_SSH = "tests/hosts/test_ssh.py::test_the_command_for_real_hosts_goes_on_when_a_host_joins_and_a_worker_is_killed"
 ON_EC2 = "tests/hosts/test_ssh.py::test_the_command_for_ec2_trains_on_the_tagged_instances"
 WITH_EDLRUN = "tests/hosts/test_ssh.py::test_the_commands_of_edlrun_for_several_hosts"
+BY_AGENTS = "tests/elastic/test_agents.py::test_a_host_leaves_and_another_comes_and_no_sample_is_lost"
 MINIMAL = "tests/elastic/test_minimal.py::test_hosts_come_and_go_and_the_loss_is_that_of_one_process"
 BY_SUITE = "tests/contract/test_discovery_contract.py::test_an_answer_is_the_sorted_hosts_and_nothing_else"
 READ_BY_HOROVOD = "tests/contract/test_discovery_contract.py::test_horovod_reads_the_answer"
@@ -144,6 +145,9 @@ HOW: dict[str, Here | By | Ci] = {
         Here(swaps=(("hosts.txt", "local.txt"),), prints="workers 2"),
     "edlrun -np 2 --min-np 1 --max-np 8 --discover file:hosts.txt python train.py": By(WITH_EDLRUN),
     "edlrun -np 2 --min-np 1 --max-np 8 --discover ec2:tag=job=resnet50 python train.py": By(WITH_EDLRUN),
+    "edlrun -np 2 --min-np 1 --max-np 8 --agents-port 7077 --token-file token python train.py": By(BY_AGENTS),
+    "edl-hvd join 10.0.0.1:7077 --slots 4 --token-file token": By(BY_AGENTS),
+    "python -c 'import secrets; print(secrets.token_urlsafe())' > token": Here(),
     "python train.py": By("tests/elastic/test_launchers.py::test_as_a_single_process"),
     "horovodrun -np 2 --min-np 1 --max-np 8 --network-interfaces eth0 "
     '--host-discovery-script "discovery_scripts/from_file hosts.txt" python train.py': By(OVER_SSH),

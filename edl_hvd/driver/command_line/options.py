@@ -30,9 +30,11 @@ from edl_hvd.driver.command_line.resume import HOST_FLAGS, complete
 from edl_hvd.driver.command_line.tuning import read_tunings
 from edl_hvd.driver.membership.state import Rules
 from edl_hvd.driver.network import is_local
+from edl_hvd.driver.workers.agents import AgentHosts
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots
 from edl_hvd.preflight.verdict import BOUND
+from edl_hvd.proof import read_token
 
 UNBOUNDED = 1_000_000
 # Workers; more than any job will have, and still a number to calculate with.
@@ -270,6 +272,8 @@ def _read_hosts(flags: FlagReader, clock: Clock) -> _Hosts:
                 hosts = _fix(parse_host_list(text, slots or 1), f"--hosts {textwrap.shorten(text, 60)}")
             elif flag == "--hostfile":
                 hosts = _fix(read_hostfile(text, slots or 1), f"--hostfile {text}")
+            elif flag == "--agents-port":
+                hosts = _read_agents(flags)
             elif flag == "--discover":
                 hosts = _read_discover(text, slots, clock)
             else:
@@ -279,6 +283,19 @@ def _read_hosts(flags: FlagReader, clock: Clock) -> _Hosts:
                 flags.add_error(f"{flag} {text!r}: {problem}")
             hosts = _Hosts(FixedHosts(()), FIXED_EVERY_S)
     return hosts
+
+
+def _read_agents(flags: FlagReader) -> _Hosts:
+    """Hosts that call by their agents.
+
+    Raises:
+        UsageError: There is no token that they could prove, or none that may serve as one.
+    """
+    port = flags.count("--agents-port", least=0, most=65535)
+    path = flags.readable_file("--token-file", "a file with a token")
+    if path is None and "--token-file" not in flags.given:
+        raise UsageError("agents have to prove a token; add --token-file FILE, the same as on the hosts")
+    return _Hosts(AgentHosts(port or 0, read_token(path) if path and os.path.isfile(path) else ""), LOCAL_EVERY_S)
 
 
 def _fix(hosts: tuple[HostSlots, ...], named_by: str) -> _Hosts:

@@ -11,7 +11,7 @@ from edl_hvd.driver.command_line.flags import FlagReader, with_present_names
 from edl_hvd.driver.job_folder.files import RECORD, look
 from edl_hvd.errors import PlatformError, UsageError
 
-HOST_FLAGS = ("--hosts", "--hostfile", "--host-discovery-script", "--discover")
+HOST_FLAGS = ("--hosts", "--hostfile", "--host-discovery-script", "--discover", "--agents-port")
 _OF_ONE_RUN = ("--job-dir", "--resume", "--record", "--take-over")
 
 

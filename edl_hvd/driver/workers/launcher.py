@@ -1,4 +1,4 @@
-"""Starts workers, on this machine or through ssh."""
+"""Starts workers, on this machine, through ssh, or by the agent of a host."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from edl_hvd.driver.workers.agents import AgentHosts
 from edl_hvd.driver.workers.output import Output
 from edl_hvd.driver.workers.process import OUTPUT_PATIENCE_S, Transcript, WorkerProcess
 from edl_hvd.driver.workers.remote_process import RemoteProcess
@@ -47,6 +48,7 @@ class Launcher:
             comes in pieces, and a last line without newline when the worker has ended. Called in the event loop;
             must not raise.
         start_timeout_s: Longest time from the call of ssh until the other host begins to start a worker.
+        agents: Hosts whose workers are started by their agents; ``None``: there are none.
     """
 
     def __init__(
@@ -56,12 +58,14 @@ class Launcher:
         is_local: Callable[[str], bool],
         output: Callable[[str, str, bytes], None],
         start_timeout_s: float = 30.0,
+        agents: AgentHosts | None = None,
     ) -> None:
         self._program = program
         self._ssh = ssh
         self._is_local = is_local
         self._output = output
         self._start_timeout_s = start_timeout_s
+        self._agents = agents
         self._logins: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_LOGINS_PER_HOST))
 
     async def start(self, worker: str, variables: Mapping[str, str]) -> WorkerProcess:
@@ -78,9 +82,11 @@ class Launcher:
 
         Raises:
             UsageError: The program or its folder cannot be used here, or a variable cannot be exported.
-            PlatformError: ssh cannot be run.
+            PlatformError: ssh cannot be run, or the agent of the host does not answer.
         """
         host = worker.rpartition(":")[0]
+        if self._agents is not None and self._agents.serves(host):
+            return await self._start_by_agent(self._agents, worker, host, variables)
         if await asyncio.to_thread(self._is_local, host):
             return await self._start_here(worker, variables)
         return await self._start_there(worker, host, variables)
@@ -100,10 +106,8 @@ class Launcher:
         return WorkerProcess(worker, process, output, transcript)
 
     async def _start_there(self, worker: str, host: str, variables: Mapping[str, str]) -> WorkerProcess:
-        program = self._program
-        environment = {**exportable(program.environment), **variables, **_FOR_ALL}
         transcript = Transcript(worker, self._output)
-        supervisor = Supervisor(host, program.words, program.folder, environment, OUTPUT_PATIENCE_S, transcript.take)
+        supervisor = self._supervisor(host, variables, transcript, "ssh")
         words = self._ssh.command(host, supervisor.command)
         login = self._logins[host]
         await login.acquire()
@@ -120,3 +124,20 @@ class Launcher:
             login.release()
             raise
         return RemoteProcess(worker, process, output, transcript, supervisor, login.release, self._start_timeout_s)
+
+    async def _start_by_agent(
+        self, agents: AgentHosts, worker: str, host: str, variables: Mapping[str, str]
+    ) -> WorkerProcess:
+        transcript = Transcript(worker, self._output)
+        supervisor = self._supervisor(host, variables, transcript, "the agent's connection")
+        channel = await asyncio.to_thread(agents.open, host, supervisor.command, self._start_timeout_s)
+        with channel:
+            output = Output(supervisor.take)
+            words, keep = agents.relay_command(channel), channel.fileno()
+            process = await output.start(words, process_environment(), None, talk=True, hold=False, keep=(keep,))
+        return RemoteProcess(worker, process, output, transcript, supervisor, lambda: None, self._start_timeout_s)
+
+    def _supervisor(self, host: str, variables: Mapping[str, str], transcript: Transcript, way: str) -> Supervisor:
+        program = self._program
+        environment = {**exportable(program.environment), **variables, **_FOR_ALL}
+        return Supervisor(host, program.words, program.folder, environment, OUTPUT_PATIENCE_S, transcript.take, way)

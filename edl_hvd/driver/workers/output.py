@@ -59,7 +59,13 @@ class Output:
         self._pipes = (_Pipe(partial(take, "stdout")), _Pipe(partial(take, "stderr")))
 
     async def start(
-        self, words: Sequence[str], environment: Mapping[str, str], folder: str | None, talk: bool, hold: bool
+        self,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        folder: str | None,
+        talk: bool,
+        hold: bool,
+        keep: Sequence[int] = (),
     ) -> asyncio.subprocess.Process:
         """Start the child in a session of its own and read what it writes from now on.
 
@@ -70,6 +76,7 @@ class Output:
             talk: Its standard input is written to, instead of being empty.
             hold: It gets the read ends as well. Without a reader, writing fails or kills (SIGPIPE), and when the
                 driver is killed the reader is gone; so it can write on, until the pipe is full.
+            keep: Descriptors that it inherits.
 
         Raises:
             OSError, ValueError: It could not be started.
@@ -85,7 +92,7 @@ class Output:
                 stdin=asyncio.subprocess.PIPE if talk else asyncio.subprocess.DEVNULL,
                 stdout=self._pipes[0].write_end,
                 stderr=self._pipes[1].write_end,
-                pass_fds=[pipe.read_end for pipe in self._pipes] if hold else [],
+                pass_fds=[*keep, *(pipe.read_end for pipe in self._pipes if hold)],
                 start_new_session=True,
             )
         except BaseException:

@@ -215,6 +215,7 @@ class Supervisor:
         variables: Its environment there, besides what a login has.
         patience_s: How long output is waited for when the worker has ended.
         output: Gets ``"stdout"`` or ``"stderr"`` and a line of the worker.
+        way: What leads there, for messages.
 
     Raises:
         UsageError: A variable's name is not one that a shell can export.
@@ -234,8 +235,10 @@ class Supervisor:
         variables: Mapping[str, str],
         patience_s: float,
         output: Callable[[str, bytes], None],
+        way: str = "ssh",
     ) -> None:
         self.begun = False
+        self._way = way
         self.status: int | None = None
         self.on_word: Callable[[], None] = lambda: None
         self.on_state: Callable[[str], None] = lambda state: None
@@ -299,8 +302,8 @@ class Supervisor:
         last = self._last.get("stderr") or self._last.get("stdout")
         said = (self._late or f" ({Exit.of_child(returncode).text})") + (f": {last}" if last else "")
         if self.begun:
-            return f"ssh lost the connection to host {self._host}{said}; the worker may still run"
-        return f"ssh could not connect to host {self._host}{said}"
+            return f"{self._way} lost the connection to host {self._host}{said}; the worker may still run"
+        return f"{self._way} could not connect to host {self._host}{said}"
 
     def _hear(self, stream: str, message: list[str]) -> None:
         if message == ["begins"]:
