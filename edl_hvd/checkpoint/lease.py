@@ -53,6 +53,8 @@ _MOST_RACES = 20
 _KEPT = 3  # of the entries of former owners; only the newest matters, and one before it should that be damaged
 _LONGEST_TEXT = 1000
 
+_FAILED = "failed"
+
 
 @dataclass(frozen=True)
 class LossHistory:
@@ -112,20 +114,33 @@ class LeaseHolder:
 
 @dataclass(frozen=True)
 class LeaseRenewal:
-    """A sign of life: the process that speaks for the owner now, a number that rises, and whether it is the last."""
+    """A sign of life: the process that speaks for the owner now, a number that rises, and whether it is the last.
+
+    Attributes:
+        process: Process that renews.
+        number: Number that rises.
+        ended: Whether the owner has ended, so that the URL is free.
+        failed: Whether the process has gone by an error of the script, or because it was told to: its host is there,
+            and other workers of the owner may be.
+    """
 
     process: LeaseHolder
     number: int
     ended: bool
+    failed: bool = False
 
     def encode(self) -> bytes:
-        return document.encode({**vars(self), "process": self.process.to_json()})
+        # Earlier versions know three fields, and take what is not true for an owner that may live.
+        ended: bool | str = _FAILED if self.failed else self.ended
+        return document.encode({"process": self.process.to_json(), "number": self.number, "ended": ended})
 
     @classmethod
     def decode(cls, data: bytes) -> LeaseRenewal:
-        content = document.fields(document.decode(data), "its content", [field.name for field in fields(cls)])
-        number = document.whole_number(content["number"], "'number' of its content")
-        return cls(_decode_holder(content["process"], "'process' of its content"), number, content["ended"] is True)
+        content = document.fields(document.decode(data), "its content", ("process", "number", "ended"))
+        number, ended = document.whole_number(content["number"], "'number' of its content"), content["ended"]
+        return cls(
+            _decode_holder(content["process"], "'process' of its content"), number, ended is True, ended == _FAILED
+        )
 
 
 def acquire(storage: Storage, process: LeaseHolder, clock: Clock, take_over: bool = False) -> int:
@@ -259,18 +274,18 @@ class Heartbeat:
         """Renew now, not at the next beat, and so find out whether this is the owner still. Does not block."""
         self._wake.set()
 
-    def stop(self, ended: bool) -> None:
-        """Renew no more; with ``ended`` once more, to say that the URL is free. Blocks for that renewal only.
+    def stop(self, ended: bool, failed: bool = False) -> None:
+        """Renew no more; with ``ended`` or ``failed`` once more, to say so. Blocks for that renewal only.
 
         Raises nothing: without the last renewal the next owner waits some seconds.
         """
         self._stopped = True
         self._wake.set()
-        if not ended or self.lost is not None:
+        if not (ended or failed) or self.lost is not None:
             return
         self._thread.join(_CLOSING_S)
         if not self._thread.is_alive():
-            self._write(0, ended=True)
+            self._write(0, ended, failed)
 
     def _beat(self) -> None:
         number = 0
@@ -282,10 +297,11 @@ class Heartbeat:
             if self._stopped:
                 return
 
-    def _write(self, number: int, ended: bool) -> None:
+    def _write(self, number: int, ended: bool, failed: bool = False) -> None:
         try:
             check_owner(self._storage, self._owner)
-            self._storage.write(object_keys.alive_key(self._owner), LeaseRenewal(self._process, number, ended).encode())
+            renewal = LeaseRenewal(self._process, number, ended, failed)
+            self._storage.write(object_keys.alive_key(self._owner), renewal.encode())
         except OwnedError as error:
             self.lost = error
             self._stopped = True
@@ -304,7 +320,7 @@ def _past(storage: Storage, newest: int, take_over: bool) -> LossHistory:
     watched_s = max(0.0, seen_s - begun_s) if begun_s is not None and seen_s is not None else 0.0
     renewal = _read_renewal(storage, newest)
     # Who is taken over from may well live: its hosts have not gone.
-    is_loss = not take_over and (renewal is None or not renewal.ended)
+    is_loss = not take_over and (renewal is None or not (renewal.ended or renewal.failed))
     return LossHistory(before.losses + is_loss, before.watched_s + watched_s)
 
 

@@ -27,10 +27,12 @@ _GIVE_UP_S = 60.0
 def _storage_remedy(error: EdlHvdError) -> str:
     """What helps against this failure of a storage; it is told by the cause, which is the library's own error."""
     if isinstance(error, UsageError):
-        return "correct --checkpoint"
+        return "correct --checkpoint, or set what is missing"
     cause = error.__cause__
     kind = type(cause).__name__
     code = str(getattr(cause, "response", {}).get("Error", {}).get("Code", ""))
+    if "no credentials were found" in str(error):
+        return "give this host credentials; the message names their variables"
     if kind in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"):
         return "give this host credentials: those two variables, a profile in AWS_PROFILE, or an instance role"
     if kind == "NoRegionError":

@@ -91,6 +91,7 @@ class ElasticLoop:
                         self._checkpoints.lease.release()  # nobody goes on
                     self._process.rendezvous.ended(self._store.step, error)
                     self._leave("error")  # at once, so that the others learn of it
+                    self._checkpoints.lease.leave()
                     raise
                 if not self._process.rendezvous.elastic:
                     self._leave("error")
@@ -124,6 +125,8 @@ class ElasticLoop:
             self._checkpoints.write_emergency(self._store, exit_.remaining_s)
             self._checkpoints.lease.release()
             exit_.end_within(self._grace_s)  # the script may have threads that do not end
+        else:
+            self._checkpoints.lease.leave()
         launch, generation = self._process.launch, self._downtime.generation
         self._events.emit(WorkerLeft(generation, f"{launch.host}:{launch.local_rank}", self._store.step))
         sys.exit(exit_.code)

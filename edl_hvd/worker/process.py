@@ -135,7 +135,8 @@ def _print_stacks_on_sigquit() -> None:
 def _end_within(seconds: float) -> None:
     """End this process that number of seconds from now, with the stacks of its threads; the newest call counts.
 
-    The timer is native: it needs neither the main thread nor Python's lock, which may be what the worker hangs in.
+    The timer is native: once it is set it needs neither the main thread nor Python's lock. A worker that keeps the lock
+    from before the driver's end on cannot set it; the next ``edlrun --resume`` ends it.
     """
     faulthandler.dump_traceback_later(seconds, exit=True, file=2)
 

@@ -42,8 +42,12 @@ _COMPILERS = frozenset(
 )
 # Modules that run while something is compiled, and not while the result is used.
 _LIBRARIES = re.compile(
-    "|".join(re.escape(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib", "platlib")) + "|<frozen"
+    "|".join(re.escape(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib", "platlib"))
+    + "|.*/(?:site|dist)-packages/|<frozen"
 )
+# Also where another environment's packages are used, as with --system-site-packages.
+_LIBRARY_NAMES = frozenset(("horovod", "numpy", "torch", "torchvision"))
+# Wherever they lie: some are used from the folder that they were built in.
 _OWN = __name__.partition(".")[0]
 _MOST_FRAMES = 40
 _LONGEST_FRAME = 200
@@ -193,8 +197,8 @@ def awaits_teacher(innermost: FrameType | None) -> bool:
 def place_of(innermost: FrameType | None) -> str:
     """The innermost line of the script's own on a stack, such as ``train.py:71 in augment``; empty if there is none."""
     for frame in _frames(innermost):
-        name = str(frame.f_globals.get("__name__", ""))
-        if name.partition(".")[0] != _OWN and not _LIBRARIES.match(frame.f_code.co_filename):
+        name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if name != _OWN and name not in _LIBRARY_NAMES and not _LIBRARIES.match(frame.f_code.co_filename):
             return f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
     return ""
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from datetime import datetime, timezone
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from clocks import FakeClock
 from discovery_clouds import ask, granted, source_of
 from google_server import PROJECT, ZONE, GoogleServer
+from waiting import soon
 
 from edl_hvd.clock import SystemClock
 from edl_hvd.discovery.source import Source
@@ -204,3 +208,45 @@ def test_the_permissions_of_google_are_tried_one_by_one(
 def test_where_there_is_no_metadata_server_no_permission_of_google_is_known(google: GoogleServer) -> None:
     google.behave("refuse")
     assert granted(google_source(google)) == {"a project and a place": None}
+
+
+@pytest.mark.parametrize(("status", "text", "left_s"), [(429, "90", 90), (503, "90", 90), (503, "soon", None)])
+def test_compute_engine_is_left_alone_for_as_long_as_it_asks(
+    google: GoogleServer, tmp_path: Path, status: int, text: str, left_s: int | None
+) -> None:
+    (tmp_path / "token").write_text("ya29.token\n")
+    asked: list[str] = []
+
+    class Busy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(status)
+            self.send_header("Retry-After", text)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Requests are of no interest in a test's output."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Busy)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    clock = FakeClock()
+    try:
+        endpoint = f"http://127.0.0.1:{server.server_port}/compute/v1"
+        cloud = GoogleCloud(google.host, endpoint, str(tmp_path / "token"), clock)
+        with pytest.raises(DiscoveryError, match=f"refused instances: {status}"):
+            cloud.ask("GET", "instances", {})
+        if left_s is not None:
+            clock.sleep(left_s - 1)
+            with pytest.raises(DiscoveryError, match=r"asked to be left alone for another 1 s \(Retry-After\)"):
+                cloud.ask("GET", "instances", {})
+            assert len(asked) == 1
+            clock.sleep(1)
+        with pytest.raises(DiscoveryError, match=f"refused instances: {status}"):
+            cloud.ask("GET", "instances", {})
+        assert len(asked) == 2
+    finally:
+        server.shutdown()
+        soon(thread)
+        server.server_close()

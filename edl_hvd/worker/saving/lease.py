@@ -98,6 +98,15 @@ class CheckpointLease:
             self._heartbeat.stop(ended=True)
             self._heartbeat = None
 
+    def leave(self) -> None:
+        """Note that this worker goes though its host stays: by an error of the script, or because it was told to.
+
+        So no loss of hosts is counted where no other worker renews the lease after it. Blocks for one write at most.
+        """
+        if self._heartbeat is not None:
+            self._heartbeat.stop(ended=False, failed=True)
+            self._heartbeat = None
+
     def check_soon(self) -> None:
         """Look now, not at the next renewal, whether the job still holds the lease. Does not block."""
         if self._heartbeat is not None:

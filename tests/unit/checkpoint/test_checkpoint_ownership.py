@@ -53,8 +53,10 @@ def elsewhere(run: str, host: str = "far") -> LeaseHolder:
     return LeaseHolder(run, host, 4711, "another machine", "its mark", "2026-01-02T03:04:05+00:00")
 
 
-def sign(storage: Storage, owner: int, process: LeaseHolder, number: int, ended: bool = False) -> None:
-    storage.write(object_keys.alive_key(owner), LeaseRenewal(process, number, ended).encode())
+def sign(
+    storage: Storage, owner: int, process: LeaseHolder, number: int, ended: bool = False, failed: bool = False
+) -> None:
+    storage.write(object_keys.alive_key(owner), LeaseRenewal(process, number, ended, failed).encode())
 
 
 def write_as(storage: Storage, owner: int, step: int, variant: int = 0, keep: int = 3) -> list[object]:
@@ -230,6 +232,26 @@ def test_an_owner_whose_workers_all_went_without_saving_is_a_loss_and_one_that_e
     assert history(storage, 4).losses == 2, "it was silent"
     acquire(storage, elsewhere("d"), clock, take_over=True)
     assert history(storage, 5).losses == 2, "it may live"
+
+
+def test_an_owner_that_ended_by_an_error_of_its_script_is_no_loss_of_hosts(tmp_path: Path) -> None:
+    storage, clock = open_storage(str(tmp_path)), FakeClock()
+    acquire(storage, elsewhere("a"), clock)
+    heartbeat = Heartbeat(storage, 1, elsewhere("a"), beat_s=1000.0)
+    heartbeat.stop(ended=False, failed=True)
+    acquire(storage, elsewhere("a"), clock)
+    assert history(storage, 2).losses == 0
+    sign(storage, 2, elsewhere("a"), 0, failed=True)
+    sign(storage, 2, elsewhere("a"), 1)  # a survivor goes on
+    acquire(storage, elsewhere("a"), clock)
+    assert history(storage, 3).losses == 1
+
+
+def test_a_renewal_of_a_worker_that_failed_is_one_of_an_owner_that_may_live_for_former_versions() -> None:
+    written = document.decode(LeaseRenewal(elsewhere("a"), 0, ended=False, failed=True).encode())
+    assert sorted(written) == ["ended", "number", "process"]
+    assert written["ended"] is not True
+    assert LeaseRenewal.decode(LeaseRenewal(elsewhere("a"), 3, ended=True).encode()).ended
 
 
 def test_a_history_of_a_former_version_or_of_nonsense_is_none() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -106,6 +107,49 @@ def test_storage_that_cannot_be_written_is_missing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     assert outside.check_storage(f"file://{tmp_path}/file/run").verdict == MISSING
     assert outside.check_storage("s3:/bucket/run").verdict == MISSING
+
+
+@pytest.fixture
+def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A host without credentials, at which nothing but this machine is asked."""
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "GOOGLE_", "AZURE_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+
+
+def test_s3_without_credentials_says_how_to_give_them(nobody: None) -> None:
+    finding = outside.check_storage("s3://some-bucket/run")
+    assert finding.verdict == MISSING
+    assert "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in finding.found
+    assert finding.fix.startswith("give this host credentials")
+    assert "grant" not in finding.fix
+
+
+def test_s3_with_half_of_the_credentials_or_an_unknown_profile_says_so(
+    nobody: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    assert outside.check_storage("s3://some-bucket/run").fix.startswith("give this host credentials")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    assert outside.check_storage("s3://some-bucket/run").fix.startswith("give this host credentials")
+
+
+def test_s3_that_does_not_answer_is_a_matter_of_the_network(nobody: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    assert "AWS_ENDPOINT_URL" in outside.check_storage("s3://some-bucket/run").fix
+
+
+def test_azure_without_an_account_names_the_variable(nobody: None) -> None:
+    finding = outside.check_storage("az://container/run")
+    assert "set AZURE_STORAGE_ACCOUNT_NAME" in finding.found
+    assert finding.fix == "correct --checkpoint, or set what is missing"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from fake_world import alone
 from waiting import soon
 
 import edl_hvd
-from edl_hvd.worker.progress import Progress, progress, recognise
+from edl_hvd.worker.progress import Progress, place_of, progress, recognise
 
 MAIN = threading.main_thread().ident or 0
 
@@ -62,6 +62,33 @@ def test_a_wait_tells_its_collective_and_where_the_script_stands(clock):
     assert place == f"test_progress.py:{number} in test_a_wait_tells_its_collective_and_where_the_script_stands"
     progress.enter("compute")
     assert progress.beat(1).collective == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("somelib.engine", "/opt/other/lib/python3.11/site-packages/somelib/engine.py"),
+        ("somelib.engine", "/usr/lib/python3/dist-packages/somelib/engine.py"),
+        ("torch.autograd.graph", "/src/pytorch/torch/autograd/graph.py"),
+        ("horovod.torch.mpi_ops", "/src/horovod/horovod/torch/mpi_ops.py"),
+    ],
+)
+def test_a_frame_of_a_library_outside_of_the_environment_is_none_of_the_script(name, path):
+    """As with --system-site-packages, where torch lies in another environment: the script's line is told."""
+    found = []
+    library = {"__name__": name, "place": lambda: found.append(place_of(sys._getframe(1)))}
+    exec(compile("def call():\n    place()\n", path, "exec"), library)
+    library["call"]()
+    [place] = found
+    assert re.fullmatch(r"test_progress\.py:\d+ in test_a_frame_of_a_library_outside_.*", place)
+
+
+def test_a_file_of_the_script_beside_such_a_folder_is_its_own():
+    found = []
+    script = {"__name__": "augment", "place": lambda: found.append(place_of(sys._getframe(1)))}
+    exec(compile("def call():\n    place()\n", "/home/ada/site-packages-mine/augment.py", "exec"), script)
+    script["call"]()
+    assert found == ["augment.py:2 in call"]
 
 
 def test_of_a_wait_in_another_thread_the_main_one_tells_the_place(clock):
