@@ -108,6 +108,8 @@ HOW: dict[str, Here | By | Ci] = {
     "pip install '.[torch,horovod,aws]'": Here(prints="Would install edl-hvd", variables=DRY),
     "pip install '.[torch,horovod]'": Here(prints="Would install edl-hvd", variables=DRY),
     "pip install 'edl-hvd[aws]'": Here(prints="already satisfied", variables=DRY),
+    "pip install 'edl-hvd[google]'": Here(prints="already satisfied", variables=DRY),
+    "pip install 'edl-hvd[azure]'": Here(prints="already satisfied", variables=DRY),
     'pip install "edl-hvd[aws]"': Here(prints="already satisfied", variables=DRY),
     "edlrun -np 2 --min-np 1 python train.py": Here(prints="finished on rank 0 of 2"),
     "edlrun -np 3 --min-np 2 -H node-1:1,node-2:1,node-3:1 python train.py":
