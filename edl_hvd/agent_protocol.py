@@ -64,7 +64,7 @@ class Accepted(Message):
 
 
 @dataclass(frozen=True)
-class Refused(Message):
+class AgentRefused(Message):
     """The agent holds the token and is not wanted all the same; it ends."""
 
     reason: str
@@ -94,8 +94,8 @@ class HostLeaving(Message):
 
 CHALLENGE: Vocabulary[Challenge] = vocabulary(Challenge)
 CALL: Vocabulary[AgentHello] = vocabulary(AgentHello)
-ANSWER: Vocabulary[Accepted | Refused] = vocabulary(Accepted, Refused)
-FROM_DRIVER: Vocabulary[OpenChannel | JobOver | Refused] = vocabulary(OpenChannel, JobOver, Refused)
+ANSWER: Vocabulary[Accepted | AgentRefused] = vocabulary(Accepted, AgentRefused)
+FROM_DRIVER: Vocabulary[OpenChannel | JobOver | AgentRefused] = vocabulary(OpenChannel, JobOver, AgentRefused)
 FROM_AGENT: Vocabulary[HostLeaving] = vocabulary(HostLeaving)
 
 
@@ -175,7 +175,7 @@ def greet_driver(driver: Conversation, token: str, entry: HostSlots, agent: str,
         answer = driver.hear(ANSWER)
     except ConnectionError as error:
         raise ProtocolError("the driver does not accept this agent's token; expected the same token file") from error
-    if isinstance(answer, Refused):
+    if isinstance(answer, AgentRefused):
         raise ProtocolError(answer.reason)
     if not proof.is_proof(answer.proof, token, proof.DRIVER, challenge.nonce, nonce):
         raise ProtocolError("the driver does not hold this agent's token, so nothing of it is run here")

@@ -17,7 +17,15 @@ from dataclasses import dataclass
 from typing import IO
 
 from edl_hvd.agent_channel import ERROR, EXIT, OUTPUT, send_frame
-from edl_hvd.agent_protocol import FROM_DRIVER, Conversation, HostLeaving, JobOver, OpenChannel, Refused, greet_driver
+from edl_hvd.agent_protocol import (
+    FROM_DRIVER,
+    AgentRefused,
+    Conversation,
+    HostLeaving,
+    JobOver,
+    OpenChannel,
+    greet_driver,
+)
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import ProtocolError
 from edl_hvd.hosts import HostSlots
@@ -154,7 +162,7 @@ class HostAgent:
                             threading.Thread(target=self._serve, args=(channel, command), daemon=True).start()
                         case JobOver(code):
                             return SUCCESS if code == 0 else FAILED
-                        case Refused(reason):
+                        case AgentRefused(reason):
                             self._tell(reason)
                             return FAILED
             except (OSError, ProtocolError) as error:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from edl_hvd import agent_channel
-from edl_hvd.agent_protocol import FROM_AGENT, AgentHello, Conversation, JobOver, OpenChannel, Refused, greet_agent
+from edl_hvd.agent_protocol import FROM_AGENT, AgentHello, AgentRefused, Conversation, JobOver, OpenChannel, greet_agent
 from edl_hvd.discovery.source import Answer, Source
 from edl_hvd.errors import PlatformError, ProtocolError, UsageError
 from edl_hvd.hosts import HostSlots
@@ -168,7 +168,7 @@ class AgentHosts(Source):
         talk = host.talk
         return talk if talk is not None and (talk is asked or self._say(host, message)) else None
 
-    def _say(self, host: _Host, message: OpenChannel | JobOver | Refused) -> bool:
+    def _say(self, host: _Host, message: OpenChannel | JobOver | AgentRefused) -> bool:
         """Whether there is a connection that took it."""
         with host.sending:
             if host.talk is None:
@@ -258,7 +258,9 @@ class AgentHosts(Source):
                 raise ConnectionError("this driver ends")
             self._hosts[host.entry.host] = host
         if before is not None and before.agent != host.agent:
-            self._say(before, Refused(f"another agent has called for host {host.entry.host}; expected one for each"))
+            self._say(
+                before, AgentRefused(f"another agent has called for host {host.entry.host}; expected one for each")
+            )
         if before is not None:
             self._drop(before)
         return host
