@@ -18,26 +18,32 @@ _LEAST_GAIN = 1e-9
 # Of a worth of about 1: what is smaller is a rounding error, and no reason to give a slot.
 
 
-def candidates(ask: JobAsk, curve: Curve, host_slots: int) -> list[int]:
+def candidates(ask: JobAsk, curve: Curve, host_slots: int, most: int) -> list[int]:
     """Numbers of slots that a job may get, rising: powers of two below a host, whole hosts, and those of its curve.
 
-    >>> candidates(JobAsk("a", least=1, most=20), Curve((1, 64), (1.0, 50.0)), host_slots=8)
+    >>> candidates(JobAsk("a", least=1, most=20), Curve((1, 64), (1.0, 50.0)), host_slots=8, most=20)
     [1, 2, 4, 8, 16, 20]
-    >>> candidates(JobAsk("a", least=2, most=6), Curve((2, 3, 6), (2.0, 3.0, 5.0)), host_slots=8)
+    >>> candidates(JobAsk("a", least=2, most=6), Curve((2, 3, 6), (2.0, 3.0, 5.0)), host_slots=8, most=6)
     [2, 3, 4, 6]
+
+    Args:
+        ask: The job.
+        curve: Its goodput over slots.
+        host_slots: Slots of a usual host.
+        most: Most slots that it may get.
     """
-    found = {ask.least, ask.most}
+    found = {ask.least, most}
     size = 1
-    while size < min(host_slots, ask.most):
+    while size < min(host_slots, most):
         found.add(size)
         size *= 2
     hosts = 1
-    while hosts * host_slots <= ask.most:
+    while hosts * host_slots <= most:
         found.add(hosts * host_slots)
         hosts += 1 if hosts < 16 else hosts // 8
     if len(curve.sizes) > 2:
         found.update(curve.sizes)
-    return sorted(size for size in found if ask.least <= size <= ask.most and size % ask.unit == 0)
+    return sorted(size for size in found if ask.least <= size <= most and size % ask.unit == 0)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ class Placer:
     ) -> None:
         self.ledger, self.asks = ledger, asks
         self.may_span_together, self.may_move = may_span_together, may_move
+        self._beyond: dict[str, int] = {}
 
     def place(self, numbers: dict[int, int], sizes: Callable[[int], Sequence[int]]) -> None:
         """Bring jobs as near to these numbers as there is room.
@@ -196,6 +197,17 @@ class Placer:
         Returns:
             Whether it was given all of them; otherwise nothing has changed.
         """
+        found = self.room_in_place(job, slots)
+        if found is None:
+            return False
+        for host in found:
+            if host not in self.ledger.by_job[job]:
+                self._beyond[self.ledger.hosts.kinds[host]] -= found[host]
+        self.ledger.take_all(job, found)
+        return True
+
+    def room_in_place(self, job: int, slots: int) -> dict[int, int] | None:
+        """Free slots by host with which a job would have this number, or ``None`` if there are too few."""
         ledger, unit = self.ledger, self.asks[job].unit
         entries = ledger.by_job[job]
         left = slots - ledger.held[job]
@@ -205,16 +217,26 @@ class Placer:
             if take:
                 found[host] = take
                 left -= take
-        if left:
-            usual = self._usual(job)
-            if slots <= usual and len(entries) == 1:
-                return False
-            if not self.may_span_together and any(ledger.spanning[host] > (len(entries) > 1) for host in entries):
-                return False
-            others = (host for host in self._free_hosts(ledger.kind_of(job) or "", entries) if host not in entries)
-            more, left = self._collect(others, left, unit, {})
-            found.update(more)
-        if left:
-            return False
-        ledger.take_all(job, found)
-        return True
+        if not left:
+            return found
+        kind = ledger.kind_of(job) or ""
+        if (slots <= ledger.hosts.usual[kind] and len(entries) == 1) or left > self._room_beyond(kind):
+            return None
+        is_spanning = len(entries) > 1
+        if not self.may_span_together and any(ledger.spanning[host] > is_spanning for host in entries):
+            return None
+        others = (host for host in self._free_hosts(kind, entries) if host not in entries)
+        more, left = self._collect(others, left, unit, {})
+        return None if left else found | more
+
+    def _room_beyond(self, kind: str) -> int:
+        """At most so much room is there for jobs that span hosts: counted once, as growing in place only lessens it."""
+        if kind not in self._beyond:
+            self._beyond[kind] = sum(
+                slots
+                for host, slots in enumerate(self.ledger.free)
+                if slots
+                and self.ledger.hosts.kinds[host] == kind
+                and (self.may_span_together or not self.ledger.spanning[host])
+            )
+        return self._beyond[kind]

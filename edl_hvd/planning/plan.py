@@ -14,6 +14,8 @@ a claim or a least that was missing, or raises the sum of the worths.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,7 +25,7 @@ from edl_hvd.planning.climb import Ladder, candidates, climb, ladder
 from edl_hvd.planning.damping import is_settling, kept_part, pays
 from edl_hvd.planning.floors import FloorPlanner
 from edl_hvd.planning.places import Placer
-from edl_hvd.planning.ranks import Worth, seen_curve, worths
+from edl_hvd.planning.ranks import ASSUMED, Worth, reach, worths
 from edl_hvd.planning.rooms import HostTable, Ledger
 from edl_hvd.planning.sentences import why_share
 from edl_hvd.planning.values import (
@@ -89,6 +91,7 @@ class _Sharing:
         sizes: Numbers of slots that each may have.
         ladders: What these are worth.
         weights: The sum of worths at the fair shares.
+        known: Number of jobs whose rest is known.
     """
 
     jobs: list[int]
@@ -99,6 +102,7 @@ class _Sharing:
     sizes: dict[int, list[int]] = field(default_factory=dict)
     ladders: dict[int, Ladder] = field(default_factory=dict)
     weights: float = 0.0
+    known: int = 0
 
 
 class _Planning:
@@ -146,7 +150,7 @@ class _Planning:
         fitting = [curve for curve in ask.curves if curve.kind == kind] or [
             curve for curve in ask.curves if not curve.kind
         ]
-        return fitting[0] if fitting else ask.curves[0] if ask.curves else seen_curve(ask)
+        return fitting[0] if fitting else ask.curves[0] if ask.curves else ASSUMED
 
     def _look(self) -> _Sharing:
         """What the slots are worth to the jobs that have their least; the same as before while these are the same."""
@@ -160,9 +164,10 @@ class _Planning:
         worth = worths([self.asks[job] for job in jobs], curves, slots, self.rules)
         found = _Sharing(jobs, kinds, slots, dict(zip(jobs, curves, strict=True)), dict(zip(jobs, worth, strict=True)))
         found.weights = sum(one.weight for one in worth)
+        found.known = sum(one.is_known for one in worth)
         for job, kind in zip(jobs, kinds, strict=True):
             ask, curve = self.asks[job], found.curves[job]
-            sizes = found.sizes[job] = candidates(ask, curve, self.hosts.usual[kind])
+            sizes = found.sizes[job] = candidates(ask, curve, self.hosts.usual[kind], reach(ask))
             kept = kept_part(ask.change_s, self.rules.horizon_s)
             found.ladders[job] = ladder(sizes, curve, found.worth[job], kept)
         return found
@@ -270,33 +275,42 @@ class _Planning:
         free = sum(self.ledger.free)
         if not free:
             return False
-        ledger = self.ledger.copy() if only_ask else self.ledger
+        ledger = self.ledger
         placer = Placer(ledger, self.asks, self.rules.may_span_together, lambda job: False)
         has_filled = False
-        steps = sorted(step for job in self.sharing.jobs if (step := self._next_step(job, ledger)) is not None)
+        steps = sorted(step for job in self.sharing.jobs if (step := self._next_step(job, free)) is not None)
+        if only_ask:
+            return any(placer.room_in_place(job, slots) is not None for _, job, slots in steps)
         while steps:
             later = []
             for _, job, slots in steps:
-                if slots - ledger.held[job] <= free and placer.grow_in_place(job, slots):
-                    if only_ask:
-                        return True
+                more = slots - ledger.held[job]
+                # Others of its queue may have grown since this step was found.
+                if more <= free and more <= self._under_limit(job) and placer.grow_in_place(job, slots):
                     has_filled = True
-                    free = sum(ledger.free) if len(steps) < 64 else free
-                    step = self._next_step(job, ledger)
+                    free -= more
+                    step = self._next_step(job, free)
                     if step is not None:
                         later.append(step)
             steps = sorted(later)
         return has_filled
 
-    def _next_step(self, job: int, ledger: Ledger) -> tuple[float, int, int] | None:
-        """The next number of slots of a job that is worth its change: minus its slope, the job, the number."""
-        held = ledger.held[job]
+    def _under_limit(self, job: int) -> float:
+        """Slots that the queue of a job may still get."""
         limit = self.limits.get(self.queue[job])
-        if limit is not None:
-            limit -= sum(ledger.held[other] for other in self.sharing.jobs if self.queue[other] == self.queue[job])
-        for slots in self.sharing.sizes[job]:
-            if slots <= held or (limit is not None and slots - held > limit):
-                continue
+        if limit is None:
+            return math.inf
+        others = (other for other in self.sharing.jobs if self.queue[other] == self.queue[job])
+        return limit - sum(self.ledger.held[other] for other in others)
+
+    def _next_step(self, job: int, free: float) -> tuple[float, int, int] | None:
+        """The next number of slots of a job that is worth its change: minus its slope, the job, the number."""
+        held = self.ledger.held[job]
+        free = min(free, self._under_limit(job))
+        sizes = self.sharing.sizes[job]
+        for slots in sizes[bisect_right(sizes, held) :]:
+            if slots - held > free:
+                return None
             gain = self._worth(job, slots, True) - self._worth(job, held, False)
             if gain > 1e-9:
                 return -gain / (slots - held), job, slots
@@ -359,12 +373,8 @@ class _Planning:
         return self.ledger.host_slots(found)
 
     def _why(self, job: int) -> str:
-        worth, ask = self.sharing.worth[job], self.asks[job]
-        useful = self._useful(job)
-        return why_share(
-            ask, self.ledger.held[job], useful, self.floors.result.gave.get(job, []), worth.rank,
-            sum(1 for one in self.sharing.worth.values() if one.is_known),
-        )  # fmt: skip
+        rank, givers = self.sharing.worth[job].rank, self.floors.result.gave.get(job, [])
+        return why_share(self.asks[job], self.ledger.held[job], self._useful(job), givers, rank, self.sharing.known)
 
     def _useful(self, job: int) -> int:
         """The number of slots beyond which a job makes no more of them."""

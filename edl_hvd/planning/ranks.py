@@ -3,7 +3,7 @@
 With g a job's goodput over slots, n its fair share and x(s) = g(s) / g(n), s slots are worth
 
     weight · w · x(s)          to a job whose rest of work is known
-    weight · (2 - 1 / x(s))    to one whose rest is not known
+    weight · (2 - 1 / x(s))    to one whose rest is not known, or that has no curve yet to divide it by
 
 At the fair share both have the value ``weight`` and the same slope (the known ones in the mean), so they trade in one
 currency. The second is the fairness of Pollux (Qiao et al., OSDI 2021: a power mean of speedups with exponent -1), term
@@ -49,10 +49,17 @@ def rank_weights(jobs: int, elasticity: float, favour_short: float = 1.0) -> lis
     return [weight / mean for weight in raw]
 
 
-def seen_curve(ask: JobAsk) -> Curve:
-    """The curve of a job that has none: linear up to twice what it was seen with (Pollux's rule of exploration)."""
-    reach = 2 * max(ask.seen, ask.least)
-    return Curve((1, reach), (1.0, float(reach)))
+ASSUMED = Curve((1, 100_000), (1.0, 100_000.0))
+"""The curve of a job that has none: linear; :func:`reach` says how far that is believed."""
+
+
+def reach(ask: JobAsk) -> int:
+    """Most slots that a job may get: without a curve, twice what it was seen with (Pollux's rule of exploration).
+
+    >>> reach(JobAsk("a", most=8)), reach(JobAsk("a", most=8, seen=3)), reach(JobAsk("a", most=4, seen=3))
+    (2, 6, 4)
+    """
+    return ask.most if ask.curves else min(ask.most, 2 * max(ask.seen, ask.least))
 
 
 @dataclass(frozen=True)
@@ -110,8 +117,11 @@ def worths(asks: Sequence[JobAsk], curves: Sequence[Curve], slots: int, rules: P
     fair = fair_shares(asks, slots, rules)
     mean = sum(fair) / len(fair)
     bases = [_fair_goodput(curve, max(share, 1.0)) for curve, share in zip(curves, fair, strict=True)]
-    known = [(ask.left / base, ask.job, number)
-             for number, (ask, base) in enumerate(zip(asks, bases, strict=True)) if ask.left is not None]  # fmt: skip
+    known = [
+        (ask.left / base, ask.job, number)
+        for number, (ask, base) in enumerate(zip(asks, bases, strict=True))
+        if ask.left is not None and ask.curves
+    ]
     known.sort(key=lambda entry: (-entry[0], entry[1]))
     ranked = {
         number: (weight, len(known) - place)

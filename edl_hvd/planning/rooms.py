@@ -25,6 +25,7 @@ class HostTable:
         total: Slots of each, those that others hold included.
         kinds: Kind of each.
         zones: Zone of each.
+        has_zones: Whether there is more than one zone.
         is_open: Whether each may be given anew.
         usual: Slots that most hosts of a kind have; for the steps from a part of a host to whole hosts.
     """
@@ -45,11 +46,7 @@ class HostTable:
         for kind, slots in zip(self.kinds, self.total, strict=True):
             sizes.setdefault(kind, Counter())[slots] += 1
         self.usual = {kind: max(of, key=lambda slots: (of[slots], slots)) or 1 for kind, of in sizes.items()}
-
-    @property
-    def has_zones(self) -> bool:
-        """Whether there is more than one zone."""
-        return len(set(self.zones)) > 1
+        self.has_zones = len(set(self.zones)) > 1
 
 
 class Ledger:

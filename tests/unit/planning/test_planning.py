@@ -70,6 +70,14 @@ class TestRandomClusters:
     def test_the_order_of_the_input_changes_nothing(self) -> None:
         assert [seed for seed in SEEDS if shuffled(q := random_question(seed), seed).answer() != q.answer()] == []
 
+    @pytest.mark.parametrize("seed", [1_141_776, 1_178_907, 1_194_703])
+    def test_several_jobs_that_grow_at_once_stay_under_the_limit_of_their_queue(self, seed: int) -> None:
+        """The three of 200,000 random clusters in which a limit was passed."""
+        question = random_question(seed)
+        found = question.answer()
+        assert broken_rules(question, found) == []
+        assert carried_out(question, found).answer().changes == 0
+
     def test_the_checks_see_what_is_broken(self) -> None:
         """Each of them fails for a plan that was damaged on purpose."""
         asks = [JobAsk("a", least=2, most=8, curves=speedup(1.0, 8)), JobAsk("b", most=8, curves=speedup(1.0, 8))]
