@@ -16,6 +16,7 @@ from rich.table import Table
 from edl_hvd.checkpoint.reading.files import Tell
 from edl_hvd.cli.checkpoint_common import bar, print_table
 from edl_hvd.cli.formatting import duration
+from edl_hvd.cli.simulate_cluster import simulate_cluster_command
 from edl_hvd.errors import UsageError
 from edl_hvd.events import read_events
 from edl_hvd.simulator.comparison import Comparison, SimulationPlan, compare
@@ -72,11 +73,11 @@ def cost_options(command: Callable) -> Callable:
     return command
 
 
-@click.command("simulate")
+@click.group("simulate", invoke_without_command=True)
+@click.pass_context
 @click.option(
     "--trace",
     "path",
-    required=True,
     metavar="FILE",
     help="Trace of hosts, as CSV, or spot-day, which comes with this package.",
 )
@@ -112,9 +113,9 @@ def cost_options(command: Callable) -> Callable:
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--picture", metavar="FILE.png", help="Draw hosts and goodput over time in this file.")
 def simulate_command(
-    path: str, divide: int, from_s: float, until_s: float | None, speed: float, price: float | None, notice_s: float,
-    poll_s: float, min_np: int, checkpoint_every: Interval, stock_checkpoint_every: Interval, log: str | None,
-    as_json: bool, picture: str | None, **given: float | None,
+    context: click.Context, path: str | None, divide: int, from_s: float, until_s: float | None, speed: float,
+    price: float | None, notice_s: float, poll_s: float, min_np: int, checkpoint_every: Interval,
+    stock_checkpoint_every: Interval, log: str | None, as_json: bool, picture: str | None, **given: float | None,
 ) -> None:  # fmt: skip
     """Compare the goodput of three systems on a trace of hosts.
 
@@ -127,8 +128,12 @@ def simulate_command(
       edl-hvd simulate --trace spot.csv --costs events.jsonl --notice 2min
       edl-hvd simulate --trace spot.csv --divide 12 --picture spot.png
 
-    Documents: docs/simulate.md.
+    'edl-hvd simulate cluster' compares policies for many jobs on one cluster. Documents: docs/simulate.md.
     """
+    if context.invoked_subcommand is not None:
+        return
+    if path is None:
+        raise click.UsageError("Missing option '--trace'.", context)
     measured = _measure(log)
     costs = with_measured(Costs(), measured) if log is not None else Costs()
     costs = Costs(**{**asdict(costs), **{name: value for name, value in given.items() if value is not None}})
@@ -145,6 +150,9 @@ def simulate_command(
         click.echo(json.dumps(_plain(comparison, measured), indent=2))
     else:
         _print(comparison, measured)
+
+
+simulate_command.add_command(simulate_cluster_command)
 
 
 def _percent(tell: Tell) -> Callable[[str, float], None]:

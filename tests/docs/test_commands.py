@@ -203,6 +203,12 @@ HOW: dict[str, Here | By | Ci] = {
         Here(swaps=(SPOT,), prints="per useful host-hour"),
     "edl-hvd simulate --trace spot.csv --costs runs/resnet50/events.jsonl --json":
         By("tests/contract/test_simulate_command.py::test_costs_come_from_an_event_log_and_flags_beat_it"),
+    "edl-hvd simulate cluster --workload workloads/workload-6.csv --policy ranked,tiresias --picture w.png":
+        By("tests/contract/test_simulate_cluster_command.py::test_the_table_and_the_picture_are_for_people"),
+    "edl-hvd simulate cluster --workload workloads/workload-6.csv --costs own --json":
+        By("tests/contract/test_simulate_cluster_command.py::test_the_document_holds_every_job"),
+    "python benchmarks/cluster.py shared/data/cluster/pollux runs/cluster":
+        By("tests/contract/test_simulate_cluster_command.py::test_the_benchmark_plays_each_workload_once"),
     "edl-hvd trace generate --hosts 64 --hours 24 --seed 5 --output spot-day.csv":
         Here(more="&& cmp spot-day.csv examples/traces/spot-day.csv && echo the same", prints="the same"),
     "horovodrun -np 1 --min-np 1 --max-np 3 --network-interfaces lo --host-discovery-script "

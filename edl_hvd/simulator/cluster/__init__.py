@@ -5,6 +5,7 @@ workload.py        when which jobs were submitted
 throughput_fit.py  the model that a job makes of its own steps, and the batch that it chooses by it
 jobs.py            one job of a workload: its progress, its batch, what it knows of itself
 play.py            the cluster in virtual time, and what comes out
+picture.py         the GPUs of each job over time
 view.py            what a policy sees of a cluster, and the placing that several of them share
 policies/          one policy per file
 """

@@ -27,6 +27,9 @@ from edl_hvd.simulator.cluster.workload import SubmittedJob
 
 _ALMOST = 1e-8
 
+Models = dict[tuple[tuple[MeasuredStep, StepTime], ...], StepModel]
+"""Models of steps, by the steps that they were fitted to."""
+
 
 @dataclass(frozen=True)
 class ResizeCost:
@@ -51,9 +54,14 @@ class SimulatedJob:
         gpus: GPUs of its user, if the policy gives these alone.
         batch: Global batch of its user; ``None``: it chooses its own by its model.
         cost: What changes cost it.
+        models: Models by what they were fitted to, shared among jobs that are played.
     """
 
-    def __init__(self, submitted: SubmittedJob, gpus: int | None, batch: int | None, cost: ResizeCost) -> None:
+    def __init__(
+        self, submitted: SubmittedJob, gpus: int | None, batch: int | None, cost: ResizeCost,
+        models: Models | None = None,
+    ) -> None:  # fmt: skip
+        self._models: Models = {} if models is None else models
         self.submitted, self.application = submitted, submitted.application
         self.gpus, self.batch, self.cost = gpus, batch, cost
         self.ended_s: float | None = None
@@ -96,7 +104,10 @@ class SimulatedJob:
     def model(self) -> StepModel | None:
         """What it makes of its steps; ``None`` before the first."""
         if self._is_model_new and self.measured:
-            self._model = fit(self.measured)
+            # Jobs of one application often measure the same at first; to fit is most of what playing takes.
+            key = tuple(self.measured.items())
+            found = self._models.get(key)
+            self._model = self._models[key] = fit(self.measured) if found is None else found
             self._is_model_new = False
         return self._model
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from edl_hvd.errors import InternalError, UsageError
-from edl_hvd.simulator.cluster.jobs import ResizeCost, SimulatedJob
+from edl_hvd.simulator.cluster.jobs import Models, ResizeCost, SimulatedJob
 from edl_hvd.simulator.cluster.view import Allocation, ClusterView, Policy
 from edl_hvd.simulator.cluster.workload import Workload
 
@@ -118,7 +118,7 @@ class Played:
 
 def play(
     workload: Workload, policy: Policy, setting: Setting = EQUAL_COSTS,
-    tell: Callable[[int, int], None] = lambda done, of: None,
+    tell: Callable[[int, int], None] = lambda done, of: None, models: Models | None = None,
 ) -> Played:  # fmt: skip
     """Play a workload to its end.
 
@@ -127,6 +127,7 @@ def play(
         policy: Who decides; a new one for each call.
         setting: Cluster and costs.
         tell: Function that is given the number of jobs that have ended, and of all.
+        models: Models of steps that were fitted before, which takes most of the time; new ones are added.
 
     Raises:
         UsageError: A job of the user's size does not fit into the cluster.
@@ -139,7 +140,10 @@ def play(
             raise UsageError(
                 f"job {name!r} asks for {shape.gpus} GPUs, and the cluster has {slots}; expected at most that"
             )
-    jobs = [SimulatedJob(job, shapes[job.name].gpus, shapes[job.name].batch, setting.cost) for job in workload.jobs]
+    known: Models = {} if models is None else models
+    jobs = [
+        SimulatedJob(job, shapes[job.name].gpus, shapes[job.name].batch, setting.cost, known) for job in workload.jobs
+    ]
     holds: dict[str, Allocation] = {}
     history: list[SlotsAt] = []
     now_s, decisions, idle = 0.0, 0, 0

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from edl_hvd.planning.values import PlanRules
 from edl_hvd.simulator.cluster.policies.afs import ElasticShareByLength
 from edl_hvd.simulator.cluster.policies.fifo import FirstInFirstOut
 from edl_hvd.simulator.cluster.policies.fulfilment import Fulfilment
 from edl_hvd.simulator.cluster.policies.max_min import MaxMin
 from edl_hvd.simulator.cluster.policies.optimus import Optimus
-from edl_hvd.simulator.cluster.policies.ranked import RankedShares
+from edl_hvd.simulator.cluster.policies.ranked import UNDAMPED, RankedShares
 from edl_hvd.simulator.cluster.policies.tiresias import Tiresias
 from edl_hvd.simulator.cluster.view import Policy
 
 POLICIES: dict[str, Callable[[], Policy]] = {
     "ranked": RankedShares,
-    "ranked-blind": lambda: RankedShares(is_known=False),
+    "ranked-blind": lambda: RankedShares(is_known=False, name="ranked-blind"),
+    "ranked-damped": lambda: RankedShares(rules=PlanRules(), name="ranked-damped"),
+    "ranked-gentle": lambda: RankedShares(rules=replace(UNDAMPED, favour_short=0.7), name="ranked-gentle"),
     "fifo": FirstInFirstOut,
     "fifo-backfill": lambda: FirstInFirstOut(has_backfill=True),
     "fulfilment": Fulfilment,
@@ -28,6 +32,8 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 KNOWS = {
     "ranked": "rest of work",
     "ranked-blind": "nothing",
+    "ranked-damped": "rest of work",
+    "ranked-gentle": "rest of work",
     "fifo": "user's GPUs and batch",
     "fifo-backfill": "user's GPUs and batch",
     "fulfilment": "nothing",

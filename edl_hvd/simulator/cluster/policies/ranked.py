@@ -13,6 +13,9 @@ from edl_hvd.simulator.cluster.policies.elastic import as_holds, gpu_numbers, re
 from edl_hvd.simulator.cluster.view import Allocation, ClusterView, JobShape, as_it_chooses
 from edl_hvd.simulator.cluster.workload import SubmittedJob
 
+UNDAMPED = PlanRules(settle=0.0, gain=0.0)
+"""Without rest after a change, and without a threshold: the cost of a change alone keeps shares."""
+
 
 class RankedShares:
     """The planner.
@@ -20,12 +23,13 @@ class RankedShares:
     Args:
         is_known: Whether it is told the rest of each job's work.
         rules: How it shares.
+        name: Name of this variant.
     """
 
-    def __init__(self, is_known: bool = True, rules: PlanRules | None = None) -> None:
-        self.name = "ranked" if is_known else "ranked-blind"
+    def __init__(self, is_known: bool = True, rules: PlanRules = UNDAMPED, name: str = "ranked") -> None:
+        self.name = name
         self.is_known = is_known
-        self.rules = PlanRules() if rules is None else rules
+        self.rules = rules
 
     def prepare(self, job: SubmittedJob) -> JobShape:
         return as_it_chooses(job)
@@ -38,7 +42,8 @@ class RankedShares:
 
     def _ask(self, job: SimulatedJob, view: ClusterView) -> JobAsk:
         most = reach(job, view)
-        curve = job.curve(gpu_numbers(most, view.host_slots), view.host_slots)
+        # Over the whole cluster, because the fair share may be more than what it may have yet.
+        curve = job.curve(gpu_numbers(min(view.shapes[job.name].most, view.slots), view.host_slots), view.host_slots)
         return JobAsk(
             job.name,
             least=1,

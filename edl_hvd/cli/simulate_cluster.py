@@ -1,0 +1,106 @@
+"""``edl-hvd simulate cluster``: many jobs on one cluster under several policies."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.table import Table
+
+from edl_hvd.cli.checkpoint_common import bar, print_table
+from edl_hvd.cli.formatting import duration
+from edl_hvd.errors import UsageError
+
+if TYPE_CHECKING:
+    from edl_hvd.simulator.cluster.play import Played
+
+
+@click.command("cluster")
+@click.option("--workload", "path", required=True, type=click.Path(path_type=Path), metavar="FILE.csv",
+              help="Jobs: name, time, application, num_replicas, batch_size, as in Pollux's artifact.")  # fmt: skip
+@click.option("--profiles", type=click.Path(path_type=Path), metavar="FOLDER",
+              help="Profiles of the applications. [profiles, beside the folder of the workload]")  # fmt: skip
+@click.option("--policy", "names", default="ranked,ranked-blind,fifo", metavar="NAME,...",
+              help="Policies: ranked, ranked-blind, ranked-damped, ranked-gentle, fifo, fifo-backfill, fulfilment, "
+                   "tiresias, optimus, max-min, afs-l. [ranked,ranked-blind,fifo]")  # fmt: skip
+@click.option("--costs", type=click.Choice(["equal", "own"]), default="equal",
+              help="equal: those of Pollux's artifact, 30 s for each change and a decision per minute; "
+                   "own: 1 s, while newcomers start for 30 s, and a decision every 10 s. [equal]")  # fmt: skip
+@click.option("--hosts", type=click.IntRange(min=1), default=16, metavar="N", help="Hosts. [16]")
+@click.option("--slots", type=click.IntRange(1, 4), default=4, metavar="N", help="GPUs of each host. [4]")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--picture", metavar="FILE.png", help="Draw the GPUs of each job over time in this file.")
+def simulate_cluster_command(
+    path: Path, profiles: Path | None, names: str, costs: str, hosts: int, slots: int, as_json: bool,
+    picture: str | None,
+) -> None:  # fmt: skip
+    """Compare completion times of many jobs on one cluster.
+
+    'ranked' is the planner of 'edl-hvd fleet' itself, in virtual time. What each policy is told stands beside it:
+    results of those that know more are not comparable.
+
+    \b
+    Examples:
+      edl-hvd simulate cluster --workload workloads/workload-6.csv
+      edl-hvd simulate cluster --workload w.csv --policy ranked,tiresias
+      edl-hvd simulate cluster --workload w.csv --costs own --picture w.png
+
+    Documents: docs/cluster_experiments.md.
+    """
+    # These read numpy and scipy, which the other commands do without.
+    try:
+        from edl_hvd.simulator.cluster.jobs import Models
+        from edl_hvd.simulator.cluster.play import EQUAL_COSTS, OWN_COSTS, play
+        from edl_hvd.simulator.cluster.policies.by_name import KNOWS, POLICIES
+        from edl_hvd.simulator.cluster.workload import read_workload
+    except ImportError as error:
+        raise UsageError(
+            f"simulating a cluster needs {error.name}; install it with: pip install 'edl-hvd[simulate]'"
+        ) from error
+
+    chosen = names.split(",")
+    unknown = [name for name in chosen if name not in POLICIES]
+    if unknown:
+        raise UsageError(f"policy {unknown[0]!r} is not known; expected some of {', '.join(POLICIES)}")
+    workload = read_workload(path, profiles)
+    setting = replace(EQUAL_COSTS if costs == "equal" else OWN_COSTS, hosts=hosts, host_slots=slots)
+    models: Models = {}
+    results = []
+    for name in chosen:
+        with bar(name, "jobs") as tell:
+            results.append(play(workload, POLICIES[name](), setting, tell, models))
+    if picture is not None:
+        from edl_hvd.simulator.cluster.picture import draw_slots
+
+        draw_slots(results, picture, f"{workload.name}: {len(workload.jobs)} jobs, {hosts * slots} GPUs, {costs} costs")
+    if as_json:
+        click.echo(json.dumps([_plain(result) for result in results], indent=2))
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in ("policy", "mean completion", "p99", "makespan", "until first GPUs", "changes per job", "is told"):
+        table.add_column(column, justify="left" if column in ("policy", "is told") else "right")
+    for result in results:
+        times = (result.average_s, result.p99_s, result.makespan_s, result.waited_s)
+        table.add_row(
+            result.policy, *(duration(time_s) for time_s in times), f"{result.changes:.1f}", KNOWS[result.policy]
+        )
+    print_table(table)
+
+
+def _plain(result: Played) -> dict[str, Any]:
+    return {
+        "policy": result.policy,
+        "average_s": result.average_s,
+        "p99_s": result.p99_s,
+        "makespan_s": result.makespan_s,
+        "waited_s": result.waited_s,
+        "changes": result.changes,
+        "jobs": [
+            {"name": job.name, "submitted_s": job.submitted_s, "waited_s": job.waited_s,
+             "completion_s": job.completion_s, "changes": job.changes, "gpu_s": job.gpu_s}
+            for job in result.jobs
+        ],
+    }  # fmt: skip
