@@ -4,9 +4,9 @@ An agent calls. Of its first connection both sides keep hold: it says that the h
 worker there it asks for a **channel**, a second connection that the agent opens, see ``agent_channel.py``. Each
 connection begins with three lines, before which neither side believes anything:
 
-    driver   Challenge   its nonce
-    agent    AgentHello        host, slots, its nonce and its proof
-    driver   Accepted    its proof
+    driver   Challenge    its nonce
+    agent    AgentHello   host, slots, its nonce and its proof
+    driver   Accepted     its proof; or AgentRefused, and why
 
 Nothing is encrypted, as between workers: the network between the hosts has to be the job's own, or encrypt itself.
 """
@@ -65,7 +65,7 @@ class Accepted(Message):
 
 @dataclass(frozen=True)
 class AgentRefused(Message):
-    """The agent holds the token and is not wanted all the same; it ends."""
+    """The agent is not wanted, and ends. An agent whose connection breaks without this word calls again."""
 
     reason: str
 
@@ -93,7 +93,7 @@ class HostLeaving(Message):
 
 
 CHALLENGE: Vocabulary[Challenge] = vocabulary(Challenge)
-CALL: Vocabulary[AgentHello] = vocabulary(AgentHello)
+HELLO: Vocabulary[AgentHello] = vocabulary(AgentHello)
 ANSWER: Vocabulary[Accepted | AgentRefused] = vocabulary(Accepted, AgentRefused)
 FROM_DRIVER: Vocabulary[OpenChannel | JobOver | AgentRefused] = vocabulary(OpenChannel, JobOver, AgentRefused)
 FROM_AGENT: Vocabulary[HostLeaving] = vocabulary(HostLeaving)
@@ -147,11 +147,12 @@ def greet_agent(agent: Conversation, token: str) -> AgentHello | None:
     agent.stream.settimeout(HELLO_TIMEOUT_S)
     nonce = proof.new_nonce()
     agent.say(Challenge(VERSION, nonce))
-    call = agent.hear(CALL)
-    if not proof.is_nonce(call.nonce) or not proof.is_proof(call.proof, token, proof.AGENT, call.nonce, nonce):
+    hello = agent.hear(HELLO)
+    if not proof.is_nonce(hello.nonce) or not proof.is_proof(hello.proof, token, proof.AGENT, hello.nonce, nonce):
+        agent.say(AgentRefused("the driver does not accept this agent's token; expected the same token file"))
         return None
-    agent.say(Accepted(proof.prove(token, proof.DRIVER, nonce, call.nonce)))
-    return call
+    agent.say(Accepted(proof.prove(token, proof.DRIVER, nonce, hello.nonce)))
+    return hello
 
 
 def greet_driver(driver: Conversation, token: str, entry: HostSlots, agent: str, channel: str) -> None:
@@ -171,10 +172,7 @@ def greet_driver(driver: Conversation, token: str, entry: HostSlots, agent: str,
     nonce = proof.new_nonce()
     mine = proof.prove(token, proof.AGENT, nonce, challenge.nonce)
     driver.say(AgentHello(entry.host, entry.slots, agent, nonce, mine, channel))
-    try:
-        answer = driver.hear(ANSWER)
-    except ConnectionError as error:
-        raise ProtocolError("the driver does not accept this agent's token; expected the same token file") from error
+    answer = driver.hear(ANSWER)
     if isinstance(answer, AgentRefused):
         raise ProtocolError(answer.reason)
     if not proof.is_proof(answer.proof, token, proof.DRIVER, challenge.nonce, nonce):

@@ -82,7 +82,7 @@ class HostAgent:
         self._is_over = threading.Event()
 
     def run(self) -> int:
-        """AgentHello, and start workers. Blocks until the job ends, or this host leaves it.
+        """Call, and start workers. Blocks until the job ends, or this host leaves it.
 
         Returns:
             0 if the job ended well or this host has left, 1 if the job failed, or no driver wants this agent.

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edl_hvd.errors import SettingsError
+from edl_hvd.errors import SettingsError, UsageError
 
 _SECONDS = {
     "ms": 1e-3,
@@ -124,3 +124,22 @@ class Best:
         if math.isnan(value):
             return None
         return value if self.mode == "min" else -value
+
+
+def read_seconds(flag: str, text: str) -> float:
+    """The value of a flag that is a time: plain seconds, or a form such as "10min".
+
+    >>> read_seconds("--for", "2.5"), read_seconds("--for", "2min")
+    (2.5, 120.0)
+
+    Raises:
+        UsageError: The text is no time greater than zero.
+    """
+    is_plain = text.isascii() and text.replace(".", "", 1).isdecimal()
+    try:
+        interval = Interval.parse(float(text) if is_plain else text)
+    except UsageError as error:
+        raise UsageError(f"{flag} {text!r}: {error}") from None
+    if interval.unit != "seconds":
+        raise UsageError(f"{flag} {text!r} is not a time; expected e.g. '10s' or '2min'")
+    return interval.count

@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from edl_hvd.cli.find_job import refuse
-from edl_hvd.cli.formatting import clean, count, duration, pace
+from edl_hvd.cli.fleet_view import claim_cells, facts_of, job_cells
+from edl_hvd.cli.formatting import clean, count, duration
 from edl_hvd.discovery.sources.hostfile import parse_host_list
 from edl_hvd.driver.command_line.options import find_command
 from edl_hvd.driver.network import is_local
@@ -26,15 +27,14 @@ from edl_hvd.fleet import events, messages
 from edl_hvd.fleet.answers import LONGEST_CLAIM_S
 from edl_hvd.fleet.hosts_source import read_hosts
 from edl_hvd.fleet.keeper import Keeper, hold
-from edl_hvd.fleet.messages import Agreed, FleetReply, FleetRequest, FleetView, JobRow, PlanView, Refused, call
+from edl_hvd.fleet.messages import Agreed, FleetReply, FleetRequest, FleetView, PlanView, Refused, call
 from edl_hvd.fleet.replay import decide_again
-from edl_hvd.fleet.runs import JOBS, OUTPUT
-from edl_hvd.fleet.state import FleetJob, FleetRules, HeldClaim, JobSpec, shown_hosts, total
+from edl_hvd.fleet.state import FleetRules, JobSpec, shown_hosts, total
 from edl_hvd.fleet.store import read_fleet_history
 from edl_hvd.hosts import read_count
 from edl_hvd.planning.values import QueueRule
 from edl_hvd.settings import own_environment, process_environment
-from edl_hvd.values import Interval
+from edl_hvd.values import read_seconds
 
 FAILED, WRONG = 1, 2
 _STATE = "runs/fleet"
@@ -201,9 +201,9 @@ def list_command(as_json: bool, state_dir: Path) -> None:
         right = column in ("slots", "step", "left", "samples/s", "waited")
         table.add_column(column.upper(), justify="right" if right else "left")
     for row in view.jobs:
-        table.add_row(*_cells(row))
+        table.add_row(*job_cells(row))
     for claim in view.claims:
-        table.add_row(*_claim_cells(claim, view.now_s))
+        table.add_row(*claim_cells(claim, view.now_s))
     if table.row_count:
         console.print(table)
     slots = total(view.hosts)
@@ -244,7 +244,7 @@ def show_command(name: str, as_json: bool, state_dir: Path) -> None:
     facts = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     facts.add_column(style="dim")
     facts.add_column()
-    for label, text in _facts(row, state_dir.expanduser().absolute()):
+    for label, text in facts_of(row, state_dir.expanduser().absolute()):
         facts.add_row(label, clean(text))
     console.print(facts)
     console.print()
@@ -499,12 +499,12 @@ def _read_time(text: str | None) -> float | None:
     if text is None:
         return None
     try:
-        interval = Interval.parse(float(text) if text.replace(".", "", 1).isdecimal() else text)
+        for_s = read_seconds("--for", text)
     except UsageError as error:
-        refuse(f"--for {text!r}: {error}", WRONG)
-    if interval.unit != "seconds" or interval.count > LONGEST_CLAIM_S:
+        refuse(str(error), WRONG)
+    if for_s > LONGEST_CLAIM_S:
         refuse(f"--for {text!r} is not a time of at most a year; expected e.g. '60s' or '2h'", WRONG)
-    return interval.count
+    return for_s
 
 
 def _read_job(text: str) -> JobSpec:
@@ -528,81 +528,3 @@ def _read_claim(text: str) -> messages.ClaimRequest:
 def _read_integer(text: str) -> int | None:
     number = read_count(text.removeprefix("-"))
     return None if number is None else -number if text.startswith("-") else number
-
-
-# --- showing ---
-
-_COLOURS = {"complete": "green", "failed": "bold red", "training": "green", "stopped": "dim"}
-
-
-def state_of(row: JobRow) -> str:
-    """The state of a job in one or two words."""
-    job = row.job
-    if job.phase == "running":
-        return {"training": "training", "finishing": "training"}.get(row.progress.state, "starting")
-    if job.phase == "waiting":
-        return "waiting" if job.run == 0 else "preempted" if job.preemptions and not job.failures else "waiting again"
-    return {"stopping": "saving"}.get(job.phase, job.phase)
-
-
-def _cells(row: JobRow) -> list[str]:
-    job, progress, state = row.job, row.progress, state_of(row)
-    colour = _COLOURS.get(state, "yellow")
-    spec = job.spec
-    why = job.why if not job.reason else f"{job.reason}: {job.why}"
-    return [
-        job.name,
-        f"[{colour}]{state}[/]",
-        str(total(job.given)),
-        f"{spec.least}" if spec.least == spec.most else f"{spec.least} to {spec.most}",
-        f"{progress.step:,}" if progress.step > 0 else "",
-        "" if progress.left_s is None else duration(progress.left_s),
-        "" if progress.samples_per_s is None else f"{progress.samples_per_s:,.0f}",
-        duration(row.waited_s),
-        clean(why),
-    ]
-
-
-def _claim_cells(claim: HeldClaim, now_s: float) -> list[str]:
-    until = "" if claim.until_s is None else duration(max(0.0, claim.until_s - now_s))
-    waited = duration(claim.whole_s if claim.whole_s is not None else now_s - claim.asked_s)
-    state = "[green]claim[/]" if claim.whole_s is not None else "[yellow]claim[/]"
-    where = shown_hosts(claim.granted)
-    return [claim.name, state, str(total(claim.granted)), str(claim.slots), "", until, "", waited, where]
-
-
-def _facts(row: JobRow, state: Path) -> list[tuple[str, str]]:
-    job, progress = row.job, row.progress
-    spec = job.spec
-    folder = state / JOBS / job.name
-    facts = [
-        ("job", job.name),
-        ("command", " ".join(spec.command)),
-        ("state", f"{state_of(row)}{f': {job.why}' if job.why else ''}"),
-        ("slots", f"{total(job.given)} of {spec.least} to {spec.most} on {shown_hosts(job.given) or 'no host'}"),
-        (
-            "priority",
-            f"{spec.priority} in queue {spec.queue}{'' if spec.preemptible else ', never stopped for others'}",
-        ),
-    ]
-    if progress.step > 0:
-        speed = "" if progress.samples_per_s is None else f", {pace(progress.samples_per_s)}"
-        saved = f", checkpoint {progress.saved_step:,}" if progress.saved_step >= 0 else ""
-        facts.append(("step", f"{progress.step:,}{speed}{saved}"))
-    if progress.left_s is not None:
-        facts.append(("left", duration(progress.left_s)))
-    if job.curve is not None:
-        points = (f"{size}: {value:,.0f}" for size, value in zip(job.curve.sizes, job.curve.goodput, strict=True))
-        facts.append(("curve", f"goodput by slots: {', '.join(points)}"))
-    facts += [
-        ("waited", f"{duration(row.waited_s)}; first step {_first_step(job)}"),
-        ("served", f"{row.served_slot_s:,.0f} slot-seconds, {count(job.resizes, 'resize')}, "
-                   f"{count(job.preemptions, 'preemption')}, {count(job.run, 'run')}"),
-        ("folder", str(folder)),
-        ("output", str(folder / OUTPUT)),
-    ]  # fmt: skip
-    return facts
-
-
-def _first_step(job: FleetJob) -> str:
-    return "not yet" if job.first_step_s is None else f"after {job.first_step_s:.1f} s"

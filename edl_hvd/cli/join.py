@@ -14,7 +14,7 @@ from edl_hvd.host_agent import DriverAddress, HostAgent
 from edl_hvd.hosts import HostSlots, read_count
 from edl_hvd.proof import read_token
 from edl_hvd.settings import process_environment
-from edl_hvd.values import Interval
+from edl_hvd.values import read_seconds
 
 WRONG_ARGUMENTS = 2
 
@@ -77,15 +77,3 @@ def read_address(text: str) -> DriverAddress:
     if not host or number is None or not 1 <= number <= 65535:
         raise UsageError(f"DRIVER {text!r} is no address; expected HOST:PORT, e.g. 10.0.0.1:7077")
     return DriverAddress(host, number)
-
-
-def read_seconds(flag: str, text: str) -> float:
-    """A time in seconds.
-
-    Raises:
-        UsageError: The text is none.
-    """
-    interval = Interval.parse(float(text) if text.replace(".", "", 1).isdecimal() else text)
-    if interval.unit != "seconds":
-        raise UsageError(f"{flag} {text!r} is not a time; expected e.g. '10s'")
-    return interval.count

@@ -12,7 +12,7 @@ import click
 from edl_hvd.discovery.leasing import EVERY_S, HeldLease
 from edl_hvd.errors import StorageError, UsageError
 from edl_hvd.hosts import HostSlots
-from edl_hvd.values import Interval
+from edl_hvd.values import read_seconds
 
 FAILED, WRONG_ARGUMENTS = 1, 2
 
@@ -40,7 +40,7 @@ def lease_command(url: str, host: str | None, slots: int, every: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: ending.set())
     try:
-        lease = HeldLease(url, HostSlots(host or socket.gethostname(), slots), read_every(every), report)
+        lease = HeldLease(url, HostSlots(host or socket.gethostname(), slots), read_seconds("--every", every), report)
     except UsageError as error:
         click.echo(f"edl-hvd lease: {error}", err=True)
         sys.exit(WRONG_ARGUMENTS)
@@ -50,18 +50,6 @@ def lease_command(url: str, host: str | None, slots: int, every: str) -> None:
     click.echo(f"holding {lease.where}")
     ending.wait()
     lease.close()
-
-
-def read_every(text: str) -> float:
-    """The seconds between two writes.
-
-    Raises:
-        UsageError: The text is no time.
-    """
-    interval = Interval.parse(float(text) if text.replace(".", "", 1).isdecimal() else text)
-    if interval.unit != "seconds":
-        raise UsageError(f"--every {text!r} is not a time; expected e.g. '2s'")
-    return interval.count
 
 
 def report(problem: str) -> None:

@@ -52,7 +52,7 @@ def turn(fleet: Fleet, event: FleetEvent, now_s: float) -> tuple[Fleet, tuple[Fl
     """The fleet after an event, and what is to be done.
 
     An event about a job or a claim that is not there, or that means nothing to it as it stands, changes nothing: the
-    daemon refuses such requests before (see ``requests.py``), and processes end when they like.
+    daemon refuses such requests before (see ``answers.py``), and processes end when they like.
 
     Args:
         fleet: The fleet before it.
@@ -341,7 +341,6 @@ def _give(draft: FleetDraft, before: FleetJob, job: FleetJob) -> None:
     draft.put(
         replace(
             job, served_slot_s=served_slot_s, served_until_s=draft.now_s, resizes=job.resizes + 1,
-
         )
     )  # fmt: skip
 

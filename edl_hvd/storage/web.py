@@ -156,7 +156,8 @@ class WebObject:
             self.close()
             if answer.status in _REDIRECTING and target:
                 self._address = urlsplit(urljoin(address.geturl(), target))
-                if self._address.scheme not in ("http", "https") or not self._address.hostname:
+                allowed = ("https",) if address.scheme == "https" else ("http", "https")  # never back into the open
+                if self._address.scheme not in allowed or not self._address.hostname:
                     raise StorageError(f"the server sends elsewhere, to {_shown(target)!r}; give the right address")
                 continue
             if address != self._asked:

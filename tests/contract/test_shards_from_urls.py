@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import itertools
 import random
+import ssl
 import tarfile
 import threading
 import tracemalloc
@@ -14,6 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from cloud_servers import GoogleStorageServer
+from kubernetes_server import make_certificate
 from servers import AwsServer
 from shards import add, number_of, write_shards
 from torch.utils.data import DataLoader
@@ -280,6 +282,32 @@ def test_redirects_are_followed(web: FileServer) -> None:
     web.moves_to = "ftp://elsewhere"
     with open_remote(f"{web.url}/a.bin") as remote, pytest.raises(StorageError, match="sends elsewhere"):
         remote.read(1)
+
+
+def test_https_is_verified_and_a_redirect_does_not_lead_back_into_the_open(
+    web: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (web.folder / "a.bin").write_bytes(b"in private")
+    make_certificate(tmp_path / "server.pem", tmp_path / "ca.crt")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "server.pem")
+    private = FileServer(web.folder)
+    private.socket = context.wrap_socket(private.socket, server_side=True)
+    thread = threading.Thread(target=private.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    url = f"https://127.0.0.1:{private.server_port}/a.bin"
+    with open_remote(url) as remote, pytest.raises(StorageError, match="CERTIFICATE_VERIFY_FAILED"):
+        remote.read(1)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.crt"))
+    with open_remote(url) as remote:
+        assert remote.readall() == b"in private"
+    private.moves_to = f"{web.url}/moved"
+    with open_remote(url) as remote, pytest.raises(StorageError, match="sends elsewhere"):
+        remote.read(1)
+    assert not web.asked, "nothing was asked for in the open"
+    private.shutdown()
+    private.server_close()
+    soon(thread)
 
 
 def test_no_tar_file_and_a_missing_one_are_named(tmp_path: Path, place: Callable[[list[str]], list[str]]) -> None:

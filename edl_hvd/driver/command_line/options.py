@@ -259,6 +259,8 @@ def _read_cooldown(flags: FlagReader) -> float:
 def _read_hosts(flags: FlagReader, clock: Clock) -> _Hosts:
     """Where the hosts come from; no source at all where there is a problem."""
     named = [flag for flag in HOST_FLAGS if flag in flags.given]
+    if "--token-file" in flags.given and "--agents-port" not in flags.given:
+        flags.add_error("--token-file is for agents; add --agents-port PORT, or leave it out")
     slots = flags.count("--slots-per-host", least=1)
     if len(named) > 1:
         every = " and ".join(f"{flag} {flags.given[flag]!r}" for flag in named)

@@ -31,7 +31,7 @@ _MOST_UNAUTHENTICATED = 64
 
 @dataclass
 class _Host:
-    """A host as its agent has said; guarded by the lock of ``AgentHosts``."""
+    """A host as its agent has said. ``sending`` guards ``talk``."""
 
     entry: HostSlots
     agent: str
@@ -210,14 +210,14 @@ class AgentHosts(Source):
             ask_for_answers(stream)
             talk = Conversation(stream)
             try:
-                call = greet_agent(talk, self._token)
+                hello = greet_agent(talk, self._token)
             finally:
                 with self._lock:
                     self._strangers.pop(stream, None)
-            if call is not None and call.channel:
-                keep = self._take_channel(call.channel, stream)
-            elif call is not None:
-                self._listen(call, talk)
+            if hello is not None and hello.channel:
+                keep = self._take_channel(hello.channel, stream)
+            elif hello is not None:
+                self._listen(hello, talk)
         except (OSError, ProtocolError, UsageError):
             pass  # it is gone, or talks nonsense: in both cases there is nobody to tell
         finally:
@@ -235,8 +235,8 @@ class AgentHosts(Source):
         wanted.came.set()
         return True
 
-    def _listen(self, call: AgentHello, talk: Conversation) -> None:
-        host = self._enter(_Host(HostSlots(call.host, call.slots), call.agent, talk))
+    def _listen(self, hello: AgentHello, talk: Conversation) -> None:
+        host = self._enter(_Host(HostSlots(hello.host, hello.slots), hello.agent, talk))
         try:
             talk.stream.settimeout(_LOOK_EVERY_S)
             while unanswered_s(talk.stream) <= UNANSWERED_S:

@@ -408,3 +408,18 @@ def test_what_belongs_to_another_launcher_is_refused_with_one_line(flag):
     told = problems({flag: "1"})
     assert len(told) == 1
     assert told[0].startswith(f"{flag} is not for edlrun: ")
+
+
+def test_agents_need_a_port_and_a_token(tmp_path):
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef\n")
+    assert problems({"--token-file": str(token)}) == [
+        "--token-file is for agents; add --agents-port PORT, or leave it out"
+    ]
+    assert "add --token-file FILE" in problems({"--agents-port": "7077"})[0]
+    token.write_text("short")
+    assert (
+        "the token has 5 characters; expected at least 16"
+        in problems({"--agents-port": "7077", "--token-file": str(token)})[0]
+    )
+    assert "expected a whole number, 0 to 65535" in problems({"--agents-port": "70777", "--token-file": str(token)})[0]
