@@ -16,10 +16,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import queue
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -41,9 +41,11 @@ _FILE_BYTES = 4 << 20
 # Answers that are written together, at least, unless a pass ends: a request to an object store costs as much.
 _MOST_PENDING_BYTES = 64 << 20
 # Of steps that are not committed; older ones are not kept.
+_MOST_WAITING = 16
+# Files of that size that wait for the storage: as much memory again.
 _MOST_FILES = 100_000
 _END_S = 60.0
-# Longest wait for a storage at the end of a loader.
+# Longest wait for a storage, of a step and at the end of a loader.
 _AGAIN_S, _AGAIN_EVERY_S = 2.0, 0.1
 # Another worker may be about to write what it has got at the end of the epoch before.
 
@@ -300,41 +302,66 @@ class _Pending:
 
 
 class _Writing:
-    """A thread that writes files, in the order in which they are given."""
+    """A thread that writes files, in the order in which they are given.
+
+    A slow storage is waited for, so that nothing is left out; one that does nothing for a minute is not, until it goes
+    on.
+    """
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._queue: queue.Queue[tuple[str, Sequence[bytes | memoryview]] | None] = queue.Queue(maxsize=4)
-        self._has_failed = False
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[str, Sequence[bytes | memoryview]]] = deque()
+        self._is_writing = self._is_closing = self._is_stuck = False
+        self._problems: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="edl_hvd kept answers", daemon=True)
         self._thread.start()
 
     def put(self, key: str, content: Sequence[bytes | memoryview]) -> None:
-        """Write an object; blocks while four wait."""
-        self._queue.put((key, content))
+        """Have an object written; blocks while many wait, for a minute at most. What finds no room then is left out."""
+        with self._changed:
+            patience_s = 0.0 if self._is_stuck else _END_S
+            if not self._changed.wait_for(lambda: len(self._waiting) < _MOST_WAITING, patience_s):
+                self._is_stuck = True
+                self._warn("stuck", f"{self._storage.url} has written nothing for {_END_S:.0f} s")
+                return
+            self._waiting.append((key, content))
+            self._changed.notify_all()
 
-    def wait(self) -> None:
-        """Wait until all is written; blocks."""
-        self._queue.join()
+    def flush(self) -> None:
+        """Wait until all is written; blocks for a minute at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting and not self._is_writing, _END_S)
 
     def close(self) -> None:
-        """Write what is left, and end."""
-        self._queue.put(None)
+        """Write what is left, and end; blocks for a minute at most."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
         self._thread.join(_END_S)
 
     def _run(self) -> None:
-        while (entry := self._queue.get()) is not None:
+        while True:
+            with self._changed:
+                self._is_stuck = self._is_writing = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._waiting or self._is_closing)
+                if not self._waiting:
+                    return
+                key, content = self._waiting.popleft()
+                self._is_writing = True
             try:
-                self._storage.write_new(*entry)
+                self._storage.write_new(key, content)
             except ObjectExistsError:
                 pass
             except StorageError as error:  # the training needs no kept answer
-                if not self._has_failed:
-                    logger.warning("answers of teachers are not kept: %s", error)
-                self._has_failed = True
-            finally:
-                self._queue.task_done()
-        self._queue.task_done()
+                self._warn("failed", str(error))
+
+    def _warn(self, kind: str, problem: str) -> None:
+        """Once for each kind."""
+        if kind not in self._problems:
+            self._problems.add(kind)
+            logger.warning("answers of teachers are not kept: %s", problem)
 
 
 class KeptAnswers:
@@ -445,7 +472,7 @@ class KeptAnswers:
         """Write what the last pass has left, and look for what is there by now. Blocks for the storage."""
         self.settle(is_over=True)
         if self._writing is not None:
-            self._writing.wait()
+            self._writing.flush()
         with self._lock:
             self._view.clear()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from edl_hvd.distill.kept import AnswerKind, KeptAnswers, KeptPart, check_rows
 from edl_hvd.distill.outputs import to_arrays, to_tensors
 from edl_hvd.distill.place import Place
 from edl_hvd.errors import UsageError
+from edl_hvd.storage.file import FileStorage
 
 KIND = AnswerKind("a-fingerprint", "logits")
 
@@ -149,6 +151,38 @@ def test_a_storage_that_fails_costs_no_training(tmp_path, caplog):
         check(loader)
         loader.close()
     assert "answers of teachers are not kept: " in caplog.text
+
+
+def test_a_storage_that_hangs_costs_a_bounded_time_and_what_comes_after_it_is_kept(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("edl_hvd.distill.kept._END_S", 0.2)
+    monkeypatch.setattr("edl_hvd.distill.kept._FILE_BYTES", 1)
+    hanging, going_on = threading.Event(), threading.Event()
+    write = FileStorage.write_new
+
+    def hang(storage: FileStorage, key: str, data: Any) -> None:
+        hanging.set()
+        assert going_on.wait(60)
+        write(storage, key, data)
+
+    monkeypatch.setattr(FileStorage, "write_new", hang)
+    kept = KeptAnswers(str(tmp_path), None, None)
+    with caplog.at_level(logging.WARNING):
+        for number in range(40):
+            keep(kept, (number,), number)
+            kept.settle()
+    assert hanging.is_set()
+    assert [record.message for record in caplog.records].count(
+        f"answers of teachers are not kept: {kept._storage.url} has written nothing for 0 s"
+    ) == 1
+    going_on.set()
+    writing = kept._writing
+    assert writing is not None
+    writing.flush()
+    keep(kept, (100,), 100)
+    kept.close()
+    found = KeptAnswers(str(tmp_path), None, None)
+    assert [number for number in range(40) if find(found, (number,)) is not None] == list(range(16))
+    assert equals(find(found, (100,)), (100,))
 
 
 def test_what_may_not_be_is_said(tmp_path):
