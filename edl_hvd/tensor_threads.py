@@ -13,12 +13,17 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 Result = TypeVar("Result")
 
 _PATIENCE_S = 2.0
-# All have been told to end by then, and end before their next tensor. A thread that waits for a server is not in torch.
+# All have been told to end by then, and end before their next tensor. A thread that waits for a server is not in torch:
+# one that has not computed for this time, nor waited for a processor, is not waited for.
+_LONGEST_S = 30.0
+_LOOK_EVERY_S = 0.05
 
 _started: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
@@ -65,6 +70,28 @@ def run_in_tensor_thread(act: Callable[[], Result], name: str) -> Future[Result]
 
 @atexit.register
 def _let_them_end() -> None:
-    deadline_s = time.monotonic() + _PATIENCE_S
+    last_s = time.monotonic() + _LONGEST_S
     for thread in list(_started):
-        thread.join(max(0.0, deadline_s - time.monotonic()))
+        work, idle_s = _work_of(thread), time.monotonic() + _PATIENCE_S
+        while thread.is_alive() and time.monotonic() < min(idle_s, last_s):
+            thread.join(_LOOK_EVERY_S)
+            now = _work_of(thread)
+            if now is not None and (now.is_running or now != work):
+                work, idle_s = now, time.monotonic() + _PATIENCE_S
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What the kernel says of a thread: whether it computes or would if a processor were free, and for how long it has."""
+
+    is_running: bool
+    ticks: int
+
+
+def _work_of(thread: threading.Thread) -> _Work | None:
+    """``None`` where the kernel does not tell, or the thread has ended."""
+    try:
+        fields = Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return _Work(fields[0] == "R", int(fields[11]) + int(fields[12]))

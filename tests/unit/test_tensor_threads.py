@@ -97,6 +97,11 @@ def test_it_does_not_wait_for_ever():
     assert_ended_well(run(COPYING, OURS, STUCK))
 
 
+def test_it_waits_for_as_long_as_a_thread_computes():
+    """On a busy machine the last tensor takes long."""
+    assert_ended_well(run(COPYING.replace("+ 0.5", "+ 4.0"), OURS))
+
+
 def test_it_waits_when_the_script_exits_and_reports_the_exit_code():
     assert run(COPYING, OURS, "sys.exit(75)\n").returncode == 75
 

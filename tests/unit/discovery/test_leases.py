@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -133,7 +134,7 @@ def test_a_folder_that_goes_between_the_listing_and_the_reading_ends_no_lease(
     read = FileStorage.read
 
     def gone(storage: FileStorage, key: str, limit_bytes: int | None = None) -> bytes:
-        if hosts.folder.exists():
+        with suppress(FileNotFoundError):  # several are read at once, and one of them is the first
             hosts.folder.rename(away)
         return read(storage, key, limit_bytes)
 
