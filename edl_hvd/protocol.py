@@ -15,6 +15,7 @@ from typing import TypeAlias, TypeVar, get_args
 from edl_hvd.errors import ProtocolError, UsageError
 from edl_hvd.json_values import formerly, read_fields, show
 from edl_hvd.teacher_counts import TeacherCounts
+from edl_hvd.work_report import WorkReport
 
 LONGEST_SAVE_S = 600.0
 # A last checkpoint of some gigabytes over a slow network. Workers whose driver is gone end after this time, whether it
@@ -98,6 +99,7 @@ class Beat(Message):
         collective: Name of the collective that it waits for; empty if it waits for none, or nobody knows.
         teachers: What it gets from teachers; ``None`` if it has none.
         restored_step: Step of the checkpoint that it has restored; -1 for none.
+        work: How the job divides its batch, and what is left; ``None`` where nobody knows.
     """
 
     generation: int
@@ -115,6 +117,7 @@ class Beat(Message):
     collective: str = ""
     teachers: TeacherCounts | None = None
     restored_step: int = -1
+    work: WorkReport | None = None
 
 
 @dataclass(frozen=True)

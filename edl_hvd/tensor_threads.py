@@ -82,7 +82,7 @@ def _let_them_end() -> None:
 
 @dataclass(frozen=True)
 class _Work:
-    """What the kernel says of a thread: whether it computes or would if a processor were free, and for how long it has."""
+    """What the kernel says of a thread: whether it computes or waits for a processor, and how long it has computed."""
 
     is_running: bool
     ticks: int

@@ -62,6 +62,11 @@ class World:
         )
 
     @property
+    def hosts(self) -> int:
+        """The number of hosts that the members are on."""
+        return len({member.rpartition(":")[0] for member in self.members})
+
+    @property
     def name(self) -> str:
         """This worker as ``host:local_rank``, the same for its whole life."""
         return self.members[self.rank]

@@ -10,15 +10,19 @@ from typing import Protocol
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.driver.job import Job, Listener
+from edl_hvd.driver.measurements import Measurements, WorkStatus, work_left, work_status
 from edl_hvd.driver.membership.events import Action, End, Exited, MembershipEvent, Tick
+from edl_hvd.driver.membership.state import host_of
 from edl_hvd.driver.preflight.gate import Gate
 from edl_hvd.driver.status import Countdown, LastHeartbeat, ProcessIdentity, Status, Throughput, describe
 from edl_hvd.process_identity import start_token
 from edl_hvd.protocol import Beat
+from edl_hvd.rescale.throughput import Timing
 
 _SHOW_EVERY_S = 0.25
 # A person sees no more than a few changes a second.
 _WRITE_EVERY_S = 1.0
+_FIT_EVERY_S = 10.0
 
 
 class Screen(Listener, Protocol):
@@ -69,6 +73,11 @@ class Reporter:
         self._shown_s = self._written_s = float("-inf")
         self._writing: asyncio.Future[None] | None = None
         self._problem = self._told = ""
+        self._measurements = Measurements(begun.work)
+        self._work = begun.work
+        self._fitted: tuple[Timing, ...] = begun.work.timings
+        self._fitted_s = float("-inf")
+        self._fitting: asyncio.Future[WorkStatus] | None = None
 
     def watch(self, job: Job, gate: Gate | None = None) -> None:
         """The job that this is the listener of, and what keeps hosts out of it."""
@@ -97,6 +106,10 @@ class Reporter:
         now_s = self._job.now_s
         self._heartbeats[worker] = LastHeartbeat(beat, now_s)
         self._measure(beat, now_s)
+        members = self._job.membership.world.members
+        if members and worker == members[0] and beat.generation == self._job.membership.world.generation:
+            self._measurements.update(beat, len(members), len({host_of(member) for member in members}), now_s)
+            self._fit(now_s)
         # From now on there is something to lose, and a later run has to know it.
         self._changed = self._changed or self._progress.known_step <= 0 < beat.step
         if beat.saved_step > self._progress.saved_step:
@@ -141,6 +154,23 @@ class Reporter:
         except OSError as error:
             self._problem = str(error)
 
+    def _fit(self, now_s: float) -> None:
+        """Now and then, in a thread: it takes some 20 ms."""
+        if self._fitting is not None:
+            if not self._fitting.done():
+                return
+            self._work, self._fitting = self._fitting.result(), None
+        measured = self._measurements
+        is_new = measured.timings != self._fitted or (measured.work is not None and measured.work.sizes)
+        if not is_new or now_s - self._fitted_s < _FIT_EVERY_S:
+            return
+        assert self._job is not None
+        self._fitted, self._fitted_s = measured.timings, now_s
+        slots = max((entry.slots for entry in self._job.membership.hosts), default=1)
+        self._fitting = asyncio.get_running_loop().run_in_executor(
+            None, work_status, measured.timings, measured.work, measured.size, slots
+        )
+
     def _measure(self, beat: Beat, now_s: float) -> None:
         """The job is as far as the first of its workers; a worker that has just been restored does not know yet."""
         if beat.generation < self._generation or beat.step == 0:
@@ -166,6 +196,8 @@ class Reporter:
         self._find(job.processes)
         status = describe(job.membership, now_s, self._clock.wall_s(), progress, self._heartbeats, self._processes)
         left_out = self._gate.rejected.items() if self._gate is not None else ()
+        left, change_s = work_left(self._measurements.work), self._measurements.change_s
+        status = replace(status, work=replace(self._work, left=left, change_s=change_s))
         kept_out = tuple(Countdown(host, round(seconds, 3), fault) for host, (fault, seconds) in left_out)
         return replace(status, quarantined=status.quarantined + kept_out)
 

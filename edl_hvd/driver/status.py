@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from edl_hvd.driver.measurements import WorkStatus
 from edl_hvd.driver.membership.events import End
 from edl_hvd.driver.membership.state import Membership, host_of
 from edl_hvd.hosts import HostSlots
@@ -117,6 +118,7 @@ class Status:
         drains: What is left, or is to be, and how much of the notice is left.
         quarantined: Hosts that get no workers for now.
         teachers: What its members get from teachers; ``None`` without distillation.
+        work: What it makes of its slots, and what is left to do.
         shortage: Why there is no world, in the states "starting" and "waiting".
         end: How it ended.
     """
@@ -130,6 +132,7 @@ class Status:
     drains: tuple[Countdown, ...] = ()
     quarantined: tuple[Countdown, ...] = field(default=(), metadata=formerly("aside"))
     teachers: TeacherCounts | None = None
+    work: WorkStatus = field(default=WorkStatus())  # frozen
     shortage: Shortage | None = None
     end: End | None = None
 

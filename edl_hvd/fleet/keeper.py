@@ -22,6 +22,7 @@ from edl_hvd.discovery.damping import Damping
 from edl_hvd.discovery.registry import PolledSource
 from edl_hvd.discovery.watch import HostWatch
 from edl_hvd.driver.job_folder.requests import Requests
+from edl_hvd.driver.measurements import WorkStatus
 from edl_hvd.errors import PlatformError, UsageError
 from edl_hvd.fleet import events, messages
 from edl_hvd.fleet.answers import decide, read_request, what_if
@@ -267,9 +268,18 @@ class Keeper:
         status = view.status
         has_trained = status is not None and status.generation > 0 and status.progress.step > 0
         known = job.start_s is not None
-        if view.occupied == job.occupied and (known or not has_trained):
+        work = WorkStatus() if status is None else status.work
+        is_news = work.curve is not None and (work.curve, work.change_s) != (job.curve, job.change_s)
+        has_moved = work.left is not None and work.left != job.left
+        is_due = self.now_s - self._curves_s.get(job.name, float("-inf")) >= _CURVE_EVERY_S
+        if view.occupied == job.occupied and (known or not has_trained) and not (is_due and (is_news or has_moved)):
             return
-        self.handle(events.RunObserved(job.name, view.occupied, _known_step(view), has_trained))
+        self._curves_s[job.name] = self.now_s
+        self.handle(
+            events.RunObserved(
+                job.name, view.occupied, _known_step(view), has_trained, work.curve, work.left, work.change_s
+            )
+        )
 
     # --- what other terminals ask ---
 

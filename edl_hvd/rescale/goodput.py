@@ -93,9 +93,11 @@ def batch_plan(worker_batch: int, size: int, largest_micro_batch: int | None) ->
     return BatchPlan(-(-worker_batch // parts), parts)
 
 
-def expected(model: ThroughputModel, noise_samples: float, base_samples: int, size: int, plan: BatchPlan) -> Goodput:
+def expected(
+    model: ThroughputModel, noise_samples: float, base_samples: int, size: int, plan: BatchPlan, hosts: int = 1
+) -> Goodput:
     """What a plan is worth. Arguments as in :func:`efficiency` and :class:`ThroughputModel`."""
-    samples_per_s = model.samples_per_s(size, plan.micro_batch, plan.accumulation_steps)
+    samples_per_s = model.samples_per_s(size, plan.micro_batch, plan.accumulation_steps, hosts)
     return Goodput(plan, samples_per_s, efficiency(noise_samples, base_samples, size * plan.worker_batch))
 
 
@@ -106,6 +108,8 @@ def best(
     size: int,
     bounds: tuple[int, int],
     largest_micro_batch: int | None,
+    hosts: int = 1,
+    most_candidates: int = _MOST_CANDIDATES,
 ) -> Goodput:
     """The plan of the highest goodput.
 
@@ -116,22 +120,24 @@ def best(
         size: Workers.
         bounds: The least and the most samples per worker.
         largest_micro_batch: As in :func:`batch_plan`.
+        hosts: Hosts that the workers are on.
+        most_candidates: Batches that are looked at, at most.
     """
     least, most = bounds
-    plans = {batch_plan(batch, size, largest_micro_batch) for batch in _candidates(least, most)}
+    plans = {batch_plan(batch, size, largest_micro_batch) for batch in _candidates(least, most, most_candidates)}
     fitting = [plan for plan in plans if least <= plan.worker_batch <= most]
     # Where no multiple of the parts lies within the bounds, the smallest batch is cut unevenly.
     options = sorted(fitting or [batch_plan(least, size, largest_micro_batch)], key=lambda plan: plan.worker_batch)
     return max(
-        (expected(model, noise_samples, base_samples, size, plan) for plan in options),
+        (expected(model, noise_samples, base_samples, size, plan, hosts) for plan in options),
         key=lambda option: option.goodput,
     )
 
 
-def _candidates(least: int, most: int) -> Iterator[int]:
-    """Every batch from the least to the most, or at most ``_MOST_CANDIDATES`` of them in steps of equal ratio."""
-    if most - least < _MOST_CANDIDATES:
+def _candidates(least: int, most: int, count: int) -> Iterator[int]:
+    """Every batch from the least to the most, or at most ``count`` of them in steps of equal ratio."""
+    if most - least < count:
         yield from range(least, most + 1)
         return
-    for number in range(_MOST_CANDIDATES):
-        yield round(least * (most / least) ** (number / (_MOST_CANDIDATES - 1)))
+    for number in range(count):
+        yield round(least * (most / least) ** (number / (count - 1)))

@@ -7,18 +7,21 @@ worker and W workers,
     step(W, m, a) = (a - 1) gradient(m) + (gradient(m)^γ + sync(W)^γ)^(1/γ)
 
 because only the last micro-batch's backward pass overlaps with the summing of gradients: γ = 1 is no overlap, and the
-larger γ, the nearer to the longer of the two. The fit minimises the squared error of the logarithms, so that it is
-relative, over the logarithms of the parameters, which keeps them positive (``least_squares.py``).
+larger γ, the nearer to the longer of the two. There is one pair of κ and λ for workers of one host, and another for
+workers on several: summing over a network takes longer than within a host. The fit minimises the squared error of the
+logarithms, so that it is relative, over the logarithms of the parameters, which keeps them positive
+(``least_squares.py``).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edl_hvd.rescale.least_squares import Minimum, minimise
 
+_PLACES = 5  # parameters; two more where workers of one host were measured, and workers on several
 _PULL = 1e-3  # towards the place where the fit begins: what no measurement says anything about stays there
 _LARGEST_OVERLAP = 10.0  # the paper's bounds of γ: 1 to 10
 
@@ -33,6 +36,7 @@ class Timing:
         accumulation_steps: Micro-batches per worker and step, a.
         step_s: Seconds per optimizer step.
         windows: From how many spans of steps that was taken.
+        hosts: Hosts that the workers were on.
     """
 
     size: int
@@ -40,27 +44,29 @@ class Timing:
     accumulation_steps: int
     step_s: float
     windows: int = 1
+    hosts: int = 1
 
     @property
-    def plan(self) -> tuple[int, int, int]:
-        return self.size, self.micro_batch, self.accumulation_steps
+    def plan(self) -> tuple[int, int, int, int]:
+        """The arguments of :meth:`ThroughputModel.step_s`."""
+        return self.size, self.micro_batch, self.accumulation_steps, self.hosts
 
     def as_list(self) -> list[float]:
-        return [self.size, self.micro_batch, self.accumulation_steps, self.step_s, self.windows]
+        return [self.size, self.micro_batch, self.accumulation_steps, self.step_s, self.windows, self.hosts]
 
 
 def with_timing(timings: Sequence[Timing], new: Timing) -> tuple[Timing, ...]:
     """The timings with one more; of a plan known already the geometric mean, the later ones weighing more.
 
     >>> with_timing([Timing(2, 8, 1, 1.0)], Timing(2, 8, 1, 4.0))
-    (Timing(size=2, micro_batch=8, accumulation_steps=1, step_s=2.0, windows=2),)
+    (Timing(size=2, micro_batch=8, accumulation_steps=1, step_s=2.0, windows=2, hosts=1),)
     """
     known = next((timing for timing in timings if timing.plan == new.plan), None)
     if known is None:
         return (*timings, new)
     share = max(1 / (known.windows + 1), 0.25)  # hosts and data change: what was measured long ago fades
     step_s = known.step_s ** (1 - share) * new.step_s**share
-    merged = Timing(*known.plan, step_s, known.windows + 1)
+    merged = replace(known, step_s=step_s, windows=known.windows + 1)
     return tuple(merged if timing is known else timing for timing in timings)
 
 
@@ -71,9 +77,11 @@ class ThroughputModel:
     Attributes:
         micro_batch_s: α, seconds per micro-batch, whatever its size.
         sample_s: β, seconds per sample of a micro-batch.
-        sync_s: κ, seconds to sum the gradients over two workers.
+        sync_s: κ, seconds to sum the gradients over two workers of one host.
         sync_worker_s: λ, seconds more for each further one.
         overlap: γ.
+        between_sync_s: κ of workers on several hosts; ``None``: as on one host.
+        between_sync_worker_s: λ of workers on several hosts; ``None``: as on one host.
 
     >>> model = ThroughputModel(micro_batch_s=0.1, sample_s=0.01, sync_s=0.4, overlap=2.0)
     >>> round(model.step_s(size=2, micro_batch=20, accumulation_steps=3), 3)
@@ -85,26 +93,33 @@ class ThroughputModel:
     sync_s: float = 0.0
     sync_worker_s: float = 0.0
     overlap: float = 1.0
+    between_sync_s: float | None = None
+    between_sync_worker_s: float | None = None
 
-    def step_s(self, size: int, micro_batch: int, accumulation_steps: int) -> float:
+    def step_s(self, size: int, micro_batch: int, accumulation_steps: int, hosts: int = 1) -> float:
         """Seconds per optimizer step."""
         gradient_s = self.micro_batch_s + self.sample_s * micro_batch
-        sync_s = self.sync_s + self.sync_worker_s * (size - 2) if size > 1 else 0.0
+        sync_s, sync_worker_s = self.sync_s, self.sync_worker_s
+        if hosts > 1:
+            sync_s = sync_s if self.between_sync_s is None else self.between_sync_s
+            sync_worker_s = sync_worker_s if self.between_sync_worker_s is None else self.between_sync_worker_s
+        sync_s = sync_s + sync_worker_s * (size - 2) if size > 1 else 0.0
         longer_s, shorter_s = max(gradient_s, sync_s), min(gradient_s, sync_s)
         together_s: float = longer_s * (1 + (shorter_s / longer_s) ** self.overlap) ** (1 / self.overlap)
         return (accumulation_steps - 1) * gradient_s + together_s
 
-    def samples_per_s(self, size: int, micro_batch: int, accumulation_steps: int) -> float:
+    def samples_per_s(self, size: int, micro_batch: int, accumulation_steps: int, hosts: int = 1) -> float:
         """The samples per second of the whole world."""
         samples = size * micro_batch * accumulation_steps
-        return samples / self.step_s(size, micro_batch, accumulation_steps)
+        return samples / self.step_s(size, micro_batch, accumulation_steps, hosts)
 
 
 def fit(timings: Iterable[Timing]) -> ThroughputModel:
     """The model that is nearest to what was measured.
 
     What has not been seen is taken as free, as Pollux does: without a step of several workers summing costs nothing,
-    and without one of more than two, nothing more than with two.
+    and without one of more than two, nothing more than with two. Where only workers of one host were seen, or only
+    workers on several, the others are taken to be like them.
 
     Args:
         timings: At least one.
@@ -112,6 +127,7 @@ def fit(timings: Iterable[Timing]) -> ThroughputModel:
     known = list(timings)
     shortest = min(known, key=lambda timing: timing.step_s / timing.accumulation_steps)
     part_s = shortest.step_s / shortest.accumulation_steps
+    has_both = len({timing.hosts > 1 for timing in known if timing.size > 1}) == 2
     found: list[Minimum] = []
     for fixed in (0.1, 0.5, 0.9):  # the valley is curved: begin on either side of it
         for sync in (0.05, 0.5):
@@ -123,17 +139,32 @@ def fit(timings: Iterable[Timing]) -> ThroughputModel:
                 math.log(part_s * sync / 10),
                 0.0,
             ]
+            if has_both:
+                start += start[2:4]
             found.append(_descend(known, start))
     return _model(known, min(found, key=lambda minimum: (minimum.error, minimum.place)).place)
 
 
 def _model(timings: Sequence[Timing], place: Sequence[float]) -> ThroughputModel:
-    largest = max(timing.size for timing in timings)
-    micro_batch_s, sample_s, sync_s, sync_worker_s = (math.exp(min(max(value, -60.0), 60.0)) for value in place[:4])
+    micro_batch_s, sample_s, sync_s, sync_worker_s = (_positive(value) for value in place[:4])
     overlap = 1 + (_LARGEST_OVERLAP - 1) / (1 + math.exp(-min(max(place[4], -60.0), 60.0)))
-    return ThroughputModel(
-        micro_batch_s, sample_s, sync_s if largest > 1 else 0.0, sync_worker_s if largest > 2 else 0.0, overlap
+    if len(place) == _PLACES:
+        largest = max(timing.size for timing in timings)
+        seen = (sync_s if largest > 1 else 0.0, sync_worker_s if largest > 2 else 0.0)
+        return ThroughputModel(micro_batch_s, sample_s, *seen, overlap)
+    within, between = (
+        max(timing.size for timing in timings if (timing.hosts > 1) == spans and timing.size > 1)
+        for spans in (False, True)
     )
+    between_sync_s, between_worker_s = (_positive(value) for value in place[_PLACES:])
+    return ThroughputModel(
+        micro_batch_s, sample_s, sync_s, sync_worker_s if within > 2 else 0.0, overlap,
+        between_sync_s, between_worker_s if between > 2 else 0.0,
+    )  # fmt: skip
+
+
+def _positive(logarithm: float) -> float:
+    return math.exp(min(max(logarithm, -60.0), 60.0))
 
 
 def _descend(timings: Sequence[Timing], start: Sequence[float]) -> Minimum:

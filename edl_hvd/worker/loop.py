@@ -160,7 +160,7 @@ class ElasticLoop:
             self._process.joined = self._process.rendezvous.join(self._known_step, self._store.held_step, transfer)
         joined = self._process.joined
         world = joined.world
-        self._runtime.bind(WorldGroup(world.rank, world.size, joined.collectives))
+        self._runtime.bind(WorldGroup(world.rank, world.size, joined.collectives, world.hosts))
         agreed = self._agreement.reach(joined, self._known_step, self._downtime.generation)
         if agreed.is_restored:
             progress.restored_step = self._store.step
@@ -188,6 +188,7 @@ class ElasticLoop:
             tuning.place(sampler, store.learning, store.step, world.size)
             factor = sampler.policy.learning_rate_factor(world.size)
             store.ramp = store.ramp.toward(factor, store.samples, sampler.policy.warmup_samples)
+            progress.work = tuning.work_report(sampler.policy, store.learning, self._runtime.group)
         store.resave()
         store.is_unverified = False
 

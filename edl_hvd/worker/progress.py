@@ -17,6 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from os import getpid
 from pathlib import PurePath
 from types import FrameType
@@ -24,6 +25,7 @@ from types import FrameType
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.protocol import Beat, StragglerFound
 from edl_hvd.teacher_counts import answer_counts
+from edl_hvd.work_report import WorkReport
 
 # Phases whose length repeats itself from batch to batch.
 _REPEATED = frozenset(("compute", "input", "commit"))
@@ -74,6 +76,8 @@ class Progress:
         steps: Optimizer steps that this process took part in.
         batches: Micro-batches that it has begun to compute.
         is_validating: Function for whether a model is in evaluation mode; called in any thread.
+        work: How the job divides its batch; ``None`` where no sampler of the state deals it.
+        total_samples: Samples of the whole run when the epochs of ``state.epochs`` are over; ``None``: unknown.
         stragglers: Stragglers that the driver has found in this world, for rank 0 to write down.
     """
 
@@ -85,6 +89,8 @@ class Progress:
         self.collective = ""
         self._waiter = 0  # the thread that waits
         self.is_validating: Callable[[], bool] = lambda: False
+        self.work: WorkReport | None = None
+        self.total_samples: int | None = None
         self.stragglers: deque[StragglerFound] = deque()
         self._clock = clock
         self._since_s = clock.monotonic_s()
@@ -153,8 +159,12 @@ class Progress:
             phase_s=now_s - since_s, compute_s=self._compute_s, waits=self.waits, steps=self.steps,
             batches=self.batches, slowest_s=self._slowest_s,
             collective=self.collective if phase == "collective" else "", teachers=answer_counts.look(),
-            restored_step=self.restored_step,
+            restored_step=self.restored_step, work=self._work(),
         )  # fmt: skip
+
+    def _work(self) -> WorkReport | None:
+        work, total = self.work, self.total_samples
+        return work if work is None or total is None else replace(work, samples_left=max(0, total - self.samples))
 
     def _recognise(self, phase: str, now_s: float) -> str | None:
         frames = sys._current_frames()

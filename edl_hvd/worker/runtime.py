@@ -341,6 +341,13 @@ class Runtime:
         self.move_schedulers()
         self.commit()
 
+    def samples_of_epochs(self, count: int) -> int | None:
+        """Samples of the epochs after the present one, up to ``count`` of all, and of all before; ``None``: unknown."""
+        if len(self.samplers) != 1:
+            return None
+        sampler, store = self.samplers[0], self.store
+        return store.samples + sampler.epoch_samples() * (count - store.epoch) - sampler.offset
+
     def sampler(self, call: str) -> ElasticBatchSampler:
         """The one that deals the batches.
 

@@ -14,6 +14,7 @@ from edl_hvd.worker.batch_loops.evaluation import evaluate
 from edl_hvd.worker.batch_loops.steps import Step, steps, weigh
 from edl_hvd.worker.commits.live_state import METRICS
 from edl_hvd.worker.position import position
+from edl_hvd.worker.progress import progress
 from edl_hvd.worker.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -169,6 +170,7 @@ class State:
             UsageError: The body has left a loop between the micro-batches of a step.
         """
         while self.epoch < count:
+            progress.total_samples = self._runtime.samples_of_epochs(count)
             yield self.epoch
             self._runtime.end_epoch()
 

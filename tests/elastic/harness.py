@@ -330,7 +330,10 @@ def _processes(token: str) -> Iterator[tuple[int, str]]:
         if folder.name.isdecimal():
             try:
                 if mark in (folder / "environ").read_bytes().split(b"\0"):
-                    yield int(folder.name), (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    yield (
+                        int(folder.name),
+                        (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"),
+                    )
             except OSError:  # It ended meanwhile, or belongs to someone else.
                 continue
 

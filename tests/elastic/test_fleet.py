@@ -179,6 +179,23 @@ def train(fleet: FleetDaemon, folder: Path, *flags: str) -> None:
     fleet.submit(folder.name, "--env", events, *flags, command=command)
 
 
+def test_a_job_tells_the_fleet_how_it_scales_and_what_is_left(tmp_path):
+    """An ordinary script; the planner gets what its driver has measured, and the user sees the time left."""
+    with FleetDaemon(tmp_path, hosts=("localhost:2",)) as fleet:
+        fleet.submit("job", "--max", "2", command=(sys.executable, str(REPOSITORY / "examples" / "minimal.py")))
+        fleet.until(lambda: fleet.jobs()["job"]["curve"] is not None)
+        job = fleet.jobs()["job"]
+        assert 2 in job["curve"]["sizes"]
+        assert 0 < job["left"] < 20 * 2048
+        fleet.until(lambda: fleet.jobs()["job"]["left"] < job["left"])
+        shown = fleet.ask("show", "job").stdout
+        assert re.search(r"curve +goodput by slots: 1: \d+, 2: \d+", shown), shown
+        assert re.search(r"left +\d+ s", shown), shown
+        fleet.until(lambda: fleet.jobs()["job"]["phase"] == "complete")
+        assert fleet.jobs()["job"]["left"] == 0.0
+        assert replays(fleet)
+
+
 # --- the document ---
 
 

@@ -37,6 +37,7 @@ from edl_hvd.driver.job_folder.files import (
     replace_file,
     to_text,
 )
+from edl_hvd.driver.measurements import WorkStatus
 from edl_hvd.driver.status import Status, TrainingProgress, WorkerStatus
 from edl_hvd.errors import PlatformError, UsageError
 from edl_hvd.process_identity import is_alive, start_token
@@ -70,7 +71,8 @@ class JobFolder:
         self._past = past
         saved = past.status.progress.saved_step if past and past.status else -1
         progress = TrainingProgress(known_step=past.known_step if past else -1, saved_step=saved)
-        self.begun = Status(time.time(), "starting", progress=progress, workers=self.orphans)
+        work = past.status.work if past and past.status else WorkStatus()
+        self.begun = Status(time.time(), "starting", progress=progress, workers=self.orphans, work=work)
 
     @property
     def orphans(self) -> tuple[WorkerStatus, ...]:

@@ -29,7 +29,7 @@ from edl_hvd.worker.training.buffers import Buffers, OtherBuffers, PowerIteratio
 from edl_hvd.worker.training.exact import ExactGradientSum
 from edl_hvd.worker.training.micro_batch import MicroBatch
 from edl_hvd.worker.training.reduction import Reduction
-from edl_hvd.worker.training.tuning import choose, is_auto, is_due
+from edl_hvd.worker.training.tuning import choose, is_auto, is_due, work_report
 
 FLAT = "state.batches()"
 # What random numbers at step level are seeded with, behind the place of the step; a micro-batch has its own place.
@@ -404,3 +404,4 @@ def _choose_batch(runtime: Runtime, sampler: ElasticBatchSampler) -> None:
             sampler.policy = chosen
             factor = chosen.learning_rate_factor(group.size)
             store.ramp = store.ramp.toward(factor, store.samples, chosen.warmup_samples)
+        progress.work = work_report(sampler.policy, store.learning, group)

@@ -21,6 +21,10 @@ class ProcessGroup(Protocol):
         """The number of workers, at least 1."""
 
     @property
+    def hosts(self) -> int:
+        """The number of hosts that they are on, at least 1."""
+
+    @property
     def collectives(self) -> Collectives:
         """What they can compute together."""
 
@@ -33,11 +37,13 @@ class WorldGroup:
         rank: Rank of this worker in the world.
         size: Number of its members.
         collectives: Collectives of the world.
+        hosts: Number of hosts that they are on.
     """
 
     rank: int
     size: int
     collectives: Collectives
+    hosts: int = 1
 
 
 class PresentGroup:
@@ -55,6 +61,12 @@ class PresentGroup:
     def size(self) -> int:
         """See :func:`edl_hvd.size`."""
         return process.size()
+
+    @property
+    def hosts(self) -> int:
+        """The number of hosts of the present world."""
+        world = process.current().world
+        return 1 if world is None else world.hosts
 
     @property
     def collectives(self) -> Collectives:

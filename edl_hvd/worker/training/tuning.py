@@ -16,10 +16,12 @@ from typing import Any, TypeGuard
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.events import BatchChosen, Event
+from edl_hvd.rescale.curve import goodput_by_size
 from edl_hvd.rescale.goodput import BatchPlan, best, efficiency, expected
 from edl_hvd.rescale.learning import Learning
-from edl_hvd.rescale.policy import WorkerBatch
+from edl_hvd.rescale.policy import BatchPolicy, WorkerBatch
 from edl_hvd.rescale.throughput import Timing, fit, with_timing
+from edl_hvd.work_report import WorkReport
 from edl_hvd.worker.training.process_group import ProcessGroup
 
 EVERY_STEPS = 50  # the median of this many step times is good to some percent; two small collectives are lost in them
@@ -55,6 +57,19 @@ class StepTimer:
         found_ns = round(statistics.median(self._steps_s) * 1e9) if self._steps_s else 0
         self._steps_s = []
         return found_ns
+
+
+def work_report(policy: BatchPolicy, learning: Learning, group: ProcessGroup) -> WorkReport:
+    """What rank 0 tells the driver of the work; the numbers of samples left come with each heartbeat."""
+    grows = isinstance(policy, WorkerBatch)
+    report = WorkReport(policy.global_batch(group.size), policy.micro_batch, grows)
+    noise = learning.noise.samples
+    if group.rank or not is_auto(policy) or noise is None or not learning.timings:
+        return report
+    slots_of_host = -(-group.size // group.hosts)
+    curve = goodput_by_size(learning.timings, policy, noise, slots_of_host)
+    worth = efficiency(noise, policy.base_samples, report.global_batch)
+    return replace(report, sample_worth=worth, sizes=tuple(curve), goodput=tuple(curve.values()))
 
 
 def place(sampler: Any, learning: Learning, step: int, size: int) -> None:
@@ -107,11 +122,13 @@ def choose(
         return None
     before = learning.timings
     present = BatchPlan(policy.micro_batch or policy.worker_batch, -(-policy.worker_batch // (policy.micro_batch or 1)))
-    timing = Timing(size, present.micro_batch, present.accumulation_steps, sum(steps_ns) / size / 1e9)
+    timing = Timing(
+        size, present.micro_batch, present.accumulation_steps, sum(steps_ns) / size / 1e9, hosts=group.hosts
+    )
     learning.timings = with_timing(before, timing)
     batch = policy.worker_batch
     if group.rank == 0:
-        batch = _best(policy, learning, size, present)
+        batch = _best(policy, learning, group, present)
         announce(_event(policy, learning, step, timing, before, batch))
     batch = collectives.gather_integers([batch])[0][0]
     if batch == policy.worker_batch:
@@ -121,7 +138,7 @@ def choose(
     return policy.with_batch(batch, size)
 
 
-def _best(policy: WorkerBatch, learning: Learning, size: int, present: BatchPlan) -> int:
+def _best(policy: WorkerBatch, learning: Learning, group: ProcessGroup, present: BatchPlan) -> int:
     noise = learning.noise.samples
     if noise is None:
         return policy.worker_batch
@@ -131,8 +148,8 @@ def _best(policy: WorkerBatch, learning: Learning, size: int, present: BatchPlan
     largest = policy.largest_micro_batch
     if len({timing.micro_batch for timing in learning.timings}) == 1 and most > policy.worker_batch:
         return most  # one size of micro-batch does not tell the time per sample from the time per micro-batch
-    found = best(model, noise, policy.base_samples, size, (policy.least, most), largest)
-    now = expected(model, noise, policy.base_samples, size, present)
+    found = best(model, noise, policy.base_samples, group.size, (policy.least, most), largest, group.hosts)
+    now = expected(model, noise, policy.base_samples, group.size, present, group.hosts)
     return found.plan.worker_batch if found.goodput > _LEAST_GAIN * now.goodput else policy.worker_batch
 
 
