@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -15,6 +16,10 @@ from edl_hvd.driver.command_line.options import Options, read_options
 from edl_hvd.driver.command_line.tuning import TUNINGS, Tuning
 from edl_hvd.errors import EdlHvdError, UsageError
 from edl_hvd.settings import process_environment
+
+if TYPE_CHECKING:
+    from edl_hvd.cli.job_screen import JobScreen
+    from edl_hvd.status_server import StatusServer
 
 _WORKERS, _HOSTS, _ELASTIC = "Workers", "Hosts (name them in one of four ways)", "Elasticity"
 _REACH, _OUTPUT, _TUNING = (
@@ -125,6 +130,8 @@ _FLAGS = (
     _switch(_OUTPUT, "--prefix-output-with-timestamp -prefix-timestamp",
             "Begin each line of the workers' output with the time."),
     _switch(_OUTPUT, "--verbose", "Show each decision of the membership."),
+    _value(_OUTPUT, "--metrics-port", "[ADDRESS:]PORT",
+           "Serve /metrics for Prometheus; on 127.0.0.1 unless told otherwise."),
     _value(_OUTPUT, "--record", "FILE", "Write the history of the membership to FILE, for 'edl-hvd replay FILE'."),
     _value(_OUTPUT, "--job-dir", "DIR",
            "Folder of the job: status, history and flags for --resume; and checkpoints, unless the script or "
@@ -263,7 +270,10 @@ def main() -> None:
 
     screen = JobScreen(options.verbose, options.prefix_output_with_timestamp)
     try:
-        code = run_job(options, screen)
+        with contextlib.ExitStack() as open_here:
+            if options.metrics_port is not None:
+                open_here.enter_context(_serve_metrics(options.metrics_port, screen))
+            code = run_job(options, screen)
     except UsageError as error:
         screen.close()
         _refuse(str(error))
@@ -272,6 +282,22 @@ def main() -> None:
         click.echo(f"edlrun: {error}", err=True)
         code = 1
     sys.exit(code)
+
+
+def _serve_metrics(where: str, screen: JobScreen) -> StatusServer:
+    """Prometheus reads the job there.
+
+    Raises:
+        UsageError: Nothing can be served there.
+        PlatformError: A package is missing.
+    """
+    from edl_hvd.cli.metrics_text import check_prometheus, job_metrics
+    from edl_hvd.status_server import StatusServer
+
+    check_prometheus()
+    server = StatusServer(where, {"/metrics": lambda: job_metrics(screen.latest)})
+    screen.note(f"metrics are at {server.url}metrics")
+    return server
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,8 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 from edl_hvd.cli.find_job import refuse
+from edl_hvd.cli.fleet_page import FleetPage
 from edl_hvd.cli.fleet_view import claim_cells, facts_of, job_cells
 from edl_hvd.cli.formatting import clean, count, duration
+from edl_hvd.cli.metrics_text import check_prometheus
 from edl_hvd.discovery.sources.hostfile import parse_host_list
 from edl_hvd.driver.command_line.options import find_command
 from edl_hvd.driver.network import is_local
@@ -34,6 +37,7 @@ from edl_hvd.fleet.store import read_fleet_history
 from edl_hvd.hosts import read_count
 from edl_hvd.planning.values import QueueRule
 from edl_hvd.settings import own_environment, process_environment
+from edl_hvd.status_server import StatusServer
 from edl_hvd.values import read_seconds
 
 FAILED, WRONG = 1, 2
@@ -82,6 +86,8 @@ def fleet_commands() -> None:
 @click.option("--whole-hosts", is_flag=True, help="Let each host belong to one job at a time.")
 @click.option("--favour-short", type=click.FloatRange(0, 1), default=1.0, show_default=True,
               help="How far jobs with little work left go first.")  # fmt: skip
+@click.option("--http", "where", metavar="[ADDRESS:]PORT",
+              help="Serve a page and /metrics for Prometheus; on 127.0.0.1 unless told otherwise.")  # fmt: skip
 @_state_option
 def serve_command(
     hosts: str | None,
@@ -89,6 +95,7 @@ def serve_command(
     queues: Sequence[str],
     whole_hosts: bool,
     favour_short: float,
+    where: str | None,
     state_dir: Path,
 ) -> None:
     """Share hosts among jobs, until Ctrl-C or SIGTERM.
@@ -99,6 +106,7 @@ def serve_command(
     Examples:
       edl-hvd fleet serve -H localhost:4
       edl-hvd fleet serve --discover file:hosts.txt --queue vision=2
+      edl-hvd fleet serve --discover file:hosts.txt --http 8400
 
     Exit code 0: ended by a signal. 1: the state cannot be used any more. 2: an argument is wrong, or another daemon
     holds the folder. Documents: docs/cluster.md.
@@ -107,9 +115,16 @@ def serve_command(
         source = read_hosts(hosts, discover)
         rules = FleetRules(tuple(map(_read_queue, queues)), whole_hosts, favour_short)
         state = state_dir.expanduser().absolute()
-        with hold(state):
-            keeper = Keeper(state, source, rules, own_environment(), _tell)
+        with hold(state), ExitStack() as open_here:
+            shown = FleetPage() if where is not None else None
+            publish = None if shown is None else shown.update
+            keeper = Keeper(state, source, rules, own_environment(), _tell, publish=publish)
             click.echo(f"the fleet in {state} shares its hosts; Ctrl-C ends the daemon, and its jobs go on")
+            if shown is not None and where is not None:
+                check_prometheus()
+                documents = {"/": shown.html, "/metrics": shown.metrics}
+                server = open_here.enter_context(StatusServer(where, documents))
+                click.echo(f"its page is {server.url}, its metrics {server.url}metrics")
             asyncio.run(keeper.run())
     except UsageError as error:
         refuse(str(error), WRONG)

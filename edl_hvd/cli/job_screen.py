@@ -38,6 +38,7 @@ class JobScreen:
         self._timestamps = timestamps
         self._output = LiveLine(sys.stdout.buffer, sys.stderr.buffer, capable, _later)
         self._coloured = self._output.live and not environment.get("NO_COLOR")
+        self.latest = Status(time.time(), "starting")  # how the job stood last, for whoever else shows it
         self._world = WorldChanges()
         self._failures = Failures()
         self._ranks: dict[str, str] = {}
@@ -96,6 +97,7 @@ class JobScreen:
         self._say(text)
 
     def status(self, status: Status) -> None:
+        self.latest = status
         self._output.show(lambda columns: self._fit(status, columns))
 
     def ended(self, end: End) -> None:

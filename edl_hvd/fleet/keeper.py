@@ -29,7 +29,7 @@ from edl_hvd.fleet.answers import decide, read_request, what_if
 from edl_hvd.fleet.events import FleetAction, FleetEvent
 from edl_hvd.fleet.messages import FleetReply, FleetView, JobProgress, JobRow, Refused, word_of
 from edl_hvd.fleet.runs import Runs, RunView
-from edl_hvd.fleet.state import ALIVE, FleetJob, FleetRules, total
+from edl_hvd.fleet.state import ALIVE, Fleet, FleetJob, FleetRules, total
 from edl_hvd.fleet.store import FleetStore
 from edl_hvd.fleet.turn import free_slots, turn
 from edl_hvd.process_identity import start_token
@@ -40,6 +40,8 @@ _PLAN_EVERY_S = 1.0
 _PLAN_PART = 0.05
 # Of the time, at most, is spent on plans of which nothing but the time has changed.
 _CURVE_EVERY_S = 5.0
+_SHOW_EVERY_S = 1.0
+_SHOW_SOON_S = 0.2
 _POLL_S = 1.0
 _LOCAL_POLL_S = 0.2
 # As edlrun polls its own sources.
@@ -56,6 +58,8 @@ class Keeper:
         environment: Variables that each job gets from the daemon.
         tell: Told what happens, for people: the job or claim that it is about (empty for the fleet), and a sentence.
         clock: For everything but the event loop's own waits.
+        publish: Gets a view of the fleet once a second and soon after each change, for a page that shows it; ``None``:
+            nobody looks.
 
     Attributes:
         fleet: The fleet as it stands.
@@ -72,7 +76,11 @@ class Keeper:
         environment: Mapping[str, str],
         tell: Callable[[str, str], None],
         clock: Clock = SYSTEM_CLOCK,
+        publish: Callable[[FleetView], None] | None = None,
     ) -> None:
+        self._publish = publish
+        self._published: Fleet | None = None
+        self._published_s = float("-inf")
         self._folder = folder
         self._source = source
         self._rules = rules
@@ -134,6 +142,7 @@ class Keeper:
                 self._look()
                 if self.now_s >= self._next_plan_s:
                     self.handle(events.TimePassed())
+                self._show()
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._ending.wait(), _TICK_S)
             if self._failure is not None:
@@ -305,6 +314,14 @@ class Keeper:
             if self._failure is not None:
                 return Refused(f"it could not be kept: {self._failure}")
         return verdict.reply
+
+    def _show(self) -> None:
+        if self._publish is None:
+            return
+        age_s = self.now_s - self._published_s
+        if age_s >= _SHOW_EVERY_S or (age_s >= _SHOW_SOON_S and self.fleet is not self._published):
+            self._published, self._published_s = self.fleet, self.now_s
+            self._publish(self.view())
 
     def view(self) -> FleetView:
         """How the fleet stands."""

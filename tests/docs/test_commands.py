@@ -75,6 +75,8 @@ FLEET = "tests/elastic/test_fleet.py::test_the_commands_of_the_document"
 HOW: dict[str, Here | By | Ci] = {
     r"printf 'localhost:4\n' > hosts.txt": By(FLEET),
     "edl-hvd fleet serve --discover file:hosts.txt": By(FLEET),
+    "edl-hvd fleet serve --discover file:hosts.txt --http 8400":
+        By("tests/elastic/test_fleet.py::test_a_job_tells_the_fleet_how_it_scales_and_what_is_left"),
     "edl-hvd fleet submit --name resnet50 --min 1 --max 4 -- python train.py": By(FLEET),
     "edl-hvd fleet list": By(FLEET),
     "edl-hvd fleet show resnet50": By(FLEET),

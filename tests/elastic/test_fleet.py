@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 from faults import Outside, mark_fired
 from fleet_daemon import FleetDaemon
@@ -181,7 +182,10 @@ def train(fleet: FleetDaemon, folder: Path, *flags: str) -> None:
 
 def test_a_job_tells_the_fleet_how_it_scales_and_what_is_left(tmp_path):
     """An ordinary script; the planner gets what its driver has measured, and the user sees the time left."""
-    with FleetDaemon(tmp_path, hosts=("localhost:2",)) as fleet:
+    with FleetDaemon(tmp_path, hosts=("localhost:2",), flags=("--http", "0")) as fleet:
+        log = (fleet.folder / "daemon.log").read_text()
+        page = re.search(r"its page is (http://127\.0\.0\.1:\d+/), its metrics", log)
+        assert page is not None, log
         fleet.submit("job", "--max", "2", command=(sys.executable, str(REPOSITORY / "examples" / "minimal.py")))
         fleet.until(lambda: fleet.jobs()["job"]["curve"] is not None)
         job = fleet.jobs()["job"]
@@ -191,6 +195,9 @@ def test_a_job_tells_the_fleet_how_it_scales_and_what_is_left(tmp_path):
         shown = fleet.ask("show", "job").stdout
         assert re.search(r"curve +goodput by slots: 1: \d+, 2: \d+", shown), shown
         assert re.search(r"left +\d+ s", shown), shown
+        metrics = urlopen(page[1] + "metrics").read().decode()
+        assert re.search(r'^edl_hvd_job_left_seconds\{job="job"\} \d+', metrics, re.MULTILINE), metrics
+        assert "all that it asks for" in urlopen(page[1]).read().decode()
         fleet.until(lambda: fleet.jobs()["job"]["phase"] == "complete")
         assert fleet.jobs()["job"]["left"] == 0.0
         assert replays(fleet)

@@ -35,6 +35,7 @@ from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots
 from edl_hvd.preflight.verdict import BOUND
 from edl_hvd.proof import read_token
+from edl_hvd.status_server import read_address
 
 UNBOUNDED = 1_000_000
 # Workers; more than any job will have, and still a number to calculate with.
@@ -80,6 +81,7 @@ class Options:
         prefix_output_with_timestamp: Each line of the workers' output gets the time.
         verbose: Tell more.
         record: File for the history of the membership, or ``None``.
+        metrics_port: Where to serve metrics, as ``PORT`` or ``ADDRESS:PORT``, or ``None``.
         job_dir: Folder for what ``resume`` and other programs need to know of the job, or ``None``.
         resume: Go on where the job of ``job_dir`` stopped.
         given: The flags as they were given, for a later run that goes on.
@@ -99,6 +101,7 @@ class Options:
     prefix_output_with_timestamp: bool = False
     verbose: bool = False
     record: str | None = None
+    metrics_port: str | None = None
     job_dir: str | None = None
     resume: bool = False
     is_damped: bool = False
@@ -168,6 +171,7 @@ def read_options(
         prefix_output_with_timestamp=flags.is_on("--prefix-output-with-timestamp"),
         verbose=flags.is_on("--verbose"),
         record=flags.writable_file("--record"),
+        metrics_port=_read_metrics_port(flags),
         job_dir=flags.writable_folder("--job-dir"),
         resume=flags.is_on("--resume"),
         is_damped=hosts.is_damped,
@@ -177,6 +181,16 @@ def read_options(
     if flags.problems:
         raise UsageError("\n".join(flags.problems))
     return options
+
+
+def _read_metrics_port(flags: FlagReader) -> str | None:
+    text = flags.given.get("--metrics-port")
+    if text is not None:
+        try:
+            read_address(text)
+        except UsageError as error:
+            flags.add_error(f"--metrics-port: {error}")
+    return text
 
 
 def _read_teachers(flags: FlagReader) -> Mapping[str, str]:

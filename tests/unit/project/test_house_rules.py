@@ -123,14 +123,19 @@ def imported_packages(source: str) -> set[str]:
     return {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) - {"edl_hvd"}
 
 
+def distribution(name: str) -> str:
+    """A distribution's name in the one form that package indexes compare (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 def test_every_package_that_is_imported_is_declared() -> None:
     settings = configparser.ConfigParser()
     settings.read(PACKAGE.parent / "setup.cfg")
     lines = [settings["options"]["install_requires"], *settings["options.extras_require"].values()]
-    declared = {re.split(r"[\[<>=;~! ]", line)[0].lower() for text in lines for line in text.split()}
+    declared = {distribution(re.split(r"[\[<>=;~! ]", line)[0]) for text in lines for line in text.split()}
     imported = set().union(*(imported_packages(path.read_text()) for path in PACKAGE.rglob("*.py")))
     # Horovod is built, not installed by name; a package that is not here can only be judged by its import name.
-    owners = {name: packages_distributions().get(name, [name])[0].lower() for name in imported - {"horovod"}}
+    owners = {name: distribution(packages_distributions().get(name, [name])[0]) for name in imported - {"horovod"}}
     assert {name: owner for name, owner in owners.items() if owner not in declared} == {}
 
 

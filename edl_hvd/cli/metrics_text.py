@@ -1,0 +1,125 @@
+"""What Prometheus reads of a job and of a fleet, in its text format."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from edl_hvd.driver.status import Status
+from edl_hvd.errors import PlatformError
+from edl_hvd.fleet.messages import FleetView
+from edl_hvd.fleet.state import total
+from edl_hvd.status_server import Document
+
+_STATES = ("starting", "training", "changing", "regrouping", "waiting", "finishing", "stopping", "ended")
+_PHASES = ("waiting", "starting", "running", "stopping", "stopped", "complete", "failed")
+
+
+def check_prometheus() -> None:
+    """Refuse at the start what would fail at the first scrape.
+
+    Raises:
+        PlatformError: The package that writes the text is missing.
+    """
+    try:
+        import prometheus_client  # noqa: F401
+    except ImportError as error:
+        raise PlatformError("metrics need the package prometheus-client; pip install 'edl-hvd[metrics]'") from error
+
+
+class _Metrics:
+    """Families of samples, and their text."""
+
+    def __init__(self) -> None:
+        from prometheus_client import CollectorRegistry
+
+        self._families: list[object] = []
+        self._registry = CollectorRegistry(auto_describe=False)
+
+    def add(
+        self, name: str, meaning: str, samples: Iterable[tuple[tuple[str, ...], float | None]],
+        labels: tuple[str, ...] = (), counter: bool = False,
+    ) -> None:  # fmt: skip
+        """One family; samples are label values, in the order of ``labels``, and a value, ``None`` for not known."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        kind = CounterMetricFamily if counter else GaugeMetricFamily
+        family = kind(f"edl_hvd_{name}", meaning, labels=labels)
+        for values, value in samples:
+            if value is not None:
+                family.add_metric(values, value)
+        self._families.append(family)
+
+    def collect(self) -> Iterable[object]:
+        """For the registry."""
+        return self._families
+
+    def document(self) -> Document:
+        """The text of all of them."""
+        from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+        self._registry.register(self)  # type: ignore[arg-type]
+        return Document(generate_latest(self._registry).decode(), CONTENT_TYPE_PLAIN_0_0_4)
+
+
+def job_metrics(status: Status) -> Document:
+    """How one job stands."""
+    progress, work, metrics = status.progress, status.work, _Metrics()
+    metrics.add("state", "1 for the state of the job", (((name,), float(name == status.state)) for name in _STATES),
+                ("state",))  # fmt: skip
+    states = Counter(one.state for one in status.workers)
+    metrics.add(
+        "workers", "Workers by state", (((name,), number) for name, number in sorted(states.items())), ("state",)
+    )
+    metrics.add("world_size", "Members of the present world", [((), status.size)])
+    metrics.add("generation", "Worlds so far", [((), status.generation)])
+    metrics.add("step", "Optimizer steps of the whole run", [((), progress.step)])
+    metrics.add("samples", "Samples of the whole run", [((), progress.samples)])
+    metrics.add("samples_per_second", "Samples per second, of late", [((), progress.samples_per_s)])
+    saved = progress.saved_step if progress.saved_step >= 0 else None
+    metrics.add("checkpoint_step", "Step of the newest checkpoint", [((), saved)])
+    metrics.add("checkpoint_age_seconds", "Since the newest checkpoint", [((), progress.saved_age_s)])
+    metrics.add("work_left_samples", "Samples left of state.epochs(N)", [((), work.left)])
+    metrics.add("resize_seconds", "What another number of workers costs, in the median", [((), work.change_s)])
+    curve = work.curve
+    points = [] if curve is None else zip(curve.sizes, curve.goodput, strict=True)
+    metrics.add("goodput", "Samples per second by number of workers, as measured and modelled",
+                (((str(size),), value) for size, value in points), ("workers",))  # fmt: skip
+    metrics.add("quarantined_hosts", "Hosts that get no workers for now", [((), len(status.quarantined))])
+    return metrics.document()
+
+
+def fleet_metrics(view: FleetView) -> Document:
+    """How a fleet stands."""
+    metrics, jobs = _Metrics(), view.jobs
+    given, granted = sum(total(row.job.given) for row in jobs), sum(total(claim.granted) for claim in view.claims)
+    slots = {"jobs": given, "claims": granted, "free": view.free}
+    metrics.add("slots", "Slots by who has them", (((who,), count) for who, count in slots.items()), ("holder",))
+    metrics.add("slots_lacking", "Slots that more hosts would be used for", [((), view.lacking)])
+    metrics.add("hosts", "Hosts of the source", [((), len(view.hosts))])
+    phases = Counter(row.job.phase for row in jobs)
+    metrics.add("jobs", "Jobs by phase", (((name,), phases[name]) for name in _PHASES), ("phase",))
+
+    def of_jobs(name: str, meaning: str, values: Iterable[float | None], counter: bool = False) -> None:
+        samples = (((row.job.name,), value) for row, value in zip(jobs, values, strict=True))
+        metrics.add(name, meaning, samples, ("job",), counter)
+
+    of_jobs("job_slots", "Slots that a job has", (total(row.job.given) for row in jobs))
+    of_jobs("job_slots_least", "Fewest slots that it runs with", (row.job.spec.least for row in jobs))
+    of_jobs("job_slots_most", "Most slots that it may have", (row.job.spec.most for row in jobs))
+    of_jobs("job_step", "Furthest step", (max(0, row.progress.step) for row in jobs))
+    of_jobs("job_samples_per_second", "Samples per second, of late", (row.progress.samples_per_s for row in jobs))
+    of_jobs("job_left_seconds", "Until its end, with its present slots", (row.progress.left_s for row in jobs))
+    of_jobs("job_waited_seconds", "Time without a run that it wanted", (row.waited_s for row in jobs), counter=True)
+    of_jobs("job_served_slot_seconds", "Slots times seconds", (row.served_slot_s for row in jobs), counter=True)
+    of_jobs("job_runs", "Times that it was started", (row.job.run for row in jobs), counter=True)
+    of_jobs("job_resizes", "Changes of its slots while it ran", (row.job.resizes for row in jobs), counter=True)
+    of_jobs("job_preemptions", "Times that it was stopped for another", (row.job.preemptions for row in jobs),
+            counter=True)  # fmt: skip
+    claims = view.claims
+    metrics.add("claim_slots", "Slots that are free for a claim", (((one.name,), total(one.granted)) for one in claims),
+                ("claim",))  # fmt: skip
+    metrics.add("claim_wait_seconds", "From a claim until it had its slots, or until now",
+                (((one.name,), view.now_s - one.asked_s if one.whole_s is None else one.whole_s) for one in claims),
+                ("claim",))  # fmt: skip
+    return metrics.document()

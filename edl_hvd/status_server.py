@@ -1,0 +1,152 @@
+"""A small HTTP server that shows how something stands: a page for people, a text for Prometheus. It changes nothing.
+
+It answers GET and HEAD, from a thread of its own, with what the functions that it was given return. On an address of
+this machine alone it answers only those who call it by such a name: a page of another site cannot read it through a
+name that leads here.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from urllib.parse import urlsplit
+
+from edl_hvd.errors import UsageError
+
+_PATIENCE_S = 10.0
+_MOST_CALLERS = 16
+_LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True)
+class Document:
+    """What a path shows."""
+
+    text: str
+    kind: str = "text/html; charset=utf-8"
+
+
+def read_address(text: str) -> tuple[str, int]:
+    """Address and port of ``8400`` or ``0.0.0.0:8400``; without an address it is 127.0.0.1.
+
+    >>> read_address("8400"), read_address("0.0.0.0:0")
+    (('127.0.0.1', 8400), ('0.0.0.0', 0))
+
+    Raises:
+        UsageError: It is neither.
+    """
+    address, _, port = text.rpartition(":")
+    address = address.strip("[]") or "127.0.0.1"
+    try:
+        ipaddress.ip_address(address)
+        number = int(port) if port.isascii() and port.isdecimal() else -1
+    except ValueError:
+        number = -1
+    if not 0 <= number < 1 << 16:
+        raise UsageError(f"{text!r} is no place to serve at; expected PORT or ADDRESS:PORT, e.g. 8400 or 0.0.0.0:8400")
+    return address, number
+
+
+class StatusServer:
+    """Serves from the moment it is made; a context manager that ends it.
+
+    Args:
+        where: ``PORT`` or ``ADDRESS:PORT``; port 0 is any that is free.
+        documents: What each path shows. The functions are called in other threads, several at once.
+
+    Attributes:
+        url: Where it is served.
+
+    Raises:
+        UsageError: ``where`` does not read, or nothing can be served there.
+    """
+
+    def __init__(self, where: str, documents: Mapping[str, Callable[[], Document]]) -> None:
+        address, port = read_address(where)
+        only_local = ipaddress.ip_address(address).is_loopback
+        handler = type("Handler", (_Handler,), {"documents": documents, "only_local": only_local})
+        try:
+            self._server = _Server((address, port), handler)
+        except OSError as error:
+            raise UsageError(
+                f"nothing can be served at {where}: {error.strerror or error}; expected a free port of an address of "
+                "this machine"
+            ) from error
+        shown = f"[{address}]" if ":" in address else address
+        self.url = f"http://{shown}:{self._server.server_address[1]}/"
+        threading.Thread(target=self._server.serve_forever, name="edl-hvd-status", daemon=True).start()
+
+    def __enter__(self) -> StatusServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, place: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        if ":" in place[0]:
+            self.address_family = 10  # socket.AF_INET6
+        self._places = threading.Semaphore(_MOST_CALLERS)
+        super().__init__(place, handler)
+
+    def process_request(self, request: object, client_address: object) -> None:
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)  # type: ignore[arg-type]
+        else:
+            self.shutdown_request(request)  # type: ignore[arg-type]
+
+    def process_request_thread(self, request: object, client_address: object) -> None:
+        try:
+            super().process_request_thread(request, client_address)  # type: ignore[arg-type]
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A caller that hangs up is nobody's problem."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    documents: Mapping[str, Callable[[], Document]]
+    only_local: bool
+    timeout = _PATIENCE_S
+    server_version = "edl-hvd"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        """Show a document."""
+        host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
+        if self.only_local and host not in _LOCAL_NAMES:
+            self.send_error(HTTPStatus.FORBIDDEN, "this address answers to localhost alone")
+            return
+        document = self.documents.get(urlsplit(self.path).path)
+        if document is None:
+            self.send_error(HTTPStatus.NOT_FOUND, f"expected one of {', '.join(self.documents)}")
+            return
+        shown = document()
+        body = shown.text.encode()
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", shown.kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET  # the name that the library looks for
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Nobody reads a line per scrape."""

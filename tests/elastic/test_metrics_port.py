@@ -1,0 +1,66 @@
+"""A job whose ``edlrun`` serves metrics, as Prometheus reads them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.request import urlopen
+
+from harness import REPOSITORY
+from prometheus_client.parser import text_string_to_metric_families
+from waiting import LONG_S
+
+EDLRUN = str(Path(sys.executable).with_name("edlrun"))
+
+
+def read(url: str) -> dict[str, float]:
+    text = urlopen(url).read().decode()
+    return {
+        sample.name + "".join(sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_prometheus_sees_a_job_train(tmp_path):
+    script = str(REPOSITORY / "examples" / "minimal.py")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    job = subprocess.Popen(
+        [EDLRUN, "-np", "2", "--metrics-port", "0", "--job-dir", str(tmp_path / "job"), sys.executable, script],
+        cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        assert job.stdout is not None
+        line = job.stdout.readline()
+        found = re.search(r"metrics are at (http://127\.0\.0\.1:\d+/metrics)", line)
+        assert found is not None, line
+        steps = set()
+        deadline_s = time.monotonic() + LONG_S
+        while len(steps) < 3:
+            assert time.monotonic() < deadline_s
+            assert job.poll() is None
+            seen = read(found[1])
+            if seen["edl_hvd_step"] > 0:
+                assert seen["edl_hvd_statetraining"] == 1
+                assert seen["edl_hvd_workersmember"] == seen["edl_hvd_world_size"] == 2
+                steps.add(seen["edl_hvd_step"])
+        assert seen["edl_hvd_work_left_samples"] > 0
+        job.stdout.read()
+        assert job.wait(LONG_S) == 0
+    finally:
+        job.kill()
+        job.communicate()
+
+
+def test_a_port_that_cannot_be_had_is_refused_before_anything_starts(tmp_path):
+    done = subprocess.run(
+        [EDLRUN, "-np", "1", "--metrics-port", "x:y", sys.executable, "-c", "print('started')"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "'x:y' is no place to serve at; expected PORT or ADDRESS:PORT" in done.stderr
+    assert "started" not in done.stdout
