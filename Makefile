@@ -2,8 +2,8 @@
 # make setup      .venv, packages and Horovod; every other target does this first when it is needed
 #
 # Variables: PYTHON (interpreter that makes .venv), VENV (its folder), PYTEST_ARGS, CHAOS_ARGS and PYTEST_PROCESSES (for the tests),
-# LAUNCHER (edlrun or horovodrun, for test-learning and imagenet-demo), DATA (folder in ImageNet's layout), SHORT=1, EXACT=1 and
-# SCHEDULE (number of another schedule of what happens to the hosts) for imagenet-demo, BUILD_ARGS (for edl-hvd build-horovod).
+# LAUNCHER (edlrun or horovodrun, for test-learning and imagenet-demo), DATA (folder in ImageNet's layout) and SCHEDULE (number
+# of another schedule of what happens to the hosts) for imagenet-demo, SHORT=1 and EXACT=1 for it and distill-demo, BUILD_ARGS (for edl-hvd build-horovod).
 
 SHELL := /bin/sh
 PYTHON ?= python3
@@ -27,7 +27,7 @@ HOROVOD = $(VENV)/.horovod-$(FINGERPRINT)-$(TORCH)
 RUN := PATH="$(abspath $(BIN)):$$PATH" VIRTUAL_ENV="$(abspath $(VENV))" PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup imagenet-demo cluster-demo docs test test-docs test-distill test-learning test-chaos test-horovodrun test-hosts lint format docker clean horovod preflight always
+.PHONY: help setup imagenet-demo cluster-demo distill-demo docs test test-docs test-distill test-learning test-chaos test-horovodrun test-hosts lint format docker clean horovod preflight always
 
 help: ## Print this list
 	@printf '\n  Elastic training for PyTorch on Horovod\n\n'
@@ -39,6 +39,9 @@ imagenet-demo: setup ## Train on real images while hosts join, die and leave; en
 
 cluster-demo: setup ## Let three jobs and a service share four slots; ends in a table and a picture
 	@$(RUN) python examples/cluster/demo.py
+
+distill-demo: setup ## Kill teachers and resize their students; ends in a table and a picture
+	@$(RUN) python examples/distill/demo.py
 
 docs: $(INSTALLED) ## Build the documentation as a site, build/docs/index.html; a broken link fails
 	@$(RUN) sphinx-build --fail-on-warning --quiet docs build/docs

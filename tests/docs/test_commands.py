@@ -72,6 +72,8 @@ TRAINED = ("s3://bucket/resnet50", "{trained}")
 
 FLEET = "tests/elastic/test_fleet.py::test_the_commands_of_the_document"
 
+TEXT = "tests/unit/distill/test_distill_text_example.py::test_a_teacher_without_torch_is_worth_twelve_points"
+
 HOW: dict[str, Here | By | Ci] = {
     r"printf 'localhost:4\n' > hosts.txt": By(FLEET),
     "edl-hvd fleet serve --discover file:hosts.txt": By(FLEET),
@@ -89,6 +91,8 @@ HOW: dict[str, Here | By | Ci] = {
     "edl-hvd fleet replay": By(FLEET),
     "make imagenet-demo": Ci("make imagenet-demo"),
     "make cluster-demo": Ci("make cluster-demo"),
+    "make distill-demo": Ci("make distill-demo"),
+    "SHORT=1 EXACT=1 make distill-demo": Ci("SHORT=1 EXACT=1 make distill-demo"),
     "make test": Ci("make test"),
     "make test-docs": Ci("make test-docs"),
     "make test-learning": Ci("make test-learning"),
@@ -225,6 +229,18 @@ HOW: dict[str, Here | By | Ci] = {
         By("tests/unit/distill/test_distill_example.py::test_the_commands_of_the_document"),
     "edl-hvd teachers file:teachers.txt":
         By("tests/unit/distill/test_distill_example.py::test_the_commands_of_the_document"),
+    "head -c 24 /dev/urandom | base64 > token.txt": By(TEXT),
+    "python examples/distill/text.py --epochs 1": By(TEXT),
+    "edl-hvd teach examples/distill/text.py:build --token-file token.txt": By(TEXT),
+    r"printf 'node-2:1\nnode-3:1\n' > teachers.txt": By(TEXT),
+    "EDL_HVD_TEACHERS_TOKEN_FILE=token.txt edl-hvd teachers file:teachers.txt": By(TEXT),
+    "EDL_HVD_TEACHERS_TOKEN_FILE=token.txt edlrun -np 2 --min-np 1 --teachers file:teachers.txt "
+    "python examples/distill/text.py": By(TEXT),
+    "python benchmarks/distill_scale.py --histories 100000":
+        Here(more="--histories 50", prints="each micro-batch once, in order"),
+    "python benchmarks/distill_scale.py":
+        Here(more="--scenes '8 students, 40 teachers' --picture scale.png && test -s scale.png",
+             prints="| 8 students, 40 teachers | "),
     "python benchmarks/discovery.py": Here(more="2", prints="from_ec2, first poll"),
     "python benchmarks/distill.py":
         Here(more="--scenes service co-located --rounds 1 --short", prints="| co-located |"),

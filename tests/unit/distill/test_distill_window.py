@@ -8,7 +8,7 @@ import statistics
 from dataclasses import replace
 
 import pytest
-from distill_stage import Stage, Student, Teacher
+from distill_stage import play_at_random
 
 from edl_hvd.distill import window_events as events
 from edl_hvd.distill.place import Place
@@ -17,7 +17,7 @@ from edl_hvd.distill.turns import turn
 from edl_hvd.distill.window import Window
 
 HISTORIES = 1000
-# `python tests/unit/distill/test_distill_window.py 100000` plays more.
+# `python benchmarks/distill_scale.py --histories 100000` plays more.
 
 
 def read(number: int, size_bytes: int = 1, is_answered: bool = False) -> events.Read:
@@ -381,75 +381,7 @@ def test_who_is_slow_beside_the_way_does_not_ask_ahead():
 # --- random histories ---
 
 
-def play_at_random(seed: int) -> int:
-    """A job with faults, to its end. Returns the number of turns of all windows."""
-    chance = random.Random(seed)
-    stage = Stage(chance)
-    size_bytes = chance.randint(1, 10)
-    students = {
-        name: Student(
-            stage, name, chance.choice(["job", "job", "other"]), chance.randint(3, 14), chance.choice([0.01, 0.1]),
-            limit_bytes=chance.randint(1, 60), size_bytes=size_bytes,
-        )
-        for name in ("s", "t", "u")[: chance.randint(1, 3)]
-    }  # fmt: skip
-    poison = frozenset([chance.randrange(3)]) if chance.random() < 0.1 else frozenset()
-    teachers: dict[str, Teacher] = {}
-    names = [f"host:{number}" for number in range(chance.randint(1, 5))]
-    horizon_s = chance.choice([1.0, 3.0])
-
-    def start(name: str, is_healthy: bool = False) -> None:
-        if name in teachers and teachers[name].is_alive:
-            return
-        teachers[name] = Teacher(
-            stage, name, f"{name}/{chance.random()}", chance.choice([0.005, 0.05, 0.4]), chance.choice([4, 8, 16]),
-            students, poison, 0.0 if is_healthy else chance.choice([0.0, 0.0, 0.05]), asks_ahead=chance.random() < 0.5,
-        )  # fmt: skip
-        teachers[name].introduce()
-
-    def strike() -> None:
-        name = chance.choice(names)
-        teacher = teachers.get(name)
-        match chance.randrange(6):
-            case 0 if teacher is not None:
-                teacher.die()
-            case 1 if teacher is not None:
-                teacher.die(kindly=True)
-            case 2 if teacher is not None:
-                teacher.stopped_until_s = stage.now_s + chance.choice([0.2, 5.0, 1000.0])
-            case 3:
-                chance.choice(list(students.values())).begin_anew()
-            case _:
-                start(name)
-
-    for student in students.values():
-        student.start()
-    for _ in range(chance.randint(0, 12)):
-        stage.later(chance.uniform(0.0, horizon_s), strike)
-    # In the end there are teachers that live, beside those that are stopped for good.
-    for moment in range(100):
-        stage.later(horizon_s + moment * 0.5, lambda: start("healthy:1", is_healthy=True))
-        stage.later(horizon_s + moment * 0.5, lambda: start("healthy:2", is_healthy=True))
-    stage.run(5000.0, lambda: all(student.is_over for student in students.values()))
-    for student in students.values():
-        assert student.is_over, f"{student.name} hangs at {student.consumed} of {student.total}"
-        assert student.consumed == list(range(len(student.consumed))), "each place once, in order"
-        if student.poisoned is not None:
-            declined = any(teacher.declines for teacher in teachers.values())
-            guilty = student.places[student.poisoned.number]
-            assert guilty in poison or declined or len(student.poisoned.reasons) >= 3
-            assert guilty >= len(student.consumed)
-    return stage.turns
-
-
 @pytest.mark.parametrize("part", range(4))
 def test_random_histories_end_with_each_place_once_and_in_order(part):
     turns = sum(play_at_random(seed) for seed in range(part * HISTORIES // 4, (part + 1) * HISTORIES // 4))
     assert turns > HISTORIES
-
-
-if __name__ == "__main__":
-    import sys
-
-    first, count = (int(sys.argv[2]) if len(sys.argv) > 2 else 0), int(sys.argv[1])
-    print(sum(play_at_random(seed) for seed in range(first, first + count)), "turns in", count, "histories")
