@@ -6,9 +6,10 @@
 
 The column "pull" is decided by the very code that runs in students and teachers: ``turn``, ``Window`` and ``Sharing``.
 Students wait for each other after each micro-batch, messages take 0.1 to 3 ms, answers vary by a fifth. The others get
-the same students, teachers and memory for micro-batches: EDL's split gives each student teachers of its own, with one
-task in flight at each; round robin and two choices send a task to a teacher when it is read, the latter to the shorter
-of two queues, which all students know at once. Numbers are parts of the speed of students that need no teacher.
+the same students, teachers and memory for micro-batches: EDL's split gives each student N teachers of its own, with one
+task in flight at each and 2 N + 2 read; round robin and two choices send a task to a teacher when it is read, the
+latter to the shorter of two queues, which all students know at once. Numbers are parts of the speed of students that
+need no teacher.
 
 A history has one to three students of one or two jobs, up to seven teachers that die, stop, decline, leave and come
 back, and passes that end in the middle. After each turn it is checked what is so in every window, and at the end that
@@ -51,6 +52,8 @@ class Scene:
         speeds: Relative speeds; teachers take turns.
         slow_share: Share of answers that take ten times as long.
         micro_batches: Number of them per student.
+        memory: Micro-batches that fit into a student's memory; 0 for half as many again as it consumes during the
+            slowest answer, and 8.
     """
 
     students: int
@@ -59,6 +62,7 @@ class Scene:
     speeds: tuple[float, ...] = (1.0,)
     slow_share: float = 0.0
     micro_batches: int = 300
+    memory: int = 0
 
     def answer_times_s(self) -> list[float]:
         """The time of each teacher's answer."""
@@ -69,9 +73,8 @@ class Scene:
 
     @property
     def window(self) -> int:
-        """Micro-batches that fit into a student's memory: half as many again as are consumed in the slowest answer."""
-        usual_s = max(self.answer_times_s())
-        return math.ceil(1.5 * usual_s / STEP_S) + 8
+        """Micro-batches that fit into a student's memory."""
+        return self.memory or math.ceil(1.5 * max(self.answer_times_s()) / STEP_S) + 8
 
 
 MIXED = (1.0, 2.0, 5.0)
@@ -80,8 +83,9 @@ SCENES: dict[str, Scene] = {
     "3 students, 5 teachers, load 0.9": Scene(3, 5, 0.9),
     "8 students, 40 teachers": Scene(8, 40, 0.9, MIXED),
     "32 students, 256 teachers": Scene(32, 256, 0.9, MIXED),
-    "32 students, 1,000 teachers": Scene(32, 1000, 0.9, MIXED, micro_batches=500),
+    "32 students, 1,000 teachers": Scene(32, 1000, 0.9, MIXED, micro_batches=250),
     "32 students, 256 teachers, 1 % of answers take 10 times as long": Scene(32, 256, 0.9, slow_share=0.01),
+    "the same, with memory for 40 micro-batches": Scene(32, 256, 0.9, slow_share=0.01, memory=40),
 }
 
 
@@ -193,6 +197,8 @@ def otherwise(scene: Scene, seed: int, policy: str) -> Played:
     turns = itertools.count()
     # EDL: a student has floor(teachers / students) of its own; with fewer teachers than students, some share one.
     own = max(1, scene.teachers // scene.students)
+    # Its reader has 2 N + 2 tasks under way with N teachers, so memory for more is of no use to it.
+    window = min(scene.window, 2 * own + 2) if policy == "EDL's split" else scene.window
     kept: list[deque[tuple[int, int]]] = [deque() for _ in range(scene.students)]
 
     def owners(teacher: int) -> list[int]:
@@ -223,7 +229,7 @@ def otherwise(scene: Scene, seed: int, policy: str) -> Played:
         serve(teacher)
 
     def send(student: int) -> None:
-        while read[student] < min(scene.micro_batches, taken[student] + scene.window):
+        while read[student] < min(scene.micro_batches, taken[student] + window):
             task = (student, read[student])
             read[student] += 1
             if policy == "EDL's split":
