@@ -206,7 +206,7 @@ def _bytes_of_a_loader(urls: list[str], counts: list[int], processes: int) -> li
     data = edl_hvd.ElasticShards(urls, counts, read=edl_hvd.TarSamples, transform=number_of)
     loader = DataLoader(
         data, batch_sampler=data.sampler(global_batch=20, micro_batch=5, seed=1), num_workers=processes,
-        multiprocessing_context="forkserver" if processes else None,
+        multiprocessing_context="spawn" if processes else None,  # a forkserver has the environment of its first user
     )  # fmt: skip
     return [int(number) for batch in loader for number in batch]
 

@@ -20,6 +20,7 @@ from faults import Interrupt, Outside
 from harness import REPOSITORY, Job, Outcome
 from invariants import check, check_faults, check_no_step_lost, no_worker_failed
 from training import Training
+from waiting import LONG_S
 
 from edl_hvd.driver.job_folder.files import look
 
@@ -229,9 +230,10 @@ def test_a_worker_that_stands_still_when_its_edlrun_was_killed_does_not_hold_up_
     job_dir, folder = tmp_path / "job", tmp_path / "second"
     again = job_in(job_dir, flags=("--resume",), environment={"EDL_HVD_TERMINATION_GRACE": "1"})
     stopped: list[int] = []
-    resumed: list[subprocess.Popen[str]] = []
+    resumed: list[subprocess.CompletedProcess[str]] = []
 
-    def stop_one_and_kill() -> None:
+    def stop_one_kill_and_go_on() -> None:
+        """To its end: ten seconds after the first edlrun has ended, the harness ends what it has left."""
         view = look(job_dir)
         assert view is not None
         assert view.status is not None
@@ -243,17 +245,23 @@ def test_a_worker_that_stands_still_when_its_edlrun_was_killed_does_not_hold_up_
         harness.prepare(again, folder)
         words, variables = harness.command(again, folder), harness.environment(again, folder, "resumed")
         resumed.append(
-            subprocess.Popen(
-                words, env=variables, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            subprocess.run(
+                words,
+                env=variables,
+                cwd=folder,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=LONG_S,
             )
         )
 
-    run_job(job_in(job_dir, Outside(stop_one_and_kill, step=10), training=Training(epochs=30, pause_s=0.05)), "first")
-    with resumed[0] as second:
-        output, _ = second.communicate(timeout=120)
-    assert f"process {stopped[0]} of the earlier run neither saves nor ends, and is killed" in output
-    assert "training goes on from the checkpoint of step " in output
-    assert second.returncode == 0, output
+    stop = Outside(stop_one_kill_and_go_on, step=10)
+    run_job(job_in(job_dir, stop, training=Training(epochs=30, pause_s=0.05)), "first")
+    [second] = resumed
+    assert f"process {stopped[0]} of the earlier run neither saves nor ends, and is killed" in second.stdout
+    assert "training goes on from the checkpoint of step " in second.stdout
+    assert second.returncode == 0, second.stdout
 
 
 def kill_once_it_is_known(job_dir: Path) -> None:

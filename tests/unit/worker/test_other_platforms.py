@@ -1,0 +1,67 @@
+"""What differs on macOS: processors cannot be asked for, and there is a device that Horovod sums nothing on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from fake_world import alone, rank_of
+
+import edl_hvd
+from edl_hvd.build.tools import processors
+from edl_hvd.checkpoint import restore_newest, steps
+from edl_hvd.storage import open_storage
+from edl_hvd.worker import process
+
+
+def test_a_checkpoint_is_written_and_restored_where_processors_cannot_be_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    model = torch.nn.Linear(4, 1)
+    state = edl_hvd.State(model=model)
+
+    @edl_hvd.elastic(checkpoint=tmp_path, checkpoint_every="1 steps")
+    def train(state: edl_hvd.State) -> None:
+        state.commit()
+
+    with alone():
+        train(state)
+    storage = open_storage(str(tmp_path))
+    assert steps(storage)
+    snapshot = restore_newest(storage, lambda *_: pytest.fail("it is whole"))
+    assert snapshot is not None
+    weights = [tensor for tensor in snapshot.tensors.values() if tensor.shape == model.weight.shape]
+    assert any(torch.equal(tensor, model.weight) for tensor in weights)
+
+
+def test_a_build_takes_all_processors_where_it_cannot_ask_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    assert processors() == 7
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert processors() == 1
+
+
+@pytest.mark.parametrize(
+    ("gpus", "mps", "is_launched", "device"),
+    [
+        (0, True, False, "mps"),
+        (0, True, True, "cpu"),
+        (0, False, False, "cpu"),
+        (2, True, False, "cuda:0"),
+    ],
+)
+def test_apples_device_is_taken_where_nothing_has_to_be_summed(
+    gpus: int, mps: bool, is_launched: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+    with rank_of(0, 1):
+        if is_launched:
+            monkeypatch.setattr(process.current(), "rendezvous", object())
+        assert str(edl_hvd.device()) == device
