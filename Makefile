@@ -9,7 +9,7 @@ SHELL := /bin/sh
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PYTEST_ARGS ?= tests --ignore tests/hosts --ignore tests/chaos --ignore tests/docs/test_commands.py -m 'not learning and not distill'
+PYTEST_ARGS ?= tests --ignore tests/hosts --ignore tests/kubernetes --ignore tests/chaos --ignore tests/docs/test_commands.py -m 'not learning and not distill'
 # Elastic tests wait a good deal: four at a time keep two cores busy.
 PYTEST_PROCESSES ?= 4
 IMAGE ?= edl-hvd
@@ -27,7 +27,7 @@ HOROVOD = $(VENV)/.horovod-$(FINGERPRINT)-$(TORCH)
 RUN := PATH="$(abspath $(BIN)):$$PATH" VIRTUAL_ENV="$(abspath $(VENV))" PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup imagenet-demo cluster-demo distill-demo docs test test-docs test-distill test-learning test-chaos test-horovodrun test-hosts lint format docker clean horovod preflight always
+.PHONY: help setup imagenet-demo cluster-demo distill-demo docs test test-docs test-distill test-learning test-chaos test-horovodrun test-hosts test-kubernetes lint format docker clean horovod preflight always
 
 help: ## Print this list
 	@printf '\n  Elastic training for PyTorch on Horovod\n\n'
@@ -67,6 +67,14 @@ test-horovodrun: setup ## Run the elastic tests of the workers' side once more, 
 
 test-hosts: setup ## Run the tests over several hosts: ssh, network namespaces, Slurm (needs root and sshd)
 	@$(RUN) python -m pytest --numprocesses 2 --dist worksteal tests/hosts
+
+# What ../shared/kube unpacks is used where nothing else is named; the tests say it where neither is there.
+test-kubernetes: setup ## Run the operator's tests on an API server (KUBEBUILDER_ASSETS names its programs)
+	@assets="$$KUBEBUILDER_ASSETS"; \
+	if [ -z "$$assets" ] && [ -x ../shared/kube/unpack.sh ]; then \
+		assets=$$(../shared/kube/unpack.sh $(VENV)/kube) || assets=; \
+	fi; \
+	KUBEBUILDER_ASSETS="$$assets" $(RUN) python -m pytest tests/kubernetes $(KUBERNETES_ARGS)
 
 lint: $(INSTALLED) ## Check style, types, import contracts and shell scripts
 	@$(RUN) ruff check .

@@ -36,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--stock", action="store_true", help="also show the failures on stock Horovod (slow)")
     parser.addoption("--launcher", choices=["edlrun", "horovodrun"], default="edlrun", help="of what runs under both")
     parser.addoption("--storms", type=int, default=2, help="number of seeded storms of faults (default 2)")
+    parser.addoption("--operator-kills", type=int, default=20, help="how often the operator is killed (default 20)")
     parser.addoption("--chaos-seeds", type=int, default=4, help="number of seeded random kills (default 4)")
 
 

@@ -17,6 +17,7 @@ from edl_hvd.cli.fleet import fleet_commands
 from edl_hvd.cli.hosts import hosts_command
 from edl_hvd.cli.join import join_command
 from edl_hvd.cli.lease import lease_command
+from edl_hvd.cli.operator import operator_command
 from edl_hvd.cli.replay import replay_command
 from edl_hvd.cli.simulate import simulate_command
 from edl_hvd.cli.status import status_command
@@ -52,6 +53,7 @@ commands.add_command(fleet_commands)
 commands.add_command(hosts_command)
 commands.add_command(join_command)
 commands.add_command(lease_command)
+commands.add_command(operator_command)
 commands.add_command(replay_command)
 commands.add_command(simulate_command)
 commands.add_command(status_command)

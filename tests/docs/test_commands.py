@@ -73,6 +73,8 @@ TRAINED = ("s3://bucket/resnet50", "{trained}")
 FLEET = "tests/elastic/test_fleet.py::test_the_commands_of_the_document"
 
 TEXT = "tests/unit/distill/test_distill_text_example.py::test_a_teacher_without_torch_is_worth_twelve_points"
+OPERATOR = "tests/kubernetes/test_operator.py::test_a_job_runs_is_scaled_suspended_and_resumed_with_kubectl"
+ENDS = "tests/kubernetes/test_operator.py::test_a_lost_worker_is_replaced_and_a_launcher_ends_the_job"
 
 HOW: dict[str, Here | By | Ci] = {
     r"printf 'localhost:4\n' > hosts.txt": By(FLEET),
@@ -89,6 +91,14 @@ HOW: dict[str, Here | By | Ci] = {
     "edl-hvd fleet release web": By(FLEET),
     "edl-hvd fleet plan --with-job bert:2:8:5": By(FLEET),
     "edl-hvd fleet replay": By(FLEET),
+    "edl-hvd operator --manifests > operator.yaml": Here(more="&& cat operator.yaml", prints="TrainingJob"),
+    "kubectl apply -f operator.yaml": By(OPERATOR),
+    "kubectl apply -f job.yaml": By(OPERATOR),
+    "kubectl get tj -o wide": By(OPERATOR),
+    "kubectl describe tj/resnet50": By(OPERATOR),
+    "kubectl scale tj/resnet50 --replicas 4": By(OPERATOR),
+    "kubectl wait tj/resnet50 --for=condition=Complete --timeout=24h": By(ENDS),
+    "make test-kubernetes": Ci("make test-kubernetes"),
     "make imagenet-demo": Ci("make imagenet-demo"),
     "make cluster-demo": Ci("make cluster-demo"),
     "make distill-demo": Ci("make distill-demo"),
@@ -114,6 +124,7 @@ HOW: dict[str, Here | By | Ci] = {
     "pip install '.[torch,horovod,aws]'": Here(prints="Would install edl-hvd", variables=DRY),
     "pip install '.[torch,horovod]'": Here(prints="Would install edl-hvd", variables=DRY),
     "pip install 'edl-hvd[aws]'": Here(prints="already satisfied", variables=DRY),
+    "pip install 'edl-hvd[kubernetes]'": Here(prints="already satisfied", variables=DRY),
     "pip install 'edl-hvd[google]'": Here(prints="already satisfied", variables=DRY),
     "pip install 'edl-hvd[metrics]'": Here(prints="already satisfied", variables=DRY),
     "pip install 'edl-hvd[azure]'": Here(prints="already satisfied", variables=DRY),

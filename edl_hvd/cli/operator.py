@@ -1,0 +1,59 @@
+"""``edl-hvd operator``: training jobs on Kubernetes."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from importlib.resources import files
+
+import click
+
+from edl_hvd.errors import UsageError
+from edl_hvd.values import read_seconds
+
+_MANIFESTS = ("operator.yaml",)
+
+
+@click.command("operator")
+@click.option("--manifests", is_flag=True, help="Print what the cluster needs, for 'kubectl apply -f -', and end.")
+@click.option("--namespace", default="edl-hvd", show_default=True, help="Namespace of the Lease of the leader.")
+@click.option("--identity", default=None, help="Name of this operator among several.  [its host's]")
+@click.option("--every", default="1s", show_default=True, help="Time between two looks at the cluster.")
+def operator_command(manifests: bool, namespace: str, identity: str | None, every: str) -> None:
+    """Run the TrainingJobs of a Kubernetes cluster.
+
+    It shares out the nodes among the jobs, makes room for more urgent pods of others, and writes into each job's
+    status why it has what it has. It may be killed at any moment. It finds the cluster as kubectl does, or by the
+    service account of its pod. Needs edl-hvd[kubernetes].
+
+    \b
+    Examples:
+      edl-hvd operator --manifests | kubectl apply -f -
+      edl-hvd operator
+
+    Exit code 0: it was told to end. 1: no plan could be made. 2: an argument is wrong, or no cluster is known.
+    Documents: docs/kubernetes.md.
+    """
+    if manifests:
+        folder = files("edl_hvd.kubernetes") / "manifests"
+        click.echo("---\n".join((folder / name).read_text(encoding="utf-8") for name in _MANIFESTS), nl=False)
+        return
+    from edl_hvd.kubernetes.api import ApiServer
+    from edl_hvd.kubernetes.operator import Leadership, Operator
+
+    try:
+        every_s = read_seconds("--every", every)
+        api = ApiServer()
+    except UsageError as error:
+        click.echo(f"edl-hvd operator: {error}", err=True)
+        sys.exit(2)
+    operator = Operator(
+        api,
+        Leadership(api, namespace, identity or socket.gethostname()),
+        lambda text: click.echo(f"edl-hvd operator: {text}", err=True),
+        every_s,
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: operator.end())
+    operator.run()

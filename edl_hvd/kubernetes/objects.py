@@ -1,0 +1,373 @@
+"""What the operator sees, as frozen values: training jobs, nodes and pods. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from edl_hvd.errors import UsageError
+
+GROUP, VERSION, KIND = "edl-hvd.dev", "v1alpha1", "TrainingJob"
+JOB_LABEL, ROLE_LABEL, TIER_LABEL = f"{GROUP}/job", f"{GROUP}/role", f"{GROUP}/tier"
+NODE_ANNOTATION = f"{GROUP}/node"
+WORKER, LAUNCHER = "worker", "launcher"
+FLOOR, EXTRA = "floor", "extra"
+FLOOR_CLASS, EXTRA_CLASS = "edl-hvd-floor", "edl-hvd-extra"
+GPU, CPU = "nvidia.com/gpu", "cpu"
+CPU_UNIT = 100
+# Thousandths of a core that the planner counts as one slot.
+_LONGEST_NAME = 50
+# Of a job: its pods' names and labels are longer, and have 63 characters at most.
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:([eE][+-]?[0-9]{1,2})|(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei))?")
+_FACTORS = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "Ki": 2.0**10, "Mi": 2.0**20,
+            "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "Ei": 2.0**60}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TrainingJobSpec:
+    """What a job asks for.
+
+    Attributes:
+        least: Fewest workers (pods) with which it runs.
+        most: Most workers; 0: it shall leave.
+        slots: Processes per worker.
+        priority_class: PriorityClass of the least.
+        is_suspended: Whether it shall save a checkpoint and leave.
+        checkpoint: URL of its checkpoints; empty: none.
+        retries: Launchers that may fail.
+        template: Pod template of a worker.
+        resource: What the planner counts of it: GPUs, or else processors.
+        unit: How many of these a worker takes: GPUs, or tenths of a core.
+    """
+
+    least: int
+    most: int
+    slots: int
+    priority_class: str
+    is_suspended: bool
+    checkpoint: str
+    retries: int
+    template: Mapping[str, Any] = field(compare=False)
+    resource: str
+    unit: int
+
+
+@dataclass(frozen=True)
+class SeenJob:
+    """A TrainingJob as the API server has it.
+
+    Attributes:
+        namespace: Its namespace.
+        name: Its name.
+        uid: Its identity.
+        generation: Rises with each change of the spec.
+        resource_version: For writes that lose against later ones.
+        created_s: Seconds since the epoch.
+        is_deleting: Whether it is being deleted.
+        spec: What it asks for; ``None`` if that cannot be run.
+        problem: Why not: a reason as in conditions, and a sentence; empty otherwise.
+        problem_reason: The reason.
+        status: Its status, as it was written last.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    resource_version: str
+    created_s: float
+    is_deleting: bool
+    spec: TrainingJobSpec | None
+    problem_reason: str = ""
+    problem: str = ""
+    status: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def key(self) -> str:
+        """Its name among all jobs of the cluster."""
+        return f"{self.namespace}/{self.name}"
+
+    def is_true(self, condition: str) -> bool:
+        """Whether a condition of its status is true."""
+        found = self.status.get("conditions") or []
+        return any(one.get("type") == condition and one.get("status") == "True" for one in found)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is complete, or has failed for good."""
+        return self.is_true("Complete") or self.is_true("Failed")
+
+
+@dataclass(frozen=True)
+class SeenNode:
+    """A node.
+
+    Attributes:
+        name: Its name.
+        allocatable: What pods may use of it: GPUs, and thousandths of cores.
+        is_open: Whether pods may be placed there anew: it is ready, not cordoned, and has no taint against that.
+        labels: Its labels.
+    """
+
+    name: str
+    allocatable: Mapping[str, int]
+    is_open: bool
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def room(self, resource: str) -> int:
+        """Slots of a resource, as the planner counts them."""
+        return self.allocatable.get(resource, 0) // (CPU_UNIT if resource == CPU else 1)
+
+
+@dataclass(frozen=True)
+class SeenPod:
+    """A pod.
+
+    Attributes:
+        namespace: Its namespace.
+        name: Its name.
+        uid: Its identity.
+        node: Where it runs; for a worker that waits, where it is to run; else empty.
+        is_bound: Whether it is on that node already.
+        phase: As Kubernetes has it.
+        is_deleting: Whether it is being deleted.
+        created_s: Seconds since the epoch.
+        requests: What it requests: GPUs, and thousandths of cores.
+        priority: Its priority.
+        job: UID of the job that it belongs to; empty: not one of the operator's.
+        role: Worker or launcher, for those.
+        tier: Floor or extra, for workers.
+        nominated: Node that the scheduler empties for it.
+        unschedulable_s: Since when the scheduler finds no place for it; ``None``: it does, or has not looked.
+        selector: Labels that its node must have.
+        is_choosy: Whether it has other wishes about its node.
+        exit_code: Exit code of its first container that has ended; ``None``: none has.
+        words: What is known about its end.
+        finished_s: When that was.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    node: str = ""
+    is_bound: bool = False
+    phase: str = "Pending"
+    is_deleting: bool = False
+    created_s: float = 0.0
+    requests: Mapping[str, int] = field(default_factory=dict)
+    priority: int = 0
+    job: str = ""
+    role: str = ""
+    tier: str = ""
+    nominated: str = ""
+    unschedulable_s: float | None = None
+    selector: Mapping[str, str] = field(default_factory=dict)
+    is_choosy: bool = False
+    exit_code: int | None = None
+    words: str = ""
+    finished_s: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its containers have ended for good; it holds no room any more."""
+        return self.phase in ("Succeeded", "Failed")
+
+    def slots(self, resource: str) -> int:
+        """Slots of a resource that it takes, as the planner counts them."""
+        return -(-self.requests.get(resource, 0) // (CPU_UNIT if resource == CPU else 1))
+
+
+@dataclass(frozen=True)
+class ClusterSnapshot:
+    """The cluster, as the operator sees it in one turn.
+
+    Attributes:
+        jobs: Training jobs.
+        nodes: Nodes.
+        pods: Pods, also those of others.
+        priorities: The value of each PriorityClass.
+    """
+
+    jobs: tuple[SeenJob, ...]
+    nodes: tuple[SeenNode, ...]
+    pods: tuple[SeenPod, ...]
+    priorities: Mapping[str, int] = field(default_factory=dict)
+
+
+def quantity(value: object) -> float:
+    """A quantity of Kubernetes as a number.
+
+    >>> quantity("1500m"), quantity("2Gi"), quantity(4), quantity("1e3")
+    (1.5, 2147483648.0, 4.0, 1000.0)
+
+    Raises:
+        UsageError: It is none.
+    """
+    match = _QUANTITY.fullmatch(str(value))
+    if match is None:
+        raise UsageError(f"{value!r} is no quantity; expected a number with a suffix of Kubernetes, e.g. 500m or 2Gi")
+    return float(match[1] + (match[2] or "")) * _FACTORS.get(match[3] or "", 1.0)
+
+
+def epoch_s(text: object) -> float | None:
+    """A time of the API server as seconds since the epoch.
+
+    >>> epoch_s("1970-01-01T00:01:00Z"), epoch_s(None)
+    (60.0, None)
+    """
+    if not isinstance(text, str):
+        return None
+    try:
+        moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    return moment.replace(tzinfo=moment.tzinfo or timezone.utc).timestamp()
+
+
+def read_job(item: Mapping[str, Any]) -> SeenJob:
+    """A TrainingJob; what is wrong with its spec becomes its problem."""
+    meta = item["metadata"]
+    spec, reason, problem = None, "", ""
+    try:
+        spec = _read_spec(meta["name"], item.get("spec") or {})
+    except _Rejected as rejected:
+        reason, problem = rejected.reason, str(rejected)
+    return SeenJob(
+        meta.get("namespace", ""), meta["name"], meta["uid"], meta.get("generation", 0), meta["resourceVersion"],
+        epoch_s(meta.get("creationTimestamp")) or 0.0, "deletionTimestamp" in meta, spec, reason, problem,
+        item.get("status") or {},
+    )  # fmt: skip
+
+
+class _Rejected(Exception):
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+def _read_spec(name: str, spec: Mapping[str, Any]) -> TrainingJobSpec:
+    if len(name) > _LONGEST_NAME:
+        raise _Rejected("NameTooLong", f"the name has {len(name)} characters; expected {_LONGEST_NAME} at most")
+    workers = spec.get("workers") or {}
+    least, most = workers.get("min"), workers.get("max")
+    if not (isinstance(least, int) and isinstance(most, int) and least >= 1 and most >= 0):
+        raise _Rejected(
+            "BadNumbers", f"workers.min is {least!r}, max {most!r}; expected min of at least 1, max of 0 or more"
+        )
+    if 0 < most < least:
+        raise _Rejected(
+            "MinAboveMax",
+            f"workers.min is {least} and max {most}; expected max of at least {least}, or 0 to suspend the job",
+        )
+    template = workers.get("template") or {}
+    containers = (template.get("spec") or {}).get("containers") or []
+    if not containers or not isinstance(containers[0], dict):
+        raise _Rejected(
+            "BadTemplate", "workers.template.spec has no container; expected one with an image and a command"
+        )
+    first = containers[0]
+    if not first.get("image") or not [*(first.get("command") or []), *(first.get("args") or [])]:
+        raise _Rejected(
+            "BadTemplate",
+            "the first container of workers.template has no image or no command; expected both, the command being "
+            "that of the training, e.g. [python, train.py]",
+        )
+    try:
+        asked = requested(template["spec"])
+    except UsageError as error:
+        raise _Rejected("BadTemplate", f"the resources of workers.template do not read: {error}") from None
+    resource = GPU if asked.get(GPU) else CPU
+    unit = -(-asked.get(resource, 0) // (CPU_UNIT if resource == CPU else 1))
+    if not unit:
+        raise _Rejected(
+            "BadTemplate",
+            f"the containers of workers.template request neither {GPU} nor cpu; expected one of them, as workers are "
+            "shared out by it",
+        )
+    return TrainingJobSpec(
+        least, most, workers.get("slots") or (unit if resource == GPU else 1),
+        spec.get("priorityClassName") or FLOOR_CLASS, bool(spec.get("suspend")) or most == 0,
+        spec.get("checkpoint") or "", spec.get("retries", 3), template, resource, unit,
+    )  # fmt: skip
+
+
+def requested(spec: Mapping[str, Any]) -> dict[str, int]:
+    """What a pod requests: GPUs, and thousandths of cores. Init containers count by the largest, overhead is added.
+
+    Raises:
+        UsageError: A quantity does not read.
+    """
+
+    def of(containers: Iterable[Mapping[str, Any]], name: str) -> list[float]:
+        found = []
+        for one in containers:
+            resources = one.get("resources") or {}
+            limit = (resources.get("limits") or {}).get(name, 0)
+            found.append(quantity((resources.get("requests") or {}).get(name, limit)))
+        return found
+
+    result = {}
+    for name in (GPU, CPU):
+        amount = max(
+            sum(of(spec.get("containers") or [], name)), max(of(spec.get("initContainers") or [], name), default=0)
+        )
+        amount += quantity((spec.get("overhead") or {}).get(name, 0))
+        if amount:
+            result[name] = -int(-amount * (1000 if name == CPU else 1) // 1)
+    return result
+
+
+def read_node(item: Mapping[str, Any]) -> SeenNode:
+    """A node."""
+    meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
+    found = status.get("allocatable") or {}
+    conditions = {one.get("type"): one.get("status") for one in status.get("conditions") or []}
+    closing = any(one.get("effect") in ("NoSchedule", "NoExecute") for one in spec.get("taints") or [])
+    allocatable = {
+        name: int(quantity(found[name]) * (1000 if name == CPU else 1)) for name in (GPU, CPU) if name in found
+    }
+    is_open = conditions.get("Ready") == "True" and not spec.get("unschedulable") and not closing
+    return SeenNode(meta["name"], allocatable, is_open, meta.get("labels") or {})
+
+
+def read_pod(item: Mapping[str, Any]) -> SeenPod:
+    """A pod."""
+    meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
+    labels, notes = meta.get("labels") or {}, meta.get("annotations") or {}
+    owner: dict[str, Any] = next((one for one in meta.get("ownerReferences") or [] if one.get("kind") == KIND), {})
+    is_ours = JOB_LABEL in labels and owner.get("apiVersion", "").startswith(f"{GROUP}/")
+    scheduled: dict[str, Any] = next(
+        (one for one in status.get("conditions") or [] if one.get("type") == "PodScheduled"), {}
+    )
+    is_lost = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
+    ended = [(one.get("state") or {}).get("terminated") or {} for one in status.get("containerStatuses") or []]
+    end = next((one for one in ended if one), {})
+    words = " ".join(filter(None, (status.get("reason"), status.get("message"), end.get("reason"), end.get("message"))))
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    try:
+        requests = requested(spec)
+    except UsageError:
+        requests = {}
+    return SeenPod(
+        meta.get("namespace", ""), meta["name"], meta["uid"],
+        node=spec.get("nodeName") or (notes.get(NODE_ANNOTATION, "") if is_ours else ""),
+        is_bound=bool(spec.get("nodeName")),
+        phase=status.get("phase") or "Pending",
+        is_deleting="deletionTimestamp" in meta,
+        created_s=epoch_s(meta.get("creationTimestamp")) or 0.0,
+        requests=requests,
+        priority=spec.get("priority") or 0,
+        job=owner.get("uid", "") if is_ours else "",
+        role=labels.get(ROLE_LABEL, "") if is_ours else "",
+        tier=labels.get(TIER_LABEL, "") if is_ours else "",
+        nominated=status.get("nominatedNodeName") or "",
+        unschedulable_s=epoch_s(scheduled.get("lastTransitionTime")) if is_lost else None,
+        selector=spec.get("nodeSelector") or {},
+        is_choosy="requiredDuringSchedulingIgnoredDuringExecution" in affinity,
+        exit_code=end.get("exitCode"),
+        words=words,
+        finished_s=epoch_s(end.get("finishedAt")),
+    )  # fmt: skip

@@ -1,0 +1,227 @@
+"""The operator: looks at the cluster, and does what :func:`~edl_hvd.kubernetes.turn.decide` says, turn after turn.
+
+It keeps nothing. Of several that run, the one that holds the Lease acts; one that could not renew it for some time
+stops acting, by its own clock, before any other can begin.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import datetime, timezone
+from typing import Any
+
+from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.errors import EdlHvdError, ObjectExistsError, ObjectMissingError, PlatformError
+from edl_hvd.kubernetes.api import ApiServer
+from edl_hvd.kubernetes.objects import GROUP, VERSION, ClusterSnapshot, SeenJob, read_job, read_node, read_pod
+from edl_hvd.kubernetes.pods import token_manifest
+from edl_hvd.kubernetes.status import events_of, refusal_event
+from edl_hvd.kubernetes.turn import Action, CreatePod, DeletePod, WriteStatus, decide
+
+LEASE_NAME = "edl-hvd-operator"
+LEASE_S, ACT_WITHIN_S, RENEW_EVERY_S = 15, 10.0, 2.0
+_JOBS = f"/apis/{GROUP}/{VERSION}"
+_MOST_PLANNER_FAILURES = 3
+
+
+class Leadership:
+    """The Lease that one operator holds.
+
+    Args:
+        api: The API server.
+        namespace: Namespace of the Lease.
+        identity: The name of this operator; one that comes again under its name goes on at once.
+        clock: For how long the Lease was not renewed; the other holder's times are only compared with each other.
+    """
+
+    def __init__(self, api: ApiServer, namespace: str, identity: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._api, self._identity, self._clock = api, identity, clock
+        self._folder = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._renewed_s: float | None = None
+        self._seen: tuple[str, float] | None = None
+
+    @property
+    def may_act(self) -> bool:
+        """Whether this operator holds the Lease, and no other can have taken it."""
+        return self._renewed_s is not None and self._clock.monotonic_s() - self._renewed_s < ACT_WITHIN_S
+
+    def renew(self) -> None:
+        """Take the Lease, or keep it, if that is due and possible.
+
+        Raises:
+            PlatformError: The API server is away, or refuses.
+        """
+        began_s = self._clock.monotonic_s()
+        if self._renewed_s is not None and began_s - self._renewed_s < RENEW_EVERY_S:
+            return
+        try:
+            lease = self._api.get(f"{self._folder}/{LEASE_NAME}")
+        except ObjectMissingError:
+            lease = {
+                "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": LEASE_NAME}, "spec": {}
+            }  # fmt: skip
+        spec: dict[str, Any] = lease["spec"]
+        holder = spec.get("holderIdentity") or ""
+        if holder not in ("", self._identity):
+            self._renewed_s = None
+            mark = str((lease["metadata"].get("resourceVersion"), holder))
+            if self._seen is None or self._seen[0] != mark:
+                self._seen = (mark, began_s)
+            if began_s - self._seen[1] < (spec.get("leaseDurationSeconds") or LEASE_S):
+                return
+        now = datetime.fromtimestamp(self._clock.wall_s(), timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        if holder != self._identity:
+            spec["acquireTime"] = now
+            spec["leaseTransitions"] = (spec.get("leaseTransitions") or 0) + 1
+        spec.update(holderIdentity=self._identity, leaseDurationSeconds=LEASE_S, renewTime=now)
+        try:
+            if "resourceVersion" in lease["metadata"]:
+                self._api.replace(f"{self._folder}/{LEASE_NAME}", lease)
+            else:
+                self._api.create(self._folder, lease)
+        except ObjectExistsError:
+            self._renewed_s = None
+            return
+        self._renewed_s = began_s
+
+    def release(self) -> None:
+        """Let another operator take the Lease at once."""
+        if not self.may_act:
+            return
+        self._renewed_s = None
+        path = f"{self._folder}/{LEASE_NAME}"
+        try:
+            lease = self._api.get(path)
+            if lease["spec"].get("holderIdentity") == self._identity:
+                lease["spec"]["holderIdentity"] = ""
+                self._api.replace(path, lease)
+        except EdlHvdError:
+            pass  # it runs out by itself
+
+
+class Operator:
+    """One operator.
+
+    Args:
+        api: The API server.
+        leadership: Decides whether this operator acts.
+        tell: Told what people want to know.
+        every_s: Seconds between two looks at the cluster.
+        clock: For times of conditions and claims.
+    """
+
+    def __init__(
+        self, api: ApiServer, leadership: Leadership, tell: Callable[[str], None], every_s: float = 1.0,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:  # fmt: skip
+        self._api, self._leadership, self._tell, self._every_s, self._clock = api, leadership, tell, every_s, clock
+        self._ending = threading.Event()
+        self._said = ""
+        self._reported: dict[str, str] = {}
+        self._was_leader = False
+
+    def end(self) -> None:
+        """Let :meth:`run` return after this turn; for a signal's handler."""
+        self._ending.set()
+
+    def run(self) -> None:
+        """Look and act until :meth:`end`. What goes wrong is said once, and tried again.
+
+        Raises:
+            PlatformError: No plan could be made three times in a row; another process may do better.
+        """
+        failures = 0
+        while not self._ending.is_set():
+            try:
+                self._leadership.renew()
+                if self._leadership.may_act != self._was_leader:
+                    self._was_leader = self._leadership.may_act
+                    self._tell("acts for this cluster" if self._was_leader else "does not act: another operator does")
+                if self._was_leader:
+                    self.act()
+                self._said, failures = "", 0
+            except EdlHvdError as error:
+                if str(error) != self._said:
+                    self._tell(f"{error}; trying again")
+                self._said = str(error)
+            except Exception as error:  # a fault in the plan: what runs goes on
+                failures += 1
+                self._tell(f"no plan could be made: {type(error).__name__}: {error}")
+                if failures >= _MOST_PLANNER_FAILURES:
+                    raise PlatformError(f"no plan could be made {failures} times in a row: {error}") from error
+            self._ending.wait(self._every_s)
+        self._leadership.release()
+
+    def act(self) -> None:
+        """One turn: look at the whole cluster, decide, and do it.
+
+        Raises:
+            PlatformError: The API server is away, or refuses to show what the turn needs.
+        """
+        # Jobs come first: a pod that is created after the look has a job that was seen.
+        lost: set[str] = set()
+        for action in decide(self.look(), self._clock.wall_s()):
+            if not self._leadership.may_act or self._ending.is_set():
+                return
+            job = action.job
+            if job.uid in lost:
+                continue
+            try:
+                self._do(action)
+            except ObjectExistsError:
+                lost.add(job.uid)  # it was written meanwhile: the next turn sees more
+            except ObjectMissingError:
+                continue
+            except PlatformError as error:
+                lost.add(job.uid)
+                self._report(job, str(error))
+
+    def _report(self, job: SeenJob, text: str) -> None:
+        """Say what the API server refuses about a job, in an event of it; the other jobs go on."""
+        event = refusal_event(job, text, self._clock.wall_s())
+        if self._reported.get(job.uid) == text:
+            return
+        self._reported[job.uid] = text
+        self._tell(f"{job.key}: {text}")
+        with suppress(EdlHvdError):  # it was said above
+            self._create(f"/api/v1/namespaces/{job.namespace}/events", event)
+
+    def look(self) -> ClusterSnapshot:
+        """The cluster as it is.
+
+        Raises:
+            PlatformError: The API server is away, or refuses.
+        """
+        classes = self._api.list("/apis/scheduling.k8s.io/v1/priorityclasses")
+        return ClusterSnapshot(
+            tuple(map(read_job, self._api.list(f"{_JOBS}/trainingjobs"))),
+            tuple(map(read_node, self._api.list("/api/v1/nodes"))),
+            tuple(map(read_pod, self._api.list("/api/v1/pods"))),
+            {one["metadata"]["name"]: one["value"] for one in classes},
+        )
+
+    def _do(self, action: Action) -> None:
+        job = action.job
+        core = f"/api/v1/namespaces/{job.namespace}"
+        match action:
+            case WriteStatus(_, status):
+                path = f"{_JOBS}/namespaces/{job.namespace}/trainingjobs/{job.name}/status"
+                self._api.patch(path, {"metadata": {"resourceVersion": job.resource_version}, "status": dict(status)})
+                for event in events_of(job, status, self._clock.wall_s()):
+                    self._tell(f"{job.key}: {event['reason']}: {event['message']}")
+                    self._create(f"{core}/events", event)
+            case CreatePod(_, manifest, needs):
+                for other in needs:
+                    self._create(f"{core}/services", other)
+                if needs:
+                    self._create(f"{core}/secrets", token_manifest(job, secrets.token_urlsafe()))
+                self._create(f"{core}/pods", dict(manifest))
+            case DeletePod(_, pod, grace_s):
+                self._api.delete(f"{core}/pods/{pod.name}", pod.uid, grace_s)
+
+    def _create(self, path: str, manifest: Mapping[str, Any]) -> None:
+        with suppress(ObjectExistsError):  # an earlier operator, or an earlier turn, has done it
+            self._api.create(path, manifest)

@@ -1,0 +1,205 @@
+"""The status of a training job, and the events that its changes are. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from typing import Any
+
+from edl_hvd.kubernetes.objects import GROUP, JOB_LABEL, KIND, ROLE_LABEL, VERSION, WORKER, SeenJob, SeenPod
+from edl_hvd.planning.values import WaitReason
+
+_LONGEST_SENTENCE = 900
+# Of an event's message Kubernetes takes 1024 characters.
+
+
+@dataclass(frozen=True)
+class RunCount:
+    """Launchers of a job that have failed.
+
+    Attributes:
+        failures: Their number, those that saved and left not counted.
+        last_uid: Identity of the last one that was looked at, so that none counts twice.
+        words: What is known about its end.
+    """
+
+    failures: int = 0
+    last_uid: str = ""
+    words: str = ""
+
+    @classmethod
+    def of(cls, status: Mapping[str, Any]) -> RunCount:
+        """What a status says."""
+        found = status.get("launcher") or {}
+        return cls(found.get("failures") or 0, found.get("lastUid") or "", found.get("words") or "")
+
+    def after(self, launcher: SeenPod, counts: bool) -> RunCount:
+        """The count after the end of a launcher, the same however often that is seen."""
+        if launcher.uid == self.last_uid:
+            return self
+        ended = f"exit code {launcher.exit_code}" if launcher.exit_code is not None else "it was ended"
+        words = f"launcher {launcher.name}: {ended} {launcher.words}".strip()[:_LONGEST_SENTENCE]
+        return replace(self, failures=self.failures + counts, last_uid=launcher.uid, words=words)
+
+
+@dataclass(frozen=True)
+class JobState:
+    """What the status of a job is made of.
+
+    Attributes:
+        job: The job.
+        desired: Workers that it shall have.
+        running: Workers that run.
+        held: Workers that are there, and not leaving.
+        launcher: Its launcher, if there is one.
+        why: Why it has what it has.
+        reason: Why it has nothing; ``None`` if it has something, or asks for nothing.
+        is_complete: Whether training is complete.
+        has_failed: Whether it has failed for good.
+        runs: Launchers that have failed.
+        has_workers: Whether any worker is still there.
+        missing_class: PriorityClass that it needs and the cluster has not.
+    """
+
+    job: SeenJob
+    desired: int
+    running: int
+    held: int
+    launcher: SeenPod | None
+    why: str
+    reason: WaitReason | None
+    is_complete: bool
+    has_failed: bool
+    runs: RunCount
+    has_workers: bool
+    missing_class: str
+
+
+def status_of(state: JobState, now_s: float) -> dict[str, Any]:
+    """The status, with the times of conditions that have not changed."""
+    job, spec = state.job, state.job.spec
+    trains = state.launcher is not None and state.launcher.phase == "Running" and state.running > 0
+    left = state.launcher is None or state.launcher.is_over
+    phase, conditions = "Waiting", _accepted(state)
+    is_accepted = conditions["Accepted"][0]
+    if state.is_complete:
+        phase = "Complete"
+        conditions["Complete"] = (True, "TrainingComplete", "training is complete")
+    elif state.has_failed:
+        phase = "Failed"
+        conditions["Failed"] = (True, "LauncherFailed", state.runs.words)
+    elif not is_accepted:
+        phase = "Rejected"
+    elif spec is not None and spec.is_suspended:
+        phase = "Suspended" if left and not state.has_workers else "Suspending"
+        reason = "ScaledToZero" if spec.most == 0 else "UserAsked"
+        conditions["Suspended"] = (phase == "Suspended", reason, "the job was asked to save a checkpoint and leave")
+    elif state.reason is not None:
+        preempted = bool(job.status.get("launched"))
+        conditions["Suspended"] = (
+            left and not state.has_workers and preempted,
+            "Preempted" if preempted else "Waits",
+            state.why,
+        )
+    else:
+        phase = "Training" if trains else "Starting"
+    if is_accepted and not (state.is_complete or state.has_failed):
+        has_floor = spec is not None and state.desired >= spec.least
+        waits = state.reason.value if state.reason is not None else "NotAsked"
+        conditions["Admitted"] = (has_floor, "Floor" if has_floor else waits, state.why or "it asks for no workers")
+        changing = state.desired != state.running
+        conditions["Resizing"] = (
+            changing, ("Growing" if state.desired > state.running else "Shrinking") if changing else "Settled",
+            f"{state.running} of {state.desired} workers run",
+        )  # fmt: skip
+    conditions["Running"] = (phase == "Training", phase, f"{state.running} workers run")
+    before = {one.get("type"): one for one in job.status.get("conditions") or []}
+    for kind in before:
+        conditions.setdefault(kind, (False, "NoLonger", ""))
+    return {
+        "observedGeneration": job.generation,
+        "phase": phase,
+        "workers": {
+            "desired": state.desired, "running": state.running, "shown": f"{state.running}/{state.desired}",
+            "selector": f"{JOB_LABEL}={job.name},{ROLE_LABEL}={WORKER}",
+        },
+        "why": (state.why or conditions["Accepted"][2])[:_LONGEST_SENTENCE],
+        "launched": bool(job.status.get("launched")) or trains,
+        "launcher": {"failures": state.runs.failures, "lastUid": state.runs.last_uid, "words": state.runs.words},
+        "conditions": [
+            _condition(kind, *conditions[kind], before.get(kind) or {}, job.generation, now_s)
+            for kind in sorted(conditions)
+        ],
+    }  # fmt: skip
+
+
+def _accepted(state: JobState) -> dict[str, tuple[bool, str, str]]:
+    job = state.job
+    if job.spec is None:
+        return {"Accepted": (False, job.problem_reason, job.problem)}
+    if state.missing_class:
+        text = (
+            f"there is no PriorityClass {state.missing_class!r}; create it, install the operator's manifests, or name "
+            "another in priorityClassName"
+        )
+        return {"Accepted": (False, "NoPriorityClass", text)}
+    if state.reason is WaitReason.NEVER_FITS:
+        return {"Accepted": (False, "NeverFits", state.why)}
+    return {"Accepted": (True, "Valid", "the spec can be run")}
+
+
+def _condition(
+    kind: str, is_true: bool, reason: str, message: str, before: Mapping[str, Any], generation: int, now_s: float
+) -> dict[str, Any]:
+    value = "True" if is_true else "False"
+    since = before.get("lastTransitionTime") if before.get("status") == value else None
+    return {
+        "type": kind, "status": value, "reason": reason, "message": message[:_LONGEST_SENTENCE],
+        "lastTransitionTime": since or _time(now_s), "observedGeneration": generation,
+    }  # fmt: skip
+
+
+def _time(now_s: float) -> str:
+    return datetime.fromtimestamp(int(now_s), timezone.utc).isoformat().replace("+00:00", "Z")
+
+
+def events_of(job: SeenJob, status: Mapping[str, Any], now_s: float) -> list[dict[str, Any]]:
+    """The events that a change of a status is: each has a name of its own, so that none is written twice."""
+    before = {one["type"]: one for one in job.status.get("conditions") or []}
+    found = []
+    for one in status["conditions"]:
+        old = before.get(one["type"]) or {}
+        is_first = not old and one["status"] == "False" and one["type"] not in ("Accepted", "Admitted")
+        if one["type"] == "Resizing" or is_first or one["reason"] == "NoLonger":
+            continue
+        if (old.get("status"), old.get("reason")) != (one["status"], one["reason"]):
+            is_bad = (one["type"], one["status"]) in (("Accepted", "False"), ("Failed", "True"))
+            found.append(_event(job, one["reason"], one["message"], is_bad, now_s))
+    had = (job.status.get("workers") or {}).get("desired", 0)
+    has = status["workers"]["desired"]
+    if had != has:
+        text = f"{had} → {has} workers: {status['why']}"
+        found.append(_event(job, "Grown" if has > had else "Shrunk", text, False, now_s))
+    return found
+
+
+def refusal_event(job: SeenJob, text: str, now_s: float) -> dict[str, Any]:
+    """The event that the API server has refused something that a job needs."""
+    return _event(job, "Refused", text, True, now_s)
+
+
+def _event(job: SeenJob, reason: str, message: str, is_bad: bool, now_s: float) -> dict[str, Any]:
+    mark = hashlib.sha256(f"{job.uid} {job.resource_version} {reason} {message}".encode()).hexdigest()[:16]
+    return {
+        "apiVersion": "v1", "kind": "Event",
+        "metadata": {"name": f"{job.name}.{mark}", "namespace": job.namespace},
+        "involvedObject": {
+            "apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "name": job.name, "namespace": job.namespace,
+            "uid": job.uid, "resourceVersion": job.resource_version,
+        },
+        "reason": reason, "message": message[:_LONGEST_SENTENCE], "type": "Warning" if is_bad else "Normal",
+        "firstTimestamp": _time(now_s), "lastTimestamp": _time(now_s), "count": 1,
+        "source": {"component": "edl-hvd-operator"},
+    }  # fmt: skip

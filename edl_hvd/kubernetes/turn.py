@@ -1,0 +1,314 @@
+"""What the operator does about what it sees: pure, and the same every time.
+
+Nothing is kept from one turn to the next: an operator that is killed has nothing to lose, and two that overlap for a
+moment decide alike. Room that pods are leaving counts as free in the plan, and is given on once they are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edl_hvd.hosts import HostSlots
+from edl_hvd.kubernetes.objects import (
+    EXTRA,
+    EXTRA_CLASS,
+    FLOOR,
+    LAUNCHER,
+    WORKER,
+    ClusterSnapshot,
+    SeenJob,
+    SeenNode,
+    SeenPod,
+    TrainingJobSpec,
+)
+from edl_hvd.kubernetes.pods import launcher_manifest, service_manifest, worker_manifest, worker_name
+from edl_hvd.kubernetes.status import JobState, RunCount, status_of
+from edl_hvd.planning.plan import plan
+from edl_hvd.planning.values import Claim, Curve, JobAsk, Plan, PlanRules, Room, Share, WaitingJob
+
+SAVED = 75
+_CHANGE_S, _START_S = 1.0, 10.0
+# As the fleet assumes before a job has measured its own.
+_CLAIM_S = 120.0
+# A pod that finds no place within this time though room was made needs something else than room.
+_FAILED_STAYS_S, _MOST_FAILED = 10.0, 3
+# Workers that fail at once are replaced so often, and no more often.
+_ZONE = "topology.kubernetes.io/zone"
+
+
+@dataclass(frozen=True)
+class CreatePod:
+    """Create a pod of a job; for a launcher, what it needs comes first."""
+
+    job: SeenJob
+    manifest: Mapping[str, Any]
+    needs: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class DeletePod:
+    """Delete a pod, and no other one of its name, with the grace period that it has; 0: it has ended already."""
+
+    job: SeenJob
+    pod: SeenPod
+    grace_s: int | None = None
+
+
+@dataclass(frozen=True)
+class WriteStatus:
+    """Write the status of a job, if nobody has written it since; before anything else is done about the job."""
+
+    job: SeenJob
+    status: Mapping[str, Any]
+
+
+Action = CreatePod | DeletePod | WriteStatus
+
+
+def decide(seen: ClusterSnapshot, now_s: float) -> tuple[Action, ...]:
+    """What is to be done about a cluster, in this order.
+
+    Args:
+        seen: The cluster.
+        now_s: Seconds since the epoch.
+    """
+    return _Turn(seen, now_s).run()
+
+
+def pod_curve(most: int, unit: int) -> Curve:
+    """The curve of a job that nothing is known of: n workers make n^0.8 of what one makes.
+
+    >>> pod_curve(3, 5).sizes
+    (5, 10, 15)
+    """
+    counts, count = [], 1
+    while count < most:
+        counts.append(count)
+        count += max(1, count // 16)
+    return Curve(
+        tuple(unit * one for one in (*counts, most)), tuple(one**PlanRules.elasticity for one in (*counts, most))
+    )
+
+
+@dataclass
+class _Pods:
+    """The pods of one job."""
+
+    workers: list[SeenPod] = field(default_factory=list)
+    launcher: SeenPod | None = None
+    names: set[str] = field(default_factory=set)
+
+    @property
+    def alive(self) -> list[SeenPod]:
+        return [pod for pod in self.workers if not pod.is_deleting and not pod.is_over]
+
+
+class _Turn:
+    def __init__(self, seen: ClusterSnapshot, now_s: float) -> None:
+        self.seen, self.now_s = seen, now_s
+        self.jobs = sorted((job for job in seen.jobs if not job.is_deleting), key=lambda job: job.key)
+        self.nodes = {node.name: node for node in seen.nodes}
+        self.pods = {job.uid: _Pods() for job in seen.jobs}
+        for pod in sorted(seen.pods, key=lambda pod: (pod.namespace, pod.name)):
+            mine = self.pods.get(pod.job)
+            if mine is not None:
+                mine.names.add(pod.name)
+                if pod.role == WORKER:
+                    mine.workers.append(pod)
+                elif pod.role == LAUNCHER:
+                    mine.launcher = pod
+        self.shares: dict[str, Share] = {}
+        self.waiting: dict[str, WaitingJob] = {}
+        self.statuses: list[Action] = []
+        self.actions: list[Action] = []
+
+    def run(self) -> tuple[Action, ...]:
+        for resource in sorted({job.spec.resource for job in self.jobs if job.spec is not None}):
+            made = self._plan(resource)
+            self.shares.update({share.job: share for share in made.shares})
+            self.waiting.update({one.job: one for one in made.waiting})
+        free = {
+            resource: self._free(resource)
+            for resource in sorted({job.spec.resource for job in self.jobs if job.spec is not None})
+        }
+        for job in self.jobs:
+            self._do(job, free)
+        return (*self.statuses, *self.actions)
+
+    # --- the plan ---
+
+    def _wants(self, job: SeenJob) -> bool:
+        launcher = self.pods[job.uid].launcher
+        is_done = launcher is not None and launcher.phase == "Succeeded"
+        return job.spec is not None and not job.spec.is_suspended and not job.is_over and not is_done
+
+    def _others(self, resource: str) -> dict[str, int]:
+        """Slots that are taken on each node beside the plan: by other pods, and set aside for them by the scheduler."""
+        taken: dict[str, int] = {}
+        own = {job.uid for job in self.jobs if job.spec is not None and job.spec.resource == resource}
+        for pod in self.seen.pods:
+            node = pod.node if pod.is_bound else pod.nominated
+            if node and not pod.is_over and not (pod.job in own and pod.role == WORKER):
+                taken[node] = taken.get(node, 0) + pod.slots(resource)
+        return taken
+
+    def _plan(self, resource: str) -> Plan:
+        others = self._others(resource)
+        rooms = [
+            Room(
+                node.name, node.room(resource), others.get(node.name, 0), kind="", zone=node.labels.get(_ZONE, ""),
+                is_open=node.is_open,
+            )
+            for node in self.seen.nodes if node.room(resource)
+        ]  # fmt: skip
+        asks = [
+            self._ask(job, job.spec) for job in self.jobs
+            if job.spec is not None and job.spec.resource == resource and self._wants(job)
+        ]  # fmt: skip
+        return plan(rooms, self._claims(resource), asks, PlanRules(), self.now_s)
+
+    def _ask(self, job: SeenJob, spec: TrainingJobSpec) -> JobAsk:
+        holds: dict[str, int] = {}
+        alive = self.pods[job.uid].alive
+        for pod in alive:
+            holds[pod.node] = holds.get(pod.node, 0) + spec.unit
+        return JobAsk(
+            job.key, queue=job.namespace, priority=self.seen.priorities.get(spec.priority_class, 0),
+            least=spec.least * spec.unit, most=spec.most * spec.unit, unit=spec.unit,
+            curves=(pod_curve(spec.most, spec.unit),), asked_s=job.created_s,
+            changed_s=max((pod.created_s for pod in alive), default=0.0),
+            holds=tuple(HostSlots(node, slots) for node, slots in sorted(holds.items()) if node),
+            change_s=_CHANGE_S, start_s=_START_S,
+        )  # fmt: skip
+
+    def _claims(self, resource: str) -> list[Claim]:
+        """Pods of others that wait for room which less urgent workers have."""
+        lowest = self.seen.priorities.get(EXTRA_CLASS, -10)
+        most = max((node.room(resource) for node in self.seen.nodes), default=0)
+        found = []
+        for pod in self.seen.pods:
+            slots, since_s = pod.slots(resource), pod.unschedulable_s
+            is_fit = 0 < slots <= most and any(_admits(node, pod) for node in self.seen.nodes)
+            if (
+                is_fit and since_s is not None and self.now_s - since_s < _CLAIM_S and not pod.job and not pod.node
+                and not pod.nominated and not pod.is_deleting and not pod.is_choosy and pod.priority > lowest
+            ):  # fmt: skip
+                found.append(Claim(f"{pod.namespace}/{pod.name}", slots, slots, pod.priority, pod.created_s))
+        return found
+
+    def _free(self, resource: str) -> dict[str, int]:
+        """Slots of each node that nothing holds, neither pods that are leaving nor those that are on their way."""
+        free = {node.name: node.room(resource) for node in self.seen.nodes if node.is_open}
+        for pod in self.seen.pods:
+            node = pod.node or pod.nominated
+            if node in free and not pod.is_over:
+                free[node] -= pod.slots(resource)
+        return free
+
+    # --- one job ---
+
+    def _do(self, job: SeenJob, free: dict[str, dict[str, int]]) -> None:
+        pods, spec = self.pods[job.uid], job.spec
+        launcher = pods.launcher
+        share, waits = self.shares.get(job.key), self.waiting.get(job.key)
+        runs = RunCount.of(job.status)
+        if launcher is not None and launcher.phase == "Failed" and not job.is_over:
+            runs = runs.after(launcher, counts=launcher.exit_code != SAVED)
+        retries = 0 if spec is None else spec.retries
+        is_complete = job.is_true("Complete") or (launcher is not None and launcher.phase == "Succeeded")
+        has_failed = job.is_true("Failed") or runs.failures > retries
+        unit = 1 if spec is None else spec.unit
+        self._write(
+            JobState(
+                job,
+                desired=share.slots // unit if share is not None and not (is_complete or has_failed) else 0,
+                running=sum(pod.phase == "Running" for pod in pods.alive),
+                held=len(pods.alive),
+                launcher=launcher,
+                why=share.why if share is not None else waits.why if waits is not None else "",
+                reason=waits.reason if waits is not None else None,
+                is_complete=is_complete,
+                has_failed=has_failed,
+                runs=runs,
+                has_workers=bool(pods.workers),
+                missing_class=self._missing_class(spec),
+            )
+        )
+        if spec is None or self._missing_class(spec):
+            return  # what runs goes on, as it was asked for when it could be read
+        if is_complete or has_failed:
+            self._leave(job, pods, keep_launcher=True)
+        elif share is None:
+            self._leave(job, pods, keep_launcher=False)
+        else:
+            self._run(job, spec, pods, share, free[spec.resource])
+
+    def _missing_class(self, spec: TrainingJobSpec | None) -> str:
+        """A PriorityClass that the job names and the cluster has not."""
+        if spec is None:
+            return ""
+        needed = (spec.priority_class, EXTRA_CLASS)
+        return next((name for name in needed if name not in self.seen.priorities), "")
+
+    def _write(self, state: JobState) -> None:
+        status = status_of(state, self.now_s)
+        if status != state.job.status:
+            self.statuses.append(WriteStatus(state.job, status))
+
+    def _leave(self, job: SeenJob, pods: _Pods, keep_launcher: bool) -> None:
+        """The launcher first, which saves a checkpoint with its workers; then these."""
+        launcher = pods.launcher
+        if launcher is not None and not (keep_launcher and launcher.is_over):
+            if not launcher.is_deleting:
+                self.actions.append(DeletePod(job, launcher, 0 if launcher.is_over else None))
+            if not launcher.is_over:
+                return
+        self.actions += [DeletePod(job, pod) for pod in pods.workers if not pod.is_deleting]
+
+    def _run(self, job: SeenJob, spec: TrainingJobSpec, pods: _Pods, share: Share, free: dict[str, int]) -> None:
+        if pods.launcher is None:
+            self.actions.append(CreatePod(job, launcher_manifest(job, spec), needs=(service_manifest(job),)))
+        elif pods.launcher.phase == "Failed" and not pods.launcher.is_deleting:
+            self.actions.append(DeletePod(job, pods.launcher, 0))
+        by_node: dict[str, list[SeenPod]] = {}
+        for pod in pods.alive:
+            by_node.setdefault(pod.node, []).append(pod)
+        wanted = {entry.host: entry.slots // spec.unit for entry in share.hosts}
+        staying = []
+        for node, there in sorted(by_node.items()):
+            keep = wanted.get(node, 0)
+            there.sort(key=_first_to_stay)
+            staying += there[:keep]
+            self.actions += [DeletePod(job, pod) for pod in there[keep:]]
+        failed = [pod for pod in pods.workers if pod.is_over and not pod.is_deleting]
+        for pod in failed:
+            if pod.finished_s is None or self.now_s - pod.finished_s >= _FAILED_STAYS_S:
+                self.actions.append(DeletePod(job, pod, 0))
+        if len(failed) >= _MOST_FAILED:
+            return
+        floors = sum(pod.tier == FLOOR for pod in staying)
+        number = 0
+        least_on = {entry.host: entry.slots for entry in share.floor}
+        # Pods of the least where the plan has the least: there they stay, when the job gives the rest away.
+        for node, count in sorted(wanted.items(), key=lambda entry: (-least_on.get(entry[0], 0), entry[0])):
+            for _ in range(count - min(count, len(by_node.get(node, ())))):
+                if free.get(node, 0) < spec.unit:
+                    break
+                free[node] -= spec.unit
+                while worker_name(job, number) in pods.names:
+                    number += 1
+                tier = FLOOR if floors < spec.least else EXTRA
+                floors += tier == FLOOR
+                self.actions.append(CreatePod(job, worker_manifest(job, spec, number, node, tier)))
+                number += 1
+
+
+def _first_to_stay(pod: SeenPod) -> tuple[bool, bool, float, str]:
+    """Who runs stays before who waits, the least before extras, the older before the newer."""
+    return pod.phase != "Running", pod.tier != FLOOR, pod.created_s, pod.name
+
+
+def _admits(node: SeenNode, pod: SeenPod) -> bool:
+    return node.is_open and all(node.labels.get(name) == value for name, value in pod.selector.items())

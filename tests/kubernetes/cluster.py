@@ -1,0 +1,149 @@
+"""A control plane on this machine: etcd, API server, scheduler and controller manager, from KUBEBUILDER_ASSETS."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edl_hvd.kubernetes.api import ApiServer
+
+PROGRAMS = ("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager")
+LONGEST_S = 180.0
+# Of last resort: it decides no test that goes well.
+
+
+def wait_for(what: str, is_so: Callable[[], Any], within_s: float = LONGEST_S) -> Any:
+    """Wait until a condition holds; its value."""
+    ends_s = time.monotonic() + within_s
+    while not (value := is_so()):
+        assert time.monotonic() < ends_s, f"{what}: not within {within_s:.0f} s"
+        time.sleep(0.05)
+    return value
+
+
+def missing() -> str:
+    """Why no control plane can be started here; empty if one can."""
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    if not assets:
+        return "KUBEBUILDER_ASSETS is not set: no kube-apiserver to test with"
+    lacking = [name for name in PROGRAMS if not Path(assets, name).is_file()]
+    lacking += [name for name in ("kubectl", "openssl") if not shutil.which(name)]
+    return f"missing: {', '.join(lacking)}" if lacking else ""
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+@dataclass
+class Cluster:
+    """A control plane, and kubectl for it."""
+
+    folder: Path
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self) -> None:
+        assets = Path(os.environ["KUBEBUILDER_ASSETS"])
+        old = " v1.20." in subprocess.run(
+            [assets / "kube-apiserver", "--version"], capture_output=True, text=True, check=True
+        ).stdout  # fmt: skip
+        etcd, peer, self.port, scheduler, manager = _free_ports(5)
+        subprocess.run(["openssl", "genrsa", "-out", self.folder / "sa.key", "2048"], check=True, capture_output=True)
+        (self.folder / "tokens.csv").write_text(
+            'admin-token,admin,1,"system:masters"\nnobody-token,nobody,2,"nobodies"\n'
+        )
+        config = self.config("admin-token", "admin.json")
+        url = f"http://127.0.0.1:{etcd}"
+        self._launch(
+            assets / "etcd", "--data-dir", self.folder / "etcd", "--listen-client-urls", url,
+            "--advertise-client-urls", url, "--listen-peer-urls", f"http://127.0.0.1:{peer}",
+            "--initial-advertise-peer-urls", f"http://127.0.0.1:{peer}",
+            "--initial-cluster", f"default=http://127.0.0.1:{peer}", "--log-level", "error", "--unsafe-no-fsync",
+        )  # fmt: skip
+        self._launch(
+            assets / "kube-apiserver", "--etcd-servers", url, "--secure-port", self.port, "--bind-address",
+            "127.0.0.1", "--cert-dir", self.folder / "pki", "--token-auth-file", self.folder / "tokens.csv",
+            "--authorization-mode", "RBAC", "--service-cluster-ip-range", "10.96.0.0/16",
+            "--service-account-issuer", "https://kubernetes.default.svc",
+            "--service-account-key-file", self.folder / "sa.key",
+            "--service-account-signing-key-file", self.folder / "sa.key", "--endpoint-reconciler-type", "none",
+        )  # fmt: skip
+        wait_for("API server", lambda: self.kubectl("get", "--raw", "/readyz", check=False) == "ok")
+        both = ("--kubeconfig", config, "--leader-elect=false", *(("--port", "0") if old else ()))
+        self._launch(assets / "kube-scheduler", *both, "--secure-port", scheduler, "--cert-dir", self.folder / "s")
+        self._launch(
+            assets / "kube-controller-manager", *both, "--secure-port", manager, "--cert-dir", self.folder / "m",
+            "--service-account-private-key-file", self.folder / "sa.key", "--use-service-account-credentials=true",
+        )  # fmt: skip
+        account = ("get", "sa", "default", "-o", "name")
+        wait_for("service accounts", lambda: self.kubectl(*account, check=False).startswith("service"))
+        self.api = self.client("admin.json")
+
+    def config(self, token: str, name: str) -> Path:
+        """A kubeconfig of a user."""
+        place = {"server": f"https://127.0.0.1:{self.port}", "insecure-skip-tls-verify": True}
+        path = self.folder / name
+        path.write_text(
+            json.dumps(
+                {
+                    "apiVersion": "v1", "kind": "Config", "current-context": "test",
+                    "clusters": [{"name": "test", "cluster": place}],
+                    "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+                    "users": [{"name": "test", "user": {"token": token}}],
+                }
+            )
+        )  # fmt: skip
+        return path
+
+    def client(self, config: str) -> ApiServer:
+        before = os.environ.get("KUBECONFIG")
+        os.environ["KUBECONFIG"] = str(self.folder / config)
+        try:
+            return ApiServer()
+        finally:
+            os.environ.pop("KUBECONFIG")
+            if before is not None:
+                os.environ["KUBECONFIG"] = before
+
+    def kubectl(self, *words: str, stdin: str | None = None, check: bool = True, config: str = "admin.json") -> str:
+        done = subprocess.run(
+            ["kubectl", "--kubeconfig", self.folder / config, "--cache-dir", self.folder / "cache", *words],
+            input=stdin, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0 or not check, done.stderr
+        return done.stdout.strip() if check else (done.stdout + done.stderr).strip()
+
+    def operator(self, *flags: str, config: str = "operator.json") -> subprocess.Popen[bytes]:
+        """An operator, as the Deployment starts it, with the rights of its service account."""
+        command = [sys.executable, "-m", "edl_hvd.cli.main", "operator", "--every", "200ms", *flags]
+        log = open(self.folder / "operator.log", "ab")  # noqa: SIM115
+        environment = {**os.environ, "KUBECONFIG": str(self.folder / config)}
+        process = subprocess.Popen(command, env=environment, stderr=log)
+        log.close()
+        return process
+
+    def _launch(self, *command: object) -> None:
+        name = Path(str(command[0])).name
+        with open(self.folder / f"{name}.log", "wb") as log:
+            self.processes.append(subprocess.Popen(list(map(str, command)), stdout=log, stderr=log))
+
+    def stop(self) -> None:
+        if hasattr(self, "api"):
+            self.api.close()
+        for process in reversed(self.processes):
+            process.terminate()
+        for process in self.processes:
+            process.wait(60)

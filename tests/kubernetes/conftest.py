@@ -1,0 +1,48 @@
+"""One control plane for all tests here, with the operator's manifests; a namespace for each test."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+from cluster import Cluster, missing, wait_for
+
+_NUMBERS = count(1)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    if reason := missing():
+        pytest.skip(reason)
+    made = Cluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        made.start()
+        command = [sys.executable, "-m", "edl_hvd.cli.main", "operator", "--manifests"]
+        manifests = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        made.kubectl("apply", "-f", "-", stdin=manifests)
+        made.kubectl("wait", "--for=condition=Established", "crd/trainingjobs.edl-hvd.dev", "--timeout=180s")
+        made.kubectl("-n", "edl-hvd", "scale", "deployment/operator", "--replicas", "0")
+        account = ("-n", "edl-hvd", "get", "sa", "operator", "-o", "jsonpath={.secrets[0].name}")
+        secret = wait_for("the operator's account", lambda: made.kubectl(*account, check=False))
+        token = made.kubectl("-n", "edl-hvd", "get", "secret", secret, "-o", "jsonpath={.data.token}")
+        made.config(base64.b64decode(token).decode(), "operator.json")
+        made.config("nobody-token", "nobody.json")
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    name = f"test-{next(_NUMBERS)}"
+    cluster.kubectl("create", "namespace", name)
+    wait_for(
+        "the account of pods", lambda: cluster.kubectl("-n", name, "get", "sa", "default", "-o", "name", check=False)
+    )
+    yield name
+    cluster.kubectl("-n", name, "delete", "tj", "--all")
+    cluster.kubectl("-n", name, "delete", "pod,deployment", "--all", "--grace-period=0", "--force", check=False)

@@ -1,0 +1,350 @@
+"""The operator on a real API server, with puppets as pods."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from cluster import Cluster, wait_for
+from fake_kubelet import FakeKubelet
+
+JOB: dict[str, Any] = {
+    "apiVersion": "edl-hvd.dev/v1alpha1",
+    "kind": "TrainingJob",
+    "metadata": {"name": "resnet"},
+    "spec": {
+        "workers": {
+            "min": 1, "max": 4,
+            "template": {
+                "spec": {
+                    "terminationGracePeriodSeconds": 10,
+                    "containers": [
+                        {
+                            "name": "main", "image": "training", "command": ["python", "train.py"],
+                            "resources": {"requests": {"cpu": "1"}},
+                        }
+                    ],
+                }
+            },
+        }
+    },
+}  # fmt: skip
+
+
+def job(name: str = "resnet", least: object = 1, most: object = 4, cpu: str = "1", **spec: Any) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(json.dumps(JOB))
+    made["metadata"]["name"] = name
+    made["spec"]["workers"].update(min=least, max=most)
+    made["spec"]["workers"]["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"] = cpu
+    made["spec"].update(spec)
+    return made
+
+
+class Run:
+    """A namespace with an operator, and nodes whose pods are puppets."""
+
+    def __init__(self, cluster: Cluster, namespace: str, kubelet: FakeKubelet) -> None:
+        self.cluster, self.namespace, self.kubelet = cluster, namespace, kubelet
+        self.operators: list[subprocess.Popen[bytes]] = []
+
+    def start_operator(self, config: str = "operator.json") -> subprocess.Popen[bytes]:
+        self.operators.append(self.cluster.operator("--identity", "one", config=config))
+        return self.operators[-1]
+
+    def kubectl(self, *words: str, stdin: str | None = None, check: bool = True) -> str:
+        return self.cluster.kubectl("-n", self.namespace, *words, stdin=stdin, check=check)
+
+    def apply(self, *objects: dict[str, Any]) -> None:
+        self.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+
+    def status(self, name: str = "resnet") -> dict[str, Any]:
+        path = f"/apis/edl-hvd.dev/v1alpha1/namespaces/{self.namespace}/trainingjobs/{name}"
+        found: dict[str, Any] = self.cluster.api.get(path).get("status") or {}
+        return found
+
+    def condition(self, kind: str, name: str = "resnet") -> tuple[str, str]:
+        found = {one["type"]: (one["status"], one["reason"]) for one in self.status(name).get("conditions") or []}
+        return found.get(kind, ("", ""))
+
+    def pods(self, role: str = "worker", name: str = "resnet") -> list[dict[str, Any]]:
+        return [
+            pod for pod in self.cluster.api.list(f"/api/v1/namespaces/{self.namespace}/pods")
+            if (pod["metadata"].get("labels") or {}).get("edl-hvd.dev/role") == role
+            and pod["metadata"]["labels"]["edl-hvd.dev/job"] == name
+        ]  # fmt: skip
+
+    def alive(self, name: str = "resnet") -> set[str]:
+        found = (pod["metadata"] for pod in self.pods(name=name))
+        return {meta["uid"] for meta in found if "deletionTimestamp" not in meta}
+
+    def running(self, name: str = "resnet") -> int:
+        return sum(
+            pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
+            for pod in self.pods(name=name)
+        )
+
+    def wait_running(self, count: int, name: str = "resnet") -> None:
+        def is_so() -> bool:
+            workers = self.status(name).get("workers") or {}
+            return self.running(name) == count == workers.get("running") == workers.get("desired")
+
+        wait_for(f"{count} workers of {name}", is_so)
+
+    def events(self) -> list[str]:
+        return [one["reason"] for one in self.cluster.api.list(f"/api/v1/namespaces/{self.namespace}/events")]
+
+
+@pytest.fixture
+def make_run(cluster: Cluster, namespace: str) -> Iterator[Callable[..., Run]]:
+    made: list[Run] = []
+
+    def make(nodes: dict[str, int], has_operator: bool = True) -> Run:
+        kubelet = FakeKubelet(cluster, {f"{namespace}-{name}": cores for name, cores in nodes.items()})
+        run = Run(cluster, namespace, kubelet)
+        made.append(run)
+        kubelet.start()
+        wait_for(
+            "nodes without taints", lambda: "node.kubernetes.io" not in cluster.kubectl("get", "nodes", "-o", "yaml")
+        )
+        if has_operator:
+            run.start_operator()
+        return run
+
+    yield make
+    for run in made:
+        for operator in run.operators:
+            operator.kill()
+            operator.wait(60)
+        run.kubectl("delete", "tj", "--all", "--wait=false", check=False)
+        run.kubectl("delete", "pod,deployment", "--all", "--grace-period=0", "--force", check=False)
+        run.kubelet.stop()
+
+
+def test_a_job_runs_is_scaled_suspended_and_resumed_with_kubectl(make_run: Callable[..., Run]) -> None:
+    run = make_run({"a": 3, "b": 3})
+    run.apply(job(least=2, most=4))
+    run.wait_running(4)
+    [launcher] = run.pods("launcher")
+    assert launcher["spec"]["containers"][0]["command"] == [
+        "edlrun", "-np", "2", "--min-np", "2", "--agents-port", "7077", "--token-file", "/etc/edl-hvd/token", "python",
+        "train.py",
+    ]  # fmt: skip
+    assert launcher["spec"]["automountServiceAccountToken"] is False
+    tiers = sorted(pod["metadata"]["labels"]["edl-hvd.dev/tier"] for pod in run.pods())
+    assert tiers == ["extra", "extra", "floor", "floor"]
+    run.kubectl("wait", "tj/resnet", "--for=condition=Running", "--timeout=180s")
+    head, row = run.kubectl("get", "tj").splitlines()
+    assert head.split() == ["NAME", "STATE", "WORKERS", "MIN", "MAX", "PRIORITY", "AGE"]
+    assert row.split()[:6] == ["resnet", "Training", "4/4", "2", "4", "edl-hvd-floor"]
+    floors = {pod["metadata"]["uid"] for pod in run.pods() if pod["metadata"]["labels"]["edl-hvd.dev/tier"] == "floor"}
+    run.kubectl("scale", "tj/resnet", "--replicas", "2")
+    run.wait_running(2)
+    assert run.alive() == floors, "extras leave"
+    run.kubectl("patch", "tj/resnet", "--type", "merge", "-p", '{"spec": {"suspend": true}}')
+    run.kubectl("wait", "tj/resnet", "--for=condition=Suspended", "--timeout=180s")
+    assert run.pods() == run.pods("launcher") == []
+    names = [name for what, name, _ in run.kubelet.history if what == "gone" and "resnet" in name]
+    assert names.index("resnet-launcher") < names.index(names[-1]), "the launcher saves while its workers are there"
+    run.kubectl("patch", "tj/resnet", "--type", "merge", "-p", '{"spec": {"suspend": false}}')
+    run.wait_running(2)
+    described = run.kubectl("describe", "tj/resnet")
+    for reason in ("Floor", "Grown", "Shrunk", "UserAsked", "Training"):
+        assert reason in described
+
+
+def test_a_lost_worker_is_replaced_and_a_launcher_ends_the_job(make_run: Callable[..., Run]) -> None:
+    run = make_run({"a": 4})
+    run.apply(job(least=2, most=2))
+    run.wait_running(2)
+    lost = run.pods()[0]
+    run.kubectl("delete", "pod", lost["metadata"]["name"], "--wait=false")
+    wait_for("another", lambda: lost["metadata"]["uid"] not in {pod["metadata"]["uid"] for pod in run.pods()})
+    run.wait_running(2)
+    first = run.pods("launcher")[0]["metadata"]["uid"]
+    path = f"/api/v1/namespaces/{run.namespace}/pods/resnet-launcher"
+    run.kubelet.finish(path, 75)
+
+    def again() -> bool:
+        found = run.pods("launcher")
+        return bool(found) and found[0]["metadata"]["uid"] != first and found[0]["status"]["phase"] == "Running"
+
+    wait_for("the launcher again", again)
+    assert run.status()["launcher"]["failures"] == 0, "75: it saved, and is run again"
+    run.kubelet.finish(path, 0)
+    run.kubectl("wait", "tj/resnet", "--for=condition=Complete", "--timeout=180s")
+    wait_for("no worker", lambda: not run.pods())
+    assert len(run.pods("launcher")) == 1, "it stays, for its output"
+
+
+def test_a_launcher_that_fails_too_often_fails_the_job(make_run: Callable[..., Run]) -> None:
+    run = make_run({"a": 4})
+    run.apply(job(retries=1))
+    path, seen = f"/api/v1/namespaces/{run.namespace}/pods/resnet-launcher", set[str]()
+    for _ in range(2):
+
+        def runs() -> list[str]:
+            return [
+                one["metadata"]["uid"] for one in run.pods("launcher")
+                if one["status"]["phase"] == "Running" and one["metadata"]["uid"] not in seen
+            ]  # fmt: skip
+
+        seen.add(wait_for("a launcher", runs)[0])
+        run.kubelet.finish(path, 1)
+    run.kubectl("wait", "tj/resnet", "--for=condition=Failed", "--timeout=180s")
+    assert run.status()["launcher"]["failures"] == 2
+    assert "exit code 1" in run.kubectl("get", "tj/resnet", "-o", "jsonpath={.status.launcher.words}")
+    wait_for("no worker", lambda: not run.pods())
+
+
+def test_bad_jobs_say_so_and_touch_no_other(make_run: Callable[..., Run]) -> None:
+    run = make_run({"a": 5})
+    run.apply(job("good", 1, 2))
+    run.wait_running(2, "good")
+    before = {pod["metadata"]["uid"] for pod in run.pods(name="good")}
+    no_container = job("empty")
+    no_container["spec"]["workers"]["template"] = {"spec": {"containers": []}}
+    bad_field = job("refused", 1, 1)
+    bad_field["spec"]["workers"]["template"]["spec"]["dnsPolicy"] = "Sometimes"
+    run.apply(
+        job("above", 3, 2), no_container, job("huge", 1, 1, cpu="64"), job("classless", priorityClassName="none"),
+        job("many", 1, 1, cpu="lots"), bad_field,
+    )  # fmt: skip
+    wanted = {
+        "above": "MinAboveMax", "empty": "BadTemplate", "huge": "NeverFits", "classless": "NoPriorityClass",
+        "many": "BadTemplate",
+    }  # fmt: skip
+    for name, reason in wanted.items():
+        wait_for(name, lambda name=name, reason=reason: run.condition("Accepted", name) == ("False", reason))
+        assert run.pods(name=name) == run.pods("launcher", name) == []
+        assert reason in run.kubectl("describe", f"tj/{name}")
+    wait_for("an event", lambda: "Refused" in run.events())
+    for least, most, words in ((0, 1, "greater than or equal to 1"), ("two", 1, "integer")):
+        made = json.dumps(job("wrong", least, most))
+        assert words in run.kubectl("apply", "-f", "-", stdin=made, check=False)
+    other = json.dumps({**job("other"), "apiVersion": "edl-hvd.dev/v2"})
+    assert 'no matches for kind "TrainingJob"' in run.kubectl("apply", "-f", "-", stdin=other, check=False)
+    assert {pod["metadata"]["uid"] for pod in run.pods(name="good")} == before
+    run.wait_running(2, "good")
+
+
+def test_a_service_gets_room_and_gives_it_back(make_run: Callable[..., Run]) -> None:
+    run = make_run({"a": 2, "b": 2})
+    run.apply(job(least=1, most=3))
+    run.wait_running(3)
+    floor = {pod["metadata"]["uid"] for pod in run.pods() if pod["metadata"]["labels"]["edl-hvd.dev/tier"] == "floor"}
+    web = ("create", "deployment", "web", "--image", "web", "--dry-run=client", "-o", "json")
+    made = json.loads(run.kubectl(*web))
+    made["spec"]["replicas"] = 2
+    made["spec"]["template"]["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "1"}}
+    run.apply(made)
+    run.kubectl("wait", "deployment/web", "--for=condition=Available", "--timeout=180s")
+    run.wait_running(1)
+    assert run.alive() == floor, "its least is untouched"
+    assert "Shrunk" in run.events()
+    run.kubectl("delete", "deployment", "web")
+    run.wait_running(3)
+
+
+def test_two_jobs_share_and_the_room_of_one_goes_to_the_other(make_run: Callable[..., Run]) -> None:
+    run = make_run({"a": 5})
+    run.apply(job("one", 1, 4))
+    run.wait_running(4, "one")
+    run.apply(job("two", 1, 4))
+    run.wait_running(2, "two")
+    run.wait_running(2, "one")
+    run.kubectl("delete", "tj/one")
+    run.wait_running(4, "two")
+    wait_for("nothing of it", lambda: not run.pods(name="one"))
+
+
+def test_an_operator_without_rights_or_server_says_so(cluster: Cluster, make_run: Callable[..., Run]) -> None:
+    run = make_run({"a": 2}, has_operator=False)
+    log = cluster.folder / "operator.log"
+    start = log.stat().st_size if log.exists() else 0
+    run.start_operator("nobody.json")
+    wait_for("a word", lambda: "403" in log.read_text()[start:] if log.exists() else False)
+    assert "apply the operator's manifests" in log.read_text()[start:]
+    gone = json.loads((cluster.folder / "nobody.json").read_text())
+    gone["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:9"
+    (cluster.folder / "gone.json").write_text(json.dumps(gone))
+    run.start_operator("gone.json")
+    wait_for("a word", lambda: "the API server does not answer" in log.read_text()[start:])
+    assert all(operator.poll() is None for operator in run.operators), "it tries again"
+    lines = log.read_text()[start:].splitlines()
+    assert len(lines) <= 4, "and says it once"
+
+
+def test_an_operator_may_be_killed_at_any_moment(make_run: Callable[..., Run], request: pytest.FixtureRequest) -> None:
+    kills = int(request.config.getoption("--operator-kills"))
+    run, chance = make_run({"a": 6, "b": 6}, has_operator=False), random.Random(7)
+    run.apply(job("one", 2, 6), job("two", 2, 6))
+    operator = run.start_operator()
+    for number in range(kills):
+        time.sleep(chance.uniform(0.0, 1.5))
+        operator.kill()
+        operator.wait(60)
+        if number % 10 == 5:
+            run.kubectl("scale", "tj/one", "--replicas", str(chance.randint(2, 6)))
+        if number % 10 == 9:
+            with suppress(IndexError):
+                run.kubectl("delete", "pod", run.pods(name="two")[0]["metadata"]["name"], "--wait=false")
+        operator = run.start_operator()
+    run.kubectl("scale", "tj/one", "--replicas", "6")
+    run.wait_running(6, "one")
+    wait_for("the other", lambda: run.status("two")["workers"]["desired"] == run.running("two") >= 2)
+    quiet = {pod["metadata"]["uid"] for name in ("one", "two") for pod in run.pods(name=name)}
+    told = len(run.kubelet.history)
+    for _ in range(10):
+        time.sleep(chance.uniform(0.0, 1.5))
+        operator.kill()
+        operator.wait(60)
+        operator = run.start_operator()
+    renewed = run.cluster.kubectl("-n", "edl-hvd", "get", "lease", "-o", "jsonpath={.items[0].spec.renewTime}")
+    lease = ("-n", "edl-hvd", "get", "lease", "-o", "jsonpath={.items[0].spec.renewTime}")
+    wait_for("another turn", lambda: run.cluster.kubectl(*lease) > renewed)
+    after = {pod["metadata"]["uid"] for name in ("one", "two") for pod in run.pods(name=name)}
+    assert after == quiet, "no healthy worker is touched"
+    assert run.kubelet.history[told:] == []
+    at_once: dict[str, str] = {}
+    for what, name, uid in run.kubelet.history:
+        if what == "runs":
+            assert name not in at_once, f"{name} runs twice at once"
+            at_once[name] = uid
+        elif what == "gone":
+            at_once.pop(name, None)
+    starts = [uid for what, _, uid in run.kubelet.history if what == "runs"]
+    assert len(starts) == len(set(starts))
+
+
+def test_the_operator_has_the_rights_that_are_documented_and_no_others(cluster: Cluster) -> None:
+    allowed = {
+        ("list", "trainingjobs"), ("patch", "trainingjobs/status"), ("list", "nodes"), ("list", "pods"),
+        ("create", "pods"), ("delete", "pods"), ("create", "services"), ("create", "secrets"), ("create", "events"),
+        ("list", "priorityclasses"), ("update", "trainingjobs/finalizers"),
+    }  # fmt: skip
+    groups = {
+        "trainingjobs": "edl-hvd.dev", "priorityclasses": "scheduling.k8s.io", "leases": "coordination.k8s.io",
+        "deployments": "apps", "roles": "rbac.authorization.k8s.io",
+    }  # fmt: skip
+    kinds = {resource for _, resource in allowed} | {"configmaps", "deployments", "roles", "pods/exec", "leases"}
+    for resource in sorted(kinds):
+        group = groups.get(resource.partition("/")[0], "")
+        for verb in ("get", "list", "create", "update", "patch", "delete"):
+            name, _, sub = resource.partition("/")
+            review = {
+                "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
+                "spec": {
+                    "user": "system:serviceaccount:edl-hvd:operator",
+                    "resourceAttributes": {
+                        "namespace": "default", "verb": verb, "group": group, "resource": name, "subresource": sub,
+                    },
+                },
+            }  # fmt: skip
+            answer = cluster.api.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+            assert answer["status"]["allowed"] == ((verb, resource) in allowed), (verb, resource)

@@ -1,0 +1,74 @@
+"""A TrainingJob whose pods are processes: real workers train, and lose what a cluster loses."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+from cluster import Cluster, wait_for
+from fake_kubelet import FakeKubelet
+from test_operator import Run, job
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "minimal.py"
+
+
+def test_a_job_is_scaled_loses_a_pod_and_outlives_operator_and_launcher(
+    cluster: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    kubelet = FakeKubelet(cluster, {f"{namespace}-{name}": 2 for name in "ab"}, tmp_path / "pods", port)
+    run = Run(cluster, namespace, kubelet)
+    kubelet.start()
+    made = job("minimal", 1, 2, checkpoint=f"file://{tmp_path}/checkpoints")
+    container = made["spec"]["workers"]["template"]["spec"]["containers"][0]
+    container["command"] = [sys.executable, str(SCRIPT)]
+    container["env"] = [{"name": "EDL_HVD_CHECKPOINT_EVERY", "value": "1s"}]
+    log = tmp_path / "pods" / "minimal-launcher.log"
+
+    def epochs() -> list[tuple[int, int]]:
+        text = log.read_text() if log.exists() else ""
+        return [(int(one), int(two)) for one, two in re.findall(r"epoch (\d+): loss .*, workers (\d+)", text)]
+
+    try:
+        operator = run.start_operator()
+        run.apply(made)
+        wait_for("an epoch of two workers", lambda: 2 in dict(epochs()).values())
+        run.kubectl("scale", "tj/minimal", "--replicas", "1")
+        wait_for("an epoch of one", lambda: epochs()[-1][1] == 1)
+        run.wait_running(1, "minimal")
+        operator.kill()
+        operator.wait(60)
+        seen = len(epochs())
+        wait_for("an epoch without operator", lambda: len(epochs()) > seen)
+        run.kubectl("scale", "tj/minimal", "--replicas", "2")
+        run.start_operator()
+        run.wait_running(2, "minimal")
+        wait_for("an epoch of two again", lambda: epochs()[-1][1] == 2)
+        lost = run.pods(name="minimal")[-1]["metadata"]["uid"]
+        process = kubelet.running[lost]
+        assert process is not None
+        os.killpg(process.pid, signal.SIGKILL)
+        wait_for("another pod", lambda: run.running("minimal") == 2 and lost not in run.alive("minimal"))
+        [launcher] = run.pods("launcher", "minimal")
+        process = kubelet.running[launcher["metadata"]["uid"]]
+        assert process is not None
+        os.killpg(process.pid, signal.SIGKILL)
+        run.kubectl("wait", "tj/minimal", "--for=condition=Complete", "--timeout=300s")
+        assert run.status("minimal")["launcher"]["failures"] == 1
+        numbers = [number for number, _ in epochs()]
+        assert set(numbers) == set(range(1, 21))
+        assert sum(after <= before for before, after in pairwise(numbers)) <= 1, (
+            "only the end of the launcher went back, to a checkpoint"
+        )
+    finally:
+        for one in run.operators:
+            one.kill()
+            one.wait(60)
+        run.kubectl("delete", "tj", "--all", "--wait=false", check=False)
+        kubelet.stop()

@@ -1,0 +1,242 @@
+"""Turns of the operator on clusters that are values: what is done is applied, up to any point, and seen again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edl_hvd.errors import UsageError
+from edl_hvd.kubernetes.objects import (
+    EXTRA_CLASS,
+    FLOOR_CLASS,
+    LAUNCHER,
+    NODE_ANNOTATION,
+    ROLE_LABEL,
+    TIER_LABEL,
+    WORKER,
+    ClusterSnapshot,
+    SeenNode,
+    SeenPod,
+    quantity,
+    read_job,
+    requested,
+)
+from edl_hvd.kubernetes.status import events_of
+from edl_hvd.kubernetes.turn import Action, CreatePod, DeletePod, WriteStatus, decide
+
+ASKED = st.tuples(st.integers(1, 3), st.integers(0, 6), st.sampled_from(["500m", "1", "2"]))
+PRIORITIES = {FLOOR_CLASS: 0, EXTRA_CLASS: -10}
+
+
+def item(name: str, least: Any, most: Any, cpu: str = "1", **spec: Any) -> dict[str, Any]:
+    container = {"name": "main", "image": "i", "command": ["python", "t.py"], "resources": {"requests": {"cpu": cpu}}}
+    workers = {"min": least, "max": most, "template": {"spec": {"containers": [container]}}}
+    return {
+        "metadata": {"name": name, "namespace": "n", "uid": f"uid-{name}", "generation": 1, "resourceVersion": "1",
+                     "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"workers": workers, **spec},
+    }  # fmt: skip
+
+
+class World:
+    """A cluster as values: pods that are created are bound and run at once, pods that are deleted leave later."""
+
+    def __init__(self, nodes: dict[str, int], *items: dict[str, Any]) -> None:
+        self.nodes = tuple(SeenNode(name, {"cpu": cores * 1000}, True) for name, cores in nodes.items())
+        self.items = {one["metadata"]["name"]: one for one in items}
+        self.pods: dict[str, SeenPod] = {}
+        self.now_s, self.born, self.version = 1_800_000_000.0, 0, 1
+
+    def decide(self) -> tuple[Action, ...]:
+        self.now_s += 1
+        jobs = tuple(map(read_job, self.items.values()))
+        return decide(ClusterSnapshot(jobs, self.nodes, tuple(self.pods.values()), PRIORITIES), self.now_s)
+
+    def do(self, action: Action) -> None:
+        if isinstance(action, WriteStatus):
+            self.version += 1
+            one = self.items[action.job.name]
+            one["status"] = dict(action.status)
+            one["metadata"]["resourceVersion"] = str(self.version)
+        elif isinstance(action, DeletePod):
+            if action.pod.is_over or action.grace_s == 0:
+                self.pods.pop(action.pod.name)
+            else:
+                self.pods[action.pod.name] = replace(self.pods[action.pod.name], is_deleting=True)
+        elif action.manifest["metadata"]["name"] not in self.pods:
+            self._bind(action)
+            self.check_rooms()
+
+    def _bind(self, action: CreatePod) -> None:
+        meta, spec = action.manifest["metadata"], action.manifest["spec"]
+        requests, role = requested(spec), meta["labels"][ROLE_LABEL]
+        node = meta["annotations"].get(NODE_ANNOTATION) or self.nodes[0].name
+        self.born += 1
+        self.pods[meta["name"]] = SeenPod(
+            "n", meta["name"], f"pod-{self.born}", node, role == WORKER, "Running", created_s=self.now_s,
+            requests=requests if role == WORKER else {}, priority=PRIORITIES[spec["priorityClassName"]],
+            job=action.job.uid, role=role, tier=meta["labels"].get(TIER_LABEL, ""),
+        )  # fmt: skip
+
+    def leave(self) -> None:
+        self.pods = {name: pod for name, pod in self.pods.items() if not pod.is_deleting}
+
+    def settle(self) -> None:
+        for _ in range(60):
+            actions = self.decide()
+            for action in actions:
+                self.do(action)
+            if not actions and not any(pod.is_deleting for pod in self.pods.values()):
+                return
+            self.leave()
+        raise AssertionError(f"it does not settle: {self.decide()}")
+
+    def workers(self, job: str) -> list[SeenPod]:
+        return [pod for pod in self.pods.values() if pod.job == f"uid-{job}" and pod.role == WORKER]
+
+    def check_rooms(self) -> None:
+        for node in self.nodes:
+            used = sum(pod.slots("cpu") for pod in self.pods.values() if pod.node == node.name and not pod.is_over)
+            assert used <= node.room("cpu"), f"{node.name} is given twice"
+
+    def condition(self, job: str, kind: str) -> tuple[str, str]:
+        found = {one["type"]: one for one in self.items[job]["status"]["conditions"]}
+        return found[kind]["status"], found[kind]["reason"]
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    st.lists(
+        st.tuples(st.integers(1, 3), st.integers(0, 6), st.sampled_from(["500m", "1", "2"])), min_size=1, max_size=4
+    ),
+    st.lists(st.tuples(st.integers(0, 8), st.booleans(), st.integers(0, 3)), max_size=8),
+)
+def test_an_operator_that_is_killed_after_any_action_does_no_harm(
+    cores: list[int], asked: list[tuple[int, int, str]], kills: list[tuple[int, bool, int]]
+) -> None:
+    jobs = [item(f"j{number}", least, least + more, cpu) for number, (least, more, cpu) in enumerate(asked)]
+    world = World({f"node-{number}": count for number, count in enumerate(cores)}, *jobs)
+    for done, has_left, lost in kills:
+        for action in world.decide()[:done]:
+            world.do(action)
+        if has_left:
+            world.leave()
+        for name in sorted(world.pods)[:lost]:
+            world.pods.pop(name)
+    world.settle()
+    world.check_rooms()
+    before = dict(world.pods)
+    for number, (least, more, _) in enumerate(asked):
+        held = len(world.workers(f"j{number}"))
+        assert held == 0 or least <= held <= least + more
+    assert world.decide() == ()
+    assert world.pods == before
+
+
+def test_room_is_given_on_when_its_pods_have_gone() -> None:
+    world = World({"a": 4}, item("one", 1, 4))
+    world.settle()
+    assert len(world.workers("one")) == 4
+    world.items["two"] = item("two", 2, 2)
+    for action in world.decide():
+        world.do(action)
+    assert sum(pod.is_deleting for pod in world.workers("one")) == 2
+    assert world.workers("two") == []
+    again = world.decide()
+    assert not any(isinstance(action, DeletePod) for action in again), "no more is taken than needed"
+    world.leave()
+    world.settle()
+    assert (len(world.workers("one")), len(world.workers("two"))) == (2, 2)
+
+
+def test_a_launcher_that_failed_counts_once() -> None:
+    world = World({"a": 2}, item("one", 1, 1, retries=1))
+    world.settle()
+    world.pods["one-launcher"] = replace(world.pods["one-launcher"], phase="Failed", exit_code=1)
+    world.do(world.decide()[0])
+    assert world.items["one"]["status"]["launcher"]["failures"] == 1
+    assert not any(isinstance(action, WriteStatus) for action in world.decide()), "the same launcher is seen again"
+    world.settle()
+    assert world.pods["one-launcher"].phase == "Running"
+    world.pods["one-launcher"] = replace(world.pods["one-launcher"], phase="Failed", exit_code=75)
+    world.settle()
+    assert world.items["one"]["status"]["launcher"]["failures"] == 1
+    world.pods["one-launcher"] = replace(world.pods["one-launcher"], phase="Failed", exit_code=1)
+    world.settle()
+    assert world.condition("one", "Failed") == ("True", "LauncherFailed")
+    assert world.workers("one") == []
+
+
+def test_a_job_that_is_suspended_leaves_with_its_launcher_first() -> None:
+    world = World({"a": 2}, item("one", 1, 2))
+    world.settle()
+    world.items["one"]["spec"]["suspend"] = True
+    deleted = [action.pod.role for action in world.decide() if isinstance(action, DeletePod)]
+    assert deleted == [LAUNCHER]
+    world.settle()
+    assert world.pods == {}
+    assert world.condition("one", "Suspended") == ("True", "UserAsked")
+
+
+def test_workers_that_fail_at_once_are_not_replaced_without_end() -> None:
+    world = World({"a": 8}, item("one", 1, 2))
+    world.settle()
+    for _ in range(3):
+        for pod in world.workers("one"):
+            failed = replace(pod, phase="Failed", exit_code=1, finished_s=world.now_s)
+            world.pods[pod.name] = pod if pod.is_over else failed
+        for action in world.decide():
+            world.do(action)
+    assert len(world.workers("one")) == 4
+    assert not any(isinstance(action, CreatePod) for action in world.decide())
+    world.now_s += 20
+    world.settle()
+    assert len(world.workers("one")) == 2
+
+
+def test_a_pod_of_others_that_waits_gets_room_once() -> None:
+    world = World({"a": 4}, item("one", 1, 4))
+    world.settle()
+    world.pods["web"] = SeenPod("n", "web", "w", requests={"cpu": 2000}, unschedulable_s=world.now_s)
+    world.settle()
+    assert len(world.workers("one")) == 2
+    world.now_s += 500
+    world.settle()
+    assert len(world.workers("one")) == 4, "it needs something else than room"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"min": 3, "max": 2}, "MinAboveMax"),
+        ({"min": "two"}, "BadNumbers"),
+        ({"template": {}}, "BadTemplate"),
+        ({"template": {"spec": {"containers": [{"name": "main", "image": "i"}]}}}, "BadTemplate"),
+    ],
+)
+def test_a_spec_that_cannot_be_run_is_refused_with_its_reason(change: dict[str, Any], reason: str) -> None:
+    world = World({"a": 4}, item("bad", 1, 1), item("good", 1, 1))
+    world.items["bad"]["spec"]["workers"].update(change)
+    world.settle()
+    assert world.condition("bad", "Accepted") == ("False", reason)
+    assert (len(world.workers("bad")), len(world.workers("good"))) == (0, 1)
+
+
+def test_events_of_one_change_have_the_same_names_whoever_writes_them() -> None:
+    world = World({"a": 4}, item("one", 1, 1))
+    [written] = [action for action in world.decide() if isinstance(action, WriteStatus)]
+    found = events_of(written.job, written.status, world.now_s)
+    assert {event["reason"] for event in found} == {"Valid", "Floor", "Grown"}
+    again = events_of(written.job, written.status, world.now_s + 5)
+    assert [event["metadata"] for event in again] == [event["metadata"] for event in found]
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1 Gi", "lots", "1Zi"])
+def test_what_is_no_quantity_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="quantity"):
+        quantity(text)
