@@ -40,6 +40,8 @@ _PLAN_EVERY_S = 1.0
 _PLAN_PART = 0.05
 # Of the time, at most, is spent on plans of which nothing but the time has changed.
 _CURVE_EVERY_S = 5.0
+_NEWS = 0.05
+# Of a number: a smaller difference changes no plan that is worth the change.
 _SHOW_EVERY_S = 1.0
 _SHOW_SOON_S = 0.2
 _POLL_S = 1.0
@@ -278,10 +280,9 @@ class Keeper:
         has_trained = status is not None and status.generation > 0 and status.progress.step > 0
         known = job.start_s is not None
         work = WorkStatus() if status is None else status.work
-        is_news = work.curve is not None and (work.curve, work.change_s) != (job.curve, job.change_s)
-        has_moved = work.left is not None and work.left != job.left
         is_due = self.now_s - self._curves_s.get(job.name, float("-inf")) >= _CURVE_EVERY_S
-        if view.occupied == job.occupied and (known or not has_trained) and not (is_due and (is_news or has_moved)):
+        is_same = view.occupied == job.occupied and (known or not has_trained)
+        if is_same and not (is_due and _says_more(work, job)):
             return
         self._curves_s[job.name] = self.now_s
         self.handle(
@@ -340,13 +341,14 @@ class Keeper:
             return JobProgress(step=job.known_step)
         progress, is_alive = status.progress, job.phase in ALIVE
         goodput = job.curve.at(total(job.given)) if job.curve is not None else 0.0
+        left = job.left if status.work.left is None else status.work.left
         return JobProgress(
             state=status.state if is_alive else "",
             workers=status.size if is_alive else 0,
             step=max(progress.step, progress.known_step, job.known_step),
             samples_per_s=progress.samples_per_s if is_alive and status.state == "training" else None,
             saved_step=progress.saved_step,
-            left_s=round(job.left / goodput, 1) if job.left is not None and goodput and is_alive else None,
+            left_s=round(left / goodput, 1) if left is not None and goodput and is_alive else None,
         )
 
 
@@ -374,6 +376,17 @@ def hold(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(file)
+
+
+def _says_more(work: WorkStatus, job: FleetJob) -> bool:
+    """Whether a job's measurements differ so far from what is known that a plan may: each time is a line of history."""
+    curve, known = work.curve, job.curve
+    if curve is not None:
+        if known is None or known.sizes != curve.sizes or (job.change_s is None and work.change_s is not None):
+            return True
+        if any(abs(new - old) > _NEWS * old for new, old in zip(curve.goodput, known.goodput, strict=True)):
+            return True
+    return work.left is not None and (job.left is None or abs(work.left - job.left) > _NEWS * job.left)
 
 
 def _known_step(view: RunView) -> int:
