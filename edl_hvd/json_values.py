@@ -125,5 +125,8 @@ def _read(kind: Any, value: object, name: str) -> object:
         # Optional is the only union there is.
         return None if value is None else _read(get_args(kind)[0], value, name)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return read_fields(kind, value)
+        try:
+            return read_fields(kind, value)
+        except UsageError as error:
+            raise UsageError(f"{name}: {error}") from error
     raise UsageError(f"{name} is {show(value)}; expected {_MEANINGS[kind]}")

@@ -29,7 +29,7 @@ def operator_command(manifests: bool, namespace: str, identity: str | None, ever
 
     \b
     Examples:
-      edl-hvd operator --manifests | kubectl apply -f -
+      edl-hvd operator --manifests
       edl-hvd operator
 
     Exit code 0: it was told to end. 1: no plan could be made. 2: an argument is wrong, or no cluster is known.

@@ -38,6 +38,7 @@ from edl_hvd.protocol import (
     encode,
 )
 from edl_hvd.teacher_counts import TeacherCounts
+from edl_hvd.work_report import WorkReport
 
 SIDES: list[Any] = [HELLO, FROM_WORKER, TO_WORKER, FROM_PROBE, TO_PROBE]
 KNOWN = {word: kind for side in SIDES for word, kind in side.items()}
@@ -62,6 +63,7 @@ MESSAGES = [
         0.5,
         "edl_hvd.gather",
         TeacherCounts(38, 1512.0, 11, 12, 0.004),
+        work=WorkReport(64, 8, True, 6400, 0.5, (1, 2), (10.0, 19.0)),
     ),
     Raised(41, "ValueError: '…' \ud800", hopeless=True),
     Done(),
@@ -104,8 +106,9 @@ def accepts(kind: type[Message], name: str, value: object) -> bool:
         tuple[str, ...]: isinstance(value, list) and all(isinstance(item, str) for item in value),
         tuple[int, ...]: isinstance(value, list) and all(type(item) is int for item in value),
     }
-    types[TeacherCounts] = False  # of the values above, none has its fields
-    optional = {str | None: str, int | None: int, float | None: float, TeacherCounts | None: TeacherCounts}
+    types[TeacherCounts] = types[WorkReport] = False  # of the values above, none has their fields
+    optional = {str | None: str, int | None: int, float | None: float, TeacherCounts | None: TeacherCounts,
+                WorkReport | None: WorkReport}  # fmt: skip
     hint = get_type_hints(kind)[name]
     return value is None if hint in optional and value is None else types[optional.get(hint, hint)]
 
