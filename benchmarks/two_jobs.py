@@ -1,6 +1,6 @@
 """Two real jobs on four slots, shared by the fleet and as gangs; and how long a claim waits for its slots.
 
-    python benchmarks/fleet.py [--epochs 8] [--claims 20]
+    python benchmarks/two_jobs.py [--epochs 8] [--claims 20]
 
 The second job is submitted when the first has made its first step. As gangs, each job runs with all of its workers or
 not at all: of three (then one slot of four is idle, and the second job waits), or of four. The work of a step is
