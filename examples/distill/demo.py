@@ -1,6 +1,6 @@
 """Students resize while their teachers are killed and added, and learn the same answers, each once.
 
-    python examples/distill/demo.py            two to three minutes on two cores
+    python examples/distill/demo.py            four to seven minutes on two busy cores
     python examples/distill/demo.py --short    fewer epochs
     python examples/distill/demo.py --exact    every answer, and the weights, bit for bit as with a local teacher
 
@@ -54,7 +54,7 @@ STEPS_PER_EPOCH = -(-TRAINING // GLOBAL_BATCH)
 WORK_S, RACE_WORK_S = 0.05, 0.1
 # Sleep of a student's micro-batch, in the long job and in those that run side by side.
 EDL_RATIO = 1828 / 656 - 1
-# A teacher's answer takes so many of the student's micro-batches where PaddlePaddle EDL measured: 1,828 images/s alone
+# A teacher's answer takes this number of micro-batches where PaddlePaddle EDL measured: 1,828 images/s alone
 # and 656 with the teacher on the same GPUs.
 TEACHERS, ADDED = 5, 2
 SCENE_STEPS = 30
@@ -95,7 +95,7 @@ class Stage:
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def teach(self, count: int) -> None:
-        """Start so many teachers, and wait until they listen; no job knows of them yet."""
+        """Start this number of teachers, and wait until they listen; no job knows of them yet."""
         for number in range(count):
             words = ["teach", f"{HERE / 'student.py'}:build", "--devices", "cpu", "--port", str(self.port + number)]
             self._start(f"teacher-{number}", [program("edl-hvd"), *words, "--threads", "1"])
