@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
+from edl_hvd.hosts import HostSlots
 from edl_hvd.kubernetes.objects import GROUP, JOB_LABEL, KIND, ROLE_LABEL, VERSION, WORKER, SeenJob, SeenPod
 from edl_hvd.planning.values import WaitReason
 
@@ -45,12 +46,34 @@ class RunCount:
 
 
 @dataclass(frozen=True)
+class Placed:
+    """Where a plan has the workers of a job, whether they are there yet or not.
+
+    Attributes:
+        workers: Their number on each node, by name of the node.
+        since_s: When that was planned, in seconds since the epoch.
+    """
+
+    workers: tuple[HostSlots, ...]
+    since_s: float
+
+    @classmethod
+    def of(cls, status: Mapping[str, Any]) -> Placed | None:
+        """What a status says; ``None``: nothing, because nothing was planned yet."""
+        found = status.get("placed")
+        if not found:
+            return None
+        since = datetime.fromisoformat(found["since"].replace("Z", "+00:00"))
+        return cls(tuple(HostSlots(one["node"], one["workers"]) for one in found["nodes"]), since.timestamp())
+
+
+@dataclass(frozen=True)
 class JobState:
     """What the status of a job is made of.
 
     Attributes:
         job: The job.
-        desired: Workers that it shall have.
+        placed: Workers that it shall have on each node.
         running: Workers that run.
         held: Workers that are there, and not leaving.
         launcher: Its launcher, if there is one.
@@ -64,7 +87,7 @@ class JobState:
     """
 
     job: SeenJob
-    desired: int
+    placed: tuple[HostSlots, ...]
     running: int
     held: int
     launcher: SeenPod | None
@@ -75,6 +98,11 @@ class JobState:
     runs: RunCount
     has_workers: bool
     missing_class: str
+
+    @property
+    def desired(self) -> int:
+        """Workers that it shall have."""
+        return sum(entry.slots for entry in self.placed)
 
 
 def status_of(state: JobState, now_s: float) -> dict[str, Any]:
@@ -125,6 +153,7 @@ def status_of(state: JobState, now_s: float) -> dict[str, Any]:
             "desired": state.desired, "running": state.running, "shown": f"{state.running}/{state.desired}",
             "selector": f"{JOB_LABEL}={job.name},{ROLE_LABEL}={WORKER}",
         },
+        "placed": _placed(state, now_s),
         "why": (state.why or conditions["Accepted"][2])[:_LONGEST_SENTENCE],
         "launched": bool(job.status.get("launched")) or trains,
         "launcher": {"failures": state.runs.failures, "lastUid": state.runs.last_uid, "words": state.runs.words},
@@ -133,6 +162,12 @@ def status_of(state: JobState, now_s: float) -> dict[str, Any]:
             for kind in sorted(conditions)
         ],
     }  # fmt: skip
+
+
+def _placed(state: JobState, now_s: float) -> dict[str, Any]:
+    last = Placed.of(state.job.status)
+    since = state.job.status["placed"]["since"] if last is not None and last.workers == state.placed else _time(now_s)
+    return {"since": since, "nodes": [{"node": entry.host, "workers": entry.slots} for entry in state.placed]}
 
 
 def _accepted(state: JobState) -> dict[str, tuple[bool, str, str]]:

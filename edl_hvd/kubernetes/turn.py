@@ -1,11 +1,14 @@
 """What the operator does about what it sees: pure, and the same every time.
 
-Nothing is kept from one turn to the next: an operator that is killed has nothing to lose, and two that overlap for a
-moment decide alike. Room that pods are leaving counts as free in the plan, and is given on once they are gone.
+Nothing is kept from one turn to the next but in the status of the jobs: an operator that is killed has nothing to lose,
+and two that overlap for a moment decide alike. A job holds what the last plan gave it, which its status says, whether
+its pods are there yet or not: a plan that is made from one that is carried out in part could take that back, and the
+next one this, without end. Room that pods are leaving counts as free in the plan, and is given on once they are gone.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +27,7 @@ from edl_hvd.kubernetes.objects import (
     TrainingJobSpec,
 )
 from edl_hvd.kubernetes.pods import launcher_manifest, service_manifest, worker_manifest, worker_name
-from edl_hvd.kubernetes.status import JobState, RunCount, status_of
+from edl_hvd.kubernetes.status import JobState, Placed, RunCount, status_of
 from edl_hvd.planning.plan import plan
 from edl_hvd.planning.values import Claim, Curve, JobAsk, Plan, PlanRules, Room, Share, WaitingJob
 
@@ -170,18 +173,26 @@ class _Turn:
         return plan(rooms, self._claims(resource), asks, PlanRules(), self.now_s)
 
     def _ask(self, job: SeenJob, spec: TrainingJobSpec) -> JobAsk:
-        holds: dict[str, int] = {}
-        alive = self.pods[job.uid].alive
-        for pod in alive:
-            holds[pod.node] = holds.get(pod.node, 0) + spec.unit
+        last = self._placed(job)
         return JobAsk(
             job.key, queue=job.namespace, priority=self.seen.priorities.get(spec.priority_class, 0),
             least=spec.least * spec.unit, most=spec.most * spec.unit, unit=spec.unit,
-            curves=(pod_curve(spec.most, spec.unit),), asked_s=job.created_s,
-            changed_s=max((pod.created_s for pod in alive), default=0.0),
-            holds=tuple(HostSlots(node, slots) for node, slots in sorted(holds.items()) if node),
+            curves=(pod_curve(spec.most, spec.unit),), asked_s=job.created_s, changed_s=last.since_s,
+            holds=tuple(HostSlots(entry.host, entry.slots * spec.unit) for entry in last.workers),
             change_s=_CHANGE_S, start_s=_START_S,
         )  # fmt: skip
+
+    def _placed(self, job: SeenJob) -> Placed:
+        """Where the last plan has the workers of a job; without one, where they are."""
+        last = Placed.of(job.status)
+        if last is not None:
+            return last
+        alive = self.pods[job.uid].alive
+        count = Counter(pod.node for pod in alive if pod.node)
+        return Placed(
+            tuple(HostSlots(node, workers) for node, workers in sorted(count.items())),
+            max((pod.created_s for pod in alive), default=0.0),
+        )
 
     def _claims(self, resource: str) -> list[Claim]:
         """Pods of others that wait for room which less urgent workers have."""
@@ -219,11 +230,15 @@ class _Turn:
         retries = 0 if spec is None else spec.retries
         is_complete = job.is_true("Complete") or (launcher is not None and launcher.phase == "Succeeded")
         has_failed = job.is_true("Failed") or runs.failures > retries
-        unit = 1 if spec is None else spec.unit
+        placed: tuple[HostSlots, ...] = ()
+        if spec is None or self._missing_class(spec):
+            placed = self._placed(job).workers
+        elif share is not None and not (is_complete or has_failed):
+            placed = tuple(HostSlots(entry.host, entry.slots // spec.unit) for entry in share.hosts)
         self._write(
             JobState(
                 job,
-                desired=share.slots // unit if share is not None and not (is_complete or has_failed) else 0,
+                placed=placed,
                 running=sum(pod.phase == "Running" for pod in pods.alive),
                 held=len(pods.alive),
                 launcher=launcher,

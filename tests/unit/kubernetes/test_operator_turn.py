@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edl_hvd.errors import UsageError
@@ -116,6 +116,8 @@ class World:
     ),
     st.lists(st.tuples(st.integers(0, 8), st.booleans(), st.integers(0, 3)), max_size=8),
 )
+@example([6], [(1, 0, "500m"), (2, 0, "2"), (1, 1, "1"), (1, 0, "2")], [(8, False, 0)])
+@example([6, 4], [(1, 2, "1"), (1, 0, "2"), (2, 1, "1"), (1, 2, "1")], [(7, False, 0), (4, False, 0)])
 def test_an_operator_that_is_killed_after_any_action_does_no_harm(
     cores: list[int], asked: list[tuple[int, int, str]], kills: list[tuple[int, bool, int]]
 ) -> None:
