@@ -94,6 +94,10 @@ class OwnedError(StorageError):
     """Another job owns the checkpoint URL."""
 
 
+class CheckpointFailedError(StorageError):
+    """A checkpoint could not be written, and the job is to end when that happens (``on_checkpoint_failure="stop"``)."""
+
+
 class CheckpointDamagedError(StorageError):
     """A checkpoint is listed but its contents do not verify."""
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 
 from edl_hvd import protocol
-from edl_hvd.errors import OwnedError, UsageError
+from edl_hvd.errors import CheckpointFailedError, OwnedError, UsageError
 from edl_hvd.key_value_store import StoreAddress
 from edl_hvd.network_interface import interface_of
 from edl_hvd.settings import Launch
@@ -176,6 +176,7 @@ class DriverRendezvous:
     def _send_raised(self, step: int, error: BaseException) -> None:
         self._has_raised = True
         hopeless = isinstance(error, UsageError) and progress.steps == 0
-        ends_job = isinstance(error, OwnedError)  # another try would find the same owner, or disturb it
+        # Another try would find the same owner, or disturb it; or do what the script does not want.
+        ends_job = isinstance(error, (OwnedError, CheckpointFailedError))
         text = f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]
         self._driver.send(protocol.Raised(step, text, hopeless, ends_job))

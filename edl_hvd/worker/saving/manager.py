@@ -14,7 +14,7 @@ from edl_hvd.checkpoint.format.snapshot import DeferredSnapshot
 from edl_hvd.checkpoint.writing.schedule import CheckpointSchedule
 from edl_hvd.checkpoint.writing.throttle import CpuThrottle
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
-from edl_hvd.errors import OwnedError, StorageError
+from edl_hvd.errors import CheckpointFailedError, OwnedError
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, EmergencyCheckpoint, EventLog, Restored
 from edl_hvd.settings import Settings
 from edl_hvd.storage import open_storage
@@ -207,7 +207,7 @@ class CheckpointManager:
         """Wait until no rank is writing. Every rank; collective; blocks.
 
         Raises:
-            StorageError: The job is to end; on every rank.
+            CheckpointFailedError, OwnedError: The job is to end; on every rank.
         """
         self.expedite()
         while True:
@@ -232,12 +232,12 @@ class CheckpointManager:
 
         Raises:
             OwnedError: Another job has taken the URL over; on every rank.
-            StorageError: Always otherwise; on every rank.
+            CheckpointFailedError: Always otherwise; on every rank.
         """
         reasons = collectives.gather_integers([bool(self.stop_reason) + bool(self.lease.lost)])
         kinds = [kind for [kind] in reasons]
         words = broadcast_json(collectives, self.stop_reason, kinds.index(max(kinds)), world.rank)
-        raise (OwnedError if max(kinds) > 1 else StorageError)(words)
+        raise (OwnedError if max(kinds) > 1 else CheckpointFailedError)(words)
 
     def share_failure(self, collectives: Collectives, world: World) -> None:
         """Tell rank 0 why another rank's share was not written, so that it does not wait for it.

@@ -8,7 +8,7 @@ import pytest
 from checkpoints import WatchedStorage, snapshot_of
 from fake_world import ThreadCollectives, together
 
-from edl_hvd.errors import OwnedError, StorageError
+from edl_hvd.errors import CheckpointFailedError, OwnedError, StorageError
 from edl_hvd.events import EventLog, read_events
 from edl_hvd.settings import Settings
 from edl_hvd.worker.saving.manager import CheckpointManager
@@ -58,7 +58,7 @@ def test_rank_0_hears_at_once_why_another_ranks_share_does_not_come(
     assert "access denied" in failed["reason"]
 
 
-@pytest.mark.parametrize(("taken_over", "kind"), [(True, OwnedError), (False, StorageError)])
+@pytest.mark.parametrize(("taken_over", "kind"), [(True, OwnedError), (False, CheckpointFailedError)])
 def test_a_job_that_was_taken_over_ends_with_an_error_that_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, taken_over: bool, kind: type[StorageError]
 ) -> None:
