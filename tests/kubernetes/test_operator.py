@@ -289,7 +289,7 @@ def test_an_operator_without_rights_or_server_says_so(cluster: Cluster, make_run
 def test_an_operator_may_be_killed_at_any_moment(make_run: Callable[..., Run], request: pytest.FixtureRequest) -> None:
     kills = int(request.config.getoption("--operator-kills"))
     run, chance = make_run({"a": 6, "b": 6}, has_operator=False), random.Random(7)
-    run.apply(job("one", 2, 6), job("two", 2, 6))
+    run.apply(job("one", 2, 6), job("two", 2, 4))  # ten slots are left of twelve, wherever the launchers lie
     operator = run.start_operator()
     for number in range(kills):
         time.sleep(chance.uniform(0.0, 1.5))
@@ -303,7 +303,7 @@ def test_an_operator_may_be_killed_at_any_moment(make_run: Callable[..., Run], r
         operator = run.start_operator()
     run.kubectl("scale", "tj/one", "--replicas", "6")
     run.wait_running(6, "one")
-    wait_for("the other", lambda: run.status("two")["workers"]["desired"] == run.running("two") >= 2)
+    run.wait_running(4, "two")
     quiet = {pod["metadata"]["uid"] for name in ("one", "two") for pod in run.pods(name=name)}
     told = len(run.kubelet.history)
     for _ in range(10):
