@@ -8,6 +8,8 @@ five seconds after the one before, that many times, while newcomers take the pla
 fall into steps, sums, commits, checkpoints and joins. Counted is the time until *every* survivor has completed its next
 optimizer step. "A step" is the usual time between two in worlds of the size that goes on, which is part of it: with
 half the workers it takes twice as long. A kill that another one follows before that is counted in a row of its own.
+The row "no kill" has as many steps of the same jobs, chosen at random among those that nothing disturbed: what is
+beyond a usual step there is the machine's.
 ``--numbers`` are MB of gradients; with 0 the network is tiny. ``--load`` lets that many processes compute beside them.
 Each job is checked: replicas alike, every sample counted once, no committed step lost.
 
@@ -87,16 +89,19 @@ def main() -> None:
     if "edlrun" in arguments.engines:
         with loaded(arguments.load):
             found: list[Recovery] = []
+            undisturbed: list[Recovery] = []
             for number, megabytes in zip(
                 range(0, arguments.kills, KILLS_OF_A_JOB), itertools.cycle(arguments.numbers), strict=False
             ):
-                found += kill_many(min(KILLS_OF_A_JOB, arguments.kills - number), megabytes)
+                outcome = kill_many(min(KILLS_OF_A_JOB, arguments.kills - number), megabytes)
+                found += recoveries(outcome)
+                undisturbed += undisturbed_steps(outcome)
                 worst = max(one.beyond_s for one in found)
                 print(f"{len(found)} kills, worst {worst:.2f} s beyond a step", file=sys.stderr, flush=True)
-        show(found)
+        show(found, undisturbed)
 
 
-def show(found: list[Recovery]) -> None:
+def show(found: list[Recovery], undisturbed: list[Recovery]) -> None:
     print(f"{len(found)} kills under edlrun; seconds until every survivor has completed its next step\n")
     print(f"{'workers':<10}{'kills':>6}{'a step':>9}{'median':>9}{'95 %':>8}{'99 %':>8}{'worst':>8}   beyond a step")
     again = [one for one in found if one.is_struck_again]
@@ -106,6 +111,7 @@ def show(found: list[Recovery]) -> None:
     row("all", single)
     if again:
         row("2 kills", again)
+    row("no kill", random.SystemRandom().sample(undisturbed, min(len(single), len(undisturbed))))
     slowest = sorted(single, key=lambda one: one.beyond_s, reverse=True)[:WORST]
     every = ", ".join(f"{one.beyond_s:.2f} ({one.formed_s:.2f})" for one in slowest)
     print(f"the slowest, beyond a step (of which until the world had formed): {every}")
@@ -122,7 +128,7 @@ def kill_one(engine: str, hosts: tuple[str, ...]) -> float:
     return train(Job(engine, hosts, faults=(kill(rank=1, step=7),), deadline_s=240)).seconds_to_next_step()
 
 
-def kill_many(kills: int, megabytes: int) -> list[Recovery]:
+def kill_many(kills: int, megabytes: int) -> Outcome:
     chance = random.SystemRandom()
     faults = [
         SeededFault("kill one", chance.getrandbits(30), step=3, after=number - 1 if number else None,
@@ -139,8 +145,7 @@ def kill_many(kills: int, megabytes: int) -> list[Recovery]:
         # That many crashes within a minute would set a host aside, which is not what is measured.
         flags = ("--host-failures", "1000")
         hosts = WORLDS["2 hosts x 2"]
-        return recoveries(train(Job(hosts=hosts, faults=tuple(faults), training=training, flags=flags,
-                                    launcher="edlrun")))  # fmt: skip
+        return train(Job(hosts=hosts, faults=tuple(faults), training=training, flags=flags, launcher="edlrun"))
 
 
 @dataclass(frozen=True)
@@ -193,8 +198,25 @@ def recoveries(outcome: Outcome) -> list[Recovery]:
     return found
 
 
+def undisturbed_steps(outcome: Outcome) -> list[Recovery]:
+    """The steps of all workers before which nobody was killed, and no world was left."""
+    lines = defaultdict(list)
+    for line in outcome.trace:
+        lines[line["pid"]].append(line)
+    found = []
+    for size, gaps in gaps_by_size(list(lines.values())).items():
+        usual_s = statistics.median(gaps)
+        found += [Recovery(size, gap, 0.0, usual_s, is_struck_again=False) for gap in gaps]
+    return found
+
+
 def usual_steps(workers: list[list[dict[str, Any]]]) -> dict[int, float]:
     """The median seconds between the beginnings of two steps, by the size of the world."""
+    return {size: statistics.median(gaps) for size, gaps in gaps_by_size(workers).items()}
+
+
+def gaps_by_size(workers: list[list[dict[str, Any]]]) -> dict[int, list[float]]:
+    """The seconds between the beginnings of two steps in one world, by its size."""
     gaps: defaultdict[int, list[float]] = defaultdict(list)
     for lines in workers:
         size = 0
@@ -202,11 +224,13 @@ def usual_steps(workers: list[list[dict[str, Any]]]) -> dict[int, float]:
         for line in lines:
             if line["what"] == "enter":
                 size, begun = int(line["size"]), None
+            elif line["what"] != "step":
+                continue
             elif begun is None or line["step"] != begun["step"]:
                 if begun is not None:
                     gaps[size].append(line["t"] - begun["t"])
                 begun = line
-    return {size: statistics.median(own) for size, own in gaps.items()}
+    return dict(gaps)
 
 
 def next_step(lines: list[dict[str, Any]], moment: float) -> Step | None:
