@@ -1,7 +1,7 @@
 """The operator: looks at the cluster, and does what :func:`~edl_hvd.kubernetes.turn.decide` says, turn after turn.
 
-It keeps nothing. Of several that run, the one that holds the Lease acts; one that could not renew it for some time
-stops acting, by its own clock, before any other can begin.
+It keeps nothing but what it writes into the status of the jobs. Of several that run, the one that holds the Lease acts;
+one that could not renew it for some time stops acting, by its own clock, before any other can begin.
 """
 
 from __future__ import annotations
