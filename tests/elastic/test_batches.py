@@ -28,6 +28,17 @@ def test_each_sample_counts_once_through_a_growth_and_a_death(run_either, alone,
     assert all(bool(report["pinned"]) == ("pinned" in training.extra) for report in outcome.reports)
 
 
+def test_more_workers_than_micro_batches_are_told_of_once(run_either, alone):
+    """Three workers, two micro-batches per step: one worker is idle in every step, and rank 0 says so, once."""
+    training = Training(global_batch=4, micro_batch=2)
+    job = Job(hosts=THREE_HOSTS, training=training)
+    outcome = run_either(job)
+    check(job, outcome, alone(training))
+    told = "3 workers share 2 micro-batches per step, so 1 of them compute nothing; give ElasticBatchSampler(…) a "
+    assert len(outcome.lines("step")) > 3 * 12, "every step of each worker goes through the loop"
+    assert outcome.output.count(told + "smaller micro_batch, or a larger global batch") == 1, outcome.output
+
+
 @fails_on_stock("samples are counted twice to make the epoch divisible (B8)")
 def test_fewer_samples_left_than_workers(run_either, alone, engine):
     """25 samples in batches of 8: the last batch of each epoch has one, for three workers."""

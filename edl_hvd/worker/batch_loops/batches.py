@@ -158,7 +158,8 @@ class EpochLoop:
             position.per_step = -(-self.global_batch // policy.micro_batch)
             here = -(-step.samples // policy.micro_batch)
         position.is_even = here == size and position.per_step <= size
-        if here < size and position.per_step < size and policy.micro_batch is not None:
+        is_short = here < size and position.per_step < size and policy.micro_batch is not None
+        if is_short and self.runtime.group.rank == 0:  # all of them know it; one tells
             self.runtime.warn_once(
                 "idle",
                 f"{size} workers share {position.per_step} micro-batches per step, so {size - position.per_step} of "
