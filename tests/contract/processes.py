@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from multiprocessing.context import ForkServerContext
 
+import forked
 import torch
 
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot
@@ -14,10 +14,8 @@ from edl_hvd.storage import open_storage
 
 
 def process_context() -> ForkServerContext:
-    """Forks processes from one that has made the imports and has neither threads nor servers."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["edl_hvd.checkpoint.writing.writer", "edl_hvd.storage.s3", "fsspec", "pytest"])
-    return context
+    """Processes that have the imports of these tests."""
+    return forked.process_context("edl_hvd.checkpoint.writing.writer", "edl_hvd.storage.s3", "fsspec", "pytest")
 
 
 def snapshot_of(step: int) -> Snapshot:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import io
+import re
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from datetime import datetime, timezone
+from functools import cached_property, wraps
 from types import TracebackType
 from typing import Any
 from urllib.request import Request, urlopen
 
 import boto3
+from moto.s3.exceptions import NoSuchUpload
+from moto.s3.models import S3Backend
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
@@ -24,11 +28,17 @@ class AwsServer:
 
     moto checks ``If-None-Match`` and stores the object in two steps, and two requests can pass the check at
     once; S3 itself admits exactly one. So requests are answered one at a time here, and one whose
-    sender died before its end is refused, as S3 does too.
+    sender died before its end is refused, as S3 does too. An unfinished upload began when it began, where moto says
+    2010 of each, so that every writer would give up those of all others; one that is gone is answered with 404, where
+    moto fails.
+
+    Attributes:
+        began: Moment at which each upload in parts began, by its id.
     """
 
     def __init__(self) -> None:
-        self._application = _one_at_a_time(DomainDispatcherApplication(create_backend_app))
+        self.began: dict[str, datetime] = {}
+        self._application = self._with_moments(_one_at_a_time(DomainDispatcherApplication(create_backend_app)))
         self._port = 0
         self._server: BaseWSGIServer | None = None
         self._thread: threading.Thread | None = None
@@ -90,6 +100,25 @@ class AwsServer:
         finally:
             self._ask_after("inf")
 
+    def _with_moments(self, application: Application) -> Application:
+        """Say of each unfinished upload when it began."""
+
+        def moment_of(found: re.Match[bytes]) -> bytes:
+            began = self.began[re.search(rb"<UploadId>(.+?)</UploadId>", found[0])[1].decode()]  # type: ignore[index]
+            text = began.strftime("%Y-%m-%dT%H:%M:%S.000Z").encode()  # as long as moto's
+            return re.sub(rb"(?<=<Initiated>).+?(?=</Initiated>)", text, found[0])
+
+        def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+            answer = b"".join(application(environ, start_response))
+            if re.match(r"uploads\b", environ.get("QUERY_STRING", "")) or "&uploads" in environ.get("QUERY_STRING", ""):
+                if environ["REQUEST_METHOD"] == "POST":
+                    for upload in re.findall(rb"<UploadId>(.+?)</UploadId>", answer):
+                        self.began[upload.decode()] = datetime.now(timezone.utc)
+                answer = re.sub(rb"<Upload>.*?</Upload>", moment_of, answer, flags=re.DOTALL)
+            return [answer]
+
+        return serve
+
     def _ask_after(self, requests: str) -> None:
         kind = {"Content-Type": "text/plain"}
         with urlopen(Request(f"{self.url}/moto-api/reset-auth", requests.encode(), kind, method="POST")):
@@ -131,3 +160,17 @@ def _one_at_a_time(application: Application) -> Application:
             return list(application(environ, start_response))
 
     return serve
+
+
+def _refuse_when_gone(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def checked(self: S3Backend, bucket_name: str, multipart_id: str, *arguments: Any, **named: Any) -> Any:
+        if multipart_id not in self.get_bucket(bucket_name).multiparts:
+            raise NoSuchUpload(upload_id=multipart_id)
+        return method(self, bucket_name, multipart_id, *arguments, **named)
+
+    return checked
+
+
+for _name in ("upload_part", "complete_multipart_upload"):
+    setattr(S3Backend, _name, _refuse_when_gone(getattr(S3Backend, _name)))

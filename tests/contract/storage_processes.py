@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
 import resource
@@ -10,6 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from multiprocessing.context import ForkServerContext
 from typing import NamedTuple
+
+import forked
 
 from edl_hvd.errors import ObjectExistsError, StorageError
 from edl_hvd.storage import Storage, open_storage
@@ -19,10 +20,8 @@ from edl_hvd.storage.through_fsspec import FsspecStorage
 
 
 def process_context() -> ForkServerContext:
-    """Forks processes from one that has made the imports and has neither threads nor servers."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["edl_hvd.storage.s3", "fsspec", "pytest"])
-    return context
+    """Processes that have the imports of these tests."""
+    return forked.process_context("edl_hvd.storage.s3", "fsspec", "pytest")
 
 
 def create(url: str, environment: dict[str, str], number: int, size_bytes: int) -> bool:

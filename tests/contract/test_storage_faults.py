@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from faulty_proxy import Cut as CutOff
@@ -238,23 +239,73 @@ def test_a_failed_upload_that_could_not_be_given_up_is_given_up_before_the_next(
     assert uploads(aws, storage) == []
 
 
-def test_uploads_of_writers_that_died_more_than_a_day_ago_are_given_up(
-    aws: AwsServer, one_proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_uploads_of_writers_that_died_more_than_a_day_ago_are_given_up(aws: AwsServer, one_proxy: FaultyProxy) -> None:
     bucket, client = aws.new_bucket(), aws.client("s3")
+    begun = {
+        key: client.create_multipart_upload(Bucket=bucket, Key=key)["UploadId"]
+        for key in ("run/dead", "run/living", "other/dead")
+    }
     for key in ("run/dead", "other/dead"):
-        client.create_multipart_upload(Bucket=bucket, Key=key)
-    # The server of these tests says of every upload that it began in 2010.
-    monkeypatch.setattr("edl_hvd.storage.s3._ABANDONED_AFTER", timedelta(days=36500))
+        aws.began[begun[key]] -= timedelta(hours=25)
+    aws.began[begun["run/living"]] -= timedelta(hours=23)
     storage = S3Storage(bucket, "run", Cut(PART_BYTES, connections=4), PATIENT)
     storage.write("first", LARGE)
-    assert uploads(aws, storage) == ["dead"], "it may be under way still"
-    monkeypatch.setattr("edl_hvd.storage.s3._ABANDONED_AFTER", timedelta(seconds=-60))
-    storage = S3Storage(bucket, "run", Cut(PART_BYTES, connections=4), PATIENT)
-    storage.write("second", LARGE)
-    assert uploads(aws, storage) == []
-    assert [upload["Key"] for upload in client.list_multipart_uploads(Bucket=bucket)["Uploads"]] == ["other/dead"]
+    assert uploads(aws, storage) == ["living"], "it may be under way still"
+    left = client.list_multipart_uploads(Bucket=bucket)["Uploads"]
+    assert sorted(upload["Key"] for upload in left) == ["other/dead", "run/living"]
     client.close()
+    storage.close()
+
+
+def test_an_upload_that_somebody_gave_up_meanwhile_is_an_error_at_once_and_writes_nothing(
+    aws: AwsServer, proxy: FaultyProxy, storage: S3Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a lifecycle rule, or by hand: S3 answers 404 to its parts and to its end."""
+    client = aws.client("s3")
+    _, _, bucket, folder = storage.url.split("/")
+    send_parts = S3Storage._send_parts
+
+    def give_up(when: str) -> Callable[[S3Storage, dict[str, str], Pieces], Sequence[dict[str, Any]]]:
+        def send(self: S3Storage, upload: dict[str, str], pieces: Pieces) -> Sequence[dict[str, Any]]:
+            tags = send_parts(self, upload, pieces) if when == "before its end" else []
+            client.abort_multipart_upload(**upload)
+            return tags or send_parts(self, upload, pieces)
+
+        return send
+
+    for when in ("before its parts", "before its end"):
+        monkeypatch.setattr(S3Storage, "_send_parts", give_up(when))
+        proxy.requests.clear()
+        with pytest.raises(
+            StorageError, match=f"cannot create 'gone' in s3://{bucket}/{folder}: NoSuchUpload: "
+        ) as told:
+            storage.write_new("gone", LARGE)
+        assert not isinstance(told.value, ObjectMissingError), "nobody looked for an object"
+        ends = [request for request in proxy.requests if request.method == "POST" and "?uploadId" in request.path]
+        assert len(ends) == (when == "before its end"), "it is not asked for twice"
+        assert storage.list() == []
+    monkeypatch.undo()
+    storage.write_new("gone", LARGE)
+    assert storage.read("gone") == LARGE
+    client.close()
+
+
+def test_a_writer_leaves_the_uploads_of_others_alone(aws: AwsServer, one_proxy: FaultyProxy) -> None:
+    """Every writer clears up once before its first upload in parts, while others are under way."""
+    bucket = aws.new_bucket()
+    first = S3Storage(bucket, "run", Cut(PART_BYTES, connections=4), PATIENT)
+    second = S3Storage(bucket, "run", Cut(PART_BYTES, connections=4), PATIENT)
+    send_parts = first._send_parts
+
+    def send_while_another_writes(upload: dict[str, str], pieces: Pieces) -> Sequence[dict[str, Any]]:
+        second.write("other", LARGE)
+        return send_parts(upload, pieces)
+
+    first._send_parts = send_while_another_writes  # type: ignore[method-assign]
+    first.write("mine", LARGE)
+    assert first.read("mine") == first.read("other") == LARGE
+    for storage in (first, second):
+        storage.close()
 
 
 def test_what_was_created_although_the_answer_was_lost_counts_as_created(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import signal
@@ -15,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from forked import process_context
 from waiting import soon
 
 CLASSES = 5
 _MOST = 64
 # Teachers of a fleet.
 # One process imports torch and forks all teachers: it has a single thread, which this one has not.
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "numpy", "edl_hvd.distill.serving"])
+_CONTEXT = process_context("torch", "numpy", "edl_hvd.distill.serving")
 
 
 class Sums:
