@@ -7,6 +7,7 @@ import math
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from checkpoints import WatchedStorage, assert_equal, nothing_reported, snapshot_of, write, write_rank
@@ -23,7 +24,7 @@ from edl_hvd.checkpoint.tools.inspection import verify_each
 from edl_hvd.errors import SettingsError, StorageError, UsageError
 from edl_hvd.events import CheckpointWritten, Event
 from edl_hvd.settings import Settings
-from edl_hvd.storage import Storage, StoredObject
+from edl_hvd.storage import Storage, StoredObject, open_storage
 from edl_hvd.values import Best, Interval
 
 
@@ -76,6 +77,21 @@ def test_the_newest_intact_ones_are_kept_and_stopping_nowhere_leaves_a_torn_one(
     assert all(object_keys.step_of(key) >= min(kept) for key in remaining)
     manifests = {object_keys.manifest_key(step) for step in checkpoints}
     assert keys == sorted(keys, key=lambda key: key not in manifests), "a manifest goes before any shard"
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_there_is_room_for_one_more_than_are_kept_and_the_document_says_so(keep: int) -> None:
+    """The oldest goes when the new one is whole, never before: else a job that dies between has one less."""
+    storage = WatchedStorage()
+    held: list[int] = []
+    same = open_storage(storage.url)
+    storage.watch = lambda method, key: held.append(len(steps(same)))
+    write_measured(storage, dict.fromkeys(range(1, 7), 0.5), RetentionPolicy(keep))
+    assert max(held) == keep + 1
+    assert min(held[held.index(keep) :]) == keep, "no fewer, once there are as many"
+    assert len(steps(same)) == keep
+    document = (Path(__file__).parents[3] / "docs" / "checkpoints.md").read_text()
+    assert "A checkpoint is written before an older one goes, so `keep_newest=3` needs room for four.\n" in document
 
 
 def test_strangers_are_left_alone() -> None:
