@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -10,17 +11,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import harness
+import psutil
 import pytest
-from faults import Interrupt, Outside
+from faults import HostChange, Interrupt, Outside
 from harness import REPOSITORY, Job, Outcome
 from invariants import check, check_faults, check_no_step_lost, no_worker_failed
 from training import Training
-from waiting import LONG_S
+from waiting import LONG_S, soon
 
 from edl_hvd.driver.job_folder.files import look
 
@@ -262,6 +264,61 @@ def test_a_worker_that_stands_still_when_its_edlrun_was_killed_does_not_hold_up_
     assert f"process {stopped[0]} of the earlier run neither saves nor ends, and is killed" in second.stdout
     assert "training goes on from the checkpoint of step " in second.stdout
     assert second.returncode == 0, second.stdout
+
+
+@pytest.mark.parametrize("dies", ["rank 0", "the other"])
+def test_a_resume_goes_on_though_an_old_worker_dies_beside_the_others(run_job, alone, tmp_path, dies):
+    """Three workers on two hosts; a host goes, then edlrun is killed and resumed, and an old worker is killed."""
+    job_dir, folder = tmp_path / "job", tmp_path / "second"
+    quick = {"EDL_HVD_TERMINATION_GRACE": "3"}
+    again = Training(epochs=20)
+    resumed_job = replace(
+        job_in(job_dir, training=again, environment=quick, flags=("--resume",)), hosts=("localhost:2",)
+    )
+    old: list[psutil.Process] = []
+    codes: list[int] = []
+
+    def kill_both_and_go_on() -> None:
+        view = look(job_dir)
+        assert view is not None
+        assert view.status is not None
+        members = {worker.rank: worker.pid for worker in view.status.workers if worker.state == "member"}
+        assert sorted(members, key=str) == [0, 1]
+        old.extend(psutil.Process(pid) for pid in members.values())
+        victim = members[0 if dies == "rank 0" else 1]
+        assert victim is not None
+        harness.prepare(resumed_job, folder)
+        words, variables = harness.command(resumed_job, folder), harness.environment(resumed_job, folder, "resumed")
+        with open(folder / "output.txt", "wb") as output:
+            os.kill(view.record.pid, signal.SIGKILL)
+            time.sleep(0.3)
+            second = subprocess.Popen(words, env=variables, cwd=folder, stdout=output, stderr=subprocess.STDOUT)
+            time.sleep(0.3)
+            with contextlib.suppress(ProcessLookupError):  # it may have saved and gone
+                os.kill(victim, signal.SIGKILL)
+            try:
+                codes.append(soon(second))
+            finally:
+                if second.poll() is None:
+                    second.kill()
+                    soon(second)
+
+    faults = (
+        HostChange(drop=("127.0.0.1",), step=10, size=3),
+        Outside(kill_both_and_go_on, size=2, after=0, delay_s=2.0),
+    )
+    training = Training(epochs=200, pause_s=0.05, checkpoint_every="4 steps")
+    run_job(
+        replace(job_in(job_dir, *faults, training=training, environment=quick), hosts=("localhost:2", HOSTS[1])),
+        "first",
+    )
+    assert codes == [0], (folder / "output.txt").read_text()
+    assert len(old) == 2
+    assert [process for process in old if process.is_running() and process.status() != psutil.STATUS_ZOMBIE] == []
+    outcome = harness.outcome_of(folder, codes[0], 0.0, [])
+    check(resumed_job, outcome, alone(again))
+    [restored] = events(outcome, "restore")
+    assert restored["step"] >= 4
 
 
 def kill_once_it_is_known(job_dir: Path) -> None:
