@@ -1,9 +1,10 @@
 """How fast the storage carries a large object to S3 and back, beside boto3's own transfers and torch's checkpoints.
 
-    python benchmarks/storage.py [--size-mb 512] [--turns 5] [--limit-mb-per-s 80]
+    python benchmarks/storage.py [--size-mb 512] [--turns 5] [--limit-mb-per-s 80] [--starts-only]
 
-Starts two servers on this machine (``storage_sink.py``): one as fast as sockets go, one that carries so much per
-connection, as S3 does. Then, in turn:
+First what it takes a new process to open a storage of each cloud, beside one that imports the package alone; nothing
+is contacted. Then it starts two servers on this machine (``storage_sink.py``): one as fast as sockets go, one that
+carries so much per connection, as S3 does. To them it carries, in turn:
 
 - ``edl_hvd``: ``write`` from memory, ``read_into`` memory; its defaults.
 - ``boto3``: one ``upload_file`` and ``download_file``, its defaults, of a file in memory where the system has such a
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -39,6 +41,7 @@ from edl_hvd.storage import open_storage
 
 MEMORY_FOLDER = Path("/dev/shm")
 TENSOR_BYTES = 16 * 1024 * 1024
+STARTS = 9
 
 
 class Cost(NamedTuple):
@@ -156,12 +159,40 @@ def show(server: str, size_bytes: int, costs: dict[tuple[str, str], list[Cost]])
         print(f"{server:>10} {direction:>4}   {'   '.join(cells)}   {', '.join(ratios)}", flush=True)
 
 
+def show_starts() -> None:
+    """Processor time of new processes that open a storage: the median, and what is more than without one."""
+    variables = {
+        **{"AWS_DEFAULT_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"},
+        **{"GOOGLE_BEARER_TOKEN": "x", "AZURE_STORAGE_ACCOUNT_NAME": "x", "AZURE_STORAGE_ACCOUNT_KEY": "a2V5"},
+    }
+    program = "import sys, edl_hvd.storage; [edl_hvd.storage.open_storage(url) for url in sys.argv[1:]]"
+    urls = ("", "gs://bucket/run", "az://container/run", "s3://bucket/run")
+    taken: dict[str, list[float]] = {url: [] for url in urls}
+    for _ in range(STARTS):
+        for url in urls:  # in turn
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            words = [sys.executable, "-c", program, *([url] if url else [])]
+            subprocess.run(words, check=True, env={**os.environ, **variables})
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            taken[url].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    without_s = statistics.median(taken[""])
+    for url in urls:
+        median_s = statistics.median(taken[url])
+        print(
+            f"start {url or 'without a storage':20} {median_s:5.2f} s of processor time, {median_s - without_s:+5.2f} s"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size-mb", type=int, default=512)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--limit-mb-per-s", type=float, default=80)
+    parser.add_argument("--starts-only", action="store_true")
     arguments = parser.parse_args()
+    show_starts()
+    if arguments.starts_only:
+        return
     warnings.simplefilter("ignore")  # torch's, about a world of one
     if not find_spec("s3torchconnector"):
         print("torch.distributed.checkpoint is left out: s3torchconnector is not installed")

@@ -24,7 +24,7 @@ class _Process(ForkServerProcess):
 
 
 class _Context(ForkServerContext):
-    Process = _Process  # type: ignore[assignment]
+    Process = _Process
 
 
 def process_context(*preload: str) -> ForkServerContext:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from types import FrameType
+from typing import Any, ClassVar
 
 import pytest
 from clocks import FakeClock
@@ -22,6 +24,7 @@ from edl_hvd.discovery.sources.kubernetes import _read_list
 from edl_hvd.discovery.sources.schedule import Schedule
 from edl_hvd.discovery.sources.trace import TraceReplay
 from edl_hvd.discovery.sources.url import read_listed
+from edl_hvd.discovery.watch import TrustedHosts
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots, format_hosts, parse_host
 from edl_hvd.http_client import HttpAnswer
@@ -156,6 +159,42 @@ def test_many_hosts_take_as_many_comparisons_as_sorting_them() -> None:
     CountedName.comparisons = 0
     assert format_hosts(HostSlots(name, 1) for name in names).count("\n") == 3000
     assert CountedName.comparisons < 40 * 3000, "12 for each of them to sort; all pairs were 9,000,000"
+
+
+def test_a_watch_of_many_hosts_compares_each_with_a_few() -> None:
+    hosts = tuple(HostSlots(CountedName(f"node-{number:05}"), 1) for number in range(3000))
+    trusted = TrustedHosts()
+    CountedName.comparisons = 0
+    for answer in (hosts, hosts[:-1], hosts[:-1], hosts[1:]):
+        trusted, _ = trusted.answered(answer, 0.0)
+    assert len(trusted.hosts) == 3000, "the first is missed once, the last is gone and back"
+    assert CountedName.comparisons < 40 * 3000
+
+
+def test_the_lines_of_code_for_a_file_grow_with_its_lines(tmp_path: Path) -> None:
+    def lines_of(hosts: int) -> int:
+        """Lines of code run in the package to read a file of so many hosts, and to print them."""
+        (tmp_path / "hosts").write_text("".join(f"node-{number:05}:4\n" for number in range(hosts)))
+        count = 0
+
+        def trace_line(frame: FrameType, event: str, argument: object) -> Any:
+            nonlocal count
+            if "/edl_hvd/" not in frame.f_code.co_filename:
+                return None
+            count += event == "line"
+            return trace_line
+
+        before = sys.gettrace()
+        sys.settrace(trace_line)
+        try:
+            assert format_hosts(HostsFile(str(tmp_path / "hosts")).answer().hosts).count("\n") == hosts
+        finally:
+            sys.settrace(before)
+        return count
+
+    few, many = lines_of(200), lines_of(2000)
+    assert few > 200
+    assert many < 10.5 * few, (few, many)
 
 
 # --- what a poll is from ---

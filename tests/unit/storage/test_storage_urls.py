@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -68,6 +69,31 @@ def test_a_scheme_whose_package_is_missing_says_which(monkeypatch: pytest.Monkey
     for url, extra in (("gs://bucket/run", "google"), ("az://container/run", "azure")):
         with pytest.raises(UsageError, match=rf"needs obstore.*pip install 'edl-hvd\[{extra}\]'"):
             open_storage(url)
+
+
+HEAVY = {"boto3", "botocore", "fsspec", "gcsfs", "adlfs", "aiohttp", "requests", "urllib3", "google.auth", "torch"}
+
+
+def modules_of(url: str) -> set[str]:
+    """What a process has imported that has opened a storage."""
+    program = f"import sys; from edl_hvd.storage import open_storage; open_storage({url!r}); print(*sys.modules)"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "GOOGLE_"))}
+    environment |= {"AWS_DEFAULT_REGION": "us-east-1", "AZURE_STORAGE_ACCOUNT_NAME": "account"}
+    environment |= {"AZURE_STORAGE_ACCOUNT_KEY": "a2V5", "GOOGLE_BEARER_TOKEN": "token"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("url", ["gs://bucket/run", "az://container/run"])
+def test_storage_of_google_and_azure_starts_with_few_imports(url: str) -> None:
+    """obstore is compiled; boto3 alone is more than a hundred modules, which take a third of a second."""
+    imported = modules_of(url)
+    assert "obstore" in imported
+    assert imported & HEAVY == set()
+    of_s3 = modules_of("s3://bucket/run")
+    assert "boto3" in of_s3
+    assert len(of_s3) > len(imported) + 100
 
 
 def test_other_schemes_go_through_fsspec(tmp_path: Path) -> None:
