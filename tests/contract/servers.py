@@ -104,7 +104,7 @@ class AwsServer:
         """Say of each unfinished upload when it began."""
 
         def moment_of(found: re.Match[bytes]) -> bytes:
-            began = self.began[re.search(rb"<UploadId>(.+?)</UploadId>", found[0])[1].decode()]  # type: ignore[index]
+            began = self.began[re.search(rb"<UploadId>(.+?)</UploadId>", found[0])[1].decode()]
             text = began.strftime("%Y-%m-%dT%H:%M:%S.000Z").encode()  # as long as moto's
             return re.sub(rb"(?<=<Initiated>).+?(?=</Initiated>)", text, found[0])
 

@@ -301,7 +301,7 @@ def test_a_writer_leaves_the_uploads_of_others_alone(aws: AwsServer, one_proxy: 
         second.write("other", LARGE)
         return send_parts(upload, pieces)
 
-    first._send_parts = send_while_another_writes  # type: ignore[method-assign]
+    first._send_parts = send_while_another_writes
     first.write("mine", LARGE)
     assert first.read("mine") == first.read("other") == LARGE
     for storage in (first, second):

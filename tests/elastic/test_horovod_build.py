@@ -87,7 +87,7 @@ def test_a_wheel_is_installed_by_a_host_of_the_same_kind_without_a_compiler(tmp_
             (tmp_path / "programs" / name).symlink_to(found)
     path = os.pathsep.join([str(python.parent), str(tmp_path / "programs")])
     assert not any(shutil.which(compiler, path=path) for compiler in ("c++", "g++", "gcc", "cc", "clang++", "make"))
-    install = [python, "-m", "pip", "install", "--no-deps", "--no-index", "--ignore-installed", wheel]
+    install = [str(python), "-m", "pip", "install", "--no-deps", "--no-index", "--ignore-installed", str(wheel)]
     done = subprocess.run(install, env={**os.environ, "PATH": path}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     where = subprocess.run([python, "-c", "import horovod; print(horovod.__file__)"], capture_output=True, text=True)

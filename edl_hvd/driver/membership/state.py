@@ -176,11 +176,12 @@ class Membership:
             if entry.host not in self.failed_preflight
             for number in range(entry.slots)
         ]
+        present = set(self.having("starting", "ready", "member"))
         wanted = {
             worker
             for worker, host in named
             if host not in self.drains and worker not in self.drains
-            if self.quarantined.get(host, now_s) <= now_s or worker in self.having("starting", "ready", "member")
+            if self.quarantined.get(host, now_s) <= now_s or worker in present
         }
         if self.deferred_drains and not wanted.isdisjoint(self.having("member")):
             wanted.update(worker for worker in self.having("ready", "member") if self.stays_until_s(worker) > now_s)

@@ -105,10 +105,10 @@ def _finish(draft: Draft) -> None:
 def _spawn(draft: Draft) -> None:
     membership = draft.membership
     wanted = membership.wanted(draft.now_s)
+    present = set(wanted).intersection(membership.having("starting", "ready", "member"))
     # Those who are about to leave do not count: their successors have to start before they can go.
-    alive = {worker for worker in membership.having("starting", "ready", "member")
-             if worker in wanted and not membership.is_to_go(worker)}  # fmt: skip
-    room = membership.rules.max_np + membership.rules.spares - len(alive)
+    alive = sum(not membership.is_to_go(worker) for worker in present)
+    room = membership.rules.max_np + membership.rules.spares - alive
     for worker in wanted:
         slot = membership.slots.get(worker, Slot())
         if room > 0 and slot.state == "empty" and slot.not_before_s <= draft.now_s:
