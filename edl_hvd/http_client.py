@@ -9,7 +9,9 @@ import http.client
 import io
 import socket
 import ssl
+import threading
 from collections.abc import Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -29,7 +31,7 @@ class Bounds:
     """What one exchange may take.
 
     Attributes:
-        socket_s: Each single wait for the server.
+        socket_s: Each single wait, for the server and for the addresses of its name.
         whole_s: All of it, the headers included, so that a server that trickles is given up, too.
         body_bytes: The body of the answer.
     """
@@ -73,6 +75,10 @@ class BodyTooLongError(Exception):
     """The body has more bytes than the bounds allow."""
 
 
+class LookUpTimeoutError(TimeoutError):
+    """The name of the server was not looked up within the bounds, so nobody was asked; its message says that."""
+
+
 def exchange(
     address: SplitResult,
     headers: Mapping[str, str],
@@ -90,19 +96,20 @@ def exchange(
         context: How an https server is verified; ``None``: by the certificates of this machine.
 
     Raises:
+        LookUpTimeoutError: The addresses of its name were not found within the bounds.
         TimeoutError: The server did not answer within the bounds.
         OSError, http.client.HTTPException: It did not answer, or the answer was cut off.
         BodyTooLongError: Its message names the bound.
     """
     deadline_s = clock.monotonic_s() + bounds.whole_s
-    connection = _connect(address, min(bounds.socket_s, max(bounds.whole_s, 1e-3)), context)
+    connection = _connect(address, bounds.socket_s, deadline_s, clock, context)
     connection.response_class = _response_until(deadline_s, bounds.socket_s, clock)
     try:
         path = (address.path or "/") + (f"?{address.query}" if address.query else "")
         connection.request(method, path, headers={"Connection": "close", **headers})
-        response = connection.getresponse()
-        body = _read_body(response, bounds.body_bytes)
-        named = {name.lower(): value for name, value in response.getheaders()}
+        with connection.getresponse() as response:  # with "Connection: close" the connection does not close it
+            body = _read_body(response, bounds.body_bytes)
+            named = {name.lower(): value for name, value in response.getheaders()}
         if response.status not in range(200, 300):
             named = {name: without_secrets(value, headers) for name, value in named.items()}
             body = without_secrets(body.decode("latin-1"), headers).encode("latin-1")
@@ -141,12 +148,97 @@ def seconds_since_epoch(text: str) -> float:
     return moment.timestamp()
 
 
-def _connect(address: SplitResult, socket_s: float, context: ssl.SSLContext | None) -> http.client.HTTPConnection:
+def _connect(
+    address: SplitResult, socket_s: float, deadline_s: float, clock: Clock, context: ssl.SSLContext | None
+) -> http.client.HTTPConnection:
+    """A connection whose socket is there: the library would look the name up itself, for as long as that takes."""
     host = address.hostname or ""
     if address.scheme == "https":
         context = context or ssl.create_default_context()
-        return http.client.HTTPSConnection(host, address.port, timeout=socket_s, context=context)
-    return http.client.HTTPConnection(host, address.port, timeout=socket_s)
+        secure = http.client.HTTPSConnection(host, address.port, context=context)
+        stream = _open_socket(host, secure.port, socket_s, deadline_s, clock)
+        try:
+            secure.sock = context.wrap_socket(stream, server_hostname=host)
+        except BaseException:
+            stream.close()
+            raise
+        return secure
+    connection = http.client.HTTPConnection(host, address.port)
+    connection.sock = _open_socket(host, connection.port, socket_s, deadline_s, clock)
+    return connection
+
+
+def _open_socket(host: str, port: int, socket_s: float, deadline_s: float, clock: Clock) -> socket.socket:
+    """A socket to the first address of the host that takes one."""
+
+    def left_s() -> float:
+        return max(min(socket_s, deadline_s - clock.monotonic_s()), 1e-3)
+
+    failure = OSError(f"{host} has no address")
+    for found in _look_up(host, port, left_s()):
+        stream = socket.socket(found.family, socket.SOCK_STREAM)
+        try:
+            stream.settimeout(left_s())
+            stream.connect(found.sockaddr)
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return stream
+        except OSError as error:
+            stream.close()
+            failure = error
+    try:
+        raise failure
+    finally:
+        del failure  # it holds this frame
+
+
+@dataclass(frozen=True)
+class _Address:
+    """One address of a host: what a socket of this family connects to."""
+
+    family: socket.AddressFamily
+    sockaddr: Any
+
+
+_looking: dict[tuple[str, int], Future[list[_Address]]] = {}
+# Look-ups that go on, by host and port: no second thread waits for a name that a resolver does not answer for.
+_looking_lock = threading.Lock()
+
+
+def _look_up(host: str, port: int, longest_s: float) -> list[_Address]:
+    """The addresses of a host. A resolver knows no deadline of ours, so a thread waits for it, which may outlive this.
+
+    Raises:
+        LookUpTimeoutError: It takes longer.
+        OSError: The name is not known.
+    """
+    with _looking_lock:
+        future = _looking.get((host, port))
+        if future is None:
+            future = _looking[host, port] = Future()
+            threading.Thread(target=_resolve, args=(host, port, future), name=f"look up {host}", daemon=True).start()
+    if not wait([future], longest_s).done:
+        raise LookUpTimeoutError(
+            f"the name {host} was not looked up within {longest_s:.3g} s; ask the resolver of this machine for it "
+            f"(getent hosts {host})"
+        )
+    return future.result()
+
+
+def _resolve(host: str, port: int, future: Future[list[_Address]]) -> None:
+    """In a thread of its own: look a name up once. Whoever asks after the answer is there has it looked up anew."""
+
+    def forget() -> None:
+        with _looking_lock:
+            del _looking[host, port]
+
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except Exception as error:
+        forget()
+        future.set_exception(error)
+        return
+    forget()
+    future.set_result([_Address(family, sockaddr) for family, *_, sockaddr in found])
 
 
 def _response_until(deadline_s: float, socket_s: float, clock: Clock) -> type[http.client.HTTPResponse]:

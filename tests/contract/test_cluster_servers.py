@@ -323,6 +323,65 @@ def test_a_server_that_hangs_or_trickles_is_given_up(server):
         trickle.close()
 
 
+def test_a_name_that_no_resolver_answers_for_is_given_up_and_asked_for_once(server, monkeypatch):
+    resolve, released, asked = socket.getaddrinfo, threading.Event(), []
+
+    def hang(host, *arguments, **named):
+        if host != "hosts.example.com":
+            return resolve(host, *arguments, **named)
+        asked.append(host)
+        assert released.wait(60)
+        return resolve("127.0.0.1", *arguments, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    port = server.url.rpartition(":")[2]
+    url = f"http://hosts.example.com:{port}/job"
+    told = r"^asking http://hosts.example.com:[0-9]+/job failed: the name hosts.example.com was not looked up within "
+    try:
+        for _ in range(3):
+            with pytest.raises(DiscoveryError, match=told + r"0\.05 s; ask the resolver"):
+                http_get(url, {}, socket_s=0.05)
+        with pytest.raises(DiscoveryError, match=told + r"0\.0\d+ s"):
+            http_get(url, {}, whole_s=0.05)
+        assert http_get(server.url, {}).status == 200, "another name is looked up meanwhile"
+        assert len(asked) == 1
+    finally:
+        released.set()
+    for thread in [thread for thread in threading.enumerate() if thread.name == "look up hosts.example.com"]:
+        soon(thread)
+    assert http_get(url, {}).status == 200, "it is asked for anew"
+    assert len(asked) == 2
+    assert http_get(url, {}).status == 200, "no answer is kept, not even for a moment"
+    assert len(asked) == 3
+
+
+def test_of_the_addresses_of_a_name_the_first_that_takes_connections_is_asked(server, monkeypatch):
+    resolve = socket.getaddrinfo
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # nobody listens there
+
+        def both(host, port, *arguments, **named):
+            return [
+                *resolve(*closed.getsockname(), *arguments, **named),
+                *resolve("127.0.0.1", port, *arguments, **named),
+            ]
+
+        monkeypatch.setattr(socket, "getaddrinfo", both)
+        assert http_get(f"{server.url}/job", {}).status == 200
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **named: resolve(*closed.getsockname(), **named))
+        with pytest.raises(DiscoveryError, match="ConnectionRefusedError"):
+            http_get(f"{server.url}/job", {})
+
+
+def test_a_name_that_there_is_not_is_said_so(monkeypatch):
+    def unknown(*_, **__):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(DiscoveryError, match=r"hosts\.example\.com/job failed: gaierror: .*Name or service not known"):
+        http_get("http://hosts.example.com/job", {})
+
+
 def test_an_answer_without_end_is_given_up(server, monkeypatch):
     monkeypatch.setattr("edl_hvd.discovery.sources.web.LONGEST_BODY_BYTES", 1000)
     server.body = b"x" * 2000

@@ -20,7 +20,7 @@ from edl_hvd.discovery.sources.web import (
     read_token,
 )
 from edl_hvd.errors import DiscoveryError, UsageError
-from edl_hvd.http_client import BodyTooLongError, Bounds, HttpAnswer, exchange, without_secrets
+from edl_hvd.http_client import BodyTooLongError, Bounds, HttpAnswer, LookUpTimeoutError, exchange, without_secrets
 
 METADATA = "metadata.google.internal"
 ENDPOINT = "https://compute.googleapis.com/compute/v1/"
@@ -185,6 +185,8 @@ def _ask(
     address = urlsplit(f"{base.geturl()}{path}")
     try:
         return exchange(address, headers, Bounds(socket_s, WHOLE_S, LONGEST_BODY_BYTES), clock, method)
+    except LookUpTimeoutError as error:
+        raise DiscoveryError(f"asking {what} failed: {error}") from error
     except TimeoutError as error:
         raise DiscoveryError(f"{what} did not answer in time") from error
     except BodyTooLongError as error:

@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import read_count
-from edl_hvd.http_client import BodyTooLongError, Bounds, HttpAnswer, exchange, without_secrets
+from edl_hvd.http_client import BodyTooLongError, Bounds, HttpAnswer, LookUpTimeoutError, exchange, without_secrets
 
 LONGEST_BODY_BYTES = 32 << 20
 # Five hundred pods are a few megabytes; a longer answer is no list of hosts.
@@ -112,6 +112,8 @@ def http_get(
         bounds = Bounds(socket_s, deadline_s - clock.monotonic_s(), LONGEST_BODY_BYTES)
         try:
             answer = exchange(address, headers, bounds, clock, context=context)
+        except LookUpTimeoutError as error:
+            raise DiscoveryError(f"asking {_place(address)} failed: {error}") from error
         except TimeoutError as error:
             waited_s = whole_s if clock.monotonic_s() >= deadline_s else socket_s
             raise DiscoveryError(f"{_place(address)} did not answer within {waited_s:g} s") from error
