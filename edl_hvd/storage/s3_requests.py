@@ -235,16 +235,22 @@ class S3Requests:
         return Fetched(version, position - start)
 
     def last_word(self, operation: str, words: Mapping[str, Any]) -> Any:
-        """One short attempt at a request whose outcome changes nothing any more; ``None`` if it fails."""
+        """One short attempt at a request whose outcome changes nothing any more; ``None`` if it fails.
+
+        An upload that is to be given up and is gone already counts as given up.
+        """
         config = self._config.merge(Config(connect_timeout=_LAST_WORD_S, read_timeout=_LAST_WORD_S))
-        with suppress(ClientError, BotoCoreError, ResponseParserError, StrangeAnswerError):
+        try:
             with self._making:
                 client = self._session.client("s3", config=config)
             with closing(client):
                 answer = getattr(client, operation)(**words)
                 check_answer(operation, answer)
                 return answer
-        return None
+        except ClientError as error:
+            return {} if code_of(error) == "NoSuchUpload" else None
+        except (BotoCoreError, ResponseParserError, StrangeAnswerError):
+            return None
 
     def close(self) -> None:
         self.client.close()

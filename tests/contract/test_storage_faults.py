@@ -284,8 +284,10 @@ def test_an_upload_that_somebody_gave_up_meanwhile_is_an_error_at_once_and_write
         ends = [request for request in proxy.requests if request.method == "POST" and "?uploadId" in request.path]
         assert len(ends) == (when == "before its end"), "it is not asked for twice"
         assert storage.list() == []
-    monkeypatch.undo()
+    monkeypatch.setattr(S3Storage, "_send_parts", send_parts)
+    proxy.requests.clear()
     storage.write_new("gone", LARGE)
+    assert not any(request.method == "DELETE" for request in proxy.requests), "what is gone is not given up again"
     assert storage.read("gone") == LARGE
     client.close()
 

@@ -34,19 +34,18 @@ def test_the_document_says_what_comes_back_and_what_is_refused():
     document = (Path(__file__).parents[3] / "docs" / "checkpoints.md").read_text()
     part = document.partition("## What can be kept\n")[2].partition("\n## ")[0]
     assert "Tuples, and dictionaries whose keys are numbers, booleans or None, come back as they were.\n" in part
-    kept = ((1, (2.5, None)), {1: "a", 2.5: "b", None: "c"}, {True: "d", False: "e"})
-    for value in kept:
-        assert repr(round_trip(value)) == repr(value)
+    for kept in ((1, (2.5, None)), {1: "a", 2.5: "b", None: "c"}, {True: "d", False: "e"}):
+        assert repr(round_trip(kept)) == repr(kept)
     refused = part.partition("is refused with its name:\n")[2].partition(".")[0]
     assert refused == "`complex128` and sparse tensors, sets, objects of other classes"
-    for value in (torch.ones(1, dtype=torch.complex128), torch.eye(2).to_sparse()):
+    for tensor in (torch.ones(1, dtype=torch.complex128), torch.eye(2).to_sparse()):
         with pytest.raises(StateError, match=r"complex128|[Ss]parse"):
             CheckpointWriter(open_storage("memory://what-can-be-kept")).begin(
-                Snapshot({"tensor": value}, {}, 1, 0, 1), 0, 1, "attempt"
+                Snapshot({"tensor": tensor}, {}, 1, 0, 1), 0, 1, "attempt"
             )
-    for value in ({1, 2}, object()):
+    for other in ({1, 2}, object()):
         with pytest.raises(StateError):
-            encode(value, "x")
+            encode(other, "x")
 
 
 def test_tensors_are_named_by_where_they_stand():
