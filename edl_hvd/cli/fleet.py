@@ -41,7 +41,7 @@ from edl_hvd.status_server import StatusServer
 from edl_hvd.values import read_seconds
 
 FAILED, WRONG = 1, 2
-_STATE = "runs/fleet"
+STATE = "runs/fleet"
 _CLAIM_PRIORITY = 1000
 # Services come first: above what people give their jobs.
 _POLL_S = 0.05
@@ -53,7 +53,7 @@ def _state_option(function: Callable[..., Any]) -> Callable[..., Any]:
         "--state",
         "state_dir",
         metavar="DIR",
-        default=_STATE,
+        default=STATE,
         show_default=True,
         type=click.Path(path_type=Path),
         help="Folder of the fleet.",
@@ -188,7 +188,12 @@ def submit_command(
         )
     except ValueError as error:
         refuse(str(error), WRONG)
-    problem = find_command(command, process_environment())
+    submit_job(state_dir, spec)
+
+
+def submit_job(state_dir: Path, spec: JobSpec) -> None:
+    """Submit a job and say so. Ends the program where the daemon refuses it, or does not answer."""
+    problem = find_command(spec.command, process_environment())
     if problem and any(is_local(entry.host) for entry in _view(state_dir).hosts):
         refuse(problem, WRONG)
     click.echo(_agreed(state_dir, messages.SubmitRequest(spec)).text)
@@ -408,7 +413,7 @@ def plan_command(hosts: str | None, jobs: Sequence[str], claims: Sequence[str], 
 
 
 @fleet_commands.command("replay")
-@click.argument("state_dir", metavar="[DIR]", default=_STATE, type=click.Path(path_type=Path))
+@click.argument("state_dir", metavar="[DIR]", default=STATE, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print each event and what follows, a JSON object in a line.")
 def replay_command(state_dir: Path, as_json: bool) -> None:
     """Repeat all decisions of a fleet from its history. Nothing is started.

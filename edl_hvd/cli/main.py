@@ -24,6 +24,7 @@ from edl_hvd.cli.status import status_command
 from edl_hvd.cli.teach import teach_command
 from edl_hvd.cli.teachers import teachers_command
 from edl_hvd.cli.trace import trace_commands
+from edl_hvd.cli.train import train_command
 from edl_hvd.errors import EdlHvdError
 
 
@@ -60,6 +61,7 @@ commands.add_command(status_command)
 commands.add_command(teach_command)
 commands.add_command(teachers_command)
 commands.add_command(trace_commands)
+commands.add_command(train_command)
 
 
 def main() -> None:

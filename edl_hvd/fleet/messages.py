@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeAlias, get_args
 
 from edl_hvd.driver.job_folder.requests import ask
-from edl_hvd.errors import UsageError
+from edl_hvd.errors import PlatformError, UsageError
 from edl_hvd.fleet.state import FleetJob, HeldClaim, JobSpec
 from edl_hvd.hosts import HostSlots
 from edl_hvd.json_values import read_fields, show
@@ -222,6 +222,23 @@ REPLIES: Vocabulary[FleetReply] = vocabulary(*get_args(FleetReply))
 def word_of(message: Message) -> str:
     """Its ``what``."""
     return type(message).__name__.lower()
+
+
+def is_served(folder: Path) -> bool:
+    """Whether a daemon serves the fleet in this folder.
+
+    Raises:
+        PlatformError: One is there, and does not answer.
+    """
+    if not folder.is_dir():
+        return False
+    try:
+        call(folder, ViewRequest())
+    except PlatformError as error:
+        if isinstance(error.__cause__, (FileNotFoundError, ConnectionRefusedError)):
+            return False  # nobody listens
+        raise
+    return True
 
 
 def call(folder: Path, request: FleetRequest) -> FleetReply:

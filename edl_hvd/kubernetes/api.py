@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from edl_hvd.errors import ObjectExistsError, ObjectMissingError, PlatformError, UsageError
 
 _PAGE = 500
+_RIGHTS = "apply the operator's manifests again, which hold the rights that it needs"
 _MOST_STARTS = 3
 # A list that expires while its pages are read is read again.
 
@@ -16,21 +18,33 @@ _MOST_STARTS = 3
 class ApiServer:
     """One cluster, reached as its kubeconfig, or the pod that this runs in, says.
 
+    Args:
+        rights: What to do where a right is missing, for messages.
+
+    Attributes:
+        namespace: Where the kubeconfig, or the pod, wants things to be.
+        requests: Number of requests by verb and code of the answer; code 0: none came.
+
     Raises:
         UsageError: lightkube is missing, or nothing says where the cluster is.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, rights: str = "apply the operator's manifests again, which hold the rights that it needs"
+    ) -> None:
+        self._rights = rights
+        self.requests: Counter[tuple[str, int]] = Counter()
         try:
             from lightkube.config.client_adapter import Client, ConnectionParams
             from lightkube.config.kubeconfig import KubeConfig
             from lightkube.core.exceptions import ConfigError
         except ImportError:
-            raise UsageError("the operator needs lightkube; run pip install 'edl-hvd[kubernetes]'") from None
+            raise UsageError("Kubernetes needs lightkube; run pip install 'edl-hvd[kubernetes]'") from None
         try:
             # The client of lightkube's own HTTP library, with the cluster's certificates and this user's proof.
             config: Any = KubeConfig.from_env().get()
             self._client: Any = Client(config, ConnectionParams())
+            self.namespace: str = config.namespace
         except (ConfigError, OSError, ValueError) as error:
             raise UsageError(
                 f"no cluster is known: {error}; expected a pod with a service account, KUBECONFIG, or ~/.kube/config"
@@ -121,11 +135,12 @@ class ApiServer:
             answer = self._client.request(verb, path, content=content, headers={"Content-Type": kind})
             found = answer.json()
         except Exception as error:  # of httpx, whichever name lightkube's version of it has; or no JSON
+            self.requests[verb, 0] += 1
             raise PlatformError(f"{verb} {path}: the API server does not answer: {error}") from None
+        self.requests[verb, answer.status_code] += 1
         return answer.status_code, found if isinstance(found, dict) else {}
 
-    @staticmethod
-    def _check(code: int, answer: Mapping[str, Any], verb: str, path: str) -> None:
+    def _check(self, code: int, answer: Mapping[str, Any], verb: str, path: str) -> None:
         if code < 300:
             return
         text = f"{verb} {path}: {code}: {answer.get('message') or answer}"
@@ -134,5 +149,5 @@ class ApiServer:
         if code == 409:
             raise ObjectExistsError(text)
         if code in (401, 403):
-            text += "; apply the operator's manifests again, which hold the rights that it needs"
+            text += f"; {self._rights}"
         raise PlatformError(text)

@@ -91,6 +91,12 @@ HOW: dict[str, Here | By | Ci] = {
     "edl-hvd fleet release web": By(FLEET),
     "edl-hvd fleet plan --with-job bert:2:8:5": By(FLEET),
     "edl-hvd fleet replay": By(FLEET),
+    "edl-hvd train --min 1 --max 2 train.py": By(FLEET),
+    "edl-hvd train --max 2 --here train.py": Here(prints="finished on rank 0 of 2"),
+    "edl-hvd train --min 2 --max 8 --gpus 4 --kubernetes --image registry.example.com/resnet50 train.py":
+        By("tests/kubernetes/test_train_command.py::test_a_job_is_submitted_with_one_command_and_runs"),
+    "edl-hvd train --min 2 --max 8 --gpus 4 --kubernetes --image registry.example.com/resnet50 --dry-run train.py":
+        Here(prints="nvidia.com/gpu: 4"),
     "edl-hvd operator --manifests > operator.yaml": Here(more="&& cat operator.yaml", prints="TrainingJob"),
     "kubectl apply -f operator.yaml": By(OPERATOR),
     "kubectl apply -f job.yaml": By(OPERATOR),

@@ -214,7 +214,7 @@ def test_the_commands_of_the_document(tmp_path):
     with FleetDaemon(tmp_path, state="runs/fleet") as fleet:
         said = {}
         for line in lines:
-            if " serve " in line or line.startswith(("printf", "make")):
+            if " serve " in line or " --here " in line or line.startswith(("printf", "make")):
                 continue
             done = fleet.shell(line)
             assert done.returncode == 0, f"{line}: {done.stderr}"
@@ -223,7 +223,8 @@ def test_the_commands_of_the_document(tmp_path):
                 fleet.until(lambda: fleet.jobs()["resnet50"]["phase"] == "stopped")
             elif " resume " in line or " submit " in line:
                 fleet.until(lambda: "resnet50" in fleet.edlruns())
-    assert len(said) == 10
+        fleet.until(lambda: "train" in fleet.edlruns())
+    assert len(said) == 11
     assert "resnet50" in said["edl-hvd fleet list"]
     assert re.search(r"slots +4 of 1 to 4 on localhost:4", said["edl-hvd fleet show resnet50"])
     assert said["edl-hvd fleet claim web --slots 2 --for 60s"] == "localhost:2\n"

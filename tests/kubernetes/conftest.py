@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 
 import pytest
 from cluster import Cluster, missing, wait_for
+from fake_kubelet import FakeKubelet
+from operator_run import Run
 
 _NUMBERS = count(1)
 
@@ -46,3 +48,29 @@ def namespace(cluster: Cluster) -> Iterator[str]:
     yield name
     cluster.kubectl("-n", name, "delete", "tj", "--all")
     cluster.kubectl("-n", name, "delete", "pod,deployment", "--all", "--grace-period=0", "--force", check=False)
+
+
+@pytest.fixture
+def make_run(cluster: Cluster, namespace: str) -> Iterator[Callable[..., Run]]:
+    made: list[Run] = []
+
+    def make(nodes: dict[str, int], has_operator: bool = True) -> Run:
+        kubelet = FakeKubelet(cluster, {f"{namespace}-{name}": cores for name, cores in nodes.items()})
+        run = Run(cluster, namespace, kubelet)
+        made.append(run)
+        kubelet.start()
+        wait_for(
+            "nodes without taints", lambda: "node.kubernetes.io" not in cluster.kubectl("get", "nodes", "-o", "yaml")
+        )
+        if has_operator:
+            run.start_operator()
+        return run
+
+    yield make
+    for run in made:
+        for operator in run.operators:
+            operator.kill()
+            operator.wait(60)
+        run.kubectl("delete", "tj", "--all", "--wait=false", check=False)
+        run.kubectl("delete", "pod,deployment", "--all", "--grace-period=0", "--force", check=False)
+        run.kubelet.stop()

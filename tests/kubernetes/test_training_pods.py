@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cluster import Cluster, wait_for
 from fake_kubelet import FakeKubelet
-from test_operator import Run, job
+from operator_run import Run, job
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "minimal.py"
 

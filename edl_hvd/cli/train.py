@@ -1,0 +1,219 @@
+"""``edl-hvd train``: one command for a script, wherever it is to run."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from edl_hvd.cli.find_job import refuse
+from edl_hvd.cli.fleet import STATE, submit_job
+from edl_hvd.errors import EdlHvdError, ObjectExistsError, ObjectMissingError, UsageError
+from edl_hvd.fleet.messages import is_served
+from edl_hvd.fleet.state import JobSpec
+from edl_hvd.json_values import show
+from edl_hvd.kubernetes.objects import GROUP, VERSION
+from edl_hvd.kubernetes.submission import JobRequest, job_manifest
+from edl_hvd.settings import process_environment
+
+FAILED, WRONG = 1, 2
+HERE, FLEET, KUBERNETES = "on this machine", "in a fleet", "on Kubernetes"
+# Where each option means something; the others mean the same everywhere.
+_ONLY = {
+    "name": (FLEET, KUBERNETES), "priority": (FLEET, KUBERNETES), "retries": (FLEET, KUBERNETES),
+    "image": (KUBERNETES,), "namespace": (KUBERNETES,), "gpus": (KUBERNETES,), "cpu": (KUBERNETES,),
+    "memory": (KUBERNETES,),
+}  # fmt: skip
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
+
+
+@click.command("train", context_settings={"allow_interspersed_args": False})
+@click.option("--min", "least", type=click.IntRange(1), default=1, show_default=True, help="Fewest workers.")
+@click.option("--max", "most", type=click.IntRange(1), help="Most workers.  [--min]")
+@click.option("--checkpoint", metavar="URL", default="", help="Where checkpoints go, e.g. s3://bucket/resnet50.")
+@click.option("--env", "variables", metavar="NAME=VALUE", multiple=True, help="Environment variable of its workers.")
+@click.option("--name", help="Name of the job.  [that of the script]")
+@click.option("--priority", metavar="N|CLASS",
+              help="A number in a fleet, a PriorityClass on Kubernetes.  [0, edl-hvd-floor]")  # fmt: skip
+@click.option("--retries", type=click.IntRange(0), help="Runs that may fail.  [0 in a fleet, 3 on Kubernetes]")
+@click.option("--fleet", "state_dir", metavar="DIR", type=click.Path(path_type=Path),
+              help=f"Submit to the fleet with this folder.  [{STATE}, if one serves there]")  # fmt: skip
+@click.option("--here", is_flag=True, help="Run on this machine, even if a fleet serves here.")
+@click.option("--kubernetes", is_flag=True, help="Submit a TrainingJob to the cluster of the kubeconfig.")
+@click.option("--image", help="Kubernetes: image that holds the script, torch, Horovod and edl_hvd.")
+@click.option("-n", "--namespace", help="Kubernetes: namespace of the job.  [the kubeconfig's]")
+@click.option("--gpus", type=click.IntRange(0), help="Kubernetes: GPUs of a worker, a process for each.  [0]")
+@click.option("--cpu", metavar="Q", help="Kubernetes: processors of a worker.  [1 without GPUs]")
+@click.option("--memory", metavar="Q", help="Kubernetes: memory of a worker, e.g. 8Gi.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done, for Kubernetes as YAML, and end.")
+@click.argument("command", metavar="SCRIPT...", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_context
+def train_command(
+    context: click.Context,
+    least: int,
+    most: int | None,
+    checkpoint: str,
+    variables: Sequence[str],
+    name: str | None,
+    priority: str | None,
+    retries: int | None,
+    state_dir: Path | None,
+    here: bool,
+    kubernetes: bool,
+    image: str | None,
+    namespace: str | None,
+    gpus: int | None,
+    cpu: str | None,
+    memory: str | None,
+    dry_run: bool,
+    command: Sequence[str],
+) -> None:
+    """Train with --min to --max workers, wherever that is.
+
+    SCRIPT is a Python file that uses edl_hvd, with its arguments, or any command. With --kubernetes it becomes a
+    TrainingJob; else a job of the fleet that serves here; else it runs here, under edlrun, on --max workers.
+
+    \b
+    Examples:
+      edl-hvd train --min 1 --max 4 train.py
+      edl-hvd train --max 8 --kubernetes --image registry/resnet50 train.py
+      edl-hvd train --kubernetes --image registry/resnet50 --dry-run train.py
+
+    Exit code: that of edlrun if it runs here. Otherwise 0: submitted. 1: the fleet or the API server does not answer,
+    or refuses. 2: an argument is wrong, or the job can never run. Documents: docs/cluster.md, docs/kubernetes.md.
+    """
+    words = ("python", *command) if command[0].endswith(".py") else tuple(command)
+    try:
+        if (state_dir is not None) + here + kubernetes > 1:
+            raise UsageError("--fleet, --here and --kubernetes were given together; expected one of them")
+        fleet = (state_dir or Path(STATE)).expanduser()
+        if kubernetes:
+            where = KUBERNETES
+        elif here:
+            where = HERE
+        else:
+            where = FLEET if state_dir is not None or is_served(fleet) else HERE
+        _check_place(context, where)
+        most = least if most is None else most
+        name = name or _name_of(command)
+        if kubernetes:
+            if not image:
+                raise UsageError(
+                    "--kubernetes was given without --image; expected the image that holds the script, torch, Horovod "
+                    "and edl_hvd"
+                )
+            request = JobRequest(
+                name, words, image, least, most, namespace or "", priority or "", checkpoint,
+                3 if retries is None else retries, gpus or 0, cpu or "", memory or "", tuple(variables),
+            )  # fmt: skip
+            _submit(request, dry_run)
+        elif where == FLEET:
+            added = (f"EDL_HVD_CHECKPOINT={checkpoint}",) if checkpoint else ()
+            spec = JobSpec(
+                name, words, str(Path.cwd()), least, most, _number(priority), variables=(*variables, *added),
+                retries=retries or 0,
+            )  # fmt: skip
+            if dry_run:
+                click.echo(f"would submit {shlex.join(words)} to the fleet in {fleet} as {name}, {least} to {most}")
+            else:
+                submit_job(fleet, spec)
+        else:
+            _run_here(words, least, most, _environment(checkpoint, variables), dry_run)
+    except UsageError as error:
+        refuse(str(error), WRONG)
+
+
+def _check_place(context: click.Context, where: str) -> None:
+    """Refuse an option that would do nothing."""
+    for parameter in context.command.params:
+        places = _ONLY.get(parameter.name or "", (where,))
+        if where not in places and context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE:
+            hint = " or ".join({FLEET: "--fleet DIR", KUBERNETES: "--kubernetes"}[place] for place in places)
+            raise UsageError(
+                f"{parameter.opts[-1]} has no effect {where}, where this job would run; use it with {hint}"
+            )
+
+
+def _name_of(command: Sequence[str]) -> str:
+    """The script's name, as a name of a job.
+
+    >>> _name_of(["python", "-u", "src/Train_ResNet.py", "--epochs", "9"])
+    'train-resnet'
+    """
+    script = next((word for word in command if word.endswith(".py")), command[0])
+    return re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-") or "job"
+
+
+def _number(priority: str | None) -> int:
+    try:
+        return int(priority or "0")
+    except ValueError:
+        raise UsageError(f"--priority {show(priority)} is no number; in a fleet a whole number is expected") from None
+
+
+def _environment(checkpoint: str, variables: Sequence[str]) -> dict[str, str]:
+    wrong = next((text for text in variables if not _VARIABLE.fullmatch(text)), None)
+    if wrong is not None:
+        raise UsageError(f"--env {show(wrong)} is not usable; expected NAME=VALUE")
+    added = {"EDL_HVD_CHECKPOINT": checkpoint} if checkpoint else {}
+    return {**dict(text.split("=", 1) for text in variables), **added}
+
+
+def _run_here(words: Sequence[str], least: int, most: int, variables: Mapping[str, str], dry_run: bool) -> None:
+    """Become ``edlrun``."""
+    if least > most:
+        raise UsageError(f"--min {least} is above --max {most}; lower the one or raise the other")
+    flags = ["-np", str(most), "--min-np", str(least), "-H", f"localhost:{most}", *words]
+    if dry_run:
+        click.echo(shlex.join([*(f"{name}={value}" for name, value in variables.items()), "edlrun", *flags]))
+        return
+    click.echo(f"runs on this machine: {shlex.join(['edlrun', *flags])}", err=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    command = [sys.executable, "-m", "edl_hvd.cli.edlrun", *flags]
+    os.execve(sys.executable, command, {**process_environment(), **variables})
+
+
+# --- Kubernetes ---
+
+
+def _submit(request: JobRequest, dry_run: bool) -> None:
+    manifest = job_manifest(request)
+    if dry_run:
+        try:
+            yaml: Any = importlib.import_module("yaml")
+        except ImportError:
+            raise UsageError("YAML needs PyYAML; run pip install 'edl-hvd[kubernetes]'") from None
+        click.echo(yaml.safe_dump(manifest, sort_keys=False), nl=False)
+        return
+    from edl_hvd.kubernetes.api import ApiServer
+
+    api = ApiServer(rights="ask for the role 'edit' in that namespace, which may create TrainingJobs")
+    namespace = request.namespace or api.namespace
+    try:
+        api.create(f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/trainingjobs", manifest)
+    except ObjectExistsError:
+        refuse(
+            f"there is a TrainingJob {request.name} in namespace {namespace} already; choose another --name, or remove "
+            f"it: kubectl -n {namespace} delete tj {request.name}",
+            WRONG,
+        )
+    except ObjectMissingError as error:
+        refuse(
+            f"{error}; expected a namespace that exists, in a cluster that knows TrainingJobs: 'edl-hvd operator "
+            "--manifests | kubectl apply -f -' teaches it",
+            FAILED,
+        )
+    except EdlHvdError as error:
+        refuse(str(error), FAILED)
+    finally:
+        api.close()
+    click.echo(f"TrainingJob {namespace}/{request.name} is submitted; kubectl -n {namespace} get tj {request.name}")

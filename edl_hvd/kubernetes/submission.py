@@ -1,0 +1,96 @@
+"""The TrainingJob that a user submits with one command. Pure; what it makes is read as the operator will read it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from edl_hvd.errors import UsageError
+from edl_hvd.json_values import show
+from edl_hvd.kubernetes.objects import CPU, GPU, GROUP, KIND, VERSION, quantity, read_job
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """What a user asks for.
+
+    Attributes:
+        name: Name of the job.
+        command: What each worker runs.
+        image: Image that holds the script, torch, Horovod and this package.
+        least: Fewest workers (pods).
+        most: Most workers.
+        namespace: Where the job is to be; empty: where the user's kubeconfig says.
+        priority_class: PriorityClass of the least; empty: the operator's own.
+        checkpoint: URL of the checkpoints; empty: none.
+        retries: Launchers that may fail.
+        gpus: GPUs of a worker, a process for each; 0: none.
+        cpu: Processors of a worker, a quantity of Kubernetes; empty: one without GPUs, else none.
+        memory: Memory of a worker, a quantity; empty: not said.
+        variables: Environment variables as ``NAME=VALUE``.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    image: str
+    least: int
+    most: int
+    namespace: str = ""
+    priority_class: str = ""
+    checkpoint: str = ""
+    retries: int = 3
+    gpus: int = 0
+    cpu: str = ""
+    memory: str = ""
+    variables: tuple[str, ...] = ()
+
+
+def job_manifest(request: JobRequest) -> dict[str, Any]:
+    """The TrainingJob, as ``kubectl apply`` takes it.
+
+    Raises:
+        UsageError: The operator could not run it.
+    """
+    if not _NAME.fullmatch(request.name):
+        raise UsageError(
+            f"job name {show(request.name)} is not usable in Kubernetes; expected small letters, digits and '-', with "
+            "a letter or digit at both ends, e.g. 'resnet50'"
+        )
+    asked: dict[str, str] = {}
+    if request.cpu or not request.gpus:
+        asked[CPU] = request.cpu or "1"
+    if request.memory:
+        quantity(request.memory)
+        asked["memory"] = request.memory
+    container: dict[str, Any] = {"name": "main", "image": request.image, "command": list(request.command)}
+    if request.variables:
+        container["env"] = [_variable(text) for text in request.variables]
+    container["resources"] = {"requests": asked} if asked else {}
+    if request.gpus:
+        container["resources"]["limits"] = {GPU: request.gpus}
+    meta = {"name": request.name, **({"namespace": request.namespace} if request.namespace else {})}
+    spec: dict[str, Any] = {}
+    if request.priority_class:
+        spec["priorityClassName"] = request.priority_class
+    if request.checkpoint:
+        spec["checkpoint"] = request.checkpoint
+    spec["retries"] = request.retries
+    spec["workers"] = {
+        "min": request.least, "max": request.most, "template": {"spec": {"containers": [container]}}
+    }  # fmt: skip
+    manifest = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": meta, "spec": spec}
+    seen = read_job({**manifest, "metadata": {**meta, "uid": "", "resourceVersion": ""}})
+    if seen.spec is None:
+        raise UsageError(f"job {request.name}: {seen.problem}")
+    return manifest
+
+
+def _variable(text: str) -> dict[str, str]:
+    match = _VARIABLE.fullmatch(text)
+    if match is None:
+        raise UsageError(f"variable {show(text)} is not usable; expected NAME=VALUE")
+    return {"name": match[1], "value": match[2]}

@@ -1,0 +1,95 @@
+"""A namespace of the test cluster with an operator, and the jobs that tests give it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+from cluster import Cluster, wait_for
+from fake_kubelet import FakeKubelet
+
+JOB: dict[str, Any] = {
+    "apiVersion": "edl-hvd.dev/v1alpha1",
+    "kind": "TrainingJob",
+    "metadata": {"name": "resnet"},
+    "spec": {
+        "workers": {
+            "min": 1, "max": 4,
+            "template": {
+                "spec": {
+                    "terminationGracePeriodSeconds": 10,
+                    "containers": [
+                        {
+                            "name": "main", "image": "training", "command": ["python", "train.py"],
+                            "resources": {"requests": {"cpu": "1"}},
+                        }
+                    ],
+                }
+            },
+        }
+    },
+}  # fmt: skip
+
+
+def job(name: str = "resnet", least: object = 1, most: object = 4, cpu: str = "1", **spec: Any) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(json.dumps(JOB))
+    made["metadata"]["name"] = name
+    made["spec"]["workers"].update(min=least, max=most)
+    made["spec"]["workers"]["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"] = cpu
+    made["spec"].update(spec)
+    return made
+
+
+class Run:
+    """A namespace with an operator, and nodes whose pods are puppets."""
+
+    def __init__(self, cluster: Cluster, namespace: str, kubelet: FakeKubelet) -> None:
+        self.cluster, self.namespace, self.kubelet = cluster, namespace, kubelet
+        self.operators: list[subprocess.Popen[bytes]] = []
+
+    def start_operator(self, config: str = "operator.json") -> subprocess.Popen[bytes]:
+        self.operators.append(self.cluster.operator("--identity", "one", config=config))
+        return self.operators[-1]
+
+    def kubectl(self, *words: str, stdin: str | None = None, check: bool = True) -> str:
+        return self.cluster.kubectl("-n", self.namespace, *words, stdin=stdin, check=check)
+
+    def apply(self, *objects: dict[str, Any]) -> None:
+        self.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+
+    def status(self, name: str = "resnet") -> dict[str, Any]:
+        path = f"/apis/edl-hvd.dev/v1alpha1/namespaces/{self.namespace}/trainingjobs/{name}"
+        found: dict[str, Any] = self.cluster.api.get(path).get("status") or {}
+        return found
+
+    def condition(self, kind: str, name: str = "resnet") -> tuple[str, str]:
+        found = {one["type"]: (one["status"], one["reason"]) for one in self.status(name).get("conditions") or []}
+        return found.get(kind, ("", ""))
+
+    def pods(self, role: str = "worker", name: str = "resnet") -> list[dict[str, Any]]:
+        return [
+            pod for pod in self.cluster.api.list(f"/api/v1/namespaces/{self.namespace}/pods")
+            if (pod["metadata"].get("labels") or {}).get("edl-hvd.dev/role") == role
+            and pod["metadata"]["labels"]["edl-hvd.dev/job"] == name
+        ]  # fmt: skip
+
+    def alive(self, name: str = "resnet") -> set[str]:
+        found = (pod["metadata"] for pod in self.pods(name=name))
+        return {meta["uid"] for meta in found if "deletionTimestamp" not in meta}
+
+    def running(self, name: str = "resnet") -> int:
+        return sum(
+            pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
+            for pod in self.pods(name=name)
+        )
+
+    def wait_running(self, count: int, name: str = "resnet") -> None:
+        def is_so() -> bool:
+            workers = self.status(name).get("workers") or {}
+            return self.running(name) == count == workers.get("running") == workers.get("desired")
+
+        wait_for(f"{count} workers of {name}", is_so)
+
+    def events(self) -> list[str]:
+        return [one["reason"] for one in self.cluster.api.list(f"/api/v1/namespaces/{self.namespace}/events")]

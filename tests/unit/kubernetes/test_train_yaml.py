@@ -1,0 +1,91 @@
+"""What ``edl-hvd train`` would do: the TrainingJob as the operator reads it, the line of edlrun, what it refuses."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from edl_hvd.cli.edlrun import read_command_line
+from edl_hvd.cli.main import commands
+from edl_hvd.kubernetes.objects import GPU, read_job
+
+
+def said(line: str, code: int = 0) -> str:
+    done = CliRunner().invoke(commands, ["train", *shlex.split(line)])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def test_the_printed_job_is_what_the_operator_reads() -> None:
+    made = yaml.safe_load(
+        said(
+            "--min 2 --max 8 --kubernetes --image i --gpus 4 --memory 8Gi --checkpoint s3://b/r --env A=b=c "
+            "--retries 5 --priority high -n vision --dry-run src/Train_ResNet.py --epochs 90"
+        )
+    )
+    made["metadata"].update(uid="u", resourceVersion="1")
+    seen = read_job(made)
+    assert seen.spec is not None, seen.problem
+    assert (seen.namespace, seen.name) == ("vision", "train-resnet")
+    spec = seen.spec
+    assert (spec.least, spec.most, spec.slots, spec.retries) == (2, 8, 4, 5)
+    assert (spec.resource, spec.unit) == (GPU, 4)
+    assert (spec.checkpoint, spec.priority_class, spec.is_suspended) == ("s3://b/r", "high", False)
+    container = spec.template["spec"]["containers"][0]
+    assert container["command"] == ["python", "src/Train_ResNet.py", "--epochs", "90"]
+    assert container["env"] == [{"name": "A", "value": "b=c"}]
+    assert container["resources"]["requests"] == {"memory": "8Gi"}
+
+
+def test_a_worker_without_gpus_has_a_processor_and_a_command_of_its_own() -> None:
+    made = yaml.safe_load(said("--kubernetes --image i --name n --dry-run -- sh run.sh"))
+    container = made["spec"]["workers"]["template"]["spec"]["containers"][0]
+    assert container["command"] == ["sh", "run.sh"]
+    assert container["resources"] == {"requests": {"cpu": "1"}}
+    assert (made["spec"]["workers"]["min"], made["spec"]["workers"]["max"]) == (1, 1)
+    assert made["metadata"] == {"name": "n"}
+
+
+def test_without_a_fleet_it_is_a_line_of_edlrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    assert said("--min 2 --max 3 --dry-run train.py --lr 0.1") == (
+        "edlrun -np 3 --min-np 2 -H localhost:3 python train.py --lr 0.1\n"
+    )
+    variable, *line = shlex.split(said("--max 2 --checkpoint runs/c --dry-run train.py"))
+    assert variable == "EDL_HVD_CHECKPOINT=runs/c"
+    options = read_command_line(line[1:])
+    assert (options.rules.num_proc, options.rules.min_np) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("--kubernetes train.py", "without --image"),
+        ("--kubernetes --image i --min 3 --max 2 train.py", "workers.min is 3 and max 2"),
+        ("--kubernetes --image i --cpu many train.py", "'many' is no quantity"),
+        ("--kubernetes --image i --memory many train.py", "'many' is no quantity"),
+        ("--kubernetes --image i --cpu 0 train.py", "request neither nvidia.com/gpu nor cpu"),
+        ("--kubernetes --image i --env A train.py", "expected NAME=VALUE"),
+        ("--kubernetes --image i --name a_b train.py", "not usable in Kubernetes"),
+        ("--kubernetes --here --image i train.py", "expected one of them"),
+        ("--here --gpus 2 train.py", "use it with --kubernetes"),
+        ("--here --priority 2 train.py", "use it with --fleet DIR or --kubernetes"),
+        ("--here --min 3 --max 2 train.py", "--min 3 is above --max 2"),
+        ("--here --env A train.py", "expected NAME=VALUE"),
+        ("--fleet . --priority high train.py", "in a fleet a whole number is expected"),
+        ("--fleet . --image i train.py", "has no effect in a fleet"),
+        ("--fleet nowhere train.py", "there is no folder nowhere"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    line: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    output = said(line, code=1 if "nowhere" in line else 2)
+    assert problem in output
+    assert output.count("\n") == 1
