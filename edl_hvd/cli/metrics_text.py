@@ -1,14 +1,16 @@
-"""What Prometheus reads of a job and of a fleet, in its text format."""
+"""What Prometheus reads of a job, of a fleet and of an operator, in its text format."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from edl_hvd.driver.status import Status
 from edl_hvd.errors import PlatformError
 from edl_hvd.fleet.messages import FleetView
 from edl_hvd.fleet.state import total
+from edl_hvd.kubernetes.objects import SeenJob, epoch_s
+from edl_hvd.kubernetes.operator import OperatorView
 from edl_hvd.status_server import Document
 
 _STATES = ("starting", "training", "changing", "regrouping", "waiting", "finishing", "stopping", "ended")
@@ -123,3 +125,55 @@ def fleet_metrics(view: FleetView) -> Document:
                 (((one.name,), view.now_s - one.asked_s if one.whole_s is None else one.whole_s) for one in claims),
                 ("claim",))  # fmt: skip
     return metrics.document()
+
+
+_JOB_PHASES = ("Waiting", "Starting", "Training", "Suspending", "Suspended", "Rejected", "Complete", "Failed")
+
+
+def operator_metrics(view: OperatorView) -> Document:
+    """How an operator, and the jobs of its cluster, stand; jobs and nodes only while it acts."""
+    metrics, jobs = _Metrics(), view.jobs if view.is_leader else ()
+    metrics.add("operator_is_leader", "1 for the one that acts", [((), float(view.is_leader))])
+    metrics.add("operator_snapshot_age_seconds", "Since it looked at the cluster", [((), view.seen_age_s)])
+    metrics.add("operator_look_seconds", "What the last look took", [((), view.look_s)])
+    metrics.add("operator_plan_seconds", "What the last plan took", [((), view.decide_s)])
+    metrics.add("operator_turns", "Looks that were acted upon", [((), view.turns)], counter=True)
+    metrics.add("operator_actions", "What was done", (((what,), count) for what, count in sorted(view.done.items())),
+                ("what",), counter=True)  # fmt: skip
+    metrics.add("operator_api_requests", "Requests to the API server; code 0: no answer",
+                (((verb, str(code)), count) for (verb, code), count in sorted(view.requests.items())),
+                ("verb", "code"), counter=True)  # fmt: skip
+    metrics.add("nodes", "Nodes of the cluster", [((), view.nodes if view.is_leader else None)])
+    phases = Counter(str(job.status.get("phase") or "Waiting") for job in jobs)
+    metrics.add("jobs", "Jobs by phase", (((name,), phases[name]) for name in _JOB_PHASES), ("phase",))
+
+    def of_jobs(name: str, meaning: str, value: Callable[[SeenJob], float | None]) -> None:
+        metrics.add(name, meaning, (((job.namespace, job.name), value(job)) for job in jobs), ("namespace", "job"))
+
+    of_jobs("job_workers_desired", "Workers that a job shall have", lambda job: _workers(job, "desired"))
+    of_jobs("job_workers_running", "Workers that run", lambda job: _workers(job, "running"))
+    of_jobs(
+        "job_workers_least",
+        "Fewest workers that it runs with",
+        lambda job: None if job.spec is None else job.spec.least,
+    )
+    of_jobs(
+        "job_workers_most", "Most workers that it may have", lambda job: None if job.spec is None else job.spec.most
+    )
+    of_jobs("job_launcher_failures", "Launchers that have failed",
+            lambda job: (job.status.get("launcher") or {}).get("failures", 0))  # fmt: skip
+    of_jobs("job_waits_seconds", "Since when it waits for its least", lambda job: _waits_s(job, view.now_s))
+    return metrics.document()
+
+
+def _workers(job: SeenJob, which: str) -> float:
+    return float((job.status.get("workers") or {}).get(which, 0))
+
+
+def _waits_s(job: SeenJob, now_s: float) -> float | None:
+    """``None`` where it does not."""
+    for one in job.status.get("conditions") or []:
+        if one.get("type") == "Admitted" and one.get("status") == "False" and one.get("reason") != "NotAsked":
+            since_s = epoch_s(one.get("lastTransitionTime"))
+            return None if since_s is None or job.is_over else max(0.0, now_s - since_s)
+    return None

@@ -5,11 +5,14 @@ from __future__ import annotations
 import signal
 import socket
 import sys
+from contextlib import ExitStack
 from importlib.resources import files
 
 import click
 
-from edl_hvd.errors import UsageError
+from edl_hvd.cli.metrics_text import check_prometheus, operator_metrics
+from edl_hvd.errors import EdlHvdError, UsageError
+from edl_hvd.status_server import StatusServer
 from edl_hvd.values import read_seconds
 
 _MANIFESTS = ("operator.yaml",)
@@ -20,7 +23,9 @@ _MANIFESTS = ("operator.yaml",)
 @click.option("--namespace", default="edl-hvd", show_default=True, help="Namespace of the Lease of the leader.")
 @click.option("--identity", default=None, help="Name of this operator among several.  [its host's]")
 @click.option("--every", default="1s", show_default=True, help="Time between two looks at the cluster.")
-def operator_command(manifests: bool, namespace: str, identity: str | None, every: str) -> None:
+@click.option("--metrics-port", "where", metavar="[ADDRESS:]PORT",
+              help="Serve /metrics for Prometheus; on 127.0.0.1 unless told otherwise.")  # fmt: skip
+def operator_command(manifests: bool, namespace: str, identity: str | None, every: str, where: str | None) -> None:
     """Run the TrainingJobs of a Kubernetes cluster.
 
     It shares out the nodes among the jobs, makes room for more urgent pods of others, and writes into each job's
@@ -31,6 +36,7 @@ def operator_command(manifests: bool, namespace: str, identity: str | None, ever
     Examples:
       edl-hvd operator --manifests
       edl-hvd operator
+      edl-hvd operator --metrics-port 0.0.0.0:9400
 
     Exit code 0: it was told to end. 1: no plan could be made. 2: an argument is wrong, or no cluster is known.
     Documents: docs/kubernetes.md.
@@ -56,4 +62,15 @@ def operator_command(manifests: bool, namespace: str, identity: str | None, ever
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: operator.end())
-    operator.run()
+    with ExitStack() as open_here:
+        if where is not None:
+            try:
+                check_prometheus()
+                server = open_here.enter_context(
+                    StatusServer(where, {"/metrics": lambda: operator_metrics(operator.view())})
+                )
+            except EdlHvdError as error:
+                click.echo(f"edl-hvd operator: {error}", err=True)
+                sys.exit(2)
+            click.echo(f"edl-hvd operator: metrics are at {server.url}metrics", err=True)
+        operator.run()

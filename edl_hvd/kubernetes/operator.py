@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
@@ -25,6 +27,7 @@ LEASE_NAME = "edl-hvd-operator"
 LEASE_S, ACT_WITHIN_S, RENEW_EVERY_S = 15, 10.0, 2.0
 _JOBS = f"/apis/{GROUP}/{VERSION}"
 _MOST_PLANNER_FAILURES = 3
+_DONE: Mapping[type, str] = {CreatePod: "pod created", DeletePod: "pod deleted", WriteStatus: "status written"}
 
 
 class Leadership:
@@ -102,6 +105,46 @@ class Leadership:
             pass  # it runs out by itself
 
 
+@dataclass(frozen=True)
+class OperatorView:
+    """How an operator stands.
+
+    Attributes:
+        is_leader: Whether it acts.
+        now_s: Seconds since the epoch.
+        jobs: Jobs as it saw them last; empty before it has acted.
+        nodes: Nodes that it saw last.
+        seen_age_s: Seconds since it looked; ``None`` before it has.
+        look_s: Seconds that the last look took.
+        decide_s: Seconds that the last plan took, with what follows from it.
+        turns: Turns that it finished.
+        done: Number of pods created and deleted and of statuses written, by what was done.
+        requests: Requests to the API server, by verb and code; code 0: no answer.
+    """
+
+    is_leader: bool
+    now_s: float
+    jobs: tuple[SeenJob, ...]
+    nodes: int
+    seen_age_s: float | None
+    look_s: float
+    decide_s: float
+    turns: int
+    done: Mapping[str, int]
+    requests: Mapping[tuple[str, int], int]
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """What is kept of a turn, for people to see."""
+
+    seen: ClusterSnapshot
+    seen_s: float
+    look_s: float
+    decide_s: float
+    number: int
+
+
 class Operator:
     """One operator.
 
@@ -122,6 +165,24 @@ class Operator:
         self._said = ""
         self._reported: dict[str, str] = {}
         self._was_leader = False
+        self._turn: _Turn | None = None
+        self._done: Counter[str] = Counter()
+
+    def view(self) -> OperatorView:
+        """How it stands; for other threads."""
+        turn = self._turn
+        return OperatorView(
+            self._leadership.may_act,
+            self._clock.wall_s(),
+            () if turn is None else turn.seen.jobs,
+            0 if turn is None else len(turn.seen.nodes),
+            None if turn is None else self._clock.monotonic_s() - turn.seen_s,
+            0.0 if turn is None else turn.look_s,
+            0.0 if turn is None else turn.decide_s,
+            0 if turn is None else turn.number,
+            dict(self._done),
+            dict(self._api.requests),
+        )
 
     def end(self) -> None:
         """Let :meth:`run` return after this turn; for a signal's handler."""
@@ -163,7 +224,14 @@ class Operator:
         """
         # Jobs come first: a pod that is created after the look has a job that was seen.
         lost: set[str] = set()
-        for action in decide(self.look(), self._clock.wall_s()):
+        began_s = self._clock.monotonic_s()
+        seen = self.look()
+        looked_s = self._clock.monotonic_s()
+        actions = decide(seen, self._clock.wall_s())
+        decided_s = self._clock.monotonic_s()
+        number = 1 if self._turn is None else self._turn.number + 1
+        self._turn = _Turn(seen, looked_s, looked_s - began_s, decided_s - looked_s, number)
+        for action in actions:
             if not self._leadership.may_act or self._ending.is_set():
                 return
             job = action.job
@@ -171,6 +239,7 @@ class Operator:
                 continue
             try:
                 self._do(action)
+                self._done[_DONE[type(action)]] += 1
             except ObjectExistsError:
                 lost.add(job.uid)  # it was written meanwhile: the next turn sees more
             except ObjectMissingError:

@@ -98,6 +98,11 @@ HOW: dict[str, Here | By | Ci] = {
     "edl-hvd train --min 2 --max 8 --gpus 4 --kubernetes --image registry.example.com/resnet50 --dry-run train.py":
         Here(prints="nvidia.com/gpu: 4"),
     "edl-hvd operator --manifests > operator.yaml": Here(more="&& cat operator.yaml", prints="TrainingJob"),
+    "edl-hvd operator --metrics-port 0.0.0.0:9400":
+        By("tests/kubernetes/test_operator.py::test_when_an_operator_is_killed_another_takes_its_place"),
+    "helm install edl-hvd charts/edl-hvd --namespace edl-hvd --create-namespace "
+    "--set image=registry.example.com/edl-hvd":
+        By("tests/unit/kubernetes/test_chart.py::test_the_chart_has_the_objects_of_the_manifests"),
     "kubectl apply -f operator.yaml": By(OPERATOR),
     "kubectl apply -f job.yaml": By(OPERATOR),
     "kubectl get tj -o wide": By(OPERATOR),

@@ -48,8 +48,10 @@ class Run:
         self.cluster, self.namespace, self.kubelet = cluster, namespace, kubelet
         self.operators: list[subprocess.Popen[bytes]] = []
 
-    def start_operator(self, config: str = "operator.json") -> subprocess.Popen[bytes]:
-        self.operators.append(self.cluster.operator("--identity", "one", config=config))
+    def start_operator(
+        self, config: str = "operator.json", identity: str = "one", flags: tuple[str, ...] = ()
+    ) -> subprocess.Popen[bytes]:
+        self.operators.append(self.cluster.operator("--identity", identity, *flags, config=config))
         return self.operators[-1]
 
     def kubectl(self, *words: str, stdin: str | None = None, check: bool = True) -> str:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import socket
 import time
+import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
 from cluster import Cluster, wait_for
 from operator_run import Run, job
+
+from edl_hvd.kubernetes.operator import LEASE_S, RENEW_EVERY_S
 
 
 def test_a_job_runs_is_scaled_suspended_and_resumed_with_kubectl(make_run: Callable[..., Run]) -> None:
@@ -204,6 +209,51 @@ def test_an_operator_may_be_killed_at_any_moment(make_run: Callable[..., Run], r
     after = {pod["metadata"]["uid"] for name in ("one", "two") for pod in run.pods(name=name)}
     assert after == quiet, "no healthy worker is touched"
     assert run.kubelet.history[told:] == []
+    check_no_pod_twice(run)
+
+
+def metric(port: int, name: str) -> float:
+    """A sample without labels; -1: not served, or not there."""
+    with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        found = re.search(rf"^edl_hvd_{name} (\S+)$", answer.read().decode(), re.MULTILINE)
+        return float(found[1]) if found else -1.0
+    return -1.0
+
+
+def test_when_an_operator_is_killed_another_takes_its_place(make_run: Callable[..., Run]) -> None:
+    run = make_run({"a": 6}, has_operator=False)
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
+        ports = one.getsockname()[1], two.getsockname()[1]
+    operators = {}
+    for port in ports:
+        flags = ("--metrics-port", str(port))
+        operators[port] = run.start_operator(identity=f"operator-{port}", flags=flags)
+
+    def leaders() -> list[int]:
+        return [port for port in ports if metric(port, "operator_is_leader") == 1]
+
+    run.apply(job("one", 1, 3))
+    run.wait_running(3, "one")
+    [leader] = wait_for("one that acts", leaders)
+    [other] = set(ports) - {leader}
+    assert metric(other, "nodes") == -1, "who does not act does not look"
+    healthy = run.alive("one")
+    killed_s = time.monotonic()
+    operators[leader].kill()
+    operators[leader].wait(60)
+    run.kubectl("scale", "tj/one", "--replicas", "5")
+    wait_for("the other one acts", lambda: metric(other, "operator_is_leader") == 1)
+    idle_s = time.monotonic() - killed_s
+    print(f"the other one acts after {idle_s:.1f} s")
+    assert idle_s >= LEASE_S - 2 * RENEW_EVERY_S, "not before the Lease of the first is over"
+    run.wait_running(5, "one")
+    assert healthy <= run.alive("one"), "no healthy worker is touched"
+    check_no_pod_twice(run)
+    assert metric(other, "nodes") >= 1
+
+
+def check_no_pod_twice(run: Run) -> None:
+    """No name at two places at once, and nothing started twice."""
     at_once: dict[str, str] = {}
     for what, name, uid in run.kubelet.history:
         if what == "runs":
