@@ -228,10 +228,12 @@ class _Planning:
         by_kind: dict[str, list[int]] = {}
         for job in self.sharing.jobs:
             by_kind.setdefault(ledger.kind_of(job) or "", []).append(job)
+        # What is left of a host beside whole units is of no use: counted in, it would be promised to jobs in vain.
+        units = {kind: min(self.asks[job].unit for job in jobs) for kind, jobs in by_kind.items()}
         free: dict[str, int] = {}
         for host, slots in enumerate(ledger.free):
-            if slots:
-                free[self.hosts.kinds[host]] = free.get(self.hosts.kinds[host], 0) + slots
+            if slots and (kind := self.hosts.kinds[host]) in units:
+                free[kind] = free.get(kind, 0) + slots // units[kind] * units[kind]
         spoken_for = dict.fromkeys(self.limits, 0)
         for job in self.sharing.jobs:
             if self.queue[job] in spoken_for:

@@ -255,6 +255,15 @@ class TestShares:
         assert sum(len(hosts) for hosts in spanning) == len(set().union(*spanning))
 
 
+def test_what_is_left_of_hosts_beside_whole_units_is_promised_to_nobody() -> None:
+    """12 hosts have three units of 5 each; 20 have 2 slots, which no unit fits into."""
+    hosts = [Room(f"a{number:02d}", 17) for number in range(12)]
+    hosts += [Room(f"b{number:02d}", 17, 15) for number in range(20)]
+    curve = Curve(tuple(range(5, 61, 5)), tuple(size**0.8 for size in range(5, 61, 5)))
+    asks = [JobAsk(f"job-{number}", least=5, most=60, unit=5, curves=(curve,)) for number in range(4)]
+    assert shares(answer(hosts, asks)) == {ask.job: 45 for ask in asks}
+
+
 @pytest.mark.parametrize(
     ("ask", "says"),
     [
