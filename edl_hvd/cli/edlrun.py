@@ -102,8 +102,8 @@ _FLAGS = (
     _value(_HOSTS, "--token-file", "FILE", "File with the token that agents have to prove."),
     _value(_HOSTS, "--slots-per-host", "N", "Slots of a host that names none. [1; a script has to name them]"),
     _value(_HOSTS, "--teachers", "SOURCE",
-           "Where the teachers of a distillation are, written as for --discover; the workers get it as "
-           "EDL_HVD_TEACHERS."),
+           "Where the teachers of a distillation are, written as for --discover, or models on servers as "
+           "oip:http://host:8000/MODEL; the workers get it as EDL_HVD_TEACHERS."),
     _value(_ELASTIC, "--elastic-timeout", "S",
            "Seconds below --min-np after which the job ends. [HOROVOD_ELASTIC_TIMEOUT, else 600]"),
     _value(_ELASTIC, "--reset-limit", "N", "Number of resizes after which the job ends. [no limit]"),

@@ -16,10 +16,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from edl_hvd.cli.formatting import count, duration, pace
-from edl_hvd.distill.asking import ask
+from edl_hvd.distill.asking import ask, describe_model
 from edl_hvd.distill.conversation import Address, TeacherStatus
 from edl_hvd.distill.finding import DEFAULT_PORT, addresses_of, read_teachers
 from edl_hvd.errors import EdlHvdError, UsageError
+from edl_hvd.open_inference import ModelUrl, is_inference_source, read_models
 from edl_hvd.settings import TeacherSettings
 
 NO_TEACHER, WRONG_ARGUMENTS = 1, 2
@@ -29,11 +30,16 @@ _REDRAW_S = 1.0
 
 @dataclass(frozen=True)
 class TeacherListing:
-    """An address, and how the teacher there stands, or why there is none."""
+    """An address, and how the teacher there stands, what a server there says of its model, or why there is none."""
 
     address: Address
     status: TeacherStatus | None = None
     problem: str = ""
+    served: str = ""
+
+    @property
+    def is_there(self) -> bool:
+        return self.status is not None or bool(self.served)
 
 
 @click.command("teachers")
@@ -57,7 +63,7 @@ def teachers_command(source: str | None, port: int, token_file: str | None, watc
     """Show the teachers of SOURCE, and how each of them stands.
 
     SOURCE is what edlrun --teachers takes: file:teachers.txt, ec2:tag=role=teacher; a host's slots are its teachers.
-    Left out, it is EDL_HVD_TEACHERS.
+    Or models on servers of the Open Inference Protocol: oip:http://host:8000/MODEL. Left out, it is EDL_HVD_TEACHERS.
 
     \b
     Examples:
@@ -73,7 +79,8 @@ def teachers_command(source: str | None, port: int, token_file: str | None, watc
             raise UsageError(
                 "no SOURCE was given, and EDL_HVD_TEACHERS is not set; expected one, such as file:teachers.txt"
             )
-        question = read_teachers(text)
+        models = read_models(text) if is_inference_source(text) else ()
+        question = None if models else read_teachers(text)
         token = _read_token(token_file or settings.token_file, settings.token if not token_file else "")
     except UsageError as error:
         click.echo(f"edl-hvd teachers: {' '.join(str(error).split())}", err=True)
@@ -82,16 +89,21 @@ def teachers_command(source: str | None, port: int, token_file: str | None, watc
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             try:
-                asked = ask_all(addresses_of(question.source.answer().hosts, port), token)
+                asked = (
+                    ask_all(addresses_of(question.source.answer().hosts, port), token)
+                    if question is not None
+                    else ask_servers(models)
+                )
             except EdlHvdError as error:
                 click.echo(f"edl-hvd teachers: {' '.join(str(error).split())}", err=True)
                 asked = ()
-            code = 0 if any(one.status for one in asked) else NO_TEACHER
+            code = 0 if any(one.is_there for one in asked) else NO_TEACHER
             _print(asked, as_json, watch)
             if not watch:
                 break
             time.sleep(_REDRAW_S)
-    question.source.close()
+    if question is not None:
+        question.source.close()
     sys.exit(code)
 
 
@@ -118,6 +130,20 @@ def ask_all(addresses: Sequence[Address], token: str) -> tuple[TeacherListing, .
         return tuple(threads.map(one, addresses))
 
 
+def ask_servers(models: Sequence[ModelUrl]) -> tuple[TeacherListing, ...]:
+    """What servers of the Open Inference Protocol say of their models. Blocks."""
+
+    def one(model: ModelUrl) -> TeacherListing:
+        address = Address(model.host, model.port)
+        try:
+            return TeacherListing(address, served=describe_model(model))
+        except EdlHvdError as error:
+            return TeacherListing(address, problem=" ".join(str(error).split()))
+
+    with ThreadPoolExecutor(min(_AT_ONCE, len(models))) as threads:
+        return tuple(threads.map(one, models))
+
+
 def _print(asked: Sequence[TeacherListing], as_json: bool, is_line: bool) -> None:
     if as_json:
         document = {"teachers": [_to_json(one) for one in asked]}
@@ -128,11 +154,13 @@ def _print(asked: Sequence[TeacherListing], as_json: bool, is_line: bool) -> Non
         console.print(_table(asked))
     ready = [one.status for one in asked if one.status]
     total = sum(status.samples_per_s for status in ready)
-    console.print(f"[bold]{len(ready)} of {count(len(asked), 'teacher')}[/] · {pace(total)}")
+    there = sum(one.is_there for one in asked)
+    console.print(f"[bold]{there} of {count(len(asked), 'teacher')}[/]" + (f" · {pace(total)}" if ready else ""))
 
 
 def _to_json(one: TeacherListing) -> dict[str, object]:
     status = asdict(one.status) if one.status else {}
+    status |= {"model": one.served} if one.served else {}
     return {"address": str(one.address), **status, **({"problem": one.problem} if one.problem else {})}
 
 
@@ -142,6 +170,9 @@ def _table(asked: Sequence[TeacherListing]) -> Table:
     rows: list[tuple[str, ...]] = []
     for one in asked:
         status = one.status
+        if one.served:
+            rows.append((escape(str(one.address)), escape(one.served), *[""] * 7))
+            continue
         if status is None:
             rows.append((escape(str(one.address)), *[""] * 7, f"[red]{escape(one.problem)}[/]"))
             continue

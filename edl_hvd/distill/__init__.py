@@ -6,7 +6,9 @@
     sharing.py        whom a teacher asks, and which tasks it computes together; pure
     conversation.py   the messages of both sides
     finding.py        where teachers are; address_book.py is when they are called
+    holding.py        the student's micro-batches, with what is sent and answered
     calling.py        the student's connections; call.py is one of them
+    requesting.py     its requests to servers of the Open Inference Protocol
     same_host.py      Unix sockets beside them
     service.py        the connections of one loader, and waiting for an answer; stages.py is where the time goes
     asks.py           ``Teachers.ask``: inputs that are no part of a data set

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import select
 import socket
+import ssl
 import time
+from urllib.parse import urlsplit
 
 from edl_hvd import proof
+from edl_hvd.clock import SYSTEM_CLOCK
 from edl_hvd.distill import conversation as say
 from edl_hvd.distill.conversation import Address, Message, Vocabulary, decode, encode
 from edl_hvd.errors import PlatformError, ProtocolError
 from edl_hvd.frames import FrameStream, Limits
+from edl_hvd.http_client import BodyTooLongError, Bounds, exchange
+from edl_hvd.open_inference import ModelUrl, read_inputs, reason_of
+
+_METADATA_BYTES = 1 << 20
 
 
 def ask(address: Address, token: str, timeout_s: float = 5.0) -> say.TeacherStatus:
@@ -43,6 +52,35 @@ def ask(address: Address, token: str, timeout_s: float = 5.0) -> say.TeacherStat
             return status
     except (OSError, EOFError, ProtocolError) as error:
         raise PlatformError(getattr(error, "strerror", None) or str(error) or "it did not answer in time") from error
+
+
+def describe_model(model: ModelUrl, context: ssl.SSLContext | None = None, timeout_s: float = 5.0) -> str:
+    """What a server of the Open Inference Protocol says of a model. Blocks for at most ``timeout_s``.
+
+    Args:
+        model: Model.
+        context: How the server is verified, for https; ``None``: by the certificates of this machine.
+        timeout_s: Seconds for the reply.
+
+    Raises:
+        PlatformError: It does not serve the model, and why.
+    """
+    try:
+        bounds = Bounds(timeout_s, timeout_s, _METADATA_BYTES)
+        reply = exchange(urlsplit(str(model)), {}, bounds, SYSTEM_CLOCK, context=context)
+        if reply.status != 200:
+            raise PlatformError(f"it does not serve the model {model.name!r} ({reason_of(reply.body, reply.status)})")
+        inputs = read_inputs(reply.body)
+        versions = json.loads(reply.body).get("versions")
+        shown = [f"version {', '.join(map(str, versions))}"] if isinstance(versions, list) and versions else []
+        shown += [f"takes {', '.join(map(str, inputs))}"] if inputs else []
+        return f"{model.name} ({'; '.join(shown)})" if shown else model.name
+    except TimeoutError as error:
+        raise PlatformError("it did not answer in time") from error
+    except BodyTooLongError as error:
+        raise PlatformError(f"its description of the model has {error}") from error
+    except (OSError, ProtocolError, http.client.HTTPException) as error:
+        raise PlatformError(getattr(error, "strerror", None) or str(error) or type(error).__name__) from error
 
 
 def _exchange(stream: FrameStream, message: Message, known: Vocabulary, until_s: float) -> Message:

@@ -1,7 +1,7 @@
 """The student's end of its connections to teachers: one thread, one selector.
 
-``Calling`` holds the window. What the loader does and what teachers say are events of it; the thread carries out
-what follows from them. It knows bytes and numbers, neither tensors nor what a place means.
+What the loader does and what teachers say are events of the window, see ``holding.py``; the thread carries out what
+follows from them.
 """
 
 from __future__ import annotations
@@ -12,25 +12,19 @@ import os
 import selectors
 import socket
 import threading
-import weakref
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
 
 from edl_hvd import events
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.distill import conversation as say
 from edl_hvd.distill import same_host, window_events
-from edl_hvd.distill.address_book import AddressBook, Fault
+from edl_hvd.distill.address_book import Fault
 from edl_hvd.distill.call import Call, LastingError, Wishes, check_equal
 from edl_hvd.distill.conversation import Address
-from edl_hvd.distill.place import Place
-from edl_hvd.distill.stages import Stages, StageTimes
-from edl_hvd.distill.turns import turn
-from edl_hvd.distill.window import Window
+from edl_hvd.distill.holding import Holding
 from edl_hvd.errors import ProtocolError
-from edl_hvd.frames import Array, ArrayType, Frame, FrameStream, Limits
+from edl_hvd.frames import Array, Frame, FrameStream, Limits
 from edl_hvd.silence import UNANSWERED_S, ask_for_answers, unanswered_s
 
 _LOOK_EVERY_S = 0.5
@@ -38,50 +32,12 @@ _OWN_PAUSE_S = 1.0
 _CLOSE_S = 5.0
 
 
-@dataclass(frozen=True)
-class Outlook:
-    """How many teachers there are, and why not more.
-
-    Attributes:
-        ready: Number of teachers that are ready.
-        short_s: Seconds since there was one.
-        faults: Reason for each address without one.
-        window: Window as it is now.
-        poisoned: Task that several teachers were lost with, or ``None``.
-        times: Where the time of a micro-batch of this pass goes.
-    """
-
-    ready: int
-    short_s: float
-    faults: Mapping[Address, Fault]
-    window: Window
-    poisoned: window_events.Poisoned | None
-    times: StageTimes
-
-
-_all: weakref.WeakSet[Calling] = weakref.WeakSet()
-
-
-def _close_in_child() -> None:
-    # A loader's process that holds them open would keep a dead student alive for its teachers.
-    for calling in list(_all):
-        calling.close_in_child()
-
-
-os.register_at_fork(after_in_child=_close_in_child)
-
-
-class Calling:
-    """Connections to all teachers, and the window of tasks. Any thread; methods do not block but ``close``.
+class Calling(Holding):
+    """Connections to all teachers; any thread, and nothing blocks but ``close``.
 
     Args:
-        wishes: What every teacher is asked for.
         token: Gives the token at every call, so that it may be replaced; may raise ``EdlHvdError``.
-        limit_bytes: Memory for tasks.
-        check: Tells why an answer is none; empty if it is one.
-        tell: Gets events.
-        changed: Condition that is notified of whatever changes; several may share one.
-        met: Gets the fingerprint of the first teacher.
+        wishes, limit_bytes, check, tell, changed, clock, met: See ``Holding``.
     """
 
     def __init__(
@@ -95,25 +51,13 @@ class Calling:
         clock: Clock = SYSTEM_CLOCK,
         met: Callable[[str], None] = lambda fingerprint: None,
     ) -> None:
-        self.changed, self._met = changed or threading.Condition(), met
-        self._wishes, self._token, self._check, self._tell, self._clock = wishes, token, check, tell, clock
-        self._window = Window(limit_bytes)
-        self._arrays: dict[int, tuple[tuple[Array, ...], int]] = {}
-        self._answers: dict[int, tuple[Array, ...]] = {}
-        self._poisoned: window_events.Poisoned | None = None
-        self._stages = Stages()
-        self._outbox: deque[window_events.Action] = deque()
-        self._hello: say.Hello | None = None
-        self._teaching: say.Teaching | None = None
-        self._must_renew = self._must_greet = False
-        self._book = AddressBook()
-        self._ready_s = clock.monotonic_s()
+        super().__init__(wishes, limit_bytes, check, tell, changed, clock, met)
+        self._token = token
         # Of the thread alone:
         self._calls: dict[Address, Call] = {}
         self._processes: dict[str, Address] = {}
         self._not_beside: set[Address] = set()
-        self._looked_s = self._turned_s = clock.monotonic_s()
-        self._dial_s = 0.0
+        self._looked_s = clock.monotonic_s()
         self._due_of, self._due_s = self._window, math.inf
         self._closing = False
         self._bell, self._bell_rope = socket.socketpair()
@@ -121,144 +65,7 @@ class Calling:
             end.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._bell, selectors.EVENT_READ)
-        _all.add(self)
-        self._thread = threading.Thread(target=self._serve, name="edl_hvd teachers", daemon=True)
-        self._thread.start()
-
-    # --- for the loader, from any thread ---
-
-    def set_addresses(self, addresses: Mapping[Address, str]) -> None:
-        """Call these from now on. A teacher that is listed no more stays until its connection ends.
-
-        Args:
-            addresses: IPv4 or IPv6 address of each.
-        """
-        with self.changed:
-            self._book.list(addresses)
-            self._dial_s = 0.0
-        self._ring()
-
-    def blame(self, address: Address, why: str) -> None:
-        """Note why an address cannot be called."""
-        with self.changed:
-            self._book.faults[address] = Fault(why)
-
-    def expect(self, send: tuple[ArrayType, ...], micro_batch: int) -> None:
-        """Say what will be sent; needed before the first task. Said again, it begins the conversations anew."""
-        with self.changed:
-            known = self._hello
-            if known is not None and known.send == send and known.micro_batch >= micro_batch:
-                return
-            wishes = self._wishes
-            if known is not None and known.send != send:
-                self._handle(window_events.Closed(is_final=True))
-            self._hello = say.Hello(wishes.job, wishes.student, send, micro_batch, wishes.outputs, wishes.exact)
-            self._must_renew, self._must_greet = known is not None, True
-        self._ring()
-
-    def require(self, fingerprint: str) -> None:
-        """Use only teachers with this fingerprint from now on; empty for those of the first one.
-
-        Args:
-            fingerprint: Fingerprint, as a script or a checkpoint names it.
-        """
-        with self.changed:
-            if not fingerprint or fingerprint == self._wishes.fingerprint:
-                return
-            self._wishes = replace(self._wishes, fingerprint=fingerprint)
-            if self._teaching is not None and self._teaching.fingerprint != fingerprint:
-                self._handle(window_events.Closed(is_final=True))
-                self._must_renew = self._must_greet = True
-        self._ring()
-
-    def read(
-        self, place: Place, size_bytes: int, arrays: tuple[Array, ...], known: tuple[Array, ...] | None = None
-    ) -> int:
-        """Add a task; returns its number.
-
-        Args:
-            place: Place of the micro-batch.
-            size_bytes: Memory that it takes until it is consumed.
-            arrays: What to send.
-            known: Its answer, if it is known.
-        """
-        with self.changed:
-            event = window_events.Read(place, size_bytes, is_answered=known is not None)
-            number = self._window.number_of(event)
-            self._arrays[number] = (arrays, place.samples)
-            if known is not None:
-                self._answers[number] = known
-            self._stages.read(number, self._clock.monotonic_s())
-            self._handle(event)
-            return number
-
-    def handle(self, event: window_events.WindowEvent) -> None:
-        """Let the window know."""
-        with self.changed:
-            self._handle(event)
-
-    def take(self, number: int, is_final: bool = False) -> tuple[Array, ...] | None:
-        """The answer to the oldest task, which is consumed by this; ``None`` if it is not there.
-
-        Args:
-            number: Number of the oldest task.
-            is_final: Whether the answer is not kept for a pass that begins at an earlier place.
-        """
-        with self.changed:
-            answer = self._answers.get(number)
-            if answer is not None:
-                self._arrays.pop(number, None)
-                self._stages.consumed(number, self._clock.monotonic_s())
-                size_bytes = sum(one.type.size_bytes for one in answer)
-                self._handle(window_events.Consumed(self._window.limit_bytes if is_final else size_bytes))
-            return answer
-
-    @property
-    def window(self) -> Window:
-        """Window as it is now."""
-        return self._window
-
-    @property
-    def has_room(self) -> bool:
-        """Whether one more task fits."""
-        return self._window.has_room
-
-    def answer_to(self, number: int) -> tuple[Array, ...] | None:
-        """The answer to any task; ``None`` if it is not there."""
-        return self._answers.get(number)
-
-    def end_pass(self, is_final: bool = False) -> None:
-        """Drop all tasks that no teacher has; the next pass takes the others over, unless this is the last one."""
-        with self.changed:
-            self._handle(window_events.Closed(is_final))
-            at_teachers = {one.number for one in self._window.left.values() if one.entry.holders}
-            # A task may not have been sent yet.
-            self._arrays = {number: sent for number, sent in self._arrays.items() if number in at_teachers}
-            self._poisoned = None
-            self._stages = Stages()
-
-    def outlook(self) -> Outlook:
-        """How things stand."""
-        with self.changed:
-            ready = len(self._window.teachers)
-            short_s = 0.0 if ready else self._clock.monotonic_s() - self._ready_s
-            return Outlook(ready, short_s, dict(self._book.faults), self._window, self._poisoned, self._stages.times)
-
-    @property
-    def is_expecting(self) -> bool:
-        """Whether it is known what will be sent, so that teachers are greeted."""
-        return self._hello is not None
-
-    @property
-    def teaching(self) -> say.Teaching | None:
-        """What the first teacher has said of itself; ``None`` before."""
-        return self._teaching
-
-    @property
-    def answer_row_bytes(self) -> int:
-        """Bytes of the answer to one sample; 0 before the first teacher."""
-        with self.changed:
-            return say.row_bytes(self._teaching.answer) if self._teaching else 0
+        self._begin(threading.Thread(target=self._serve, name="edl_hvd teachers", daemon=True))
 
     def close(self) -> None:
         """End all connections and the thread."""
@@ -276,26 +83,9 @@ class Calling:
         with suppress(OSError):
             self._selector.close()
 
-    def _handle(self, event: window_events.WindowEvent) -> None:
-        self._turned_s = self._clock.monotonic_s()
-        result = turn(self._window, event, self._turned_s)
-        self._window = result.window
-        for action in result.actions:
-            match action:
-                case window_events.Poisoned():
-                    self._poisoned = action
-                case window_events.Accept(number):
-                    self._arrays.pop(number, None)
-                case window_events.Drop(number):
-                    self._arrays.pop(number, None)
-                    self._answers.pop(number, None)
-                case _:
-                    self._outbox.append(action)
-        if self._outbox and threading.current_thread() is not self._thread:
-            self._ring()
-        self.changed.notify_all()
-
     def _ring(self) -> None:
+        if threading.current_thread() is self._thread and not self._closing:
+            return  # it looks at what follows before it sleeps
         with suppress(OSError):  # full, so it rings already; or closed
             self._bell_rope.send(b"!")
 
@@ -455,19 +245,6 @@ class Calling:
         self._processes[teaching.process] = call.address
         self._tell(events.TeacherJoined(str(call.address), teaching.model, teaching.fingerprint))
         self.handle(window_events.TeacherReady(str(call.address), teaching.process))
-
-    def _take_answer(self, name: str, answer: say.Answer, arrays: tuple[Array, ...]) -> None:
-        why, number = self._check(arrays), answer.number
-        if why:
-            self._tell(events.TeacherRefused(name, why))
-            self.handle(window_events.Declined(name, number, why))
-            return
-        with self.changed:
-            teacher = self._window.teachers.get(name)
-            if teacher is not None and number in teacher.holds:
-                self._answers[number] = arrays
-                self._stages.answered(number, answer.waited_s, answer.compute_s, self._clock.monotonic_s())
-                self._handle(window_events.Answered(name, number))
 
     # --- what follows ---
 

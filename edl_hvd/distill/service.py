@@ -10,11 +10,14 @@ from typing import Protocol
 
 from edl_hvd import events
 from edl_hvd.distill.call import Wishes
-from edl_hvd.distill.calling import Calling, Outlook
+from edl_hvd.distill.calling import Calling
 from edl_hvd.distill.finding import Finding
-from edl_hvd.distill.outputs import Outputs, find_nan
+from edl_hvd.distill.holding import Holding, Outlook
+from edl_hvd.distill.outputs import LOGITS, Outputs, find_nan, to_arrays, to_tensors
+from edl_hvd.distill.requesting import Requesting
 from edl_hvd.errors import NoTeacherError, UsageError
 from edl_hvd.frames import Array
+from edl_hvd.open_inference import is_inference_source, read_models
 from edl_hvd.settings import Launch, Settings
 
 _LOOK_S = 0.25
@@ -58,10 +61,24 @@ class Service:
             job=launch.run, student=f"{launch.host}:{launch.local_rank}", outputs=teachers.outputs,
             exact=teachers.exact, fingerprint=teachers.fingerprint,
         )  # fmt: skip
-        self.calling = Calling(
-            wishes, teachers.token, teachers.limit_bytes, find_nan, self.tell, changed, met=teachers.met
-        )  # fmt: skip
-        self.finding = Finding(teachers.source, teachers.port, self.calling.set_addresses, self.calling.blame)
+        self.finding: Finding | None = None
+        self.calling: Holding
+        if is_inference_source(teachers.source):
+            self.calling = Requesting(
+                wishes, read_models(teachers.source), None, self._convert, teachers.limit_bytes, find_nan, self.tell,
+                changed, met=teachers.met,
+            )  # fmt: skip
+        else:
+            self.calling = calling = Calling(
+                wishes, teachers.token, teachers.limit_bytes, find_nan, self.tell, changed, met=teachers.met
+            )
+            self.finding = Finding(teachers.source, teachers.port, calling.set_addresses, calling.blame)
+
+    def _convert(self, outputs: tuple[Array, ...]) -> tuple[Array, ...]:
+        """What a teacher of this package would have sent of a model's outputs."""
+        tensors = to_tensors(outputs)
+        named = {LOGITS: next(iter(tensors.values()))} if len(tensors) == 1 else tensors
+        return to_arrays(self.teachers.reduction.reduce(named))
 
     def tell(self, event: events.Event) -> None:
         """Write an event."""
@@ -70,7 +87,8 @@ class Service:
 
     def close(self) -> None:
         """End the threads and the connections."""
-        self.finding.close()
+        if self.finding is not None:
+            self.finding.close()
         self.calling.close()
         self.log.close()
 
@@ -132,10 +150,12 @@ class Service:
         elif outlook.faults:
             reasons = _reasons(outlook)
         else:
-            reasons = self.finding.problem or "the source lists none"
+            problem = "no server has replied yet" if self.finding is None else self.finding.problem
+            reasons = problem or "the source lists none"
+        start = "the servers" if self.finding is None else "some with 'edl-hvd teach'"
         raise NoTeacherError(
             f"no teacher of {where!r} {how}, and {what} waits for one: {reasons}; expected at least one: see "
-            f"'edl-hvd teachers {where}', and start some with 'edl-hvd teach'"
+            f"'edl-hvd teachers {where}', and start {start}"
         )
 
 

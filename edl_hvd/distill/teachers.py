@@ -13,6 +13,7 @@ from edl_hvd.distill.finding import DEFAULT_PORT, read_teachers
 from edl_hvd.distill.outputs import LOGITS, Outputs
 from edl_hvd.distill.teacher import Teacher
 from edl_hvd.errors import StateError, UsageError
+from edl_hvd.open_inference import is_inference_source, read_models
 from edl_hvd.proof import check_token
 from edl_hvd.settings import TeacherSettings
 from edl_hvd.values import Interval
@@ -29,7 +30,8 @@ class Teachers:
 
     Args:
         source: Where the teachers are, as ``edlrun --discover`` writes it: "file:teachers.txt", "ec2:tag=role=teacher".
-            A host's slots are its teachers. Left out, it is ``EDL_HVD_TEACHERS``, which ``edlrun --teachers`` sets.
+            A host's slots are its teachers. Or models on servers of the Open Inference Protocol, separated by commas:
+            "oip:http://host:8000/resnet". Left out, it is ``EDL_HVD_TEACHERS``, which ``edlrun --teachers`` sets.
         token: Secret that teachers and students share; left out, ``EDL_HVD_TEACHERS_TOKEN``.
         token_file: File that holds the secret, read at every call; left out, ``EDL_HVD_TEACHERS_TOKEN_FILE``.
         port: Port of the first teacher of each host.
@@ -70,7 +72,7 @@ class Teachers:
             str(token_file) if token_file is not None else settings.token_file,
         )
         if self.source:
-            read_teachers(self.source).source.close()
+            _check_source(self.source, exact)
         elif local is None:
             raise UsageError(
                 "there are no teachers: no source was given, EDL_HVD_TEACHERS is not set, and there is no local=; "
@@ -179,6 +181,19 @@ class Teachers:
         if self._asks is not None:
             self._asks.close()
             self._asks = None
+
+
+def _check_source(source: str, exact: bool) -> None:
+    """Check where teachers are."""
+    if not is_inference_source(source):
+        read_teachers(source).source.close()
+        return
+    read_models(source)
+    if exact:
+        raise UsageError(
+            f"exact=True and the servers of {source!r}: such a server may compute several requests together, so the "
+            "bits of an answer depend on the others; expected teachers of 'edl-hvd teach', or exact=False"
+        )
 
 
 def token_of(token: str, token_file: str) -> Callable[[], str]:

@@ -252,6 +252,11 @@ HOW: dict[str, Here | By | Ci] = {
         By("tests/unit/distill/test_distill_example.py::test_the_commands_of_the_document"),
     "edl-hvd teachers file:teachers.txt":
         By("tests/unit/distill/test_distill_example.py::test_the_commands_of_the_document"),
+    "edl-hvd teachers oip:http://node-4:8000/resnet":
+        By("tests/unit/distill/test_distill_inference.py::test_teachers_shows_what_servers_say"),
+    "edlrun -np 2 --teachers oip:http://node-4:8000/resnet,http://node-5:8000/resnet?requests=8 python train.py":
+        By("tests/unit/distill/test_distill_inference.py::"
+           "test_edlrun_tells_its_workers_of_servers_and_refuses_what_names_none"),
     "head -c 24 /dev/urandom | base64 > token.txt": By(TEXT),
     "python examples/distill/text.py --epochs 1": By(TEXT),
     "edl-hvd teach examples/distill/text.py:build --token-file token.txt": By(TEXT),

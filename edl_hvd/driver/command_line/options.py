@@ -33,6 +33,7 @@ from edl_hvd.driver.network import is_local
 from edl_hvd.driver.workers.agents import AgentHosts
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots
+from edl_hvd.open_inference import is_inference_source, read_models
 from edl_hvd.preflight.verdict import BOUND
 from edl_hvd.proof import read_token
 from edl_hvd.status_server import read_address
@@ -199,7 +200,10 @@ def _read_teachers(flags: FlagReader) -> Mapping[str, str]:
     if text is None:
         return {}
     try:
-        read_source(text, start_now).source.close()
+        if is_inference_source(text):
+            read_models(text)
+        else:
+            read_source(text, start_now).source.close()
     except UsageError as error:
         flags.add_error(f"--teachers {text!r}: {error}")
     return {"EDL_HVD_TEACHERS": text}

@@ -27,6 +27,7 @@ from waiting import LONG_S, soon
 
 import edl_hvd
 from edl_hvd.distill import DistillLoader, Teachers
+from edl_hvd.distill.calling import Calling
 
 pytestmark = pytest.mark.distill
 
@@ -111,7 +112,8 @@ class Strikes:
     def cut(self, number: int) -> None:
         """End a connection in the middle of whatever it says."""
         service = self.loader._open.service
-        for call in list(service.calling._calls.values()) if service else []:
+        calling = service.calling if service else None
+        for call in list(calling._calls.values()) if isinstance(calling, Calling) else []:
             if call.address.port == self.teachers.port + number:
                 with suppress(OSError):
                     call.stream.connection.shutdown(socket.SHUT_RDWR)

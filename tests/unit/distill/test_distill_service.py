@@ -24,6 +24,7 @@ from waiting import LONG_S, soon
 import edl_hvd
 from edl_hvd import distill
 from edl_hvd.distill import DistillLoader, Teachers
+from edl_hvd.distill.calling import Calling
 from edl_hvd.errors import NoTeacherError, UsageError
 from edl_hvd.events import read_events
 
@@ -330,7 +331,9 @@ def test_what_may_not_be_asked_for_is_said(tmp_path):
 
 def families(loader: DistillLoader) -> list[socket.AddressFamily]:
     assert loader._open.service is not None
-    return [call.stream.connection.family for call in loader._open.service.calling._calls.values()]
+    calling = loader._open.service.calling
+    assert isinstance(calling, Calling)
+    return [call.stream.connection.family for call in calling._calls.values()]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")

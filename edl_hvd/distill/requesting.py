@@ -1,0 +1,562 @@
+"""The student's requests to servers of the Open Inference Protocol, which somebody else runs.
+
+Such a server does not pull. Each request that a student may have there stands for a teacher: a thread with a connection
+of its own, which takes a task when it is free. So the window decides as it does for teachers of this package: the
+server with the shortest queue gets the next task, and the oldest task is given to a second one.
+"""
+
+from __future__ import annotations
+
+import http.client
+import queue
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from edl_hvd import events
+from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.distill import conversation as say
+from edl_hvd.distill import window_events
+from edl_hvd.distill.address_book import Fault
+from edl_hvd.distill.call import LastingError, Wishes, check_equal
+from edl_hvd.distill.conversation import Address
+from edl_hvd.distill.holding import Holding
+from edl_hvd.errors import ProtocolError, UsageError
+from edl_hvd.frames import Array, ArrayType
+from edl_hvd.open_inference import (
+    HEADER_LENGTH,
+    NUMBER_BYTES,
+    InferenceRequest,
+    ModelUrl,
+    has_json_numbers,
+    make_request,
+    named_inputs,
+    read_answer,
+    read_inputs,
+    reason_of,
+)  # fmt: skip
+from edl_hvd.silence import UNANSWERED_S, ask_for_answers, unanswered_s
+
+_LOOK_EVERY_S = 0.1
+_OWN_PAUSE_S = 1.0
+_CONNECT_S = 10.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 1.0
+# Between two calls, as for teachers of this package; and after what a person has to change:
+_LASTING_PAUSE_S, _LONGEST_LASTING_PAUSE_S = 10.0, 160.0
+_CLOSE_S = 5.0
+_METADATA_BYTES = 1 << 20
+_FIRST_ANSWER_BYTES = 1 << 28
+# Before it is known how large an answer is.
+_JSON_BYTES = 1 << 16
+_BUSY = (429, 502, 503, 504)
+# The server, or what stands before it, cannot take a request now; the input is not to blame.
+
+Convert = Callable[[tuple[Array, ...]], tuple[Array, ...]]
+
+
+@dataclass(frozen=True)
+class HttpReply:
+    """What a server replied.
+
+    Attributes:
+        status: Status of HTTP.
+        header_length: Header that says where raw bytes begin; ``None`` without.
+        body: Body, of bounded size.
+    """
+
+    status: int
+    header_length: str | None
+    body: bytearray
+
+
+class _BusyError(Exception):
+    """The server takes no requests now."""
+
+
+class ServerLine:
+    """One connection to a server, made when it is needed. One thread; ``cut`` may be called from any.
+
+    Args:
+        model: Model.
+        context: How a server is verified, for https.
+    """
+
+    def __init__(self, model: ModelUrl, context: ssl.SSLContext | None) -> None:
+        self._model, self._context = model, context
+        self._connection: http.client.HTTPConnection | None = None
+        self._is_cut = False
+
+    def ask(self, method: str, path: str, most_bytes: int, request: InferenceRequest | None = None) -> HttpReply:
+        """Ask, and wait for the reply for as long as the server's host is there.
+
+        A connection on which a request has been answered may have been closed since then, so it is tried anew once.
+
+        Raises:
+            OSError: There is no server, or it has gone.
+            ProtocolError: It does not speak HTTP, or replies more than ``most_bytes``.
+        """
+        if self._is_cut:
+            self.close()
+            self._is_cut = False
+        was_used = self._connection is not None
+        try:
+            return self._ask(method, path, most_bytes, request)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            if self._is_cut:
+                raise OSError("its host has not answered") from error
+            if not (was_used and isinstance(error, ConnectionError)):
+                raise _as_os_error(error) from error
+        try:
+            return self._ask(method, path, most_bytes, request)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise _as_os_error(error) from error
+
+    def _ask(self, method: str, path: str, most_bytes: int, request: InferenceRequest | None) -> HttpReply:
+        connection = self._connection or self._connect()
+        headers = dict(request.headers) if request else {}
+        connection.request(method, path, request.parts if request else None, headers)
+        response = connection.getresponse()
+        length = response.length
+        if length is None:
+            body = bytearray(response.read(most_bytes + 1))
+        else:
+            body = bytearray(min(length, most_bytes + 1))
+            filled = 0
+            while filled < len(body) and (count := response.readinto(memoryview(body)[filled:])):
+                filled += count
+            if filled < len(body):
+                raise http.client.IncompleteRead(b"", len(body) - filled)
+        if len(body) > most_bytes:
+            self.close()
+            raise ProtocolError(f"it replied more than {most_bytes} bytes, the most that an answer here has")
+        if response.will_close:
+            self.close()
+        return HttpReply(response.status, response.getheader(HEADER_LENGTH), body)
+
+    def _connect(self) -> http.client.HTTPConnection:
+        host, port = self._model.host, self._model.port
+        if self._model.scheme == "https":
+            context = self._context or ssl.create_default_context()
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                host, port, timeout=_CONNECT_S, context=context
+            )
+        else:
+            connection = http.client.HTTPConnection(host, port, timeout=_CONNECT_S)
+        connection.connect()
+        # The one who watches ends a wait for a host that is gone.
+        connection.sock.settimeout(None)
+        ask_for_answers(connection.sock)
+        self._connection = connection
+        return connection
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since anything came from the server's host; any thread."""
+        connection = self._connection
+        try:
+            return unanswered_s(connection.sock) if connection is not None and connection.sock is not None else 0.0
+        except OSError:
+            return 0.0
+
+    def cut(self) -> None:
+        """End a wait of the thread that uses it, which gets an ``OSError``; any thread."""
+        self._is_cut = True
+        connection = self._connection
+        with suppress(OSError, AttributeError):
+            connection.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
+
+    def close(self) -> None:
+        """Close it; it is made again when it is needed."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+def _as_os_error(error: Exception) -> OSError:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return OSError(f"its certificate is not trusted: {error.verify_message}")
+    if isinstance(error, ssl.SSLError):
+        return OSError(f"it does not speak TLS as expected: {error.reason or error}")
+    if isinstance(error, OSError):
+        return error
+    return OSError(f"the connection ended in the middle of an answer ({type(error).__name__})")
+
+
+@dataclass
+class _Server:
+    """A server as its requests share it.
+
+    Attributes:
+        model: Model.
+        lock: Held while a request asks who the server is.
+        hello: What was sent when that was asked.
+        teaching: What it is then.
+        names: Names of its inputs.
+        is_binary: Whether it takes raw bytes.
+        most_bytes: Largest answer, in JSON or raw.
+        ready: Number of requests that may be made.
+    """
+
+    model: ModelUrl
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    hello: say.Hello | None = None
+    teaching: say.Teaching | None = None
+    names: tuple[str, ...] = ()
+    is_binary: bool = False
+    most_bytes: int = _FIRST_ANSWER_BYTES
+    ready: int = 0
+
+    @property
+    def address(self) -> Address:
+        return Address(self.model.host, self.model.port)
+
+
+class Requesting(Holding):
+    """Requests to servers; any thread, and nothing blocks but ``close``.
+
+    Args:
+        models: Models, each on a server of its own.
+        context: How servers are verified, for https; ``None``: by the certificates of this machine.
+        convert: Makes an answer of the outputs of a server; raises ``UsageError`` where it cannot.
+        wishes, limit_bytes, check, tell, changed, clock, met: See ``Holding``.
+    """
+
+    def __init__(
+        self,
+        wishes: Wishes,
+        models: tuple[ModelUrl, ...],
+        context: ssl.SSLContext | None,
+        convert: Convert,
+        limit_bytes: int,
+        check: Callable[[tuple[Array, ...]], str],
+        tell: Callable[[events.Event], None],
+        changed: threading.Condition | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        met: Callable[[str], None] = lambda fingerprint: None,
+    ) -> None:
+        super().__init__(wishes, limit_bytes, check, tell, changed, clock, met)
+        self.convert = convert
+        self.is_closing = threading.Event()
+        servers = [_Server(model) for model in models]
+        self._book.list({server.address: server.model.host for server in servers})
+        self._slots = {
+            slot.name: slot
+            for server in servers
+            for slot in (_Slot(self, server, number, context) for number in range(server.model.requests))
+        }
+        self._begin(threading.Thread(target=self._watch, name="edl_hvd servers", daemon=True))
+        for slot in self._slots.values():
+            slot.thread.start()
+
+    def close(self) -> None:
+        """End all requests and threads."""
+        self.is_closing.set()
+        for slot in self._slots.values():
+            slot.inbox.put(None)
+            slot.line.cut()
+        with self.changed:
+            self.changed.notify_all()
+        for thread in (self._thread, *(slot.thread for slot in self._slots.values())):
+            if thread is not threading.current_thread():
+                thread.join(_CLOSE_S)
+
+    def close_in_child(self) -> None:
+        """In a forked process: close the copies of the sockets."""
+        for slot in self._slots.values():
+            slot.line.close()
+
+    def _ring(self) -> None:
+        """Bring what follows to the requests that it concerns."""
+        with self.changed:
+            if self._must_renew:
+                self._must_renew, self._teaching = False, None
+                for slot in self._slots.values():
+                    slot.inbox.put(None)
+            while self._outbox:
+                action = self._outbox.popleft()
+                there = self._slots.get(getattr(action, "teacher", ""))
+                if there is not None:
+                    if isinstance(action, window_events.Withdraw):
+                        there.withdraw(action.number)
+                    else:
+                        there.inbox.put(action)
+            self.changed.notify_all()
+
+    def _watch(self) -> None:
+        """What time brings, and hosts that are gone."""
+        looked_s = self._clock.monotonic_s()
+        while not self.is_closing.wait(_LOOK_EVERY_S):
+            now_s = self._clock.monotonic_s()
+            slept, looked_s = now_s - looked_s > _OWN_PAUSE_S, now_s
+            self.handle(window_events.Passed())
+            for slot in self._slots.values():
+                if not slept and slot.line.silent_s > UNANSWERED_S:
+                    slot.line.cut()
+
+    # --- for the threads of the requests ---
+
+    def hello_now(self) -> say.Hello | None:
+        """What will be sent; waits for it, and returns ``None`` at the end."""
+        with self.changed:
+            while self._hello is None and not self.is_closing.is_set():
+                self.changed.wait(_LOOK_EVERY_S)
+            return None if self.is_closing.is_set() else self._hello
+
+    def is_hello(self, hello: say.Hello) -> bool:
+        """Whether that is what is sent now."""
+        return self._hello is hello
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint that the script vouches for, as the protocol has none; empty without."""
+        return self._wishes.fingerprint
+
+    def arrays_of(self, number: int) -> tuple[Array, ...] | None:
+        """The input of a task that was just given; ``None`` if it is needed no more."""
+        with self.changed:
+            if number not in self._arrays:
+                return None
+            self._stages.given(number, self._clock.monotonic_s())
+            return self._arrays[number][0]
+
+    def welcome(self, slot: _Slot, teaching: say.Teaching) -> None:
+        """A request may be made.
+
+        Raises:
+            LastingError: The server answers otherwise than the first one.
+        """
+        server = slot.server
+        with self.changed:
+            self._ring()
+            check_equal(teaching, self._teaching, self._wishes)
+            if self._teaching is None:
+                self._teaching = teaching
+                self._met(teaching.fingerprint)
+            self._book.joined(server.address)
+            server.ready += 1
+            is_first = server.ready == 1
+        if is_first:
+            self._tell(events.TeacherJoined(str(server.address), teaching.model, teaching.fingerprint))
+        self.handle(window_events.TeacherReady(slot.name, teaching.process))
+        self.handle(window_events.Wanted(slot.name))
+
+    def part(self, slot: _Slot, why: str, tasks: int, kindly: bool) -> None:
+        """A request that was welcome may not be made any more."""
+        with self.changed:
+            slot.server.ready -= 1
+            is_last = not slot.server.ready
+            self._handle(window_events.Left(slot.name, kindly))
+            if not self._window.teachers:
+                self._ready_s = self._clock.monotonic_s()
+        if is_last and not self.is_closing.is_set():
+            self._tell(events.TeacherLost(str(slot.server.address), why, tasks))
+
+    def blame_server(self, server: _Server, fault: Fault) -> None:
+        """Note why a server gives no answers."""
+        with self.changed:
+            known, self._book.faults[server.address] = self._book.faults.get(server.address), fault
+            self.changed.notify_all()
+        if fault.is_lasting and known != fault and not self.is_closing.is_set():
+            self._tell(events.TeacherRefused(str(server.address), fault.why))
+
+    def accept(self, slot: _Slot, answer: say.Answer, arrays: tuple[Array, ...]) -> None:
+        """An answer has come."""
+        self._take_answer(slot.name, answer, arrays)
+
+    @property
+    def now_s(self) -> float:
+        """Now."""
+        return self._clock.monotonic_s()
+
+
+class _Slot:
+    """One request that a student may have at a server: a thread, its connection, and what it is told.
+
+    Args:
+        owner: All requests.
+        server: Server.
+        number: Number of the request there.
+        context: How the server is verified.
+    """
+
+    def __init__(self, owner: Requesting, server: _Server, number: int, context: ssl.SSLContext | None) -> None:
+        self.owner, self.server, self.name = owner, server, f"{server.address}#{number + 1}"
+        self.line = ServerLine(server.model, context)
+        # ``None``: look at what has changed.
+        self.inbox: queue.SimpleQueue[window_events.Action | None] = queue.SimpleQueue()
+        self._at_work: int | None = None
+        self._unwanted: set[int] = set()
+        self.thread = threading.Thread(target=self._run, name=f"edl_hvd request {self.name}", daemon=True)
+
+    def withdraw(self, number: int) -> None:
+        """The answer to a task is needed no more; any thread."""
+        self._unwanted.add(number)
+        if self._at_work == number:
+            self.line.cut()
+
+    def _run(self) -> None:
+        pause_s = lasting_s = 0.0
+        while (hello := self.owner.hello_now()) is not None:
+            is_lasting, why = False, ""
+            try:
+                self._meet(hello)
+            except (LastingError, ProtocolError, UsageError) as error:
+                is_lasting, why = True, str(error)
+            except (_BusyError, OSError) as error:
+                why = getattr(error, "strerror", None) or str(error)
+            if not why:
+                pause_s = lasting_s = 0.0
+                why = self._work(hello)
+                if not why:
+                    continue
+            self.line.close()
+            self.server.hello = None
+            self.owner.blame_server(self.server, Fault(why, is_lasting))
+            if is_lasting:
+                wait_s = lasting_s = min(_LONGEST_LASTING_PAUSE_S, max(_LASTING_PAUSE_S, 2 * lasting_s))
+            else:
+                wait_s = pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * pause_s))
+            self._rest(hello, wait_s)
+        self.line.close()
+
+    def _rest(self, hello: say.Hello, wait_s: float) -> None:
+        """Wait, unless something else is to be sent meanwhile."""
+        until_s = self.owner.now_s + wait_s
+        while self.owner.now_s < until_s and self.owner.is_hello(hello) and not self.owner.is_closing.is_set():
+            with suppress(queue.Empty):
+                self.inbox.get(timeout=min(_LOOK_EVERY_S, wait_s))
+
+    # --- who the server is ---
+
+    def _meet(self, hello: say.Hello) -> None:
+        server = self.server
+        with server.lock:
+            if self.owner.is_closing.is_set():
+                raise OSError("the student ended")
+            if server.hello is not hello:
+                server.teaching, server.hello = self._introduce(hello), hello
+            teaching = server.teaching
+        assert teaching is not None
+        self.owner.welcome(self, teaching)
+
+    def _introduce(self, hello: say.Hello) -> say.Teaching:
+        model, server = self.server.model, self.server
+        reply = self.line.ask("GET", model.path, _METADATA_BYTES)
+        if reply.status in _BUSY or (reply.status != 200 and not self._is_server_ready()):
+            raise _BusyError(f"it is not ready ({reason_of(reply.body, reply.status)})")
+        if reply.status != 200:
+            raise LastingError(
+                f"it does not serve the model {model.name!r} ({reason_of(reply.body, reply.status)}); name one that it "
+                "has loaded"
+            )
+        server.names = named_inputs(read_inputs(bytes(reply.body)), hello.send, hello.micro_batch)
+        probe = tuple(
+            Array(whole, bytes(whole.size_bytes))
+            for whole in (ArrayType(one.name, one.dtype, (hello.micro_batch, *one.shape)) for one in hello.send)
+        )
+        # Servers that take raw bytes send them, too, when they are asked to, whether they list the extension or not.
+        server.is_binary = not has_json_numbers(hello.send)
+        request = make_request(server.names, probe, server.is_binary)
+        reply = self.line.ask("POST", f"{model.path}/infer", _FIRST_ANSWER_BYTES, request)
+        if reply.status in _BUSY:
+            raise _BusyError(f"it is not ready ({reason_of(reply.body, reply.status)})")
+        if reply.status != 200:
+            sent = ", ".join(str(one.type) for one in probe)
+            raise LastingError(f"its model fails on a micro-batch of {sent}: {reason_of(reply.body, reply.status)}")
+        outputs = read_answer(reply.body, reply.header_length)
+        server.is_binary = server.is_binary or reply.header_length is not None
+        _check_rows(outputs, hello.micro_batch)
+        server.most_bytes = _JSON_BYTES + NUMBER_BYTES * sum(one.type.size_bytes for one in outputs)
+        answer = self.owner.convert(outputs)
+        rows = tuple(ArrayType(one.type.name, one.type.dtype, one.type.shape[1:]) for one in answer)
+        return say.Teaching(str(model), model.name, self.owner.fingerprint, rows, hello.micro_batch)
+
+    def _is_server_ready(self) -> bool:
+        """Whether the server has loaded all that it is going to serve."""
+        return self.line.ask("GET", f"{self.server.model.root}/health/ready", _METADATA_BYTES).status == 200
+
+    # --- its answers ---
+
+    def _work(self, hello: say.Hello) -> str:
+        """Make requests until the server is gone, and return why; an empty text if something else is to be sent."""
+        why, kindly, tasks = "", True, 0
+        while not why and self.owner.is_hello(hello) and not self.owner.is_closing.is_set():
+            action = self.inbox.get()
+            if isinstance(action, window_events.GiveTask):
+                tasks = 1
+                try:
+                    self._answer(action.number)
+                    tasks = 0
+                    self.owner.handle(window_events.Wanted(self.name))
+                except _BusyError as error:
+                    why = str(error)
+                except OSError as error:
+                    why, kindly = error.strerror or str(error), False
+            elif isinstance(action, window_events.Invite):
+                self.owner.handle(window_events.Wanted(self.name))
+        self.owner.part(self, why or "the inputs have changed", tasks, kindly)
+        return why
+
+    def _answer(self, number: int) -> None:
+        """Have a task answered.
+
+        Raises:
+            OSError: The server is gone.
+            _BusyError: It takes no requests now.
+        """
+        server = self.server
+        arrays = self.owner.arrays_of(number)
+        if arrays is None:
+            self._unwanted.discard(number)
+            return
+        began_s, self._at_work = self.owner.now_s, number
+        try:
+            if number in self._unwanted:
+                return
+            samples = arrays[0].type.shape[0]
+            request = make_request(server.names, arrays, server.is_binary)
+            reply = self.line.ask("POST", f"{server.model.path}/infer", server.most_bytes, request)
+        except (OSError, ProtocolError) as error:
+            if number in self._unwanted:
+                self.line.close()
+                return
+            if isinstance(error, ProtocolError):
+                self._decline(number, str(error))
+                return
+            raise
+        finally:
+            self._at_work = None
+            self._unwanted.discard(number)
+        if reply.status in _BUSY:
+            raise _BusyError(f"it takes no requests now ({reason_of(reply.body, reply.status)})")
+        if reply.status != 200:
+            self._decline(number, reason_of(reply.body, reply.status))
+            return
+        try:
+            outputs = read_answer(reply.body, reply.header_length)
+            _check_rows(outputs, samples)
+            answer = self.owner.convert(outputs)
+            assert server.teaching is not None
+            say.check_arrays(answer, server.teaching.answer, samples)
+        except (ProtocolError, UsageError) as error:
+            self._decline(number, str(error))
+            return
+        self.owner.accept(self, say.Answer(number, 0.0, self.owner.now_s - began_s), answer)
+
+    def _decline(self, number: int, why: str) -> None:
+        self.owner.handle(window_events.Declined(self.name, number, say.shorten(why)))
+
+
+def _check_rows(outputs: tuple[Array, ...], samples: int) -> None:
+    """Check that there is one row for each sample."""
+    for one in outputs:
+        if one.type.shape[:1] != (samples,):
+            raise UsageError(
+                f"its model returns {one.type} for {samples} samples; expected one row for each: choose a model whose "
+                "outputs have the batch first"
+            )
