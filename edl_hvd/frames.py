@@ -279,6 +279,12 @@ class FrameStream:
     def is_flushed(self) -> bool:
         return not self._unsent
 
+    @property
+    def needs_write(self) -> bool:
+        """Whether it goes on when there is room to write; in a handshake of TLS it goes on when something comes."""
+        waits = bool(self._unsent) and not getattr(self.connection, "needs_read", False)
+        return waits or bool(getattr(self.connection, "needs_write", False))
+
     def flush(self) -> bool:
         """Send what the system takes; whether nothing is left.
 

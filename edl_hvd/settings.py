@@ -159,16 +159,20 @@ class TeacherSettings:
         source: Host source (``EDL_HVD_TEACHERS``); empty for none.
         token: The secret (``EDL_HVD_TEACHERS_TOKEN``); empty for none.
         token_file: File that holds the secret (``EDL_HVD_TEACHERS_TOKEN_FILE``); empty for none.
+        tls_ca: File of the CAs that teachers are verified by, or "system" (``EDL_HVD_TEACHERS_TLS_CA``); empty for
+            connections without TLS.
     """
 
     source: str = ""
     token: str = field(default="", repr=False)
     token_file: str = ""
+    tls_ca: str = ""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> TeacherSettings:
-        """The values of the three variables."""
-        names = ("EDL_HVD_TEACHERS", "EDL_HVD_TEACHERS_TOKEN", "EDL_HVD_TEACHERS_TOKEN_FILE")
+        """The values of the four variables."""
+        words = ("", "_TOKEN", "_TOKEN_FILE", "_TLS_CA")
+        names = [f"EDL_HVD_TEACHERS{word}" for word in words]
         return cls(*(environ.get(name, "").strip() for name in names))
 
 

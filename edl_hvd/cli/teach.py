@@ -46,8 +46,16 @@ from edl_hvd.settings import process_environment
     default=None,
     help="File that holds the token. [EDL_HVD_TEACHERS_TOKEN, or EDL_HVD_TEACHERS_TOKEN_FILE]",
 )
+@click.option(
+    "--tls-cert",
+    type=click.Path(exists=True, dir_okay=False),
+    default=None,
+    help="Certificate in PEM: students call by TLS, with its CA in EDL_HVD_TEACHERS_TLS_CA.",
+)
+@click.option("--tls-key", type=click.Path(exists=True, dir_okay=False), default=None, help="Its key in PEM.")
 def teach_command(
-    build: str, port: int, listen: str | None, devices: str, max_batch: int, threads: int | None, token_file: str | None
+    build: str, port: int, listen: str | None, devices: str, max_batch: int, threads: int | None,
+    token_file: str | None, tls_cert: str | None, tls_key: str | None,
 ) -> None:  # fmt: skip
     """Answer for students with the model that BUILD returns.
 
@@ -59,9 +67,12 @@ def teach_command(
     Examples:
       edl-hvd teach teacher.py:build
       edl-hvd teach teacher.py:build --port 7010 --devices cpu,cpu
+      edl-hvd teach teacher.py:build --token-file token.txt --tls-cert cert.pem --tls-key key.pem
 
     Exit code 2 when BUILD or a flag is not understood. Documents: docs/distillation.md.
     """
+    if (tls_cert is None) != (tls_key is None):
+        raise click.UsageError("--tls-cert and --tls-key go together; one of them is missing")
     variables = process_environment()
     has_token = bool(
         token_file or variables.get("EDL_HVD_TEACHERS_TOKEN") or variables.get("EDL_HVD_TEACHERS_TOKEN_FILE")
@@ -73,6 +84,7 @@ def teach_command(
         words += ["--port", str(port + number if port else 0), "--device", device]
         words += ["--threads", str(threads)] if threads else []
         words += ["--token-file", token_file] if token_file else []
+        words += ["--tls-cert", tls_cert, "--tls-key", tls_key] if tls_cert and tls_key else []
         processes.append(subprocess.Popen(words, env=variables))
     sys.exit(_wait(processes))
 

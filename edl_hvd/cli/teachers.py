@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import ssl
 import sys
 import time
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from edl_hvd.distill.finding import DEFAULT_PORT, addresses_of, read_teachers
 from edl_hvd.errors import EdlHvdError, UsageError
 from edl_hvd.open_inference import ModelUrl, is_inference_source, read_models
 from edl_hvd.settings import TeacherSettings
+from edl_hvd.tls import client_context
 
 NO_TEACHER, WRONG_ARGUMENTS = 1, 2
 _AT_ONCE = 32
@@ -57,9 +59,17 @@ class TeacherListing:
     default=None,
     help="File that holds the token. [EDL_HVD_TEACHERS_TOKEN, or EDL_HVD_TEACHERS_TOKEN_FILE]",
 )
+@click.option(
+    "--tls-ca",
+    metavar="FILE",
+    default=None,
+    help="Certificates of the CAs that teachers are verified by, or 'system'. [EDL_HVD_TEACHERS_TLS_CA]",
+)
 @click.option("--watch", is_flag=True, help="Ask again every second, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch one line for each answer.")
-def teachers_command(source: str | None, port: int, token_file: str | None, watch: bool, as_json: bool) -> None:
+def teachers_command(
+    source: str | None, port: int, token_file: str | None, tls_ca: str | None, watch: bool, as_json: bool
+) -> None:
     """Show the teachers of SOURCE, and how each of them stands.
 
     SOURCE is what edlrun --teachers takes: file:teachers.txt, ec2:tag=role=teacher; a host's slots are its teachers.
@@ -81,6 +91,8 @@ def teachers_command(source: str | None, port: int, token_file: str | None, watc
             )
         models = read_models(text) if is_inference_source(text) else ()
         question = None if models else read_teachers(text)
+        authority = tls_ca or settings.tls_ca
+        context = client_context(authority) if authority else None
         token = _read_token(token_file or settings.token_file, settings.token if not token_file else "")
     except UsageError as error:
         click.echo(f"edl-hvd teachers: {' '.join(str(error).split())}", err=True)
@@ -90,9 +102,9 @@ def teachers_command(source: str | None, port: int, token_file: str | None, watc
         while True:
             try:
                 asked = (
-                    ask_all(addresses_of(question.source.answer().hosts, port), token)
+                    ask_all(addresses_of(question.source.answer().hosts, port), token, context)
                     if question is not None
-                    else ask_servers(models)
+                    else ask_servers(models, context)
                 )
             except EdlHvdError as error:
                 click.echo(f"edl-hvd teachers: {' '.join(str(error).split())}", err=True)
@@ -117,12 +129,14 @@ def _read_token(token_file: str, token: str) -> str:
         raise UsageError(f"cannot read the token from {token_file!r}: {error}") from error
 
 
-def ask_all(addresses: Sequence[Address], token: str) -> tuple[TeacherListing, ...]:
+def ask_all(
+    addresses: Sequence[Address], token: str, context: ssl.SSLContext | None = None
+) -> tuple[TeacherListing, ...]:
     """How the teachers at these addresses stand; each is asked once, several at a time. Blocks."""
 
     def one(address: Address) -> TeacherListing:
         try:
-            return TeacherListing(address, ask(address, token))
+            return TeacherListing(address, ask(address, token, context=context))
         except EdlHvdError as error:
             return TeacherListing(address, problem=" ".join(str(error).split()))
 
@@ -130,13 +144,13 @@ def ask_all(addresses: Sequence[Address], token: str) -> tuple[TeacherListing, .
         return tuple(threads.map(one, addresses))
 
 
-def ask_servers(models: Sequence[ModelUrl]) -> tuple[TeacherListing, ...]:
+def ask_servers(models: Sequence[ModelUrl], context: ssl.SSLContext | None = None) -> tuple[TeacherListing, ...]:
     """What servers of the Open Inference Protocol say of their models. Blocks."""
 
     def one(model: ModelUrl) -> TeacherListing:
         address = Address(model.host, model.port)
         try:
-            return TeacherListing(address, served=describe_model(model))
+            return TeacherListing(address, served=describe_model(model, context))
         except EdlHvdError as error:
             return TeacherListing(address, problem=" ".join(str(error).split()))
 

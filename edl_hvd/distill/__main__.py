@@ -14,6 +14,7 @@ from edl_hvd.notices.notice import Notice
 from edl_hvd.notices.platforms import Addresses
 from edl_hvd.notices.watch import open_watch
 from edl_hvd.settings import Settings, TeacherSettings, platform_addresses
+from edl_hvd.tls import server_context
 
 
 def _arguments() -> argparse.Namespace:
@@ -25,6 +26,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--token-file", default="")
+    parser.add_argument("--tls-cert", default="")
+    parser.add_argument("--tls-key", default="")
     return parser.parse_args()
 
 
@@ -40,7 +43,8 @@ def main() -> int:
 
             torch.set_num_threads(arguments.threads)
         teacher = Teacher.of(load(arguments.build)(), arguments.device)
-        serving = Serving(teacher, arguments.max_batch, arguments.listen, arguments.port, token)
+        context = server_context(arguments.tls_cert, arguments.tls_key) if arguments.tls_cert else None
+        serving = Serving(teacher, arguments.max_batch, arguments.listen, arguments.port, token, context)
         signal.signal(signal.SIGTERM, lambda number, frame: serving.leave())
         signal.signal(signal.SIGINT, lambda number, frame: serving.leave())
 

@@ -10,7 +10,7 @@ import ssl
 import time
 from urllib.parse import urlsplit
 
-from edl_hvd import proof
+from edl_hvd import proof, tls
 from edl_hvd.clock import SYSTEM_CLOCK
 from edl_hvd.distill import conversation as say
 from edl_hvd.distill.conversation import Address, Message, Vocabulary, decode, encode
@@ -22,18 +22,30 @@ from edl_hvd.open_inference import ModelUrl, read_inputs, reason_of
 _METADATA_BYTES = 1 << 20
 
 
-def ask(address: Address, token: str, timeout_s: float = 5.0) -> say.TeacherStatus:
+def ask(
+    address: Address, token: str, timeout_s: float = 5.0, context: ssl.SSLContext | None = None
+) -> say.TeacherStatus:
     """How a teacher stands. Blocks for at most ``timeout_s``.
+
+    Args:
+        address: Address of the teacher.
+        token: Token that both prove.
+        timeout_s: Seconds for all of it.
+        context: How the teacher is verified by TLS; ``None`` for a connection without it.
 
     Raises:
         PlatformError: There is no teacher that can be asked, and why.
     """
     until_s = time.monotonic() + timeout_s
     try:
-        with socket.create_connection((address.host, address.port), timeout=timeout_s) as connection:
+        plain = socket.create_connection((address.host, address.port), timeout=timeout_s)
+        plain.setblocking(False)
+        with plain if context is None else tls.wrap(plain, context, address.host) as connection:
             stream = FrameStream(connection, Limits(say.STRANGER_HEADER_BYTES))
             ours = proof.new_nonce()
-            nonce = _exchange(stream, say.Nonce(say.PROTOCOL, ours), say.NONCE, until_s)
+            nonce = _exchange(stream, say.Nonce(say.PROTOCOL, ours), say.FIRST, until_s)
+            if isinstance(nonce, say.Refuse):
+                raise PlatformError(f"it refused: {nonce.why}")
             assert isinstance(nonce, say.Nonce)
             if nonce.protocol != say.PROTOCOL:
                 raise PlatformError(f"it speaks protocol {nonce.protocol}; expected {say.PROTOCOL}")
@@ -50,6 +62,8 @@ def ask(address: Address, token: str, timeout_s: float = 5.0) -> say.TeacherStat
                 raise PlatformError(f"it refused: {status.why}")
             assert isinstance(status, say.TeacherStatus)
             return status
+    except ssl.SSLError as error:
+        raise PlatformError(tls.explain(error)) from error
     except (OSError, EOFError, ProtocolError) as error:
         raise PlatformError(getattr(error, "strerror", None) or str(error) or "it did not answer in time") from error
 
@@ -87,11 +101,11 @@ def _exchange(stream: FrameStream, message: Message, known: Vocabulary, until_s:
     """Say something, and hear what comes next."""
     stream.put(encode(message))
     while True:
-        is_flushed = stream.flush()
-        frame = stream.receive() if is_flushed else None
+        stream.flush()
+        frame = stream.receive()
         if frame is not None:
             return decode(frame, known)
         left_s = until_s - time.monotonic()
         if left_s <= 0:
             raise PlatformError("it did not answer in time")
-        select.select([stream.connection], [] if is_flushed else [stream.connection], [], left_s)
+        select.select([stream.connection], [stream.connection] if stream.needs_write else [], [], left_s)

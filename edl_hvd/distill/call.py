@@ -99,7 +99,7 @@ class Call:
         """
         match self.stage:
             case "nonce":
-                self._take_nonce(decode(frame, say.NONCE))
+                self._take_nonce(decode(frame, say.FIRST))
             case "proof":
                 self._take_proof(decode(frame, say.PROOF))
             case "waiting":
@@ -112,6 +112,8 @@ class Call:
         return None
 
     def _take_nonce(self, message: Message) -> None:
+        if isinstance(message, say.Refuse):
+            raise LastingError(f"it refused: {say.shorten(message.why)}")
         assert isinstance(message, say.Nonce)
         if message.protocol != say.PROTOCOL or not proof.is_nonce(message.nonce):
             raise ProtocolError(

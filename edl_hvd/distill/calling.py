@@ -11,11 +11,12 @@ import math
 import os
 import selectors
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from edl_hvd import events
+from edl_hvd import events, tls
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.distill import conversation as say
 from edl_hvd.distill import same_host, window_events
@@ -38,6 +39,7 @@ class Calling(Holding):
     Args:
         token: Gives the token at every call, so that it may be replaced; may raise ``EdlHvdError``.
         wishes, limit_bytes, check, tell, changed, clock, met: See ``Holding``.
+        context: How teachers are verified by TLS; ``None`` for connections without it.
     """
 
     def __init__(
@@ -50,9 +52,10 @@ class Calling(Holding):
         changed: threading.Condition | None = None,
         clock: Clock = SYSTEM_CLOCK,
         met: Callable[[str], None] = lambda fingerprint: None,
+        context: ssl.SSLContext | None = None,
     ) -> None:
         super().__init__(wishes, limit_bytes, check, tell, changed, clock, met)
-        self._token = token
+        self._token, self._context = token, context
         # Of the thread alone:
         self._calls: dict[Address, Call] = {}
         self._processes: dict[str, Address] = {}
@@ -167,7 +170,8 @@ class Calling(Holding):
 
     def _call(self, address: Address, numeric: str, now_s: float) -> None:
         # One that could not be used may belong to somebody else.
-        beside = None if address in self._not_beside else same_host.connect(numeric, address.port)
+        is_beside = self._context is None and address not in self._not_beside
+        beside = None if not is_beside else same_host.connect(numeric, address.port)
         stream = beside or socket.socket(same_host.family_of(numeric), socket.SOCK_STREAM)
         stream.setblocking(False)
         if beside is None:
@@ -186,6 +190,8 @@ class Calling(Holding):
                 problem = call.stream.connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if problem:
                     raise OSError(problem, os.strerror(problem))
+                if self._context is not None:
+                    call.stream.connection = tls.wrap(call.stream.connection, self._context, call.address.host)
                 self._greet(call)
             if mask & selectors.EVENT_READ:
                 while self._calls.get(call.address) is call and (frame := call.stream.receive()) is not None:
@@ -194,6 +200,8 @@ class Calling(Holding):
                 self._flush(call)
         except EOFError as error:
             self._drop(call, Fault(str(error)), kindly=call.is_leaving)
+        except ssl.SSLError as error:
+            self._drop(call, Fault(tls.explain(error), is_lasting=call.stage in ("connecting", "nonce")))
         except OSError as error:
             self._drop(call, Fault(error.strerror or str(error)), kindly=call.is_leaving)
         except ProtocolError as error:
@@ -202,7 +210,8 @@ class Calling(Holding):
             self._drop(call, Fault(str(error), is_lasting=True), kindly=True)
 
     def _flush(self, call: Call) -> None:
-        needs_write = not call.stream.flush()
+        call.stream.flush()
+        needs_write = call.stream.needs_write
         if needs_write != call.needs_write:
             call.needs_write = needs_write
             self._selector.modify(

@@ -228,6 +228,7 @@ def vocabulary(*kinds: type[Message]) -> Vocabulary:
 
 
 NONCE = vocabulary(Nonce)
+FIRST = vocabulary(Nonce, Refuse)
 PROOF = vocabulary(Proof, Refuse)
 FROM_NEW_STUDENT = vocabulary(Hello, Look)
 FROM_STUDENT = vocabulary(Have, Give, Nothing, Forget)

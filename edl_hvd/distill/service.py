@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -36,6 +37,7 @@ class WantedTeachers(Protocol):
     limit_bytes: int
     exact: bool
     fingerprint: str
+    context: ssl.SSLContext | None
 
     def met(self, fingerprint: str) -> None:
         """Take note of the fingerprint of the teachers whose answers are used."""
@@ -65,12 +67,19 @@ class Service:
         self.calling: Holding
         if is_inference_source(teachers.source):
             self.calling = Requesting(
-                wishes, read_models(teachers.source), None, self._convert, teachers.limit_bytes, find_nan, self.tell,
-                changed, met=teachers.met,
+                wishes, read_models(teachers.source), teachers.context, self._convert, teachers.limit_bytes, find_nan,
+                self.tell, changed, met=teachers.met,
             )  # fmt: skip
         else:
             self.calling = calling = Calling(
-                wishes, teachers.token, teachers.limit_bytes, find_nan, self.tell, changed, met=teachers.met
+                wishes,
+                teachers.token,
+                teachers.limit_bytes,
+                find_nan,
+                self.tell,
+                changed,
+                met=teachers.met,
+                context=teachers.context,
             )
             self.finding = Finding(teachers.source, teachers.port, calling.set_addresses, calling.blame)
 

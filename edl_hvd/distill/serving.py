@@ -6,16 +6,19 @@ asked for, so a student cannot fill the memory of a teacher.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import selectors
 import socket
+import ssl
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
+from edl_hvd import tls
 from edl_hvd.distill import conversation as say
 from edl_hvd.distill import same_host
 from edl_hvd.distill.computing import Computing, Introduction, StudentReply, StudentTask
@@ -47,6 +50,7 @@ class Serving:
         host: Address to listen on.
         port: Port; 0 takes a free one.
         token: Gives the token at every call; an empty one is accepted on the loopback interface alone.
+        context: What it proves itself with by TLS; ``None`` for connections without it.
 
     Attributes:
         port: Port that it listens on.
@@ -58,14 +62,14 @@ class Serving:
 
     def __init__(
         self, teacher: Teacher, max_batch: int, host: str = "127.0.0.1", port: int = 0,
-        token: Callable[[], str] = lambda: "",
+        token: Callable[[], str] = lambda: "", context: ssl.SSLContext | None = None,
     ) -> None:  # fmt: skip
         if not token() and not host.startswith("127."):
             raise UsageError(
                 f"a teacher on {host} without a token would answer anybody; set EDL_HVD_TEACHERS_TOKEN, or listen on "
                 "127.0.0.1"
             )
-        self._teacher, self._max_batch, self._token = teacher, max_batch, token
+        self._teacher, self._max_batch, self._token, self._context = teacher, max_batch, token, context
         self._process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         try:
             self._listener = socket.create_server((host, port), backlog=1024)
@@ -73,7 +77,7 @@ class Serving:
             raise PlatformError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
-        beside = same_host.listen(self._listener)
+        beside = None if context is not None else same_host.listen(self._listener)
         self._listeners = [self._listener] if beside is None else [self._listener, beside]
         self._bell, self._bell_rope = socket.socketpair()
         for end in (self._bell, self._bell_rope):
@@ -198,6 +202,12 @@ class Serving:
             if connection.family != socket.AF_UNIX:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 ask_for_answers(connection)
+            if self._context is not None:
+                try:
+                    connection = tls.wrap(connection, self._context)
+                except OSError:  # it has ended already
+                    connection.close()
+                    continue
             self._next_number += 1
             stream = FrameStream(connection, Limits(say.STRANGER_HEADER_BYTES), self._buffers)
             student = Student(self._next_number, stream, f"{peer[0]}:{peer[1]}" if peer else "this host", self._token)
@@ -211,25 +221,39 @@ class Serving:
                 while self._students.get(student.number) is student and (frame := student.stream.receive()) is not None:
                     self._hear(student, frame)
         except (EOFError, OSError, ProtocolError) as error:
-            if isinstance(error, ProtocolError):
+            if isinstance(error, ProtocolError | ssl.SSLError):
                 self._last_fault = say.shorten(f"{student.peer}: {error}")
+            if isinstance(error, tls.PlainPeerError):
+                self._refuse_plain(student.stream.connection)
             self._drop(student)
         else:
             self._flush(student)
+
+    def _refuse_plain(self, connection: socket.socket) -> None:
+        """Tell a student without TLS so, in its own way."""
+        assert isinstance(connection, tls.TlsSocket)
+        with suppress(OSError):
+            plain = say.Refuse("this teacher speaks TLS; give the student its CA, as in EDL_HVD_TEACHERS_TLS_CA")
+            connection.send_plain(json.dumps({"what": "refuse", "fields": {"why": plain.why}}).encode() + b"\n")
+            # What it has said is read, or the system would reset the connection before it reads this.
+            socket.socket.recv(connection, 1 << 16)
 
     def _flush(self, student: Student) -> None:
         if self._students.get(student.number) is not student:
             return
         try:
-            needs_write = not student.stream.flush()
+            student.stream.flush()
+        except tls.PlainPeerError:
+            return  # reading says so, too
         except OSError:
             self._drop(student)
             return
+        needs_write = student.stream.needs_write
         if needs_write != student.needs_write:
             student.needs_write = needs_write
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if needs_write else 0)
             self._selector.modify(student.stream.connection, events, student)
-        if not needs_write and student.stage == "refused":
+        if student.stream.is_flushed and student.stage == "refused":
             self._drop(student)
 
     def _flush_all(self) -> None:

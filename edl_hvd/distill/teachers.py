@@ -16,6 +16,7 @@ from edl_hvd.errors import StateError, UsageError
 from edl_hvd.open_inference import is_inference_source, read_models
 from edl_hvd.proof import check_token
 from edl_hvd.settings import TeacherSettings
+from edl_hvd.tls import client_context
 from edl_hvd.values import Interval
 
 _MEGABYTE = 1 << 20
@@ -43,6 +44,8 @@ class Teachers:
         exact: Whether each micro-batch is computed by itself, in one shape, so that its bits do not depend on who
             answers.
         fingerprint: Fingerprint that a teacher must have; left out, that of the first one.
+        tls_ca: File with the certificates of the CAs that teachers are verified by, or "system" for those of this
+            machine; teachers are called by TLS then. Left out, ``EDL_HVD_TEACHERS_TLS_CA``.
 
     Attributes:
         fingerprint: Fingerprint of the teachers whose answers are used; empty before the first one.
@@ -64,6 +67,7 @@ class Teachers:
         window_mb: float = 256,
         exact: bool = False,
         fingerprint: str = "",
+        tls_ca: str | os.PathLike[str] | None = None,
     ) -> None:
         settings = TeacherSettings.from_environment()
         self.source = source or settings.source
@@ -79,6 +83,8 @@ class Teachers:
                 "start teachers with 'edl-hvd teach' and the job with 'edlrun --teachers SOURCE', or give "
                 "Teachers(local=build)"
             )
+        authority = os.fspath(tls_ca) if tls_ca is not None else settings.tls_ca
+        self.context = client_context(authority) if authority else None
         if local is not None and not callable(local):
             raise UsageError(f"local is a {type(local).__name__}; expected a function that returns the model")
         if not 0 < port <= 65535:

@@ -252,6 +252,10 @@ HOW: dict[str, Here | By | Ci] = {
         By("tests/unit/distill/test_distill_example.py::test_the_commands_of_the_document"),
     "edl-hvd teachers file:teachers.txt":
         By("tests/unit/distill/test_distill_example.py::test_the_commands_of_the_document"),
+    "edl-hvd teach teacher.py:build --token-file token.txt --tls-cert cert.pem --tls-key key.pem":
+        By("tests/unit/distill/test_distill_tls.py::test_the_command_lines_speak_tls"),
+    "EDL_HVD_TEACHERS_TLS_CA=ca.pem edl-hvd teachers file:teachers.txt --token-file token.txt":
+        By("tests/unit/distill/test_distill_tls.py::test_the_command_lines_speak_tls"),
     "edl-hvd teachers oip:http://node-4:8000/resnet":
         By("tests/unit/distill/test_distill_inference.py::test_teachers_shows_what_servers_say"),
     "edlrun -np 2 --teachers oip:http://node-4:8000/resnet,http://node-5:8000/resnet?requests=8 python train.py":

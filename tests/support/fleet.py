@@ -63,12 +63,14 @@ def sums(images: torch.Tensor) -> torch.Tensor:
     return (flat @ torch.cos(weights)).float()
 
 
-def _teach(model: Any, port: int, max_batch: int, token: str, ready: Any) -> None:
+def _teach(model: Any, port: int, max_batch: int, token: str, files: tuple[str, str] | None, ready: Any) -> None:
     from edl_hvd.distill.serving import Serving
     from edl_hvd.distill.teacher import Teacher
+    from edl_hvd.tls import server_context
 
     torch.set_num_threads(1)
-    serving = Serving(Teacher.of(model), max_batch, "127.0.0.1", port, lambda: token)
+    context = server_context(*files) if files else None
+    serving = Serving(Teacher.of(model), max_batch, "127.0.0.1", port, lambda: token, context)
     signal.signal(signal.SIGTERM, lambda number, frame: serving.leave())
     ready.send(serving.port)
     serving.serve()
@@ -87,8 +89,8 @@ def free_port(count: int = 2) -> int:
 class Fleet:
     """Teachers on consecutive ports of this machine, and the file that lists them."""
 
-    def __init__(self, folder: Path, token: str = "") -> None:
-        self.token = token
+    def __init__(self, folder: Path, token: str = "", tls: tuple[str, str] | None = None) -> None:
+        self.token, self.tls = token, tls
         self.port = free_port(_MOST)
         self.path = folder / "teachers.txt"
         self.processes: dict[int, BaseProcess] = {}
@@ -105,7 +107,8 @@ class Fleet:
         if number in self.processes:
             soon(self.processes[number])
         here, there = _CONTEXT.Pipe()
-        process = _CONTEXT.Process(target=_teach, args=(model, self.port + number, max_batch, self.token, there))
+        words = (model, self.port + number, max_batch, self.token, self.tls, there)
+        process = _CONTEXT.Process(target=_teach, args=words)
         process.start()
         self.processes[number] = process
         self.list(max(number + 1, self._listed))
@@ -144,9 +147,11 @@ class Fleet:
 
 
 @contextmanager
-def fleet(folder: Path, *models: Any, token: str = "", max_batch: int = 8) -> Iterator[Fleet]:
+def fleet(
+    folder: Path, *models: Any, token: str = "", max_batch: int = 8, tls: tuple[str, str] | None = None
+) -> Iterator[Fleet]:
     """Teachers with these models."""
-    teachers = Fleet(folder, token)
+    teachers = Fleet(folder, token, tls)
     try:
         for model in models:
             teachers.start(model, max_batch=max_batch)
