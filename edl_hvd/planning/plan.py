@@ -228,7 +228,7 @@ class _Planning:
         by_kind: dict[str, list[int]] = {}
         for job in self.sharing.jobs:
             by_kind.setdefault(ledger.kind_of(job) or "", []).append(job)
-        # What is left of a host beside whole units is of no use: counted in, it would be promised to jobs in vain.
+        # What is left of a host beside whole units is of no use: counted in, it would be promised and not given.
         units = {kind: min(self.asks[job].unit for job in jobs) for kind, jobs in by_kind.items()}
         free: dict[str, int] = {}
         for host, slots in enumerate(ledger.free):
