@@ -67,7 +67,6 @@ def teach_command(
     Examples:
       edl-hvd teach teacher.py:build
       edl-hvd teach teacher.py:build --port 7010 --devices cpu,cpu
-      edl-hvd teach teacher.py:build --token-file token.txt --tls-cert cert.pem --tls-key key.pem
 
     Exit code 2 when BUILD or a flag is not understood. Documents: docs/distillation.md.
     """

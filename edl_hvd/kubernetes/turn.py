@@ -15,6 +15,7 @@ from typing import Any
 
 from edl_hvd.hosts import HostSlots
 from edl_hvd.kubernetes.objects import (
+    CPU,
     EXTRA,
     EXTRA_CLASS,
     FLOOR,
@@ -170,7 +171,10 @@ class _Turn:
             self._ask(job, job.spec) for job in self.jobs
             if job.spec is not None and job.spec.resource == resource and self._wants(job)
         ]  # fmt: skip
-        return plan(rooms, self._claims(resource), asks, PlanRules(), self.now_s)
+        # Two jobs of which each spans nodes slow each other down on one that they share, where the network is what they
+        # wait for: those on GPUs. Jobs on processors would be kept small by nodes that each holds a few workers of.
+        rules = PlanRules(may_span_together=resource == CPU)
+        return plan(rooms, self._claims(resource), asks, rules, self.now_s)
 
     def _ask(self, job: SeenJob, spec: TrainingJobSpec) -> JobAsk:
         last = self._placed(job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -25,5 +26,7 @@ def test_a_disk_that_takes_nothing_is_one_clear_error(tmp_path: Path, kind: str,
     """In a process with mounts of its own: they go with it."""
     program = f"import storage_processes; storage_processes.{act}({kind!r}, {str(tmp_path)!r})"
     command = [*MOUNTED, options, str(tmp_path), sys.executable, "-c", program]
-    result = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=60)
+    folder = Path(__file__).parent
+    variables = {**os.environ, "PYTHONPATH": str(folder.parent / "support")}
+    result = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=60)
     assert (result.returncode, result.stdout.strip()) == (0, "as expected"), result.stderr

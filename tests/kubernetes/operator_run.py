@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from typing import Any
 
 from cluster import Cluster, wait_for
@@ -92,6 +93,21 @@ class Run:
             return self.running(name) == count == workers.get("running") == workers.get("desired")
 
         wait_for(f"{count} workers of {name}", is_so)
+
+    def wait_settled(self, *names: str) -> None:
+        """Wait until each job runs what it shall have, and several turns of the operator have changed nothing."""
+        kept: list[Any] = []
+
+        def is_so() -> bool:
+            seen = {name: self.status(name) for name in names}
+            now = [{name: (one.get("placed"), self.alive(name)) for name, one in seen.items()}]
+            workers = {name: one.get("workers") or {} for name, one in seen.items()}
+            is_whole = all(self.running(name) == workers[name].get("desired") for name in names)
+            kept[:] = [*kept, *now] if is_whole and kept[-1:] in ([], now) else []
+            time.sleep(0.5)
+            return len(kept) > 10
+
+        wait_for(f"{', '.join(names)} to settle", is_so)
 
     def events(self) -> list[str]:
         return [one["reason"] for one in self.cluster.api.list(f"/api/v1/namespaces/{self.namespace}/events")]

@@ -429,11 +429,20 @@ def test_teachers_shows_what_servers_say():
 
 SCRIPT = """
 import torch
+import edl_hvd
 from edl_hvd import distill
 
-teachers = distill.Teachers()
-print("answered", tuple(teachers.ask(torch.ones(2, 1, 4, 4)).result().shape))
-teachers.close()
+edl_hvd.init()
+
+
+@edl_hvd.elastic
+def train(state):
+    teachers = distill.Teachers()
+    print("answered", tuple(teachers.ask(torch.ones(2, 1, 4, 4)).result().shape))
+    teachers.close()
+
+
+train(edl_hvd.State(seen=[]))
 """
 
 
