@@ -29,9 +29,7 @@ class ApiServer:
         UsageError: lightkube is missing, or nothing says where the cluster is.
     """
 
-    def __init__(
-        self, rights: str = "apply the operator's manifests again, which hold the rights that it needs"
-    ) -> None:
+    def __init__(self, rights: str = _RIGHTS) -> None:
         self._rights = rights
         self.requests: Counter[tuple[str, int]] = Counter()
         try:

@@ -75,7 +75,6 @@ class JobState:
         job: The job.
         placed: Workers that it shall have on each node.
         running: Workers that run.
-        held: Workers that are there, and not leaving.
         launcher: Its launcher, if there is one.
         why: Why it has what it has.
         reason: Why it has nothing; ``None`` if it has something, or asks for nothing.
@@ -89,7 +88,6 @@ class JobState:
     job: SeenJob
     placed: tuple[HostSlots, ...]
     running: int
-    held: int
     launcher: SeenPod | None
     why: str
     reason: WaitReason | None
