@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edl_hvd.errors import UsageError
 
@@ -29,10 +29,13 @@ class HostSlots:
         host: DNS name or IPv4 address, reachable by ssh from the driver. Capitals become small letters: to DNS and to
             ssh both are one name, so two forms of it are one host.
         slots: Workers it may run, 1 to 100,000.
+        devices: Numbers of the GPUs there that the workers may use, one for each slot, in the order of the slots; empty
+            if nobody says it: then each worker chooses by its local rank.
     """
 
     host: str
     slots: int
+    devices: tuple[int, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if not _HOST_NAME.fullmatch(self.host):
@@ -42,6 +45,11 @@ class HostSlots:
             )
         if not 1 <= self.slots <= _MOST_SLOTS:
             raise UsageError(f"host {self.host!r} has {shown(self.slots)} slots; expected 1 to {_MOST_SLOTS}")
+        if self.devices and (len(set(self.devices)) != self.slots or len(self.devices) != self.slots):
+            raise UsageError(
+                f"host {self.host!r} has {self.slots} slots and the devices {shown(list(self.devices))}; expected one "
+                "number for each slot, each once, e.g. 'node-1 slots=2 devices=0,1'"
+            )
         if (name := self.host.lower()) != self.host:
             object.__setattr__(self, "host", name)
 
@@ -94,8 +102,32 @@ def format_hosts(hosts: Iterable[HostSlots]) -> str:
     Raises:
         UsageError: A host is listed twice.
     """
+    return "".join(f"{entry}\n" for entry in _each_once(hosts))
+
+
+def format_hosts_file(hosts: Iterable[HostSlots]) -> str:
+    """A hosts file: the same lines, and ``host slots=2 devices=0,1`` where devices are known.
+
+    >>> print(format_hosts_file([HostSlots("a", 2, (2, 3)), HostSlots("b", 1)]), end="")
+    a slots=2 devices=2,3
+    b:1
+
+    Raises:
+        UsageError: A host is listed twice.
+    """
+    return "".join(f"{with_devices(entry)}\n" for entry in _each_once(hosts))
+
+
+def with_devices(entry: HostSlots) -> str:
+    """A host as a hosts file lists it."""
+    return (
+        f"{entry.host} slots={entry.slots} devices={','.join(map(str, entry.devices))}" if entry.devices else str(entry)
+    )
+
+
+def _each_once(hosts: Iterable[HostSlots]) -> list[HostSlots]:
     ordered = sorted(hosts)
     twice = [name for name, times in Counter(entry.host for entry in ordered).items() if times > 1]
     if twice:
         raise UsageError(f"host {', '.join(twice)} is listed more than once; expected each host once")
-    return "".join(f"{entry}\n" for entry in ordered)
+    return ordered

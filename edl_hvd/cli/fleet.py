@@ -34,7 +34,7 @@ from edl_hvd.fleet.messages import Agreed, FleetReply, FleetRequest, FleetView, 
 from edl_hvd.fleet.replay import decide_again
 from edl_hvd.fleet.state import FleetRules, JobSpec, shown_hosts, total
 from edl_hvd.fleet.store import read_fleet_history
-from edl_hvd.hosts import read_count
+from edl_hvd.hosts import read_count, with_devices
 from edl_hvd.planning.values import QueueRule
 from edl_hvd.settings import own_environment, process_environment
 from edl_hvd.status_server import StatusServer
@@ -329,8 +329,11 @@ def resume_command(name: str, state_dir: Path) -> None:
 @click.option("--priority", type=int, default=_CLAIM_PRIORITY, show_default=True,
               help="Jobs of a lower one are stopped for it, if shrinking them is not enough.")  # fmt: skip
 @click.option("--wait/--no-wait", default=True, help="Wait until the slots are free.  [wait]")
+@click.option("--devices", "with_numbers", is_flag=True, help="Print the numbers of its GPUs, too.")
 @_state_option
-def claim_command(name: str, slots: int, for_text: str | None, priority: int, wait: bool, state_dir: Path) -> None:
+def claim_command(
+    name: str, slots: int, for_text: str | None, priority: int, wait: bool, with_numbers: bool, state_dir: Path
+) -> None:
     """Make room for something that is no job.
 
     Prints the hosts as soon as no worker is on the slots any more. They stay free until the time is over or 'edl-hvd
@@ -339,6 +342,7 @@ def claim_command(name: str, slots: int, for_text: str | None, priority: int, wa
     \b
     Examples:
       edl-hvd fleet claim web --slots 2 --for 60s
+      edl-hvd fleet claim web --slots 2 --devices
 
     Exit code 2: it is refused. 1: no daemon answers, or the claim ended before there was room. Documents:
     docs/cluster.md.
@@ -353,7 +357,7 @@ def claim_command(name: str, slots: int, for_text: str | None, priority: int, wa
         if claim is None:
             refuse(f"claim {name} ended before {count(slots, 'slot')} were free for it", FAILED)
         if total(claim.granted) == slots:
-            click.echo(shown_hosts(claim.granted))
+            click.echo("\n".join(map(with_devices, claim.devices)) if with_numbers else shown_hosts(claim.granted))
             return
         time.sleep(_POLL_S)
 

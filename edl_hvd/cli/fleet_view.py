@@ -65,6 +65,9 @@ def facts_of(row: JobRow, state: Path) -> list[tuple[str, str]]:
             f"{spec.priority} in queue {spec.queue}{'' if spec.preemptible else ', never stopped for others'}",
         ),
     ]
+    if job.given:
+        numbers = " · ".join(f"{entry.host}: {' '.join(map(str, entry.devices))}" for entry in job.listed)
+        facts.append(("devices", f"{numbers} (CUDA_VISIBLE_DEVICES, one for each worker)"))
     if progress.step > 0:
         speed = "" if progress.samples_per_s is None else f", {pace(progress.samples_per_s)}"
         saved = f", checkpoint {progress.saved_step:,}" if progress.saved_step >= 0 else ""

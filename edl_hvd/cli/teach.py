@@ -5,12 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from types import FrameType
 
 import click
 
 from edl_hvd.distill.finding import DEFAULT_PORT
+from edl_hvd.gpus import count_gpus
 from edl_hvd.settings import process_environment
 
 
@@ -91,8 +91,7 @@ def teach_command(
 def _devices(text: str) -> list[str]:
     if text != "all":
         return [word.strip() for word in text.split(",") if word.strip()]
-    gpus = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))
-    return [f"cuda:{number}" for number in range(len(gpus))] or ["cpu"]
+    return [f"cuda:{number}" for number in range(count_gpus())] or ["cpu"]
 
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> int:

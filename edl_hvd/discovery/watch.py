@@ -79,12 +79,21 @@ class TrustedHosts:
         >>> TrustedHosts(hosts=(a, b))._believe(((b,), (b,))) == (b,)
         True
         """
-        answers = [{entry.host: entry.slots for entry in answer} for answer in row]
-        known, now = {entry.host: entry.slots for entry in self.hosts}, answers[-1]
+        answers = [{entry.host: entry for entry in answer} for answer in row]
+        known, now = {entry.host: entry for entry in self.hosts}, answers[-1]
         if is_believed(len(row)):
-            known = {host: min(slots, max(one.get(host, 0) for one in answers)) for host, slots in known.items()}
-        believed = {host: max(known.get(host, 0), now.get(host, 0)) for host in {**known, **now}}
-        return tuple(HostSlots(host, slots) for host, slots in believed.items() if slots)
+            listed = {host: [one[host] for one in answers if host in one] for host in known}
+            # The most slots of the answers, and no more than were known.
+            known = {
+                host: min([entry, max(listed[host], key=_slots)], key=_slots)
+                for host, entry in known.items() if listed[host]
+            }  # fmt: skip
+        # The newest answer's form of a host comes first: it says which devices go with the slots.
+        return tuple(max((one[host] for one in (now, known) if host in one), key=_slots) for host in {**known, **now})
+
+
+def _slots(entry: HostSlots) -> int:
+    return entry.slots
 
 
 class HostWatch:

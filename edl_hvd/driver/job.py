@@ -18,6 +18,7 @@ from edl_hvd.driver.network import Network, RendezvousEndpoint
 from edl_hvd.driver.watch.health import Health
 from edl_hvd.driver.workers.process import Exit, ProcessStarter, WorkerProcess
 from edl_hvd.errors import EdlHvdError
+from edl_hvd.gpus import VISIBLE_DEVICES
 from edl_hvd.key_value_store import KeyValueStore
 from edl_hvd.settings import Driver
 
@@ -288,7 +289,14 @@ class Job:
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
             "HOROVOD_HOSTNAME": host_of(worker),
+            **self._device(worker),
         }
+
+    def _device(self, worker: str) -> dict[str, str]:
+        """The variable that shows a worker its own GPU and no other, where its host is listed with devices."""
+        host, _, slot = worker.rpartition(":")
+        devices = next((entry.devices for entry in self.membership.hosts if entry.host == host), ())
+        return {VISIBLE_DEVICES: str(devices[int(slot)])} if int(slot) < len(devices) else {}
 
     def _publish(self, publish: events.Publish) -> None:
         if self._store is not None:

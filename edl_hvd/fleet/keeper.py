@@ -231,7 +231,7 @@ class Keeper:
             self._unwritten.discard(name)
             return
         try:
-            self._runs.write_hosts(name, job.given)
+            self._runs.write_hosts(name, job.listed)
             self._unwritten.discard(name)
         except OSError as error:
             if name not in self._unwritten:

@@ -16,17 +16,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from edl_hvd.driver.job_folder.files import RECORD, STATUS, JobView, look, replace_file
-from edl_hvd.driver.membership.state import host_of
 from edl_hvd.driver.status import Status
 from edl_hvd.errors import PlatformError
-from edl_hvd.fleet.state import FleetJob, JobSpec
-from edl_hvd.hosts import HostSlots, format_hosts
+from edl_hvd.fleet.state import FleetJob, JobSpec, as_hosts
+from edl_hvd.hosts import HostSlots, format_hosts_file
 from edl_hvd.process_identity import is_alive, start_token
 
 JOBS, HOSTS, OUTPUT = "jobs", "hosts", "output.log"
@@ -51,7 +49,7 @@ class RunView:
 
     Attributes:
         status: Content of ``status.json``; ``None`` before this run has written one.
-        occupied: Where its processes are.
+        occupied: Where its processes are: of each host as many slots as the highest one that has a process needs.
     """
 
     status: Status | None
@@ -82,7 +80,7 @@ class Runs:
         Raises:
             OSError: It cannot be written.
         """
-        path, text = self.folder_of(job) / HOSTS, format_hosts(hosts)
+        path, text = self.folder_of(job) / HOSTS, format_hosts_file(hosts)
         with contextlib.suppress(OSError):
             if path.read_text() == text:
                 return
@@ -96,7 +94,7 @@ class Runs:
         """
         folder, spec = self.folder_of(job.name), job.spec
         folder.mkdir(parents=True, exist_ok=True)
-        self.write_hosts(job.name, job.given)
+        self.write_hosts(job.name, job.listed)
         variables = dict(text.split("=", 1) for text in spec.variables)
         with open(folder / OUTPUT, "ab") as output:
             child = subprocess.Popen(
@@ -150,8 +148,11 @@ class Runs:
         there = [one for one in status.workers if one.state != "empty"]
         if not job.pid or status.end is not None:  # nobody looks after them any more
             there = [one for one in there if one.pid is not None and is_alive(one.pid, one.start_token)]
-        counts = Counter(host_of(one.worker) for one in there)
-        return RunView(status, tuple(HostSlots(host, slots) for host, slots in sorted(counts.items())))
+        counts: dict[str, int] = {}
+        for one in there:
+            host, _, slot = one.worker.rpartition(":")
+            counts[host] = max(counts.get(host, 0), int(slot) + 1)
+        return RunView(status, as_hosts(counts))
 
     def last_words(self, job: str) -> str:
         """The last lines that a job has printed, as one."""

@@ -5,16 +5,16 @@ belong to it, and are different for a second or two whenever it is resized:
 
     share      what the planner gives it
     given      what its hosts file lists, which its ``edlrun`` reads
-    occupied   where its workers are
+    occupied   where its workers are: as many slots of a host as the highest slot with a worker needs
 
-A slot is free when no job has it in ``given`` or ``occupied``, and no claim holds it.
+A slot is free when no job has it in ``given`` or ``occupied``, and no claim holds it. See ``devices.py`` for its GPU.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edl_hvd.errors import UsageError
 from edl_hvd.hosts import HostSlots, shown
@@ -122,6 +122,7 @@ class FleetJob:
         reason: Reason of the planner while it waits, as in the conditions of Kubernetes.
         why: A sentence for people: why it has this share, or none; or how it ended.
         share, given, occupied: See the module.
+        devices: The GPUs that it has, one for each slot that is given or occupied.
         pid: Process number of its ``edlrun``; 0 for none.
         start_token: Names that process together with ``pid``; see ``process_identity.py``.
         run: Number of times that it was started.
@@ -153,6 +154,7 @@ class FleetJob:
     share: tuple[HostSlots, ...] = ()
     given: tuple[HostSlots, ...] = ()
     occupied: tuple[HostSlots, ...] = ()
+    devices: tuple[HostSlots, ...] = ()
     pid: int = 0
     start_token: str = ""
     run: int = 0
@@ -180,6 +182,12 @@ class FleetJob:
         return self.spec.name
 
     @property
+    def listed(self) -> tuple[HostSlots, ...]:
+        """What its hosts file says: the hosts that it is given, with the devices of its slots."""
+        devices = {entry.host: entry.devices for entry in self.devices}
+        return tuple(replace(entry, devices=devices.get(entry.host, ())[: entry.slots]) for entry in self.given)
+
+    @property
     def wants_slots(self) -> bool:
         """Whether the planner is to give it slots."""
         return self.phase in ("waiting", "starting", "running")
@@ -205,6 +213,7 @@ class HeldClaim:
         until_s: When it ends by itself; ``None`` for never.
         share: Where the planner places it; empty while there is no room.
         granted: Slots that are free for it now.
+        devices: Their GPUs.
         whole_s: Seconds from ``asked_s`` until all of them were free; ``None`` before.
     """
 
@@ -215,6 +224,7 @@ class HeldClaim:
     until_s: float | None = None
     share: tuple[HostSlots, ...] = ()
     granted: tuple[HostSlots, ...] = ()
+    devices: tuple[HostSlots, ...] = ()
     whole_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -275,6 +285,12 @@ def total(hosts: tuple[HostSlots, ...]) -> int:
 def as_counts(hosts: tuple[HostSlots, ...]) -> dict[str, int]:
     """Slots by host."""
     return {entry.host: entry.slots for entry in hosts}
+
+
+def used(job: FleetJob) -> dict[str, int]:
+    """Slots by host that a job has: given, or still occupied."""
+    given, occupied = as_counts(job.given), as_counts(job.occupied)
+    return {host: max(given.get(host, 0), occupied.get(host, 0)) for host in {**given, **occupied}}
 
 
 def as_hosts(counts: Mapping[str, int]) -> tuple[HostSlots, ...]:

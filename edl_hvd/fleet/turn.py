@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from edl_hvd.fleet import events
+from edl_hvd.fleet.devices import numbered
 from edl_hvd.fleet.events import FleetAction, FleetEvent
 from edl_hvd.fleet.planned import planned
-from edl_hvd.fleet.state import ALIVE, Fleet, FleetJob, HeldClaim, as_counts, as_hosts, shown_hosts, total
+from edl_hvd.fleet.state import ALIVE, Fleet, FleetJob, HeldClaim, as_counts, as_hosts, shown_hosts, total, used
 from edl_hvd.planning.values import Plan
 
 SAVED = 75
@@ -66,6 +67,7 @@ def turn(fleet: Fleet, event: FleetEvent, now_s: float) -> tuple[Fleet, tuple[Fl
     if is_urgent or isinstance(event, events.TimePassed):
         _make_plan(draft)
     _carry_out(draft)
+    draft.fleet = numbered(draft.fleet)
     return draft.fleet, tuple(draft.actions)
 
 
@@ -402,12 +404,6 @@ def free_slots(fleet: Fleet) -> dict[str, int]:
     for claim in fleet.claims.values():
         _subtract(free, as_counts(claim.granted))
     return free
-
-
-def used(job: FleetJob) -> dict[str, int]:
-    """Slots by host that a job has: given, or still occupied."""
-    given, occupied = as_counts(job.given), as_counts(job.occupied)
-    return {host: max(given.get(host, 0), occupied.get(host, 0)) for host in {**given, **occupied}}
 
 
 def _subtract(free: dict[str, int], counts: Mapping[str, int]) -> None:

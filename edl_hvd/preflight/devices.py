@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edl_hvd.gpus import count_gpus, hides_gpus
 from edl_hvd.preflight.measured import Measured
 
 if TYPE_CHECKING:
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 _SIDE = {"cpu": 1024, "cuda": 4096}
 # Of the square matrices: 20 to 100 ms on a few cores, 2 to 20 ms on a GPU; large enough to be limited by arithmetic.
 _LEAST_S, _LEAST_TIMES, _MOST_TIMES = 0.3, 4, 50
-_GPU_NODE = re.compile(r"nvidia\d+")
 
 
 def measure(environ: Mapping[str, str], nodes: Path = Path("/dev")) -> Measured:
@@ -32,9 +30,8 @@ def measure(environ: Mapping[str, str], nodes: Path = Path("/dev")) -> Measured:
     import torch
 
     seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    there = sum(_GPU_NODE.fullmatch(name) is not None for name in os.listdir(nodes))
-    is_hidden = environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
-    if there and not seen and not is_hidden:
+    there = count_gpus(nodes)
+    if there and not seen and not hides_gpus(environ):
         return Measured(
             "cuda", 0, 0.0,
             f"its system has {there} GPU{'s' * (there > 1)}, torch {torch.__version__} sees none; see nvidia-smi and "

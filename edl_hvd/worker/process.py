@@ -11,10 +11,11 @@ import torch
 
 from edl_hvd.compat.lazy_dynamo import import_dynamo_lazily
 from edl_hvd.errors import PlatformError, UsageError
+from edl_hvd.gpus import VISIBLE_DEVICES, count_gpus, hides_gpus
 from edl_hvd.notices.notice import Notice
 from edl_hvd.notices.platforms import Addresses
 from edl_hvd.notices.watch import NoticeWatch, open_watch
-from edl_hvd.settings import Launch, Settings, platform_addresses
+from edl_hvd.settings import Launch, Settings, platform_addresses, process_environment
 from edl_hvd.worker.engine import calls
 from edl_hvd.worker.engine.calls import Operation
 from edl_hvd.worker.engine.collectives import Collectives
@@ -284,10 +285,18 @@ def device() -> torch.device:
         there is no launcher, since Horovod can sum nothing that lies there; else the CPU.
 
     Raises:
-        UsageError: :func:`init` was not called, and there is a GPU to choose.
+        UsageError: :func:`init` was not called, and there is a GPU to choose; or ``CUDA_VISIBLE_DEVICES`` names GPUs
+            that this host does not have, as one that is listed with more slots than GPUs.
     """
     if torch.cuda.is_available():
         return torch.device("cuda", local_rank() % torch.cuda.device_count())
+    environ = process_environment()
+    if VISIBLE_DEVICES in environ and not hides_gpus(environ) and torch.version.cuda and (there := count_gpus()):
+        raise UsageError(
+            f"{VISIBLE_DEVICES} is {environ[VISIBLE_DEVICES]!r}, and torch sees no such GPU, though this host has "
+            f"{there}; list the host with as many slots as it has GPUs, or with devices= and their numbers; "
+            f"{VISIBLE_DEVICES}= trains without"
+        )
     if torch.backends.mps.is_available() and isinstance(current().rendezvous, SoloRendezvous):
         return torch.device("mps")
     return torch.device("cpu")

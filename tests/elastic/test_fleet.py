@@ -125,6 +125,28 @@ def test_what_cannot_be_is_one_line_and_touches_no_other_job(tmp_path):
         assert "lists no host" in empty.stderr
 
 
+def test_two_jobs_on_one_host_see_gpus_of_their_own_whatever_is_resized(tmp_path):
+    tell = ("sh", "-c", "echo sees GPU $CUDA_VISIBLE_DEVICES; exec sleep 600")
+
+    def seen(name: str) -> list[str]:
+        output = tmp_path / "fleet" / "jobs" / name / "output.log"
+        return sorted(re.findall(r"sees GPU (\S*)", output.read_text())) if output.exists() else []
+
+    with FleetDaemon(tmp_path) as fleet:
+        fleet.submit("one", "--max", "3", command=tell)
+        fleet.until(lambda: seen("one") == ["0", "1", "2"])
+        fleet.submit("two", "--max", "1", command=tell)
+        fleet.until(lambda: seen("two") == ["3"])
+        assert fleet.ask("scale", "one", "--max", "1").returncode == 0
+        fleet.until(lambda: [slots(one) for one in fleet.jobs().values()] == [1, 1])
+        fleet.submit("three", "--max", "2", command=tell)
+        fleet.until(lambda: seen("three") == ["1", "2"])
+        assert seen("one") == ["0", "1", "2"], "the worker that stays was not started again"
+        assert re.search(r"devices +localhost: 0 ", fleet.ask("show", "one").stdout)
+        claimed = fleet.ask("claim", "web", "--slots", "1", "--devices")
+        assert claimed.stdout == "localhost slots=1 devices=2\n", "job three had it before"
+
+
 # --- jobs that train ---
 
 

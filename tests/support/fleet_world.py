@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from edl_hvd.fleet import events
 from edl_hvd.fleet.events import FleetAction, FleetEvent, event_as_json, read_action, read_event
-from edl_hvd.fleet.state import ALIVE, Fleet, FleetJob, JobSpec, as_counts, as_hosts, total
+from edl_hvd.fleet.state import ALIVE, Fleet, FleetJob, JobSpec, as_counts, as_hosts, total, used
 from edl_hvd.fleet.turn import turn
 from edl_hvd.hosts import HostSlots
 from edl_hvd.planning.values import Curve
@@ -88,6 +88,23 @@ class World:
         for claim in fleet.claims.values():
             assert total(claim.granted) <= claim.slots
         assert fleet.planner_failures == 0
+        self.check_devices(before)
+
+    def check_devices(self, before: Fleet) -> None:
+        """No GPU belongs to two, and a worker keeps its own for as long as it has its slot."""
+        fleet = self.fleet
+        lists = [*(job.devices for job in fleet.jobs.values()), *(one.devices for one in fleet.claims.values())]
+        taken = Counter((entry.host, number) for one in lists for entry in one for number in entry.devices)
+        assert set(taken.values()) <= {1}
+        for job in fleet.jobs.values():
+            has = {entry.host: entry.devices for entry in job.devices}
+            assert {host: len(devices) for host, devices in has.items()} == used(job)
+            earlier = before.jobs.get(job.name, job)
+            had = {entry.host: entry.devices for entry in earlier.devices}
+            for host, devices in has.items():
+                stays = min(len(devices), len(had.get(host, ())))
+                assert devices[:stays] == had.get(host, ())[:stays]
+            assert [len(entry.devices) for entry in job.listed] == [entry.slots for entry in job.given]
 
     def _do(self, action: FleetAction) -> None:
         match action:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from edl_hvd.discovery.flags import Flags
 from edl_hvd.discovery.registry import PolledSource, local_source
 from edl_hvd.discovery.source import Answer, Source
 from edl_hvd.errors import DiscoveryError, UsageError
-from edl_hvd.hosts import HostSlots, parse_host
+from edl_hvd.hosts import HostSlots, parse_host, read_count, shown
 
 _SLOTS = re.compile(r"\s+slots\s*=\s*")
+_DEVICES = re.compile(r"\s+devices\s*=\s*(\S*)")
 _MOST_SLOTS = re.compile(r"\smax[-_]slots\s*=\s*[0-9]+")
 # Open MPI's bound for more workers than slots, which do not occur here.
 
@@ -41,11 +42,11 @@ def parse_host_list(text: str, default_slots: int = 1) -> tuple[HostSlots, ...]:
     Raises:
         UsageError: One line per entry that is not understood.
     """
-    return _add_up((("", entry) for entry in text.split(",")), default_slots)
+    return _add_up((("", entry) for entry in text.split(",")), parse_host, default_slots)
 
 
 def read_hostfile(path: str, default_slots: int = 1) -> tuple[HostSlots, ...]:
-    """Read a file of ``host``, ``host:4`` or ``host slots=4 max-slots=8`` lines; ``#`` starts a comment.
+    """Read a file of lines as :func:`read_host_line` takes them; ``#`` starts a comment.
 
     A host on several lines has the sum of their slots: batch systems write one line per slot.
 
@@ -60,43 +61,58 @@ def read_hostfile(path: str, default_slots: int = 1) -> tuple[HostSlots, ...]:
     except UnicodeDecodeError as error:
         raise UsageError(f"it is no text file ({error.reason}); expected lines such as 'node-1 slots=4'") from error
     entries = [(f"line {number}: ", line.partition("#")[0].strip()) for number, line in enumerate(lines, start=1)]
-    named = [(place, _named_slots(entry)) for place, entry in entries if entry]
+    named = [(place, entry) for place, entry in entries if entry]
     if not named:
         raise UsageError("it lists no host; expected a line such as 'node-1 slots=4'")
-    return _add_up(named, default_slots)
+    return _add_up(named, read_host_line, default_slots)
 
 
-def _named_slots(line: str) -> str:
-    """A line of Horovod or Open MPI in the form ``host:slots``.
+def read_host_line(line: str, default_slots: int = 1) -> HostSlots:
+    """Read ``host``, ``host:4``, or ``host slots=4 max-slots=8`` of Horovod and Open MPI; ``devices=`` may follow.
 
-    >>> _named_slots("node-1 slots=4 max-slots=8")
-    'node-1:4'
+    >>> read_host_line("node-1 slots=4 max-slots=8")
+    HostSlots(host='node-1', slots=4)
+    >>> read_host_line("node-1 devices=2,3").devices
+    (2, 3)
+
+    Raises:
+        UsageError: It is none of these; or its devices are not one number for each slot, each once.
     """
-    return _SLOTS.sub(":", _MOST_SLOTS.sub("", line))
+    named = _DEVICES.search(line)
+    if named is None:
+        return parse_host(_SLOTS.sub(":", _MOST_SLOTS.sub("", line)), default_slots)
+    numbers = [read_count(text) for text in named[1].split(",")]
+    devices = tuple(number for number in numbers if number is not None)
+    if len(devices) != len(numbers):
+        raise UsageError(f"devices={shown(named[1])} is not understood; expected numbers of GPUs, e.g. devices=0,1")
+    return replace(read_host_line(_DEVICES.sub("", line), len(devices)), devices=devices)
 
 
-def _add_up(entries: Iterable[tuple[str, str]], default_slots: int) -> tuple[HostSlots, ...]:
+def _add_up(
+    entries: Iterable[tuple[str, str]], read: Callable[[str, int], HostSlots], default_slots: int
+) -> tuple[HostSlots, ...]:
     """The hosts of ``(place, text)`` entries, in the order of their first mention."""
-    slots: dict[str, int] = {}
+    found: dict[str, tuple[int, tuple[int, ...]]] = {}
     problems: list[str] = []
     for place, text in entries:
         try:
-            host = parse_host(text, default_slots)
-            slots[host.host] = slots.get(host.host, 0) + host.slots
+            host = read(text, default_slots)
+            slots, devices = found.get(host.host, (0, ()))
+            found[host.host] = slots + host.slots, devices + host.devices
         except UsageError as error:
             problems.append(f"{place}{error}")
     if problems:
         raise UsageError("\n".join(problems))
-    return tuple(HostSlots(host, count) for host, count in slots.items())
+    return tuple(HostSlots(host, slots, devices) for host, (slots, devices) in found.items())
 
 
 @dataclass(frozen=True)
 class HostsFile(Source):
     """The hosts of a file, which is read at every poll.
 
-    A line is ``host``, ``host:slots`` or ``host slots=4 max-slots=8``, as in hostfiles of Horovod and Open MPI; ``#``
-    starts a comment. A last line without its newline, or a file without a host, counts as a write in progress and
-    raises. Programs that replace the file (``os.replace``, ``mv``) never cause that.
+    Its lines are those of hostfiles of Horovod and Open MPI, see :func:`read_host_line`; ``#`` starts a comment. A last
+    line without its newline, or a file without a host, counts as a write in progress and raises. Programs that replace
+    the file (``os.replace``, ``mv``) never cause that.
 
     Args:
         path: Path of the file.
@@ -118,7 +134,7 @@ class HostsFile(Source):
             if not entry:
                 continue
             try:
-                host = parse_host(_named_slots(entry), self.default_slots)
+                host = read_host_line(entry, self.default_slots)
             except UsageError as error:
                 raise DiscoveryError(f"{self.path} line {number}: {error}") from error
             if host.host in found:

@@ -14,6 +14,7 @@ from edl_hvd.driver.workers.process import OUTPUT_PATIENCE_S, Transcript, Worker
 from edl_hvd.driver.workers.remote_process import RemoteProcess
 from edl_hvd.driver.workers.ssh import Ssh, Supervisor, exportable
 from edl_hvd.errors import PlatformError, UsageError
+from edl_hvd.gpus import VISIBLE_DEVICES, hides_gpus
 from edl_hvd.settings import process_environment
 
 _LOGINS_PER_HOST = 4
@@ -78,13 +79,16 @@ class Launcher:
 
         Args:
             worker: Its slot, as ``host:slot``.
-            variables: For this worker, besides and above those of the program.
+            variables: For this worker, besides and above those of the program; which GPU it has means nothing where
+                the program's environment hides all of them.
 
         Raises:
             UsageError: The program or its folder cannot be used here, or a variable cannot be exported.
             PlatformError: ssh cannot be run, or the agent of the host does not answer.
         """
         host = worker.rpartition(":")[0]
+        if hides_gpus(self._program.environment):
+            variables = {name: text for name, text in variables.items() if name != VISIBLE_DEVICES}
         if self._agents is not None and self._agents.serves(host):
             return await self._start_by_agent(self._agents, worker, host, variables)
         if await asyncio.to_thread(self._is_local, host):

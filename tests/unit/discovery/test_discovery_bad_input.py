@@ -117,6 +117,34 @@ def test_slots_may_have_leading_zeros() -> None:
     assert parse_host("a:0004") == HostSlots("a", 4)
 
 
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("a slots=2 devices=0", r"2 slots and the devices \[0\]; expected one number for each slot"),
+        ("a devices=1,1", r"the devices \[1, 1\]; expected one number"),
+        ("a devices=0,x", "devices='0,x' is not understood; expected numbers of GPUs"),
+        ("a devices=", "devices='' is not understood"),
+        ("a devices=-1", "devices='-1' is not understood"),
+    ],
+)
+def test_devices_are_one_number_for_each_slot(tmp_path: Path, line: str, problem: str) -> None:
+    path = tmp_path / "hosts"
+    path.write_text(f"{line}\n")
+    with pytest.raises(DiscoveryError, match=problem):
+        HostsFile(str(path)).answer()
+    with pytest.raises(UsageError, match=problem):
+        read_hostfile(str(path))
+
+
+def test_devices_of_a_host_on_several_lines_are_those_of_all(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("a devices=2\na devices=3,0\n")
+    assert read_hostfile(str(path)) == (HostSlots("a", 3, (2, 3, 0)),)
+    path.write_text("a devices=2\na slots=1\n")
+    with pytest.raises(UsageError, match="one number for each slot"):
+        read_hostfile(str(path))
+
+
 @pytest.mark.parametrize("body", [DEEP, b"[" * 100_000, b'{"a": ' + MANY_DIGITS.encode() + b"}"])
 def test_an_answer_that_python_cannot_read_is_no_fault_of_ours(body: bytes) -> None:
     answer = HttpAnswer(200, {}, body)

@@ -61,6 +61,14 @@ def test_two_answers_with_fewer_slots_lower_them_to_the_more_of_both():
     assert after((C,), (HostSlots("c", 1),), (HostSlots("c", 2),)).hosts == (HostSlots("c", 2),)
 
 
+def test_the_devices_are_those_of_the_newest_answer_with_as_many_slots():
+    four, two, other = HostSlots("a", 4, (0, 1, 2, 3)), HostSlots("a", 2, (0, 1)), HostSlots("a", 4, (4, 5, 6, 7))
+    assert after((four,), (two,)).hosts == (four,)
+    assert after((four,), (two,), (two,)).hosts == (two,)
+    assert after((two,), (four,)).hosts == (four,)
+    assert after((four,), (other,)).hosts == (other,)
+
+
 def test_an_answer_between_which_the_source_failed_is_not_in_a_row():
     assert after((A, B), (B,), "time-out", (B,), "garbage", ()).hosts == (A, B)
 

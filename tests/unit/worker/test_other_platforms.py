@@ -12,6 +12,7 @@ from fake_world import alone, rank_of
 import edl_hvd
 from edl_hvd.build.tools import processors
 from edl_hvd.checkpoint import restore_newest, steps
+from edl_hvd.errors import UsageError
 from edl_hvd.storage import open_storage
 from edl_hvd.worker import process
 
@@ -65,3 +66,21 @@ def test_apples_device_is_taken_where_nothing_has_to_be_summed(
         if is_launched:
             monkeypatch.setattr(process.current(), "rendezvous", object())
         assert str(edl_hvd.device()) == device
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus_there", "cuda_build", "is_refused"),
+    [("5", 4, "12.8", True), ("5", 0, "12.8", False), ("5", 4, None, False), ("", 4, "12.8", False)],
+)
+def test_a_gpu_that_is_not_there_is_refused_where_others_are(
+    visible: str, gpus_there: int, cuda_build: str | None, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", cuda_build)
+    monkeypatch.setattr(process, "count_gpus", lambda: gpus_there)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    if is_refused:
+        with pytest.raises(UsageError, match=r"is '5', and torch sees no such GPU, though this host has 4; list"):
+            edl_hvd.device()
+    else:
+        assert str(edl_hvd.device()) == "cpu"

@@ -262,6 +262,23 @@ def test_variables_arrive_exactly_whatever_is_in_them(local):
     assert three == b"empty"
 
 
+@pytest.mark.parametrize(
+    ("of_all", "seen"), [({}, "3"), ({"CUDA_VISIBLE_DEVICES": "7"}, "3"), ({"CUDA_VISIBLE_DEVICES": ""}, "")]
+)
+def test_a_worker_sees_its_own_gpu_unless_all_are_hidden(of_all, seen, local):
+    environment = {"PATH": os.environ["PATH"], **of_all}
+    output = CollectedOutput()
+
+    async def test():
+        code = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES', ''))"
+        own = {"CUDA_VISIBLE_DEVICES": "3"}
+        process = await launcher(python(code), output, local, environment).start(WORKER, own)
+        assert await process.wait() == Exit(0, None)
+
+    run(test)
+    assert output.text().decode() == f"{seen}\n"
+
+
 def test_words_arrive_exactly(local):
     words = ("a b", "", "it's", '"', "$HOME", "\\n", "two\nlines", "*", "ünï")
     _, output, _ = outcome_of((*python("import sys; print(ascii(sys.argv[1:]))"), *words), local)
