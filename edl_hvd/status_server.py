@@ -20,7 +20,6 @@ from edl_hvd.errors import UsageError
 
 _PATIENCE_S = 10.0
 _MOST_CALLERS = 16
-_LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,18 @@ def read_address(text: str) -> tuple[str, int]:
     if not 0 <= number < 1 << 16:
         raise UsageError(f"{text!r} is no place to serve at; expected PORT or ADDRESS:PORT, e.g. 8400 or 0.0.0.0:8400")
     return address, number
+
+
+def _is_local(host: str) -> bool:
+    """Whether a caller's name for this server can only mean this machine.
+
+    >>> _is_local("localhost"), _is_local("127.2.0.3"), _is_local("::1"), _is_local("127.0.0.1.evil.example")
+    (True, True, True, False)
+    """
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class StatusServer:
@@ -127,7 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Show a document."""
         host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
-        if self.only_local and host not in _LOCAL_NAMES:
+        if self.only_local and not _is_local(host or ""):
             self.send_error(HTTPStatus.FORBIDDEN, "this address answers to localhost alone")
             return
         document = self.documents.get(urlsplit(self.path).path)

@@ -132,6 +132,8 @@ _FLAGS = (
     _switch(_OUTPUT, "--verbose", "Show each decision of the membership."),
     _value(_OUTPUT, "--metrics-port", "[ADDRESS:]PORT",
            "Serve /metrics for Prometheus; on 127.0.0.1 unless told otherwise."),
+    _value(_OUTPUT, "--status-port", "[ADDRESS:]PORT",
+           "Serve the job's state, speed, curve and time left as JSON at /status; the same address."),
     _value(_OUTPUT, "--record", "FILE", "Write the history of the membership to FILE, for 'edl-hvd replay FILE'."),
     _value(_OUTPUT, "--job-dir", "DIR",
            "Folder of the job: status, history and flags for --resume; and checkpoints, unless the script or "
@@ -273,6 +275,8 @@ def main() -> None:
         with contextlib.ExitStack() as open_here:
             if options.metrics_port is not None:
                 open_here.enter_context(_serve_metrics(options.metrics_port, screen))
+            if options.status_port is not None:
+                open_here.enter_context(_serve_status(options.status_port, screen))
             code = run_job(options, screen)
     except UsageError as error:
         screen.close()
@@ -297,6 +301,21 @@ def _serve_metrics(where: str, screen: JobScreen) -> StatusServer:
     check_prometheus()
     server = StatusServer(where, {"/metrics": lambda: job_metrics(screen.latest)})
     screen.note(f"metrics are at {server.url}metrics")
+    return server
+
+
+def _serve_status(where: str, screen: JobScreen) -> StatusServer:
+    """Who shares slots out among jobs, such as the operator, reads there how this one stands.
+
+    Raises:
+        UsageError: Nothing can be served there.
+    """
+    from edl_hvd.driver.status import report_of
+    from edl_hvd.job_report import PATH
+    from edl_hvd.status_server import Document, StatusServer
+
+    server = StatusServer(where, {PATH: lambda: Document(report_of(screen.latest).to_json(), "application/json")})
+    screen.note(f"the job's report is at {server.url.rstrip('/')}{PATH}")
     return server
 
 

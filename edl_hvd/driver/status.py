@@ -11,6 +11,7 @@ from edl_hvd.driver.measurements import WorkStatus
 from edl_hvd.driver.membership.events import End
 from edl_hvd.driver.membership.state import Membership, host_of
 from edl_hvd.hosts import HostSlots
+from edl_hvd.job_report import JobReport
 from edl_hvd.json_values import formerly
 from edl_hvd.protocol import Beat
 from edl_hvd.teacher_counts import TeacherCounts, combine
@@ -135,6 +136,25 @@ class Status:
     work: WorkStatus = field(default=WorkStatus())  # frozen
     shortage: Shortage | None = None
     end: End | None = None
+
+
+def report_of(status: Status | None) -> JobReport:
+    """What a job tells whoever shares slots out; ``None``: it has not begun."""
+    if status is None:
+        return JobReport()
+    progress, work = status.progress, status.work
+    goodput = work.curve.at(status.size) if work.curve is not None else 0.0
+    return JobReport(
+        status.state,
+        status.size,
+        max(progress.step, progress.known_step),
+        progress.samples_per_s if status.state == "training" else None,
+        round(work.left / goodput, 1) if work.left is not None and goodput else None,
+        () if work.curve is None else work.curve.sizes,
+        () if work.curve is None else work.curve.goodput,
+        work.left,
+        work.change_s,
+    )
 
 
 @dataclass(frozen=True)

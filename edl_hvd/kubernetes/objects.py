@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from edl_hvd.errors import UsageError
+from edl_hvd.job_report import JobReport
 
 GROUP, VERSION, KIND = "edl-hvd.dev", "v1alpha1", "TrainingJob"
 JOB_LABEL, ROLE_LABEL, TIER_LABEL = f"{GROUP}/job", f"{GROUP}/role", f"{GROUP}/tier"
@@ -144,6 +145,7 @@ class SeenPod:
         unschedulable_s: Since when the scheduler finds no place for it; ``None``: it does, or has not looked.
         selector: Labels that its node must have.
         is_choosy: Whether it has other wishes about its node.
+        address: Its IP address, once it has one.
         exit_code: Exit code of its first container that has ended; ``None``: none has.
         words: What is known about its end.
         finished_s: When that was.
@@ -166,6 +168,7 @@ class SeenPod:
     unschedulable_s: float | None = None
     selector: Mapping[str, str] = field(default_factory=dict)
     is_choosy: bool = False
+    address: str = ""
     exit_code: int | None = None
     words: str = ""
     finished_s: float | None = None
@@ -189,12 +192,14 @@ class ClusterSnapshot:
         nodes: Nodes.
         pods: Pods, also those of others.
         priorities: The value of each PriorityClass.
+        reports: What jobs have said of their work, by UID.
     """
 
     jobs: tuple[SeenJob, ...]
     nodes: tuple[SeenNode, ...]
     pods: tuple[SeenPod, ...]
     priorities: Mapping[str, int] = field(default_factory=dict)
+    reports: Mapping[str, JobReport] = field(default_factory=dict)
 
 
 def quantity(value: object) -> float:
@@ -367,6 +372,7 @@ def read_pod(item: Mapping[str, Any]) -> SeenPod:
         unschedulable_s=epoch_s(scheduled.get("lastTransitionTime")) if is_lost else None,
         selector=spec.get("nodeSelector") or {},
         is_choosy="requiredDuringSchedulingIgnoredDuringExecution" in affinity,
+        address=status.get("podIP") or "",
         exit_code=end.get("exitCode"),
         words=words,
         finished_s=epoch_s(end.get("finishedAt")),

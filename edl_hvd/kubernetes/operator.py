@@ -18,8 +18,18 @@ from typing import Any
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import EdlHvdError, ObjectExistsError, ObjectMissingError, PlatformError
 from edl_hvd.kubernetes.api import ApiServer
-from edl_hvd.kubernetes.objects import GROUP, VERSION, ClusterSnapshot, SeenJob, read_job, read_node, read_pod
+from edl_hvd.kubernetes.objects import (
+    GROUP,
+    LAUNCHER,
+    VERSION,
+    ClusterSnapshot,
+    SeenJob,
+    read_job,
+    read_node,
+    read_pod,
+)
 from edl_hvd.kubernetes.pods import token_manifest
+from edl_hvd.kubernetes.reports import Reports
 from edl_hvd.kubernetes.status import events_of, refusal_event
 from edl_hvd.kubernetes.turn import Action, CreatePod, DeletePod, WriteStatus, decide
 
@@ -167,6 +177,7 @@ class Operator:
         self._was_leader = False
         self._turn: _Turn | None = None
         self._done: Counter[str] = Counter()
+        self._reports = Reports(clock=clock)
 
     def view(self) -> OperatorView:
         """How it stands; for other threads."""
@@ -214,6 +225,7 @@ class Operator:
                 if failures >= _MOST_PLANNER_FAILURES:
                     raise PlatformError(f"no plan could be made {failures} times in a row: {error}") from error
             self._ending.wait(self._every_s)
+        self._reports.close()
         self._leadership.release()
 
     def act(self) -> None:
@@ -265,12 +277,15 @@ class Operator:
             PlatformError: The API server is away, or refuses.
         """
         classes = self._api.list("/apis/scheduling.k8s.io/v1/priorityclasses")
-        return ClusterSnapshot(
-            tuple(map(read_job, self._api.list(f"{_JOBS}/trainingjobs"))),
-            tuple(map(read_node, self._api.list("/api/v1/nodes"))),
-            tuple(map(read_pod, self._api.list("/api/v1/pods"))),
-            {one["metadata"]["name"]: one["value"] for one in classes},
-        )
+        jobs = tuple(map(read_job, self._api.list(f"{_JOBS}/trainingjobs")))
+        nodes = tuple(map(read_node, self._api.list("/api/v1/nodes")))
+        pods = tuple(map(read_pod, self._api.list("/api/v1/pods")))
+        launchers = {
+            pod.job: pod.address
+            for pod in pods if pod.job and pod.role == LAUNCHER and pod.phase == "Running" and pod.address
+        }  # fmt: skip
+        priorities = {one["metadata"]["name"]: one["value"] for one in classes}
+        return ClusterSnapshot(jobs, nodes, pods, priorities, self._reports.of(launchers))
 
     def _do(self, action: Action) -> None:
         job = action.job

@@ -25,7 +25,7 @@ from edl_hvd.kubernetes.objects import (
     TrainingJobSpec,
 )
 
-AGENTS_PORT = 7077
+AGENTS_PORT, STATUS_PORT = 7077, 9401
 TOKEN_FOLDER = "/etc/edl-hvd"
 _LOST_NODE_S = 40
 # A pod on a node that is not reached is replaced after this time.
@@ -86,7 +86,7 @@ def launcher_manifest(job: SeenJob, spec: TrainingJobSpec) -> dict[str, Any]:
     least = str(spec.least * spec.slots)
     container["command"] = [
         "edlrun", "-np", least, "--min-np", least, "--agents-port", str(AGENTS_PORT), "--token-file",
-        f"{TOKEN_FOLDER}/token",
+        f"{TOKEN_FOLDER}/token", "--status-port", f"$(POD_IP):{STATUS_PORT}",
         # What an earlier launcher of this job has left behind is this job's.
         *(["--take-over"] if spec.checkpoint and job.status.get("launched") else []), *training,
     ]  # fmt: skip

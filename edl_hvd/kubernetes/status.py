@@ -8,12 +8,29 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
+from edl_hvd.errors import UsageError
 from edl_hvd.hosts import HostSlots
-from edl_hvd.kubernetes.objects import GROUP, JOB_LABEL, KIND, ROLE_LABEL, VERSION, WORKER, SeenJob, SeenPod
-from edl_hvd.planning.values import WaitReason
+from edl_hvd.job_report import JobReport
+from edl_hvd.kubernetes.objects import (
+    GROUP,
+    JOB_LABEL,
+    KIND,
+    ROLE_LABEL,
+    VERSION,
+    WORKER,
+    SeenJob,
+    SeenPod,
+    TrainingJobSpec,
+    epoch_s,
+)
+from edl_hvd.planning.values import Curve, WaitReason
 
 _LONGEST_SENTENCE = 900
 # Of an event's message Kubernetes takes 1024 characters.
+_PROGRESS_EVERY_S = 30.0
+# Of a job that trains: each time is a write, and thousands of jobs may share an API server.
+_NEWS = 0.1
+# Part by which a measurement differs from the known one before the plan is made from it.
 
 
 @dataclass(frozen=True)
@@ -68,6 +85,47 @@ class Placed:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What a job has measured of itself, as its status keeps it.
+
+    Attributes:
+        sizes: Numbers of processes, rising; empty: nothing was measured yet.
+        goodput: Goodput with each of them.
+        left: Work left, in units of goodput times seconds; ``None``: not known.
+        change_s: Seconds that another number of workers costs; ``None``: not known.
+    """
+
+    sizes: tuple[int, ...] = ()
+    goodput: tuple[float, ...] = ()
+    left: float | None = None
+    change_s: float | None = None
+
+    @classmethod
+    def of(cls, status: Mapping[str, Any]) -> Measured:
+        """What a status says."""
+        found = status.get("measured") or {}
+        sizes, goodput = tuple(found.get("sizes") or ()), tuple(found.get("goodput") or ())
+        return cls(sizes, goodput, found.get("left"), found.get("changeSeconds"))
+
+    def curve(self, spec: TrainingJobSpec) -> Curve | None:
+        """The curve over the planner's slots: of the sizes that whole workers make; ``None``: there is none.
+
+        >>> from edl_hvd.kubernetes.objects import GPU
+        >>> spec = TrainingJobSpec(1, 4, 2, "", False, "", 0, {}, GPU, 2)
+        >>> Measured((1, 2, 4), (10.0, 19.0, 36.0)).curve(spec).sizes
+        (2, 4)
+        """
+        whole = {
+            size // spec.slots * spec.unit: value
+            for size, value in zip(self.sizes, self.goodput, strict=True) if size % spec.slots == 0
+        }  # fmt: skip
+        try:
+            return Curve(tuple(whole), tuple(whole.values())) if whole else None
+        except UsageError:  # what a job says is its own affair: it counts as one that says nothing
+            return None
+
+
+@dataclass(frozen=True)
 class JobState:
     """What the status of a job is made of.
 
@@ -83,6 +141,7 @@ class JobState:
         runs: Launchers that have failed.
         has_workers: Whether any worker is still there.
         missing_class: PriorityClass that it needs and the cluster has not.
+        report: What it has said of its work; ``None``: nothing.
     """
 
     job: SeenJob
@@ -96,6 +155,7 @@ class JobState:
     runs: RunCount
     has_workers: bool
     missing_class: str
+    report: JobReport | None = None
 
     @property
     def desired(self) -> int:
@@ -152,6 +212,7 @@ def status_of(state: JobState, now_s: float) -> dict[str, Any]:
             "selector": f"{JOB_LABEL}={job.name},{ROLE_LABEL}={WORKER}",
         },
         "placed": _placed(state, now_s),
+        **_said(state, now_s),
         "why": (state.why or conditions["Accepted"][2])[:_LONGEST_SENTENCE],
         "launched": bool(job.status.get("launched")) or trains,
         "launcher": {"failures": state.runs.failures, "lastUid": state.runs.last_uid, "words": state.runs.words},
@@ -166,6 +227,52 @@ def _placed(state: JobState, now_s: float) -> dict[str, Any]:
     last = Placed.of(state.job.status)
     since = state.job.status["placed"]["since"] if last is not None and last.workers == state.placed else _time(now_s)
     return {"since": since, "nodes": [{"node": entry.host, "workers": entry.slots} for entry in state.placed]}
+
+
+def _said(state: JobState, now_s: float) -> dict[str, Any]:
+    """How far the job is and what it has measured, as it was said last; written anew when it is old or has changed."""
+    report, status = state.report, state.job.status
+    kept = {name: status[name] for name in ("progress", "measured") if name in status}
+    if state.is_complete and "progress" in kept:
+        return {**kept, "progress": {**kept["progress"], "left": "0s", "estimatedRemainingSeconds": 0}}
+    if report is None or report.step < 0:
+        return kept
+    known = Measured.of(status)
+    told = Measured(report.sizes, report.goodput, report.left, report.change_s)
+    at_s = epoch_s((kept.get("progress") or {}).get("at"))
+    if at_s is not None and now_s - at_s < _PROGRESS_EVERY_S and not (told.sizes and _is_news(told, known)):
+        return kept
+    progress: dict[str, Any] = {"at": _time(now_s), "step": report.step}
+    if report.samples_per_s is not None:
+        progress["samplesPerSecond"] = round(report.samples_per_s)
+    if report.left_s is not None:
+        progress |= {"estimatedRemainingSeconds": round(report.left_s), "left": short_duration(report.left_s)}
+    if not told.sizes:
+        return {**kept, "progress": progress}
+    measured = {"sizes": list(told.sizes), "goodput": list(told.goodput), "left": told.left,
+                "changeSeconds": told.change_s}  # fmt: skip
+    return {"progress": progress, "measured": {name: one for name, one in measured.items() if one is not None}}
+
+
+def _is_news(told: Measured, known: Measured) -> bool:
+    return told.sizes != known.sizes or any(
+        abs(new - old) > _NEWS * old for new, old in zip(told.goodput, known.goodput, strict=True)
+    )
+
+
+def short_duration(seconds: float) -> str:
+    """A duration as kubectl shows ages: its two largest units.
+
+    >>> short_duration(7.4), short_duration(3700), short_duration(200_000)
+    ('7s', '1h1m', '2d7h')
+    """
+    left = round(seconds)
+    parts: list[str] = []
+    for unit, length in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):
+        number, left = divmod(left, length)
+        if number or (unit == "s" and not parts):
+            parts.append(f"{number}{unit}")
+    return "".join(parts[:2])
 
 
 def _accepted(state: JobState) -> dict[str, tuple[bool, str, str]]:

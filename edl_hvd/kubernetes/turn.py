@@ -28,7 +28,7 @@ from edl_hvd.kubernetes.objects import (
     TrainingJobSpec,
 )
 from edl_hvd.kubernetes.pods import launcher_manifest, service_manifest, worker_manifest, worker_name
-from edl_hvd.kubernetes.status import JobState, Placed, RunCount, status_of
+from edl_hvd.kubernetes.status import JobState, Measured, Placed, RunCount, status_of
 from edl_hvd.planning.plan import plan
 from edl_hvd.planning.values import Claim, Curve, JobAsk, Plan, PlanRules, Room, Share, WaitingJob
 
@@ -177,13 +177,15 @@ class _Turn:
         return plan(rooms, self._claims(resource), asks, rules, self.now_s)
 
     def _ask(self, job: SeenJob, spec: TrainingJobSpec) -> JobAsk:
-        last = self._placed(job)
+        last, known = self._placed(job), Measured.of(job.status)
+        curve = known.curve(spec)
         return JobAsk(
             job.key, queue=job.namespace, priority=self.seen.priorities.get(spec.priority_class, 0),
             least=spec.least * spec.unit, most=spec.most * spec.unit, unit=spec.unit,
-            curves=(pod_curve(spec.most, spec.unit),), asked_s=job.created_s, changed_s=last.since_s,
+            curves=(pod_curve(spec.most, spec.unit) if curve is None else curve,),
+            left=known.left if curve is not None else None, asked_s=job.created_s, changed_s=last.since_s,
             holds=tuple(HostSlots(entry.host, entry.slots * spec.unit) for entry in last.workers),
-            change_s=_CHANGE_S, start_s=_START_S,
+            change_s=_CHANGE_S if known.change_s is None else known.change_s, start_s=_START_S,
         )  # fmt: skip
 
     def _placed(self, job: SeenJob) -> Placed:
@@ -252,6 +254,7 @@ class _Turn:
                 runs=runs,
                 has_workers=bool(pods.workers),
                 missing_class=self._missing_class(spec),
+                report=self.seen.reports.get(job.uid),
             )
         )
         if spec is None or self._missing_class(spec):

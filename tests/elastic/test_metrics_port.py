@@ -14,6 +14,8 @@ from harness import REPOSITORY
 from prometheus_client.parser import text_string_to_metric_families
 from waiting import LONG_S
 
+from edl_hvd.job_report import JobReport, read_report
+
 EDLRUN = str(Path(sys.executable).with_name("edlrun"))
 
 
@@ -49,6 +51,36 @@ def test_prometheus_sees_a_job_train(tmp_path):
                 assert seen["edl_hvd_workersmember"] == seen["edl_hvd_world_size"] == 2
                 steps.add(seen["edl_hvd_step"])
         assert seen["edl_hvd_work_left_samples"] > 0
+        job.stdout.read()
+        assert job.wait(LONG_S) == 0
+    finally:
+        job.kill()
+        job.communicate()
+
+
+def test_a_job_reports_its_speed_its_curve_and_what_is_left(tmp_path):
+    script = str(REPOSITORY / "examples" / "minimal.py")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    job = subprocess.Popen(
+        [EDLRUN, "-np", "2", "--status-port", "0", "--job-dir", str(tmp_path / "job"), sys.executable, script],
+        cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        assert job.stdout is not None
+        line = job.stdout.readline()
+        found = re.search(r"report is at (http://127\.0\.0\.1:\d+/status)", line)
+        assert found is not None, line
+        deadline_s = time.monotonic() + LONG_S
+        report = JobReport()
+        while not (report.sizes and report.left_s):
+            assert time.monotonic() < deadline_s
+            assert job.poll() is None
+            report = read_report(urlopen(found[1]).read().decode())
+        assert (report.state, report.workers) == ("training", 2)
+        assert 2 in report.sizes
+        assert report.step > 0
+        assert report.left is not None
+        assert 0 < report.left < 20 * 2048
         job.stdout.read()
         assert job.wait(LONG_S) == 0
     finally:

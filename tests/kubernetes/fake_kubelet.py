@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -160,10 +161,13 @@ class FakeKubelet:
         name = secret.removesuffix("-token")
         known = {
             f"{name}-launcher.{meta['namespace']}.svc:{AGENTS_PORT}": f"127.0.0.1:{self.agents_port}",
-            "$(POD_IP)": address, f"{TOKEN_FOLDER}/token": str(folder / "token"),
+            f"{TOKEN_FOLDER}/token": str(folder / "token"),
             str(AGENTS_PORT): str(self.agents_port),
         }  # fmt: skip
-        command = [known.get(word, word) for word in container["command"]]
+        command = [
+            known.get(word) or re.sub(r"\$\((\w+)\)", lambda found: environment.get(found[1], found[0]), word)
+            for word in container["command"]
+        ]
         modules = {"edlrun": "edl_hvd.cli.edlrun", "edl-hvd": "edl_hvd.cli.main"}
         command[:1] = [sys.executable, "-m", modules[command[0]]]
         with open(self.folder / f"{meta['name']}.log", "ab") as log:

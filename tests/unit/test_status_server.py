@@ -43,6 +43,7 @@ def test_a_page_of_another_site_that_leads_here_reads_nothing(server, host):
     """As by DNS rebinding: the browser names the other site."""
     assert ask(server, "/", Host=host)[0] == 403
     assert ask(server, "/", Host="localhost:1")[0] == 200
+    assert ask(server, "/", Host="127.2.0.3:1")[0] == 200
 
 
 def test_callers_that_say_nothing_keep_no_other_away_for_long(server):

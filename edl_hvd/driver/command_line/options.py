@@ -83,6 +83,7 @@ class Options:
         verbose: Tell more.
         record: File for the history of the membership, or ``None``.
         metrics_port: Where to serve metrics, as ``PORT`` or ``ADDRESS:PORT``, or ``None``.
+        status_port: The same for the job's report.
         job_dir: Folder for what ``resume`` and other programs need to know of the job, or ``None``.
         resume: Go on where the job of ``job_dir`` stopped.
         given: The flags as they were given, for a later run that goes on.
@@ -103,6 +104,7 @@ class Options:
     verbose: bool = False
     record: str | None = None
     metrics_port: str | None = None
+    status_port: str | None = None
     job_dir: str | None = None
     resume: bool = False
     is_damped: bool = False
@@ -172,7 +174,8 @@ def read_options(
         prefix_output_with_timestamp=flags.is_on("--prefix-output-with-timestamp"),
         verbose=flags.is_on("--verbose"),
         record=flags.writable_file("--record"),
-        metrics_port=_read_metrics_port(flags),
+        metrics_port=_read_port(flags, "--metrics-port"),
+        status_port=_read_port(flags, "--status-port"),
         job_dir=flags.writable_folder("--job-dir"),
         resume=flags.is_on("--resume"),
         is_damped=hosts.is_damped,
@@ -184,13 +187,13 @@ def read_options(
     return options
 
 
-def _read_metrics_port(flags: FlagReader) -> str | None:
-    text = flags.given.get("--metrics-port")
+def _read_port(flags: FlagReader, flag: str) -> str | None:
+    text = flags.given.get(flag)
     if text is not None:
         try:
             read_address(text)
         except UsageError as error:
-            flags.add_error(f"--metrics-port: {error}")
+            flags.add_error(f"{flag}: {error}")
     return text
 
 

@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edl_hvd.errors import UsageError
+from edl_hvd.job_report import JobReport
 from edl_hvd.kubernetes.objects import (
     EXTRA_CLASS,
     FLOOR_CLASS,
@@ -49,12 +50,14 @@ class World:
         self.nodes = tuple(SeenNode(name, {"cpu": cores * 1000}, True) for name, cores in nodes.items())
         self.items = {one["metadata"]["name"]: one for one in items}
         self.pods: dict[str, SeenPod] = {}
+        self.reports: dict[str, JobReport] = {}
         self.now_s, self.born, self.version = 1_800_000_000.0, 0, 1
 
     def decide(self) -> tuple[Action, ...]:
         self.now_s += 1
         jobs = tuple(map(read_job, self.items.values()))
-        return decide(ClusterSnapshot(jobs, self.nodes, tuple(self.pods.values()), PRIORITIES), self.now_s)
+        snapshot = ClusterSnapshot(jobs, self.nodes, tuple(self.pods.values()), PRIORITIES, self.reports)
+        return decide(snapshot, self.now_s)
 
     def do(self, action: Action) -> None:
         if isinstance(action, WriteStatus):
@@ -242,3 +245,25 @@ def test_events_of_one_change_have_the_same_names_whoever_writes_them() -> None:
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="quantity"):
         quantity(text)
+
+
+def test_workers_go_where_they_bring_more() -> None:
+    world = World({"a": 4, "b": 4}, item("flat", 1, 8), item("steep", 1, 8))
+    world.settle()
+    assert len(world.workers("flat")) == len(world.workers("steep")) == 4, "of none anything is known"
+    sizes = tuple(range(1, 9))
+    world.reports = {
+        "uid-flat": JobReport("training", 4, 9, sizes=sizes, goodput=(100.0, *(101.0 + 0.1 * one for one in range(7)))),
+        "uid-steep": JobReport("training", 4, 9, sizes=sizes, goodput=tuple(100.0 * one for one in sizes)),
+    }
+    world.now_s += 3600
+    world.settle()
+    assert len(world.workers("steep")) > 5 > len(world.workers("flat")) >= 1
+
+
+def test_a_curve_that_is_none_counts_as_unknown() -> None:
+    world = World({"a": 4}, item("job", 1, 4))
+    world.settle()
+    world.items["job"]["status"]["measured"] = {"sizes": [4, 2], "goodput": [1.0, -1.0]}
+    world.settle()
+    assert len(world.workers("job")) == 4

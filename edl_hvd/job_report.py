@@ -1,0 +1,80 @@
+"""What a job tells whoever shares slots out among jobs: how far it is, how it scales, what is left.
+
+``edlrun --status-port`` serves it as JSON at ``/status``. The one who reads it may be of another version: what it does
+not know it leaves out, and what is missing has its default.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, fields
+
+from edl_hvd.errors import UsageError
+from edl_hvd.hosts import shown
+from edl_hvd.json_values import read_fields
+
+PATH = "/status"
+_MOST_SIZES = 1000
+
+
+@dataclass(frozen=True)
+class JobReport:
+    """A job at one moment.
+
+    Attributes:
+        state: As in the job's status, such as "training".
+        workers: Members of the present world.
+        step: Optimizer steps that are complete; -1 before it is known.
+        samples_per_s: Samples per second; ``None`` while nothing is trained.
+        left_s: Seconds that the rest of the work takes with these workers; ``None``: not known.
+        sizes: Numbers of workers of which the goodput is known, rising; empty before it was measured.
+        goodput: Goodput with each of them, more than 0.
+        left: Work left, in units of goodput times seconds; ``None``: not known.
+        change_s: Seconds that another number of workers costs; ``None`` before there was a change.
+
+    Raises:
+        UsageError: The curve is none.
+    """
+
+    state: str = ""
+    workers: int = 0
+    step: int = -1
+    samples_per_s: float | None = None
+    left_s: float | None = None
+    sizes: tuple[int, ...] = ()
+    goodput: tuple[float, ...] = ()
+    left: float | None = None
+    change_s: float | None = None
+
+    def __post_init__(self) -> None:
+        rising = all(low < high for low, high in zip((0, *self.sizes), self.sizes, strict=False))
+        usable = all(math.isfinite(value) and value > 0 for value in self.goodput)
+        if len(self.sizes) != len(self.goodput) or len(self.sizes) > _MOST_SIZES or not rising or not usable:
+            raise UsageError(
+                f"a report has sizes {shown(list(self.sizes))} and goodput {shown(list(self.goodput))}; expected "
+                f"{_MOST_SIZES} sizes at most, from 1 on, that rise, and as many finite values above 0"
+            )
+
+    def to_json(self) -> str:
+        """The text that :func:`read_report` reads."""
+        return json.dumps(asdict(self))
+
+
+def read_report(text: str) -> JobReport:
+    """Read what a job has said.
+
+    >>> read_report('{"step": 7, "colour": "red"}').step
+    7
+
+    Raises:
+        UsageError: It is no report.
+    """
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"a job's report is no JSON: {error}") from None
+    known = {field.name for field in fields(JobReport)}
+    if isinstance(found, dict):
+        found = {name: value for name, value in found.items() if name in known}
+    return read_fields(JobReport, found)
