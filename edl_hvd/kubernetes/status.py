@@ -85,7 +85,7 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Measured:
+class JobMeasurements:
     """What a job has measured of itself, as its status keeps it.
 
     Attributes:
@@ -101,7 +101,7 @@ class Measured:
     change_s: float | None = None
 
     @classmethod
-    def of(cls, status: Mapping[str, Any]) -> Measured:
+    def of(cls, status: Mapping[str, Any]) -> JobMeasurements:
         """What a status says."""
         found = status.get("measured") or {}
         sizes, goodput = tuple(found.get("sizes") or ()), tuple(found.get("goodput") or ())
@@ -112,7 +112,7 @@ class Measured:
 
         >>> from edl_hvd.kubernetes.objects import GPU
         >>> spec = TrainingJobSpec(1, 4, 2, "", False, "", 0, {}, GPU, 2)
-        >>> Measured((1, 2, 4), (10.0, 19.0, 36.0)).curve(spec).sizes
+        >>> JobMeasurements((1, 2, 4), (10.0, 19.0, 36.0)).curve(spec).sizes
         (2, 4)
         """
         whole = {
@@ -237,8 +237,8 @@ def _said(state: JobState, now_s: float) -> dict[str, Any]:
         return {**kept, "progress": {**kept["progress"], "left": "0s", "estimatedRemainingSeconds": 0}}
     if report is None or report.step < 0:
         return kept
-    known = Measured.of(status)
-    told = Measured(report.sizes, report.goodput, report.left, report.change_s)
+    known = JobMeasurements.of(status)
+    told = JobMeasurements(report.sizes, report.goodput, report.left, report.change_s)
     at_s = epoch_s((kept.get("progress") or {}).get("at"))
     if at_s is not None and now_s - at_s < _PROGRESS_EVERY_S and not (told.sizes and _is_news(told, known)):
         return kept
@@ -254,7 +254,7 @@ def _said(state: JobState, now_s: float) -> dict[str, Any]:
     return {"progress": progress, "measured": {name: one for name, one in measured.items() if one is not None}}
 
 
-def _is_news(told: Measured, known: Measured) -> bool:
+def _is_news(told: JobMeasurements, known: JobMeasurements) -> bool:
     return told.sizes != known.sizes or any(
         abs(new - old) > _NEWS * old for new, old in zip(told.goodput, known.goodput, strict=True)
     )

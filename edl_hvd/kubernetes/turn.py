@@ -28,7 +28,7 @@ from edl_hvd.kubernetes.objects import (
     TrainingJobSpec,
 )
 from edl_hvd.kubernetes.pods import launcher_manifest, service_manifest, worker_manifest, worker_name
-from edl_hvd.kubernetes.status import JobState, Measured, Placed, RunCount, status_of
+from edl_hvd.kubernetes.status import JobMeasurements, JobState, Placed, RunCount, status_of
 from edl_hvd.planning.plan import plan
 from edl_hvd.planning.values import Claim, Curve, JobAsk, Plan, PlanRules, Room, Share, WaitingJob
 
@@ -177,7 +177,7 @@ class _Turn:
         return plan(rooms, self._claims(resource), asks, rules, self.now_s)
 
     def _ask(self, job: SeenJob, spec: TrainingJobSpec) -> JobAsk:
-        last, known = self._placed(job), Measured.of(job.status)
+        last, known = self._placed(job), JobMeasurements.of(job.status)
         curve = known.curve(spec)
         return JobAsk(
             job.key, queue=job.namespace, priority=self.seen.priorities.get(spec.priority_class, 0),
