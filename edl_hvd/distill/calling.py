@@ -17,15 +17,14 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from edl_hvd import events, tls
-from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.distill import conversation as say
 from edl_hvd.distill import same_host, window_events
 from edl_hvd.distill.address_book import Fault
-from edl_hvd.distill.call import Call, LastingError, Wishes, check_equal
+from edl_hvd.distill.call import Call, LastingError, check_equal
 from edl_hvd.distill.conversation import Address
-from edl_hvd.distill.holding import Holding
+from edl_hvd.distill.holding import Holding, Terms
 from edl_hvd.errors import ProtocolError
-from edl_hvd.frames import Array, Frame, FrameStream, Limits
+from edl_hvd.frames import Frame, FrameStream, Limits
 from edl_hvd.silence import UNANSWERED_S, ask_for_answers, unanswered_s
 
 _LOOK_EVERY_S = 0.5
@@ -37,30 +36,18 @@ class Calling(Holding):
     """Connections to all teachers; any thread, and nothing blocks but ``close``.
 
     Args:
+        terms: See ``Holding``; without a context, connections are without TLS.
         token: Gives the token at every call, so that it may be replaced; may raise ``EdlHvdError``.
-        wishes, limit_bytes, check, tell, changed, clock, met: See ``Holding``.
-        context: How teachers are verified by TLS; ``None`` for connections without it.
     """
 
-    def __init__(
-        self,
-        wishes: Wishes,
-        token: Callable[[], str],
-        limit_bytes: int,
-        check: Callable[[tuple[Array, ...]], str],
-        tell: Callable[[events.Event], None],
-        changed: threading.Condition | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-        met: Callable[[str], None] = lambda fingerprint: None,
-        context: ssl.SSLContext | None = None,
-    ) -> None:
-        super().__init__(wishes, limit_bytes, check, tell, changed, clock, met)
-        self._token, self._context = token, context
+    def __init__(self, terms: Terms, token: Callable[[], str]) -> None:
+        super().__init__(terms)
+        self._token, self._context = token, terms.context
         # Of the thread alone:
         self._calls: dict[Address, Call] = {}
         self._processes: dict[str, Address] = {}
         self._not_beside: set[Address] = set()
-        self._looked_s = clock.monotonic_s()
+        self._looked_s = self._clock.monotonic_s()
         self._due_of, self._due_s = self._window, math.inf
         self._closing = False
         self._bell, self._bell_rope = socket.socketpair()
@@ -249,10 +236,10 @@ class Calling(Holding):
         with self.changed:
             if self._teaching is None:
                 self._teaching = teaching
-                self._met(teaching.fingerprint)
+                self._terms.met(teaching.fingerprint)
             self._book.joined(call.address)
         self._processes[teaching.process] = call.address
-        self._tell(events.TeacherJoined(str(call.address), teaching.model, teaching.fingerprint))
+        self._terms.tell(events.TeacherJoined(str(call.address), teaching.model, teaching.fingerprint))
         self.handle(window_events.TeacherReady(str(call.address), teaching.process))
 
     # --- what follows ---
@@ -321,9 +308,9 @@ class Calling(Holding):
         if self._closing:
             return
         if was_ready:
-            self._tell(events.TeacherLost(str(address), "it left" if call.is_leaving else fault.why, call.tasks))
+            self._terms.tell(events.TeacherLost(str(address), "it left" if call.is_leaving else fault.why, call.tasks))
         elif fault.is_lasting and (known is None or known.why != fault.why):
-            self._tell(events.TeacherRefused(str(address), fault.why))
+            self._terms.tell(events.TeacherRefused(str(address), fault.why))
 
 
 def _address(action: window_events.Action) -> Address:

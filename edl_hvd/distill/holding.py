@@ -8,6 +8,7 @@ neither tensors nor what a place means.
 from __future__ import annotations
 
 import os
+import ssl
 import threading
 import weakref
 from abc import ABC, abstractmethod
@@ -27,6 +28,31 @@ from edl_hvd.distill.stages import Stages, StageTimes
 from edl_hvd.distill.turns import turn
 from edl_hvd.distill.window import Window
 from edl_hvd.frames import Array, ArrayType
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a student's connections are made with; the same for teachers of this package and for other servers.
+
+    Attributes:
+        wishes: What every teacher is asked for.
+        limit_bytes: Memory for tasks.
+        context: How teachers are verified by TLS; ``None`` where they are not.
+        check: Tells why an answer is none; empty if it is one.
+        tell: Gets events.
+        met: Gets the fingerprint of the first teacher.
+        changed: Condition that is notified of whatever changes; several connections may share one.
+        clock: Clock of all times.
+    """
+
+    wishes: Wishes
+    limit_bytes: int
+    context: ssl.SSLContext | None
+    check: Callable[[tuple[Array, ...]], str]
+    tell: Callable[[events.Event], None]
+    met: Callable[[str], None]
+    changed: threading.Condition
+    clock: Clock = SYSTEM_CLOCK
 
 
 @dataclass(frozen=True)
@@ -66,29 +92,16 @@ class Holding(ABC):
     """The window of tasks, with their inputs and answers. Any thread; methods do not block but ``close``.
 
     Args:
-        wishes: What every teacher is asked for.
-        limit_bytes: Memory for tasks.
-        check: Tells why an answer is none; empty if it is one.
-        tell: Gets events.
-        changed: Condition that is notified of whatever changes; several may share one.
-        met: Gets the fingerprint of the first teacher.
+        terms: What it is made with.
     """
 
     _thread: threading.Thread
 
-    def __init__(
-        self,
-        wishes: Wishes,
-        limit_bytes: int,
-        check: Callable[[tuple[Array, ...]], str],
-        tell: Callable[[events.Event], None],
-        changed: threading.Condition | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-        met: Callable[[str], None] = lambda fingerprint: None,
-    ) -> None:
-        self.changed, self._met = changed or threading.Condition(), met
-        self._wishes, self._check, self._tell, self._clock = wishes, check, tell, clock
-        self._window = Window(limit_bytes)
+    def __init__(self, terms: Terms) -> None:
+        self._terms, self._clock, self.changed = terms, terms.clock, terms.changed
+        # ``require`` replaces them.
+        self._wishes = terms.wishes
+        self._window = Window(terms.limit_bytes)
         self._arrays: dict[int, tuple[tuple[Array, ...], int]] = {}
         self._answers: dict[int, tuple[Array, ...]] = {}
         self._poisoned: window_events.Poisoned | None = None
@@ -98,7 +111,7 @@ class Holding(ABC):
         self._teaching: say.Teaching | None = None
         self._must_renew = self._must_greet = False
         self._book = AddressBook()
-        self._ready_s = self._turned_s = clock.monotonic_s()
+        self._ready_s = self._turned_s = self._clock.monotonic_s()
         self._dial_s = 0.0
 
     def _begin(self, thread: threading.Thread) -> None:
@@ -275,9 +288,9 @@ class Holding(ABC):
         self.changed.notify_all()
 
     def _take_answer(self, name: str, answer: say.Answer, arrays: tuple[Array, ...]) -> None:
-        why, number = self._check(arrays), answer.number
+        why, number = self._terms.check(arrays), answer.number
         if why:
-            self._tell(events.TeacherRefused(name, why))
+            self._terms.tell(events.TeacherRefused(name, why))
             self.handle(window_events.Declined(name, number, why))
             return
         with self.changed:

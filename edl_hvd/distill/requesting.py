@@ -17,13 +17,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from edl_hvd import events
-from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.distill import conversation as say
 from edl_hvd.distill import window_events
 from edl_hvd.distill.address_book import Fault
-from edl_hvd.distill.call import LastingError, Wishes, check_equal
+from edl_hvd.distill.call import LastingError, check_equal
 from edl_hvd.distill.conversation import Address
-from edl_hvd.distill.holding import Holding
+from edl_hvd.distill.holding import Holding, Terms
 from edl_hvd.errors import ProtocolError, UsageError
 from edl_hvd.frames import Array, ArrayType
 from edl_hvd.open_inference import (
@@ -220,26 +219,13 @@ class Requesting(Holding):
     """Requests to servers; any thread, and nothing blocks but ``close``.
 
     Args:
+        terms: See ``Holding``; without a context, https is verified by the certificates of this machine.
         models: Models, each on a server of its own.
-        context: How servers are verified, for https; ``None``: by the certificates of this machine.
         convert: Makes an answer of the outputs of a server; raises ``UsageError`` where it cannot.
-        wishes, limit_bytes, check, tell, changed, clock, met: See ``Holding``.
     """
 
-    def __init__(
-        self,
-        wishes: Wishes,
-        models: tuple[ModelUrl, ...],
-        context: ssl.SSLContext | None,
-        convert: Convert,
-        limit_bytes: int,
-        check: Callable[[tuple[Array, ...]], str],
-        tell: Callable[[events.Event], None],
-        changed: threading.Condition | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-        met: Callable[[str], None] = lambda fingerprint: None,
-    ) -> None:
-        super().__init__(wishes, limit_bytes, check, tell, changed, clock, met)
+    def __init__(self, terms: Terms, models: tuple[ModelUrl, ...], convert: Convert) -> None:
+        super().__init__(terms)
         self.convert = convert
         self.is_closing = threading.Event()
         servers = [_Server(model) for model in models]
@@ -247,7 +233,7 @@ class Requesting(Holding):
         self._slots = {
             slot.name: slot
             for server in servers
-            for slot in (_Slot(self, server, number, context) for number in range(server.model.requests))
+            for slot in (_Slot(self, server, number, terms.context) for number in range(server.model.requests))
         }
         self._begin(threading.Thread(target=self._watch, name="edl_hvd servers", daemon=True))
         for slot in self._slots.values():
@@ -336,12 +322,12 @@ class Requesting(Holding):
             check_equal(teaching, self._teaching, self._wishes)
             if self._teaching is None:
                 self._teaching = teaching
-                self._met(teaching.fingerprint)
+                self._terms.met(teaching.fingerprint)
             self._book.joined(server.address)
             server.ready += 1
             is_first = server.ready == 1
         if is_first:
-            self._tell(events.TeacherJoined(str(server.address), teaching.model, teaching.fingerprint))
+            self._terms.tell(events.TeacherJoined(str(server.address), teaching.model, teaching.fingerprint))
         self.handle(window_events.TeacherReady(slot.name, teaching.process))
         self.handle(window_events.Wanted(slot.name))
 
@@ -354,7 +340,7 @@ class Requesting(Holding):
             if not self._window.teachers:
                 self._ready_s = self._clock.monotonic_s()
         if is_last and not self.is_closing.is_set():
-            self._tell(events.TeacherLost(str(slot.server.address), why, tasks))
+            self._terms.tell(events.TeacherLost(str(slot.server.address), why, tasks))
 
     def blame_server(self, server: _Server, fault: Fault) -> None:
         """Note why a server gives no answers."""
@@ -362,7 +348,7 @@ class Requesting(Holding):
             known, self._book.faults[server.address] = self._book.faults.get(server.address), fault
             self.changed.notify_all()
         if fault.is_lasting and known != fault and not self.is_closing.is_set():
-            self._tell(events.TeacherRefused(str(server.address), fault.why))
+            self._terms.tell(events.TeacherRefused(str(server.address), fault.why))
 
     def accept(self, slot: _Slot, answer: say.Answer, arrays: tuple[Array, ...]) -> None:
         """An answer has come."""

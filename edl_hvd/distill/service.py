@@ -13,7 +13,7 @@ from edl_hvd import events
 from edl_hvd.distill.call import Wishes
 from edl_hvd.distill.calling import Calling
 from edl_hvd.distill.finding import Finding
-from edl_hvd.distill.holding import Holding, Outlook
+from edl_hvd.distill.holding import Holding, Outlook, Terms
 from edl_hvd.distill.outputs import LOGITS, Outputs, find_nan, to_arrays, to_tensors
 from edl_hvd.distill.requesting import Requesting
 from edl_hvd.errors import NoTeacherError, UsageError
@@ -63,24 +63,16 @@ class Service:
             job=launch.run, student=f"{launch.host}:{launch.local_rank}", outputs=teachers.outputs,
             exact=teachers.exact, fingerprint=teachers.fingerprint,
         )  # fmt: skip
+        terms = Terms(
+            wishes, teachers.limit_bytes, teachers.context, check=find_nan, tell=self.tell, met=teachers.met,
+            changed=changed,
+        )  # fmt: skip
         self.finding: Finding | None = None
         self.calling: Holding
         if is_inference_source(teachers.source):
-            self.calling = Requesting(
-                wishes, read_models(teachers.source), teachers.context, self._convert, teachers.limit_bytes, find_nan,
-                self.tell, changed, met=teachers.met,
-            )  # fmt: skip
+            self.calling = Requesting(terms, read_models(teachers.source), self._convert)
         else:
-            self.calling = calling = Calling(
-                wishes,
-                teachers.token,
-                teachers.limit_bytes,
-                find_nan,
-                self.tell,
-                changed,
-                met=teachers.met,
-                context=teachers.context,
-            )
+            self.calling = calling = Calling(terms, teachers.token)
             self.finding = Finding(teachers.source, teachers.port, calling.set_addresses, calling.blame)
 
     def _convert(self, outputs: tuple[Array, ...]) -> tuple[Array, ...]:
