@@ -279,7 +279,8 @@ HOW: dict[str, Here | By | Ci] = {
     "python benchmarks/discovery.py": Here(more="2", prints="from_ec2, first poll"),
     "python benchmarks/distill.py":
         Here(more="--scenes service co-located --rounds 1 --short", prints="| co-located |"),
-    "python benchmarks/distill_digits.py": Here(more="--seeds 2 --teacher-epochs 1", prints="| three | 90 | 4 |"),
+    "python benchmarks/distill_digits.py":
+        Here(more="--seeds 2 --teacher-epochs 1 --long-epochs 1", prints="| three, averaged | 90 | 4 |"),
     "python benchmarks/distill_wire.py": Here(more="--rounds 1", prints="| Unix, messages |"),
     "python benchmarks/checksum.py": Here(more="--size-mb 32 --turns 1", prints="GB/s of a core"),
     "python benchmarks/recovery.py --engines edlrun --kills 400":

@@ -33,10 +33,10 @@ def test_with_the_service_the_losses_are_those_of_plain_pytorch(tmp_path, monkey
     monkeypatch.syspath_prepend(str(EXAMPLE))
     plain, plain_accuracy = run("plain.py", tmp_path, "--epochs", "5")
     local, local_accuracy = run("digits.py", tmp_path, "--epochs", "5")
-    from common import train_teacher
+    from common import TEACHER, train_teacher
 
     with fleet(tmp_path) as teachers:
-        _start(teachers, train_teacher(tmp_path / "runs" / "distill" / "teacher.pt"))
+        _start(teachers, train_teacher(tmp_path / TEACHER))
         source = {"EDL_HVD_TEACHERS": teachers.source}
         service, accuracy = run("digits.py", tmp_path, "--epochs", "5", "--port", str(teachers.port), **source)
     assert len(plain) == 5
@@ -57,16 +57,16 @@ def test_the_commands_of_the_document(tmp_path, monkeypatch):
     port = free_port(2)
     variables = {**os.environ, "PYTHONPATH": str(EXAMPLE.parents[1]), "OMP_NUM_THREADS": "1"}
     monkeypatch.syspath_prepend(str(EXAMPLE))
-    from common import train_teacher
+    from common import TEACHER, train_teacher
 
-    train_teacher(tmp_path / "runs" / "distill" / "teacher.pt", epochs=1)
+    train_teacher(tmp_path / TEACHER, epochs=1)
     (tmp_path / "teachers.txt").write_text("localhost:2\n")
     words = [f"{programs}/edl-hvd", "teach", f"{EXAMPLE}/digits.py:build", "--devices", "cpu,cpu", "--port", str(port)]
     teach = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=variables)
     assert teach.stdout is not None
     try:
         for _ in range(2):
-            assert teach.stdout.readline().startswith("Sequential answers at 127.0.0.1:")
+            assert teach.stdout.readline().startswith("Average answers at 127.0.0.1:")
         words = [f"{programs}/edlrun", "-np", "2", "--min-np", "1", "--teachers", "file:teachers.txt", sys.executable,
                  f"{EXAMPLE}/digits.py", "--epochs", "2", "--port", str(port)]  # fmt: skip
         job = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=variables)
