@@ -331,7 +331,9 @@ class Serving:
             student.stage, student.deadline_s = "refused", time.monotonic() + say.PROOF_S
             return
         student.stage = "ready"
-        self._sharing = self._sharing.joined(str(student.number), student.hello.job, student.hello.micro_batch)
+        self._sharing = self._sharing.joined(
+            str(student.number), student.hello.job, student.hello.micro_batch, student.hello.exact
+        )
 
     def _note(self, student: Student, reply: StudentReply) -> None:
         assert student.hello is not None
@@ -350,11 +352,12 @@ class Serving:
         load = self._computing.load
         if self._is_leaving or load.has_suspect:
             return
-        if load.is_computing and not asks_ahead(self._compute_s, self._round_trip_s):
+        is_ahead = asks_ahead(self._compute_s, self._round_trip_s)
+        if load.is_computing and not is_ahead:
             return
         while True:
             room = self._max_batch - load.samples - self._sharing.asked_samples
-            name = self._sharing.next_student(room, not load.samples)
+            name = self._sharing.next_student(room, not load.samples, is_ahead)
             if name is None:
                 return
             self._sharing = self._sharing.asked(name)

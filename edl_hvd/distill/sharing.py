@@ -20,6 +20,7 @@ class Pupil:
     Attributes:
         job: Name of its job.
         micro_batch: Largest number of samples in a task.
+        is_alone: Whether each of its tasks is computed by itself, as with ``exact``.
         tasks: Number of tasks that it has, as far as is known.
         lead: Number of answers that lie ready there.
         asked: Number of questions that it has not replied to.
@@ -28,6 +29,7 @@ class Pupil:
 
     job: str
     micro_batch: int
+    is_alone: bool = False
     tasks: int = 0
     lead: int = 0
     asked: int = 0
@@ -53,11 +55,11 @@ class Sharing:
         """Number of samples that the questions under way may bring."""
         return sum(pupil.asked * pupil.micro_batch for pupil in self.pupils.values())
 
-    def joined(self, student: str, job: str, micro_batch: int) -> Sharing:
+    def joined(self, student: str, job: str, micro_batch: int, is_alone: bool = False) -> Sharing:
         """After a student has said hello."""
         least_s = min(self.used_s.values(), default=0.0)
         used_s = {**self.used_s, job: self.used_s.get(job, least_s)}
-        return replace(self, pupils={**self.pupils, student: Pupil(job, micro_batch)}, used_s=used_s)
+        return replace(self, pupils={**self.pupils, student: Pupil(job, micro_batch, is_alone)}, used_s=used_s)
 
     def left(self, student: str) -> Sharing:
         """After a student is gone."""
@@ -88,7 +90,7 @@ class Sharing:
             return self
         return replace(self, used_s={**self.used_s, job: self.used_s[job] + seconds})
 
-    def next_student(self, room: int, is_empty: bool = False) -> str | None:
+    def next_student(self, room: int, is_empty: bool = False, is_ahead: bool = False) -> str | None:
         """The student to ask next; ``None`` if none has a task that fits.
 
         >>> sharing = Sharing().joined("a", "job", 8).joined("b", "job", 8)
@@ -99,11 +101,17 @@ class Sharing:
         Args:
             room: Number of samples that may be asked for.
             is_empty: Whether the teacher has nothing to do, so that any task fits.
+            is_ahead: Whether it asks for tasks that it will not compute at once. Otherwise one that is computed by
+                itself is asked for when there is no other, or it would wait here while other teachers are free.
         """
         ready = [
             (self.used_s[pupil.job], pupil.lead + pupil.asked, pupil.turn, name)
             for name, pupil in self.pupils.items()
-            if pupil.tasks > pupil.asked and (pupil.micro_batch <= room or (is_empty and not self.asked_samples))
+            if pupil.tasks > pupil.asked
+            and (
+                (pupil.micro_batch <= room and (is_ahead or not pupil.is_alone))
+                or (is_empty and not self.asked_samples)
+            )
         ]
         return min(ready)[-1] if ready else None
 

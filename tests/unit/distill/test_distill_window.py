@@ -378,6 +378,16 @@ def test_who_is_slow_beside_the_way_does_not_ask_ahead():
     assert not asks_ahead(0.0, 1.0)
 
 
+def test_tasks_that_are_computed_by_themselves_do_not_queue_up_at_a_slow_teacher():
+    alone = Sharing().joined("a", "job", 8, is_alone=True).heard("a", tasks=5, lead=0)
+    assert alone.next_student(64, is_empty=True) == "a"
+    assert alone.asked("a").next_student(56, is_empty=True) is None, "it is asked for one already"
+    assert alone.next_student(56) is None, "one waits to be computed"
+    assert alone.asked("a").next_student(56, is_ahead=True) == "a", "the way takes longer than the answer"
+    both = alone.joined("b", "job", 8).heard("b", tasks=5, lead=9)
+    assert both.next_student(56) == "b", "others may be computed together"
+
+
 # --- random histories ---
 
 
