@@ -14,6 +14,7 @@ from edl_hvd.job_report import JobReport
 GROUP, VERSION, KIND = "edl-hvd.dev", "v1alpha1", "TrainingJob"
 JOB_LABEL, ROLE_LABEL, TIER_LABEL = f"{GROUP}/job", f"{GROUP}/role", f"{GROUP}/tier"
 NODE_ANNOTATION = f"{GROUP}/node"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 WORKER, LAUNCHER = "worker", "launcher"
 FLOOR, EXTRA = "floor", "extra"
 FLOOR_CLASS, EXTRA_CLASS = "edl-hvd-floor", "edl-hvd-extra"
@@ -72,6 +73,7 @@ class SeenJob:
         problem: Why not: a reason as in conditions, and a sentence; empty otherwise.
         problem_reason: The reason.
         status: Its status, as it was written last.
+        queue: Kueue's LocalQueue for its workers; empty: none.
     """
 
     namespace: str
@@ -85,6 +87,7 @@ class SeenJob:
     problem_reason: str = ""
     problem: str = ""
     status: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    queue: str = ""
 
     @property
     def key(self) -> str:
@@ -243,7 +246,7 @@ def read_job(item: Mapping[str, Any]) -> SeenJob:
     return SeenJob(
         meta.get("namespace", ""), meta["name"], meta["uid"], meta.get("generation", 0), meta["resourceVersion"],
         epoch_s(meta.get("creationTimestamp")) or 0.0, "deletionTimestamp" in meta, spec, reason, problem,
-        item.get("status") or {},
+        item.get("status") or {}, (meta.get("labels") or {}).get(QUEUE_LABEL, ""),
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from edl_hvd.kubernetes.objects import (
     KIND,
     LAUNCHER,
     NODE_ANNOTATION,
+    QUEUE_LABEL,
     ROLE_LABEL,
     TIER_LABEL,
     VERSION,
@@ -27,6 +28,7 @@ from edl_hvd.kubernetes.objects import (
 
 AGENTS_PORT, STATUS_PORT = 7077, 9401
 TOKEN_FOLDER = "/etc/edl-hvd"
+_GROUP_LABEL, _COUNT_ANNOTATION = "kueue.x-k8s.io/pod-group-name", "kueue.x-k8s.io/pod-group-total-count"
 _LOST_NODE_S = 40
 # A pod on a node that is not reached is replaced after this time.
 _LEAST_GRACE_S = 30
@@ -101,6 +103,8 @@ def worker_manifest(job: SeenJob, spec: TrainingJobSpec, number: int, node: str,
     pod = _pod(job, spec, worker_name(job, number), WORKER)
     pod["metadata"]["labels"][TIER_LABEL] = tier
     pod["metadata"]["annotations"][NODE_ANNOTATION] = node
+    if job.queue:
+        _queue(pod["metadata"], job, spec, tier)
     container = pod["spec"]["containers"][0]
     container.pop("args", None)
     grace_s = max(1, pod["spec"]["terminationGracePeriodSeconds"] - 5)
@@ -114,6 +118,14 @@ def worker_manifest(job: SeenJob, spec: TrainingJobSpec, number: int, node: str,
         "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [wish]}}
     }
     return pod
+
+
+def _queue(meta: dict[str, Any], job: SeenJob, spec: TrainingJobSpec, tier: str) -> None:
+    """Hand a worker to Kueue: the least together, each further one by itself, so that Kueue can take it alone."""
+    meta["labels"][QUEUE_LABEL] = job.queue
+    if tier == FLOOR:
+        meta["labels"][_GROUP_LABEL] = f"{job.name}-{FLOOR}"
+        meta["annotations"][_COUNT_ANNOTATION] = str(spec.least)
 
 
 def _pod(job: SeenJob, spec: TrainingJobSpec, name: str, role: str) -> dict[str, Any]:

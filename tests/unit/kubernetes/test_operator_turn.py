@@ -267,3 +267,20 @@ def test_a_curve_that_is_none_counts_as_unknown() -> None:
     world.items["job"]["status"]["measured"] = {"sizes": [4, 2], "goodput": [1.0, -1.0]}
     world.settle()
     assert len(world.workers("job")) == 4
+
+
+def test_a_job_of_a_queue_hands_its_workers_to_kueue() -> None:
+    queued = item("job", 2, 3)
+    queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
+    made = {
+        action.manifest["metadata"]["name"]: action.manifest["metadata"]
+        for action in World({"a": 4}, queued).decide() if isinstance(action, CreatePod)
+    }  # fmt: skip
+    least, extra, launcher = made["job-worker-0"], made["job-worker-2"], made["job-launcher"]
+    assert least["labels"]["kueue.x-k8s.io/queue-name"] == extra["labels"]["kueue.x-k8s.io/queue-name"] == "research"
+    assert least["labels"]["kueue.x-k8s.io/pod-group-name"] == "job-floor"
+    assert least["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "2"
+    assert "kueue.x-k8s.io/pod-group-name" not in extra["labels"], "it can be taken by itself"
+    assert not any("kueue" in name for name in {**launcher["labels"], **launcher["annotations"]})
+    plain = World({"a": 4}, item("job", 2, 3)).decide()
+    assert "kueue" not in str([action.manifest for action in plain if isinstance(action, CreatePod)])
