@@ -19,13 +19,79 @@ WORKER, LAUNCHER = "worker", "launcher"
 FLOOR, EXTRA = "floor", "extra"
 FLOOR_CLASS, EXTRA_CLASS = "edl-hvd-floor", "edl-hvd-extra"
 GPU, CPU = "nvidia.com/gpu", "cpu"
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 CPU_UNIT = 100
 # Thousandths of a core that the planner counts as one slot.
+_CONDITION_TAINTS = "node.kubernetes.io/"
+# What Kubernetes itself says of a node, such as that it is cordoned or short of memory.
 _LONGEST_NAME = 50
 # Of a job: its pods' names and labels are longer, and have 63 characters at most.
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:([eE][+-]?[0-9]{1,2})|(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei))?")
 _FACTORS = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "Ki": 2.0**10, "Mi": 2.0**20,
             "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "Ei": 2.0**60}  # fmt: skip
+
+
+@dataclass(frozen=True, order=True)
+class Taint:
+    """A taint of a node that keeps pods away (``NoSchedule`` or ``NoExecute``)."""
+
+    key: str
+    value: str
+    effect: str
+
+
+@dataclass(frozen=True, order=True)
+class Toleration:
+    """A taint, or several, that a pod puts up with; empty fields mean any."""
+
+    key: str = ""
+    value: str | None = None
+    effect: str = ""
+
+    def covers(self, taint: Taint) -> bool:
+        """Whether a node with this taint is open to the pod."""
+        return self.key in ("", taint.key) and self.effect in ("", taint.effect) and self.value in (None, taint.value)
+
+
+@dataclass(frozen=True, order=True)
+class Placement:
+    """Which nodes a pod may be placed on.
+
+    >>> str(Placement((("pool", "gpu"),))), str(Placement())
+    ('pool=gpu', 'any')
+
+    Attributes:
+        selector: Labels that the node must have, sorted.
+        tolerations: Taints that it may have, sorted.
+    """
+
+    selector: tuple[tuple[str, str], ...] = ()
+    tolerations: tuple[Toleration, ...] = ()
+
+    @classmethod
+    def of(cls, spec: Mapping[str, Any]) -> Placement:
+        """What the spec of a pod says."""
+        tolerations = {
+            Toleration(
+                one.get("key") or "", None if one.get("operator") == "Exists" else one.get("value") or "",
+                one.get("effect") or "",
+            )
+            for one in spec.get("tolerations") or []
+        }  # fmt: skip
+        # None sorts beside no text.
+        ordered = sorted(tolerations, key=lambda one: (one.key, one.value is not None, one.value or "", one.effect))
+        return cls(tuple(sorted((spec.get("nodeSelector") or {}).items())), tuple(ordered))
+
+    def admits(self, node: SeenNode) -> bool:
+        """Whether a pod may be placed there, as far as labels and taints go."""
+        return all(node.labels.get(name) == value for name, value in self.selector) and all(
+            any(one.covers(taint) for one in self.tolerations) for taint in node.taints
+        )
+
+    def __str__(self) -> str:
+        labels = ",".join(f"{name}={value}" for name, value in self.selector)
+        taints = ",".join(f"{one.key or 'all'}" for one in self.tolerations)
+        return " ".join(filter(None, (labels or "any", f"(tolerates {taints})" if taints else "")))
 
 
 @dataclass(frozen=True)
@@ -43,6 +109,7 @@ class TrainingJobSpec:
         template: Pod template of a worker.
         resource: What the planner counts of it: GPUs, or else processors.
         unit: How many of these a worker takes: GPUs, or tenths of a core.
+        placement: Nodes that its workers may be placed on.
     """
 
     least: int
@@ -55,6 +122,7 @@ class TrainingJobSpec:
     template: Mapping[str, Any] = field(compare=False)
     resource: str
     unit: int
+    placement: Placement = Placement()
 
 
 @dataclass(frozen=True)
@@ -112,14 +180,16 @@ class SeenNode:
     Attributes:
         name: Its name.
         allocatable: What pods may use of it: GPUs, and thousandths of cores.
-        is_open: Whether pods may be placed there anew: it is ready, not cordoned, and has no taint against that.
+        is_open: Whether pods may be placed there anew: it is ready, not cordoned, and not short of anything.
         labels: Its labels.
+        taints: Taints that people have given it, which keep pods away but those that tolerate them.
     """
 
     name: str
     allocatable: Mapping[str, int]
     is_open: bool
     labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[Taint, ...] = ()
 
     def room(self, resource: str) -> int:
         """Slots of a resource, as the planner counts them."""
@@ -146,7 +216,7 @@ class SeenPod:
         tier: Floor or extra, for workers.
         nominated: Node that the scheduler empties for it.
         unschedulable_s: Since when the scheduler finds no place for it; ``None``: it does, or has not looked.
-        selector: Labels that its node must have.
+        placement: Nodes that it may be placed on.
         is_choosy: Whether it has other wishes about its node.
         address: Its IP address, once it has one.
         exit_code: Exit code of its first container that has ended; ``None``: none has.
@@ -169,7 +239,7 @@ class SeenPod:
     tier: str = ""
     nominated: str = ""
     unschedulable_s: float | None = None
-    selector: Mapping[str, str] = field(default_factory=dict)
+    placement: Placement = Placement()
     is_choosy: bool = False
     address: str = ""
     exit_code: int | None = None
@@ -287,6 +357,13 @@ def _read_spec(name: str, spec: Mapping[str, Any]) -> TrainingJobSpec:
         asked = requested(template["spec"])
     except UsageError as error:
         raise _Rejected("BadTemplate", f"the resources of workers.template do not read: {error}") from None
+    affinity = (template["spec"].get("affinity") or {}).get("nodeAffinity") or {}
+    if affinity.get(_REQUIRED):
+        raise _Rejected(
+            "BadTemplate",
+            f"workers.template has a nodeAffinity.{_REQUIRED}, by which jobs are not planned; expected a nodeSelector "
+            "with the labels that its nodes have",
+        )
     resource = GPU if asked.get(GPU) else CPU
     unit = -(-asked.get(resource, 0) // (CPU_UNIT if resource == CPU else 1))
     if not unit:
@@ -299,6 +376,7 @@ def _read_spec(name: str, spec: Mapping[str, Any]) -> TrainingJobSpec:
         least, most, workers.get("slots") or (unit if resource == GPU else 1),
         spec.get("priorityClassName") or FLOOR_CLASS, bool(spec.get("suspend")) or most == 0,
         spec.get("checkpoint") or "", spec.get("retries", 3), template, resource, unit,
+        Placement.of(template["spec"]),
     )  # fmt: skip
 
 
@@ -333,12 +411,16 @@ def read_node(item: Mapping[str, Any]) -> SeenNode:
     meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     found = status.get("allocatable") or {}
     conditions = {one.get("type"): one.get("status") for one in status.get("conditions") or []}
-    closing = any(one.get("effect") in ("NoSchedule", "NoExecute") for one in spec.get("taints") or [])
+    taints = [one for one in spec.get("taints") or [] if one.get("effect") in ("NoSchedule", "NoExecute")]
+    given = tuple(
+        Taint(one.get("key") or "", one.get("value") or "", one["effect"])
+        for one in taints if not (one.get("key") or "").startswith(_CONDITION_TAINTS)
+    )  # fmt: skip
     allocatable = {
         name: int(quantity(found[name]) * (1000 if name == CPU else 1)) for name in (GPU, CPU) if name in found
     }
-    is_open = conditions.get("Ready") == "True" and not spec.get("unschedulable") and not closing
-    return SeenNode(meta["name"], allocatable, is_open, meta.get("labels") or {})
+    is_open = conditions.get("Ready") == "True" and not spec.get("unschedulable")
+    return SeenNode(meta["name"], allocatable, is_open and len(given) == len(taints), meta.get("labels") or {}, given)
 
 
 def read_pod(item: Mapping[str, Any]) -> SeenPod:
@@ -373,8 +455,8 @@ def read_pod(item: Mapping[str, Any]) -> SeenPod:
         tier=labels.get(TIER_LABEL, "") if is_ours else "",
         nominated=status.get("nominatedNodeName") or "",
         unschedulable_s=epoch_s(scheduled.get("lastTransitionTime")) if is_lost else None,
-        selector=spec.get("nodeSelector") or {},
-        is_choosy="requiredDuringSchedulingIgnoredDuringExecution" in affinity,
+        placement=Placement.of(spec),
+        is_choosy=_REQUIRED in affinity,
         address=status.get("podIP") or "",
         exit_code=end.get("exitCode"),
         words=words,

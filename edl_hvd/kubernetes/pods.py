@@ -114,8 +114,10 @@ def worker_manifest(job: SeenJob, spec: TrainingJobSpec, number: int, node: str,
     ]  # fmt: skip
     pod["spec"]["priorityClassName"] = spec.priority_class if tier == FLOOR else EXTRA_CLASS
     wish = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
-    pod["spec"]["affinity"] = {
-        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [wish]}}
+    affinity = pod["spec"].setdefault("affinity", {})
+    affinity["nodeAffinity"] = {
+        **(affinity.get("nodeAffinity") or {}),
+        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [wish]},
     }
     return pod
 

@@ -9,8 +9,8 @@ next one this, without end. Room that pods are leaving counts as free in the pla
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edl_hvd.hosts import HostSlots
@@ -22,6 +22,7 @@ from edl_hvd.kubernetes.objects import (
     LAUNCHER,
     WORKER,
     ClusterSnapshot,
+    Placement,
     SeenJob,
     SeenNode,
     SeenPod,
@@ -160,29 +161,34 @@ class _Turn:
 
     def _plan(self, resource: str) -> Plan:
         others = self._others(resource)
-        rooms = [
-            Room(
-                node.name, node.room(resource), others.get(node.name, 0), kind="", zone=node.labels.get(_ZONE, ""),
-                is_open=node.is_open,
-            )
-            for node in self.seen.nodes if node.room(resource)
-        ]  # fmt: skip
-        asks = [
-            self._ask(job, job.spec) for job in self.jobs
+        wanted = [
+            (job, job.spec) for job in self.jobs
             if job.spec is not None and job.spec.resource == resource and self._wants(job)
         ]  # fmt: skip
+        admitted = _admitted(self.seen.nodes, resource, {spec.placement for _, spec in wanted})
+        kinds = _kinds(admitted)
+        rooms = [
+            Room(
+                node.name, node.room(resource), others.get(node.name, 0), kind=kinds[admitted[node.name]],
+                zone=node.labels.get(_ZONE, ""), is_open=node.is_open and bool(admitted[node.name]),
+            )
+            for node in self.seen.nodes if node.name in admitted
+        ]  # fmt: skip
+        asks = [self._ask(job, spec, kinds) for job, spec in wanted]
         # Two jobs of which each spans nodes slow each other down on one that they share, where the network is what they
         # wait for: those on GPUs. Jobs on processors would be kept small by nodes that each holds a few workers of.
         rules = PlanRules(may_span_together=resource == CPU)
         return plan(rooms, self._claims(resource), asks, rules, self.now_s)
 
-    def _ask(self, job: SeenJob, spec: TrainingJobSpec) -> JobAsk:
+    def _ask(self, job: SeenJob, spec: TrainingJobSpec, kinds: Mapping[frozenset[Placement], str]) -> JobAsk:
         last, known = self._placed(job), JobMeasurements.of(job.status)
         curve = known.curve(spec)
+        shape = pod_curve(spec.most, spec.unit) if curve is None else curve
+        on = sorted({kind for who, kind in kinds.items() if spec.placement in who}) or [str(spec.placement)]
         return JobAsk(
             job.key, queue=job.namespace, priority=self.seen.priorities.get(spec.priority_class, 0),
             least=spec.least * spec.unit, most=spec.most * spec.unit, unit=spec.unit,
-            curves=(pod_curve(spec.most, spec.unit) if curve is None else curve,),
+            curves=tuple(replace(shape, kind=kind) for kind in on),
             left=known.left if curve is not None else None, asked_s=job.created_s, changed_s=last.since_s,
             holds=tuple(HostSlots(entry.host, entry.slots * spec.unit) for entry in last.workers),
             change_s=_CHANGE_S if known.change_s is None else known.change_s, start_s=_START_S,
@@ -207,7 +213,7 @@ class _Turn:
         found = []
         for pod in self.seen.pods:
             slots, since_s = pod.slots(resource), pod.unschedulable_s
-            is_fit = 0 < slots <= most and any(_admits(node, pod) for node in self.seen.nodes)
+            is_fit = 0 < slots <= most and any(node.is_open and pod.placement.admits(node) for node in self.seen.nodes)
             if (
                 is_fit and since_s is not None and self.now_s - since_s < _CLAIM_S and not pod.job and not pod.node
                 and not pod.nominated and not pod.is_deleting and not pod.is_choosy and pod.priority > lowest
@@ -217,7 +223,7 @@ class _Turn:
 
     def _free(self, resource: str) -> dict[str, int]:
         """Slots of each node that nothing holds, neither pods that are leaving nor those that are on their way."""
-        free = {node.name: node.room(resource) for node in self.seen.nodes if node.is_open}
+        free = {node.name: node.room(resource) for node in self.seen.nodes if node.is_open}  # the plan heeds taints
         for pod in self.seen.pods:
             node = pod.node or pod.nominated
             if node in free and not pod.is_over:
@@ -331,5 +337,18 @@ def _first_to_stay(pod: SeenPod) -> tuple[bool, bool, float, str]:
     return pod.phase != "Running", pod.tier != FLOOR, pod.created_s, pod.name
 
 
-def _admits(node: SeenNode, pod: SeenPod) -> bool:
-    return node.is_open and all(node.labels.get(name) == value for name, value in pod.selector.items())
+def _admitted(nodes: Iterable[SeenNode], resource: str, placements: set[Placement]) -> dict[str, frozenset[Placement]]:
+    """Which of the jobs' workers each node with the resource admits."""
+    return {
+        node.name: frozenset(one for one in placements if one.admits(node)) for node in nodes if node.room(resource)
+    }
+
+
+def _kinds(admitted: Mapping[str, frozenset[Placement]]) -> dict[frozenset[Placement], str]:
+    """A kind of hosts for the nodes that admit the same jobs: the planner keeps a job on one kind.
+
+    Nodes that admit nobody are as the others; they are closed. Where all that are open admit the same, all are alike.
+    """
+    found = set(admitted.values())
+    is_alike = len(found - {frozenset()}) < 2
+    return {one: "" if is_alike or not one else " or ".join(sorted(map(str, one))) for one in found}

@@ -296,7 +296,8 @@ class FloorPlanner:
     def _never(self, ask: JobAsk, kinds: tuple[str, ...]) -> str:
         most = max((self._most_units(kind, ask.unit) for kind in kinds), default=0)
         units = f" in units of {ask.unit}" if ask.unit > 1 else ""
-        where = f" of kind {', '.join(kinds)}" if kinds and kinds != ("",) else ""
+        named = kinds or sorted({curve.kind for curve in ask.curves})
+        where = f" of kind {', '.join(named)}" if any(named) else ""
         return (
             f"it needs at least {ask.least} slots{units}, and all hosts{where} together have {most}; ask for fewer, or "
             "add hosts"

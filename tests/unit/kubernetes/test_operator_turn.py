@@ -22,6 +22,7 @@ from edl_hvd.kubernetes.objects import (
     ClusterSnapshot,
     SeenNode,
     SeenPod,
+    Taint,
     quantity,
     read_job,
     requested,
@@ -284,3 +285,75 @@ def test_a_job_of_a_queue_hands_its_workers_to_kueue() -> None:
     assert not any("kueue" in name for name in {**launcher["labels"], **launcher["annotations"]})
     plain = World({"a": 4}, item("job", 2, 3)).decide()
     assert "kueue" not in str([action.manifest for action in plain if isinstance(action, CreatePod)])
+
+
+POOLS = (
+    SeenNode("plain", {"cpu": 4000}, True),
+    SeenNode("fast", {"cpu": 4000}, True, {"pool": "fast"}),
+    SeenNode("taken", {"cpu": 4000}, True, {"pool": "taken"}, (Taint("team", "vision", "NoSchedule"),)),
+)
+
+
+def placed(world: World, job: str) -> set[str]:
+    world.settle()
+    return {pod.node for pod in world.workers(job)}
+
+
+def pooled(name: str, least: int, most: int, **spec: Any) -> dict[str, Any]:
+    made = item(name, least, most)
+    made["spec"]["workers"]["template"]["spec"].update(spec)
+    return made
+
+
+def test_a_job_goes_where_its_labels_and_tolerations_let_it() -> None:
+    vision = [{"key": "team", "operator": "Equal", "value": "vision", "effect": "NoSchedule"}]
+    for spec, nodes in (
+        ({"nodeSelector": {"pool": "fast"}}, {"fast"}),
+        ({"nodeSelector": {"pool": "taken"}, "tolerations": vision}, {"taken"}),
+        ({"nodeSelector": {"pool": "taken"}, "tolerations": [{"operator": "Exists"}]}, {"taken"}),
+        ({"tolerations": [{"key": "team", "value": "speech"}]}, {"plain", "fast"}),
+        ({}, {"plain", "fast"}),
+    ):
+        world = World({}, pooled("job", 1, 12, **spec))
+        world.nodes = POOLS
+        assert placed(world, "job") == nodes, spec
+
+
+def test_a_job_that_no_node_admits_waits_and_says_so() -> None:
+    world = World({}, pooled("job", 1, 2, nodeSelector={"pool": "none"}))
+    world.nodes = POOLS
+    assert placed(world, "job") == set()
+    assert world.condition("job", "Accepted") == ("False", "NeverFits")
+    assert "hosts of kind pool=none" in world.items["job"]["status"]["why"]
+
+
+def test_jobs_for_unlike_nodes_share_those_that_admit_both() -> None:
+    world = World({}, pooled("picky", 2, 4, nodeSelector={"pool": "fast"}), item("easy", 1, 8))
+    world.nodes = POOLS
+    assert placed(world, "picky") == {"fast"}
+    assert len(world.workers("picky")) >= 2
+    assert len(world.workers("easy")) >= 4
+    assert "taken" not in placed(world, "easy")
+
+
+def test_workers_stay_on_a_node_that_is_cordoned() -> None:
+    world = World({}, pooled("picky", 1, 2, nodeSelector={"pool": "fast"}), item("easy", 4, 4))
+    world.nodes = POOLS
+    world.settle()
+    before = set(world.pods)
+    world.nodes = tuple(replace(node, is_open=False) for node in POOLS)
+    world.settle()
+    assert set(world.pods) == before
+
+
+def test_a_wish_about_nodes_that_is_not_planned_is_refused_and_others_are_kept() -> None:
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "a", "operator": "Exists"}]}]}
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    world = World({"a": 4}, pooled("job", 1, 1, affinity={"nodeAffinity": {required: terms}}))
+    world.settle()
+    assert world.condition("job", "Accepted") == ("False", "BadTemplate")
+    assert "expected a nodeSelector" in world.items["job"]["status"]["why"]
+    apart = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+    actions = World({"a": 4}, pooled("job", 1, 1, affinity=apart)).decide()
+    [worker] = [one for one in actions if isinstance(one, CreatePod) and "worker" in one.manifest["metadata"]["name"]]
+    assert worker.manifest["spec"]["affinity"].keys() == {"nodeAffinity", "podAntiAffinity"}
