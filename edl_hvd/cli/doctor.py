@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
+from itertools import chain
 
 import click
 from rich.console import Console
@@ -27,8 +28,13 @@ _MARKS = {OK: "[green]✓[/]", MISSING: "[bold red]✗[/]", ADVICE: "[yellow]![/
 @click.option(
     "--discover", metavar="SOURCE", help="Also ask SOURCE of 'edlrun --discover', and list missing permissions."
 )
+@click.option(
+    "--kubernetes", is_flag=True, help="Also look at the cluster of your kubeconfig: operator, resources, your rights."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-def doctor_command(checkpoint: str | None, discovery_script: str | None, discover: str | None, as_json: bool) -> None:
+def doctor_command(
+    checkpoint: str | None, discovery_script: str | None, discover: str | None, kubernetes: bool, as_json: bool
+) -> None:
     """Check this installation, and say how to mend each gap.
 
     \b
@@ -36,11 +42,16 @@ def doctor_command(checkpoint: str | None, discovery_script: str | None, discove
       edl-hvd doctor
       edl-hvd doctor --checkpoint s3://bucket/run
       edl-hvd doctor --discover ec2:tag=job=resnet50
+      edl-hvd doctor --kubernetes
 
-    Exit code 1 when something is missing that training on this machine needs. Documents: docs/build.md and
-    docs/discovery.md.
+    Exit code 1 when something is missing that training on this machine needs. Documents: docs/build.md,
+    docs/discovery.md and docs/kubernetes.md.
     """
     findings = examine(process_environment(), checkpoint, discovery_script, discover)
+    if kubernetes:
+        from edl_hvd.kubernetes.checks import check_cluster
+
+        findings = chain(findings, check_cluster())
     shown = _show_json(findings) if as_json else _show_list(findings)
     sys.exit(any(finding.verdict == MISSING for finding in shown))
 

@@ -214,6 +214,7 @@ HOW: dict[str, Here | By | Ci] = {
     'edlrun -np 2 --min-np 1 --discover "limit(union(file:hosts.txt, file:spare.txt), 8)" python train.py':
         Here(swaps=(("hosts.txt", "local.txt"), ("spare.txt", "local.txt")), prints="finished on rank 0 of 2"),
     'edl-hvd discover "limit(union(file:hosts.txt, file:local.txt), 8)"': Here(prints="4 hosts, 8 slots"),
+    "edl-hvd doctor --kubernetes": By("tests/kubernetes/test_doctor_kubernetes.py::test_the_doctor_shows_it"),
     "edl-hvd doctor --discover file:hosts.txt": Here(prints="3 hosts, 9 slots"),
     "edl-hvd hosts file:hosts.txt": Here(prints="node-2:4"),
     "edl-hvd hosts --scripts": Here(prints="discovery_scripts"),
