@@ -300,7 +300,8 @@ class Answers(Event):
         wire_s: ... on the way to the teacher and back ...
         waiting_s: ... waiting at the teacher ...
         compute_s: ... in the model, with the others of its batch ...
-        ready_s: ... and from its answer to the training.
+        ready_s: ... from its answer to the training ...
+        decode_s: ... and until the answer was made a tensor.
     """
 
     kind: ClassVar[str] = "answers"
@@ -320,6 +321,7 @@ class Answers(Event):
     waiting_s: float
     compute_s: float
     ready_s: float
+    decode_s: float
 
 
 class EventLog:

@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
+from edl_hvd.stage_times import StageTimes, mean_stages
 
 _WINDOW_S = 10.0
 
@@ -24,6 +25,7 @@ class TeacherCounts:
         lead: Number of answers that lie ready ahead of the training.
         window: Number of micro-batches that were read and not consumed.
         waited_share: Part of the last ten seconds in which the training waited for an answer, from 0 to 1.
+        stages: Where the time of a micro-batch goes; ``None`` before the first answer.
     """
 
     teachers: int
@@ -31,6 +33,7 @@ class TeacherCounts:
     lead: int
     window: int
     waited_share: float
+    stages: StageTimes | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class AnswerCounts:
         self._points: deque[_Point] = deque()
         self._waits_since_s: float | None = None
         self._teachers = self._lead = self._window = 0
+        self._stages: StageTimes | None = None
 
     def begin(self) -> None:
         """The training asks for the next micro-batch."""
@@ -57,7 +61,7 @@ class AnswerCounts:
             if not self._points:
                 self._points.append(_Point(self._waits_since_s, 0, 0.0))
 
-    def end(self, samples: int, teachers: int, lead: int, window: int) -> None:
+    def end(self, samples: int, teachers: int, lead: int, window: int, stages: StageTimes | None = None) -> None:
         """The training has got it, with answers to this number of samples."""
         now_s = self._clock.monotonic_s()
         with self._lock:
@@ -67,12 +71,13 @@ class AnswerCounts:
             while len(self._points) > 2 and self._points[1].at_s < now_s - _WINDOW_S:
                 self._points.popleft()
             self._waits_since_s, self._teachers, self._lead, self._window = None, teachers, lead, window
+            self._stages = stages
 
     def forget(self) -> None:
         """There are no teachers any more."""
         with self._lock:
             self._points.clear()
-            self._waits_since_s = None
+            self._waits_since_s = self._stages = None
 
     def look(self) -> TeacherCounts | None:
         """How it goes now; ``None`` without teachers."""
@@ -86,7 +91,9 @@ class AnswerCounts:
                 waited_s += now_s - self._waits_since_s
             lasted_s = max(1e-3, now_s - first.at_s)
             per_s, share = (last.samples - first.samples) / lasted_s, min(1.0, waited_s / lasted_s)
-            return TeacherCounts(self._teachers, round(per_s, 1), self._lead, self._window, round(share, 4))
+            return TeacherCounts(
+                self._teachers, round(per_s, 1), self._lead, self._window, round(share, 4), self._stages
+            )
 
 
 def combine(counts: list[TeacherCounts]) -> TeacherCounts | None:
@@ -101,6 +108,7 @@ def combine(counts: list[TeacherCounts]) -> TeacherCounts | None:
     return TeacherCounts(
         max(one.teachers for one in counts), round(sum(one.samples_per_s for one in counts), 1), neediest.lead,
         neediest.window, round(sum(one.waited_share for one in counts) / len(counts), 4),
+        mean_stages([one.stages for one in counts if one.stages is not None]),
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from edl_hvd.driver.job_folder.claim import format_time
 from edl_hvd.driver.job_folder.files import JobView, look
 from edl_hvd.driver.membership.state import host_of
 from edl_hvd.driver.status import Countdown, Status, WorkerStatus
+from edl_hvd.stage_times import StageTimes
 from edl_hvd.teacher_counts import TeacherCounts
 
 _OLD_S = 5.0
@@ -36,13 +37,23 @@ _SLOT_STATES = {
     "empty": "down",
     "orphaned": "saving, then ending",
 }
+_STAGES = {
+    "read_s": "the loader makes it",
+    "queued_s": "until a teacher asks for it",
+    "wire_s": "to the teacher and back",
+    "waiting_s": "at the teacher, behind others",
+    "compute_s": "in the teacher's model",
+    "ready_s": "answered ahead of the training",
+    "decode_s": "the answer becomes tensors",
+}
 
 
 @click.command("status")
 @click.argument("job_dir", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print the status as JSON.")
 @click.option("--watch", is_flag=True, help="Repeat every second until the job has ended, or Ctrl-C.")
-def status_command(job_dir: str | None, as_json: bool, watch: bool) -> None:
+@click.option("--profile", is_flag=True, help="Show where the time of a micro-batch goes, with teachers.")
+def status_command(job_dir: str | None, as_json: bool, watch: bool, profile: bool) -> None:
     """Show the state of a job that edlrun runs.
 
     JOB_DIR is the folder that 'edlrun --job-dir' names. Without it, this user's only job on this machine is shown, or a
@@ -53,6 +64,7 @@ def status_command(job_dir: str | None, as_json: bool, watch: bool) -> None:
       edl-hvd status
       edl-hvd status runs/7 --watch
       edl-hvd status runs/7 --json
+      edl-hvd status runs/7 --profile
 
     Exit code 1 when there is no such job. Documents: docs/edlrun.md.
     """
@@ -60,14 +72,18 @@ def status_command(job_dir: str | None, as_json: bool, watch: bool) -> None:
     if isinstance(found, list):
         _list(found, as_json)
         return
-    show = _print_json if as_json else None
+    if as_json:
+        if watch:
+            _follow(found, lambda view: click.echo(json.dumps(_to_json(view))))
+        else:
+            click.echo(json.dumps(_to_json(found), indent=2))
+        return
+    console = Console(highlight=False)
     if not watch:
-        (show or _print)(found)
-    elif show is not None:
-        _follow(found, lambda view: click.echo(json.dumps(_to_json(view))))
-    else:
-        with Live(_picture(found), auto_refresh=False, console=Console(highlight=False)) as live:
-            _follow(found, lambda view: live.update(_picture(view), refresh=True))
+        console.print(_picture(found, profile))
+        return
+    with Live(_picture(found, profile), auto_refresh=False, console=console) as live:
+        _follow(found, lambda view: live.update(_picture(view, profile), refresh=True))
 
 
 def _follow(view: JobView, show: Callable[[JobView], None]) -> None:
@@ -87,10 +103,6 @@ def _follow(view: JobView, show: Callable[[JobView], None]) -> None:
 # --- JSON ---
 
 
-def _print_json(view: JobView) -> None:
-    click.echo(json.dumps(_to_json(view), indent=2))
-
-
 def _to_json(view: JobView) -> dict[str, Any]:
     status = None if view.status is None else asdict(view.status)
     return {"folder": str(view.path), "running": view.running, "dead": view.dead, "job": asdict(view.record),
@@ -98,10 +110,6 @@ def _to_json(view: JobView) -> dict[str, Any]:
 
 
 # --- text ---
-
-
-def _print(view: JobView) -> None:
-    Console(highlight=False).print(_picture(view))
 
 
 def _list(views: list[JobView], as_json: bool) -> None:
@@ -121,7 +129,7 @@ def _list(views: list[JobView], as_json: bool) -> None:
     Console(highlight=False).print(table)
 
 
-def _picture(view: JobView) -> RenderableType:
+def _picture(view: JobView, with_profile: bool = False) -> RenderableType:
     record, status = view.record, view.status
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", no_wrap=True)
@@ -136,8 +144,14 @@ def _picture(view: JobView) -> RenderableType:
         rows += _rows(status)
     for name, text in rows:
         facts.add_row(name, text)
+    parts: list[RenderableType] = [facts]
+    if with_profile:
+        stages = status.teachers.stages if status is not None and status.teachers is not None else None
+        parts += ["", "no teacher answers now" if stages is None else _profile(stages)]
     workers = _workers(status, time.time() - status.at_s) if status is not None and view.running else None
-    return Group(facts, "", workers) if workers is not None else facts
+    if workers is not None:
+        parts += ["", workers]
+    return Group(*parts)
 
 
 def _rows(status: Status) -> list[tuple[str, str]]:
@@ -162,6 +176,20 @@ def _teachers(counts: TeacherCounts) -> str:
         [f"{counts.teachers:,}", pace(counts.samples_per_s), f"lead {counts.lead} of {counts.window}",
          f"waiting {counts.waited_share:.1%}"]
     )  # fmt: skip
+
+
+def _profile(stages: StageTimes) -> Table:
+    """Where the time of a micro-batch goes: the stages follow each other, those of many micro-batches overlap."""
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for column in ("stage", "ms", "share", "of a micro-batch"):
+        table.add_column(column, justify="right" if column in ("ms", "share") else "left")
+    times = asdict(stages)
+    whole_s = sum(times.values())
+    for name, what in _STAGES.items():
+        share = times[name] / whole_s if whole_s else 0.0
+        table.add_row(name.removesuffix("_s"), f"{1000 * times[name]:,.2f}", f"{share:.1%}", what)
+    table.add_row("all", f"{1000 * whole_s:,.2f}", "", "mean of this pass over the data")
+    return table
 
 
 def _remaining(drain: Countdown, status: Status) -> str:

@@ -24,10 +24,11 @@ from edl_hvd.distill.address_book import AddressBook, Fault
 from edl_hvd.distill.call import Wishes
 from edl_hvd.distill.conversation import Address
 from edl_hvd.distill.place import Place
-from edl_hvd.distill.stages import Stages, StageTimes
+from edl_hvd.distill.stages import Stages
 from edl_hvd.distill.turns import turn
 from edl_hvd.distill.window import Window
 from edl_hvd.frames import Array, ArrayType
+from edl_hvd.stage_times import StageTimes
 
 
 @dataclass(frozen=True)
@@ -249,6 +250,12 @@ class Holding(ABC):
             ready = len(self._window.teachers)
             short_s = 0.0 if ready else self._clock.monotonic_s() - self._ready_s
             return Outlook(ready, short_s, dict(self._book.faults), self._window, self._poisoned, self._stages.times)
+
+    @property
+    def times(self) -> StageTimes:
+        """Where the time of a micro-batch of this pass goes, from reading to consuming."""
+        with self.changed:
+            return self._stages.times
 
     @property
     def is_expecting(self) -> bool:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -19,11 +19,11 @@ from edl_hvd.distill.outputs import Outputs, row_types, to_tensors
 from edl_hvd.distill.place import show_indices
 from edl_hvd.distill.reading import Item, PartToSend, Reading, held_bytes
 from edl_hvd.distill.service import Service
-from edl_hvd.distill.stages import StageTimes
 from edl_hvd.distill.teacher import Teacher, check_probe, digest_answer
 from edl_hvd.distill.teachers import Teachers
 from edl_hvd.errors import NoTeacherError, UsageError
 from edl_hvd.frames import Array
+from edl_hvd.stage_times import StageTimes, mean_stages
 from edl_hvd.teacher_counts import answer_counts
 from edl_hvd.tensor_threads import TensorThread
 
@@ -32,6 +32,22 @@ _ANSWERS_EVERY_S = 30.0
 _END_S = 5.0
 # Longest wait for a reading thread, which ends before its next item.
 _READ_AT_ONCE = 2
+
+
+@dataclass
+class _Mean:
+    """The mean of some times."""
+
+    sum_s: float = 0.0
+    count: int = 0
+
+    def add(self, since_s: float) -> None:
+        """One more, which has begun then and ends now."""
+        self.sum_s, self.count = self.sum_s + time.monotonic() - since_s, self.count + 1
+
+    @property
+    def mean_s(self) -> float:
+        return round(self.sum_s / max(1, self.count), 6)
 
 
 class Pass:
@@ -55,7 +71,7 @@ class Pass:
         self._waited_s = 0.0
         self._samples = self._known = 0
         self._heap = Heap(min(service.teachers.limit_bytes for service in services.values()))
-        self._read_s, self._reads = 0.0, 0
+        self._reads, self._decodes = _Mean(), _Mean()
         # Of each service, at the end of the pass.
         self._times: dict[Service, StageTimes] = {}
         self._began_s = self._told_s = time.monotonic()
@@ -103,9 +119,13 @@ class Pass:
         answer_counts.end(
             item.place.samples, sum(len(one.teachers) for one in windows), min(one.lead for one in windows),
             max(len(one.entries) for one in windows),
+            mean_stages([self._with_own(service.calling.times) for service in self._services.values()]),
         )  # fmt: skip
         self._tell_now_and_then()
-        return _join(item, answers, {name: one.teachers.reduction for name, one in self._services.items()})
+        began_s = time.monotonic()
+        joined = _join(item, answers, {name: one.teachers.reduction for name, one in self._services.items()})
+        self._decodes.add(began_s)
+        return joined
 
     def close(self, is_final: bool = False) -> None:
         """End the pass; the next one takes over what teachers have answered or have, unless this is the last one."""
@@ -166,7 +186,7 @@ class Pass:
                 self._is_read = True
                 self._changed.notify_all()
                 return False
-            self._read_s, self._reads = self._read_s + time.monotonic() - began_s, self._reads + 1
+            self._reads.add(began_s)
             self._add(item)
         return True
 
@@ -272,10 +292,13 @@ class Pass:
                 again=window.again,
                 hedged=window.hedges,
                 kept=self._known,
-                read_s=round(self._read_s / max(1, self._reads), 6),
-                **asdict(times),
+                **asdict(self._with_own(times)),
             )
         )
+
+    def _with_own(self, times: StageTimes) -> StageTimes:
+        """The stages of a service, with those of the pass itself."""
+        return replace(times, read_s=self._reads.mean_s, decode_s=self._decodes.mean_s)
 
 
 class LocalPass:

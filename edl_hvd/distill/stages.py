@@ -1,16 +1,10 @@
-"""Where the time of a micro-batch goes, from reading to consuming; in means. Pure.
-
-read      the loader's own time
-queued    it waits for a teacher that asks
-wire      to the teacher and back
-waiting   it waits at the teacher
-compute   in the model, with the others of its batch
-ready     its answer waits for the training
-"""
+"""Where the time of a micro-batch goes, from reading to learning; in means. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from edl_hvd.stage_times import StageTimes
 
 
 @dataclass
@@ -20,27 +14,12 @@ class _Trip:
     answered_s: float | None = None
 
 
-@dataclass(frozen=True)
-class StageTimes:
-    """Mean times of the micro-batches since the pass began, in seconds.
-
-    Attributes:
-        queued_s, wire_s, waiting_s, compute_s, ready_s: See the module.
-    """
-
-    queued_s: float = 0.0
-    wire_s: float = 0.0
-    waiting_s: float = 0.0
-    compute_s: float = 0.0
-    ready_s: float = 0.0
-
-
 class Stages:
     """The stages of the tasks of one pass. Answers that are taken over from an earlier pass do not count."""
 
     def __init__(self) -> None:
         self._trips: dict[int, _Trip] = {}
-        self._sums = dict.fromkeys(StageTimes.__dataclass_fields__, 0.0)
+        self._sums = dict.fromkeys(("queued_s", "wire_s", "waiting_s", "compute_s", "ready_s"), 0.0)
         self._answers = self._consumed = 0
 
     def read(self, number: int, now_s: float) -> None:
@@ -80,6 +59,6 @@ class Stages:
 
     @property
     def times(self) -> StageTimes:
-        """The means so far."""
+        """The means so far, without what the pass itself measures."""
         counts = {name: self._consumed if name == "ready_s" else self._answers for name in self._sums}
         return StageTimes(**{name: round(total / max(1, counts[name]), 6) for name, total in self._sums.items()})

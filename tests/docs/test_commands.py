@@ -150,6 +150,8 @@ HOW: dict[str, Here | By | Ci] = {
              "&& edl-hvd status runs/resnet50", prints="run 2"),
     "edlrun --resume --job-dir runs/resnet50": By("tests/docs/test_commands.py::test_the_command_works"),
     "edl-hvd status runs/resnet50": By("tests/elastic/test_job_dir.py::test_status_shows_a_job_while_it_trains"),
+    "edl-hvd status runs/resnet50 --profile":
+        By("tests/elastic/test_distill.py::test_students_resize_and_die_while_teachers_come_and_go"),
     "edl-hvd drain node-3 --job runs/resnet50": By(
         "tests/elastic/test_job_dir.py::test_a_host_that_is_drained_leaves_at_the_next_commit_and_nothing_is_lost"),
     "edl-hvd replay history.jsonl": By("tests/docs/test_commands.py::test_the_command_works"),

@@ -130,6 +130,12 @@ def test_students_resize_and_die_while_teachers_come_and_go(tmp_path, digest):
                     shown = json.loads(subprocess.run(status, capture_output=True, check=True).stdout)
                     assert shown["status"]["teachers"]["teachers"] >= 1
                     assert shown["status"]["teachers"]["samples_per_s"] > 0
+                    stages = shown["status"]["teachers"]["stages"]
+                    assert stages["compute_s"] >= 0.02, "each answer takes that long in the model"
+                    assert all(stages[name] > 0 for name in ("read_s", "queued_s", "wire_s", "ready_s", "decode_s"))
+                    status[-1] = "--profile"
+                    shown = subprocess.run(status, capture_output=True, check=True, text=True).stdout
+                    assert "in the teacher's model" in shown
                     line = wait_for_step(tmp_path, newest["step"] + 2, 3, job)[-1]
                     os.kill(worker_of(tmp_path, 3, 2), signal.SIGKILL)
                     wait_for_step(tmp_path, line["step"] + 2, 2, job)

@@ -37,6 +37,7 @@ from edl_hvd.protocol import (
     decode,
     encode,
 )
+from edl_hvd.stage_times import StageTimes
 from edl_hvd.teacher_counts import TeacherCounts
 from edl_hvd.work_report import WorkReport
 
@@ -62,7 +63,7 @@ MESSAGES = [
         41,
         0.5,
         "edl_hvd.gather",
-        TeacherCounts(38, 1512.0, 11, 12, 0.004),
+        TeacherCounts(38, 1512.0, 11, 12, 0.004, StageTimes(0.001, 0.02, 0.003, 0.004, 0.1, 0.2, 0.0005)),
         work=WorkReport(64, 8, True, 6400, 0.5, (1, 2), (10.0, 19.0)),
     ),
     Raised(41, "ValueError: '…' \ud800", hopeless=True),

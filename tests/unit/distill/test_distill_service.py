@@ -103,7 +103,7 @@ def test_a_teacher_killed_in_mid_epoch_costs_no_answer(tmp_path, monkeypatch):
     kinds = [event["event"] for event in events]
     answers = next(event for event in events if event["event"] == "answers")
     assert 0.02 <= answers["compute_s"] < answers["compute_s"] + answers["wire_s"] + answers["waiting_s"]
-    assert all(answers[name] >= 0 for name in ("read_s", "queued_s", "ready_s"))
+    assert all(answers[name] >= 0 for name in ("read_s", "queued_s", "ready_s", "decode_s"))
     assert kinds.count("teacher_joined") == 3
     assert kinds.count("teacher_lost") == 2
     assert "answers" in kinds

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from edl_hvd.cli.status import _SLOT_STATES, _rows
+from edl_hvd.cli.status import _SLOT_STATES, _profile, _rows
 from edl_hvd.driver.job import Job
 from edl_hvd.driver.membership.events import DrainRequested, End, Exited, Formed, HostsFound, Ready
 from edl_hvd.driver.membership.state import LIVE, Membership, Rules, begin
@@ -29,6 +31,7 @@ from edl_hvd.driver.status import (
 )
 from edl_hvd.hosts import HostSlots
 from edl_hvd.protocol import Beat
+from edl_hvd.stage_times import StageTimes
 from edl_hvd.teacher_counts import TeacherCounts
 
 BEAT = Beat(1, 7, 5, 80, -1, "compute", 0.1, 3.0, 4, 5, 5, 0.1)
@@ -70,9 +73,30 @@ def test_what_members_get_from_teachers_is_brought_together():
     status = describe(membership, 10.0, 77.0, TrainingProgress(), both, {})
     assert status.teachers == TeacherCounts(38, 1512.0, 3, 12, 0.004)
     assert dict(_rows(status))["teachers"] == "38 · 1,512 samples/s · lead 3 of 12 · waiting 0.4%"
+    assert status.teachers.stages is None
     without = describe(membership, 10.0, 77.0, TrainingProgress(), {"a:0": heard(None)}, {})
     assert without.teachers is None
     assert "teachers" not in dict(_rows(without))
+
+
+def test_the_profile_is_the_mean_of_the_members_and_sums_up():
+    def heard(stages: StageTimes | None) -> LastHeartbeat:
+        return LastHeartbeat(replace(BEAT, teachers=TeacherCounts(8, 800.0, 11, 12, 0.0, stages)), 9.5)
+
+    times = StageTimes(0.001, 0.002, 0.003, 0.004, 0.1, 0.49, 0.0005)
+    beats = {"a:0": heard(times), "b:0": heard(replace(times, compute_s=0.2, ready_s=0.09))}
+    status = describe(told(*RUNNING), 10.0, 77.0, TrainingProgress(), beats, {})
+    assert status.teachers is not None
+    assert status.teachers.stages == replace(times, compute_s=0.15, ready_s=0.29)
+    console = Console(width=100, file=io.StringIO(), record=True)
+    console.print(_profile(status.teachers.stages))
+    rows = [line.split() for line in console.export_text().splitlines()[1:]]
+    assert [row[0] for row in rows] == ["read", "queued", "wire", "waiting", "compute", "ready", "decode", "all"]
+    assert [float(row[1]) for row in rows] == [1.0, 2.0, 3.0, 4.0, 150.0, 290.0, 0.5, 450.5]
+    assert rows[4][2] == "33.3%"
+    starting = describe(told(*RUNNING), 10.0, 77.0, TrainingProgress(), {"a:0": heard(None), "b:0": heard(times)}, {})
+    assert starting.teachers is not None
+    assert starting.teachers.stages == times
 
 
 def test_workers_are_shown_with_what_they_said_last():
