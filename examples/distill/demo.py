@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from common import GLOBAL_BATCH, TEACHER, TRAINING, train_teacher
+from common import GLOBAL_BATCH, MICRO_BATCH, TEACHER, TRAINING, train_teacher
 from rich.console import Console
 from rich.table import Table
 from seeds import answers_of, learn, show
@@ -103,7 +103,9 @@ class Stage:
         """Start this number of teachers, and wait until they listen; no job knows of them yet."""
         for number in range(count):
             words = ["teach", f"{HERE / 'student.py'}:build", "--devices", "cpu", "--port", str(self.port + number)]
-            self._start(f"teacher-{number}", [program("edl-hvd"), *words, "--threads", "1"])
+            # They sleep as long for each sample, so a larger batch would only take tasks from teachers that are free.
+            words += ["--threads", "1", "--max-batch", str(MICRO_BATCH)]
+            self._start(f"teacher-{number}", [program("edl-hvd"), *words])
         for name in list(self.processes):
             log = self.folder / f"{name}.log"
             self.until(f"{name} answers", lambda log=log: b" answers at " in log.read_bytes(), name)
