@@ -1,6 +1,7 @@
 """What a megabyte costs on the way to a teacher and back, in processor time of both ends, beside plain sockets.
 
-    python benchmarks/distill_wire.py                  TCP and Unix sockets, plain and with this package's messages
+    python benchmarks/distill_wire.py       TCP and Unix sockets, plain and with this package's messages; and gRPC,
+                                            where grpcio is installed
 
 A micro-batch of 64 images of 3 × 224 × 224 bytes goes to a process that reads it, and 64 × 1000 float16 come back, one
 after the other over the loopback interface. The cost is the difference between 45 and 5 of these, so that set-up does
@@ -10,13 +11,16 @@ not count; the median of five rounds, in which all ways take turns.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import multiprocessing
 import os
 import resource
 import select
 import socket
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from edl_hvd.frames import Array, ArrayType, BodyBuffers, Frame, FrameStream, Limits
@@ -93,6 +97,25 @@ WAYS: dict[str, tuple[Callable[[socket.socket], Any], socket.AddressFamily]] = {
     "Unix, plain": (Plain, socket.AF_UNIX),
     "Unix, messages": (Framed, socket.AF_UNIX),
 }
+GRPC = "gRPC, bytes"
+_METHOD, _ANY_SIZE = "/teacher/answer", [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+
+@dataclass(frozen=True)
+class WireGoal:
+    """What a way may cost at most, as a part of another one."""
+
+    name: str
+    way: str
+    other: str
+    most: float
+
+
+GOALS = (
+    WireGoal("processor time of a megabyte over TCP, of plain sockets", "TCP, messages", "TCP, plain", 1.25),
+    WireGoal("the same, of gRPC", "TCP, messages", GRPC, 1 / 3),
+    WireGoal("over a Unix socket, of TCP", "Unix, messages", "TCP, messages", 0.5),
+)
 
 
 def cpu_s() -> float:
@@ -127,20 +150,94 @@ def cost_s(way: str, count: int) -> float:
     return total_s
 
 
+def serve_grpc(pipe: Any) -> None:
+    """The teacher's end of gRPC: bytes in and out, so that nothing is spent on protobuf."""
+    import grpc
+
+    logits = bytes(ANSWER.size_bytes)
+
+    class Handler(grpc.GenericRpcHandler):
+        def service(self, details: Any) -> Any:
+            return grpc.unary_unary_rpc_method_handler(lambda images, context: logits)
+
+    server = grpc.server(ThreadPoolExecutor(1), handlers=(Handler(),), options=_ANY_SIZE)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    pipe.send(port)
+    pipe.recv()
+    began_s = cpu_s()
+    pipe.send(None)
+    pipe.recv()
+    pipe.send(cpu_s() - began_s)
+    server.stop(None)
+
+
+def grpc_cost_s(count: int) -> float:
+    """As ``cost_s``, by gRPC."""
+    import grpc
+
+    # gRPC has threads of its own, so its process is not a fork of this one.
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    other = context.Process(target=serve_grpc, args=(there,))
+    other.start()
+    images = bytes(SEND.size_bytes)
+    with grpc.insecure_channel(f"127.0.0.1:{here.recv()}", options=_ANY_SIZE) as channel:
+        ask = channel.unary_unary(_METHOD)
+        here.send(None)
+        here.recv()
+        began_s = cpu_s()
+        for _ in range(count):
+            assert len(ask(images)) == ANSWER.size_bytes
+        own_s = cpu_s() - began_s
+    here.send(None)
+    total_s = own_s + float(here.recv())
+    other.join(300)
+    return total_s
+
+
+def measure(rounds: int) -> dict[str, list[float]]:
+    """Processor milliseconds for a megabyte, of each round, by way; gRPC only where grpcio is installed."""
+    ways: dict[str, Callable[[int], float]] = {way: lambda count, way=way: cost_s(way, count) for way in WAYS}
+    if importlib.util.find_spec("grpc"):
+        ways[GRPC] = grpc_cost_s
+    found: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(rounds):
+        for way, cost in ways.items():
+            found[way].append((cost(45) - cost(5)) / (40 * MEGABYTES) * 1000)
+    return found
+
+
+def goal_lines(found: Mapping[str, Sequence[float]]) -> list[str]:
+    """The rows of a table of the goals, with a verdict for medians."""
+    lines = []
+    for goal in GOALS:
+        if goal.other not in found:
+            lines.append(f"| {goal.name} | at most {goal.most:.2f} | not measured: install grpcio | | |")
+            continue
+        parts = [one / other for one, other in zip(found[goal.way], found[goal.other], strict=True)]
+        middle = statistics.median(parts)
+        verdict = "kept" if middle <= goal.most else "missed"
+        lines.append(
+            f"| {goal.name} | at most {goal.most:.2f} | {middle:.2f} ({verdict}) "
+            f"| {min(parts):.2f} to {max(parts):.2f} | |"
+        )
+    return lines
+
+
 def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    found: dict[str, list[float]] = {way: [] for way in WAYS}
-    for _ in range(arguments.rounds):
-        for way in WAYS:
-            found[way].append((cost_s(way, 45) - cost_s(way, 5)) / (40 * MEGABYTES) * 1000)
+    found = measure(arguments.rounds)
     plain = statistics.median(found["TCP, plain"])
     print("| way | processor ms per MB | range | of plain TCP |\n|---|---|---|---|")
     for way, costs in found.items():
         middle = statistics.median(costs)
         print(f"| {way} | {middle:.3f} | {min(costs):.3f} to {max(costs):.3f} | {middle / plain:.2f} |")
+    print("\n| goal | | measured, median | range | |\n|---|---|---|---|---|")
+    print("\n".join(goal_lines(found)))
     print(f"\n{arguments.rounds} rounds; load {os.getloadavg()[0]:.1f}")
 
 

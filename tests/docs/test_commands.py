@@ -281,7 +281,8 @@ HOW: dict[str, Here | By | Ci] = {
              prints="| 8 students, 40 teachers | "),
     "python benchmarks/discovery.py": Here(more="2", prints="from_ec2, first poll"),
     "python benchmarks/distill.py":
-        Here(more="--scenes service co-located --rounds 1 --short", prints="| co-located |"),
+        Here(more="--goals scenes start --scenes service co-located --rounds 1 --short",
+             prints="a teacher listens"),
     "python benchmarks/distill_digits.py":
         Here(more="--seeds 2 --teacher-epochs 1 --long-epochs 1", prints="| three, averaged | 90 | 4 |"),
     "python benchmarks/distill_wire.py": Here(more="--rounds 1", prints="| Unix, messages |"),
