@@ -95,13 +95,17 @@ def _devices(text: str) -> list[str]:
 
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
-    """Pass signals on, and wait; the exit code is the first one that is not 0."""
+    """Pass signals on, and wait; the exit code is the first one that is not 0, as a shell has it."""
+    told: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
+        told.append(number)
         for process in processes:
             process.send_signal(signal.SIGTERM)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, pass_on)
     codes = [process.wait() for process in processes]
-    return next((code for code in codes if code), 0)
+    # One that was told to leave while it still loaded its model had nothing to finish.
+    bad = (code for code in codes if code and not (told and code == -signal.SIGTERM))
+    return next((128 - code if code < 0 else code for code in bad), 0)

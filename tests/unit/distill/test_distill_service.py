@@ -808,6 +808,19 @@ def test_teach_serves_a_file_and_teachers_shows_it(tmp_path):
         teach.stdout.close()
 
 
+def test_a_teacher_that_is_told_to_leave_while_it_loads_ends_well(tmp_path):
+    (tmp_path / "model.py").write_text(
+        "import time\n\ndef build():\n    print('loads', flush=True)\n    time.sleep(600)\n"
+    )
+    words = [sys.executable, "-m", "edl_hvd.cli.main", "teach", f"{tmp_path}/model.py:build", "--devices", "cpu,cpu"]
+    teach = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    assert teach.stdout is not None
+    assert [teach.stdout.readline(), teach.stdout.readline()] == ["loads\n", "loads\n"]
+    teach.send_signal(signal.SIGTERM)
+    assert soon(teach) == 0
+    teach.stdout.close()
+
+
 def test_teach_without_a_token_does_not_listen_to_the_network(tmp_path):
     (tmp_path / "model.py").write_text("def build():\n    return abs\n")
     words = [sys.executable, "-m", "edl_hvd.cli.main", "teach", f"{tmp_path}/model.py:build", "--listen", "0.0.0.0"]
