@@ -24,8 +24,8 @@ def test_a_job_runs_is_scaled_suspended_and_resumed_with_kubectl(make_run: Calla
     run.wait_running(4)
     [launcher] = run.pods("launcher")
     assert launcher["spec"]["containers"][0]["command"] == [
-        "edlrun", "-np", "2", "--min-np", "2", "--agents-port", "7077", "--token-file", "/etc/edl-hvd/token", "--status-port", "$(POD_IP):9401", "python",
-        "train.py",
+        "edlrun", "-np", "2", "--min-np", "2", "--agents-port", "7077", "--token-file", "/etc/edl-hvd/token",
+        "--status-port", "$(POD_IP):9401", "python", "train.py",
     ]  # fmt: skip
     assert launcher["spec"]["automountServiceAccountToken"] is False
 
