@@ -38,7 +38,7 @@ def test_a_job_runs_is_scaled_suspended_and_resumed_with_kubectl(make_run: Calla
     run.wait_running(4)
     run.kubectl("wait", "tj/resnet", "--for=condition=Running", "--timeout=180s")
     head, row = run.kubectl("get", "tj").splitlines()
-    assert head.split() == ["NAME", "STATE", "WORKERS", "MIN", "MAX", "PRIORITY", "AGE"]
+    assert head.split() == ["NAME", "STATE", "WORKERS", "MIN", "MAX", "PRIORITY", "LEFT", "AGE"]
     assert row.split()[:6] == ["resnet", "Training", "4/4", "2", "4", "edl-hvd-floor"]
     before = run.alive()
     run.kubectl("scale", "tj/resnet", "--replicas", "2")
