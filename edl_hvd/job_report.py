@@ -7,7 +7,6 @@ not know it leaves out, and what is missing has its default.
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass, fields
 
 from edl_hvd.errors import UsageError
@@ -15,7 +14,9 @@ from edl_hvd.hosts import shown
 from edl_hvd.json_values import read_fields
 
 PATH = "/status"
-_MOST_SIZES = 1000
+_MOST_SIZES, _MOST_WORKERS = 1000, 1_000_000
+_LEAST, _MOST = 1e-9, 1e15
+# A number beyond these is no measurement, and would spoil the plan of all jobs.
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class JobReport:
         change_s: Seconds that another number of workers costs; ``None`` before there was a change.
 
     Raises:
-        UsageError: The curve is none.
+        UsageError: The curve is none, or a number is out of bounds.
     """
 
     state: str = ""
@@ -49,11 +50,21 @@ class JobReport:
 
     def __post_init__(self) -> None:
         rising = all(low < high for low, high in zip((0, *self.sizes), self.sizes, strict=False))
-        usable = all(math.isfinite(value) and value > 0 for value in self.goodput)
+        usable = all(_LEAST <= value <= _MOST for value in self.goodput) and max(self.sizes, default=0) <= _MOST_WORKERS
         if len(self.sizes) != len(self.goodput) or len(self.sizes) > _MOST_SIZES or not rising or not usable:
             raise UsageError(
                 f"a report has sizes {shown(list(self.sizes))} and goodput {shown(list(self.goodput))}; expected "
-                f"{_MOST_SIZES} sizes at most, from 1 on, that rise, and as many finite values above 0"
+                f"{_MOST_SIZES} sizes at most, of 1 to {_MOST_WORKERS} workers, that rise, and as many values from "
+                f"{_LEAST:g} to {_MOST:g}"
+            )
+        for name in ("samples_per_s", "left_s", "left", "change_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= _MOST:
+                raise UsageError(f"a report has a {name} of {value:g}; expected 0 to {_MOST:g}")
+        if not (0 <= self.workers <= _MOST_WORKERS and -1 <= self.step <= _MOST):
+            raise UsageError(
+                f"a report has {shown(self.workers)} workers at step {shown(self.step)}; expected 0 to {_MOST_WORKERS} "
+                f"workers, and a step of -1 to {_MOST:g}"
             )
 
     def to_json(self) -> str:

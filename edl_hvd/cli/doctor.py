@@ -44,8 +44,8 @@ def doctor_command(
       edl-hvd doctor --discover ec2:tag=job=resnet50
       edl-hvd doctor --kubernetes
 
-    Exit code 1 when something is missing that training on this machine needs. Documents: docs/build.md,
-    docs/discovery.md and docs/kubernetes.md.
+    Exit code 1 when something is missing that training on this machine, or what was asked for, needs. Documents:
+    docs/build.md, docs/discovery.md and docs/kubernetes.md.
     """
     findings = examine(process_environment(), checkpoint, discovery_script, discover)
     if kubernetes:

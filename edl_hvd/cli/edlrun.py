@@ -133,7 +133,7 @@ _FLAGS = (
     _value(_OUTPUT, "--metrics-port", "[ADDRESS:]PORT",
            "Serve /metrics for Prometheus; on 127.0.0.1 unless told otherwise."),
     _value(_OUTPUT, "--status-port", "[ADDRESS:]PORT",
-           "Serve the job's state, speed, curve and time left as JSON at /status; the same address."),
+           "Serve state, speed, curve and time left as JSON at /status; on 127.0.0.1 unless told otherwise."),
     _value(_OUTPUT, "--record", "FILE", "Write the history of the membership to FILE, for 'edl-hvd replay FILE'."),
     _value(_OUTPUT, "--job-dir", "DIR",
            "Folder of the job: status, history and flags for --resume; and checkpoints, unless the script or "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
 
 from edl_hvd.doctor.findings import ADVICE, MISSING, OK, CheckResult
@@ -32,11 +32,15 @@ def check_cluster(namespace: str = "edl-hvd") -> Iterator[CheckResult]:
         yield CheckResult(_GROUP, "cluster", MISSING, str(error), "compare with: kubectl version")
         return
     yield CheckResult(_GROUP, "cluster", OK, f"Kubernetes {version}")
-    for check in (_resource, _classes, lambda api: _operator(api, namespace), _rights):
+    checks: Mapping[str, Callable[[ApiServer], CheckResult]] = {
+        "TrainingJob": _resource, "priorities": _classes, "operator": lambda api: _operator(api, namespace),
+        "rights": _rights,
+    }  # fmt: skip
+    for subject, check in checks.items():
         try:
             yield check(api)
-        except PlatformError as error:
-            yield CheckResult(_GROUP, "rights", ADVICE, str(error), "ask who administers the cluster")
+        except PlatformError as error:  # as for a user who may not look at it
+            yield CheckResult(_GROUP, subject, ADVICE, str(error), "ask who administers the cluster")
     api.close()
 
 

@@ -31,7 +31,7 @@ _FACTORS = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 
             "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "Ei": 2.0**60}  # fmt: skip
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Taint:
     """A taint of a node that keeps pods away (``NoSchedule`` or ``NoExecute``)."""
 
@@ -40,9 +40,13 @@ class Taint:
     effect: str
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Toleration:
-    """A taint, or several, that a pod puts up with; empty fields mean any."""
+    """The taints that a pod tolerates; what is empty stands for any.
+
+    >>> str(Toleration("team", "vision", "NoSchedule")), str(Toleration())
+    ('team=vision:NoSchedule', '*')
+    """
 
     key: str = ""
     value: str | None = None
@@ -52,8 +56,12 @@ class Toleration:
         """Whether a node with this taint is open to the pod."""
         return self.key in ("", taint.key) and self.effect in ("", taint.effect) and self.value in (None, taint.value)
 
+    def __str__(self) -> str:
+        value = "" if self.value is None else f"={self.value}"
+        return f"{self.key or '*'}{value}{f':{self.effect}' if self.effect else ''}"
 
-@dataclass(frozen=True, order=True)
+
+@dataclass(frozen=True)
 class Placement:
     """Which nodes a pod may be placed on.
 
@@ -78,9 +86,7 @@ class Placement:
             )
             for one in spec.get("tolerations") or []
         }  # fmt: skip
-        # None sorts beside no text.
-        ordered = sorted(tolerations, key=lambda one: (one.key, one.value is not None, one.value or "", one.effect))
-        return cls(tuple(sorted((spec.get("nodeSelector") or {}).items())), tuple(ordered))
+        return cls(tuple(sorted((spec.get("nodeSelector") or {}).items())), tuple(sorted(tolerations, key=str)))
 
     def admits(self, node: SeenNode) -> bool:
         """Whether a pod may be placed there, as far as labels and taints go."""
@@ -90,7 +96,7 @@ class Placement:
 
     def __str__(self) -> str:
         labels = ",".join(f"{name}={value}" for name, value in self.selector)
-        taints = ",".join(f"{one.key or 'all'}" for one in self.tolerations)
+        taints = ",".join(map(str, self.tolerations))
         return " ".join(filter(None, (labels or "any", f"(tolerates {taints})" if taints else "")))
 
 

@@ -242,16 +242,19 @@ def _said(state: JobState, now_s: float) -> dict[str, Any]:
     at_s = epoch_s((kept.get("progress") or {}).get("at"))
     if at_s is not None and now_s - at_s < _PROGRESS_EVERY_S and not (told.sizes and _is_news(told, known)):
         return kept
-    progress: dict[str, Any] = {"at": _time(now_s), "step": report.step}
-    if report.samples_per_s is not None:
-        progress["samplesPerSecond"] = round(report.samples_per_s)
-    if report.left_s is not None:
-        progress |= {"estimatedRemainingSeconds": round(report.left_s), "left": short_duration(report.left_s)}
+    # ``None`` takes a field away: the API server merges what it is given into what it has.
+    progress = {
+        "at": _time(now_s),
+        "step": report.step,
+        "samplesPerSecond": None if report.samples_per_s is None else round(report.samples_per_s),
+        "estimatedRemainingSeconds": round(report.left_s) if report.left_s is not None else None,
+        "left": short_duration(report.left_s) if report.left_s is not None else None,
+    }
     if not told.sizes:
         return {**kept, "progress": progress}
     measured = {"sizes": list(told.sizes), "goodput": list(told.goodput), "left": told.left,
                 "changeSeconds": told.change_s}  # fmt: skip
-    return {"progress": progress, "measured": {name: one for name, one in measured.items() if one is not None}}
+    return {"progress": progress, "measured": measured}
 
 
 def _is_news(told: JobMeasurements, known: JobMeasurements) -> bool:

@@ -161,6 +161,23 @@ def test_two_jobs_share_and_the_room_of_one_goes_to_the_other(make_run: Callable
     wait_for("nothing of it", lambda: not run.pods(name="one"))
 
 
+def test_a_node_with_a_taint_is_used_by_those_who_tolerate_it(make_run: Callable[..., Run]) -> None:
+    run = make_run({"a": 3, "b": 2})
+    node = f"{run.namespace}-b"
+    run.kubectl("taint", "nodes", node, "team=vision:NoSchedule")
+    run.apply(job("plain", 1, 3))
+    run.wait_running(2, "plain")
+    vision = job("vision", 1, 2)
+    vision["spec"]["workers"]["template"]["spec"]["tolerations"] = [{"key": "team", "operator": "Exists"}]
+    run.apply(vision)
+
+    def nodes(name: str) -> set[str]:
+        return {pod["spec"].get("nodeName", "") for pod in run.pods(name=name)}
+
+    wait_for("a worker behind the taint", lambda: node in nodes("vision"))
+    assert node not in nodes("plain")
+
+
 def test_an_operator_without_rights_or_server_says_so(cluster: Cluster, make_run: Callable[..., Run]) -> None:
     run = make_run({"a": 2}, has_operator=False)
     log = cluster.folder / "operator.log"

@@ -39,7 +39,6 @@ def test_a_job_is_scaled_loses_a_pod_and_outlives_operator_and_launcher(
         operator = run.start_operator()
         run.apply(made)
         wait_for("an epoch of two workers", lambda: 2 in dict(epochs()).values())
-        wait_for("a curve of its own", lambda: "measured" in run.status("minimal"))
         run.kubectl("scale", "tj/minimal", "--replicas", "1")
         wait_for("an epoch of one", lambda: epochs()[-1][1] == 1)
         run.wait_running(1, "minimal")

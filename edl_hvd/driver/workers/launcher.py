@@ -79,16 +79,14 @@ class Launcher:
 
         Args:
             worker: Its slot, as ``host:slot``.
-            variables: For this worker, besides and above those of the program; which GPU it has means nothing where
-                the program's environment hides all of them.
+            variables: For this worker, besides and above those of the program. Where that hides all GPUs of this
+                machine, they stay hidden.
 
         Raises:
             UsageError: The program or its folder cannot be used here, or a variable cannot be exported.
             PlatformError: ssh cannot be run, or the agent of the host does not answer.
         """
         host = worker.rpartition(":")[0]
-        if hides_gpus(self._program.environment):
-            variables = {name: text for name, text in variables.items() if name != VISIBLE_DEVICES}
         if self._agents is not None and self._agents.serves(host):
             return await self._start_by_agent(self._agents, worker, host, variables)
         if await asyncio.to_thread(self._is_local, host):
@@ -98,6 +96,8 @@ class Launcher:
     async def _start_here(self, worker: str, variables: Mapping[str, str]) -> WorkerProcess:
         words, folder = self._program.words, self._program.folder
         environment = {**self._program.environment, **variables, **_FOR_ALL}
+        if hides_gpus(self._program.environment):
+            environment[VISIBLE_DEVICES] = self._program.environment[VISIBLE_DEVICES]
         transcript = Transcript(worker, self._output)
         output = Output(transcript.take)
         try:

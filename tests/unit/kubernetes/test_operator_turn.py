@@ -319,6 +319,41 @@ def test_a_job_goes_where_its_labels_and_tolerations_let_it() -> None:
         assert placed(world, "job") == nodes, spec
 
 
+def test_tolerations_that_differ_in_their_value_alone_are_told_apart() -> None:
+    def tainted(name: str) -> SeenNode:
+        return SeenNode(name, {"cpu": 4000}, True, {}, (Taint("team", name, "NoSchedule"),))
+
+    def for_team(name: str) -> dict[str, Any]:
+        return pooled(name, 1, 4, tolerations=[{"key": "team", "value": name, "effect": "NoSchedule"}])
+
+    world = World({}, for_team("speech"), for_team("vision"))
+    world.nodes = (tainted("speech"), tainted("vision"))
+    assert placed(world, "speech") == {"speech"}
+    assert placed(world, "vision") == {"vision"}
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.floats(1e-9, 1e15), min_size=1, max_size=6), st.one_of(st.none(), st.floats(0, 1e15)),
+    st.one_of(st.none(), st.floats(0, 1e15)),
+)  # fmt: skip
+def test_no_report_spoils_the_plan_of_the_others(
+    goodput: list[float], left: float | None, change_s: float | None
+) -> None:
+    world = World({"a": 6, "b": 4}, item("liar", 1, 8), item("honest", 2, 8))
+    world.settle()
+    world.reports = {
+        "uid-liar": JobReport("training", 1, 9, None, None, tuple(range(1, len(goodput) + 1)), tuple(goodput), left,
+                              change_s)
+    }  # fmt: skip
+    world.now_s += 3600
+    world.decide()
+    for action in world.decide():
+        world.do(action)
+    world.settle()
+    assert len(world.workers("honest")) >= 2
+
+
 def test_a_job_that_no_node_admits_waits_and_says_so() -> None:
     world = World({}, pooled("job", 1, 2, nodeSelector={"pool": "none"}))
     world.nodes = POOLS

@@ -44,6 +44,9 @@ def test_a_report_arrives_as_it_was_said():
     "text",
     ["", "[]", '{"sizes": [4, 2], "goodput": [1.0, 2.0]}', '{"sizes": [1], "goodput": [-1.0]}',
       "<html>", "[" * 100_000, '{"step": "7"}', '{"sizes": [1]}', '{"goodput": [1e999], "sizes": [1]}',
+     '{"left": -5}', '{"change_s": -1.0}', '{"left_s": 1e300}', '{"goodput": [1e300], "sizes": [1]}',
+     '{"goodput": [1e-300], "sizes": [1]}', '{"goodput": [1.0], "sizes": [99999999999999999999]}', '{"step": 1e30}',
+     '{"step": 99999999999999999999999}', '{"workers": -1}',
      json.dumps({"sizes": list(range(2000)), "goodput": [1.0] * 2000})],
 )  # fmt: skip
 def test_what_is_no_report_counts_as_nothing_said(text):
@@ -144,6 +147,14 @@ def test_progress_is_written_twice_a_minute_and_a_new_curve_at_once():
     assert status_of(state(first, later), 1_800_000_030.0)["progress"]["step"] == 800
     slower = replace(later, goodput=(410.0, 700.0, 900.0))
     assert status_of(state(first, slower), 1_800_000_001.0)["measured"]["goodput"] == [410.0, 700.0, 900.0]
+
+
+def test_what_is_not_known_any_more_is_taken_away():
+    first = status_of(state(), 1_800_000_000.0)
+    later = status_of(state(first, replace(REPORT, left_s=None, left=None, samples_per_s=None)), 1_800_000_100.0)
+    assert later["progress"]["left"] is later["progress"]["samplesPerSecond"] is later["measured"]["left"] is None, (
+        "the API server merges: what is only left out stays"
+    )
 
 
 def test_a_launcher_that_is_silent_or_starts_anew_takes_nothing_back():
