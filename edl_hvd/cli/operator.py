@@ -22,7 +22,7 @@ _MANIFESTS = ("operator.yaml",)
 @click.option("--manifests", is_flag=True, help="Print what the cluster needs, for 'kubectl apply -f -', and end.")
 @click.option("--namespace", default="edl-hvd", show_default=True, help="Namespace of the Lease of the leader.")
 @click.option("--identity", default=None, help="Name of this operator among several.  [its host's]")
-@click.option("--every", default="1s", show_default=True, help="Time between two looks at the cluster.")
+@click.option("--every", default="1s", show_default=True, help="Least time between two turns, which follow changes.")
 @click.option("--metrics-port", "where", metavar="[ADDRESS:]PORT",
               help="Serve /metrics for Prometheus; on 127.0.0.1 unless told otherwise.")  # fmt: skip
 def operator_command(manifests: bool, namespace: str, identity: str | None, every: str, where: str | None) -> None:

@@ -28,8 +28,9 @@ from edl_hvd.kubernetes.turn import Action, CreatePod, DeletePod, WriteStatus, d
 
 LEASE_NAME = "edl-hvd-operator"
 LEASE_S, ACT_WITHIN_S, RENEW_EVERY_S = 15, 10.0, 2.0
-QUIET_S = 5.0
+QUIET_S = 2.0
 # Between two turns without news: for what becomes due by time alone, and for what jobs say of their work.
+# The Lease wakes this process as often, and a turn takes milliseconds.
 _JOBS = f"/apis/{GROUP}/{VERSION}"
 _MOST_PLANNER_FAILURES = 3
 _DONE: Mapping[type, str] = {CreatePod: "pod created", DeletePod: "pod deleted", WriteStatus: "status written"}
@@ -50,6 +51,7 @@ class Leadership:
         self._folder = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._renewed_s: float | None = None
         self._seen: tuple[str, float] | None = None
+        self._held: dict[str, Any] | None = None
 
     @property
     def may_act(self) -> bool:
@@ -65,6 +67,11 @@ class Leadership:
         began_s = self._clock.monotonic_s()
         if self._renewed_s is not None and began_s - self._renewed_s < RENEW_EVERY_S:
             return
+        lease, self._held = self._held, None
+        if lease is not None and self.may_act:
+            with suppress(ObjectExistsError, ObjectMissingError):  # someone else has written it
+                self._write(lease, began_s)
+                return
         try:
             lease = self._api.get(f"{self._folder}/{LEASE_NAME}")
         except ObjectMissingError:
@@ -80,19 +87,22 @@ class Leadership:
                 self._seen = (mark, began_s)
             if began_s - self._seen[1] < (spec.get("leaseDurationSeconds") or LEASE_S):
                 return
+        try:
+            self._write(lease, began_s)
+        except ObjectExistsError:
+            self._renewed_s = None
+
+    def _write(self, lease: dict[str, Any], began_s: float) -> None:
+        spec: dict[str, Any] = lease["spec"]
         now = datetime.fromtimestamp(self._clock.wall_s(), timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        if holder != self._identity:
+        if spec.get("holderIdentity") != self._identity:
             spec["acquireTime"] = now
             spec["leaseTransitions"] = (spec.get("leaseTransitions") or 0) + 1
         spec.update(holderIdentity=self._identity, leaseDurationSeconds=LEASE_S, renewTime=now)
-        try:
-            if "resourceVersion" in lease["metadata"]:
-                self._api.replace(f"{self._folder}/{LEASE_NAME}", lease)
-            else:
-                self._api.create(self._folder, lease)
-        except ObjectExistsError:
-            self._renewed_s = None
-            return
+        if "resourceVersion" in lease["metadata"]:
+            self._held = self._api.replace(f"{self._folder}/{LEASE_NAME}", lease)
+        else:
+            self._held = self._api.create(self._folder, lease)
         self._renewed_s = began_s
 
     def release(self) -> None:
@@ -275,6 +285,7 @@ class Operator:
         number = 1 if self._turn is None else self._turn.number + 1
         self._turn = _Turn(seen, self._acted_s, self._acted_s - self._looked_s, decided_s - self._acted_s, number)
         for action in actions:
+            self._leadership.renew()  # there may be thousands
             if not self._leadership.may_act or self._ending.is_set():
                 return True
             job = action.job
