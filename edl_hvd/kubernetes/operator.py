@@ -354,8 +354,8 @@ class Operator:
             case DeletePod(_, pod, grace_s):
                 try:
                     self._api.delete(f"{core}/pods/{pod.name}", pod.uid, grace_s)
-                except (ObjectMissingError, ObjectExistsError):
-                    watch.pod_deleted(pod.uid)  # it has gone; another one may have its name
+                except ObjectMissingError:
+                    watch.pod_deleted(pod.uid)  # it has gone before
                     raise
                 watch.pod_deleted(pod.uid)
         return True

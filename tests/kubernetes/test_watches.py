@@ -101,8 +101,8 @@ class Watched:
         self.api = cluster.client(config)
         self.informer = Informer(self.api, self.path, name_of, self.news, watch_s)
 
-    def create(self, name: str) -> None:
-        self.cluster.api.create(self.path, {"metadata": {"name": name}})
+    def create(self, name: str, note: str = "") -> None:
+        self.cluster.api.create(self.path, {"metadata": {"name": name, "annotations": {"note": note}}})
 
     def delete(self, name: str) -> None:
         one = self.cluster.api.get(f"{self.path}/{name}")
@@ -138,8 +138,8 @@ def test_one_that_is_listed_in_pages_is_told_of_each_change(
     assert watched.names() == {f"c{number}" for number in range(7)}
     assert proxy.count("GET", "?limit=3") == 3
     watched.news.clear()
-    watched.create("odd1")
-    wait_for("what is new", lambda: "odd1" in watched.names())
+    watched.create("odd", note="lines that end\u0085in ways\u2028of their own\n")
+    wait_for("what is new", lambda: "odd" in watched.names())
     watched.delete("c0")
     wait_for("what has gone", lambda: "c0" not in watched.names())
     assert watched.news.is_set()
@@ -185,3 +185,32 @@ def test_it_ends_at_once_in_the_middle_of_a_watch(
     watched.informer._thread.join(60)
     assert not watched.informer._thread.is_alive()
     watched.api.close()
+
+
+def test_at_rest_nothing_is_asked_but_the_lease(make_run: Callable[..., Run], proxy: WatchProxy) -> None:
+    run = make_run({"a": 3}, has_operator=False)
+    run.start_operator(run.cluster.config_by(proxy.url))
+    run.apply(job(least=1, most=2))
+    run.wait_running(2)
+    began = 0
+
+    def others() -> list[tuple[str, str]]:
+        return [one for one in proxy.requests[began:] if "/leases/" not in one[1] and "watch=1" not in one[1]]
+
+    def is_quiet() -> bool:
+        nonlocal began
+        if others():
+            began = len(proxy.requests)
+        return len(proxy.requests) - began >= 5
+
+    wait_for("five renewals without anything else", is_quiet)
+    renewals = [one for one in proxy.requests[began:] if "/leases/" in one[1]]
+    assert {method for method, _ in renewals} == {"PUT"}
+    assert lists(proxy) == [1, 1, 1, 1]
+    label = {"metadata": {"labels": {"note": "of others"}}}
+    for number in range(20):
+        label["metadata"]["labels"]["note"] = str(number)
+        run.cluster.api.patch(f"/api/v1/namespaces/{run.namespace}/pods/resnet-worker-0", label)
+    told = len(proxy.requests)
+    wait_for("two more renewals", lambda: len(proxy.requests) >= told + 2)
+    assert others() == [], "what is not read of a pod may change"
