@@ -36,6 +36,8 @@ _WATCH_S = 290
 _LEAST_WATCH_S, _STEADY_S = 1.0, 30.0
 # A watch that is over sooner, without an event, has failed; one that lasted longer ends a row of failures.
 _LEAST_PAUSE_S, _MOST_PAUSE_S = 1.0, 30.0
+_OPENED_S, _OPENED_AFTER_LIST_S = 1.0, 10.0
+# In which a watch has to begin: what is known is older by that when turns are made again, until its events have come.
 
 T = TypeVar("T")
 _Key = tuple[str, str]
@@ -185,8 +187,9 @@ class Informer(Generic[T]):
             try:
                 version = self._list()
                 listed_s = self._clock.monotonic_s()
+                version = self._follow(version, _OPENED_AFTER_LIST_S)
                 while not self._ending.is_set():
-                    version = self._follow(version)
+                    version = self._follow(version, _OPENED_S)
             except ResourceExpiredError:
                 pass  # a new list is all that is needed
             except EdlHvdError as error:
@@ -215,12 +218,15 @@ class Informer(Generic[T]):
         self.cache.replace(items, version)
         return version
 
-    def _follow(self, version: str) -> str:
+    def _follow(self, version: str, within_s: float) -> str:
         """Watch until the server ends it; the version to go on from."""
-        within_s = self._chance.randint(self._watch_s * 9 // 10, self._watch_s)
         began_s, told = self._clock.monotonic_s(), 0
-        stream = self._api.watch(self._path, version, within_s)
+        stream = self._api.watch(self._path, version, self._chance.randint(self._watch_s * 9 // 10, self._watch_s))
         try:
+            opened_s = self._clock.monotonic_s()
+            if opened_s - began_s > within_s:
+                text = f"WATCH {self._path}: it began after {opened_s - began_s:.1f} s"
+                raise ResourceExpiredError(text) if within_s == _OPENED_S else PlatformError(text)
             with self._lock:
                 self._stream = stream
                 if self._ending.is_set():
@@ -237,7 +243,7 @@ class Informer(Generic[T]):
             with self._lock:
                 self._stream, self._is_current = None, False
             stream.close()
-        if not told and self._clock.monotonic_s() - began_s < _LEAST_WATCH_S and not self._ending.is_set():
+        if not told and self._clock.monotonic_s() - opened_s < _LEAST_WATCH_S and not self._ending.is_set():
             raise PlatformError(f"WATCH {self._path}: it was over within {_LEAST_WATCH_S:g} s, without an event")
         return version
 

@@ -1,4 +1,4 @@
-"""A proxy between an operator and the API server: it knows watches from other requests, delays, holds and cuts them."""
+"""A proxy between an operator and the API server: it delays, holds and cuts watches, or has them begin too early."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 _REQUEST = re.compile(rb"(GET|POST|PUT|PATCH|DELETE) (\S+) HTTP/1\.1\r\n")
+_ANSWER = re.compile(rb"HTTP/1\.1 (\d+)")
+_DELETED = re.compile(rb'"preconditions": *\{"uid": *"([^"]+)"')
 _LOOK_S = 0.2
 
 
@@ -26,14 +28,20 @@ class WatchProxy:
         watch_delay_s: How much later everything arrives that the server says in a watch.
         is_shut: Whether new connections are closed at once.
         is_held: Whether requests for watches wait.
+        expired: Number of watches to come that begin at a version which is not kept any more.
         requests: Method and path of those that came, in order.
+        answers: Method, path and code of those that were answered, in order.
+        deleted: UIDs of objects that were to be deleted, in order.
     """
 
     port: int
     watch_delay_s: float = 0.0
     is_shut: bool = False
     is_held: bool = False
+    expired: int = 0
     requests: list[tuple[str, str]] = field(default_factory=list)
+    answers: list[tuple[str, str, int]] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -72,6 +80,10 @@ class WatchProxy:
         """Number of requests of a method whose path holds these words."""
         return sum(asked == method and words in path for asked, path in list(self.requests))
 
+    def refused(self, method: str, words: str) -> list[tuple[str, str, int]]:
+        """Requests of a method whose path holds these words, and that the server did not do."""
+        return [one for one in list(self.answers) if one[0] == method and words in one[1] and one[2] >= 300]
+
     def _accept(self) -> None:
         while True:
             try:
@@ -96,6 +108,7 @@ class WatchProxy:
 
     def _carry(self, near: socket.socket) -> None:
         far, late = self._connect(), deque[tuple[float, bytes]]()
+        asked: deque[tuple[str, str]] = deque(maxlen=1)
         try:
             while True:
                 left_s = late[0][0] - time.monotonic() if late else _LOOK_S
@@ -103,12 +116,18 @@ class WatchProxy:
                 if near in ready:
                     if not (data := near.recv(1 << 16)):
                         return
-                    if self._note(near, data):
+                    self.deleted += [uid.decode() for uid in _DELETED.findall(data)]
+                    if self._note(near, data, asked):
                         far.close()
                         far = self._connect()  # the one before may be of a server that has ended meanwhile
+                        if self.expired:
+                            self.expired -= 1
+                            data = re.sub(rb"resourceVersion=\d+", b"resourceVersion=1", data)
                     far.sendall(data)
                 elif far in ready:
                     data = far.recv(1 << 16)
+                    if asked and (found := _ANSWER.match(data)):
+                        self.answers.append((*asked.pop(), int(found[1])))
                     late.append((time.monotonic() + (self.watch_delay_s if self._open[near] else 0.0), data))
                 while late and late[0][0] <= time.monotonic():
                     if not (data := late.popleft()[1]):
@@ -117,13 +136,14 @@ class WatchProxy:
         finally:
             far.close()
 
-    def _note(self, near: socket.socket, data: bytes) -> bool:
+    def _note(self, near: socket.socket, data: bytes, asked: deque[tuple[str, str]]) -> bool:
         """Note a request, and hold it. Whether it is for a watch."""
         if not (found := _REQUEST.match(data)):
             return False
         path = found[2].decode()
         self._open[near] = "watch=1" in path
-        self.requests.append((found[1].decode(), path))
+        asked.append((found[1].decode(), path))
+        self.requests.append(asked[0])
         while self._open[near] and self.is_held:
             time.sleep(0.01)
         return self._open[near]
