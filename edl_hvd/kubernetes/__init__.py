@@ -5,7 +5,8 @@ pods.py        the objects of one job: launcher, workers, service, token
 turn.py        what follows from what is seen: pure
 status.py      the status of a job, with conditions, and the events that its changes are
 submission.py  the TrainingJob that 'edl-hvd train --kubernetes' submits
-api.py         the API server: lists and writes
+api.py         the API server: lists, watches and writes
+informer.py    the objects of a cluster, kept up by watches
 operator.py    one operator: leader election, and turn after turn
 manifests/     what `kubectl apply -f` installs
 """

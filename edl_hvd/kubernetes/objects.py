@@ -263,6 +263,19 @@ class SeenPod:
 
 
 @dataclass(frozen=True)
+class SeenPriority:
+    """A PriorityClass.
+
+    Attributes:
+        name: Its name.
+        value: The priority of its pods.
+    """
+
+    name: str
+    value: int
+
+
+@dataclass(frozen=True)
 class ClusterSnapshot:
     """The cluster, as the operator sees it in one turn.
 
@@ -427,6 +440,11 @@ def read_node(item: Mapping[str, Any]) -> SeenNode:
     }
     is_open = conditions.get("Ready") == "True" and not spec.get("unschedulable")
     return SeenNode(meta["name"], allocatable, is_open and len(given) == len(taints), meta.get("labels") or {}, given)
+
+
+def read_priority(item: Mapping[str, Any]) -> SeenPriority:
+    """A PriorityClass."""
+    return SeenPriority(item["metadata"]["name"], item.get("value") or 0)
 
 
 def read_pod(item: Mapping[str, Any]) -> SeenPod:

@@ -1,7 +1,8 @@
-"""The operator: looks at the cluster, and does what :func:`~edl_hvd.kubernetes.turn.decide` says, turn after turn.
+"""The operator: watches the cluster, and does what :func:`~edl_hvd.kubernetes.turn.decide` says, turn after turn.
 
-It keeps nothing but what it writes into the status of the jobs. Of several that run, the one that holds the Lease acts;
-one that could not renew it for some time stops acting, by its own clock, before any other can begin.
+It keeps nothing but what it writes into the status of the jobs. Of several that run, the one that holds the Lease acts,
+and it alone watches: it lists everything once it acts, and so sees what the one before it has written.
+One that could not renew the Lease for some time stops acting, by its own clock, before any other can begin.
 """
 
 from __future__ import annotations
@@ -18,16 +19,8 @@ from typing import Any
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import EdlHvdError, ObjectExistsError, ObjectMissingError, PlatformError
 from edl_hvd.kubernetes.api import ApiServer
-from edl_hvd.kubernetes.objects import (
-    GROUP,
-    LAUNCHER,
-    VERSION,
-    ClusterSnapshot,
-    SeenJob,
-    read_job,
-    read_node,
-    read_pod,
-)
+from edl_hvd.kubernetes.informer import ClusterWatch
+from edl_hvd.kubernetes.objects import GROUP, LAUNCHER, VERSION, ClusterSnapshot, SeenJob
 from edl_hvd.kubernetes.pods import token_manifest
 from edl_hvd.kubernetes.reports import Reports
 from edl_hvd.kubernetes.status import events_of, refusal_event
@@ -35,6 +28,8 @@ from edl_hvd.kubernetes.turn import Action, CreatePod, DeletePod, WriteStatus, d
 
 LEASE_NAME = "edl-hvd-operator"
 LEASE_S, ACT_WITHIN_S, RENEW_EVERY_S = 15, 10.0, 2.0
+QUIET_S = 5.0
+# Between two turns without news: for what becomes due by time alone, and for what jobs say of their work.
 _JOBS = f"/apis/{GROUP}/{VERSION}"
 _MOST_PLANNER_FAILURES = 3
 _DONE: Mapping[type, str] = {CreatePod: "pod created", DeletePod: "pod deleted", WriteStatus: "status written"}
@@ -124,12 +119,12 @@ class OperatorView:
         now_s: Seconds since the epoch.
         jobs: Jobs as it saw them last; empty before it has acted.
         nodes: Nodes that it saw last.
-        seen_age_s: Seconds since it looked; ``None`` before it has.
-        look_s: Seconds that the last look took.
+        seen_age_s: Seconds since the last turn began; ``None`` before the first.
+        look_s: Seconds that it took to gather what is known for it.
         decide_s: Seconds that the last plan took, with what follows from it.
         turns: Turns that it finished.
         done: Number of pods created and deleted and of statuses written, by what was done.
-        requests: Requests to the API server, by verb and code; code 0: no answer.
+        requests: Requests to the API server, by verb (also LIST and WATCH) and code; code 0: no answer.
     """
 
     is_leader: bool
@@ -162,7 +157,7 @@ class Operator:
         api: The API server.
         leadership: Decides whether this operator acts.
         tell: Told what people want to know.
-        every_s: Seconds between two looks at the cluster.
+        every_s: Fewest seconds between two turns.
         clock: For times of conditions and claims.
     """
 
@@ -171,7 +166,9 @@ class Operator:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:  # fmt: skip
         self._api, self._leadership, self._tell, self._every_s, self._clock = api, leadership, tell, every_s, clock
-        self._ending = threading.Event()
+        self._ending, self._news = threading.Event(), threading.Event()
+        self._watch: ClusterWatch | None = None
+        self._looked_s, self._acted_s = float("-inf"), float("-inf")
         self._said = ""
         self._reported: dict[str, str] = {}
         self._was_leader = False
@@ -192,7 +189,7 @@ class Operator:
             0.0 if turn is None else turn.decide_s,
             0 if turn is None else turn.number,
             dict(self._done),
-            dict(self._api.requests),
+            self._api.requests,
         )
 
     def end(self) -> None:
@@ -200,7 +197,7 @@ class Operator:
         self._ending.set()
 
     def run(self) -> None:
-        """Look and act until :meth:`end`. What goes wrong is said once, and tried again.
+        """Watch and act until :meth:`end`. What goes wrong is said once, and tried again.
 
         Raises:
             PlatformError: No plan could be made three times in a row; another process may do better.
@@ -208,57 +205,93 @@ class Operator:
         failures = 0
         while not self._ending.is_set():
             try:
-                self._leadership.renew()
-                if self._leadership.may_act != self._was_leader:
-                    self._was_leader = self._leadership.may_act
-                    self._tell("acts for this cluster" if self._was_leader else "does not act: another operator does")
-                if self._was_leader:
-                    self.act()
-                self._said, failures = "", 0
+                self._lead()
+                if not self._was_leader or (self._is_due() and self.act()):
+                    self._said, failures = "", 0
             except EdlHvdError as error:
                 if str(error) != self._said:
                     self._tell(f"{error}; trying again")
                 self._said = str(error)
+                self._ending.wait(min(self._every_s, RENEW_EVERY_S))
             except Exception as error:  # a fault in the plan: what runs goes on
                 failures += 1
                 self._tell(f"no plan could be made: {type(error).__name__}: {error}")
                 if failures >= _MOST_PLANNER_FAILURES:
                     raise PlatformError(f"no plan could be made {failures} times in a row: {error}") from error
-            self._ending.wait(self._every_s)
+                self._ending.wait(min(self._every_s, RENEW_EVERY_S))
+            self._wait()
+        self._forget()
         self._reports.close()
         self._leadership.release()
 
-    def act(self) -> None:
-        """One turn: look at the whole cluster, decide, and do it.
+    def _lead(self) -> None:
+        if not self._leadership.may_act:
+            self._forget()  # another operator may act: what it writes is to be seen before this one acts again
+        self._leadership.renew()
+        if self._leadership.may_act != self._was_leader:
+            self._was_leader = self._leadership.may_act
+            self._tell("acts for this cluster" if self._was_leader else "does not act: another operator does")
+
+    def _forget(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+    def _is_due(self) -> bool:
+        now_s = self._clock.monotonic_s()
+        return now_s - self._acted_s >= self._every_s and (self._news.is_set() or now_s - self._looked_s >= QUIET_S)
+
+    def _wait(self) -> None:
+        """Until a turn or the Lease is due."""
+        if not self._was_leader:
+            self._ending.wait(min(self._every_s, RENEW_EVERY_S))
+            return
+        began_s = self._clock.monotonic_s()
+        if self._news.wait(_within(self._looked_s + QUIET_S - began_s)):
+            # A burst of changes is one turn.
+            now_s = self._clock.monotonic_s()
+            self._ending.wait(_within(min(self._acted_s + self._every_s, began_s + RENEW_EVERY_S) - now_s))
+
+    def act(self) -> bool:
+        """One turn: take what is known of the whole cluster, decide, and do it.
+
+        Returns:
+            Whether it was made: not before all kinds of objects are listed, at first and after a watch has failed.
 
         Raises:
             PlatformError: The API server is away, or refuses to show what the turn needs.
         """
-        # Jobs come first: a pod that is created after the look has a job that was seen.
         lost: set[str] = set()
-        began_s = self._clock.monotonic_s()
-        seen = self.look()
-        looked_s = self._clock.monotonic_s()
+        self._looked_s = self._clock.monotonic_s()
+        self._news.clear()
+        if self._watch is None:
+            self._watch = ClusterWatch(self._api, self._news)
+        seen = self.look(self._watch)
+        if seen is None:
+            return False
+        self._acted_s = self._clock.monotonic_s()
         actions = decide(seen, self._clock.wall_s())
         decided_s = self._clock.monotonic_s()
         number = 1 if self._turn is None else self._turn.number + 1
-        self._turn = _Turn(seen, looked_s, looked_s - began_s, decided_s - looked_s, number)
+        self._turn = _Turn(seen, self._acted_s, self._acted_s - self._looked_s, decided_s - self._acted_s, number)
         for action in actions:
             if not self._leadership.may_act or self._ending.is_set():
-                return
+                return True
             job = action.job
             if job.uid in lost:
                 continue
             try:
-                self._do(action)
-                self._done[_DONE[type(action)]] += 1
+                if self._do(action, self._watch):
+                    self._done[_DONE[type(action)]] += 1
+                    self._news.set()  # what follows from it is for the next turn
             except ObjectExistsError:
-                lost.add(job.uid)  # it was written meanwhile: the next turn sees more
+                lost.add(job.uid)  # it was written meanwhile: the watch will tell
             except ObjectMissingError:
                 continue
             except PlatformError as error:
                 lost.add(job.uid)
                 self._report(job, str(error))
+        return True
 
     def _report(self, job: SeenJob, text: str) -> None:
         """Say what the API server refuses about a job, in an event of it; the other jobs go on."""
@@ -270,30 +303,31 @@ class Operator:
         with suppress(EdlHvdError):  # it was said above
             self._create(f"/api/v1/namespaces/{job.namespace}/events", event)
 
-    def look(self) -> ClusterSnapshot:
-        """The cluster as it is.
+    def look(self, watch: ClusterWatch) -> ClusterSnapshot | None:
+        """The cluster as far as its watch has told; ``None``: not all kinds are listed yet.
 
         Raises:
             PlatformError: The API server is away, or refuses.
         """
-        classes = self._api.list("/apis/scheduling.k8s.io/v1/priorityclasses")
-        jobs = tuple(map(read_job, self._api.list(f"{_JOBS}/trainingjobs")))
-        nodes = tuple(map(read_node, self._api.list("/api/v1/nodes")))
-        pods = tuple(map(read_pod, self._api.list("/api/v1/pods")))
+        known = watch.known()
+        if known is None:
+            return None
         launchers = {
             pod.job: pod.address
-            for pod in pods if pod.job and pod.role == LAUNCHER and pod.phase == "Running" and pod.address
+            for pod in known.pods if pod.job and pod.role == LAUNCHER and pod.phase == "Running" and pod.address
         }  # fmt: skip
-        priorities = {one["metadata"]["name"]: one["value"] for one in classes}
-        return ClusterSnapshot(jobs, nodes, pods, priorities, self._reports.of(launchers))
+        priorities = {one.name: one.value for one in known.priorities}
+        return ClusterSnapshot(known.jobs, known.nodes, known.pods, priorities, self._reports.of(launchers))
 
-    def _do(self, action: Action) -> None:
+    def _do(self, action: Action, watch: ClusterWatch) -> bool:
+        """Whether it was this that did it."""
         job = action.job
         core = f"/api/v1/namespaces/{job.namespace}"
         match action:
             case WriteStatus(_, status):
                 path = f"{_JOBS}/namespaces/{job.namespace}/trainingjobs/{job.name}/status"
-                self._api.patch(path, {"metadata": {"resourceVersion": job.resource_version}, "status": dict(status)})
+                change = {"metadata": {"resourceVersion": job.resource_version}, "status": dict(status)}
+                watch.job_written(self._api.patch(path, change))
                 for event in events_of(job, status, self._clock.wall_s()):
                     self._tell(f"{job.key}: {event['reason']}: {event['message']}")
                     self._create(f"{core}/events", event)
@@ -302,10 +336,26 @@ class Operator:
                     self._create(f"{core}/services", other)
                 if needs:
                     self._create(f"{core}/secrets", token_manifest(job, secrets.token_urlsafe()))
-                self._create(f"{core}/pods", dict(manifest))
+                created = self._create(f"{core}/pods", dict(manifest))
+                if created is None:
+                    return False
+                watch.pod_created(created)
             case DeletePod(_, pod, grace_s):
-                self._api.delete(f"{core}/pods/{pod.name}", pod.uid, grace_s)
+                try:
+                    self._api.delete(f"{core}/pods/{pod.name}", pod.uid, grace_s)
+                except (ObjectMissingError, ObjectExistsError):
+                    watch.pod_deleted(pod.uid)  # it has gone; another one may have its name
+                    raise
+                watch.pod_deleted(pod.uid)
+        return True
 
-    def _create(self, path: str, manifest: Mapping[str, Any]) -> None:
-        with suppress(ObjectExistsError):  # an earlier operator, or an earlier turn, has done it
-            self._api.create(path, manifest)
+    def _create(self, path: str, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Create an object; ``None``: an earlier operator, or an earlier turn, has done it."""
+        with suppress(ObjectExistsError):
+            return self._api.create(path, manifest)
+        return None
+
+
+def _within(rest_s: float) -> float:
+    """Seconds to wait so that the Lease is renewed in time."""
+    return max(0.0, min(RENEW_EVERY_S, rest_s))

@@ -81,11 +81,14 @@ class Run:
         found = (pod["metadata"] for pod in self.pods(name=name))
         return {meta["uid"] for meta in found if "deletionTimestamp" not in meta}
 
+    def running_uids(self, name: str = "resnet") -> set[str]:
+        return {
+            pod["metadata"]["uid"] for pod in self.pods(name=name)
+            if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
+        }  # fmt: skip
+
     def running(self, name: str = "resnet") -> int:
-        return sum(
-            pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
-            for pod in self.pods(name=name)
-        )
+        return len(self.running_uids(name))
 
     def wait_running(self, count: int, name: str = "resnet") -> None:
         def is_so() -> bool:

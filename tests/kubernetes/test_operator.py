@@ -287,7 +287,8 @@ def test_the_operator_has_the_rights_that_are_documented_and_no_others(cluster: 
     allowed = {
         ("list", "trainingjobs"), ("patch", "trainingjobs/status"), ("list", "nodes"), ("list", "pods"),
         ("create", "pods"), ("delete", "pods"), ("create", "services"), ("create", "secrets"), ("create", "events"),
-        ("list", "priorityclasses"), ("update", "trainingjobs/finalizers"),
+        ("list", "priorityclasses"), ("update", "trainingjobs/finalizers"), ("watch", "trainingjobs"),
+        ("watch", "nodes"), ("watch", "pods"), ("watch", "priorityclasses"),
     }  # fmt: skip
     groups = {
         "trainingjobs": "edl-hvd.dev", "priorityclasses": "scheduling.k8s.io", "leases": "coordination.k8s.io",
@@ -296,7 +297,7 @@ def test_the_operator_has_the_rights_that_are_documented_and_no_others(cluster: 
     kinds = {resource for _, resource in allowed} | {"configmaps", "deployments", "roles", "pods/exec", "leases"}
     for resource in sorted(kinds):
         group = groups.get(resource.partition("/")[0], "")
-        for verb in ("get", "list", "create", "update", "patch", "delete"):
+        for verb in ("get", "list", "watch", "create", "update", "patch", "delete"):
             name, _, sub = resource.partition("/")
             review = {
                 "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",

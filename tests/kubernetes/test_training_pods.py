@@ -58,7 +58,7 @@ def test_a_job_is_scaled_loses_a_pod_and_outlives_operator_and_launcher(
         process = kubelet.running[lost]
         assert process is not None
         os.killpg(process.pid, signal.SIGKILL)
-        wait_for("another pod", lambda: run.running("minimal") == 2 and lost not in run.alive("minimal"))
+        wait_for("another pod", lambda: len(run.running_uids("minimal") - {lost}) == 2)
         [launcher] = run.pods("launcher", "minimal")
         process = kubelet.running[launcher["metadata"]["uid"]]
         assert process is not None
