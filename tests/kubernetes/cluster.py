@@ -166,4 +166,8 @@ class Cluster:
         for process in reversed(self.processes):
             process.terminate()
         for process in self.processes:
-            process.wait(60)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:  # an API server waits for those who watch
+                process.kill()
+                process.wait(60)
