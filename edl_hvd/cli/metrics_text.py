@@ -146,13 +146,13 @@ def operator_metrics(view: OperatorView) -> Document:
     """How an operator, and the jobs of its cluster, stand; jobs and nodes only while it acts."""
     metrics, jobs = _Metrics(), view.jobs if view.is_leader else ()
     metrics.add("operator_is_leader", "1 for the one that acts", [((), float(view.is_leader))])
-    metrics.add("operator_snapshot_age_seconds", "Since it looked at the cluster", [((), view.seen_age_s)])
-    metrics.add("operator_look_seconds", "What the last look took", [((), view.look_s)])
+    metrics.add("operator_snapshot_age_seconds", "Since its last turn began", [((), view.seen_age_s)])
+    metrics.add("operator_look_seconds", "What gathering the cluster for it took", [((), view.look_s)])
     metrics.add("operator_plan_seconds", "What the last plan took", [((), view.decide_s)])
-    metrics.add("operator_turns", "Looks that were acted upon", [((), view.turns)], counter=True)
+    metrics.add("operator_turns", "Turns that were made", [((), view.turns)], counter=True)
     metrics.add("operator_actions", "What was done", (((what,), count) for what, count in sorted(view.done.items())),
                 ("what",), counter=True)  # fmt: skip
-    metrics.add("operator_api_requests", "Requests to the API server; code 0: no answer",
+    metrics.add("operator_api_requests", "Requests to the API server, also LIST and WATCH; code 0: no answer",
                 (((verb, str(code)), count) for (verb, code), count in sorted(view.requests.items())),
                 ("verb", "code"), counter=True)  # fmt: skip
     metrics.add_histogram("operator_deletion_delay_seconds",

@@ -79,7 +79,7 @@ class Cluster:
             "--initial-advertise-peer-urls", f"http://127.0.0.1:{peer}",
             "--initial-cluster", f"default=http://127.0.0.1:{peer}", "--log-level", "error", "--unsafe-no-fsync",
         )  # fmt: skip
-        self._launch(
+        self._api_command: tuple[object, ...] = (
             assets / "kube-apiserver", "--etcd-servers", url, "--secure-port", self.port, "--bind-address",
             "127.0.0.1", "--cert-dir", self.folder / "pki", "--token-auth-file", self.folder / "tokens.csv",
             "--authorization-mode", "RBAC", "--service-cluster-ip-range", "10.96.0.0/16",
@@ -87,6 +87,7 @@ class Cluster:
             "--service-account-key-file", self.folder / "sa.key",
             "--service-account-signing-key-file", self.folder / "sa.key", "--endpoint-reconciler-type", "none",
         )  # fmt: skip
+        self._launch(*self._api_command)
         wait_for("API server", lambda: self.kubectl("get", "--raw", "/readyz", check=False) == "ok")
         both = ("--kubeconfig", config, "--leader-elect=false", *(("--port", "0") if old else ()))
         if requests_per_s:
@@ -111,6 +112,23 @@ class Cluster:
         secret = wait_for("the operator's account", lambda: self.kubectl(*account, check=False))
         token = self.kubectl("-n", "edl-hvd", "get", "secret", secret, "-o", "jsonpath={.data.token}")
         self.config(base64.b64decode(token).decode(), "operator.json")
+
+    def restart_api_server(self) -> None:
+        """Kill the API server, and start it again on the data that it had."""
+        process = self.processes.pop(1)
+        process.kill()
+        process.wait(60)
+        self._launch(*self._api_command)
+        self.processes.insert(1, self.processes.pop())
+        wait_for("API server", lambda: self.kubectl("get", "--raw", "/readyz", check=False) == "ok")
+
+    def config_by(self, url: str, base: str = "operator.json") -> str:
+        """The name of a kubeconfig, by another way to the API server."""
+        made = json.loads((self.folder / base).read_text())
+        made["clusters"][0]["cluster"]["server"] = url
+        name = f"by-{url.rpartition(':')[2]}-{base}"
+        (self.folder / name).write_text(json.dumps(made))
+        return name
 
     def config(self, token: str, name: str) -> Path:
         """A kubeconfig of a user."""

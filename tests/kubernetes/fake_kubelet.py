@@ -43,6 +43,7 @@ class FakeKubelet:
         self.history: list[tuple[str, str, str]] = []
         self.errors: list[str] = []
         self.running: dict[str, subprocess.Popen[bytes] | None] = {}
+        self.look_s = _LOOK_S
         self._ending = threading.Event()
         self._leaving: dict[str, float] = {}
         self._addresses = 1
@@ -84,7 +85,7 @@ class FakeKubelet:
 
     def _run(self) -> None:
         beat_s = 0.0
-        while not self._ending.wait(_LOOK_S):
+        while not self._ending.wait(self.look_s):
             try:
                 if time.monotonic() - beat_s > _BEAT_S:
                     for name, cores in self.nodes.items():

@@ -114,3 +114,16 @@ class Run:
 
     def events(self) -> list[str]:
         return [one["reason"] for one in self.cluster.api.list(f"/api/v1/namespaces/{self.namespace}/events")]
+
+
+def check_no_pod_twice(run: Run) -> None:
+    """No name at two places at once, and nothing started twice."""
+    at_once: dict[str, str] = {}
+    for what, name, uid in run.kubelet.history:
+        if what == "runs":
+            assert name not in at_once, f"{name} runs twice at once"
+            at_once[name] = uid
+        elif what == "gone":
+            at_once.pop(name, None)
+    starts = [uid for what, _, uid in run.kubelet.history if what == "runs"]
+    assert len(starts) == len(set(starts))

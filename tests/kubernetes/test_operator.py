@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import pytest
 from cluster import Cluster, wait_for
-from operator_run import Run, job
+from operator_run import Run, check_no_pod_twice, job
 
 from edl_hvd.kubernetes.operator import LEASE_S, RENEW_EVERY_S
 
@@ -185,10 +185,7 @@ def test_an_operator_without_rights_or_server_says_so(cluster: Cluster, make_run
     run.start_operator("nobody.json")
     wait_for("a word", lambda: "403" in log.read_text()[start:] if log.exists() else False)
     assert "apply the operator's manifests" in log.read_text()[start:]
-    gone = json.loads((cluster.folder / "nobody.json").read_text())
-    gone["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:9"
-    (cluster.folder / "gone.json").write_text(json.dumps(gone))
-    run.start_operator("gone.json")
+    run.start_operator(cluster.config_by("https://127.0.0.1:9", "nobody.json"))
     wait_for("a word", lambda: "the API server does not answer" in log.read_text()[start:])
     assert all(operator.poll() is None for operator in run.operators), "it tries again"
     lines = log.read_text()[start:].splitlines()
@@ -268,19 +265,6 @@ def test_when_an_operator_is_killed_another_takes_its_place(make_run: Callable[.
     assert healthy <= run.alive("one"), "no healthy worker is touched"
     check_no_pod_twice(run)
     assert metric(other, "nodes") >= 1
-
-
-def check_no_pod_twice(run: Run) -> None:
-    """No name at two places at once, and nothing started twice."""
-    at_once: dict[str, str] = {}
-    for what, name, uid in run.kubelet.history:
-        if what == "runs":
-            assert name not in at_once, f"{name} runs twice at once"
-            at_once[name] = uid
-        elif what == "gone":
-            at_once.pop(name, None)
-    starts = [uid for what, _, uid in run.kubelet.history if what == "runs"]
-    assert len(starts) == len(set(starts))
 
 
 def test_the_operator_has_the_rights_that_are_documented_and_no_others(cluster: Cluster) -> None:

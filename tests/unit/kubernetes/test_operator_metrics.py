@@ -70,7 +70,14 @@ class MemoryServer:
         return MemoryStream(self, path.rpartition("/")[2], int(version))
 
     def get(self, path: str) -> dict[str, Any]:
-        raise ObjectMissingError(path)
+        _, resource, name = path.rsplit("/", 2)
+        if name not in self.objects.get(resource, {}):
+            raise ObjectMissingError(path)
+        return deepcopy(self.objects[resource][name])
+
+    def replace(self, path: str, manifest: dict[str, Any]) -> dict[str, Any]:
+        self.answer("PUT", 200)
+        return self.put(path.split("/")[-2], manifest)
 
     def delete(self, path: str, uid: str, grace_s: int | None) -> None:
         self.answer("DELETE", 200)

@@ -1,0 +1,135 @@
+"""A proxy between an operator and the API server: it knows watches from other requests, delays, holds and cuts them."""
+
+from __future__ import annotations
+
+import re
+import select
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+
+_REQUEST = re.compile(rb"(GET|POST|PUT|PATCH|DELETE) (\S+) HTTP/1\.1\r\n")
+_LOOK_S = 0.2
+
+
+@dataclass
+class WatchProxy:
+    """Listens on a free port for HTTP, and passes it on by TLS.
+
+    Attributes:
+        port: The API server's port.
+        watch_delay_s: How much later everything arrives that the server says in a watch.
+        is_shut: Whether new connections are closed at once.
+        is_held: Whether requests for watches wait.
+        requests: Method and path of those that came, in order.
+    """
+
+    port: int
+    watch_delay_s: float = 0.0
+    is_shut: bool = False
+    is_held: bool = False
+    requests: list[tuple[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, bool] = {}
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def __enter__(self) -> WatchProxy:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut(watches_only=False)
+
+    def cut(self, watches_only: bool = True) -> int:
+        """Cut connections; their number."""
+        with self._lock:
+            found = [near for near, is_watch in self._open.items() if is_watch or not watches_only]
+        for near in found:
+            with suppress(OSError):
+                near.shutdown(socket.SHUT_RDWR)
+        return len(found)
+
+    @property
+    def watches(self) -> int:
+        """Number of connections whose last request was for a watch."""
+        with self._lock:
+            return sum(self._open.values())
+
+    def count(self, method: str, words: str) -> int:
+        """Number of requests of a method whose path holds these words."""
+        return sum(asked == method and words in path for asked, path in list(self.requests))
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            if self.is_shut:
+                near.close()
+            else:
+                threading.Thread(target=self._serve, args=(near,), daemon=True).start()
+
+    def _serve(self, near: socket.socket) -> None:
+        with self._lock:
+            self._open[near] = False
+        try:
+            with suppress(OSError):
+                self._carry(near)
+        finally:
+            with self._lock:
+                del self._open[near]
+            near.close()
+
+    def _carry(self, near: socket.socket) -> None:
+        far, late = self._connect(), deque[tuple[float, bytes]]()
+        try:
+            while True:
+                left_s = late[0][0] - time.monotonic() if late else _LOOK_S
+                ready = [far] if far.pending() else select.select([near, far], [], [], max(0.0, left_s))[0]
+                if near in ready:
+                    if not (data := near.recv(1 << 16)):
+                        return
+                    if self._note(near, data):
+                        far.close()
+                        far = self._connect()  # the one before may be of a server that has ended meanwhile
+                    far.sendall(data)
+                elif far in ready:
+                    data = far.recv(1 << 16)
+                    late.append((time.monotonic() + (self.watch_delay_s if self._open[near] else 0.0), data))
+                while late and late[0][0] <= time.monotonic():
+                    if not (data := late.popleft()[1]):
+                        return
+                    near.sendall(data)
+        finally:
+            far.close()
+
+    def _note(self, near: socket.socket, data: bytes) -> bool:
+        """Note a request, and hold it. Whether it is for a watch."""
+        if not (found := _REQUEST.match(data)):
+            return False
+        path = found[2].decode()
+        self._open[near] = "watch=1" in path
+        self.requests.append((found[1].decode(), path))
+        while self._open[near] and self.is_held:
+            time.sleep(0.01)
+        return self._open[near]
+
+    def _connect(self) -> ssl.SSLSocket:
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        made = socket.create_connection(("127.0.0.1", self.port), 60)
+        return context.wrap_socket(made)
