@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from edl_hvd.driver.status import Status
 from edl_hvd.errors import PlatformError
 from edl_hvd.fleet.messages import FleetView
 from edl_hvd.fleet.state import total
 from edl_hvd.kubernetes.objects import SeenJob, epoch_s
-from edl_hvd.kubernetes.operator import OperatorView
+from edl_hvd.kubernetes.operator import DELAY_BOUNDS_S, OperatorView
 from edl_hvd.status_server import Document
 
 _STATES = ("starting", "training", "changing", "regrouping", "waiting", "finishing", "stopping", "ended")
@@ -50,6 +50,18 @@ class _Metrics:
         for values, value in samples:
             if value is not None:
                 family.add_metric(values, value)
+        self._families.append(family)
+
+    def add_histogram(self, name: str, meaning: str, counts: Mapping[float, int], bounds: Sequence[float],
+                      sum_value: float) -> None:  # fmt: skip
+        """One family of durations: how many lie above each bound but the last, and not above the next."""
+        from prometheus_client.core import HistogramMetricFamily
+
+        family, total, buckets = HistogramMetricFamily(f"edl_hvd_{name}", meaning), 0, []
+        for bound in (*bounds, float("inf")):
+            total += counts.get(bound, 0)
+            buckets.append(("+Inf" if bound == float("inf") else f"{bound:g}", total))
+        family.add_metric((), buckets, sum_value)
         self._families.append(family)
 
     def collect(self) -> Iterable[object]:
@@ -143,6 +155,9 @@ def operator_metrics(view: OperatorView) -> Document:
     metrics.add("operator_api_requests", "Requests to the API server, also LIST and WATCH; code 0: no answer",
                 (((verb, str(code)), count) for (verb, code), count in sorted(view.requests.items())),
                 ("verb", "code"), counter=True)  # fmt: skip
+    metrics.add_histogram("operator_deletion_delay_seconds",
+                          "From a decision until the API server has taken the deletion of a pod",
+                          view.delays, DELAY_BOUNDS_S, view.delays_sum_s)  # fmt: skip
     metrics.add("nodes", "Nodes of the cluster", [((), view.nodes if view.is_leader else None)])
     phases = Counter(str(job.status.get("phase") or "Waiting") for job in jobs)
     metrics.add("jobs", "Jobs by phase", (((name,), phases[name]) for name in _JOB_PHASES), ("phase",))

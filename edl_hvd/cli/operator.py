@@ -15,17 +15,19 @@ from edl_hvd.errors import EdlHvdError, UsageError
 from edl_hvd.status_server import StatusServer
 from edl_hvd.values import read_seconds
 
-_MANIFESTS = ("operator.yaml",)
-
 
 @click.command("operator")
 @click.option("--manifests", is_flag=True, help="Print what the cluster needs, for 'kubectl apply -f -', and end.")
+@click.option("--mpijobs", is_flag=True,
+              help="Also resize MPIJobs of Kubeflow that ask for it; their CRD must be there.")  # fmt: skip
 @click.option("--namespace", default="edl-hvd", show_default=True, help="Namespace of the Lease of the leader.")
 @click.option("--identity", default=None, help="Name of this operator among several.  [its host's]")
 @click.option("--every", default="1s", show_default=True, help="Least time between two turns, which follow changes.")
 @click.option("--metrics-port", "where", metavar="[ADDRESS:]PORT",
               help="Serve /metrics for Prometheus; on 127.0.0.1 unless told otherwise.")  # fmt: skip
-def operator_command(manifests: bool, namespace: str, identity: str | None, every: str, where: str | None) -> None:
+def operator_command(
+    manifests: bool, mpijobs: bool, namespace: str, identity: str | None, every: str, where: str | None,
+) -> None:  # fmt: skip
     """Run the TrainingJobs of a Kubernetes cluster.
 
     It shares out the nodes among the jobs, makes room for more urgent pods of others, and writes into each job's
@@ -35,6 +37,7 @@ def operator_command(manifests: bool, namespace: str, identity: str | None, ever
     \b
     Examples:
       edl-hvd operator --manifests
+      edl-hvd operator --manifests --mpijobs
       edl-hvd operator
       edl-hvd operator --metrics-port 0.0.0.0:9400
 
@@ -42,8 +45,7 @@ def operator_command(manifests: bool, namespace: str, identity: str | None, ever
     Documents: docs/kubernetes.md.
     """
     if manifests:
-        folder = files("edl_hvd.kubernetes") / "manifests"
-        click.echo("---\n".join((folder / name).read_text(encoding="utf-8") for name in _MANIFESTS), nl=False)
+        click.echo(_manifests(mpijobs), nl=False)
         return
     from edl_hvd.kubernetes.api import ApiServer
     from edl_hvd.kubernetes.operator import Leadership, Operator
@@ -59,6 +61,7 @@ def operator_command(manifests: bool, namespace: str, identity: str | None, ever
         Leadership(api, namespace, identity or socket.gethostname()),
         lambda text: click.echo(f"edl-hvd operator: {text}", err=True),
         every_s,
+        with_mpijobs=mpijobs,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: operator.end())
@@ -74,3 +77,13 @@ def operator_command(manifests: bool, namespace: str, identity: str | None, ever
                 sys.exit(2)
             click.echo(f"edl-hvd operator: metrics are at {server.url}metrics", err=True)
         operator.run()
+
+
+def _manifests(with_mpijobs: bool) -> str:
+    folder = files("edl_hvd.kubernetes") / "manifests"
+    text = (folder / "operator.yaml").read_text(encoding="utf-8")
+    if not with_mpijobs:
+        return text
+    # The Deployment is the last of them: its command is told to look for MPIJobs.
+    text = text.replace("command: [edl-hvd, operator]", "command: [edl-hvd, operator, --mpijobs]")
+    return f"{text}---\n{(folder / 'mpijobs.yaml').read_text(encoding='utf-8')}"

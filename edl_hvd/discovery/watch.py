@@ -8,6 +8,7 @@ while (``damping.py``).
 
 from __future__ import annotations
 
+import itertools
 import queue
 import re
 import threading
@@ -82,18 +83,20 @@ class TrustedHosts:
         answers = [{entry.host: entry for entry in answer} for answer in row]
         known, now = {entry.host: entry for entry in self.hosts}, answers[-1]
         if is_believed(len(row)):
-            listed = {host: [one[host] for one in answers if host in one] for host in known}
+            most: dict[str, HostSlots] = {}
+            for entry in itertools.chain.from_iterable(row):
+                if entry.host not in most or entry.slots > most[entry.host].slots:
+                    most[entry.host] = entry
             # The most slots of the answers, and no more than were known.
             known = {
-                host: min([entry, max(listed[host], key=_slots)], key=_slots)
-                for host, entry in known.items() if listed[host]
+                host: entry if entry.slots <= most[host].slots else most[host]
+                for host, entry in known.items() if host in most
             }  # fmt: skip
         # The newest answer's form of a host comes first: it says which devices go with the slots.
-        return tuple(max((one[host] for one in (now, known) if host in one), key=_slots) for host in {**known, **now})
-
-
-def _slots(entry: HostSlots) -> int:
-    return entry.slots
+        for host, entry in now.items():
+            if host not in known or entry.slots >= known[host].slots:
+                known[host] = entry
+        return tuple(known.values())
 
 
 class HostWatch:

@@ -147,7 +147,7 @@ def report_of(status: Status | None) -> JobReport:
     return JobReport(
         status.state,
         status.size,
-        max(progress.step, progress.known_step),
+        max(progress.step, progress.known_step) or -1,  # a job that is restored knows none yet
         progress.samples_per_s if status.state == "training" else None,
         round(work.left / goodput, 1) if work.left is not None and goodput else None,
         () if work.curve is None else work.curve.sizes,

@@ -20,11 +20,15 @@ from edl_hvd.errors import EdlHvdError, PlatformError
 from edl_hvd.kubernetes.api import ApiServer, ResourceExpiredError, WatchEvent, WatchStream
 from edl_hvd.kubernetes.objects import (
     GROUP,
+    MPI_GROUP,
+    MPI_VERSION,
     VERSION,
+    SeenGuest,
     SeenJob,
     SeenNode,
     SeenPod,
     SeenPriority,
+    read_guest,
     read_job,
     read_node,
     read_pod,
@@ -271,12 +275,14 @@ class KnownObjects:
         nodes: Nodes.
         pods: Pods, also those of others.
         priorities: PriorityClasses.
+        guests: MPIJobs that may be resized.
     """
 
     jobs: tuple[SeenJob, ...]
     nodes: tuple[SeenNode, ...]
     pods: tuple[SeenPod, ...]
     priorities: tuple[SeenPriority, ...]
+    guests: tuple[SeenGuest, ...] = ()
 
 
 class ClusterWatch:
@@ -287,14 +293,17 @@ class ClusterWatch:
     Args:
         api: The API server.
         news: Set at every change that a turn would see.
+        with_mpijobs: Whether MPIJobs are watched as well.
     """
 
-    def __init__(self, api: ApiServer, news: threading.Event) -> None:
+    def __init__(self, api: ApiServer, news: threading.Event, with_mpijobs: bool = False) -> None:
         self._jobs = Informer(api, f"/apis/{GROUP}/{VERSION}/trainingjobs", read_job, news)
         self._nodes = Informer(api, "/api/v1/nodes", read_node, news)
         self._pods = Informer(api, "/api/v1/pods", read_pod, news)
         self._priorities = Informer(api, "/apis/scheduling.k8s.io/v1/priorityclasses", read_priority, news)
-        self._informers = (self._jobs, self._nodes, self._pods, self._priorities)
+        self._guests = Informer(api, f"/apis/{MPI_GROUP}/{MPI_VERSION}/mpijobs", read_guest, news)
+        always = (self._jobs, self._nodes, self._pods, self._priorities)
+        self._informers = (*always, self._guests) if with_mpijobs else always
         self._leaving: set[str] = set()
         for one in self._informers:
             one.start()
@@ -320,11 +329,16 @@ class ClusterWatch:
             self._nodes.cache.values(),
             tuple(replace(pod, is_deleting=True) if pod.uid in self._leaving else pod for pod in pods),
             self._priorities.cache.values(),
+            tuple(guest for guest in self._guests.cache.values() if guest is not None),
         )
 
     def job_written(self, answer: Mapping[str, Any]) -> None:
         """The API server has taken a job, or its status, and has answered this."""
         self._jobs.cache.write(answer)
+
+    def guest_written(self, answer: Mapping[str, Any]) -> None:
+        """The API server has taken an MPIJob, and has answered this."""
+        self._guests.cache.write(answer)
 
     def pod_created(self, answer: Mapping[str, Any]) -> None:
         """The API server has created a pod, and has answered this."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, ClassVar
 
 from edl_hvd.errors import UsageError
 from edl_hvd.job_report import JobReport
@@ -14,6 +14,10 @@ from edl_hvd.job_report import JobReport
 GROUP, VERSION, KIND = "edl-hvd.dev", "v1alpha1", "TrainingJob"
 JOB_LABEL, ROLE_LABEL, TIER_LABEL = f"{GROUP}/job", f"{GROUP}/role", f"{GROUP}/tier"
 NODE_ANNOTATION = f"{GROUP}/node"
+MPI_GROUP, MPI_VERSION, MPI_KIND = "kubeflow.org", "v2beta1", "MPIJob"
+MPI_ROLE_LABEL = "training.kubeflow.org/job-role"
+LEAST_NOTE, MOST_NOTE = f"{GROUP}/min-workers", f"{GROUP}/max-workers"
+RESIZED_NOTE, WHY_NOTE = f"{GROUP}/resized-at", f"{GROUP}/why"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 WORKER, LAUNCHER = "worker", "launcher"
 FLOOR, EXTRA = "floor", "extra"
@@ -163,6 +167,9 @@ class SeenJob:
     status: Mapping[str, Any] = field(default_factory=dict, compare=False)
     queue: str = ""
 
+    api_version: ClassVar[str] = f"{GROUP}/{VERSION}"
+    kind: ClassVar[str] = KIND
+
     @property
     def key(self) -> str:
         """Its name among all jobs of the cluster."""
@@ -177,6 +184,51 @@ class SeenJob:
     def is_over(self) -> bool:
         """Whether it is complete, or has failed for good."""
         return self.is_true("Complete") or self.is_true("Failed")
+
+
+@dataclass(frozen=True)
+class SeenGuest:
+    """An MPIJob of Kubeflow whose number of workers is planned with those of training jobs.
+
+    Attributes:
+        namespace: Its namespace.
+        name: Its name.
+        uid: Its identity.
+        resource_version: For writes that lose against later ones.
+        created_s: Seconds since the epoch.
+        least: Fewest workers, by its annotation.
+        most: Most workers.
+        replicas: Workers that it asks the mpi-operator for.
+        priority_class: PriorityClass of its workers; empty: the cluster's default.
+        resource: What the planner counts of it.
+        unit: How many of these a worker takes.
+        placement: Nodes that its workers may be placed on.
+        resized_s: When the operator last changed the number of its workers.
+        problem: Why it cannot be planned; empty: it can.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    resource_version: str
+    created_s: float
+    least: int = 0
+    most: int = 0
+    replicas: int = 0
+    priority_class: str = ""
+    resource: str = CPU
+    unit: int = 0
+    placement: Placement = Placement()
+    resized_s: float = 0.0
+    problem: str = ""
+
+    api_version: ClassVar[str] = f"{MPI_GROUP}/{MPI_VERSION}"
+    kind: ClassVar[str] = MPI_KIND
+
+    @property
+    def key(self) -> str:
+        """Its name among all jobs of the cluster."""
+        return f"{self.namespace}/{self.name} (MPIJob)"
 
 
 @dataclass(frozen=True)
@@ -220,6 +272,7 @@ class SeenPod:
         job: UID of the job that it belongs to; empty: not one of the operator's.
         role: Worker or launcher, for those.
         tier: Floor or extra, for workers.
+        guest: UID of the MPIJob of which it is a worker; empty: of none.
         nominated: Node that the scheduler empties for it.
         unschedulable_s: Since when the scheduler finds no place for it; ``None``: it does, or has not looked.
         placement: Nodes that it may be placed on.
@@ -243,6 +296,7 @@ class SeenPod:
     job: str = ""
     role: str = ""
     tier: str = ""
+    guest: str = ""
     nominated: str = ""
     unschedulable_s: float | None = None
     placement: Placement = Placement()
@@ -285,6 +339,7 @@ class ClusterSnapshot:
         pods: Pods, also those of others.
         priorities: The value of each PriorityClass.
         reports: What jobs have said of their work, by UID.
+        guests: MPIJobs that may be resized.
     """
 
     jobs: tuple[SeenJob, ...]
@@ -292,6 +347,7 @@ class ClusterSnapshot:
     pods: tuple[SeenPod, ...]
     priorities: Mapping[str, int] = field(default_factory=dict)
     reports: Mapping[str, JobReport] = field(default_factory=dict)
+    guests: tuple[SeenGuest, ...] = ()
 
 
 def quantity(value: object) -> float:
@@ -383,8 +439,7 @@ def _read_spec(name: str, spec: Mapping[str, Any]) -> TrainingJobSpec:
             f"workers.template has a nodeAffinity.{_REQUIRED}, by which jobs are not planned; expected a nodeSelector "
             "with the labels that its nodes have",
         )
-    resource = GPU if asked.get(GPU) else CPU
-    unit = -(-asked.get(resource, 0) // (CPU_UNIT if resource == CPU else 1))
+    resource, unit = _counted(asked)
     if not unit:
         raise _Rejected(
             "BadTemplate",
@@ -396,6 +451,53 @@ def _read_spec(name: str, spec: Mapping[str, Any]) -> TrainingJobSpec:
         spec.get("priorityClassName") or FLOOR_CLASS, bool(spec.get("suspend")) or most == 0,
         spec.get("checkpoint") or "", spec.get("retries", 3), template, resource, unit,
         Placement.of(template["spec"]),
+    )  # fmt: skip
+
+
+def _counted(asked: Mapping[str, int]) -> tuple[str, int]:
+    """What the planner counts of a worker, and how many of these it takes; 0: it requests nothing of the kind."""
+    resource = GPU if asked.get(GPU) else CPU
+    return resource, -(-asked.get(resource, 0) // (CPU_UNIT if resource == CPU else 1))
+
+
+def read_guest(item: Mapping[str, Any]) -> SeenGuest | None:
+    """An MPIJob, with what is wrong with its annotations; ``None``: nobody asks to have it resized, or nobody may.
+
+    That is so without the annotations, while Kueue manages it or it is suspended, and once it is over.
+    """
+    meta, spec = item["metadata"], item.get("spec") or {}
+    notes = meta.get("annotations") or {}
+    conditions = (item.get("status") or {}).get("conditions") or []
+    true = {one.get("type") for one in conditions if one.get("status") == "True"}
+    is_over = "deletionTimestamp" in meta or bool({"Succeeded", "Failed"} & true)
+    is_held = QUEUE_LABEL in (meta.get("labels") or {}) or bool((spec.get("runPolicy") or {}).get("suspend"))
+    if is_over or is_held or not {LEAST_NOTE, MOST_NOTE} & notes.keys():
+        return None
+    found = SeenGuest(
+        meta.get("namespace", ""), meta["name"], meta["uid"], meta["resourceVersion"],
+        epoch_s(meta.get("creationTimestamp")) or 0.0,
+    )  # fmt: skip
+    workers = (spec.get("mpiReplicaSpecs") or {}).get("Worker") or {}
+    template = (workers.get("template") or {}).get("spec") or {}
+    numbers = [notes.get(name) or "" for name in (LEAST_NOTE, MOST_NOTE)]
+    if not all(one.isascii() and one.isdecimal() and len(one) < 7 for one in numbers) or not (
+        1 <= int(numbers[0]) <= int(numbers[1])
+    ):
+        return replace(
+            found,
+            problem=f"its annotations are {LEAST_NOTE}={numbers[0]!r} and {MOST_NOTE}={numbers[1]!r}; expected two "
+            "numbers, at least 1, the second not below the first",
+        )
+    try:
+        resource, unit = _counted(requested(template))
+    except UsageError as error:
+        return replace(found, problem=f"the resources of its workers do not read: {error}")
+    if not unit:
+        return replace(found, problem=f"its workers request neither {GPU} nor cpu; expected one of them")
+    return replace(
+        found, least=int(numbers[0]), most=int(numbers[1]), replicas=workers.get("replicas") or 0,
+        priority_class=template.get("priorityClassName") or "", resource=resource, unit=unit,
+        placement=Placement.of(template), resized_s=epoch_s(notes.get(RESIZED_NOTE)) or 0.0,
     )  # fmt: skip
 
 
@@ -453,6 +555,8 @@ def read_pod(item: Mapping[str, Any]) -> SeenPod:
     labels, notes = meta.get("labels") or {}, meta.get("annotations") or {}
     owner: dict[str, Any] = next((one for one in meta.get("ownerReferences") or [] if one.get("kind") == KIND), {})
     is_ours = JOB_LABEL in labels and owner.get("apiVersion", "").startswith(f"{GROUP}/")
+    host: dict[str, Any] = next((one for one in meta.get("ownerReferences") or [] if one.get("kind") == MPI_KIND), {})
+    is_guest = labels.get(MPI_ROLE_LABEL) == WORKER and host.get("apiVersion", "").startswith(f"{MPI_GROUP}/")
     scheduled: dict[str, Any] = next(
         (one for one in status.get("conditions") or [] if one.get("type") == "PodScheduled"), {}
     )
@@ -477,6 +581,7 @@ def read_pod(item: Mapping[str, Any]) -> SeenPod:
         job=owner.get("uid", "") if is_ours else "",
         role=labels.get(ROLE_LABEL, "") if is_ours else "",
         tier=labels.get(TIER_LABEL, "") if is_ours else "",
+        guest=host.get("uid", "") if is_guest else "",
         nominated=status.get("nominatedNodeName") or "",
         unschedulable_s=epoch_s(scheduled.get("lastTransitionTime")) if is_lost else None,
         placement=Placement.of(spec),

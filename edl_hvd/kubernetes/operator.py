@@ -10,9 +10,10 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
@@ -20,11 +21,20 @@ from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import EdlHvdError, ObjectExistsError, ObjectMissingError, PlatformError
 from edl_hvd.kubernetes.api import ApiServer
 from edl_hvd.kubernetes.informer import ClusterWatch
-from edl_hvd.kubernetes.objects import GROUP, LAUNCHER, VERSION, ClusterSnapshot, SeenJob
+from edl_hvd.kubernetes.objects import (
+    GROUP,
+    LAUNCHER,
+    RESIZED_NOTE,
+    VERSION,
+    WHY_NOTE,
+    ClusterSnapshot,
+    SeenGuest,
+    SeenJob,
+)
 from edl_hvd.kubernetes.pods import token_manifest
 from edl_hvd.kubernetes.reports import Reports
-from edl_hvd.kubernetes.status import events_of, refusal_event
-from edl_hvd.kubernetes.turn import Action, CreatePod, DeletePod, WriteStatus, decide
+from edl_hvd.kubernetes.status import events_of, refusal_event, resize_event, time_text
+from edl_hvd.kubernetes.turn import Action, CreatePod, DeletePod, ResizeGuest, WriteStatus, decide
 
 LEASE_NAME = "edl-hvd-operator"
 LEASE_S, ACT_WITHIN_S, RENEW_EVERY_S = 15, 10.0, 2.0
@@ -33,7 +43,11 @@ QUIET_S = 2.0
 # The Lease wakes this process as often, and a turn takes milliseconds.
 _JOBS = f"/apis/{GROUP}/{VERSION}"
 _MOST_PLANNER_FAILURES = 3
-_DONE: Mapping[type, str] = {CreatePod: "pod created", DeletePod: "pod deleted", WriteStatus: "status written"}
+_JOBS_AT_ONCE = 8
+# What is done about one job is done in order, one request after the other.
+DELAY_BOUNDS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+_DONE: Mapping[type, str] = {CreatePod: "pod created", DeletePod: "pod deleted", WriteStatus: "status written",
+                              ResizeGuest: "MPIJob resized"}  # fmt: skip
 
 
 class Leadership:
@@ -135,6 +149,9 @@ class OperatorView:
         turns: Turns that it finished.
         done: Number of pods created and deleted and of statuses written, by what was done.
         requests: Requests to the API server, by verb (also LIST and WATCH) and code; code 0: no answer.
+        delays: Deletions of pods, by the first of ``DELAY_BOUNDS_S`` within which the API server had taken them after
+            the decision; infinity for the others.
+        delays_sum_s: Seconds of all these delays.
     """
 
     is_leader: bool
@@ -147,6 +164,8 @@ class OperatorView:
     turns: int
     done: Mapping[str, int]
     requests: Mapping[tuple[str, int], int]
+    delays: Mapping[float, int] = field(default_factory=dict)
+    delays_sum_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -169,13 +188,15 @@ class Operator:
         tell: Told what people want to know.
         every_s: Fewest seconds between two turns.
         clock: For times of conditions and claims.
+        with_mpijobs: Whether MPIJobs that ask for it are resized as well.
     """
 
     def __init__(
         self, api: ApiServer, leadership: Leadership, tell: Callable[[str], None], every_s: float = 1.0,
-        clock: Clock = SYSTEM_CLOCK,
+        clock: Clock = SYSTEM_CLOCK, with_mpijobs: bool = False,
     ) -> None:  # fmt: skip
         self._api, self._leadership, self._tell, self._every_s, self._clock = api, leadership, tell, every_s, clock
+        self._with_mpijobs = with_mpijobs
         self._ending, self._news = threading.Event(), threading.Event()
         self._watch: ClusterWatch | None = None
         self._looked_s, self._acted_s = float("-inf"), float("-inf")
@@ -183,12 +204,18 @@ class Operator:
         self._reported: dict[str, str] = {}
         self._was_leader = False
         self._turn: _Turn | None = None
+        self._counting = threading.Lock()
         self._done: Counter[str] = Counter()
+        self._delays: Counter[float] = Counter()
+        self._delays_sum_s = 0.0
+        self._threads = ThreadPoolExecutor(_JOBS_AT_ONCE, thread_name_prefix="edl_hvd job")
         self._reports = Reports(clock=clock)
 
     def view(self) -> OperatorView:
         """How it stands; for other threads."""
         turn = self._turn
+        with self._counting:
+            done, delays, delays_sum_s = dict(self._done), dict(self._delays), self._delays_sum_s
         return OperatorView(
             self._leadership.may_act,
             self._clock.wall_s(),
@@ -198,8 +225,10 @@ class Operator:
             0.0 if turn is None else turn.look_s,
             0.0 if turn is None else turn.decide_s,
             0 if turn is None else turn.number,
-            dict(self._done),
+            done,
             self._api.requests,
+            delays,
+            delays_sum_s,
         )
 
     def end(self) -> None:
@@ -231,6 +260,7 @@ class Operator:
                 self._ending.wait(min(self._every_s, RENEW_EVERY_S))
             self._wait()
         self._forget()
+        self._threads.shutdown()
         self._reports.close()
         self._leadership.release()
 
@@ -271,11 +301,10 @@ class Operator:
         Raises:
             PlatformError: The API server is away, or refuses to show what the turn needs.
         """
-        lost: set[str] = set()
         self._looked_s = self._clock.monotonic_s()
         self._news.clear()
         if self._watch is None:
-            self._watch = ClusterWatch(self._api, self._news)
+            self._watch = ClusterWatch(self._api, self._news, self._with_mpijobs)
         seen = self.look(self._watch)
         if seen is None:
             return False
@@ -284,27 +313,63 @@ class Operator:
         decided_s = self._clock.monotonic_s()
         number = 1 if self._turn is None else self._turn.number + 1
         self._turn = _Turn(seen, self._acted_s, self._acted_s - self._looked_s, decided_s - self._acted_s, number)
+        for guest in seen.guests:
+            if guest.problem:
+                self._report(guest, guest.problem)
+        by_job: dict[str, list[Action]] = {}
+        for action in actions:
+            by_job.setdefault(action.job.uid, []).append(action)
+        watch = self._watch
+        list(self._threads.map(lambda of_one: self._do_all(of_one, decided_s, watch), by_job.values()))
+        return True
+
+    def _do_all(self, actions: Sequence[Action], decided_s: float, watch: ClusterWatch) -> None:
+        """What is decided about one job, in order, as far as the API server lets it; its events last."""
+        events: list[dict[str, Any]] = []
         for action in actions:
             self._leadership.renew()  # there may be thousands
             if not self._leadership.may_act or self._ending.is_set():
-                return True
-            job = action.job
-            if job.uid in lost:
-                continue
+                break
             try:
-                if self._do(action, self._watch):
-                    self._done[_DONE[type(action)]] += 1
-                    self._news.set()  # what follows from it is for the next turn
+                if self._do(action, watch):
+                    self._count(action, self._clock.monotonic_s() - decided_s)
+                    events += self._events(action)
             except ObjectExistsError:
-                lost.add(job.uid)  # it was written meanwhile: the watch will tell
+                break  # it was written meanwhile: the watch will tell
             except ObjectMissingError:
                 continue
             except PlatformError as error:
-                lost.add(job.uid)
-                self._report(job, str(error))
-        return True
+                self._report(action.job, str(error))
+                break
+        for event in events:
+            try:
+                self._create(f"/api/v1/namespaces/{actions[0].job.namespace}/events", event)
+            except PlatformError as error:
+                self._report(actions[0].job, str(error))
 
-    def _report(self, job: SeenJob, text: str) -> None:
+    def _count(self, action: Action, delay_s: float) -> None:
+        with self._counting:
+            self._done[_DONE[type(action)]] += 1
+            if isinstance(action, DeletePod):
+                self._delays[next((bound for bound in DELAY_BOUNDS_S if delay_s <= bound), float("inf"))] += 1
+                self._delays_sum_s += delay_s
+        self._news.set()  # what follows from it is for the next turn
+
+    def _events(self, action: Action) -> list[dict[str, Any]]:
+        """The events of an action that was done, which are told as well."""
+        now_s = self._clock.wall_s()
+        match action:
+            case WriteStatus(job, status):
+                events = events_of(job, status, now_s)
+            case ResizeGuest(guest, replicas, why):
+                events = [resize_event(guest, replicas, why, now_s)]
+            case _:
+                return []
+        for event in events:
+            self._tell(f"{action.job.key}: {event['reason']}: {event['message']}")
+        return events
+
+    def _report(self, job: SeenJob | SeenGuest, text: str) -> None:
         """Say what the API server refuses about a job, in an event of it; the other jobs go on."""
         event = refusal_event(job, text, self._clock.wall_s())
         if self._reported.get(job.uid) == text:
@@ -328,21 +393,18 @@ class Operator:
             for pod in known.pods if pod.job and pod.role == LAUNCHER and pod.phase == "Running" and pod.address
         }  # fmt: skip
         priorities = {one.name: one.value for one in known.priorities}
-        return ClusterSnapshot(known.jobs, known.nodes, known.pods, priorities, self._reports.of(launchers))
+        reports = self._reports.of(launchers)
+        return ClusterSnapshot(known.jobs, known.nodes, known.pods, priorities, reports, known.guests)
 
     def _do(self, action: Action, watch: ClusterWatch) -> bool:
         """Whether it was this that did it."""
-        job = action.job
-        core = f"/api/v1/namespaces/{job.namespace}"
+        core = f"/api/v1/namespaces/{action.job.namespace}"
         match action:
-            case WriteStatus(_, status):
+            case WriteStatus(job, status):
                 path = f"{_JOBS}/namespaces/{job.namespace}/trainingjobs/{job.name}/status"
                 change = {"metadata": {"resourceVersion": job.resource_version}, "status": dict(status)}
                 watch.job_written(self._api.patch(path, change))
-                for event in events_of(job, status, self._clock.wall_s()):
-                    self._tell(f"{job.key}: {event['reason']}: {event['message']}")
-                    self._create(f"{core}/events", event)
-            case CreatePod(_, manifest, needs):
+            case CreatePod(job, manifest, needs):
                 for other in needs:
                     self._create(f"{core}/services", other)
                 if needs:
@@ -358,6 +420,14 @@ class Operator:
                     watch.pod_deleted(pod.uid)  # it has gone before
                     raise
                 watch.pod_deleted(pod.uid)
+            case ResizeGuest(guest, replicas, why):
+                path = f"/apis/{guest.api_version}/namespaces/{guest.namespace}/mpijobs/{guest.name}"
+                notes = {RESIZED_NOTE: time_text(self._clock.wall_s()), WHY_NOTE: why}
+                change = {
+                    "metadata": {"resourceVersion": guest.resource_version, "annotations": notes},
+                    "spec": {"mpiReplicaSpecs": {"Worker": {"replicas": replicas}}},
+                }
+                watch.guest_written(self._api.patch(path, change))
         return True
 
     def _create(self, path: str, manifest: Mapping[str, Any]) -> dict[str, Any] | None:

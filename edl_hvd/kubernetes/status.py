@@ -12,12 +12,10 @@ from edl_hvd.errors import UsageError
 from edl_hvd.hosts import HostSlots
 from edl_hvd.job_report import JobReport
 from edl_hvd.kubernetes.objects import (
-    GROUP,
     JOB_LABEL,
-    KIND,
     ROLE_LABEL,
-    VERSION,
     WORKER,
+    SeenGuest,
     SeenJob,
     SeenPod,
     TrainingJobSpec,
@@ -225,7 +223,9 @@ def status_of(state: JobState, now_s: float) -> dict[str, Any]:
 
 def _placed(state: JobState, now_s: float) -> dict[str, Any]:
     last = Placed.of(state.job.status)
-    since = state.job.status["placed"]["since"] if last is not None and last.workers == state.placed else _time(now_s)
+    since = (
+        state.job.status["placed"]["since"] if last is not None and last.workers == state.placed else time_text(now_s)
+    )
     return {"since": since, "nodes": [{"node": entry.host, "workers": entry.slots} for entry in state.placed]}
 
 
@@ -244,7 +244,7 @@ def _said(state: JobState, now_s: float) -> dict[str, Any]:
         return kept
     # ``None`` takes a field away: the API server merges what it is given into what it has.
     progress = {
-        "at": _time(now_s),
+        "at": time_text(now_s),
         "step": report.step,
         "samplesPerSecond": None if report.samples_per_s is None else round(report.samples_per_s),
         "estimatedRemainingSeconds": round(report.left_s) if report.left_s is not None else None,
@@ -300,11 +300,16 @@ def _condition(
     since = before.get("lastTransitionTime") if before.get("status") == value else None
     return {
         "type": kind, "status": value, "reason": reason, "message": message[:_LONGEST_SENTENCE],
-        "lastTransitionTime": since or _time(now_s), "observedGeneration": generation,
+        "lastTransitionTime": since or time_text(now_s), "observedGeneration": generation,
     }  # fmt: skip
 
 
-def _time(now_s: float) -> str:
+def time_text(now_s: float) -> str:
+    """A time as the API server has it.
+
+    >>> time_text(60.0)
+    '1970-01-01T00:01:00Z'
+    """
     return datetime.fromtimestamp(int(now_s), timezone.utc).isoformat().replace("+00:00", "Z")
 
 
@@ -328,21 +333,27 @@ def events_of(job: SeenJob, status: Mapping[str, Any], now_s: float) -> list[dic
     return found
 
 
-def refusal_event(job: SeenJob, text: str, now_s: float) -> dict[str, Any]:
+def resize_event(guest: SeenGuest, replicas: int, why: str, now_s: float) -> dict[str, Any]:
+    """The event that an MPIJob gets another number of workers."""
+    reason = "Grown" if replicas > guest.replicas else "Shrunk"
+    return _event(guest, reason, f"{guest.replicas} → {replicas} workers: {why}", False, now_s)
+
+
+def refusal_event(job: SeenJob | SeenGuest, text: str, now_s: float) -> dict[str, Any]:
     """The event that the API server has refused something that a job needs."""
     return _event(job, "Refused", text, True, now_s)
 
 
-def _event(job: SeenJob, reason: str, message: str, is_bad: bool, now_s: float) -> dict[str, Any]:
+def _event(job: SeenJob | SeenGuest, reason: str, message: str, is_bad: bool, now_s: float) -> dict[str, Any]:
     mark = hashlib.sha256(f"{job.uid} {job.resource_version} {reason} {message}".encode()).hexdigest()[:16]
     return {
         "apiVersion": "v1", "kind": "Event",
         "metadata": {"name": f"{job.name}.{mark}", "namespace": job.namespace},
         "involvedObject": {
-            "apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "name": job.name, "namespace": job.namespace,
+            "apiVersion": job.api_version, "kind": job.kind, "name": job.name, "namespace": job.namespace,
             "uid": job.uid, "resourceVersion": job.resource_version,
         },
         "reason": reason, "message": message[:_LONGEST_SENTENCE], "type": "Warning" if is_bad else "Normal",
-        "firstTimestamp": _time(now_s), "lastTimestamp": _time(now_s), "count": 1,
+        "firstTimestamp": time_text(now_s), "lastTimestamp": time_text(now_s), "count": 1,
         "source": {"component": "edl-hvd-operator"},
     }  # fmt: skip

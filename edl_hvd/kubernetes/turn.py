@@ -9,7 +9,7 @@ next one this, without end. Room that pods are leaving counts as free in the pla
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from edl_hvd.kubernetes.objects import (
     WORKER,
     ClusterSnapshot,
     Placement,
+    SeenGuest,
     SeenJob,
     SeenNode,
     SeenPod,
@@ -36,6 +37,8 @@ from edl_hvd.planning.values import Claim, Curve, JobAsk, Plan, PlanRules, Room,
 SAVED = 75
 _CHANGE_S, _START_S = 1.0, 10.0
 # As the fleet assumes before a job has measured its own.
+_GUEST_CHANGE_S = 30.0
+# Stock Horovod under an MPIJob: a ConfigMap that a kubelet brings, and a new start of all workers.
 _CLAIM_S = 120.0
 # A pod that finds no place within this time though room was made needs something else than room.
 _FAILED_STAYS_S, _MOST_FAILED = 10.0, 3
@@ -69,7 +72,16 @@ class WriteStatus:
     status: Mapping[str, Any]
 
 
-Action = CreatePod | DeletePod | WriteStatus
+@dataclass(frozen=True)
+class ResizeGuest:
+    """Give an MPIJob another number of workers, if nobody has written it since."""
+
+    job: SeenGuest
+    replicas: int
+    why: str
+
+
+Action = CreatePod | DeletePod | WriteStatus | ResizeGuest
 
 
 def decide(seen: ClusterSnapshot, now_s: float) -> tuple[Action, ...]:
@@ -124,23 +136,24 @@ class _Turn:
                     mine.workers.append(pod)
                 elif pod.role == LAUNCHER:
                     mine.launcher = pod
+        self.guests = sorted((one for one in seen.guests if not one.problem), key=lambda one: one.key)
         self.shares: dict[str, Share] = {}
         self.waiting: dict[str, WaitingJob] = {}
         self.statuses: list[Action] = []
+        self.resizes: list[Action] = []
         self.actions: list[Action] = []
 
     def run(self) -> tuple[Action, ...]:
-        for resource in sorted({job.spec.resource for job in self.jobs if job.spec is not None}):
+        asked = {job.spec.resource for job in self.jobs if job.spec is not None}
+        resources = sorted(asked | {guest.resource for guest in self.guests})
+        for resource in resources:
             made = self._plan(resource)
             self.shares.update({share.job: share for share in made.shares})
             self.waiting.update({one.job: one for one in made.waiting})
-        free = {
-            resource: self._free(resource)
-            for resource in sorted({job.spec.resource for job in self.jobs if job.spec is not None})
-        }
+        free = {resource: self._free(resource) for resource in resources}
         for job in self.jobs:
             self._do(job, free)
-        return (*self.statuses, *self.actions)
+        return (*self.statuses, *self.actions, *self.resizes)
 
     # --- the plan ---
 
@@ -153,19 +166,59 @@ class _Turn:
         """Slots that are taken on each node beside the plan: by other pods, and set aside for them by the scheduler."""
         taken: dict[str, int] = {}
         own = {job.uid for job in self.jobs if job.spec is not None and job.spec.resource == resource}
+        guests = {guest.uid for guest in self.guests if guest.resource == resource}
         for pod in self.seen.pods:
             node = pod.node if pod.is_bound else pod.nominated
-            if node and not pod.is_over and not (pod.job in own and pod.role == WORKER):
+            is_planned = (pod.job in own and pod.role == WORKER) or pod.guest in guests
+            if node and not pod.is_over and not is_planned:
                 taken[node] = taken.get(node, 0) + pod.slots(resource)
         return taken
 
+    def _staying(self, guest: SeenGuest, workers: int) -> list[SeenPod]:
+        """The pods of an MPIJob with N workers: the mpi-operator deletes those of higher numbers."""
+        return [
+            pod for pod in self.seen.pods
+            if pod.guest == guest.uid and pod.is_bound and not (pod.is_over or pod.is_deleting)
+            and _number(pod.name) < workers
+        ]  # fmt: skip
+
     def _plan(self, resource: str) -> Plan:
-        others = self._others(resource)
+        """The plan; with MPIJobs in two steps, as nobody can say where their workers are to be.
+
+        First each MPIJob gets a number of workers, as one of the jobs. Then the others are placed beside its pods where
+        these are, and beside a claim for each worker that has none yet.
+        """
+        guests = [guest for guest in self.guests if guest.resource == resource]
+        others, claims = self._others(resource), self._claims(resource)
+        made = self._planned(resource, others, claims, guests)
+        if not guests:
+            return made
+        counts = {share.job: share for share in made.shares}
+        for guest in guests:
+            share = counts.get(guest.key)
+            workers = guest.replicas if share is None else share.slots // guest.unit
+            if share is not None and workers != guest.replicas:
+                self.resizes.append(ResizeGuest(guest, workers, share.why))
+            staying = self._staying(guest, workers)
+            for pod in staying:
+                others[pod.node] = others.get(pod.node, 0) + guest.unit
+            missing = 0 if share is None else workers - len(staying)
+            priority = self.seen.priorities.get(guest.priority_class, 0)
+            claims += [
+                Claim(f"{guest.key} {number}", guest.unit, guest.unit, priority, guest.created_s)
+                for number in range(missing)
+            ]  # fmt: skip
+        return self._planned(resource, others, claims, ())
+
+    def _planned(
+        self, resource: str, others: Mapping[str, int], claims: Sequence[Claim], guests: Sequence[SeenGuest]
+    ) -> Plan:
         wanted = [
             (job, job.spec) for job in self.jobs
             if job.spec is not None and job.spec.resource == resource and self._wants(job)
         ]  # fmt: skip
-        admitted = _admitted(self.seen.nodes, resource, {spec.placement for _, spec in wanted})
+        placements = {spec.placement for _, spec in wanted} | {guest.placement for guest in guests}
+        admitted = _admitted(self.seen.nodes, resource, placements)
         kinds = _kinds(admitted)
         rooms = [
             Room(
@@ -175,16 +228,17 @@ class _Turn:
             for node in self.seen.nodes if node.name in admitted
         ]  # fmt: skip
         asks = [self._ask(job, spec, kinds) for job, spec in wanted]
+        asks += [self._ask_for_guest(guest, kinds) for guest in guests]
         # Two jobs of which each spans nodes slow each other down on one that they share, where the network is what they
         # wait for: those on GPUs. Jobs on processors would be kept small by nodes that each holds a few workers of.
         rules = PlanRules(may_span_together=resource == CPU)
-        return plan(rooms, self._claims(resource), asks, rules, self.now_s)
+        return plan(rooms, claims, asks, rules, self.now_s)
 
     def _ask(self, job: SeenJob, spec: TrainingJobSpec, kinds: Mapping[frozenset[Placement], str]) -> JobAsk:
         last, known = self._placed(job), JobMeasurements.of(job.status)
         curve = known.curve(spec)
         shape = pod_curve(spec.most, spec.unit) if curve is None else curve
-        on = sorted({kind for who, kind in kinds.items() if spec.placement in who}) or [str(spec.placement)]
+        on = _kinds_of(spec.placement, kinds)
         return JobAsk(
             job.key, queue=job.namespace, priority=self.seen.priorities.get(spec.priority_class, 0),
             least=spec.least * spec.unit, most=spec.most * spec.unit, unit=spec.unit,
@@ -192,6 +246,19 @@ class _Turn:
             left=known.left if curve is not None else None, asked_s=job.created_s, changed_s=last.since_s,
             holds=tuple(HostSlots(entry.host, entry.slots * spec.unit) for entry in last.workers),
             change_s=_CHANGE_S if known.change_s is None else known.change_s, start_s=_START_S,
+        )  # fmt: skip
+
+    def _ask_for_guest(self, guest: SeenGuest, kinds: Mapping[frozenset[Placement], str]) -> JobAsk:
+        """An MPIJob holds what its pods hold, which the scheduler has placed."""
+        count = Counter(pod.node for pod in self._staying(guest, guest.replicas))
+        shape = pod_curve(guest.most, guest.unit)
+        return JobAsk(
+            guest.key, queue=guest.namespace, priority=self.seen.priorities.get(guest.priority_class, 0),
+            preemptible=False, least=guest.least * guest.unit, most=guest.most * guest.unit, unit=guest.unit,
+            curves=tuple(replace(shape, kind=kind) for kind in _kinds_of(guest.placement, kinds)),
+            asked_s=guest.created_s, changed_s=guest.resized_s,
+            holds=tuple(HostSlots(node, workers * guest.unit) for node, workers in sorted(count.items())),
+            change_s=_GUEST_CHANGE_S, start_s=_GUEST_CHANGE_S,
         )  # fmt: skip
 
     def _placed(self, job: SeenJob) -> Placed:
@@ -210,12 +277,14 @@ class _Turn:
         """Pods of others that wait for room which less urgent workers have."""
         lowest = self.seen.priorities.get(EXTRA_CLASS, -10)
         most = max((node.room(resource) for node in self.seen.nodes), default=0)
+        guests = {guest.uid for guest in self.guests}
         found = []
         for pod in self.seen.pods:
             slots, since_s = pod.slots(resource), pod.unschedulable_s
             is_fit = 0 < slots <= most and any(node.is_open and pod.placement.admits(node) for node in self.seen.nodes)
             if (
                 is_fit and since_s is not None and self.now_s - since_s < _CLAIM_S and not pod.job and not pod.node
+                and pod.guest not in guests
                 and not pod.nominated and not pod.is_deleting and not pod.is_choosy and pod.priority > lowest
             ):  # fmt: skip
                 found.append(Claim(f"{pod.namespace}/{pod.name}", slots, slots, pod.priority, pod.created_s))
@@ -342,6 +411,17 @@ def _admitted(nodes: Iterable[SeenNode], resource: str, placements: set[Placemen
     return {
         node.name: frozenset(one for one in placements if one.admits(node)) for node in nodes if node.room(resource)
     }
+
+
+def _number(name: str) -> int:
+    """The number at the end of the name of an MPIJob's worker."""
+    found = name.rpartition("-")[2]
+    return int(found) if found.isascii() and found.isdecimal() else 0
+
+
+def _kinds_of(placement: Placement, kinds: Mapping[frozenset[Placement], str]) -> list[str]:
+    """The kinds of hosts on which a job may be; one that no host has, where none admits it."""
+    return sorted({kind for who, kind in kinds.items() if placement in who}) or [str(placement)]
 
 
 def _kinds(admitted: Mapping[str, frozenset[Placement]]) -> dict[frozenset[Placement], str]:

@@ -82,25 +82,33 @@ class FloorPlanner:
         self._hold_claims()
         for job, ask in enumerate(self.asks):
             held = holdings(self.hosts, ask.holds, ask.unit)
-            on_kind = Counter(dict.fromkeys(self.kinds[job], 0))
-            for host, slots in held.items():
-                if self.hosts.kinds[host] in on_kind:
-                    on_kind[self.hosts.kinds[host]] += slots
-            kept = min(on_kind, key=lambda kind: (-on_kind[kind], kind), default=None)
-            held = {host: slots for host, slots in held.items() if self.hosts.kinds[host] == kept}
+            if self.kinds[job] != self.all_kinds or len(self.all_kinds) > 1:
+                held = self._on_one_kind(held, self.kinds[job])
             over = sum(held.values()) - ask.most
-            for host in sorted(held, key=lambda host: (held[host], host)):
-                if over > 0:
+            if over > 0:
+                for host in sorted(held, key=lambda host: (held[host], host)):
                     less = min(held[host], -(-over // ask.unit) * ask.unit)
                     held[host] -= less
                     over -= less
+                    if over <= 0:
+                        break
             for host, slots in held.items():
                 if slots:
                     self.ledger.take(job, host, slots)
-        for host in range(len(self.hosts.names)):
-            self._shed(host)
+        for host, entries in enumerate(self.ledger.by_host):
+            if entries:
+                self._shed(host)
         for queue in sorted(self.limits):
             self._shed_queue(queue, f"the limit of queue {queue!r}")
+
+    def _on_one_kind(self, held: dict[int, int], kinds: tuple[str, ...]) -> dict[int, int]:
+        """What is held on the kind of hosts, of those that are allowed, on which most is."""
+        on_kind = dict.fromkeys(kinds, 0)
+        for host, slots in held.items():
+            if self.hosts.kinds[host] in on_kind:
+                on_kind[self.hosts.kinds[host]] += slots
+        kept = min(on_kind, key=lambda kind: (-on_kind[kind], kind), default=None)
+        return {host: slots for host, slots in held.items() if self.hosts.kinds[host] == kept}
 
     def _hold_claims(self) -> None:
         """Keep the room of claims that have it; a claim that has lost a part of it is placed anew."""

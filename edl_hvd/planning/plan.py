@@ -90,6 +90,7 @@ class _Sharing:
         worth: What goodput is worth to each.
         sizes: Numbers of slots that each may have.
         ladders: What these are worth.
+        useful: The number beyond which each makes no more of them, as far as it was looked for.
         weights: The sum of worths at the fair shares.
         known: Number of jobs whose rest is known.
     """
@@ -101,6 +102,7 @@ class _Sharing:
     worth: dict[int, Worth] = field(default_factory=dict)
     sizes: dict[int, list[int]] = field(default_factory=dict)
     ladders: dict[int, Ladder] = field(default_factory=dict)
+    useful: dict[int, int] = field(default_factory=dict)
     weights: float = 0.0
     known: int = 0
 
@@ -337,8 +339,10 @@ class _Planning:
             reserved.append(Reserved(self.claims[number].claim, ledger.host_slots(held), is_free))
         shares, waiting, changes = [], [], 0
         for job, ask in enumerate(self.asks):
-            hosts = self._host_slots(job)
-            changes += not self._is_kept(job)
+            is_kept = self._is_kept(job)
+            changes += not is_kept
+            # Where nothing has changed these are the values that came, whose names need not be checked again.
+            hosts = tuple(sorted(ask.holds)) if is_kept else ledger.host_slots(ledger.by_job[job])
             if hosts:
                 shares.append(Share(ask.job, hosts, self._floor(job), self._why(job)))
             else:
@@ -358,12 +362,6 @@ class _Planning:
         held, numbers, given = self.ledger.by_job[job], self.hosts.numbers, self.asks[job].holds
         return len(given) == len(held) and all(held.get(numbers.get(one.host, -1)) == one.slots for one in given)
 
-    def _host_slots(self, job: int) -> tuple[HostSlots, ...]:
-        """The hosts of a job; where nothing has changed the values that came, whose names need not be checked again."""
-        if self._is_kept(job):
-            return tuple(sorted(self.asks[job].holds))
-        return self.ledger.host_slots(self.ledger.by_job[job])
-
     def _floor(self, job: int) -> tuple[HostSlots, ...]:
         """The slots of a job's least: on the hosts where it has most."""
         held, left = self.ledger.by_job[job], self.asks[job].least
@@ -380,8 +378,11 @@ class _Planning:
 
     def _useful(self, job: int) -> int:
         """The number of slots beyond which a job makes no more of them."""
-        rungs = self.sharing.ladders[job]
-        return max(zip(rungs.worths, (-size for size in rungs.sizes), rungs.sizes, strict=True))[2]
+        found = self.sharing.useful.get(job)
+        if found is None:
+            rungs = self.sharing.ladders[job]
+            found = self.sharing.useful[job] = rungs.sizes[rungs.worths.index(max(rungs.worths))]
+        return found
 
     def _lacking(self) -> int:
         floors = self.floors.result

@@ -184,11 +184,11 @@ class Ledger:
 
 def holdings(hosts: HostTable, holds: Iterable[HostSlots], unit: int) -> dict[int, int]:
     """What is still there of the slots that somebody holds: whole units, on hosts that exist."""
-    found: Counter[int] = Counter()
+    found: dict[int, int] = {}
     for entry in holds:
         number = hosts.numbers.get(entry.host)
         if number is not None:
-            found[number] += entry.slots
+            found[number] = found.get(number, 0) + entry.slots
     return {host: slots // unit * unit for host, slots in found.items() if slots >= unit}
 
 

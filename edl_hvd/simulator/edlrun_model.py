@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from edl_hvd.discovery.watch import TrustedHosts
@@ -50,35 +50,37 @@ def next_tick_s(membership: Membership, now_s: float) -> float:
     return tick_after(max(now_s, tick_before(due_s)))
 
 
-def _moments(membership: Membership, now_s: float) -> Iterator[float]:
-    rules, world = membership.rules, membership.world
+def _moments(membership: Membership, now_s: float) -> list[float]:
+    rules, world, slots = membership.rules, membership.world, membership.slots
+    moments = [
+        *membership.drains.values(),
+        *membership.deferred_drains.values(),
+        *membership.quarantined.values(),
+    ]
     bounds = {
         "starting": (rules.start_s,),
         "ready": (rules.last_call_timeout_s, rules.follow_s),
         "terminating": (rules.shutdown_timeout_s,),
         "failing": (rules.shutdown_timeout_s,),
     }
-    listed = {entry.host for entry in membership.hosts}
-    for worker, slot in membership.slots.items():
-        for bound_s in bounds.get(slot.state, ()):
-            yield slot.since_s + bound_s
-        if world.phase == "changing" and slot.state != "member":
-            yield slot.since_s + rules.regroup_s
-        if slot.not_before_s >= now_s and slot.state == "empty" and host_of(worker) in listed:
-            yield slot.not_before_s
+    for worker in membership.having(*bounds):
+        slot = slots[worker]
+        moments += [slot.since_s + bound_s for bound_s in bounds[slot.state]]
+    for worker in membership.having("empty"):
+        not_before_s = slots[worker].not_before_s
+        if not_before_s >= now_s and host_of(worker) in membership.listed_hosts:
+            moments.append(not_before_s)
+    if world.phase == "changing":
+        moments += [slot.since_s + rules.regroup_s for slot in slots.values() if slot.state != "member"]
     if world.phase != "running":
-        yield world.since_s + rules.regroup_s
-    elif membership.drains or not listed.issuperset(map(host_of, world.members)):
-        yield world.since_s + rules.removal_notice_s
-    yield from membership.drains.values()
-    yield from membership.deferred_drains.values()
-    yield from membership.quarantined.values()
-    for since_s, bound_s in (
-        (membership.below_min_since_s, rules.elastic_timeout_s),
-        (membership.finishing_s, rules.regroup_s),
-    ):
-        if since_s is not None:
-            yield since_s + bound_s
+        moments.append(world.since_s + rules.regroup_s)
+    elif membership.drains or not world.hosts <= membership.listed_hosts:
+        moments.append(world.since_s + rules.removal_notice_s)
+    if membership.below_min_since_s is not None:
+        moments.append(membership.below_min_since_s + rules.elastic_timeout_s)
+    if membership.finishing_s is not None:
+        moments.append(membership.finishing_s + rules.regroup_s)
+    return moments
 
 
 class DriverSimulation:
@@ -197,7 +199,10 @@ class DriverSimulation:
             self._plan_notice(host)
         if change.added or change.removed:
             self._plan_poll()
-        dead = {worker: simulated.incarnation for worker, simulated in self._workers.items() if host_of(worker) in gone}
+        dead = {
+            worker: simulated.incarnation
+            for worker, simulated in self._workers.items() if gone and host_of(worker) in gone
+        }  # fmt: skip
         for worker, incarnation in dead.items():  # the driver handles one exit after the other
             self._exit(worker, incarnation, "its host is gone")
 
@@ -310,14 +315,12 @@ class DriverSimulation:
         world = self._membership.world
         if world.generation == generation and world.phase == "forming":
             self._worlds += 1
-            for worker in world.members:
-                self._workers[worker].step = self._worlds
+            members = [(worker, self._workers[worker]) for worker in world.members]
+            for _, simulated in members:
+                simulated.step = self._worlds
             self._training_s = self._now_s
             self._size = len(world.members)
-            incarnations = {worker: self._workers[worker].incarnation for worker in world.members}
-            self._handle(
-                *(events.Formed(worker, incarnation, generation) for worker, incarnation in incarnations.items())
-            )
+            self._handle(*[events.Formed(worker, simulated.incarnation, generation) for worker, simulated in members])
 
     def _next_commit_s(self) -> float:
         assert self._training_s is not None
@@ -334,7 +337,7 @@ class DriverSimulation:
             simulated.member, simulated.learning_generation, simulated.caught_up_generation = False, 0, 0
         if members:
             self._handle(
-                *(events.Ready(worker, simulated.incarnation, simulated.step) for worker, simulated in members.items())
+                *[events.Ready(worker, simulated.incarnation, simulated.step) for worker, simulated in members.items()]
             )
 
     def _stop_training(self, lost: bool) -> None:

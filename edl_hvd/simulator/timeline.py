@@ -118,18 +118,17 @@ class Timeline:
         self._trained_s += end_s - start_s
         begun_s = start_s if self._begun_s is None else self._begun_s
         due_s = max(start_s, begun_s + self.every_s)
-        count = max(0, math.ceil((end_s - due_s) / self.every_s))
+        count = math.ceil((end_s - due_s) / self.every_s) if due_s < end_s else 0
         stalls_s = 0.0
         if count:
             last_s = due_s + (count - 1) * self.every_s
-            stalls_s = (count - 1) * self.stall_s + min(self.stall_s, end_s - last_s)
+            stalls_s = min((count - 1) * self.stall_s + min(self.stall_s, end_s - last_s), end_s - start_s)
             begun_s = last_s
             complete = math.floor((end_s - self.until_safe_s - due_s) / self.every_s)
             if complete >= 0:
                 self.safe_s = due_s + min(complete, count - 1) * self.every_s
         self._begun_s = begun_s
         self.checkpoints += count
-        stalls_s = min(stalls_s, end_s - start_s)
         self.spans.append(TrainingSpan(start_s, end_s, size, stalls_s, max(start_s, end_s - lost_s)))
 
     def saved(self, now_s: float) -> None:
@@ -141,9 +140,10 @@ class Timeline:
         """Record a restart: work since the newest checkpoint is lost, and the time to the next one begins again."""
         self._begun_s = None
         fresh, self._settled = self.spans[self._settled :], len(self.spans)
-        self.losses += any(span.kept_s > self.safe_s for span in fresh)
-        for span in fresh:
-            span.kept_s = max(span.start_s, min(span.kept_s, self.safe_s))
+        undone = [span for span in fresh if span.kept_s > self.safe_s]
+        self.losses += bool(undone)
+        for span in undone:
+            span.kept_s = max(span.start_s, self.safe_s)
 
     @property
     def has_checkpoint(self) -> bool:
@@ -154,22 +154,25 @@ class Timeline:
 class RecordedRun(Timeline):
     """A timeline that remembers what it was told, so that the same can be asked for with another interval."""
 
-    _calls: list[Callable[[Timeline], None]] = field(default_factory=list)
+    _calls: list[tuple[float, float, int, float] | None] = field(default_factory=list)  # ``None`` for a restart
 
     def trained(self, start_s: float, end_s: float, size: int, lost_s: float = 0.0) -> None:
-        self._calls.append(lambda timeline: timeline.trained(start_s, end_s, size, lost_s))
+        self._calls.append((start_s, end_s, size, lost_s))
         super().trained(start_s, end_s, size, lost_s)
 
     def restarted(self) -> None:
-        self._calls.append(lambda timeline: timeline.restarted())
+        self._calls.append(None)
         super().restarted()
 
     def useful_with(self, every_s: float) -> float:
         """Host-seconds of useful work, had a checkpoint begun every ``every_s`` seconds."""
         timeline = Timeline(every_s, self.stall_s, self.until_safe_s)
         for call in self._calls:
-            call(timeline)
-        return sum(span.useful(span.start_s, span.end_s) for span in timeline.spans)
+            if call is None:
+                timeline.restarted()
+            else:
+                timeline.trained(*call)
+        return sum(span.pace * (span.kept_s - span.start_s) for span in timeline.spans)
 
 
 def sum_up(timeline: Timeline, trace: Trace, points: int = 0) -> Result:

@@ -97,6 +97,7 @@ HOW: dict[str, Here | By | Ci] = {
         By("tests/kubernetes/test_train_command.py::test_a_job_is_submitted_with_one_command_and_runs"),
     "edl-hvd train --min 2 --max 8 --gpus 4 --kubernetes --image registry.example.com/resnet50 --dry-run train.py":
         Here(prints="nvidia.com/gpu: 4"),
+    "edl-hvd operator --manifests --mpijobs > operator.yaml": Here(more="&& cat operator.yaml", prints="--mpijobs"),
     "edl-hvd operator --manifests > operator.yaml": Here(more="&& cat operator.yaml", prints="TrainingJob"),
     "edl-hvd operator --metrics-port 0.0.0.0:9400":
         By("tests/kubernetes/test_operator.py::test_when_an_operator_is_killed_another_takes_its_place"),

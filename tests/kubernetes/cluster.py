@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -55,7 +56,12 @@ class Cluster:
     folder: Path
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    def start(self) -> None:
+    def start(self, requests_per_s: int = 0) -> None:
+        """Start the control plane, and wait until it makes service accounts.
+
+        Args:
+            requests_per_s: What the scheduler and the controller manager may ask the API server for; 0: their defaults.
+        """
         assets = Path(os.environ["KUBEBUILDER_ASSETS"])
         old = " v1.20." in subprocess.run(
             [assets / "kube-apiserver", "--version"], capture_output=True, text=True, check=True
@@ -84,6 +90,8 @@ class Cluster:
         self._launch(*self._api_command)
         wait_for("API server", lambda: self.kubectl("get", "--raw", "/readyz", check=False) == "ok")
         both = ("--kubeconfig", config, "--leader-elect=false", *(("--port", "0") if old else ()))
+        if requests_per_s:
+            both = (*both, "--kube-api-qps", str(requests_per_s), "--kube-api-burst", str(2 * requests_per_s))
         self._launch(assets / "kube-scheduler", *both, "--secure-port", scheduler, "--cert-dir", self.folder / "s")
         self._launch(
             assets / "kube-controller-manager", *both, "--secure-port", manager, "--cert-dir", self.folder / "m",
@@ -92,6 +100,18 @@ class Cluster:
         account = ("get", "sa", "default", "-o", "name")
         wait_for("service accounts", lambda: self.kubectl(*account, check=False).startswith("service"))
         self.api = self.client("admin.json")
+
+    def install_operator(self) -> None:
+        """Apply the operator's manifests, without its Deployment, and write a kubeconfig of its service account."""
+        command = [sys.executable, "-m", "edl_hvd.cli.main", "operator", "--manifests"]
+        manifests = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        self.kubectl("apply", "-f", "-", stdin=manifests)
+        self.kubectl("wait", "--for=condition=Established", "crd/trainingjobs.edl-hvd.dev", "--timeout=180s")
+        self.kubectl("-n", "edl-hvd", "scale", "deployment/operator", "--replicas", "0")
+        account = ("-n", "edl-hvd", "get", "sa", "operator", "-o", "jsonpath={.secrets[0].name}")
+        secret = wait_for("the operator's account", lambda: self.kubectl(*account, check=False))
+        token = self.kubectl("-n", "edl-hvd", "get", "secret", secret, "-o", "jsonpath={.data.token}")
+        self.config(base64.b64decode(token).decode(), "operator.json")
 
     def restart_api_server(self) -> None:
         """Kill the API server, and start it again on the data that it had."""
@@ -164,4 +184,8 @@ class Cluster:
         for process in reversed(self.processes):
             process.terminate()
         for process in self.processes:
-            process.wait(60)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:  # an API server waits for those who watch
+                process.kill()
+                process.wait(60)

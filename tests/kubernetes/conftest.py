@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from itertools import count
 
@@ -23,15 +20,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     made = Cluster(tmp_path_factory.mktemp("cluster"))
     try:
         made.start()
-        command = [sys.executable, "-m", "edl_hvd.cli.main", "operator", "--manifests"]
-        manifests = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        made.kubectl("apply", "-f", "-", stdin=manifests)
-        made.kubectl("wait", "--for=condition=Established", "crd/trainingjobs.edl-hvd.dev", "--timeout=180s")
-        made.kubectl("-n", "edl-hvd", "scale", "deployment/operator", "--replicas", "0")
-        account = ("-n", "edl-hvd", "get", "sa", "operator", "-o", "jsonpath={.secrets[0].name}")
-        secret = wait_for("the operator's account", lambda: made.kubectl(*account, check=False))
-        token = made.kubectl("-n", "edl-hvd", "get", "secret", secret, "-o", "jsonpath={.data.token}")
-        made.config(base64.b64decode(token).decode(), "operator.json")
+        made.install_operator()
         made.config("nobody-token", "nobody.json")
         yield made
     finally:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 from edl_hvd.driver.membership import events
-from edl_hvd.driver.membership.state import Membership, PublishedWorld, Slot
-
-_EMPTY = Slot()
+from edl_hvd.driver.membership.state import EMPTY, Membership, PublishedWorld, Slot, with_changes
 
 
 class Draft:
@@ -27,21 +26,30 @@ class Draft:
         self.now_s = now_s
         self._membership = membership
         self._slots: dict[str, Slot] | None = None
+        self._moved: set[str] = set()
         self._changes: dict[str, Any] = {}
+        self._generation = 0
+        self._unformed: set[str] | None = None  # of the members; ``None`` for those that the world tells
 
     @property
     def membership(self) -> Membership:
         """With all changes so far."""
         if self._slots is not None:
             self._changes["slots"], self._slots = self._slots, None
+        if self._unformed is not None:
+            self._changes["world"] = self.world
         if self._changes:
-            self._membership, self._changes = replace(self._membership, **self._changes), {}
+            self._membership, self._changes = self._membership.changed(self._changes, self._moved), {}
+            self._moved = set()
         return self._membership
 
     @property
     def world(self) -> PublishedWorld:
         """That of the membership."""
         world: PublishedWorld = self._changes.get("world", self._membership.world)
+        if self._unformed is not None:
+            world = replace(world, formed=frozenset(world.members) - self._unformed)
+            self._changes["world"], self._unformed = world, None
         return world
 
     def slot(self, worker: str) -> Slot | None:
@@ -56,11 +64,31 @@ class Draft:
         self._changes.update(changes)
 
     def set(self, worker: str, state: str | None = None, **changes: object) -> None:
-        if self._slots is None:
-            self._slots = dict(self._membership.slots)
+        slots = self._slots
+        if slots is None:
+            slots = self._slots = dict(self._membership.slots)
         if state is not None:
-            changes.update(state=state, since_s=self.now_s)
-        self._slots[worker] = replace(self._slots.get(worker, _EMPTY), **changes)  # type: ignore[arg-type]
+            changes["state"], changes["since_s"] = state, self.now_s
+            self._moved.add(worker)
+        slots[worker] = with_changes(slots.get(worker, EMPTY), changes)
+
+    def set_all(self, workers: Collection[str], state: str) -> None:
+        """``set`` for several workers."""
+        slots = self._slots = dict(self.membership.slots)
+        changes = {"state": state, "since_s": self.now_s}
+        self._moved = set(workers)
+        for worker in workers:
+            slots[worker] = with_changes(slots[worker], changes)
+
+    def note_formed(self, worker: str, generation: int) -> None:
+        """A member of this generation's world has started Horovod; the world runs once all have."""
+        if self._unformed is None:
+            world = self.world
+            self._generation, self._unformed = world.generation, set(world.members) - world.formed
+        if generation == self._generation and worker in self._unformed:
+            self._unformed.remove(worker)
+            if not self._unformed and self.world.phase == "forming":
+                self.set_phase("running")
 
     def set_phase(self, phase: str) -> None:
         self.change(world=replace(self.world, phase=phase, since_s=self.now_s))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from edl_hvd.driver.membership import events
 from edl_hvd.driver.membership.draft import Draft
 from edl_hvd.driver.membership.state import Slot, host_of
@@ -17,7 +15,12 @@ HOW_TO_TRAIN = (
 
 
 def apply(draft: Draft, event: events.MembershipEvent) -> None:
-    if isinstance(event, events.HostsFound):
+    if isinstance(event, events.News):
+        slot = draft.slot(event.worker)
+        # Late news of an earlier incarnation of this slot concerns nobody.
+        if slot is not None and slot.state != "empty" and slot.incarnation == event.incarnation:
+            _apply_worker_event(draft, event, slot)
+    elif isinstance(event, events.HostsFound):
         _list_hosts(draft, event)
     elif isinstance(event, events.DrainRequested):
         _drain(draft, event)
@@ -25,11 +28,6 @@ def apply(draft: Draft, event: events.MembershipEvent) -> None:
         world = draft.world
         if event.generation == world.generation and world.phase in ("running", "changing"):
             draft.end(1, event.reason)  # another world would come to the same place
-    elif isinstance(event, events.News):
-        slot = draft.slot(event.worker)
-        # Late news of an earlier incarnation of this slot concerns nobody.
-        if slot is not None and slot.state != "empty" and slot.incarnation == event.incarnation:
-            _apply_worker_event(draft, event, slot)
 
 
 def _list_hosts(draft: Draft, found: events.HostsFound) -> None:
@@ -68,15 +66,16 @@ def _drain(draft: Draft, asked: events.DrainRequested) -> None:
 
 def _apply_worker_event(draft: Draft, event: events.News, slot: Slot) -> None:
     worker = event.worker
-    if isinstance(event, events.Ready) and slot.state in ("starting", "ready", "member"):
-        draft.set(worker, "ready", step=event.step, learning_generation=0, caught_up_generation=0)
-        if slot.state == "member" and draft.world.phase in ("forming", "running"):
-            draft.leave_world(worker)  # a collective of it has failed before anybody died
+    if isinstance(event, events.Formed):
+        draft.note_formed(worker, event.generation)
+    elif isinstance(event, events.Ready):
+        if slot.state in ("starting", "ready", "member"):
+            draft.set(worker, "ready", step=event.step, learning_generation=0, caught_up_generation=0)
+            if slot.state == "member" and draft.world.phase in ("forming", "running"):
+                draft.leave_world(worker)  # a collective of it has failed before anybody died
     elif isinstance(event, events.CaughtUp):
         if slot.state == "ready":
             draft.set(worker, "ready", caught_up_generation=event.generation)
-    elif isinstance(event, events.Formed):
-        _note_formed(draft, worker, event.generation)
     elif isinstance(event, events.Raised):
         draft.set(worker, raised=(event.step, event.error))
         if event.ends_job:
@@ -97,15 +96,6 @@ def _apply_worker_event(draft: Draft, event: events.News, slot: Slot) -> None:
         _on_exit(draft, event, slot)
     elif isinstance(event, events.Lost) and slot.state != "dying":
         draft.kill(worker, event.reason)
-
-
-def _note_formed(draft: Draft, worker: str, generation: int) -> None:
-    world = draft.world
-    if world.generation == generation and worker in world.members:
-        world = replace(world, formed=world.formed | {worker})
-        draft.change(world=world)
-        if world.phase == "forming" and world.formed >= set(world.members):
-            draft.set_phase("running")
 
 
 def _on_exit(draft: Draft, exited: events.Exited, slot: Slot) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from edl_hvd.driver.membership import events
 from edl_hvd.driver.membership.draft import Draft
 from edl_hvd.driver.membership.intake import HOW_TO_TRAIN, apply
-from edl_hvd.driver.membership.state import LIVE, Membership, PublishedWorld, Slot, host_of
+from edl_hvd.driver.membership.state import EMPTY, LIVE, Membership, PublishedWorld, host_of
 
 SAVED = 75  # EX_TEMPFAIL: "run me again"
 
@@ -79,7 +79,7 @@ def _enforce_bounds(draft: Draft) -> None:
         return
     since_s = world.since_s
     if world.phase == "changing":  # its steps may be long, but once one has left, the others follow
-        left = [draft.membership.slots[name].since_s for name in world.members if name not in members]
+        left = [draft.membership.slots[name].since_s for name in set(world.members).difference(members)]
         if not left:
             return
         since_s = max(world.since_s, min(left))
@@ -105,12 +105,13 @@ def _finish(draft: Draft) -> None:
 def _spawn(draft: Draft) -> None:
     membership = draft.membership
     wanted = membership.wanted(draft.now_s)
-    present = set(wanted).intersection(membership.having("starting", "ready", "member"))
+    having = membership.having
+    present = {*having("starting"), *having("ready"), *having("member")}.intersection(wanted)
     # Those who are about to leave do not count: their successors have to start before they can go.
-    alive = sum(not membership.is_to_go(worker) for worker in present)
+    alive = sum(not membership.is_to_go(worker) for worker in present) if membership.drains else len(present)
     room = membership.rules.max_np + membership.rules.spares - alive
-    for worker in wanted:
-        slot = membership.slots.get(worker, Slot())
+    for worker in wanted if room > 0 and len(present) < len(wanted) else ():
+        slot = membership.slots.get(worker, EMPTY)
         if room > 0 and slot.state == "empty" and slot.not_before_s <= draft.now_s:
             room -= 1
             draft.set(
@@ -191,14 +192,14 @@ def _told_deadline_s(draft: Draft, worker: str) -> float | None:
 
 def _form_world(draft: Draft) -> None:
     """There is no world; can there be one?"""
-    wanted = draft.membership.wanted(draft.now_s)
+    wanted = set(draft.membership.wanted(draft.now_s))
     for worker in draft.membership.having("starting"):
         if worker not in wanted:  # it holds nothing, and its slot may be somebody else's from now on
             draft.shut_down(worker)
     membership = draft.membership
     ready = membership.having("ready")
-    leavers = [worker for worker in ready if worker not in set(wanted)]
-    able = _exclude_unsynced(draft, [worker for worker in ready if worker not in leavers])
+    leavers = [worker for worker in ready if worker not in wanted]
+    able = _exclude_unsynced(draft, [worker for worker in ready if worker in wanted])
     holders = [worker for worker in leavers if membership.slots[worker].step >= 0]
     handing_on: list[str] = []
     if able and not any(membership.slots[worker].step >= 0 for worker in able):
@@ -230,10 +231,12 @@ def _exclude_unsynced(draft: Draft, able: list[str]) -> list[str]:
 
 def _needed(draft: Draft) -> int:
     membership, rules = draft.membership, draft.membership.rules
+    if membership.world.generation:
+        return rules.min_np
     is_short = any(membership.quarantined.get(entry.host, draft.now_s) > draft.now_s
                    or entry.host in membership.failed_preflight for entry in membership.hosts)  # fmt: skip
     # A host that nobody can reach, or nobody should, does not keep all others from starting, once these are ready.
-    enough = membership.world.generation or (is_short and not membership.having("starting"))
+    enough = is_short and not membership.having("starting")
     return rules.min_np if enough else rules.num_proc
 
 
@@ -281,14 +284,14 @@ def _publish(draft: Draft, able: list[str], handing_on: list[str]) -> None:
         return
     # Who was there before comes first; whole hosts stay together, because ranks of one host talk fastest.
     before = {worker: place for place, worker in enumerate(world.members)}
-    chosen = sorted(able, key=lambda worker: before.get(worker, len(before)))[: rules.max_np]
+    last = len(before)
+    chosen = sorted(able, key=lambda worker: before.get(worker, last))[: rules.max_np]
     chosen = [*handing_on, *chosen]  # one more than allowed, for as long as it takes to hand the state on
     hosts: dict[str, list[str]] = {}
     for worker in chosen:
         hosts.setdefault(host_of(worker), []).append(worker)
     members = tuple(worker for host in hosts.values() for worker in host)
     generation = world.generation + 1
-    for worker in members:
-        draft.set(worker, "member")
+    draft.set_all(members, "member")
     draft.change(world=PublishedWorld(generation, members, "forming", draft.now_s), below_min_since_s=None)
     draft.act(events.Publish(generation, members))

@@ -26,6 +26,8 @@ from edl_hvd.simulator.cluster.throughput_fit import (
 from edl_hvd.simulator.cluster.workload import SubmittedJob
 
 _ALMOST = 1e-8
+_MOST_GPUS = 64
+# More were not measured.
 
 Models = dict[tuple[tuple[MeasuredStep, StepTime], ...], StepModel]
 """Models of steps, by the steps that they were fitted to."""
@@ -94,6 +96,16 @@ class SimulatedJob:
     def largest_seen(self) -> int:
         """Most GPUs that it has trained with."""
         return max((step.gpus for step in self.measured), default=0)
+
+    @property
+    def least(self) -> int:
+        """Fewest GPUs that it runs with."""
+        return 1
+
+    @property
+    def explored(self) -> int:
+        """Most GPUs that it may have now: twice what it has trained with, as Pollux explores."""
+        return min(_MOST_GPUS, max(2 * self.largest_seen, 1))
 
     @property
     def left(self) -> float:

@@ -158,7 +158,7 @@ def play(
             continue
         decisions += 1
         given = policy.decide(ClusterView(now_s, setting.hosts, setting.host_slots, active, shapes, holds))
-        _check(given, setting)
+        check_given(given, setting)
         idle = 0 if given else idle + 1
         if idle > 1000:
             raise InternalError(f"policy {policy.name} gives nothing to {len(active)} jobs")
@@ -173,7 +173,12 @@ def play(
     return Played(workload.name, policy.name, setting, accounts, tuple(history), decisions)
 
 
-def _check(given: dict[str, Allocation], setting: Setting) -> None:
+def check_given(given: dict[str, Allocation], setting: Setting) -> None:
+    """Refuse what a policy gave, if it is more than a host has.
+
+    Raises:
+        InternalError: It is.
+    """
     used = [0] * setting.hosts
     for allocation in given.values():
         for host, slots in allocation.items():

@@ -6,11 +6,73 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from edl_hvd.simulator.cluster.jobs import SimulatedJob
-from edl_hvd.simulator.cluster.workload import SubmittedJob
+from edl_hvd.planning.values import Curve
+from edl_hvd.simulator.cluster.jobs import ResizeCost
 
 Allocation = dict[int, int]
 """GPUs by host, in the order in which a job was given them."""
+
+
+class AskedJob(Protocol):
+    """A job as it was submitted."""
+
+    @property
+    def name(self) -> str:
+        """Name, unique in its workload."""
+
+    @property
+    def time_s(self) -> int:
+        """Moment of its submission."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that its user asks for."""
+
+    @property
+    def batch(self) -> int | None:
+        """Global batch that its user asks for; ``None``: none is known."""
+
+    @property
+    def chosen_batch(self) -> int | None:
+        """Global batch that it keeps where a policy chooses its GPUs; ``None``: it chooses its own."""
+
+    @property
+    def most_gpus(self) -> int:
+        """Most GPUs that it makes use of."""
+
+
+class ViewedJob(Protocol):
+    """A job that was submitted and has not ended, as a policy sees it."""
+
+    cost: ResizeCost
+    changed_s: float
+
+    @property
+    def name(self) -> str:
+        """Name, unique in its workload."""
+
+    @property
+    def submitted(self) -> AskedJob:
+        """What was submitted."""
+
+    @property
+    def least(self) -> int:
+        """Fewest GPUs that it runs with."""
+
+    @property
+    def left(self) -> float:
+        """Rest of its work, in goodput times seconds."""
+
+    @property
+    def largest_seen(self) -> int:
+        """Most GPUs that it has trained with."""
+
+    @property
+    def explored(self) -> int:
+        """Most GPUs that it may have by what is known of its speed."""
+
+    def curve(self, sizes: Sequence[int], host_slots: int) -> Curve | None:
+        """Its goodput over GPUs; ``None``: not known yet."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +106,7 @@ class ClusterView:
     now_s: float
     hosts: int
     host_slots: int
-    jobs: Sequence[SimulatedJob]
+    jobs: Sequence[ViewedJob]
     shapes: Mapping[str, JobShape]
     holds: Mapping[str, Allocation]
 
@@ -67,7 +129,7 @@ class Policy(Protocol):
 
     name: str
 
-    def prepare(self, job: SubmittedJob) -> JobShape:
+    def prepare(self, job: AskedJob) -> JobShape:
         """What of its user's wishes holds for a job."""
 
     def decide(self, view: ClusterView) -> dict[str, Allocation]:
@@ -92,14 +154,11 @@ def spread(free: list[int], gpus: int) -> Allocation:
     return found
 
 
-def as_asked(job: SubmittedJob) -> JobShape:
+def as_asked(job: AskedJob) -> JobShape:
     """GPUs and batch as the user asks for."""
     return JobShape(job.gpus, job.batch, job.gpus)
 
 
-def as_it_chooses(job: SubmittedJob) -> JobShape:
+def as_it_chooses(job: AskedJob) -> JobShape:
     """A job that chooses its batch, on as many GPUs as the policy gives it; as for Pollux in its artifact."""
-    app = job.application
-    most = app.largest_batch // app.smallest_local_batch
-    # The profile of this one says nothing of several GPUs.
-    return JobShape(None, app.largest_batch, 1) if app.name == "ncf" else JobShape(None, None, most)
+    return JobShape(None, job.chosen_batch, job.most_gpus)

@@ -28,6 +28,21 @@ class SubmittedJob:
     gpus: int
     batch: int
 
+    @property
+    def chosen_batch(self) -> int | None:
+        """Global batch that it keeps where a policy chooses its GPUs; ``None``: it chooses its own."""
+        return self.application.largest_batch if self._is_of_one_gpu else None
+
+    @property
+    def most_gpus(self) -> int:
+        """Most GPUs that it makes use of."""
+        return 1 if self._is_of_one_gpu else self.application.largest_batch // self.application.smallest_local_batch
+
+    @property
+    def _is_of_one_gpu(self) -> bool:
+        # The profile of this one says nothing of several GPUs.
+        return self.application.name == "ncf"
+
 
 @dataclass(frozen=True)
 class Workload:

@@ -69,6 +69,15 @@ def test_values_change_the_deployment() -> None:
     assert container["ports"] == [{"name": "metrics", "containerPort": 9400}]
 
 
+def test_mpijobs_bring_their_rights_and_the_flag() -> None:
+    with_them, without = rendered(image="i", mpijobs=True), rendered(image="i")
+    assert {name for _, name in with_them.keys() - without.keys()} == {"edl-hvd-operator-mpijobs"}
+    [subject] = with_them["ClusterRoleBinding", "edl-hvd-operator-mpijobs"]["subjects"]
+    assert subject["namespace"] == "training"
+    container = with_them["Deployment", "operator"]["spec"]["template"]["spec"]["containers"][0]
+    assert container["command"] == ["edl-hvd", "operator", "--namespace", "training", "--mpijobs"]
+
+
 @pytest.mark.parametrize(
     ("values", "problem"),
     [

@@ -79,6 +79,13 @@ class MemoryServer:
         self.answer("PUT", 200)
         return self.put(path.split("/")[-2], manifest)
 
+    def delete(self, path: str, uid: str, grace_s: int | None) -> None:
+        self.answer("DELETE", 200)
+        resource, name = path.split("/")[-2:]
+        with self.changed:
+            self.events.append((resource, WatchEvent("DELETED", self.objects[resource].pop(name))))
+            self.changed.notify_all()
+
     def create(self, path: str, manifest: dict[str, Any]) -> dict[str, Any]:
         self.answer("POST", 201)
         return self.put(path.rpartition("/")[2], manifest)
@@ -174,6 +181,22 @@ def test_jobs_requests_and_the_turn_are_seen(leadership: Leadership, operator: O
     assert found["edl_hvd_operator_actions_total", "pod created"] == 4, "a launcher and three workers"
     assert found["edl_hvd_operator_api_requests_total", "200,LIST"] == 4, "each kind once, for two turns"
     assert found["edl_hvd_operator_api_requests_total", "200,WATCH"] == 4
+
+
+def test_deletions_are_counted_by_the_time_since_the_decision(
+    server: MemoryServer, leadership: Leadership, operator: Operator
+) -> None:
+    leadership.renew()
+    turn(operator)
+    assert samples(operator)["edl_hvd_operator_deletion_delay_seconds_bucket", "+Inf"] == 0
+    server.put("trainingjobs", item("one", 1, 3, suspend=True))
+    bucket = "edl_hvd_operator_deletion_delay_seconds_bucket"
+    while not samples(operator)[bucket, "+Inf"]:
+        turn(operator)
+    found = samples(operator)
+    assert found[bucket, "+Inf"] == found["edl_hvd_operator_actions_total", "pod deleted"] == 1, "the launcher"
+    assert found[bucket, "0.05"] <= found[bucket, "5"] <= 1
+    assert found["edl_hvd_operator_deletion_delay_seconds_sum", ""] > 0
 
 
 def test_a_server_that_is_away_is_counted_and_what_was_seen_stays(

@@ -20,6 +20,7 @@ from edl_hvd.kubernetes.objects import (
     TIER_LABEL,
     WORKER,
     ClusterSnapshot,
+    SeenJob,
     SeenNode,
     SeenPod,
     Taint,
@@ -28,7 +29,7 @@ from edl_hvd.kubernetes.objects import (
     requested,
 )
 from edl_hvd.kubernetes.status import events_of
-from edl_hvd.kubernetes.turn import Action, CreatePod, DeletePod, WriteStatus, decide
+from edl_hvd.kubernetes.turn import Action, CreatePod, DeletePod, ResizeGuest, WriteStatus, decide
 
 ASKED = st.tuples(st.integers(1, 3), st.integers(0, 6), st.sampled_from(["500m", "1", "2"]))
 PRIORITIES = {FLOOR_CLASS: 0, EXTRA_CLASS: -10}
@@ -56,11 +57,14 @@ class World:
 
     def decide(self) -> tuple[Action, ...]:
         self.now_s += 1
-        jobs = tuple(map(read_job, self.items.values()))
-        snapshot = ClusterSnapshot(jobs, self.nodes, tuple(self.pods.values()), PRIORITIES, self.reports)
+        snapshot = ClusterSnapshot(self.jobs(), self.nodes, tuple(self.pods.values()), PRIORITIES, self.reports)
         return decide(snapshot, self.now_s)
 
+    def jobs(self) -> tuple[SeenJob, ...]:
+        return tuple(map(read_job, self.items.values()))
+
     def do(self, action: Action) -> None:
+        assert not isinstance(action, ResizeGuest)
         if isinstance(action, WriteStatus):
             self.version += 1
             one = self.items[action.job.name]

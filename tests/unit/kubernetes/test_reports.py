@@ -14,6 +14,7 @@ import pytest
 from clocks import FakeClock
 from waiting import LONG_S
 
+from edl_hvd.driver.status import Status, TrainingProgress, report_of
 from edl_hvd.errors import UsageError
 from edl_hvd.job_report import PATH, JobReport, read_report
 from edl_hvd.kubernetes.objects import read_job
@@ -163,3 +164,8 @@ def test_a_launcher_that_is_silent_or_starts_anew_takes_nothing_back():
         status = status_of(state(first, report), 1_800_000_100.0)
         assert status["measured"] == first["measured"]
     assert status_of(state(first, None, is_complete=True), 1_800_000_100.0)["progress"]["left"] == "0s"
+
+
+def test_a_job_that_is_restored_says_no_step_before_it_knows_one() -> None:
+    assert report_of(Status(at_s=0.0, state="starting")).step == -1
+    assert report_of(Status(0.0, "training", progress=TrainingProgress(step=7))).step == 7

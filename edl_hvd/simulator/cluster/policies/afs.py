@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from edl_hvd.planning.values import Curve
 from edl_hvd.simulator.cluster.policies.elastic import goodput_curve, gpu_numbers, put, reach
-from edl_hvd.simulator.cluster.view import Allocation, ClusterView, JobShape, as_it_chooses
-from edl_hvd.simulator.cluster.workload import SubmittedJob
+from edl_hvd.simulator.cluster.view import Allocation, AskedJob, ClusterView, JobShape, as_it_chooses
 
 
 @dataclass
@@ -34,7 +33,7 @@ class ElasticShareByLength:
 
     name = "afs-l"
 
-    def prepare(self, job: SubmittedJob) -> JobShape:
+    def prepare(self, job: AskedJob) -> JobShape:
         return as_it_chooses(job)
 
     def decide(self, view: ClusterView) -> dict[str, Allocation]:

@@ -6,15 +6,12 @@ from edl_hvd.hosts import HostSlots
 from edl_hvd.planning.places import Placer
 from edl_hvd.planning.rooms import HostTable, Ledger
 from edl_hvd.planning.values import Curve, JobAsk, Room
-from edl_hvd.simulator.cluster.jobs import SimulatedJob
-from edl_hvd.simulator.cluster.view import Allocation, ClusterView
-
-_MOST_GPUS = 64
+from edl_hvd.simulator.cluster.view import Allocation, ClusterView, ViewedJob
 
 
-def reach(job: SimulatedJob, view: ClusterView) -> int:
-    """Most GPUs that a job may have now: twice what it has trained with, as Pollux explores."""
-    return min(view.shapes[job.name].most, _MOST_GPUS, view.slots, max(2 * job.largest_seen, 1))
+def reach(job: ViewedJob, view: ClusterView) -> int:
+    """Most GPUs that a job may have now."""
+    return min(view.shapes[job.name].most, view.slots, job.explored)
 
 
 def gpu_numbers(most: int, host_slots: int) -> list[int]:
@@ -27,7 +24,7 @@ def gpu_numbers(most: int, host_slots: int) -> list[int]:
     return [size for size in [*on_one, *range(host_slots, most + 1, host_slots)] if size <= most]
 
 
-def goodput_curve(job: SimulatedJob, view: ClusterView) -> Curve:
+def goodput_curve(job: ViewedJob, view: ClusterView) -> Curve:
     """A job's goodput up to its reach, by what it has measured; in proportion to GPUs before it has."""
     sizes = gpu_numbers(reach(job, view), view.host_slots)
     known = job.curve(sizes, view.host_slots)

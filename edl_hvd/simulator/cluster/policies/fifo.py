@@ -5,8 +5,7 @@ Without backfill the first job that does not fit stops all after it; with backfi
 
 from __future__ import annotations
 
-from edl_hvd.simulator.cluster.view import Allocation, ClusterView, JobShape, as_asked, spread
-from edl_hvd.simulator.cluster.workload import SubmittedJob
+from edl_hvd.simulator.cluster.view import Allocation, AskedJob, ClusterView, JobShape, as_asked, spread
 
 
 class FirstInFirstOut:
@@ -20,7 +19,7 @@ class FirstInFirstOut:
         self.name = "fifo-backfill" if has_backfill else "fifo"
         self.has_backfill = has_backfill
 
-    def prepare(self, job: SubmittedJob) -> JobShape:
+    def prepare(self, job: AskedJob) -> JobShape:
         return as_asked(job)
 
     def decide(self, view: ClusterView) -> dict[str, Allocation]:

@@ -9,8 +9,7 @@ nothing from a rich job for a poor one.
 from __future__ import annotations
 
 from edl_hvd.simulator.cluster.policies.elastic import put
-from edl_hvd.simulator.cluster.view import Allocation, ClusterView, JobShape, as_it_chooses
-from edl_hvd.simulator.cluster.workload import SubmittedJob
+from edl_hvd.simulator.cluster.view import Allocation, AskedJob, ClusterView, JobShape, as_it_chooses
 
 _MOST_GPUS = 64
 
@@ -56,7 +55,7 @@ class Fulfilment:
 
     name = "fulfilment"
 
-    def prepare(self, job: SubmittedJob) -> JobShape:
+    def prepare(self, job: AskedJob) -> JobShape:
         return as_it_chooses(job)
 
     def decide(self, view: ClusterView) -> dict[str, Allocation]:

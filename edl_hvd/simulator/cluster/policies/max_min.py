@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from edl_hvd.simulator.cluster.policies.elastic import goodput_curve, gpu_numbers, put, reach
-from edl_hvd.simulator.cluster.view import Allocation, ClusterView, JobShape, as_it_chooses
-from edl_hvd.simulator.cluster.workload import SubmittedJob
+from edl_hvd.simulator.cluster.view import Allocation, AskedJob, ClusterView, JobShape, as_it_chooses
 
 
 class MaxMin:
@@ -12,7 +11,7 @@ class MaxMin:
 
     name = "max-min"
 
-    def prepare(self, job: SubmittedJob) -> JobShape:
+    def prepare(self, job: AskedJob) -> JobShape:
         return as_it_chooses(job)
 
     def decide(self, view: ClusterView) -> dict[str, Allocation]:

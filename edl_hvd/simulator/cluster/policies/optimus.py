@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 
+from edl_hvd.errors import UsageError
 from edl_hvd.simulator.cluster.jobs import SimulatedJob
-from edl_hvd.simulator.cluster.view import Allocation, ClusterView, JobShape, spread
+from edl_hvd.simulator.cluster.view import Allocation, AskedJob, ClusterView, JobShape, spread
 from edl_hvd.simulator.cluster.workload import SubmittedJob
 
 _ALMOST = 1e-8
@@ -20,7 +21,9 @@ class Optimus:
 
     name = "optimus"
 
-    def prepare(self, job: SubmittedJob) -> JobShape:
+    def prepare(self, job: AskedJob) -> JobShape:
+        if not isinstance(job, SubmittedJob):
+            raise UsageError(f"policy optimus needs the profile of what job {job.name!r} trains; choose another one")
         most = 1 if job.application.name == "ncf" else job.batch // job.application.smallest_local_batch
         return JobShape(None, job.batch, most)
 
@@ -28,7 +31,7 @@ class Optimus:
         left = view.slots
         numbers: dict[str, int] = {}
         gains: dict[str, float] = {}
-        jobs = {job.name: job for job in view.jobs}
+        jobs = {job.name: job for job in view.jobs if isinstance(job, SimulatedJob)}
         rests = {name: self._steps_left(job) for name, job in jobs.items()}
 
         def gain(name: str) -> float:

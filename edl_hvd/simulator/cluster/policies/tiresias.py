@@ -5,8 +5,7 @@ Jobs have the GPUs and the batch of their users. A job that has used more than 1
 
 from __future__ import annotations
 
-from edl_hvd.simulator.cluster.view import Allocation, ClusterView, JobShape, as_asked, spread
-from edl_hvd.simulator.cluster.workload import SubmittedJob
+from edl_hvd.simulator.cluster.view import Allocation, AskedJob, ClusterView, JobShape, as_asked, spread
 
 _THRESHOLD_GPU_S = 16 * 3600
 
@@ -22,7 +21,7 @@ class Tiresias:
         self._executed_s: dict[str, int] = {}
         self._looked_s: dict[str, int] = {}
 
-    def prepare(self, job: SubmittedJob) -> JobShape:
+    def prepare(self, job: AskedJob) -> JobShape:
         return as_asked(job)
 
     def decide(self, view: ClusterView) -> dict[str, Allocation]:

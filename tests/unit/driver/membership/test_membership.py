@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from edl_hvd.driver.membership import events
 from edl_hvd.driver.membership.draft import Draft
 from edl_hvd.driver.membership.history import Decision, Recorder
-from edl_hvd.driver.membership.state import Rules, Slot, begin
+from edl_hvd.driver.membership.state import LIVE, Rules, Slot, begin, host_of, with_changes
 from edl_hvd.hosts import HostSlots
 
 RULES = Rules(num_proc=2, min_np=1, max_np=4)
@@ -48,6 +48,28 @@ def test_what_was_seen_of_a_draft_does_not_change():
     now = draft.membership
     assert {worker: slot.state for worker, slot in now.slots.items()} == {"a:0": "ready", "b:0": "starting"}
     assert now.world == draft.world
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_a_membership_keeps_of_the_one_before_is_what_it_would_find_itself(seed: int) -> None:
+    chance = random.Random(seed)
+    job = random_job(chance)
+    run_at_random(job, chance, 150)
+    for decision in job.lived:
+        kept, fresh = decision.membership, replace(decision.membership)
+        assert kept == fresh
+        for states in (("empty",), *((state,) for state in LIVE), LIVE, ("member", "ready")):
+            assert kept.having(*states) == fresh.having(*states) == [
+                worker for worker, slot in kept.slots.items() if slot.state in states
+            ]  # fmt: skip
+        assert kept.wanted(decision.at_s) == fresh.wanted(decision.at_s)
+        assert kept.listed_hosts == {entry.host for entry in kept.hosts}
+        assert kept.world.hosts == {host_of(worker) for worker in kept.world.members}
+
+
+def test_a_field_that_there_is_not_is_refused() -> None:
+    with pytest.raises(TypeError, match="Slot has no such fields as sice_s"):
+        with_changes(Slot(), {"sice_s": 1.0})
 
 
 def test_a_job_starts_when_enough_workers_are_ready():
