@@ -51,7 +51,7 @@ _DONE: Mapping[type, str] = {CreatePod: "pod created", DeletePod: "pod deleted",
 
 
 class Leadership:
-    """The Lease that one operator holds.
+    """The Lease that one operator holds. Any thread.
 
     Args:
         api: The API server.
@@ -66,11 +66,13 @@ class Leadership:
         self._renewed_s: float | None = None
         self._seen: tuple[str, float] | None = None
         self._held: dict[str, Any] | None = None
+        self._lock = threading.Lock()
 
     @property
     def may_act(self) -> bool:
         """Whether this operator holds the Lease, and no other can have taken it."""
-        return self._renewed_s is not None and self._clock.monotonic_s() - self._renewed_s < ACT_WITHIN_S
+        renewed_s = self._renewed_s
+        return renewed_s is not None and self._clock.monotonic_s() - renewed_s < ACT_WITHIN_S
 
     def renew(self) -> None:
         """Take the Lease, or keep it, if that is due and possible.
@@ -78,6 +80,10 @@ class Leadership:
         Raises:
             PlatformError: The API server is away, or refuses.
         """
+        with self._lock:  # two at once would take it from each other
+            self._renew()
+
+    def _renew(self) -> None:
         began_s = self._clock.monotonic_s()
         if self._renewed_s is not None and began_s - self._renewed_s < RENEW_EVERY_S:
             return
@@ -327,7 +333,10 @@ class Operator:
         """What is decided about one job, in order, as far as the API server lets it; its events last."""
         events: list[dict[str, Any]] = []
         for action in actions:
-            self._leadership.renew()  # there may be thousands
+            try:
+                self._leadership.renew()  # there may be thousands
+            except PlatformError:
+                break  # the next turn does not begin without it, and says why
             if not self._leadership.may_act or self._ending.is_set():
                 break
             try:
