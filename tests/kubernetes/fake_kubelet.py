@@ -19,6 +19,8 @@ from cluster import Cluster
 from edl_hvd.errors import EdlHvdError, ObjectExistsError
 from edl_hvd.kubernetes.pods import AGENTS_PORT, TOKEN_FOLDER
 
+_NETWORK = 2 + os.getpid() % 250
+# Of the pods: an operator asks launchers at their addresses, and another run beside this one has launchers, too.
 _LOOK_S, _BEAT_S, _PUPPET_LEAVES_S = 0.1, 5.0, 0.3
 
 
@@ -119,7 +121,7 @@ class FakeKubelet:
             self.cluster.api.delete(path, uid, 0)
         elif pod["status"].get("phase") == "Pending" and uid not in self.running:
             self._addresses += 1
-            address = f"127.2.{self._addresses // 250}.{self._addresses % 250 + 1}"
+            address = f"127.{_NETWORK}.{self._addresses // 250}.{self._addresses % 250 + 1}"
             self.running[uid] = self._start(pod, address) if self.folder is not None else None
             self.history.append(("runs", meta["name"], uid))
             states = [{"running": {"startedAt": now()}}]
