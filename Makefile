@@ -74,7 +74,7 @@ test-kubernetes: setup ## Run the operator's tests on an API server (KUBEBUILDER
 	if [ -z "$$assets" ] && [ -x ../shared/kube/unpack.sh ]; then \
 		assets=$$(../shared/kube/unpack.sh $(VENV)/kube) || assets=; \
 	fi; \
-	KUBEBUILDER_ASSETS="$$assets" $(RUN) python -m pytest tests/kubernetes $(KUBERNETES_ARGS)
+	KUBEBUILDER_ASSETS="$$assets" $(RUN) python -m pytest --numprocesses 2 --dist worksteal tests/kubernetes $(KUBERNETES_ARGS)
 
 lint: $(INSTALLED) ## Check style, types, import contracts and shell scripts
 	@$(RUN) ruff check .

@@ -61,9 +61,12 @@ class Run:
     def apply(self, *objects: dict[str, Any]) -> None:
         self.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
 
-    def status(self, name: str = "resnet") -> dict[str, Any]:
+    def seen(self, name: str = "resnet") -> dict[str, Any]:
         path = f"/apis/edl-hvd.dev/v1alpha1/namespaces/{self.namespace}/trainingjobs/{name}"
-        found: dict[str, Any] = self.cluster.api.get(path).get("status") or {}
+        return self.cluster.api.get(path)
+
+    def status(self, name: str = "resnet") -> dict[str, Any]:
+        found: dict[str, Any] = self.seen(name).get("status") or {}
         return found
 
     def condition(self, kind: str, name: str = "resnet") -> tuple[str, str]:
@@ -98,11 +101,19 @@ class Run:
         wait_for(f"{count} workers of {name}", is_so)
 
     def wait_settled(self, *names: str) -> None:
-        """Wait until each job runs what it shall have, and several turns of the operator have changed nothing."""
+        """Wait until each job runs what it shall have by its present spec, and then changes no more."""
         kept: list[Any] = []
 
+        def is_known(item: dict[str, Any]) -> bool:
+            """An operator that has just been started may not have looked yet."""
+            found = (item.get("status") or {}).get("conditions") or []
+            return any(one.get("observedGeneration") == item["metadata"]["generation"] for one in found)
+
         def is_so() -> bool:
-            seen = {name: self.status(name) for name in names}
+            items = {name: self.seen(name) for name in names}
+            if not all(map(is_known, items.values())):
+                return False
+            seen = {name: item["status"] for name, item in items.items()}
             now = [{name: (one.get("placed"), self.alive(name)) for name, one in seen.items()}]
             workers = {name: one.get("workers") or {} for name, one in seen.items()}
             is_whole = all(self.running(name) == workers[name].get("desired") for name in names)
