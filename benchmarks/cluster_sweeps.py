@@ -77,12 +77,14 @@ def draw(rows: list[dict[str, str]], path: Path) -> None:
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(TITLES), sharey=True)
     for axes, (varied, title) in zip(panels, TITLES.items(), strict=True):
+        values = sorted({row["value"] for row in rows if row["varied"] == varied}, key=float)
         for policy in dict.fromkeys(row["policy"] for row in rows):
-            values = sorted({row["value"] for row in rows if row["varied"] == varied}, key=float)
             means = [mean_h(rows, varied, value, policy) for value in values]
             axes.plot([float(value) for value in values], means, marker="o", markersize=3, label=policy)
         if varied != "load":
             axes.set_xscale("log")
+        axes.set_xticks([float(value) for value in values], values)
+        axes.minorticks_off()
         axes.set_xlabel(title)
         axes.set_ylim(bottom=0)
         axes.spines[["top", "right"]].set_visible(False)
