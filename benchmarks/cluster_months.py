@@ -1,6 +1,6 @@
 """Months of a production cluster under several policies, in virtual time, with the planner itself.
 
-    python benchmarks/cluster_months.py FOLDER OUT [--gpus 768,2048] [--laws pollux,0.85,0.6] [--stretch 4,1] [...]
+    python benchmarks/cluster_months.py FOLDER OUT [--gpus 576,768,2048] [--laws pollux,0.85,0.6] [--stretch 4,1] [...]
 
 FOLDER holds ``elasticflow/`` (traces of microsoft/elasticflow-traces) and ``pollux/profiles/`` of Pollux's artifact.
 The traces say when a job came, how long it ran and on how many GPUs, but not how fast it would have been on others:
@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--trace", default="cluster04")
     parser.add_argument("--first", type=int, help="number of jobs that are played, from the first; all without it")
-    parser.add_argument("--gpus", default="768,2048")
+    parser.add_argument("--gpus", default="576,768,2048")
     parser.add_argument("--policies", default="fifo,fifo-backfill,tiresias,ranked")
     parser.add_argument("--laws", default="pollux,0.85,0.6")
     parser.add_argument("--stretch", default="4,1", help="most GPUs of a job, by those that it asked for")

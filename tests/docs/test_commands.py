@@ -242,6 +242,10 @@ HOW: dict[str, Here | By | Ci] = {
         By("tests/contract/test_simulate_cluster_command.py::test_the_document_holds_every_job"),
     "python benchmarks/cluster.py shared/data/cluster/pollux runs/cluster":
         By("tests/contract/test_simulate_cluster_command.py::test_the_benchmark_plays_each_workload_once"),
+    "python benchmarks/cluster_months.py shared/data/cluster runs/months":
+        By("tests/contract/test_cluster_months.py::test_each_play_is_made_once"),
+    "python benchmarks/cluster_sweeps.py shared/data/cluster/pollux runs/sweeps":
+        By("tests/contract/test_cluster_sweeps.py::test_one_of_three_is_varied_at_a_time"),
     "python benchmarks/edl_cases.py runs/edl":
         Here(more="--cases services --leave 2 --placing spread",
              prints="'utilisation': 83.98, 'jain': 0.9951, 'services_whole_s': '5 7 7', 'below_least': 0"),

@@ -3,6 +3,7 @@
 profiles.py        what applications do on a placement with a batch, as it was measured: Pollux's profiles
 workload.py        when which jobs were submitted
 throughput_fit.py  the model that a job makes of its own steps, and the batch that it chooses by it
+blas.py            scipy is loaded so that it computes in one thread
 jobs.py            one job of a workload: its progress, its batch, what it knows of itself
 play.py            the cluster in virtual time, and what comes out
 picture.py         the GPUs of each job over time

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from edl_hvd.errors import UsageError
+from edl_hvd.simulator.cluster.blas import one_blas_thread
 
 # Epochs that each application trains for, and the largest batch per GPU where it is not the largest one measured.
 _EPOCHS = {"bert": 2, "cifar10": 100, "ncf": 10, "imagenet": 90, "deepspeech2": 80, "yolov3": 50}
@@ -175,7 +176,8 @@ class Application:
     def _interpolator(self) -> Any:
         """Linear interpolation over hosts, GPUs and batch per GPU, of all that was measured."""
         try:
-            from scipy.interpolate import LinearNDInterpolator
+            with one_blas_thread():
+                from scipy.interpolate import LinearNDInterpolator
         except ImportError as error:
             raise UsageError(
                 "simulating a cluster needs scipy; install it with: pip install 'edl-hvd[simulate]'"

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy
 
+from edl_hvd.simulator.cluster.blas import one_blas_thread
 from edl_hvd.simulator.cluster.profiles import GradientStatistics, StepTime
 
 _FREE = 1e-8
@@ -82,7 +83,8 @@ def fit(steps: dict[MeasuredStep, StepTime]) -> StepModel:
     Args:
         steps: At least one.
     """
-    from scipy.optimize import minimize
+    with one_blas_thread():
+        from scipy.optimize import minimize
 
     hosts = numpy.array([step.hosts for step in steps])
     gpus = numpy.array([step.gpus for step in steps])

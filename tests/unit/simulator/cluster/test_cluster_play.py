@@ -128,6 +128,14 @@ class TestJobs:
         job.advance(10.0)
         assert job.placement == (4,)
 
+    def test_an_epoch_may_end_in_a_part_of_a_second(self, small: Workload) -> None:
+        job = self.make(small, ResizeCost(change_s=0.3, start_s=0.3))
+        job.give({0: 2}, 0.0)
+        job.advance(1.3)
+        job.progress = job.application.progress_at[1] - 3.6 * job.progress
+        job.advance(3.7)
+        assert (job.epoch, job.now_s) == (1, pytest.approx(5.0))
+
     def test_a_job_that_moves_to_other_hosts_starts_again(self, small: Workload) -> None:
         job = self.make(small, ResizeCost(change_s=1.0, start_s=25.0, join_s=30.0))
         job.give({0: 2}, 0.0)
