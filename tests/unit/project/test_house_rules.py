@@ -29,6 +29,7 @@ ALLOWED = {
     "settings.py": "the one place that reads settings from it",
     "discovery/polling/poll.py": "keeps answers apart by the variables of flags, accounts, clusters and jobs",
     "preflight/exchange.py": "sets what Gloo reads when it connects",
+    "simulator/cluster/blas.py": "sets what OpenBLAS reads when it is loaded",
     "worker/engine/horovod_runtime.py": "sets what Horovod's native core reads when it starts",
     "worker/joining/driver_rendezvous.py": "the same, for the network interface",
     "worker/joining/mpi_rendezvous.py": "the same, before Horovod starts over MPI",
