@@ -36,7 +36,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "kubernetes"))
 
-from cluster import Cluster, missing, wait_for
+from cluster import Cluster, free_ports, missing, wait_for
 from edl_cases import (
     ARRIVAL_S,
     LEAST,
@@ -59,7 +59,7 @@ from edl_cases import (
 from edl_hvd.errors import EdlHvdError, ObjectExistsError, ObjectMissingError
 from edl_hvd.kubernetes.objects import requested
 
-NAMESPACE, PORT = "edl", 19400
+NAMESPACE = "edl"
 BEAT_S = 15.0
 REQUESTS_PER_S = 200
 COSTS = (
@@ -353,9 +353,9 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measured() -> dict[str, float]:
+def measured(port: int) -> dict[str, float]:
     """The operator's metrics."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics") as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         lines = answer.read().decode().splitlines()
     return {name: float(value) for name, _, value in (one.rpartition(" ") for one in lines if one[:1] != "#")}
 
@@ -384,11 +384,12 @@ def play(case: str, leave_s: float, short: float) -> tuple[Play, tuple[object, .
             wait_for("nodes without taints",
                      lambda: "node.kubernetes.io" not in cluster.kubectl("get", "nodes", "-o", "yaml"))  # fmt: skip
             every = f"{round(1000 / short)}ms"
-            operator = cluster.operator("--every", every, "--metrics-port", f"127.0.0.1:{PORT}")
-            wait_for("the operator", lambda: answers())
+            [port] = free_ports(1)
+            operator = cluster.operator("--every", every, "--metrics-port", f"127.0.0.1:{port}")
+            wait_for("the operator", lambda: answers(port))
             made = Play(cluster, kubelets, case, leave_s, short)
             sums = made.run(lambda text: print(text, flush=True))
-            numbers = measured()
+            numbers = measured(port)
             done = {what: numbers.get(f'edl_hvd_operator_actions_total{{what="{what}"}}', 0.0)
                     for what in ("pod created", "pod deleted", "status written")}  # fmt: skip
             asked: Counter[str] = Counter()
@@ -416,9 +417,9 @@ def play(case: str, leave_s: float, short: float) -> tuple[Play, tuple[object, .
             cluster.stop()
 
 
-def answers() -> bool:
+def answers(port: int) -> bool:
     try:
-        return bool(measured())
+        return bool(measured(port))
     except OSError:
         return False
 

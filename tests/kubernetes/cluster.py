@@ -41,7 +41,8 @@ def missing() -> str:
     return f"missing: {', '.join(lacking)}" if lacking else ""
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [one.getsockname()[1] for one in sockets]
     for one in sockets:
@@ -66,7 +67,7 @@ class Cluster:
         old = " v1.20." in subprocess.run(
             [assets / "kube-apiserver", "--version"], capture_output=True, text=True, check=True
         ).stdout  # fmt: skip
-        etcd, peer, self.port, scheduler, manager = _free_ports(5)
+        etcd, peer, self.port, scheduler, manager = free_ports(5)
         subprocess.run(["openssl", "genrsa", "-out", self.folder / "sa.key", "2048"], check=True, capture_output=True)
         (self.folder / "tokens.csv").write_text(
             'admin-token,admin,1,"system:masters"\nnobody-token,nobody,2,"nobodies"\n'
