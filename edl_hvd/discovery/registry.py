@@ -36,6 +36,10 @@ KINDS = {
 }
 REMOTE_FLAGS = ("refresh", "stale", "first")
 
+FIRST_S = 20.0
+# Loading boto3, a token and two calls take about 2 s; this is ten times as long. A file of 100,000 hosts takes as long
+# on a machine that runs ten programs on each core.
+
 
 @dataclass(frozen=True)
 class PolledSource:
@@ -62,7 +66,7 @@ def local_source(source: Source, flags: Flags) -> PolledSource:
     """A source that is asked at every poll, because that costs almost nothing; it has the flag ``--stale``."""
     # A file that cannot be read is a mistake to show, not an outage to bridge: without --stale no older answer
     # replaces it. Horovod keeps its hosts while a script fails. It is not damped: hosts in a file are intended.
-    return PolledSource(source, refresh_s=0, stale_s=flags.seconds("stale", 0), first_s=0)
+    return PolledSource(source, refresh_s=0, stale_s=flags.seconds("stale", 0), first_s=FIRST_S)
 
 
 def remote_source(source: Source, flags: Flags, needs_packages: bool = False) -> PolledSource:
@@ -71,8 +75,7 @@ def remote_source(source: Source, flags: Flags, needs_packages: bool = False) ->
     # A new host boots for a minute or more, so ten seconds do not matter; one poll in ten asks the source.
     stale_s = flags.seconds("stale", 300)
     # Longer than a throttled account or a renewed token takes, and short enough to notice an outage.
-    first_s = flags.seconds("first", 20)
-    # Loading boto3, a token and two calls take about 2 s; this is ten times as long.
+    first_s = flags.seconds("first", FIRST_S)
     return PolledSource(source, refresh_s, stale_s, first_s, needs_packages, is_damped=True)
 
 

@@ -8,6 +8,7 @@ import resource
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from discovery_clusters import SCENES as CLUSTER_SCENES
 from discovery_scenes import SCRIPTS, HostsFileScene, Scene, ScheduleScene, in_order
 from discovery_traces import TraceScene
 from servers import AwsServer
+
+from edl_hvd.discovery.polling.cached import ANSWER_S
 
 SCENES: dict[str, type[Scene]] = {
     "from_file": HostsFileScene,
@@ -257,6 +260,21 @@ def test_a_slow_cloud_is_waited_for_at_the_start_and_bridged_later(scene: CloudS
     scene.behave("slow")
     assert_answer(scene.poll(), lines)
     assert_answer(scene.poll_until(lambda result: result.stdout.count("\n") == 3), more)
+
+
+def test_the_first_poll_waits_for_a_file_that_is_read_slowly(tmp_path: Path) -> None:
+    """As one of 100,000 lines is on a busy machine; the pipe opens when the poll reads it."""
+    hosts = tmp_path / "hosts"
+    os.mkfifo(hosts)
+    environment = {**os.environ, "EDL_HVD_DISCOVERY_CACHE": str(tmp_path)}
+    with subprocess.Popen(
+        [SCRIPTS / "from_file", hosts], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as poll:
+        with open(hosts, "w") as pipe:
+            time.sleep(3 * ANSWER_S)
+            pipe.write("node-1:4\n")
+        assert poll.communicate() == ("node-1:4\n", "")
+        assert poll.returncode == 0
 
 
 REMOTE = [name for name, kind in {**SCENES, **AWS_SCENES}.items() if kind.refresh_s]

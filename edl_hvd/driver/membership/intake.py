@@ -18,7 +18,13 @@ def apply(draft: Draft, event: events.MembershipEvent) -> None:
     if isinstance(event, events.News):
         slot = draft.slot(event.worker)
         # Late news of an earlier incarnation of this slot concerns nobody.
-        if slot is not None and slot.state != "empty" and slot.incarnation == event.incarnation:
+        if slot is None or slot.state == "empty" or slot.incarnation != event.incarnation:
+            return
+        if isinstance(event, events.Formed):
+            draft.note_formed(event.worker, event.generation)
+        elif isinstance(event, events.Ready):
+            _note_ready(draft, event, slot)
+        else:
             _apply_worker_event(draft, event, slot)
     elif isinstance(event, events.HostsFound):
         _list_hosts(draft, event)
@@ -64,16 +70,16 @@ def _drain(draft: Draft, asked: events.DrainRequested) -> None:
     draft.change(drains={**drains, asked.target: deadline_s}, deferred_drains=deferred_drains)
 
 
+def _note_ready(draft: Draft, event: events.Ready, slot: Slot) -> None:
+    if slot.state in ("starting", "ready", "member"):
+        draft.set(event.worker, "ready", step=event.step, learning_generation=0, caught_up_generation=0)
+        if slot.state == "member" and draft.world.phase in ("forming", "running"):
+            draft.leave_world(event.worker)  # a collective of it has failed before anybody died
+
+
 def _apply_worker_event(draft: Draft, event: events.News, slot: Slot) -> None:
     worker = event.worker
-    if isinstance(event, events.Formed):
-        draft.note_formed(worker, event.generation)
-    elif isinstance(event, events.Ready):
-        if slot.state in ("starting", "ready", "member"):
-            draft.set(worker, "ready", step=event.step, learning_generation=0, caught_up_generation=0)
-            if slot.state == "member" and draft.world.phase in ("forming", "running"):
-                draft.leave_world(worker)  # a collective of it has failed before anybody died
-    elif isinstance(event, events.CaughtUp):
+    if isinstance(event, events.CaughtUp):
         if slot.state == "ready":
             draft.set(worker, "ready", caught_up_generation=event.generation)
     elif isinstance(event, events.Raised):

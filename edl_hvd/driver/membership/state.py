@@ -246,6 +246,8 @@ class Membership:
             changes: New values by the name of the field.
             moved: Workers whose state may have changed, in new slots that lack none; ``None`` for any.
         """
+        if not changes.keys() <= _MEMBERSHIP_FIELDS:
+            raise TypeError(f"a membership has no such fields as {', '.join(changes)}")
         after = with_changes(self, changes)
         derived = after.__dict__
         if "hosts" in changes:
@@ -277,7 +279,8 @@ class Membership:
 
 
 _Frozen = TypeVar("_Frozen", Slot, Membership)
-_NAMES = {kind: frozenset(entry.name for entry in fields(kind)) for kind in (Slot, Membership)}
+_SLOT_FIELDS = len(fields(Slot))
+_MEMBERSHIP_FIELDS = frozenset(entry.name for entry in fields(Membership))
 
 
 def with_changes(value: _Frozen, changes: Mapping[str, Any]) -> _Frozen:
@@ -285,15 +288,16 @@ def with_changes(value: _Frozen, changes: Mapping[str, Any]) -> _Frozen:
 
     The copy also has all that the value has derived from its fields.
     """
-    if not changes.keys() <= _NAMES[type(value)]:
-        raise TypeError(f"{type(value).__name__} has no such fields as {', '.join(changes)}")
     copy = object.__new__(type(value))
     fields_of_copy = copy.__dict__
     fields_of_copy.update(value.__dict__)
     fields_of_copy.update(changes)
+    if type(value) is Slot and len(fields_of_copy) > _SLOT_FIELDS:
+        raise TypeError(f"a slot has no such fields as {', '.join(changes)}")
     return copy
 
 
+@functools.lru_cache(maxsize=4096)
 def host_of(worker: str) -> str:
     """``b`` of ``b:0``."""
     return worker.rpartition(":")[0]

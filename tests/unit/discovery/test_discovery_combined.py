@@ -263,7 +263,7 @@ def test_a_combination_is_asked_as_rarely_as_its_rarest_part_and_bridged_as_each
     asked = read_source("union(file:a, url:https://h/x,refresh=30,stale=60)")
     assert (asked.refresh_s, asked.stale_s, asked.first_s, asked.is_damped) == (30, 60, 20, True)
     files = read_source("limit(union(file:a, schedule:plan.txt), 8)")
-    assert (files.refresh_s, files.stale_s, files.first_s, files.is_damped) == (0, 0, 0, False)
+    assert (files.refresh_s, files.stale_s, files.first_s, files.is_damped) == (0, 0, 20, False)
     assert list(sources_in(files.source)) == [HostsFile("a"), Schedule("plan.txt", "plan.txt.started")]
     assert read_source("file:a", lambda leaf: ["--slots=4"]).source == HostsFile("a", 4)
 

@@ -68,8 +68,10 @@ def test_what_a_membership_keeps_of_the_one_before_is_what_it_would_find_itself(
 
 
 def test_a_field_that_there_is_not_is_refused() -> None:
-    with pytest.raises(TypeError, match="Slot has no such fields as sice_s"):
+    with pytest.raises(TypeError, match="a slot has no such fields as sice_s"):
         with_changes(Slot(), {"sice_s": 1.0})
+    with pytest.raises(TypeError, match="a membership has no such fields as host"):
+        begin(RULES, 0.0).changed({"host": ()})
 
 
 def test_a_job_starts_when_enough_workers_are_ready():
