@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -45,3 +46,13 @@ def test_a_script_that_only_knows_horovod_ends_the_job_with_what_to_do():
     code, output = run(2, "own_horovod_script.py", "instead")
     assert code == 1, output
     assert "ended with exit code 0 without a call of its training function; under edlrun a script calls" in output
+
+
+def test_a_command_that_is_no_training_at_all_is_started_once_and_told_so(tmp_path):
+    command = [sys.executable, "-m", "edl_hvd.cli.edlrun", "-np", "2", "hostname"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert len([line for line in ended.stdout.splitlines() if socket.gethostname() in line]) == 2, ended.stdout
+    [said] = ended.stderr.splitlines()
+    assert "ended with exit code 0 without a call of its training function" in said
+    assert "function decorated with @edl_hvd.elastic" in said
