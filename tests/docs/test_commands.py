@@ -246,7 +246,7 @@ HOW: dict[str, Here | By | Ci] = {
         By("tests/contract/test_cluster_months.py::test_each_play_is_made_once"),
     "python benchmarks/cluster_sweeps.py shared/data/cluster/pollux runs/sweeps":
         By("tests/contract/test_cluster_sweeps.py::test_one_of_three_is_varied_at_a_time"),
-    "python benchmarks/edl_api_server.py runs/edl-api --cases services":
+    "python benchmarks/edl_api_server.py runs/edl-api":
         By("tests/kubernetes/test_edl_services.py::test_jobs_and_services_share_nodes_and_few_requests_are_made"),
     "python benchmarks/edl_cases.py runs/edl":
         Here(more="--cases services --leave 2 --placing spread",
