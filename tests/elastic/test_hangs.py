@@ -37,17 +37,23 @@ def ended(outcome: Outcome) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("fault", "bound_s"), [(hang, 30.0), (freeze, 60.0)], ids=["in Python", "holding the lock in native code"]
+    ("fault", "bounds_s"),
+    [(hang, (30.0,)), (freeze, (60.0, 120.0))],
+    ids=["in Python", "holding the lock in native code"],
 )
-def test_a_worker_that_hangs_is_named_with_its_place_and_ended(edlrun, fault, bound_s):
-    """Stock Horovod waits for ever: under Gloo its stall check is dead code (A4)."""
+def test_a_worker_that_hangs_is_named_with_its_place_and_ended(edlrun, fault, bounds_s):
+    """Stock Horovod waits for ever: under Gloo its stall check is dead code (A4).
+
+    A silent worker has the longer time where the last that was heard of it is that it loads or saves data.
+    """
     outcome = edlrun(fault(worker=VICTIM, step=7), until_size=2)
     [line] = ended(outcome)
     assert f"{VICTIM} is killed: " in line
     assert "faults.py:" in line, "the place is named"
     assert " in _strike" in line
     assert "<stderr>:Current thread 0x" in outcome.output, "the whole stack is part of the worker's output"
-    assert bound_s < outcome.seconds_to_next_step() < bound_s + 30.0
+    took_s = outcome.seconds_to_next_step()
+    assert any(bound_s < took_s < bound_s + 30.0 for bound_s in bounds_s), took_s
 
 
 def test_the_others_go_on_within_five_seconds_of_a_stop(edlrun):
