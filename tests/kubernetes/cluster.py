@@ -11,13 +11,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from edl_hvd.kubernetes.api import ApiServer
 
 PROGRAMS = ("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager")
+_FIRST_PORT = 20_000 + 500 * (os.getpid() % 24)
+# Below those that Linux gives to connections; processes that are started side by side have others.
+_PORTS = cycle(range(_FIRST_PORT, _FIRST_PORT + 500))
 LONGEST_S = 180.0
 # Of last resort: it decides no test that goes well.
 
@@ -42,12 +47,14 @@ def missing() -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    """Ports that nobody listens on, and that no connection and no other process of tests is given."""
+    found: list[int] = []
+    for port in _PORTS:
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+        if len(found) == count:
+            break
+    return found
 
 
 @dataclass
