@@ -6,12 +6,12 @@ costs, period and cluster the completion times of Tiresias and Optimus are those
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from edl_hvd.errors import InternalError, UsageError
 from edl_hvd.simulator.cluster.jobs import Models, ResizeCost, SimulatedJob
-from edl_hvd.simulator.cluster.view import Allocation, ClusterView, Policy
+from edl_hvd.simulator.cluster.view import Allocation, AskedJob, ClusterView, JobShape, Policy
 from edl_hvd.simulator.cluster.workload import Workload
 
 
@@ -116,6 +116,22 @@ class Played:
         return sum(job.changes for job in self.jobs) / len(self.jobs)
 
 
+def prepared(policy: Policy, jobs: Iterable[AskedJob], setting: Setting) -> dict[str, JobShape]:
+    """What a policy makes of each job before the play, by name.
+
+    Raises:
+        UsageError: A job of the user's size does not fit into the cluster.
+    """
+    shapes = {job.name: policy.prepare(job) for job in jobs}
+    slots = setting.hosts * setting.host_slots
+    for name, shape in shapes.items():
+        if shape.gpus is not None and shape.gpus > slots:
+            raise UsageError(
+                f"job {name!r} asks for {shape.gpus} GPUs, and the cluster has {slots}; expected at most that"
+            )
+    return shapes
+
+
 def play(
     workload: Workload, policy: Policy, setting: Setting = EQUAL_COSTS,
     tell: Callable[[int, int], None] = lambda done, of: None, models: Models | None = None,
@@ -133,13 +149,7 @@ def play(
         UsageError: A job of the user's size does not fit into the cluster.
         InternalError: The policy gave more than there is, or starves a job.
     """
-    shapes = {job.name: policy.prepare(job) for job in workload.jobs}
-    slots = setting.hosts * setting.host_slots
-    for name, shape in shapes.items():
-        if shape.gpus is not None and shape.gpus > slots:
-            raise UsageError(
-                f"job {name!r} asks for {shape.gpus} GPUs, and the cluster has {slots}; expected at most that"
-            )
+    shapes = prepared(policy, workload.jobs, setting)
     known: Models = {} if models is None else models
     jobs = [
         SimulatedJob(job, shapes[job.name].gpus, shapes[job.name].batch, setting.cost, known) for job in workload.jobs

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from edl_hvd.errors import InternalError, UsageError
+from edl_hvd.errors import InternalError
 from edl_hvd.planning.values import Curve
 from edl_hvd.simulator.cluster.jobs import ResizeCost
-from edl_hvd.simulator.cluster.play import FinishedJob, Played, Setting, check_given
+from edl_hvd.simulator.cluster.play import FinishedJob, Played, Setting, check_given, prepared
 from edl_hvd.simulator.cluster.recorded import RecordedJob, RecordedWorkload
 from edl_hvd.simulator.cluster.view import Allocation, ClusterView, Policy
 
@@ -157,13 +157,7 @@ def play_recorded(
         UsageError: A job of the user's size does not fit into the cluster.
         InternalError: The policy gave more than there is, or starves the jobs.
     """
-    shapes = {job.name: policy.prepare(job) for job in workload.jobs}
-    slots = setting.hosts * setting.host_slots
-    for name, shape in shapes.items():
-        if shape.gpus is not None and shape.gpus > slots:
-            raise UsageError(
-                f"job {name!r} asks for {shape.gpus} GPUs, and the cluster has {slots}; expected at most that"
-            )
+    shapes = prepared(policy, workload.jobs, setting)
     coming = [RunningJob(job, setting.cost) for job in workload.jobs]
     last_s = float(workload.jobs[-1].time_s)
     active: dict[str, RunningJob] = {}
@@ -209,6 +203,7 @@ def play_recorded(
         holds = {name: given[name] for name in active if name in given}
         tell(place - len(active), len(coming))
     accounts = tuple(_account(job) for job in coming)
+    slots = setting.hosts * setting.host_slots
     used = used_gpu_s / (slots * last_s) if last_s else 0.0
     return RecordedPlay(Played(workload.name, policy.name, setting, accounts, (), decisions), used)
 
