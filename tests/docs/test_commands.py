@@ -117,6 +117,7 @@ HOW: dict[str, Here | By | Ci] = {
     "SHORT=1 EXACT=1 make distill-demo": Ci("SHORT=1 EXACT=1 make distill-demo"),
     "make test": Ci("make test"),
     "make test-docs": Ci("make test-docs"),
+    "make test-distill": Ci("make test-distill"),
     "make test-learning": Ci("make test-learning"),
     "make test-learning LAUNCHER=horovodrun":
         Here(more=INSTALLED, prints="tests collected", variables=ONLY_COLLECT),
