@@ -12,12 +12,13 @@ is not played again.
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from result_rows import add_row, rows_of
 
 from edl_hvd.simulator.cluster.play import EQUAL_COSTS, OWN_COSTS
 from edl_hvd.simulator.cluster.policies.by_name import POLICIES
@@ -49,13 +50,6 @@ def laws(name: str, folder: Path, seed: int) -> Any:
     profiles = folder / "pollux" / "profiles"
     applications = [application for _, names in BY_GPU_HOURS for application in names]
     return drawn_laws({one: profile_law(read_application(profiles / one)) for one in applications}, seed)
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def account(workload: RecordedWorkload, play: RecordedPlay) -> tuple[object, ...]:
@@ -162,12 +156,7 @@ def main() -> None:
         if any(all(row[name] == key[name] for name in KEY) for row in done):
             continue
         row = (*key.values(), *play(rows, given.folder, key))
-        with path.open("a", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            if not done:
-                writer.writerow(ROW)
-            writer.writerow(row)
-        print(dict(zip(ROW, row, strict=True)), flush=True)
+        add_row(path, ROW, row)
     table(rows_of(path))
     if given.picture:
         draw(rows_of(path), given.picture)

@@ -11,11 +11,12 @@ OUT/sweeps.csv; what is there already is not played again.
 from __future__ import annotations
 
 import argparse
-import csv
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+
+from result_rows import add_row, rows_of
 
 from edl_hvd.simulator.cluster.jobs import Models, ResizeCost
 from edl_hvd.simulator.cluster.play import EQUAL_COSTS, Setting, play
@@ -43,13 +44,6 @@ def variants(given: argparse.Namespace) -> Iterator[tuple[str, float, float, Set
 def compressed(workload: Workload, load: float) -> Workload:
     """The same jobs, submitted in 1 / load of the time."""
     return replace(workload, jobs=tuple(replace(job, time_s=int(job.time_s / load)) for job in workload.jobs))
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def mean_h(rows: list[dict[str, str]], varied: str, value: str, policy: str) -> float | None:
@@ -124,12 +118,7 @@ def main() -> None:
                         round(result.changes, 2), result.decisions, round(time.process_time() - begun_s, 1),
                     )  # fmt: skip
                 row = (number, varied, f"{value:g}", policy, *played[policy, load, setting])
-                with path.open("a", newline="") as file:
-                    writer = csv.writer(file, lineterminator="\n")
-                    if not done:
-                        writer.writerow(ROW)
-                    writer.writerow(row)
-                print(dict(zip(ROW, row, strict=True)), flush=True)
+                add_row(path, ROW, row)
     table(rows_of(path))
     if given.picture:
         draw(rows_of(path), given.picture)
