@@ -16,24 +16,13 @@ import itertools
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from result_rows import add_row, rows_of
 
 from edl_hvd.simulator.cluster.play import EQUAL_COSTS, OWN_COSTS
 from edl_hvd.simulator.cluster.policies.by_name import POLICIES
-from edl_hvd.simulator.cluster.profiles import read_application
-from edl_hvd.simulator.cluster.recorded import (
-    BY_GPU_HOURS,
-    RecordedRow,
-    RecordedWorkload,
-    drawn_laws,
-    elastic,
-    one_law,
-    read_rows,
-)
+from edl_hvd.simulator.cluster.recorded import RecordedRow, RecordedWorkload, elastic, law_named, read_rows
 from edl_hvd.simulator.cluster.recorded_play import RecordedPlay, play_recorded
-from edl_hvd.simulator.cluster.speedups import power_law, profile_law
 
 HOST_GPUS = 8
 PERIOD_S = 60.0
@@ -42,14 +31,6 @@ GANGS = ("fifo", "fifo-backfill", "tiresias")
 KEY = ("trace", "gpus", "policy", "law", "stretch", "shrink", "costs", "seed")
 ROW = (*KEY, "average_h", "median_h", "p99_h", "waited_s", "last_end_d", "changes", "used", "later", "decisions",
        "cpu_s")  # fmt: skip
-
-
-def laws(name: str, folder: Path, seed: int) -> Any:
-    if name != "pollux":
-        return one_law(name, power_law(float(name)))
-    profiles = folder / "pollux" / "profiles"
-    applications = [application for _, names in BY_GPU_HOURS for application in names]
-    return drawn_laws({one: profile_law(read_application(profiles / one)) for one in applications}, seed)
 
 
 def account(workload: RecordedWorkload, play: RecordedPlay) -> tuple[object, ...]:
@@ -116,7 +97,8 @@ def draw(rows: list[dict[str, str]], path: Path) -> None:
 def play(rows: list[RecordedRow], folder: Path, key: dict[str, str]) -> tuple[object, ...]:
     slots = int(key["gpus"])
     # Gangs do not look at the law: on the GPUs that they ask for all laws give the recorded duration.
-    law_of = laws("1" if key["law"] == "-" else key["law"], folder, int(key["seed"]))
+    law = "1" if key["law"] == "-" else key["law"]
+    law_of = law_named(law, folder / "pollux" / "profiles", int(key["seed"]))
     workload = elastic(
         key["trace"], rows, law_of, slots, HOST_GPUS, float(key["stretch"]), float(key["shrink"])
     )  # fmt: skip

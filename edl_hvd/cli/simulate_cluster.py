@@ -20,9 +20,15 @@ if TYPE_CHECKING:
 
 @click.command("cluster")
 @click.option("--workload", "path", required=True, type=click.Path(path_type=Path), metavar="FILE.csv",
-              help="Jobs: name, time, application, num_replicas, batch_size, as in Pollux's artifact.")  # fmt: skip
+              help="Jobs: name, time, application, num_replicas, batch_size, as in Pollux's artifact; or a recorded "
+                   "trace: job_id, submission_time, duration, num_gpu, as in ElasticFlow's.")  # fmt: skip
 @click.option("--profiles", type=click.Path(path_type=Path), metavar="FOLDER",
               help="Profiles of the applications. [profiles, beside the folder of the workload]")  # fmt: skip
+@click.option("--law", metavar="P|pollux",
+              help="Recorded trace: n GPUs are n^P times as fast as one; or speeds of Pollux's applications, drawn by "
+                   "GPU-hours. [0.85]")  # fmt: skip
+@click.option("--stretch", type=click.FloatRange(min=1), metavar="N",
+              help="Recorded trace: most GPUs of a job, by those that it ran on. [4]")  # fmt: skip
 @click.option("--policy", "names", default="ranked,ranked-blind,fifo", metavar="NAME,...",
               help="Policies: ranked, ranked-blind, ranked-damped, ranked-gentle, fifo, fifo-backfill, fulfilment, "
                    "tiresias, optimus, max-min, afs-l. [ranked,ranked-blind,fifo]")  # fmt: skip
@@ -30,12 +36,13 @@ if TYPE_CHECKING:
               help="equal: those of Pollux's artifact, 30 s for each change and a decision per minute; "
                    "own: 1 s, while newcomers start for 30 s, and a decision every 10 s. [equal]")  # fmt: skip
 @click.option("--hosts", type=click.IntRange(min=1), default=16, metavar="N", help="Hosts. [16]")
-@click.option("--slots", type=click.IntRange(1, 4), default=4, metavar="N", help="GPUs of each host. [4]")
+@click.option("--slots", type=click.IntRange(min=1), default=4, metavar="N",
+              help="GPUs of each host; at most 4 with profiles. [4]")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--picture", metavar="FILE.png", help="Draw the GPUs of each job over time in this file.")
 def simulate_cluster_command(
-    path: Path, profiles: Path | None, names: str, costs: str, hosts: int, slots: int, as_json: bool,
-    picture: str | None,
+    path: Path, profiles: Path | None, law: str | None, stretch: float | None, names: str, costs: str, hosts: int,
+    slots: int, as_json: bool, picture: str | None,
 ) -> None:  # fmt: skip
     """Compare completion times of many jobs on one cluster.
 
@@ -47,6 +54,7 @@ def simulate_cluster_command(
       edl-hvd simulate cluster --workload workloads/workload-6.csv
       edl-hvd simulate cluster --workload w.csv --policy ranked,tiresias
       edl-hvd simulate cluster --workload w.csv --costs own --picture w.png
+      edl-hvd simulate cluster --workload trace.csv --hosts 96 --slots 8
 
     Documents: docs/cluster_experiments.md.
     """
@@ -55,6 +63,8 @@ def simulate_cluster_command(
         from edl_hvd.simulator.cluster.jobs import Models
         from edl_hvd.simulator.cluster.play import EQUAL_COSTS, OWN_COSTS, play
         from edl_hvd.simulator.cluster.policies.by_name import KNOWS, POLICIES
+        from edl_hvd.simulator.cluster.recorded import elastic, is_recorded, law_named, read_rows
+        from edl_hvd.simulator.cluster.recorded_play import play_recorded
         from edl_hvd.simulator.cluster.workload import read_workload
     except ImportError as error:
         raise UsageError(
@@ -65,17 +75,38 @@ def simulate_cluster_command(
     unknown = [name for name in chosen if name not in POLICIES]
     if unknown:
         raise UsageError(f"policy {unknown[0]!r} is not known; expected some of {', '.join(POLICIES)}")
-    workload = read_workload(path, profiles)
     setting = replace(EQUAL_COSTS if costs == "equal" else OWN_COSTS, hosts=hosts, host_slots=slots)
-    models: Models = {}
-    results = []
-    for name in chosen:
-        with bar(name, "jobs") as tell:
-            results.append(play(workload, POLICIES[name](), setting, tell, models))
+    results, assumed = [], ""
+    if is_recorded(path):
+        if picture is not None:
+            raise UsageError(f"--picture draws every moment, and {path} may have months of them; expected none with it")
+        recorded = elastic(path.stem, read_rows(path), law_named(law or "0.85", profiles), hosts * slots, slots,
+                           stretch or 4.0)  # fmt: skip
+        setting = replace(setting, period_s=60.0)
+        assumed = (
+            f"Assumed, and told to all that share GPUs: speeds by the law {law or '0.85'}, "
+            f"up to {stretch or 4.0:g} times a job's GPUs. A decision a minute at most."
+        )
+        for name in chosen:
+            with bar(name, "jobs") as tell:
+                results.append(play_recorded(recorded, POLICIES[name](), setting, tell=tell).played)
+    else:
+        if law is not None or stretch is not None:
+            raise UsageError(
+                f"--law and --stretch are for recorded traces, and {path} is none; expected a file with the column "
+                "job_id, or neither of them"
+            )
+        if slots > 4:
+            raise UsageError(f"profiles tell of hosts with up to 4 GPUs, and --slots is {slots}; expected 1 to 4")
+        workload = read_workload(path, profiles)
+        models: Models = {}
+        for name in chosen:
+            with bar(name, "jobs") as tell:
+                results.append(play(workload, POLICIES[name](), setting, tell, models))
     if picture is not None:
         from edl_hvd.simulator.cluster.picture import draw_slots
 
-        draw_slots(results, picture, f"{workload.name}: {len(workload.jobs)} jobs, {hosts * slots} GPUs, {costs} costs")
+        draw_slots(results, picture, f"{path.stem}: {len(results[0].jobs)} jobs, {hosts * slots} GPUs, {costs} costs")
     if as_json:
         click.echo(json.dumps([_plain(result) for result in results], indent=2))
         return
@@ -88,6 +119,8 @@ def simulate_cluster_command(
             result.policy, *(duration(time_s) for time_s in times), f"{result.changes:.1f}", KNOWS[result.policy]
         )
     print_table(table)
+    if assumed:
+        click.echo(assumed)
 
 
 def _plain(result: Played) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from cluster_profiles import write_profile, write_workload
+from recorded_trace import write_trace
 
 from edl_hvd.cli.main import commands
 from edl_hvd.errors import UsageError
@@ -50,6 +51,35 @@ def test_the_document_holds_every_job(workload: Path) -> None:
     assert [job["name"] for job in result["jobs"]] == ["bert-0", "bert-1", "ncf-2"]
     mean_s = sum(job["completion_s"] for job in result["jobs"]) / 3
     assert result["average_s"] == pytest.approx(mean_s)
+
+
+def test_a_recorded_trace_says_what_is_assumed_of_its_jobs(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "trace.csv", jobs=40)
+    words = ["simulate", "cluster", "--workload", str(trace), "--hosts", "8", "--slots", "8"]
+    done = CliRunner().invoke(commands, [*words, "--law", "0.6", "--stretch", "2"])
+    assert done.exit_code == 0, done.output
+    assert "by the law 0.6, up to 2 times a job's GPUs" in done.output
+    mean_s = {}
+    for stretch in ("1", "4"):
+        done = CliRunner().invoke(commands, [*words, "--policy", "ranked", "--stretch", stretch, "--json"])
+        [result] = json.loads(done.output[done.output.index("[") :])
+        assert len(result["jobs"]) == 40
+        mean_s[stretch] = result["average_s"]
+    assert mean_s["4"] < mean_s["1"]
+
+
+def test_what_is_only_for_recorded_traces_or_only_for_profiles_is_refused(workload: Path, tmp_path: Path) -> None:
+    def refused(*words: str) -> str:
+        return str(CliRunner().invoke(commands, ["simulate", "cluster", "--workload", *words]).exception)
+
+    trace = str(write_trace(tmp_path / "trace.csv", jobs=10))
+    assert "--law and --stretch are for recorded traces" in refused(str(workload), "--law", "0.6")
+    assert "--slots is 8; expected 1 to 4" in refused(str(workload), "--slots", "8")
+    assert "law 'linear' is not known" in refused(trace, "--law", "linear")
+    assert "law '2' is not known" in refused(trace, "--law", "2")
+    assert "name their folder: --profiles" in refused(trace, "--law", "pollux")
+    assert "--picture draws every moment" in refused(trace, "--picture", "w.png")
+    assert "optimus needs the profile" in refused(trace, "--policy", "optimus", "--hosts", "8", "--slots", "8")
 
 
 def test_bad_input_is_refused_in_one_sentence(workload: Path, tmp_path: Path) -> None:

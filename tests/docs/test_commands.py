@@ -241,6 +241,9 @@ HOW: dict[str, Here | By | Ci] = {
         By("tests/contract/test_simulate_cluster_command.py::test_the_table_and_the_picture_are_for_people"),
     "edl-hvd simulate cluster --workload workloads/workload-6.csv --costs own --json":
         By("tests/contract/test_simulate_cluster_command.py::test_the_document_holds_every_job"),
+    "edl-hvd simulate cluster --workload elasticflow/cluster03.csv --hosts 96 --slots 8 --policy ranked,fifo":
+        By("tests/contract/test_simulate_cluster_command.py::"
+           "test_a_recorded_trace_says_what_is_assumed_of_its_jobs"),
     "python benchmarks/cluster.py shared/data/cluster/pollux runs/cluster":
         By("tests/contract/test_simulate_cluster_command.py::test_the_benchmark_plays_each_workload_once"),
     "python benchmarks/cluster_months.py shared/data/cluster runs/months":

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from edl_hvd.errors import UsageError
 from edl_hvd.planning.values import Curve
-from edl_hvd.simulator.cluster.speedups import SpeedLaw, speed_curve
+from edl_hvd.simulator.cluster.profiles import read_application
+from edl_hvd.simulator.cluster.speedups import SpeedLaw, power_law, profile_law, speed_curve
 
 COLUMNS = ("job_id", "submission_time", "duration", "num_gpu")
 BY_GPU_HOURS: tuple[tuple[float, tuple[str, ...]], ...] = (
@@ -102,6 +103,15 @@ class RecordedWorkload:
     jobs: tuple[RecordedJob, ...]
 
 
+def is_recorded(path: Path) -> bool:
+    """Whether a file begins as a recorded trace does."""
+    try:
+        with path.open(newline="") as file:
+            return COLUMNS[0] in next(csv.reader(file), [])
+    except (OSError, UnicodeDecodeError, csv.Error):
+        return False
+
+
 def read_rows(path: Path) -> list[RecordedRow]:
     """Read a trace, in the order of submission.
 
@@ -131,6 +141,31 @@ def read_rows(path: Path) -> list[RecordedRow]:
     if len({row.name for row in rows}) < len(rows):
         raise UsageError(f"trace {path} has a job twice; expected a name of its own for each row")
     return sorted(rows, key=lambda row: (row.time_s, row.name))
+
+
+def law_named(name: str, profiles: Path | None = None, seed: int = 0) -> Callable[[RecordedRow], tuple[str, SpeedLaw]]:
+    """The laws that a name stands for.
+
+    Args:
+        name: A number p for n^p, 0 to 1; or "pollux": an application of Pollux for each job, see :func:`drawn_laws`.
+        profiles: Folder of the applications' profiles, for "pollux".
+        seed: Seed, for "pollux".
+
+    Raises:
+        UsageError: The name stands for nothing, or a profile cannot be read.
+    """
+    if name == "pollux":
+        if profiles is None:
+            raise UsageError("law 'pollux' needs the profiles of Pollux's applications; name their folder: --profiles")
+        applications = [application for _, names in BY_GPU_HOURS for application in names]
+        return drawn_laws({one: profile_law(read_application(profiles / one)) for one in applications}, seed)
+    try:
+        exponent = float(name)
+    except ValueError:
+        exponent = -1.0
+    if not 0 <= exponent <= 1:
+        raise UsageError(f"law {name!r} is not known; expected a number from 0 to 1, or 'pollux'")
+    return one_law(name, power_law(exponent))
 
 
 def one_law(name: str, law: SpeedLaw) -> Callable[[RecordedRow], tuple[str, SpeedLaw]]:
