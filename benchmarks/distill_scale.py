@@ -304,7 +304,7 @@ def main() -> None:
     parser.add_argument("--scenes", nargs="+", choices=SCENES, default=list(SCENES))
     parser.add_argument("--seeds", type=int, default=1, help="plays of each scene; the table has their medians")
     parser.add_argument("--picture", type=Path, help="file for a picture")
-    parser.add_argument("--histories", type=int, help="play so many random histories instead")
+    parser.add_argument("--histories", type=int, help="number of random histories to play instead")
     parser.add_argument("--first", type=int, default=0, help="seed of the first history")
     arguments = parser.parse_args()
     if arguments.histories is not None:

@@ -132,7 +132,7 @@ def serve(kind: Callable[[socket.socket], Any], there: socket.socket, count: int
 
 
 def cost_s(way: str, count: int) -> float:
-    """Processor seconds of both ends for so many round trips."""
+    """Processor seconds of both ends for a number of round trips."""
     kind, family = WAYS[way]
     here, there = pair(family)
     context = multiprocessing.get_context("fork")

@@ -46,7 +46,7 @@ class Place:
         launcher: "horovodrun", "edlrun" or "torchrun".
         folder: The job's, not there yet.
         more: What has to be ended after the job.
-        deadline_s: So long after its start, or after the fault, the job is stuck.
+        deadline_s: Seconds after its start, or after the fault, from which the job is stuck.
     """
 
     launcher: str

@@ -40,7 +40,7 @@ STILL_TRAINING_S = 5.0
 
 @dataclass(frozen=True)
 class Result:
-    """Of one job, or of several.
+    """What became of one job, or of several.
 
     Attributes:
         recovered: Whether it did.
@@ -64,7 +64,7 @@ def main() -> int:
     parser.add_argument("--launchers", nargs="+", choices=LAUNCHERS, default=list(LAUNCHERS))
     parser.add_argument("--runs", type=int, default=1, help="jobs of each kind; the median counts (default 1)")
     parser.add_argument("--deadline", type=float, default=60.0, metavar="S",
-                        help="so long after its start, or after the fault, a job is stuck (default 60)")  # fmt: skip
+                        help="seconds without success after which a job is stuck (default 60)")  # fmt: skip
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the jobs' folders there")
     arguments = parser.parse_args()
     print_row({name: name for name in WIDTHS})
@@ -132,7 +132,7 @@ def together(results: list[Result]) -> Result:
 
 
 def ratio(results: dict[str, Result]) -> str:
-    """Of stock Horovod's seconds to ours."""
+    """Stock Horovod's seconds by ours."""
     theirs, ours = (results.get(name, Result(False)).seconds for name in ("horovodrun", "edlrun"))
     return f"{theirs / ours:.1f}" if theirs is not None and ours else ""
 

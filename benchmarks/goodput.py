@@ -4,7 +4,7 @@
     python benchmarks/goodput.py --cost
 
 Each job trains a small convolutional network on scikit-learn's handwritten digits, with AdaScale over a base batch of
-4 samples per worker, until so many of the held-out images are recognised. Goodput is what AdaScale counts:
+4 samples per worker, until a given share of the held-out images is recognised. Goodput is what AdaScale counts:
 scale-invariant steps, times the samples of the base batch, per second of training. The model of throughput is fitted to
 what the job with ``WorkerBatch("auto")`` measured, and asked for the throughput of the fixed batches, most of which it
 has never seen.
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[4, 16, 64, 256], help="fixed, samples per worker")
     parser.add_argument("--runs", type=int, default=1, help="jobs of each kind; medians count (default 1)")
     parser.add_argument("--accuracy", type=float, default=0.97, help="where a job ends (default 0.97)")
-    parser.add_argument("--most-s", type=float, default=120, help="or after so many seconds (default 120)")
+    parser.add_argument("--most-s", type=float, default=120, help="most seconds of a training (default 120)")
     parser.add_argument("--cost", action="store_true", help="what measuring the noise costs")
     parser.add_argument("--worker", nargs=2, metavar=("BATCH", "FOLDER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -3,11 +3,11 @@
     python benchmarks/join.py [--runs 3] [--launchers edlrun horovodrun] [--worlds 1-2 2-4 3-4] [--sizes 10 1000]
                               [--kinds still trained] [--start-up 20]
 
-Real runs of the fault tests' training on this machine; newcomers wait for so many seconds more before they import
+Real runs of the fault tests' training on this machine; newcomers wait for N seconds more before they import
 anything. Counted is the pause: from the start of the last micro-batch before the new world to the start of the first in
 it, on a worker that was there before. Any two steps have this distance, of which the pause is one; so beside it stands
 the distance that is usual in the world before, whose step the pause holds, and in the world after. Two hosts that come
-at once may join one after the other; then both pauses count, and two steps. The state holds a table of so many MB that
+at once may join one after the other; then both pauses count, and two steps. The state holds a table of N MB that
 no step moves ("still"), or a network with momentum, half of it weights ("trained"); beside either stand BatchNorm's
 running statistics, which each worker has of its own.
 """

@@ -54,7 +54,7 @@ def update(metric: Metric, scores: torch.Tensor, target: torch.Tensor, losses: t
 
 
 def seconds_of_commits(metrics: dict[str, Metric], trains: bool, commits: int) -> list[float]:
-    """Of each commit between two batches, the first epoch aside."""
+    """The time of each commit between two batches, the first epoch aside."""
     model = torch.nn.Linear(8, CLASSES)
     optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
     dataset = TensorDataset(torch.randn(STEPS * BATCH_SIZE, 8), torch.randint(CLASSES, (STEPS * BATCH_SIZE,)))

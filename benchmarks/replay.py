@@ -5,8 +5,9 @@
 Jobs on this machine, one launcher after the other. A host of the trace is a name of the loopback interface with one
 worker, a new name for each, so that nobody holds a lost host against a new one; at most four at once. In the moment in
 which a host goes, its worker gets SIGKILL and the host leaves the list; nobody is told before. One that comes is added
-to the list. Steps sleep instead of computing, so hosts do not take cores from each other; a worker trains on so many
-samples per step, however many there are. Under ``edlrun`` the job writes a checkpoint every ten minutes of the trace.
+to the list. Steps sleep instead of computing, so hosts do not take cores from each other; a worker trains on
+the same number of samples per step, however many there are. Under ``edlrun`` the job writes a checkpoint every ten
+minutes of the trace.
 
 Goodput is samples that counted (those of a step that was done twice count once), by what the hosts that were there
 could have done. That is measured with the same launcher, script and machine: samples per second of jobs that keep
@@ -62,13 +63,15 @@ def main() -> None:
         "trace", metavar="TRACE", help="rows of milliseconds, add or remove, names; see docs/simulate.md"
     )
     parser.add_argument("--speed", type=float, default=20.0, help="seconds of the trace per second (default 20)")
-    parser.add_argument("--divide", type=int, default=12, help="one host for so many of the trace (default 12)")
+    parser.add_argument(
+        "--divide", type=int, default=12, help="hosts of the trace for each that is played (default 12)"
+    )
     parser.add_argument("--from", dest="from_s", type=float, default=0.0, metavar="S", help="begin the trace there")
-    parser.add_argument("--minutes", type=float, metavar="M", help="so many of the trace (default: all)")
+    parser.add_argument("--minutes", type=float, metavar="M", help="minutes of the trace (default: all)")
     parser.add_argument("--launchers", nargs="+", choices=LAUNCHERS, default=list(LAUNCHERS))
     parser.add_argument("--measure", type=float, default=15.0, metavar="S", help="seconds at each size (default 15)")
     parser.add_argument("--stuck", type=float, default=60.0, metavar="S",
-                        help="a job without a step for so long is started again (default 60)")  # fmt: skip
+                        help="seconds without a step after which a job is started again (default 60)")  # fmt: skip
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the jobs' folders there")
     arguments = parser.parse_args()
     trace = with_names(read_part(arguments))
@@ -199,7 +202,7 @@ def _kill(pid: int) -> None:
 
 
 def samples_of(steps: list[dict[str, Any]], from_s: float, until_s: float) -> int:
-    """Of a job's steps within that time; one that was done again counts as it was done last."""
+    """Samples of a job's steps within that time; one that was done again counts as it was done last."""
     last = {line["step"]: line for line in steps}
     return sum(line["size"] * WORKER_BATCH for line in last.values() if from_s <= line["t"] < until_s)
 

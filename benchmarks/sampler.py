@@ -125,7 +125,7 @@ def amplification(shard_samples: int) -> Iterator[tuple[str, float]]:
 
 
 def _read(shard_samples: int, worlds: list[tuple[int, int | None]], processes: int, interleave: int) -> float:
-    """Samples read over samples in the epoch; each world makes so many steps."""
+    """Samples read over samples in the epoch; each world makes the given number of steps."""
     import edl_hvd
 
     passed = itertools.count()

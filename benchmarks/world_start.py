@@ -33,7 +33,7 @@ from loads import loaded
 
 @dataclass(frozen=True)
 class Start:
-    """Of one world, in seconds: until all have summed once, Horovod's start alone, and leaving it."""
+    """What the start of a world took, in seconds: until all have summed once, Horovod's start alone, and leaving it."""
 
     formed_s: float
     horovod_s: float

@@ -57,7 +57,7 @@ def learn(answers: torch.Tensor | None, seed: int, epochs: int, temperature: flo
 
 
 def _batches(indices: torch.Tensor, steps: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
-    """So many batches of these, in an order that is new in each epoch."""
+    """A number of batches of these, in an order that is new in each epoch."""
     while True:
         for part in indices[torch.randperm(len(indices), generator=generator)].split(GLOBAL_BATCH):
             if not steps:

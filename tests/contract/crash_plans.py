@@ -27,7 +27,7 @@ _CALLS = 30  # calls of one rank for a checkpoint in a folder that name a file, 
 
 @dataclass(frozen=True)
 class AtByte:
-    """When so many bytes have gone over the wire, in both directions and of all processes together."""
+    """When N bytes have gone over the wire, in both directions and of all processes together."""
 
     number: int
 

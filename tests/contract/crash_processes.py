@@ -48,11 +48,11 @@ FIRST_OWNER = 1
 HANGS_S = 100.0  # only ends a test that would hang
 
 _LOOK_S = 0.002
-_LONELY_S = 1.5  # a rank that hears nothing from the others for so long ends
+_LONELY_S = 1.5  # a rank that hears nothing from the others for that time ends
 
 
 class Below:
-    """A part of a storage, as one of its own. A client of S3 takes so long to make that all seeds share two."""
+    """A part of a storage, as one of its own. A client of S3 takes long to make, so all seeds share two."""
 
     def __init__(self, storage: Storage, folder: str) -> None:
         self._storage, self._folder = storage, f"{folder}/"

@@ -59,7 +59,7 @@ class Page:
 
 @dataclass(frozen=True)
 class Cut:
-    """Close the connection after so many bytes of the body of the request or of the answer.
+    """Close the connection after N bytes of the body of the request or of the answer.
 
     The answer cut after ``None`` bytes does not even begin: the server has done what was asked, and nobody hears of it.
     """
@@ -70,7 +70,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Stall:
-    """After so many bytes of the body of the request or of the answer, neither take nor send another one.
+    """After N bytes of the body of the request or of the answer, neither take nor send another one.
 
     With ``None`` the answer does not begin, as above.
     """
@@ -88,7 +88,7 @@ class Delay:
 
 @dataclass(frozen=True)
 class Together:
-    """Hold the request until so many are held; they fail when that does not come about."""
+    """Hold the request until N are held; they fail when that does not come about."""
 
     count: int
     timeout_s: float = 30.0

@@ -68,7 +68,7 @@ class HostChange:
         step: Once a worker has reached this step,
         size: and trains in a world of this size,
         after: and the fault with this number (its place in the test's list) has struck,
-        delay_s: and so long has passed since then. Host changes happen in the order of the list.
+        delay_s: and seconds that have to pass from then on. Host changes happen in the order of the list.
     """
 
     add: tuple[str, ...] = ()

@@ -18,7 +18,7 @@ from faults import save_faults
 from harness import HERE, Job, environment
 from training import Training
 
-# Most jobs end within so many; whoever needs more gets twice what it asks for.
+# Most jobs end within this number; whoever needs more gets twice what it asks for.
 _FEW_EPOCHS = 30
 
 
@@ -47,7 +47,7 @@ class Reference:
         self._folder = folder / hashlib.sha256(name.encode()).hexdigest()[:16]
 
     def weights_after(self, epochs: int) -> dict[str, list[float]]:
-        """The network's weights after so many epochs."""
+        """The network's weights after a number of epochs."""
         path = self._folder / "weights.json"
         with self._locked():
             known = json.loads(path.read_text()) if path.exists() else []

@@ -24,7 +24,7 @@ class Training:
     Attributes:
         samples: Size of the data set.
         epochs: Epochs to train at least. The job goes on to the end of the first epoch by which every fault has struck
-        linger_s: (the last one so many seconds ago)
+        linger_s: (the last one that many seconds ago)
         until_size: and the world has this size.
         global_batch: Samples per optimizer step over the whole world.
         micro_batch: Samples per forward; ``None`` splits the global batch evenly.

@@ -63,7 +63,7 @@ def _step(parts: list[dict[str, Any]]) -> Step:
 
 
 def run_alone(training: Training, epochs: int, folder: Path) -> Outcome:
-    """The same training in one process without a launcher, for so many epochs."""
+    """The same training in one process without a launcher, for a number of epochs."""
     folder.mkdir(parents=True)
     training = dataclasses.replace(training, epochs=epochs, pause_s=0, until_size=None, linger_s=0)
     training.save(folder)

@@ -35,7 +35,7 @@ class Fault:
     """What happens to a job.
 
     Attributes:
-        collective: When ``worker`` is about to make so many collectives of its first world.
+        collective: When ``worker`` is about to make that many collectives of its first world.
         worker: Number of the worker.
         leaves: Workers that end: killed, or told to go where ``politely``.
         joins: Workers that are started.

@@ -28,7 +28,7 @@ class Sums:
     """A teacher whose answers anybody can check: sums of an image's parts.
 
     Args:
-        delay_s: Sleeps for so long before it answers.
+        delay_s: Seconds for which it sleeps before it answers.
         trouble: What goes wrong: "nan", "shape", "raise", or "die"; with inputs that hold ``trigger`` only, if given.
         trigger: Value of an input.
     """

@@ -21,7 +21,7 @@ from edl_hvd.worker.saving.manager import CheckpointManager
 
 
 def work(milliseconds: float) -> None:
-    """Keep a processor busy for so long, by its own account."""
+    """Keep a processor busy for some seconds, by its own account."""
     begun_s = time.thread_time()
     while time.thread_time() - begun_s < milliseconds / 1000:
         pass

@@ -31,7 +31,7 @@ class World:
         size: Workers.
         steps: Optimizer steps that all of its ranks make, unless the training ends before.
         ahead: When it breaks, some ranks have counted one step more; the next world goes on from these.
-        lost: The whole world dies, and what was made since the last checkpoint, so many steps ago, is gone.
+        lost: The whole world dies, and what was made since the last checkpoint, N steps ago, is gone.
     """
 
     size: int

@@ -91,7 +91,7 @@ def test_shards_are_shuffled_anew_in_each_epoch_and_not_when_told_not_to():
 def run_epoch(shards, samplers, loaders, worlds, epoch=0):
     """Deal an epoch to one world after the other, as ``state.batches`` does; returns what was counted, step by step.
 
-    Each world makes so many steps and breaks in the middle of one: every rank has then taken some micro-batches more,
+    Each world makes N steps and breaks in the middle of one: every rank has then taken some micro-batches more,
     and its loader has prefetched.
     """
     counted = []

@@ -201,7 +201,7 @@ def test_a_watch_of_many_hosts_compares_each_with_a_few() -> None:
 
 def test_the_lines_of_code_for_a_file_grow_with_its_lines(tmp_path: Path) -> None:
     def lines_of(hosts: int) -> int:
-        """Lines of code run in the package to read a file of so many hosts, and to print them."""
+        """Lines of code run in the package to read a file of N hosts, and to print them."""
         (tmp_path / "hosts").write_text("".join(f"node-{number:05}:4\n" for number in range(hosts)))
         count = 0
 

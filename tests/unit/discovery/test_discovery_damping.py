@@ -26,7 +26,7 @@ Hosts = tuple[HostSlots, ...]
 
 
 def flapped(times: int, period_s: float = 20.0) -> tuple[Damping, float]:
-    """Host a came back so many times, the last time just now; b was there all the time."""
+    """Host a came back N times, the last time just now; b was there all the time."""
     damping, now_s = Damping().observed((A, B), 0.0), 0.0
     for _ in range(times):
         damping = damping.observed((B,), now_s + period_s / 2)

@@ -1,6 +1,6 @@
 """Real students and teachers, and faults drawn at random: each place once, in order, with the right bits.
 
-python tests/unit/distill/test_distill_faults.py 100        so many runs, with the seeds from 0 on
+python tests/unit/distill/test_distill_faults.py 100        100 runs, with the seeds from 0 on
 python tests/unit/distill/test_distill_faults.py 1 17       the run with seed 17
 """
 

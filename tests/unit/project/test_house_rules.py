@@ -168,7 +168,8 @@ def retired_in(text: str, phrases: list[str]) -> list[str]:
 
 
 def test_retired_phrases_do_not_come_back() -> None:
-    paths = [*PACKAGE.rglob("*.py"), *MARKDOWN]
+    scripts = [path for folder in ("benchmarks", "examples") for path in (REPOSITORY / folder).rglob("*.py")]
+    paths = [*PACKAGE.rglob("*.py"), *scripts, *MARKDOWN]
     found = {path.relative_to(REPOSITORY).as_posix(): retired_in(path.read_text(), list(RETIRED)) for path in paths}
     assert {name: phrases for name, phrases in found.items() if phrases} == {}, "see docs/style.md"
 

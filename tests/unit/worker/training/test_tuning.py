@@ -28,7 +28,7 @@ NOISE = Noise(variance=400.0, square=1.0, weight=1.0)
 
 
 class Job:
-    """One rank that trains in windows of so many steps; its steps take what the model says."""
+    """One rank that trains in windows of N steps; its steps take what the model says."""
 
     def __init__(self, policy: WorkerBatch, noise: Noise = NOISE) -> None:
         self.clock = FakeClock()
