@@ -34,6 +34,7 @@ KINDS = {
     "leases": "leases",
     "source": "combined",
 }
+LOCAL_FLAGS = ("stale", "first")
 REMOTE_FLAGS = ("refresh", "stale", "first")
 
 FIRST_S = 20.0
@@ -63,10 +64,10 @@ class PolledSource:
 
 
 def local_source(source: Source, flags: Flags) -> PolledSource:
-    """A source that is asked at every poll, because that costs almost nothing; it has the flag ``--stale``."""
+    """A source that is asked at every poll, because that costs almost nothing, with the ``LOCAL_FLAGS``."""
     # A file that cannot be read is a mistake to show, not an outage to bridge: without --stale no older answer
     # replaces it. Horovod keeps its hosts while a script fails. It is not damped: hosts in a file are intended.
-    return PolledSource(source, refresh_s=0, stale_s=flags.seconds("stale", 0), first_s=FIRST_S)
+    return PolledSource(source, refresh_s=0, stale_s=flags.seconds("stale", 0), first_s=flags.seconds("first", FIRST_S))
 
 
 def remote_source(source: Source, flags: Flags, needs_packages: bool = False) -> PolledSource:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from edl_hvd.discovery.flags import Flags
-from edl_hvd.discovery.registry import PolledSource, local_source
+from edl_hvd.discovery.registry import LOCAL_FLAGS, PolledSource, local_source
 from edl_hvd.discovery.source import Answer, Source
 from edl_hvd.errors import DiscoveryError, UsageError
 from edl_hvd.hosts import HostSlots, parse_host, read_count, shown
@@ -166,7 +166,7 @@ def read_whole_file(path: str, what: str) -> str:
     return text
 
 
-FLAGS, BARE_FLAG = ("file", "slots", "stale"), "file"
+FLAGS, BARE_FLAG = ("file", "slots", *LOCAL_FLAGS), "file"
 
 
 def from_flags(flags: Flags) -> PolledSource:

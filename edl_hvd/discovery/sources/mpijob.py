@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, replace
 
 from edl_hvd.discovery.flags import Flags
-from edl_hvd.discovery.registry import PolledSource, local_source
+from edl_hvd.discovery.registry import LOCAL_FLAGS, PolledSource, local_source
 from edl_hvd.discovery.source import Answer, Source
 from edl_hvd.discovery.sources.hostfile import HostsFile, read_whole_file
 from edl_hvd.errors import DiscoveryError, UsageError
@@ -105,7 +105,7 @@ def read_script(text: str, path: str, listed: tuple[HostSlots, ...]) -> tuple[Ho
     return tuple(found.values())
 
 
-FLAGS, BARE_FLAG = ("folder", "slots", "stale"), "folder"
+FLAGS, BARE_FLAG = ("folder", "slots", *LOCAL_FLAGS), "folder"
 
 
 def from_flags(flags: Flags) -> PolledSource:

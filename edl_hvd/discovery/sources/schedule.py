@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.flags import Flags
-from edl_hvd.discovery.registry import PolledSource, local_source
+from edl_hvd.discovery.registry import LOCAL_FLAGS, PolledSource, local_source
 from edl_hvd.discovery.source import Answer, Source
 from edl_hvd.discovery.sources.hostfile import read_whole_file
 from edl_hvd.errors import DiscoveryError, UsageError
@@ -162,7 +162,7 @@ def stamp(path: str, now_s: float) -> float:
         ) from error
 
 
-FLAGS, BARE_FLAG = ("plan", "start", "start-file", "stale"), "plan"
+FLAGS, BARE_FLAG = ("plan", "start", "start-file", *LOCAL_FLAGS), "plan"
 
 
 def from_flags(flags: Flags) -> PolledSource:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.flags import Flags
-from edl_hvd.discovery.registry import PolledSource, local_source
+from edl_hvd.discovery.registry import LOCAL_FLAGS, PolledSource, local_source
 from edl_hvd.discovery.source import Answer, Source
 from edl_hvd.discovery.sources.hostfile import read_whole_file
 from edl_hvd.discovery.sources.schedule import stamp
@@ -101,7 +101,7 @@ def _removals(trace: Trace, after_s: float, until_s: float) -> dict[str, float]:
             for host in change.removed}  # fmt: skip
 
 
-FLAGS = ("trace", "start", "start-file", "speed", "divide", "skip", "notice", "slots", "hosts", "stale")
+FLAGS = ("trace", "start", "start-file", "speed", "divide", "skip", "notice", "slots", "hosts", *LOCAL_FLAGS)
 BARE_FLAG = "trace"
 
 

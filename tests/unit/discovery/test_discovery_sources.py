@@ -155,7 +155,7 @@ class TestFlags:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            (["--nothing", "1"], "unknown flag '--nothing'; accepted: --file, --slots, --stale"),
+            (["--nothing", "1"], "unknown flag '--nothing'; accepted: --file, --slots, --stale, --first"),
             (["a", "b"], "--file is given 2 times"),
             (["a", "--slots"], "--slots has no value"),
             (["a", "--slots", "0"], "at least 1"),
@@ -171,6 +171,11 @@ class TestFlags:
     def test_a_local_source_is_asked_at_every_poll(self) -> None:
         question = make_source("file", ["hosts.txt", "--stale", "1min"], ["--slots=2"])
         assert (question.source, question.refresh_s, question.stale_s) == (HostsFile("hosts.txt", 2), 0, 60)
+
+    @pytest.mark.parametrize("kind", ["file", "schedule", "trace", "mpijob"])
+    def test_the_first_poll_of_a_local_source_waits_for_as_long_as_its_flag_says(self, kind: str) -> None:
+        assert make_source(kind, ["a"], []).first_s == 20
+        assert make_source(kind, ["a"], ["--first=3"]).first_s == 3
 
     def test_a_plan_keeps_its_start_beside_it(self) -> None:
         assert make_source("schedule", ["plan.txt"], []).source == Schedule("plan.txt", "plan.txt.started")
