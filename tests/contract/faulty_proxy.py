@@ -87,6 +87,13 @@ class Delay:
 
 
 @dataclass(frozen=True)
+class Before:
+    """Call something with the request's path, then forward the request."""
+
+    act: Callable[[str], object]
+
+
+@dataclass(frozen=True)
 class Swallow:
     """Ask the server in the client's place whether it wants the body, and take no "100 Continue" for an answer.
 
@@ -103,7 +110,7 @@ class Together:
     timeout_s: float = 30.0
 
 
-Fault = Refuse | Page | Cut | Stall | Delay | Swallow | Together
+Fault = Refuse | Page | Cut | Stall | Delay | Before | Swallow | Together
 
 
 @dataclass(frozen=True)
@@ -238,6 +245,8 @@ class FaultyProxy:
             raise _Done
         if isinstance(fault, Delay):
             self._closing.wait(fault.duration_s)
+        if isinstance(fault, Before):
+            fault.act(request.path)
         if isinstance(fault, Together):
             with self._changed:
                 self._held += 1
