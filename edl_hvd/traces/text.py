@@ -117,9 +117,9 @@ class _RowReader:
         words = [word.strip() for word in row]
         what = words[1] if len(words) > 1 and all(words) else ""
         if not (what in ("add", "remove", "price") and len(words) > 2) and not (what == "end" and len(words) == 2):
-            raise UsageError(f"{','.join(row)!r} is not understood; {_FORM}")
+            raise UsageError(f"{shown(','.join(row))} is not understood; {_FORM}")
         if self._ended:
-            raise UsageError(f"{','.join(row)!r} comes after the end; expected 'end' in the last row")
+            raise UsageError(f"{shown(','.join(row))} comes after the end; expected 'end' in the last row")
         moment = self._moment(words[0])
         self._ended = what == "end"
         if what == "price":
@@ -160,6 +160,6 @@ def _read_price(words: list[str]) -> float:
         price = math.nan
     if len(words) > 1 or not 0 <= price < math.inf:
         raise UsageError(
-            f"price {','.join(words)!r} is not understood; expected one number of US dollars, e.g. '0.918'"
+            f"price {shown(','.join(words))} is not understood; expected one number of US dollars, e.g. '0.918'"
         )
     return price
