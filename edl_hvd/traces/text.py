@@ -73,7 +73,8 @@ def parse_trace(text: str, name: str) -> Trace:
 def format_trace(trace: Trace, comment: str = "") -> str:
     """Write the CSV form: ``comment``, if any, and a row for each host.
 
-    >>> print(format_trace(Trace((Change(0, ("a", "b"), price_usd_per_h=0.9), Change(1.5, ("c",), ("a",))))), end="")
+    >>> changes = HostChange(0, ("a", "b"), price_usd_per_h=0.9), HostChange(1.5, ("c",), ("a",))
+    >>> print(format_trace(Trace(changes)), end="")
     0,price,0.9
     0,add,a
     0,add,b

@@ -66,7 +66,7 @@ class Schedule(Source):
 def hosts_at(changes: tuple[PlannedChange, ...], elapsed_s: float) -> tuple[HostSlots, ...]:
     """The hosts after all changes up to ``elapsed_s``, with a change at ``elapsed_s`` itself.
 
-    >>> hosts_at((Change(0, "a", 1), Change(20, "b", 2), Change(45, "a", 0)), 20)
+    >>> hosts_at((PlannedChange(0, "a", 1), PlannedChange(20, "b", 2), PlannedChange(45, "a", 0)), 20)
     (HostSlots(host='a', slots=1), HostSlots(host='b', slots=2))
     """
     slots = {change.host: change.slots for change in changes if change.at_s + change.notice_s <= elapsed_s}
@@ -76,7 +76,7 @@ def hosts_at(changes: tuple[PlannedChange, ...], elapsed_s: float) -> tuple[Host
 def notices_at(changes: tuple[PlannedChange, ...], elapsed_s: float) -> dict[str, float]:
     """The hosts with a preemption notice, and the seconds until each is gone.
 
-    >>> notices_at((Change(0, "a", 1), Change(20, "a", 0, notice_s=30)), 40)
+    >>> notices_at((PlannedChange(0, "a", 1), PlannedChange(20, "a", 0, notice_s=30)), 40)
     {'a': 10}
     """
     newest = {change.host: change for change in changes if change.at_s <= elapsed_s}
