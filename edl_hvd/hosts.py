@@ -40,15 +40,15 @@ class HostSlots:
     def __post_init__(self) -> None:
         if not _HOST_NAME.fullmatch(self.host):
             raise UsageError(
-                f"host name {self.host!r} is not usable; expected letters, digits, '.', '-' and '_' "
+                f"host name {shown(self.host)} is not usable; expected letters, digits, '.', '-' and '_' "
                 "(IPv6 addresses cannot be written in Horovod's host:slots form; use a DNS name)"
             )
         if not 1 <= self.slots <= _MOST_SLOTS:
-            raise UsageError(f"host {self.host!r} has {shown(self.slots)} slots; expected 1 to {_MOST_SLOTS}")
+            raise UsageError(f"host {shown(self.host)} has {shown(self.slots)} slots; expected 1 to {_MOST_SLOTS}")
         if self.devices and (len(set(self.devices)) != self.slots or len(self.devices) != self.slots):
             raise UsageError(
-                f"host {self.host!r} has {self.slots} slots and the devices {shown(list(self.devices))}; expected one "
-                "number for each slot, each once, e.g. 'node-1 slots=2 devices=0,1'"
+                f"host {shown(self.host)} has {self.slots} slots and the devices {shown(list(self.devices))}; expected "
+                "one number for each slot, each once, e.g. 'node-1 slots=2 devices=0,1'"
             )
         if (name := self.host.lower()) != self.host:
             object.__setattr__(self, "host", name)

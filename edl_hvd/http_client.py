@@ -122,7 +122,7 @@ def exchange(
 def without_secrets(text: str, headers: Mapping[str, str]) -> str:
     """The text with ``***`` for what the headers of a request keep secret, also as JSON or a URL would write it.
 
-    >>> without_secrets("no such token: a/b", {"Authorization": "Bearer a/b"})
+    >>> without_secrets("no such token: s3cr3t/t0ken", {"Authorization": "Bearer s3cr3t/t0ken"})
     'no such token: ***'
     """
     for name, value in headers.items():

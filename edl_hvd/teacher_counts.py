@@ -100,7 +100,7 @@ def combine(counts: list[TeacherCounts]) -> TeacherCounts | None:
     """The counts of all workers as those of their job; ``None`` if there are none.
 
     >>> combine([TeacherCounts(4, 100.0, 7, 9, 0.0), TeacherCounts(3, 50.0, 2, 8, 0.5)])
-    TeacherCounts(teachers=4, samples_per_s=150.0, lead=2, window=8, waited_share=0.25)
+    TeacherCounts(teachers=4, samples_per_s=150.0, lead=2, window=8, waited_share=0.25, stages=None)
     """
     if not counts:
         return None

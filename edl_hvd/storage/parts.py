@@ -64,8 +64,8 @@ class Cut:
 
         As few as keep all connections busy, as long as they do not get too large.
 
-        >>> Cut(part_bytes=10).parts(5, 30)
-        [Part(number=1, start=5, stop=15), Part(number=2, start=15, stop=25), Part(number=3, start=25, stop=30)]
+        >>> [(part.number, part.start, part.stop) for part in Cut(part_bytes=10).parts(5, 30)]
+        [(1, 5, 15), (2, 15, 25), (3, 25, 30)]
         >>> [len(Cut().parts(0, size_mib * _MIB)) for size_mib in (9, 128, 512, 1024)]
         [2, 16, 16, 32]
         """

@@ -73,7 +73,8 @@ def parse_trace(text: str, name: str) -> Trace:
 def format_trace(trace: Trace, comment: str = "") -> str:
     """Write the CSV form: ``comment``, if any, and a row for each host.
 
-    >>> print(format_trace(Trace((Change(0, ("a", "b"), price_usd_per_h=0.9), Change(1.5, ("c",), ("a",))))), end="")
+    >>> changes = HostChange(0, ("a", "b"), price_usd_per_h=0.9), HostChange(1.5, ("c",), ("a",))
+    >>> print(format_trace(Trace(changes)), end="")
     0,price,0.9
     0,add,a
     0,add,b
@@ -117,9 +118,9 @@ class _RowReader:
         words = [word.strip() for word in row]
         what = words[1] if len(words) > 1 and all(words) else ""
         if not (what in ("add", "remove", "price") and len(words) > 2) and not (what == "end" and len(words) == 2):
-            raise UsageError(f"{','.join(row)!r} is not understood; {_FORM}")
+            raise UsageError(f"{shown(','.join(row))} is not understood; {_FORM}")
         if self._ended:
-            raise UsageError(f"{','.join(row)!r} comes after the end; expected 'end' in the last row")
+            raise UsageError(f"{shown(','.join(row))} comes after the end; expected 'end' in the last row")
         moment = self._moment(words[0])
         self._ended = what == "end"
         if what == "price":
@@ -160,6 +161,6 @@ def _read_price(words: list[str]) -> float:
         price = math.nan
     if len(words) > 1 or not 0 <= price < math.inf:
         raise UsageError(
-            f"price {','.join(words)!r} is not understood; expected one number of US dollars, e.g. '0.918'"
+            f"price {shown(','.join(words))} is not understood; expected one number of US dollars, e.g. '0.918'"
         )
     return price

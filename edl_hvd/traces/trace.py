@@ -44,7 +44,7 @@ class Trace:
     def counts(self) -> list[tuple[float, int]]:
         """The number of hosts from each moment on at which it changes.
 
-        >>> Trace((Change(0, ("a", "b")), Change(60, removed=("a",)), Change(90, ("c",), ("b",)))).counts
+        >>> Trace((HostChange(0, ("a", "b")), HostChange(60, removed=("a",)), HostChange(90, ("c",), ("b",)))).counts
         [(0, 2), (60, 1)]
         """
         count, found = 0, list[tuple[float, int]]()
@@ -64,7 +64,7 @@ class Trace:
     def host_seconds(self) -> float:
         """Hosts times time, summed up to the end.
 
-        >>> Trace((Change(0, ("a", "b")), Change(60, removed=("a",)), Change(100, ("c",)))).host_seconds
+        >>> Trace((HostChange(0, ("a", "b")), HostChange(60, removed=("a",)), HostChange(100, ("c",)))).host_seconds
         160
         """
         return sum(count * (until_s - from_s) for from_s, until_s, count in self.stretches())
@@ -92,7 +92,7 @@ class Trace:
     def hosts_at(self, time_s: float) -> tuple[str, ...]:
         """The hosts at this moment, in the order in which they came; a change at this moment counts.
 
-        >>> Trace((Change(0, ("a", "b")), Change(60, ("c",), ("a",)))).hosts_at(60)
+        >>> Trace((HostChange(0, ("a", "b")), HostChange(60, ("c",), ("a",)))).hosts_at(60)
         ('b', 'c')
         """
         present: dict[str, None] = {}
@@ -110,7 +110,8 @@ class Trace:
         Its hosts have names of their own. The oldest host goes first, which costs a job the most, because older hosts
         hold its state.
 
-        >>> crowd = Change(0, ("a", "b", "c", "d")), Change(60, removed=("a",)), Change(90, removed=("b", "c", "d"))
+        >>> first = HostChange(0, ("a", "b", "c", "d")), HostChange(60, removed=("a",))
+        >>> crowd = *first, HostChange(90, removed=("b", "c", "d"))
         >>> [(change.added, change.removed) for change in Trace(crowd).divided(3).changes]
         [(('node1',), ()), ((), ('node1',))]
 

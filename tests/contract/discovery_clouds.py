@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
+from xml.etree import ElementTree
 
 from discovery_scenes import Scene, in_order
 from google_server import DOUBTS, GoogleServer
@@ -257,6 +258,7 @@ class Gate:
         questions: The body of every request so far.
         forbidden: An action of AWS that the account may not do.
         rewritten: What is replaced in answers to an action of AWS, and by what: what moto never says.
+        unknown: Instances that EC2 does not know, each alone in its reservation.
     """
 
     def __init__(self, url: str) -> None:
@@ -266,6 +268,7 @@ class Gate:
         self.questions: list[str] = []
         self.forbidden = ""
         self.rewritten: dict[str, tuple[bytes, bytes]] = {}
+        self.unknown: tuple[str, ...] = ()
         gate = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -312,6 +315,8 @@ class Gate:
             return
         status, content = self._forward(request, body)
         content = content.replace(*self.rewritten.get(action, (b"", b"")))
+        if self.unknown and action == "DescribeInstances":
+            content = _without_reservations(content, self.unknown)
         self._reply(request, status, GARBLED.get(behaviour, bytes)(content))
 
     def _forward(self, request: BaseHTTPRequestHandler, body: bytes) -> tuple[int, bytes]:
@@ -336,3 +341,15 @@ class Gate:
         self._server.shutdown()
         self._thread.join(60)
         self._server.server_close()
+
+
+def _without_reservations(content: bytes, unknown: tuple[str, ...]) -> bytes:
+    """The answer to DescribeInstances without those that hold one of these instances."""
+    answer = ElementTree.fromstring(content)
+    space = answer.tag.partition("}")[0] + "}"
+    reservations = answer.find(f"{space}reservationSet")
+    assert reservations is not None
+    for reservation in list(reservations):
+        if reservation.findtext(f".//{space}instanceId") in unknown:
+            reservations.remove(reservation)
+    return ElementTree.tostring(answer)

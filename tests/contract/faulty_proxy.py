@@ -87,6 +87,22 @@ class Delay:
 
 
 @dataclass(frozen=True)
+class Before:
+    """Call something with the request's path, then forward the request."""
+
+    act: Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class Swallow:
+    """Ask the server in the client's place whether it wants the body, and take no "100 Continue" for an answer.
+
+    A proxy does so that asks with a client such as Python's ``http.client``, which reads over such answers: it waits
+    for the server, which waits for the body. A request without that question passes.
+    """
+
+
+@dataclass(frozen=True)
 class Together:
     """Hold the request until N are held; they fail when that does not come about."""
 
@@ -94,7 +110,7 @@ class Together:
     timeout_s: float = 30.0
 
 
-Fault = Refuse | Page | Cut | Stall | Delay | Together
+Fault = Refuse | Page | Cut | Stall | Delay | Before | Swallow | Together
 
 
 @dataclass(frozen=True)
@@ -124,6 +140,7 @@ class FaultyProxy:
         bytes_per_s: Most that a connection carries in each direction; ``None`` for no limit.
         requests: Those that came, in order.
         struck: Faults that were met, each with its request.
+        swallowed: What the server has said to those who asked whether it wants the body.
         on_strike: Called before a cut, once.
     """
 
@@ -131,6 +148,7 @@ class FaultyProxy:
     bytes_per_s: float | None = None
     requests: list[Request] = field(default_factory=list)
     struck: list[tuple[Fault, Request]] = field(default_factory=list)
+    swallowed: list[bytes] = field(default_factory=list)
     on_strike: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
@@ -227,12 +245,16 @@ class FaultyProxy:
             raise _Done
         if isinstance(fault, Delay):
             self._closing.wait(fault.duration_s)
+        if isinstance(fault, Before):
+            fault.act(request.path)
         if isinstance(fault, Together):
             with self._changed:
                 self._held += 1
                 self._changed.notify_all()
                 if not self._changed.wait_for(lambda: self._held >= fault.count, fault.timeout_s):
                     raise _Done
+        if isinstance(fault, Swallow) and waits:
+            self._ask_and_wait(request, headers)
         if waits:
             connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
         parts = urlsplit(self.target)
@@ -248,6 +270,16 @@ class FaultyProxy:
                 self._give_back(connection, request, answer, fault)
         finally:
             upstream.close()
+
+    def _ask_and_wait(self, request: Request, headers: http.client.HTTPMessage) -> None:
+        """Send the server the head alone, with its question, and wait for what is not coming."""
+        parts = urlsplit(self.target)
+        head = [f"{request.method} {request.path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+        with socket.create_connection((parts.hostname or "", parts.port or 80)) as upstream:
+            upstream.sendall("\r\n".join([*head, "", ""]).encode("latin-1"))
+            self.swallowed.append(upstream.recv(_PIECE_BYTES))
+            self._closing.wait(600)
+        raise _Done
 
     def _give_back(
         self, connection: socket.socket, request: Request, answer: http.client.HTTPResponse, fault: Fault | None

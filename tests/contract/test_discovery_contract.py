@@ -51,6 +51,13 @@ def ec2(aws: AwsServer, tmp_path: Path) -> Iterator[Ec2Scene]:
     made.close()
 
 
+@pytest.fixture
+def group(aws: AwsServer, tmp_path: Path) -> Iterator[AutoScalingScene]:
+    made = AutoScalingScene(tmp_path, aws)
+    yield made
+    made.close()
+
+
 def assert_answer(result: subprocess.CompletedProcess[str], lines: list[str]) -> None:
     assert (result.returncode, result.stdout) == (0, "".join(f"{line}\n" for line in lines)), result
 
@@ -349,6 +356,29 @@ def test_no_instances_count_when_ec2_says_so_twice(ec2: Ec2Scene) -> None:
     twice = ec2.poll_until(lambda result: result.returncode != 0)
     assert_refused(twice)
     assert "no hosts" in twice.stderr
+
+
+@pytest.mark.parametrize("known", ["none", "all but one"])
+def test_a_group_whose_members_ec2_does_not_know_keeps_its_hosts_for_as_long_as_that_lasts(
+    group: AutoScalingScene, known: str
+) -> None:
+    """However often it says so again: two services that contradict each other are doubt, and no end of a host."""
+    lines = group.show(24)
+    assert_answer(group.poll(), lines)
+    unknown = tuple(group.instances if known == "none" else group.instances[-1:])
+    for _ in range(4):
+        group.gate.unknown = unknown
+        group.let_pass(group.refresh_s)
+        group.poll_until_asked_in_vain()
+        doubted = group.poll()
+        assert_answer(doubted, lines)
+        assert f"lists 24 instances in service, and EC2 knows only {24 - len(unknown)}" in doubted.stderr
+    group.let_pass(301)
+    assert_refused(group.poll_until(lambda result: result.returncode != 0))
+    group.kill_askers()
+    group.gate.unknown = ()
+    group.let_pass(group.refresh_s)
+    assert_answer(group.poll_until(lambda result: result.returncode == 0), lines)
 
 
 def test_only_running_instances_with_every_tag_count(ec2: Ec2Scene) -> None:

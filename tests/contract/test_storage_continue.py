@@ -11,7 +11,12 @@ import boto3
 import pytest
 import urllib3.util
 from botocore.awsrequest import AWSConnection
+from botocore.config import Config
+from botocore.exceptions import ReadTimeoutError
+from faulty_proxy import FaultyProxy, Swallow
+from servers import AwsServer
 
+from edl_hvd.storage.retries import Patience
 from edl_hvd.storage.s3 import S3Storage
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n"
@@ -100,3 +105,29 @@ def test_other_clients_of_the_process_ask_and_wait_as_ever(server, waits):
     assert b"expect: 100-continue\r\n" in server.headers
     assert AWSConnection._consume_headers.__module__ == "botocore.awsrequest"
     storage.close()
+
+
+@pytest.fixture
+def swallowing(aws: AwsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+    """A proxy before a server of S3 that waits for the server's word on the body, and does not see it."""
+    with FaultyProxy(aws.url) as proxy:
+        proxy.meet(Swallow(), "PUT", times=None)
+        for name, value in {**aws.environment, "AWS_ENDPOINT_URL": proxy.url}.items():
+            monkeypatch.setenv(name, value)
+        yield proxy
+
+
+def test_a_proxy_that_swallows_100_continue_does_not_stall_an_upload(aws, swallowing):
+    storage = S3Storage(aws.new_bucket(), patience=Patience(stall_s=20.0, attempts=1))
+    storage.write("key", BODY)
+    assert storage.read("key") == BODY
+    assert swallowing.swallowed == []
+
+
+def test_a_client_that_asks_through_such_a_proxy_gets_no_answer(aws, swallowing):
+    """Else the test above shows nothing."""
+    client = boto3.client("s3", config=Config(read_timeout=3, retries={"total_max_attempts": 1}))
+    with pytest.raises(ReadTimeoutError):
+        client.put_object(Bucket=aws.new_bucket(), Key="key", Body=io.BytesIO(BODY))
+    [word] = swallowing.swallowed
+    assert word.startswith(CONTINUE)

@@ -161,7 +161,7 @@ def read_whole_file(path: str, what: str) -> str:
     if text and not text.endswith("\n"):
         last = text.rpartition("\n")[2]
         raise DiscoveryError(
-            f"the {what} {path} ends in the middle of the line {last!r}; expected a newline at its end"
+            f"the {what} {path} ends in the middle of the line {shown(last)}; expected a newline at its end"
         )
     return text
 

@@ -12,7 +12,7 @@ from edl_hvd.discovery.registry import LOCAL_FLAGS, PolledSource, local_source
 from edl_hvd.discovery.source import Answer, Source
 from edl_hvd.discovery.sources.hostfile import HostsFile, read_whole_file
 from edl_hvd.errors import DiscoveryError, UsageError
-from edl_hvd.hosts import HostSlots, parse_host
+from edl_hvd.hosts import HostSlots, parse_host, shown
 
 FOLDER = "/etc/mpi"
 # Folder at which the operator mounts its ConfigMap (mpi-operator, configMountPath).
@@ -93,7 +93,7 @@ def read_script(text: str, path: str, listed: tuple[HostSlots, ...]) -> tuple[Ho
             continue
         echo = _ECHO.fullmatch(line.strip())
         if not echo:
-            raise DiscoveryError(f"{path} line {number}: {line!r} is not understood; expected 'echo NAME'")
+            raise DiscoveryError(f"{path} line {number}: {shown(line)} is not understood; expected 'echo NAME'")
         try:
             host = parse_host(echo[1], slots.get(echo[1].lower(), 0) or 1)
         except UsageError as error:

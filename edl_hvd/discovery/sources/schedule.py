@@ -12,7 +12,7 @@ from edl_hvd.discovery.registry import LOCAL_FLAGS, PolledSource, local_source
 from edl_hvd.discovery.source import Answer, Source
 from edl_hvd.discovery.sources.hostfile import read_whole_file
 from edl_hvd.errors import DiscoveryError, UsageError
-from edl_hvd.hosts import HostSlots, parse_host
+from edl_hvd.hosts import HostSlots, parse_host, shown
 from edl_hvd.values import Interval
 
 _LINE_FORM = "expected 'TIME add HOST[:SLOTS]', 'TIME remove HOST' or 'TIME notice HOST TIME', e.g. '20 add node-2:4'"
@@ -66,7 +66,7 @@ class Schedule(Source):
 def hosts_at(changes: tuple[PlannedChange, ...], elapsed_s: float) -> tuple[HostSlots, ...]:
     """The hosts after all changes up to ``elapsed_s``, with a change at ``elapsed_s`` itself.
 
-    >>> hosts_at((Change(0, "a", 1), Change(20, "b", 2), Change(45, "a", 0)), 20)
+    >>> hosts_at((PlannedChange(0, "a", 1), PlannedChange(20, "b", 2), PlannedChange(45, "a", 0)), 20)
     (HostSlots(host='a', slots=1), HostSlots(host='b', slots=2))
     """
     slots = {change.host: change.slots for change in changes if change.at_s + change.notice_s <= elapsed_s}
@@ -76,7 +76,7 @@ def hosts_at(changes: tuple[PlannedChange, ...], elapsed_s: float) -> tuple[Host
 def notices_at(changes: tuple[PlannedChange, ...], elapsed_s: float) -> dict[str, float]:
     """The hosts with a preemption notice, and the seconds until each is gone.
 
-    >>> notices_at((Change(0, "a", 1), Change(20, "a", 0, notice_s=30)), 40)
+    >>> notices_at((PlannedChange(0, "a", 1), PlannedChange(20, "a", 0, notice_s=30)), 40)
     {'a': 10}
     """
     newest = {change.host: change for change in changes if change.at_s <= elapsed_s}
@@ -114,7 +114,7 @@ def parse_plan(text: str, path: str) -> tuple[PlannedChange, ...]:
 
 def _parse_change(words: list[str], previous_s: float) -> PlannedChange:
     if len(words) < 3 or len(words) != {"add": 3, "remove": 3, "notice": 4}.get(words[1]):
-        raise UsageError(f"{' '.join(words)!r} is not understood; {_LINE_FORM}")
+        raise UsageError(f"{shown(' '.join(words))} is not understood; {_LINE_FORM}")
     time, verb, name = words[:3]
     at_s = _parse_time(time.removeprefix("+")) + (previous_s if time.startswith("+") else 0.0)
     if at_s < previous_s:
@@ -131,7 +131,7 @@ def _parse_time(text: str) -> float:
         return 0.0  # an interval has to be positive, a time may be 0
     interval = Interval.parse(text)
     if interval.unit != "seconds":
-        raise UsageError(f"time {text!r} is not a time; {_LINE_FORM}")
+        raise UsageError(f"time {shown(text)} is not a time; {_LINE_FORM}")
     return interval.count
 
 

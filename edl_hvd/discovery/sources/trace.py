@@ -69,8 +69,8 @@ class TraceReplay(Source):
     def cast(self, trace: Trace, time_s: float) -> Mapping[str, HostSlots]:
         """The hosts of the trace at this moment, each with the real host that stands for it.
 
-        >>> from edl_hvd.traces.trace import Change
-        >>> trace = Trace((Change(0, ("x", "y", "z")), Change(9, ("w",), ("x",))))
+        >>> from edl_hvd.traces.trace import HostChange
+        >>> trace = Trace((HostChange(0, ("x", "y", "z")), HostChange(9, ("w",), ("x",))))
         >>> replay = TraceReplay("t.csv", "", stand_ins=(HostSlots("a", 1), HostSlots("b", 2)))
         >>> [str(host) for host in replay.cast(trace, 0).values()]
         ['a:1', 'b:2']

@@ -21,6 +21,7 @@ from edl_hvd.discovery.sources.combined import read_source
 from edl_hvd.discovery.sources.google_api import _read_object
 from edl_hvd.discovery.sources.hostfile import HostsFile, read_hostfile
 from edl_hvd.discovery.sources.kubernetes import _read_list
+from edl_hvd.discovery.sources.mpijob import MpiJob
 from edl_hvd.discovery.sources.schedule import Schedule
 from edl_hvd.discovery.sources.trace import TraceReplay
 from edl_hvd.discovery.sources.url import read_listed
@@ -256,6 +257,25 @@ def test_a_local_answer_holds_until_its_file_or_the_plan_changes_it(
 def test_the_signs_of_files_survive_being_written(signs: str) -> None:
     record = Record(answered_s=1.0, answer="a:1\n", unchanged=signs)
     assert Record.from_text(record.to_text(0, "boot"), "boot") == record
+
+
+def mpijob(path: Path) -> Source:
+    (path.parent / "hostfile").write_text("a slots=1\n")
+    path.rename(path.parent / "discover_hosts.sh")
+    return MpiJob(str(path.parent))
+
+
+@pytest.mark.parametrize("end", ["\n", ""], ids=["whole", "half"])
+@pytest.mark.parametrize("make", [hosts_file, schedule, trace, mpijob])
+def test_of_a_line_that_is_very_long_a_message_shows_its_beginning(
+    tmp_path: Path, make: Callable[[Path], Source], end: str
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("#!/bin/sh\n" + "[" * 100_000 + end)
+    with pytest.raises((DiscoveryError, UsageError)) as refused:
+        make(file).answer()
+    assert "'[[[[" in str(refused.value)
+    assert len(str(refused.value)) < 500 + len(str(tmp_path))
 
 
 def test_a_limit_of_thousands_of_digits_is_refused_in_a_line() -> None:
