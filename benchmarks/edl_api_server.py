@@ -57,7 +57,7 @@ from edl_cases import (
 )
 
 from edl_hvd.errors import EdlHvdError, ObjectExistsError, ObjectMissingError
-from edl_hvd.kubernetes.objects import requested
+from edl_hvd.kubernetes.parsing import requested
 
 NAMESPACE = "edl"
 BEAT_S = 15.0

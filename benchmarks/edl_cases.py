@@ -24,7 +24,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from edl_hvd.kubernetes.objects import (
+from edl_hvd.kubernetes.parsing import read_job, requested
+from edl_hvd.kubernetes.snapshot import (
     EXTRA_CLASS,
     FLOOR_CLASS,
     LAUNCHER,
@@ -35,8 +36,6 @@ from edl_hvd.kubernetes.objects import (
     ClusterSnapshot,
     SeenNode,
     SeenPod,
-    read_job,
-    requested,
 )
 from edl_hvd.kubernetes.turn import CreatePod, DeletePod, WriteStatus, decide
 

@@ -22,7 +22,9 @@ from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import EdlHvdError, ObjectExistsError, ObjectMissingError, PlatformError
 from edl_hvd.kubernetes.api import ApiServer
 from edl_hvd.kubernetes.informer import ClusterWatch
-from edl_hvd.kubernetes.objects import (
+from edl_hvd.kubernetes.pods import token_manifest
+from edl_hvd.kubernetes.reports import Reports
+from edl_hvd.kubernetes.snapshot import (
     GROUP,
     LAUNCHER,
     RESIZED_NOTE,
@@ -32,8 +34,6 @@ from edl_hvd.kubernetes.objects import (
     SeenGuest,
     SeenJob,
 )
-from edl_hvd.kubernetes.pods import token_manifest
-from edl_hvd.kubernetes.reports import Reports
 from edl_hvd.kubernetes.status import events_of, refusal_event, resize_event, time_text
 from edl_hvd.kubernetes.turn import Action, CreatePod, DeletePod, ResizeGuest, WriteStatus, decide
 
@@ -365,9 +365,7 @@ class Operator:
             except PlatformError as error:
                 self._report(actions[0].job, str(error))
 
-    def _do_one(
-        self, action: Action, decided_s: float, watch: ClusterWatch, events: list[dict[str, Any]]
-    ) -> bool:
+    def _do_one(self, action: Action, decided_s: float, watch: ClusterWatch, events: list[dict[str, Any]]) -> bool:
         """Do it, if this operator still acts; whether what comes after it may be done as well. Its events are appended.
 
         Raises:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edl_hvd.hosts import HostSlots
-from edl_hvd.kubernetes.objects import (
+from edl_hvd.kubernetes.pods import launcher_manifest, service_manifest, worker_manifest, worker_name
+from edl_hvd.kubernetes.snapshot import (
     CPU,
     EXTRA,
     EXTRA_CLASS,
@@ -29,7 +30,6 @@ from edl_hvd.kubernetes.objects import (
     SeenPod,
     TrainingJobSpec,
 )
-from edl_hvd.kubernetes.pods import launcher_manifest, service_manifest, worker_manifest, worker_name
 from edl_hvd.kubernetes.status import JobMeasurements, JobState, Placed, RunCount, status_of
 from edl_hvd.planning.plan import plan
 from edl_hvd.planning.values import Claim, Curve, JobAsk, Plan, PlanRules, Room, Share, WaitingJob

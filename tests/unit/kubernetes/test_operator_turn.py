@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from edl_hvd.errors import UsageError
 from edl_hvd.job_report import JobReport
-from edl_hvd.kubernetes.objects import (
+from edl_hvd.kubernetes.parsing import quantity, read_job, requested
+from edl_hvd.kubernetes.snapshot import (
     EXTRA_CLASS,
     FLOOR_CLASS,
     LAUNCHER,
@@ -24,9 +25,6 @@ from edl_hvd.kubernetes.objects import (
     SeenNode,
     SeenPod,
     Taint,
-    quantity,
-    read_job,
-    requested,
 )
 from edl_hvd.kubernetes.status import events_of
 from edl_hvd.kubernetes.turn import Action, CreatePod, DeletePod, ResizeGuest, WriteStatus, decide
