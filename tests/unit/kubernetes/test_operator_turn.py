@@ -162,6 +162,25 @@ def test_room_is_given_on_when_its_pods_have_gone() -> None:
     assert (len(world.workers("one")), len(world.workers("two"))) == (2, 2)
 
 
+def test_a_worker_of_the_least_stays_until_the_one_that_replaces_it_runs() -> None:
+    world = World({"a": 1, "b": 1}, item("one", 1, 1))
+    world.settle()
+    [old] = world.workers("one")
+    other = "b" if old.node == "a" else "a"
+    world.items["one"]["status"]["placed"]["nodes"] = [{"node": other, "workers": 1}]
+    new = replace(old, name="one-worker-7", uid="pod-7", node=other, phase="Pending")
+    world.pods[new.name] = new
+
+    def deleted() -> list[str]:
+        return [action.pod.name for action in world.decide() if isinstance(action, DeletePod)]
+
+    assert deleted() == [], "the job would have no worker"
+    world.pods[new.name] = replace(new, is_bound=False)
+    assert deleted() == [old.name], "one that has no place yet may need the room of the old one"
+    world.pods[new.name] = replace(new, phase="Running")
+    assert deleted() == [old.name]
+
+
 def test_a_launcher_that_failed_counts_once() -> None:
     world = World({"a": 2}, item("one", 1, 1, retries=1))
     world.settle()
