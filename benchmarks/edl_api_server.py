@@ -52,12 +52,13 @@ from edl_cases import (
     STEPS,
     TRAINER_CPU,
     WORK,
+    completions,
     jain,
     write,
 )
 
 from edl_hvd.errors import EdlHvdError, ObjectExistsError, ObjectMissingError
-from edl_hvd.kubernetes.objects import requested
+from edl_hvd.kubernetes.parsing import requested
 
 NAMESPACE = "edl"
 BEAT_S = 15.0
@@ -318,8 +319,8 @@ class Play:
                 is_whole = True
             trained = [shares[job.name] for job in alive if job.first_s is not None]
             self.rows.append(
-                (self.case, self.leave_s, "API server", round(now_s, 1), wanted, running, sum(shares.values()),
-                 sum(job.first_s is None for job in alive), round(used / (NODES * NODE_CPU), 4),
+                (self.case, self.leave_s, "API server", "blind", round(now_s, 1), wanted, running,
+                 sum(shares.values()), sum(job.first_s is None for job in alive), round(used / (NODES * NODE_CPU), 4),
                  round(jain(trained), 4), " ".join(str(shares[name]) for name in self.jobs))
             )  # fmt: skip
             if tick % 30 == 0:
@@ -339,11 +340,12 @@ class Play:
         first = max(job.first_s or 0.0 for job in jobs) + 2 * START_S
         last = min((job.ended_s for job in jobs if job.ended_s is not None), default=end_s)
         rows: list[Any] = self.rows
-        plateau = [row[9] for row in rows if first <= row[3] < last] or [row[9] for row in rows]
+        plateau = [row[10] for row in rows if first <= row[4] < last] or [row[10] for row in rows]
         return (
-            self.case, self.leave_s, "API server", round(statistics.mean(waited), 2),
-            round(100 * statistics.mean(row[8] for row in rows), 2), round(statistics.mean(plateau), 4),
-            " ".join(map(str, self.whole_s)), self.below, round(end_s), 0, 0.0,
+            self.case, self.leave_s, "API server", "blind", round(statistics.mean(waited), 2),
+            round(100 * statistics.mean(row[9] for row in rows), 2), round(statistics.mean(plateau), 4),
+            " ".join(map(str, self.whole_s)), self.below, round(end_s),
+            *completions([job.ended_s - job.submitted_s for job in jobs if job.ended_s is not None]), 0, 0.0,
         )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """EDL's two experiments in virtual time, with the operator's own turns; and what EDL's raw rows say, read again.
 
-    python benchmarks/edl_cases.py OUT [--edl FOLDER] [--cases services,jobs] [--leave 2,10,30] [--picture FILE.png]
+    python benchmarks/edl_cases.py OUT [--edl FOLDER] [--cases services,jobs] [--leave 2,10,30] [--told blind,known]
 
 Nodes, pods, the scheduler and kubelets are a model; what is decided about jobs is
 :func:`edl_hvd.kubernetes.turn.decide` itself, once per virtual second.
@@ -8,6 +8,9 @@ Nodes, pods, the scheduler and kubelets are a model; what is decided about jobs 
 
 ``services``: 6 jobs of 2 to 60 trainers; Nginx has 400 pods, then 300, 200, 100, 200, 300 and 400, 90 s each.
 ``jobs``: 20 jobs of 2 to 60 trainers, submitted 10 s apart, each with the work of 60 trainers for 316 s.
+
+``blind``: jobs say nothing of their work. ``known``: each says, once it has trained for 60 s, how its goodput grows
+with its trainers, what a change costs and, where it has an end, what is left of its work; all of it is true.
 
 A pod starts for 5 s and leaves for ``--leave`` seconds. OUT/seconds.csv has a row per virtual second, OUT/plays.csv one
 per play.
@@ -17,6 +20,8 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -24,7 +29,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from edl_hvd.kubernetes.objects import (
+from edl_hvd.job_report import JobReport
+from edl_hvd.kubernetes.parsing import read_job, requested
+from edl_hvd.kubernetes.snapshot import (
     EXTRA_CLASS,
     FLOOR_CLASS,
     LAUNCHER,
@@ -35,8 +42,6 @@ from edl_hvd.kubernetes.objects import (
     ClusterSnapshot,
     SeenNode,
     SeenPod,
-    read_job,
-    requested,
 )
 from edl_hvd.kubernetes.turn import CreatePod, DeletePod, WriteStatus, decide
 
@@ -50,13 +55,15 @@ WORK = 60 * 316.0
 ARRIVAL_S = 10
 PRIORITIES = {FLOOR_CLASS: 0, EXTRA_CLASS: -10}
 EPOCH_S = 1_800_000_000
+MEASURES_S, CHANGE_S = 60, 0.3
+# Seconds of training after which a job that says something says it, and what it says that another size costs.
 SECONDS = (
-    "case", "leave_s", "placing", "second", "services", "services_running", "trainers", "waiting_jobs", "utilisation",
-    "jain", "trainers_by_job",
+    "case", "leave_s", "placing", "told", "second", "services", "services_running", "trainers", "waiting_jobs",
+    "utilisation", "jain", "trainers_by_job",
 )  # fmt: skip
 PLAYS = (
-    "case", "leave_s", "placing", "pending_s", "utilisation", "jain", "services_whole_s", "below_least", "makespan_s",
-    "pods_started", "cpu_s",
+    "case", "leave_s", "placing", "told", "pending_s", "utilisation", "jain", "services_whole_s", "below_least",
+    "makespan_s", "completion_s", "longest_s", "pods_started", "cpu_s",
 )  # fmt: skip
 
 
@@ -104,6 +111,7 @@ class Cluster:
 
     leave_s: int
     placing: str
+    is_told: bool = False
     nodes: tuple[SeenNode, ...] = tuple(SeenNode(f"n{number:03d}", {"cpu": NODE_CPU}, True) for number in range(NODES))
     pods: dict[str, Pod] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
@@ -191,7 +199,8 @@ class Cluster:
     def operate(self) -> None:
         """One turn of the operator."""
         jobs = tuple(read_job(job.item) for job in self.jobs.values() if job.ended_s is None)
-        seen = ClusterSnapshot(jobs, self.nodes, tuple(pod.seen for pod in self.pods.values()), PRIORITIES)
+        pods = tuple(pod.seen for pod in self.pods.values())
+        seen = ClusterSnapshot(jobs, self.nodes, pods, PRIORITIES, self.reports())
         for action in decide(seen, float(EPOCH_S + self.now_s)):
             if isinstance(action, WriteStatus):
                 self.jobs[action.job.name].item["status"] = dict(action.status)
@@ -199,6 +208,19 @@ class Cluster:
                 self.leave(self.pods[action.pod.name])
             elif action.manifest["metadata"]["name"] not in self.pods:
                 self._create(action)
+
+    def reports(self) -> dict[str, JobReport]:
+        """What the jobs say."""
+        sizes = tuple(range(1, MOST + 1))
+        return {
+            job.uid: JobReport(
+                "training", self.running(job), self.now_s - job.first_s, sizes=sizes, goodput=tuple(map(float, sizes)),
+                left=None if math.isinf(job.left) else max(0.0, job.left), change_s=CHANGE_S,
+            )
+            for job in self.jobs.values()
+            if self.is_told and job.ended_s is None and job.first_s is not None
+            and self.now_s - job.first_s >= MEASURES_S and self.has_launcher(job)
+        }  # fmt: skip
 
     def _create(self, action: CreatePod) -> None:
         meta, spec = action.manifest["metadata"], action.manifest["spec"]
@@ -262,9 +284,11 @@ class Account:
     below: int = 0
 
 
-def play(case: str, leave_s: int, placing: str, tell: Callable[[str], None]) -> tuple[Account, tuple[object, ...]]:
+def play(
+    case: str, leave_s: int, placing: str, told: str, tell: Callable[[str], None]
+) -> tuple[Account, tuple[object, ...]]:
     """One play: its rows, and its sums."""
-    cluster, account, begun_s = Cluster(leave_s, placing), Account(), time.process_time()
+    cluster, account, begun_s = Cluster(leave_s, placing, told == "known"), Account(), time.process_time()
     count = 6 if case == "services" else 20
     if case == "services":
         cluster.scale_services(STEPS[0])
@@ -313,14 +337,15 @@ def play(case: str, leave_s: int, placing: str, tell: Callable[[str], None]) -> 
         account.utilisation.append(cluster.utilisation())
         account.jain.append(jain(trained))
         account.rows.append(
-            (case, leave_s, placing, now_s, wanted, running, sum(shares.values()),
+            (case, leave_s, placing, told, now_s, wanted, running, sum(shares.values()),
              sum(job.first_s is None for job in alive), round(account.utilisation[-1], 4), round(account.jain[-1], 4),
              " ".join(str(shares.get(job.uid, 0)) for job in cluster.jobs.values()))
         )  # fmt: skip
         cluster.now_s += 1
         if now_s % 60 == 0:
             trainers = sum(shares.values())
-            tell(f"{case}, {placing}, leave {leave_s} s: second {now_s}, {trainers} trainers, {running} services")
+            what = f"{case}, {placing}, {told}, leave {leave_s} s"
+            tell(f"{what}: second {now_s}, {trainers} trainers, {running} services")
         is_over = cluster.now_s >= len(STEPS) * STEP_S if case == "services" else (
             len(cluster.jobs) == count and all(job.ended_s is not None for job in cluster.jobs.values())
         )  # fmt: skip
@@ -335,11 +360,18 @@ def play(case: str, leave_s: int, placing: str, tell: Callable[[str], None]) -> 
     if not is_whole:
         account.whole_s.append(-1)
     sums = (
-        case, leave_s, placing, round(statistics.mean(waited), 2), round(100 * statistics.mean(account.utilisation), 2),
-        round(statistics.mean(plateau), 4), " ".join(map(str, account.whole_s)), account.below, cluster.now_s,
+        case, leave_s, placing, told, round(statistics.mean(waited), 2),
+        round(100 * statistics.mean(account.utilisation), 2), round(statistics.mean(plateau), 4),
+        " ".join(map(str, account.whole_s)), account.below, cluster.now_s,
+        *completions([job.ended_s - job.submitted_s for job in jobs if job.ended_s is not None]),
         cluster.born, round(time.process_time() - begun_s, 1),
     )  # fmt: skip
     return account, sums
+
+
+def completions(found: list[float]) -> tuple[object, object]:
+    """Mean and largest time from the submission to the end; empty where jobs have none."""
+    return (round(statistics.mean(found), 1), max(found)) if found else ("", "")
 
 
 def write(path: Path, header: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> None:
@@ -390,16 +422,17 @@ def draw(accounts: list[Account], path: Path) -> None:
     panels = figure.subplots(len(accounts), 1, squeeze=False)[:, 0]
     for axes, account in zip(panels, accounts, strict=True):
         rows: list[Any] = account.rows
-        seconds = [row[3] for row in rows]
-        if rows[0][4]:
-            axes.plot(seconds, [row[4] for row in rows], color="0.7", drawstyle="steps-post", label="services wanted")
-            axes.plot(seconds, [row[5] for row in rows], color="tab:orange", label="services that run")
-        axes.plot(seconds, [row[6] for row in rows], color="tab:blue", label="trainers that run")
+        seconds = [row[4] for row in rows]
+        if rows[0][5]:
+            axes.plot(seconds, [row[5] for row in rows], color="0.7", drawstyle="steps-post", label="services wanted")
+            axes.plot(seconds, [row[6] for row in rows], color="tab:orange", label="services that run")
+        axes.plot(seconds, [row[7] for row in rows], color="tab:blue", label="trainers that run")
         used = axes.twinx()
-        used.plot(seconds, [100 * row[8] for row in rows], color="tab:green", linewidth=0.8)
+        used.plot(seconds, [100 * row[9] for row in rows], color="tab:green", linewidth=0.8)
         used.set_ylabel("cores used, %", color="tab:green")
         used.set_ylim(0, 100)
-        axes.set_title(f"{rows[0][0]}: pods leave for {rows[0][1]} s, {rows[0][2]}", loc="left", fontsize=10)
+        case, leave_s, placing, told = rows[0][:4]
+        axes.set_title(f"{case}: pods leave for {leave_s} s, {placing}, {told}", loc="left", fontsize=10)
         axes.set_ylabel("pods")
         axes.legend(loc="lower right", fontsize=8)
     panels[-1].set_xlabel("seconds")
@@ -414,6 +447,7 @@ def main() -> None:
     parser.add_argument("--leave", default="2,10,30", help="seconds for which a trainer's pod leaves")
     parser.add_argument("--placing", default="spread,packed",
                         help="how the scheduler chooses nodes: the emptiest, its default, or the fullest")  # fmt: skip
+    parser.add_argument("--told", default="blind,known", help="what jobs say of their work: nothing, or all of it")
     parser.add_argument("--picture", type=Path, metavar="FILE.png")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -422,8 +456,8 @@ def main() -> None:
     accounts, sums = [], []
     for case in given.cases.split(","):
         for leave_s in map(int, given.leave.split(",")):
-            for placing in given.placing.split(","):
-                account, row = play(case, leave_s, placing, lambda text: print(text, flush=True))
+            for placing, told in itertools.product(given.placing.split(","), given.told.split(",")):
+                account, row = play(case, leave_s, placing, told, lambda text: print(text, flush=True))
                 accounts.append(account)
                 sums.append(row)
                 print(dict(zip(PLAYS, row, strict=True)), flush=True)

@@ -37,6 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--launcher", choices=["edlrun", "horovodrun"], default="edlrun", help="of what runs under both")
     parser.addoption("--storms", type=int, default=2, help="number of seeded storms of faults (default 2)")
     parser.addoption("--operator-kills", type=int, default=20, help="how often the operator is killed (default 20)")
+    parser.addoption("--operator-swaps", type=int, default=6, help="how often another operator acts (default 6)")
     parser.addoption("--chaos-seeds", type=int, default=4, help="number of seeded random kills (default 4)")
 
 

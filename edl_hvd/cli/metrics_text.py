@@ -9,8 +9,9 @@ from edl_hvd.driver.status import Status
 from edl_hvd.errors import PlatformError
 from edl_hvd.fleet.messages import FleetView
 from edl_hvd.fleet.state import total
-from edl_hvd.kubernetes.objects import SeenJob, epoch_s
 from edl_hvd.kubernetes.operator import DELAY_BOUNDS_S, OperatorView
+from edl_hvd.kubernetes.parsing import epoch_s
+from edl_hvd.kubernetes.snapshot import SeenJob
 from edl_hvd.status_server import Document
 
 _STATES = ("starting", "training", "changing", "regrouping", "waiting", "finishing", "stopping", "ended")

@@ -20,7 +20,7 @@ from edl_hvd.errors import EdlHvdError, ObjectExistsError, ObjectMissingError, U
 from edl_hvd.fleet.messages import is_served
 from edl_hvd.fleet.state import JobSpec
 from edl_hvd.json_values import show
-from edl_hvd.kubernetes.objects import GROUP, VERSION
+from edl_hvd.kubernetes.snapshot import GROUP, VERSION
 from edl_hvd.kubernetes.submission import JobRequest, job_manifest
 from edl_hvd.settings import process_environment
 

@@ -18,7 +18,8 @@ from typing import Any, Generic, TypeVar
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import EdlHvdError, PlatformError
 from edl_hvd.kubernetes.api import ApiServer, ResourceExpiredError, WatchEvent, WatchStream
-from edl_hvd.kubernetes.objects import (
+from edl_hvd.kubernetes.parsing import read_guest, read_job, read_node, read_pod, read_priority
+from edl_hvd.kubernetes.snapshot import (
     GROUP,
     MPI_GROUP,
     MPI_VERSION,
@@ -28,11 +29,6 @@ from edl_hvd.kubernetes.objects import (
     SeenNode,
     SeenPod,
     SeenPriority,
-    read_guest,
-    read_job,
-    read_node,
-    read_pod,
-    read_priority,
 )
 
 _WATCH_S = 290

@@ -15,13 +15,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from itertools import groupby
 from typing import Any
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import EdlHvdError, ObjectExistsError, ObjectMissingError, PlatformError
 from edl_hvd.kubernetes.api import ApiServer
 from edl_hvd.kubernetes.informer import ClusterWatch
-from edl_hvd.kubernetes.objects import (
+from edl_hvd.kubernetes.pods import token_manifest
+from edl_hvd.kubernetes.reports import Reports
+from edl_hvd.kubernetes.snapshot import (
     GROUP,
     LAUNCHER,
     RESIZED_NOTE,
@@ -31,8 +34,6 @@ from edl_hvd.kubernetes.objects import (
     SeenGuest,
     SeenJob,
 )
-from edl_hvd.kubernetes.pods import token_manifest
-from edl_hvd.kubernetes.reports import Reports
 from edl_hvd.kubernetes.status import events_of, refusal_event, resize_event, time_text
 from edl_hvd.kubernetes.turn import Action, CreatePod, DeletePod, ResizeGuest, WriteStatus, decide
 
@@ -44,7 +45,9 @@ QUIET_S = 2.0
 _JOBS = f"/apis/{GROUP}/{VERSION}"
 _MOST_PLANNER_FAILURES = 3
 _JOBS_AT_ONCE = 8
-# What is done about one job is done in order, one request after the other.
+# What is done about one job is done in order, one request after the other, but for pods that are deleted together.
+_DELETIONS_AT_ONCE = 8
+# Of all jobs: in threads of their own, as those of the jobs wait for them.
 DELAY_BOUNDS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _DONE: Mapping[type, str] = {CreatePod: "pod created", DeletePod: "pod deleted", WriteStatus: "status written",
                               ResizeGuest: "MPIJob resized"}  # fmt: skip
@@ -215,6 +218,7 @@ class Operator:
         self._delays: Counter[float] = Counter()
         self._delays_sum_s = 0.0
         self._threads = ThreadPoolExecutor(_JOBS_AT_ONCE, thread_name_prefix="edl_hvd job")
+        self._deletions = ThreadPoolExecutor(_DELETIONS_AT_ONCE, thread_name_prefix="edl_hvd deletion")
         self._reports = Reports(clock=clock)
 
     def view(self) -> OperatorView:
@@ -267,6 +271,7 @@ class Operator:
             self._wait()
         self._forget()
         self._threads.shutdown()
+        self._deletions.shutdown()
         self._reports.close()
         self._leadership.release()
 
@@ -330,31 +335,57 @@ class Operator:
         return True
 
     def _do_all(self, actions: Sequence[Action], decided_s: float, watch: ClusterWatch) -> None:
-        """What is decided about one job, in order, as far as the API server lets it; its events last."""
+        """What is decided about one job, in order, as far as the API server lets it; its events last.
+
+        Pods that it shall lose one after the other are deleted side by side, and waited for.
+        """
         events: list[dict[str, Any]] = []
-        for action in actions:
+        stopped = threading.Event()
+
+        def do(action: Action) -> PlatformError | None:
+            if stopped.is_set():
+                return None
             try:
-                self._leadership.renew()  # there may be thousands
-            except PlatformError:
-                break  # the next turn does not begin without it, and says why
-            if not self._leadership.may_act or self._ending.is_set():
-                break
-            try:
-                if self._do(action, watch):
-                    self._count(action, self._clock.monotonic_s() - decided_s)
-                    events += self._events(action)
-            except ObjectExistsError:
-                break  # it was written meanwhile: the watch will tell
-            except ObjectMissingError:
-                continue
+                if not self._do_one(action, decided_s, watch, events):
+                    stopped.set()
             except PlatformError as error:
-                self._report(action.job, str(error))
+                stopped.set()
+                return error
+            return None
+
+        for are_deletions, group in groupby(actions, lambda action: isinstance(action, DeletePod)):
+            problems = list((self._deletions.map if are_deletions else map)(do, group))
+            if problem := next(filter(None, problems), None):
+                self._report(actions[0].job, str(problem))
+            if stopped.is_set():
                 break
         for event in events:
             try:
                 self._create(f"/api/v1/namespaces/{actions[0].job.namespace}/events", event)
             except PlatformError as error:
                 self._report(actions[0].job, str(error))
+
+    def _do_one(self, action: Action, decided_s: float, watch: ClusterWatch, events: list[dict[str, Any]]) -> bool:
+        """Do it, if this operator still acts; whether what comes after it may be done as well. Its events are appended.
+
+        Raises:
+            PlatformError: The API server is away, or refuses.
+        """
+        try:
+            self._leadership.renew()  # there may be thousands
+        except PlatformError:
+            return False  # the next turn does not begin without it, and says why
+        if not self._leadership.may_act or self._ending.is_set():
+            return False
+        try:
+            if self._do(action, watch):
+                self._count(action, self._clock.monotonic_s() - decided_s)
+                events += self._events(action)
+        except ObjectExistsError:
+            return False  # it was written meanwhile: the watch will tell
+        except ObjectMissingError:
+            pass
+        return True
 
     def _count(self, action: Action, delay_s: float) -> None:
         with self._counting:

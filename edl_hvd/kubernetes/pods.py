@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from edl_hvd.kubernetes.objects import (
+from edl_hvd.kubernetes.snapshot import (
     EXTRA_CLASS,
     FLOOR,
     GROUP,

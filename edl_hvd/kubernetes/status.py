@@ -11,16 +11,8 @@ from typing import Any
 from edl_hvd.errors import UsageError
 from edl_hvd.hosts import HostSlots
 from edl_hvd.job_report import JobReport
-from edl_hvd.kubernetes.objects import (
-    JOB_LABEL,
-    ROLE_LABEL,
-    WORKER,
-    SeenGuest,
-    SeenJob,
-    SeenPod,
-    TrainingJobSpec,
-    epoch_s,
-)
+from edl_hvd.kubernetes.parsing import epoch_s
+from edl_hvd.kubernetes.snapshot import JOB_LABEL, ROLE_LABEL, WORKER, SeenGuest, SeenJob, SeenPod, TrainingJobSpec
 from edl_hvd.planning.values import Curve, WaitReason
 
 _LONGEST_SENTENCE = 900
@@ -108,7 +100,7 @@ class JobMeasurements:
     def curve(self, spec: TrainingJobSpec) -> Curve | None:
         """The curve over the planner's slots: of the sizes that whole workers make; ``None``: there is none.
 
-        >>> from edl_hvd.kubernetes.objects import GPU
+        >>> from edl_hvd.kubernetes.snapshot import GPU
         >>> spec = TrainingJobSpec(1, 4, 2, "", False, "", 0, {}, GPU, 2)
         >>> JobMeasurements((1, 2, 4), (10.0, 19.0, 36.0)).curve(spec).sizes
         (2, 4)

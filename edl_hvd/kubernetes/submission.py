@@ -8,7 +8,8 @@ from typing import Any
 
 from edl_hvd.errors import UsageError
 from edl_hvd.json_values import show
-from edl_hvd.kubernetes.objects import CPU, GPU, GROUP, KIND, VERSION, quantity, read_job
+from edl_hvd.kubernetes.parsing import quantity, read_job
+from edl_hvd.kubernetes.snapshot import CPU, GPU, GROUP, KIND, VERSION
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edl_hvd.hosts import HostSlots
-from edl_hvd.kubernetes.objects import (
+from edl_hvd.kubernetes.pods import launcher_manifest, service_manifest, worker_manifest, worker_name
+from edl_hvd.kubernetes.snapshot import (
     CPU,
     EXTRA,
     EXTRA_CLASS,
@@ -29,7 +30,6 @@ from edl_hvd.kubernetes.objects import (
     SeenPod,
     TrainingJobSpec,
 )
-from edl_hvd.kubernetes.pods import launcher_manifest, service_manifest, worker_manifest, worker_name
 from edl_hvd.kubernetes.status import JobMeasurements, JobState, Placed, RunCount, status_of
 from edl_hvd.planning.plan import plan
 from edl_hvd.planning.values import Claim, Curve, JobAsk, Plan, PlanRules, Room, Share, WaitingJob
@@ -372,12 +372,15 @@ class _Turn:
         for pod in pods.alive:
             by_node.setdefault(pod.node, []).append(pod)
         wanted = {entry.host: entry.slots // spec.unit for entry in share.hosts}
-        staying = []
+        staying: list[SeenPod] = []
+        leaving: list[SeenPod] = []
         for node, there in sorted(by_node.items()):
             keep = wanted.get(node, 0)
             there.sort(key=_first_to_stay)
             staying += there[:keep]
-            self.actions += [DeletePod(job, pod) for pod in there[keep:]]
+            leaving += there[keep:]
+        kept = _kept_for_now(spec.least, staying, leaving)
+        self.actions += [DeletePod(job, pod) for pod in leaving if pod not in kept]
         failed = [pod for pod in pods.workers if pod.is_over and not pod.is_deleting]
         for pod in failed:
             if pod.finished_s is None or self.now_s - pod.finished_s >= _FAILED_STAYS_S:
@@ -399,6 +402,14 @@ class _Turn:
                 floors += tier == FLOOR
                 self.actions.append(CreatePod(job, worker_manifest(job, spec, number, node, tier)))
                 number += 1
+
+
+def _kept_for_now(least: int, staying: Sequence[SeenPod], leaving: Sequence[SeenPod]) -> list[SeenPod]:
+    """Workers that leave once those that are to stay run: without them the job would have less than its least."""
+    missing = least - sum(pod.phase == "Running" for pod in staying)
+    starting = sum(pod.phase != "Running" and pod.is_bound for pod in staying)
+    running = sorted((pod for pod in leaving if pod.phase == "Running"), key=_first_to_stay)
+    return running[: max(0, min(missing, starting))]
 
 
 def _first_to_stay(pod: SeenPod) -> tuple[bool, bool, float, str]:

@@ -2,7 +2,8 @@
 
 A job that keeps its number keeps its hosts. One that shrinks leaves the hosts where it has least. One that grows gets,
 as far as it can, the hosts that it has, then whole free hosts, then the fullest host that still fits. Where a small job
-does not fit though the sum does, one or two smaller ones move. What cannot be placed stays as it was, so that no job
+does not fit though the sum does, one or two smaller ones move. Where jobs may span hosts side by side, a small one is
+not brought onto one host at the price of all its workers. What cannot be placed stays as it was, so that no job
 loses its least.
 """
 
@@ -80,14 +81,14 @@ class Placer:
         kind = self.ledger.kind_of(job)
         held = self.ledger.release_all(job)
         own = [host for host in held if self.ledger.free[host] >= slots]
-        host = min(own) if own else self.ledger.fullest_with(kind or "", slots)
+        host = min(own) if own else None if self.may_span_together else self.ledger.fullest_with(kind or "", slots)
         if host is None:
             self.ledger.take_all(job, held)
         else:
             self.ledger.take(job, host, slots)
 
     def _grow(self, job: int, slots: int, sizes: Sequence[int]) -> None:
-        if slots <= self._usual(job):
+        if slots <= self._usual(job) and not (self.may_span_together and self.ledger.held[job]):
             if self._grow_on_one(job, slots):
                 return
         elif self._grow_over_hosts(job, slots):

@@ -248,12 +248,14 @@ HOW: dict[str, Here | By | Ci] = {
         By("tests/contract/test_simulate_cluster_command.py::test_the_benchmark_plays_each_workload_once"),
     "python benchmarks/cluster_months.py shared/data/cluster runs/months":
         By("tests/contract/test_cluster_months.py::test_each_play_is_made_once"),
+    "python benchmarks/cluster_services.py openb runs/services --every 1,80,100,120":
+        By("tests/contract/test_cluster_services.py::test_services_come_first_and_jobs_use_what_they_leave"),
     "python benchmarks/cluster_sweeps.py shared/data/cluster/pollux runs/sweeps":
         By("tests/contract/test_cluster_sweeps.py::test_one_of_three_is_varied_at_a_time"),
     "python benchmarks/edl_api_server.py runs/edl-api":
         By("tests/kubernetes/test_edl_services.py::test_jobs_and_services_share_nodes_and_few_requests_are_made"),
     "python benchmarks/edl_cases.py runs/edl":
-        Here(more="--cases services --leave 2 --placing spread",
+        Here(more="--cases services --leave 2 --placing spread --told blind",
              prints="'utilisation': 83.98, 'jain': 0.9951, 'services_whole_s': '5 7 7', 'below_least': 0"),
     "edl-hvd trace generate --hosts 64 --hours 24 --seed 5 --output spot-day.csv":
         Here(more="&& cmp spot-day.csv examples/traces/spot-day.csv && echo the same", prints="the same"),

@@ -267,6 +267,49 @@ def test_when_an_operator_is_killed_another_takes_its_place(make_run: Callable[.
     assert metric(other, "nodes") >= 1
 
 
+def test_operators_take_turns_at_any_moment(make_run: Callable[..., Run], request: pytest.FixtureRequest) -> None:
+    swaps = int(request.config.getoption("--operator-swaps"))
+    run, chance = make_run({"a": 6, "b": 6}, has_operator=False), random.Random(11)
+    run.apply(job("one", 2, 6), job("two", 2, 6))
+    both = {name: run.start_operator(identity=name) for name in ("swap-0", "swap-1")}
+    spec = ("-n", "edl-hvd", "get", "lease", "edl-hvd-operator", "-o", "jsonpath={.spec.holderIdentity}")
+
+    def leader() -> str:
+        name = run.cluster.kubectl(*spec, check=False)
+        return name if name in both else ""
+
+    for number in range(swaps):
+        first = wait_for("one that acts", leader)
+        time.sleep(chance.uniform(0.0, 0.5))
+        if number % 5 == 2:
+            run.kubectl("scale", "tj/one", "--replicas", str(chance.randint(2, 6)))
+        ended = both.pop(first)
+        if number % 20 == 5:
+            ended.kill()  # the other one waits until the Lease is over
+        else:
+            ended.terminate()
+        wait_for("the other one", lambda first=first: leader() not in ("", first))
+        ended.wait(60)
+        name = f"swap-{number + 2}"
+        both[name] = run.start_operator(identity=name)
+    run.kubectl("scale", "tj/one", "--replicas", "6")
+    run.wait_settled("one", "two")
+    assert min(run.running("one"), run.running("two")) >= 2
+    assert run.running("one") + run.running("two") >= 10
+    quiet = {name: run.alive(name) for name in ("one", "two")}
+    told = len(run.kubelet.history)
+    for number in range(3):
+        first = wait_for("one that acts", leader)
+        both.pop(first).terminate()
+        wait_for("the other one", lambda first=first: leader() not in ("", first))
+        both[f"last-{number}"] = run.start_operator(identity=f"last-{number}")
+    time.sleep(2.0)
+    assert {name: run.alive(name) for name in ("one", "two")} == quiet, "no healthy worker is touched"
+    assert run.kubelet.history[told:] == []
+    check_no_pod_twice(run)
+    print(f"{swaps + 3} leaders one after the other")
+
+
 def test_the_operator_has_the_rights_that_are_documented_and_no_others(cluster: Cluster) -> None:
     allowed = {
         ("list", "trainingjobs"), ("patch", "trainingjobs/status"), ("list", "nodes"), ("list", "pods"),

@@ -49,6 +49,32 @@ def test_while_the_watches_are_late_nothing_is_done_twice(make_run: Callable[...
     check_no_pod_twice(run)
 
 
+def test_the_pods_of_one_job_are_deleted_side_by_side(make_run: Callable[..., Run], proxy: WatchProxy) -> None:
+    run = make_run({"a": 21, "b": 21}, has_operator=False)
+    operator = run.start_operator(run.cluster.config_by(proxy.url))
+    run.apply(job(least=2, most=40))
+    run.wait_running(40)
+    begun, proxy.deletion_s = len(proxy.requests), 0.5
+    run.kubectl("scale", "tj/resnet", "--replicas", "20")
+    wait_for("a deletion", lambda: proxy.deleting)
+    began_s = time.monotonic()
+    wait_for("all deletions", lambda: len(proxy.deleted) >= 20 and not proxy.deleting)
+    print(f"20 deletions of 0.5 s each took {time.monotonic() - began_s:.1f} s, {proxy.most_deleting} at once")
+    assert proxy.most_deleting == 8, "a bounded number"
+    run.wait_running(20)
+    done = [method for method, path in proxy.requests[begun:] if "/pods/" in path or path.endswith("/status")]
+    assert done.index("PATCH") < done.index("DELETE"), "what is planned is written down first"
+    run.kubelet.finish(f"/api/v1/namespaces/{run.namespace}/pods/resnet-launcher", 0)
+    wait_for("some deletions", lambda: proxy.deleting >= 4)
+    operator.kill()
+    operator.wait(60)
+    proxy.deletion_s = 0.0
+    run.start_operator(run.cluster.config_by(proxy.url))
+    wait_for("no worker", lambda: not run.pods())
+    run.kubectl("wait", "tj/resnet", "--for=condition=Complete", "--timeout=180s")
+    check_no_pod_twice(run)
+
+
 def test_no_change_is_lost_when_watches_are_cut(make_run: Callable[..., Run], proxy: WatchProxy) -> None:
     run, chance = make_run({"a": 3, "b": 3}, has_operator=False), random.Random(5)
     run.start_operator(run.cluster.config_by(proxy.url))

@@ -32,6 +32,9 @@ class WatchProxy:
         requests: Method and path of those that came, in order.
         answers: Method, path and code of those that were answered, in order.
         deleted: UIDs of objects that were to be deleted, in order.
+        deletion_s: How long a request to delete an object waits here.
+        deleting: Number of those that wait at the moment.
+        most_deleting: The most of them that waited at once.
     """
 
     port: int
@@ -42,6 +45,9 @@ class WatchProxy:
     requests: list[tuple[str, str]] = field(default_factory=list)
     answers: list[tuple[str, str, int]] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
+    deletion_s: float = 0.0
+    deleting: int = 0
+    most_deleting: int = 0
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -144,6 +150,13 @@ class WatchProxy:
         self._open[near] = "watch=1" in path
         asked.append((found[1].decode(), path))
         self.requests.append(asked[0])
+        if found[1] == b"DELETE":
+            with self._lock:
+                self.deleting += 1
+                self.most_deleting = max(self.most_deleting, self.deleting)
+            time.sleep(self.deletion_s)
+            with self._lock:
+                self.deleting -= 1
         while self._open[near] and self.is_held:
             time.sleep(0.01)
         return self._open[near]

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_operator_turn import PRIORITIES, World, item
 
-from edl_hvd.kubernetes.objects import ClusterSnapshot, SeenPod, read_guest, read_pod
+from edl_hvd.kubernetes.parsing import read_guest, read_pod
+from edl_hvd.kubernetes.snapshot import ClusterSnapshot, SeenPod
 from edl_hvd.kubernetes.status import resize_event
 from edl_hvd.kubernetes.turn import Action, ResizeGuest, decide
 

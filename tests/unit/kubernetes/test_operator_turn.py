@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from edl_hvd.errors import UsageError
 from edl_hvd.job_report import JobReport
-from edl_hvd.kubernetes.objects import (
+from edl_hvd.kubernetes.parsing import quantity, read_job, requested
+from edl_hvd.kubernetes.snapshot import (
     EXTRA_CLASS,
     FLOOR_CLASS,
     LAUNCHER,
@@ -24,9 +25,6 @@ from edl_hvd.kubernetes.objects import (
     SeenNode,
     SeenPod,
     Taint,
-    quantity,
-    read_job,
-    requested,
 )
 from edl_hvd.kubernetes.status import events_of
 from edl_hvd.kubernetes.turn import Action, CreatePod, DeletePod, ResizeGuest, WriteStatus, decide
@@ -162,6 +160,25 @@ def test_room_is_given_on_when_its_pods_have_gone() -> None:
     world.leave()
     world.settle()
     assert (len(world.workers("one")), len(world.workers("two"))) == (2, 2)
+
+
+def test_a_worker_of_the_least_stays_until_the_one_that_replaces_it_runs() -> None:
+    world = World({"a": 1, "b": 1}, item("one", 1, 1))
+    world.settle()
+    [old] = world.workers("one")
+    other = "b" if old.node == "a" else "a"
+    world.items["one"]["status"]["placed"]["nodes"] = [{"node": other, "workers": 1}]
+    new = replace(old, name="one-worker-7", uid="pod-7", node=other, phase="Pending")
+    world.pods[new.name] = new
+
+    def deleted() -> list[str]:
+        return [action.pod.name for action in world.decide() if isinstance(action, DeletePod)]
+
+    assert deleted() == [], "the job would have no worker"
+    world.pods[new.name] = replace(new, is_bound=False)
+    assert deleted() == [old.name], "one that has no place yet may need the room of the old one"
+    world.pods[new.name] = replace(new, phase="Running")
+    assert deleted() == [old.name]
 
 
 def test_a_launcher_that_failed_counts_once() -> None:

@@ -17,7 +17,7 @@ from waiting import LONG_S
 from edl_hvd.driver.status import Status, TrainingProgress, report_of
 from edl_hvd.errors import UsageError
 from edl_hvd.job_report import PATH, JobReport, read_report
-from edl_hvd.kubernetes.objects import read_job
+from edl_hvd.kubernetes.parsing import read_job
 from edl_hvd.kubernetes.reports import EVERY_S, FIRST_EVERY_S, Reports, ask_launcher
 from edl_hvd.kubernetes.status import JobState, RunCount, status_of
 from edl_hvd.status_server import Document, StatusServer

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 
 from edl_hvd.cli.edlrun import read_command_line
 from edl_hvd.cli.main import commands
-from edl_hvd.kubernetes.objects import GPU, read_job
+from edl_hvd.kubernetes.parsing import read_job
+from edl_hvd.kubernetes.snapshot import GPU
 
 
 def said(line: str, code: int = 0) -> str:

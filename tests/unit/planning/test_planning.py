@@ -255,6 +255,22 @@ class TestShares:
         assert sum(len(hosts) for hosts in spanning) == len(set().union(*spanning))
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_where_jobs_span_side_by_side_none_leaves_all_its_hosts(together: bool) -> None:
+    rules, there = PlanRules(may_span_together=together), rooms("a:10", "b:10", "c:10", "d:10")
+    both = holds("a:5", "b:5", "c:5")
+    sizes = {most: tuple(range(5, most + 1, 5)) for most in (5, 10, 15, 30)}
+    curves = {most: (Curve(one, tuple(map(float, one))),) for most, one in sizes.items()}
+    shrinks = JobAsk("shrinks", least=5, most=15, unit=5, curves=curves[15], left=1e6, holds=both)
+    short = JobAsk("short", least=15, most=30, unit=5, curves=curves[30], left=10.0, holds=both)
+    found = {share.job: share.hosts for share in plan(there, [], [shrinks, short], rules, 0.0).shares}
+    assert found["shrinks"] == (holds("b:5", "c:5") if together else holds("d:10"))
+    grows = JobAsk("grows", least=5, most=10, unit=5, curves=curves[10], left=10.0, holds=holds("a:5"))
+    stays = JobAsk("stays", least=5, most=5, unit=5, curves=curves[5], left=10.0, holds=holds("a:5"))
+    found = {share.job: share.hosts for share in plan(there, [], [grows, stays], rules, 0.0).shares}
+    assert found["grows"] == (holds("a:5", "b:5") if together else holds("b:10"))
+
+
 def test_what_is_left_of_hosts_beside_whole_units_is_promised_to_nobody() -> None:
     """12 hosts have three units of 5 each; 20 have 2 slots, which no unit fits into."""
     hosts = [Room(f"a{number:02d}", 17) for number in range(12)]
