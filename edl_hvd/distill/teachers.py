@@ -113,7 +113,8 @@ class Teachers:
                 loss = distill.distillation_loss(model(tokens), answer.result(), temperature=2.0)
 
         Such an input is not a function of a place. So its answer is not used again after a rollback, and where it
-        depends on the world, so do the weights, also with ``exact``. All inputs have one shape per sample: pad them.
+        depends on the world, so do the weights, also with ``exact``. An input of another shape per sample waits for the
+        answers to those before, and begins the conversations anew: pad inputs, or sort them by length.
 
         Args:
             send: Tensor, or dict of tensors, whose first dimension is the batch. It is copied.
