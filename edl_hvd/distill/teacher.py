@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import itertools
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -38,23 +39,24 @@ class Teacher:
     device: torch.device
 
     @classmethod
-    def of(cls, built: Any, device: str = "cpu") -> Teacher:
+    def of(cls, built: Any, device: str = "") -> Teacher:
         """A teacher of a module or a callable; a module is set to evaluation, its parameters need no gradient.
 
         Args:
             built: Module, or callable; a callable may have an attribute ``fingerprint``.
-            device: Device as torch names it.
+            device: Device as torch names it; left out, that of the module's parameters, and the CPU for a callable.
 
         Raises:
             UsageError: It is neither.
         """
         if isinstance(built, torch.nn.Module):
-            module = built.to(device).eval().requires_grad_(False)
-            return cls(module, type(built).__name__, digest_of(module), torch.device(device))
+            there = torch.device(device) if device else device_of(built)
+            module = built.to(there).eval().requires_grad_(False)
+            return cls(module, type(built).__name__, digest_of(module), there)
         if not callable(built):
             raise UsageError(f"the teacher is a {type(built).__name__}; expected a torch.nn.Module or a callable")
         name = getattr(built, "__name__", type(built).__name__)
-        return cls(built, name, str(getattr(built, "fingerprint", "")), torch.device(device))
+        return cls(built, name, str(getattr(built, "fingerprint", "")), torch.device(device or "cpu"))
 
     def answer(self, send: Mapping[str, torch.Tensor], outputs: Outputs, padded_to: int = 0) -> tuple[Array, ...]:
         """The answer to a batch, on the CPU.
@@ -180,6 +182,12 @@ def _is_about_equal(answer: tuple[Array, ...], other: tuple[Array, ...]) -> bool
         if one.numel() and bool((one[0] - two[0]).abs().max() > _LARGEST_CHANGE * one.abs().max()):
             return False
     return True
+
+
+def device_of(module: torch.nn.Module) -> torch.device:
+    """The device of a module's parameters, or else of its buffers; the CPU if it has neither."""
+    first = next(itertools.chain(module.parameters(), module.buffers()), None)
+    return torch.device("cpu") if first is None else first.device
 
 
 def digest_of(module: torch.nn.Module) -> str:

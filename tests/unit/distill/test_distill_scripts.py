@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import edl_hvd
 from edl_hvd.distill import DistillLoader, Teachers
+from edl_hvd.distill.teacher import Teacher, device_of
 from edl_hvd.errors import NoTeacherError, UsageError
 
 pytestmark = pytest.mark.distill
@@ -251,6 +252,14 @@ def test_a_teacher_whose_mask_may_not_be_all_zeros_answers(tmp_path, build, exac
             count += 1
         assert count == SAMPLES // 4
         loader.close()
+
+
+def test_a_local_teacher_computes_where_its_parameters_are():
+    """No GPU is needed for that: a teacher was moved to the CPU, whatever device its function had chosen."""
+    assert device_of(nn.Linear(1, 1, device="meta")) == torch.device("meta")
+    assert device_of(nn.BatchNorm1d(1, affine=False, device="meta")) == torch.device("meta")
+    assert device_of(nn.ReLU()) == torch.device("cpu")
+    assert Teacher.of(nn.Linear(1, 1)).device == torch.device("cpu")
 
 
 def test_sequences_of_several_lengths_may_be_asked_for_at_once(tmp_path):
