@@ -15,7 +15,7 @@ from edl_hvd.distill.place import Place
 from edl_hvd.distill.service import Service, WantedTeachers
 from edl_hvd.distill.teacher import Teacher, check_probe
 from edl_hvd.errors import NoTeacherError, UsageError
-from edl_hvd.frames import Array
+from edl_hvd.frames import Array, ArrayType
 
 _LOOK_S = 0.25
 
@@ -59,14 +59,20 @@ class Asks:
         self._reduction = teachers.reduction
         self._pending: weakref.WeakValueDictionary[int, PendingAnswer] = weakref.WeakValueDictionary()
         self._asked = self._largest = 0
+        self._rows: tuple[ArrayType, ...] = ()
 
     def ask(self, send: Any) -> PendingAnswer:
         """Send an input. Blocks while the window is full."""
         arrays = _arrays_of(send)
         samples = arrays[0].type.shape[0]
         self._largest = max(self._largest, samples)
-        self._calling.expect(row_types(arrays), self._largest)
+        rows = row_types(arrays)
         oldest = self._calling.window.head
+        while rows != self._rows and oldest is not None:  # another type begins the conversations anew
+            self._guarded(oldest, None)
+            oldest = self._calling.window.head
+        self._rows = rows
+        self._calling.expect(rows, self._largest)
         while not self._calling.has_room and oldest is not None:
             self._guarded(oldest, None)
             oldest = self._calling.window.head

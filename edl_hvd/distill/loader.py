@@ -18,7 +18,7 @@ from edl_hvd.distill.indices import Indices
 from edl_hvd.distill.kept import KeptAnswers
 from edl_hvd.distill.outputs import describe
 from edl_hvd.distill.passes import LocalPass, Pass
-from edl_hvd.distill.reading import Reading, Sending
+from edl_hvd.distill.reading import Reading, Sending, describe_sampler, tells_indices
 from edl_hvd.distill.service import Service
 from edl_hvd.distill.teacher import Teacher
 from edl_hvd.distill.teachers import Teachers
@@ -36,6 +36,8 @@ class DistillLoader:
 
     Args:
         loader: ``DataLoader`` with a ``batch_sampler``, or another loader that yields batches in the sampler's order.
+            With ``shuffle=True`` or an iterable data set it works, too, in one process: samples and random numbers are
+            those of the loader alone; the indices are not known, so errors do not name them, and nothing is kept.
         teachers: Teachers that answer; or several kinds of them by name, each of which answers every batch: then
             ``answer`` is a dict by name.
         send: Function of a batch that returns what a teacher sees of it: a tensor, or a dict of tensors, whose first
@@ -84,6 +86,12 @@ class DistillLoader:
         if views is not None and keep is None:
             raise UsageError(
                 f"views={views!r} says when kept answers are used again, and none are kept; give keep=…, too"
+            )
+        if keep is not None and not tells_indices(self.batch_sampler):
+            raise UsageError(
+                f"keep={os.fspath(keep)!r}: answers are kept by the indices of samples, which a "
+                f"{describe_sampler(self.batch_sampler)} draws anew whenever it is iterated; expected an "
+                "ElasticBatchSampler, or a list of batches"
             )
         if keep is not None:
             views = getattr(self.dataset, "views", None) if views is None else views

@@ -86,12 +86,22 @@ class Outputs:
         return dict(zip(TopK._fields, top_k(logits, self.k, self.temperature), strict=True))
 
     def restore(self, answer: Mapping[str, torch.Tensor]) -> Any:
-        """What the script gets: a tensor for one output, ``TopK``, or a dict by name."""
+        """What the script gets: a tensor for one output, ``TopK``, or a dict by name.
+
+        They are copies. The script may overwrite them; an answer comes again after a rollback, and is kept.
+        """
+        copies = {name: self._restored(name, one) for name, one in answer.items()}
         if self.k:
-            return TopK(**{**answer, "indices": answer["indices"].long()})
-        if self.is_half:
-            answer = {name: one.float() if one.is_floating_point() else one for name, one in answer.items()}
-        return answer[LOGITS] if set(answer) == {LOGITS} else dict(answer)
+            return TopK(**copies)
+        return copies[LOGITS] if set(copies) == {LOGITS} else copies
+
+    def _restored(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        dtype = tensor.dtype
+        if self.k and name == "indices":
+            dtype = torch.int64
+        elif self.is_half and tensor.is_floating_point():
+            dtype = torch.float32
+        return tensor.to(dtype, copy=True)
 
 
 def _half(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -149,6 +159,9 @@ def to_arrays(tensors: Mapping[str, torch.Tensor]) -> tuple[Array, ...]:
         dtype = str(tensor.dtype).removeprefix("torch.")
         if dtype not in ELEMENT_BYTES:
             raise UsageError(f"{name!r} is a tensor of {dtype}; expected one of {', '.join(ELEMENT_BYTES)}")
+        if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
+            kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else "sparse"
+            raise UsageError(f"{name!r} is a {kind} tensor; expected a dense tensor, such as that of to_dense()")
         there = tensor.detach().cpu().contiguous()
         content = memoryview(there.view(-1).view(torch.uint8).numpy()) if there.numel() else b""  # type: ignore[arg-type]
         arrays.append(Array(ArrayType(name, dtype, tuple(there.shape)), content))

@@ -32,6 +32,7 @@ _ANSWERS_EVERY_S = 30.0
 _END_S = 5.0
 # Longest wait for a reading thread, which ends before its next item.
 _READ_AT_ONCE = 2
+_ANSWER = "answer"
 
 
 @dataclass
@@ -317,6 +318,7 @@ class LocalPass:
     ) -> None:  # fmt: skip
         self._reading, self._models, self._teachers, self._kept = reading, dict(models), dict(teachers), kept
         self._kinds: dict[str, AnswerKind] = {}
+        self._probes: dict[str, str] = {}
         self._is_closed = False
 
     def next(self) -> Any:
@@ -340,19 +342,27 @@ class LocalPass:
     def _kind_of(self, part: PartToSend) -> AnswerKind:
         wanted, model = self._teachers[part.name], self._models[part.name]
         if part.name not in self._kinds:
-            probe = ""
-            if wanted.exact:
-                rows, samples = row_types(part.arrays), self._reading.largest
-                probe = digest_answer(model.probe(rows, samples, wanted.reduction, is_exact=True))
+            probe = self._probe(part) if wanted.exact else ""
             self._kinds[part.name] = _checked_kind(model.fingerprint, wanted.outputs, probe)
         return self._kinds[part.name]
+
+    def _probe(self, part: PartToSend) -> str:
+        """Check the model as a service would, once in a pass; the digest of its answer."""
+        if part.name not in self._probes:
+            wanted, model = self._teachers[part.name], self._models[part.name]
+            rows, samples = row_types(part.arrays), self._reading.largest
+            self._probes[part.name] = digest_answer(model.probe(rows, samples, wanted.reduction, wanted.exact))
+        return self._probes[part.name]
 
     def _answer(self, item: Item, part: PartToSend) -> tuple[Array, ...]:
         if part.kept is not None and part.kept.arrays is not None:
             return part.kept.arrays
         wanted = self._teachers[part.name]
+        self._probe(part)
         padded_to = max(self._reading.largest, item.place.samples) if wanted.exact else 0
-        arrays = self._models[part.name].answer(to_tensors(part.arrays), wanted.reduction, padded_to)
+        # Copies, as a teacher elsewhere would have them: a model may change its input where that lies.
+        inputs = {name: one.clone() for name, one in to_tensors(part.arrays).items()}
+        arrays = self._models[part.name].answer(inputs, wanted.reduction, padded_to)
         why = check_probe(arrays)
         if why:
             raise UsageError(f"the local teacher fails on {item.place} ({show_indices(item.indices)}): {why}")
@@ -410,7 +420,12 @@ def _join(item: Item, answers: Sequence[tuple[Array, ...]], reductions: Mapping[
         named = {part.name: reductions[part.name].restore(one) for part, one in zip(item.parts, tensors, strict=True)}
         answer = named.get("", named)
     if isinstance(value, Mapping):
-        return {**value, "answer": answer}
+        if _ANSWER in value:
+            raise UsageError(
+                f"the batch at {item.place} has a field {_ANSWER!r} of its own, and the teachers' answer gets that "
+                "name; rename it in collate_fn or in the data set"
+            )
+        return {**value, _ANSWER: answer}
     if isinstance(value, (tuple, list)):
         return (*value, answer)
     return value, answer

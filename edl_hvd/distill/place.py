@@ -42,8 +42,10 @@ def is_beyond(place: Place, other: Place) -> bool:
 def show_indices(indices: tuple[int, ...]) -> str:
     """Indices of samples as a message shows them.
 
-    >>> show_indices((4, 2))
-    'samples 4, 2'
+    >>> show_indices((4, 2)), show_indices(())
+    ('samples 4, 2', 'whose indices the batch sampler does not tell')
     """
+    if not indices:
+        return "whose indices the batch sampler does not tell"
     shown = ", ".join(str(index) for index in indices[:_MOST_SHOWN])
     return f"samples {shown}" + (f" and {len(indices) - _MOST_SHOWN} more" if len(indices) > _MOST_SHOWN else "")

@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
+from edl_hvd.data.evaluation import EvaluationSampler
+from edl_hvd.data.sampler import ElasticBatchSampler
 from edl_hvd.distill.indices import Indices
 from edl_hvd.distill.kept import KeptPart
 from edl_hvd.distill.outputs import describe, named, row_types, to_arrays, to_tensors
@@ -77,6 +80,25 @@ class Sending:
         return self.send.keyed(arrays) if isinstance(self.send, Indices) else arrays
 
 
+def tells_indices(batch_sampler: Any) -> bool:
+    """Whether a batch sampler can be iterated beside its loader, and yields the same indices as there.
+
+    One that draws the order as it is iterated can not: it would yield others, and take numbers of the generator that
+    the script has seeded. Nor can an iterator, which the loader would find emptied.
+    """
+    if isinstance(batch_sampler, (ElasticBatchSampler, EvaluationSampler, list, tuple)):
+        return True
+    if type(batch_sampler) is not BatchSampler:
+        return False
+    return isinstance(batch_sampler.sampler, (SequentialSampler, DistributedSampler, list, tuple, range))
+
+
+def describe_sampler(batch_sampler: Any) -> str:
+    """What a batch sampler is, for a message."""
+    inner = getattr(batch_sampler, "sampler", None)
+    return type(batch_sampler).__name__ + ("" if inner is None else f" of a {type(inner).__name__}")
+
+
 class Reading:
     """The loader's items, with their places. One thread at a time."""
 
@@ -84,13 +106,15 @@ class Reading:
         self.is_threaded = getattr(loader, "num_workers", 0) > 0
         # Both in the thread of the script, which forks the loader's processes. The sampler is asked at once, as its
         # position may move before the next item is taken.
-        places = iter(batch_sampler)
-        self._first = next(places, None)
-        self._places = places
+        self._places = iter(batch_sampler) if tells_indices(batch_sampler) else None
+        self._first = None if self._places is None else next(self._places, None)
         self._items = iter(loader)
         self.sending, self._number, self._position = sending, number, 0
         self._rows: tuple[ArrayType, ...] | None = None
         self.largest = getattr(getattr(batch_sampler, "policy", None), "micro_batch", None) or len(self._first or ())
+        if self._places is None:
+            size = getattr(batch_sampler, "batch_size", None)
+            self.largest = size if isinstance(size, int) else 0
 
     def next(self) -> Item | None:
         """The next item; ``None`` at the end."""
@@ -98,6 +122,9 @@ class Reading:
             value = next(self._items)
         except StopIteration:
             return None
+        if self._places is None:
+            sent = None if isinstance(self.sending.send, Indices) else self.sending.send(value)
+            return self._item(value, sent, Place(0, self._number, self._position, _samples_of(sent)), ())
         indices = self._first if self._first is not None else next(self._places, None)
         self._first = None
         if indices is None:
@@ -106,12 +133,16 @@ class Reading:
             getattr(indices, "seed", 0), getattr(indices, "epoch", self._number),
             getattr(indices, "position", self._position), len(indices), getattr(indices, "order", ""),
         )  # fmt: skip
-        self._position += len(indices)
-        self.largest = max(self.largest, len(indices))
-        return Item(value, place, tuple(indices), self._parts(value, place, indices))
+        sent = None if isinstance(self.sending.send, Indices) else self.sending.send(value)
+        return self._item(value, sent, place, indices)
 
-    def _parts(self, value: Any, place: Place, indices: Any) -> tuple[PartToSend, ...]:
-        arrays, names = self._to_send(value, place, indices), self.sending.names
+    def _item(self, value: Any, sent: Any, place: Place, indices: Any) -> Item:
+        self._position += place.samples
+        self.largest = max(self.largest, place.samples)
+        return Item(value, place, tuple(indices), self._parts(value, sent, place, indices))
+
+    def _parts(self, value: Any, sent: Any, place: Place, indices: Any) -> tuple[PartToSend, ...]:
+        arrays, names = self._to_send(value, sent, place, indices), self.sending.names
         if self.sending.route is None:
             return tuple(PartToSend(name, None, place, arrays) for name in names)
         given = self.sending.route(value)
@@ -130,10 +161,9 @@ class Reading:
                 parts.append(PartToSend(name, rows, replace(place, samples=len(rows)), chosen))
         return tuple(parts)
 
-    def _to_send(self, value: Any, place: Place, indices: Any) -> tuple[Array, ...]:
+    def _to_send(self, value: Any, sent: Any, place: Place, indices: Any) -> tuple[Array, ...]:
         if isinstance(self.sending.send, Indices):
             return self.sending.send.arrays_of(value, indices)
-        sent = self.sending.send(value)
         try:
             arrays = to_arrays(named(sent))
         except UsageError as error:
@@ -155,6 +185,15 @@ class Reading:
             )
         self._rows = rows
         return arrays
+
+
+def _samples_of(sent: Any) -> int:
+    """The number of samples of a batch whose indices are not known: as many as what is sent has.
+
+    What cannot travel, and so has none, is told where it is sent.
+    """
+    first = next(iter(sent.values()), None) if isinstance(sent, Mapping) else sent
+    return len(first) if isinstance(first, torch.Tensor) and first.dim() and not first.is_nested else 1
 
 
 def held_bytes(item: Item) -> int:

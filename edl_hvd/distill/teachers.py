@@ -39,7 +39,9 @@ class Teachers:
         outputs: What to send back: "logits" for all that the model returns, "float16" for the same in half the bytes,
             "top_k=10", "top_k=10,temperature=2".
         patience: Longest time without any answer, such as "10min", before the loader raises an error.
-        local: Function without arguments that returns the model, for a script that runs without a service.
+        local: Function without arguments that returns the model, for a script that runs without a service. A module
+            computes on the device of its parameters, so ``build_model().to(edl_hvd.device())`` is one on the worker's
+            GPU.
         window_mb: Memory in megabytes for micro-batches that were read and not consumed, at least 1.
         exact: Whether each micro-batch is computed by itself, in one shape, so that its bits do not depend on who
             answers.
@@ -113,7 +115,8 @@ class Teachers:
                 loss = distill.distillation_loss(model(tokens), answer.result(), temperature=2.0)
 
         Such an input is not a function of a place. So its answer is not used again after a rollback, and where it
-        depends on the world, so do the weights, also with ``exact``. All inputs have one shape per sample: pad them.
+        depends on the world, so do the weights, also with ``exact``. An input of another shape per sample waits for the
+        answers to those before, and begins the conversations anew: pad inputs, or sort them by length.
 
         Args:
             send: Tensor, or dict of tensors, whose first dimension is the batch. It is copied.

@@ -6,10 +6,11 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fleet import Fleet, fleet, free_port
+from fleet import fleet, free_port
 from waiting import soon
 
 pytestmark = pytest.mark.distill
@@ -17,38 +18,52 @@ pytestmark = pytest.mark.distill
 EXAMPLE = Path(__file__).parents[3] / "examples" / "distill"
 
 
-def run(script: str, folder: Path, *words: str, **variables: str) -> tuple[list[float], float]:
-    """The losses of the epochs, and the accuracy."""
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLE / script), *words], cwd=folder, capture_output=True, text=True,
+def run(
+    script: str, folder: Path, *words: str, strike: Callable[[], None] = lambda: None, **variables: str
+) -> tuple[list[float], float]:
+    """The losses of the epochs, and the accuracy; ``strike`` is called after the first epoch."""
+    job = subprocess.Popen(
+        [sys.executable, "-u", str(EXAMPLE / script), *words], cwd=folder, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         env={**os.environ, "PYTHONPATH": str(EXAMPLE.parents[1]), "OMP_NUM_THREADS": "1", **variables},
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    accuracy = re.search(r"accuracy ([0-9.]+)", done.stdout)
+    assert job.stdout is not None
+    output = ""
+    for line in job.stdout:
+        if "loss" in line and "loss" not in output:
+            strike()
+        output += line
+    job.stdout.close()
+    assert soon(job) == 0, output
+    accuracy = re.search(r"accuracy ([0-9.]+)", output)
     assert accuracy is not None
-    return [float(loss) for loss in re.findall(r"loss ([0-9.]+)", done.stdout)], float(accuracy[1])
+    return [float(loss) for loss in re.findall(r"loss ([0-9.]+)", output)], float(accuracy[1])
 
 
 def test_with_the_service_the_losses_are_those_of_plain_pytorch(tmp_path, monkeypatch):
+    """Also when three of four teachers are killed in mid-run."""
     monkeypatch.syspath_prepend(str(EXAMPLE))
-    plain, plain_accuracy = run("plain.py", tmp_path, "--epochs", "5")
-    local, local_accuracy = run("digits.py", tmp_path, "--epochs", "5")
     from common import TEACHER, train_teacher
 
+    model = train_teacher(tmp_path / TEACHER, epochs=1)
+    plain, plain_accuracy = run("plain.py", tmp_path, "--epochs", "5")
+    local, local_accuracy = run("digits.py", tmp_path, "--epochs", "5")
     with fleet(tmp_path) as teachers:
-        _start(teachers, train_teacher(tmp_path / TEACHER))
-        source = {"EDL_HVD_TEACHERS": teachers.source}
-        service, accuracy = run("digits.py", tmp_path, "--epochs", "5", "--port", str(teachers.port), **source)
+        for _ in range(4):
+            teachers.start(model)
+
+        def strike() -> None:
+            for number in (0, 1, 3):
+                teachers.kill(number)
+
+        source, port = {"EDL_HVD_TEACHERS": teachers.source}, str(teachers.port)
+        service, accuracy = run("digits.py", tmp_path, "--epochs", "5", "--port", port, strike=strike, **source)
+        assert not teachers.processes[0].is_alive()
     assert len(plain) == 5
     assert local == pytest.approx(plain, rel=2e-5)
     assert service == pytest.approx(plain, rel=2e-5)
     assert accuracy == pytest.approx(plain_accuracy, abs=0.005)
     assert local_accuracy == pytest.approx(accuracy, abs=0.005)
-
-
-def _start(teachers: Fleet, model: object) -> None:
-    teachers.start(model)
-    teachers.start(model)
 
 
 def test_the_commands_of_the_document(tmp_path, monkeypatch):

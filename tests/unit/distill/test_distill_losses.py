@@ -157,3 +157,65 @@ def test_the_mean_of_logits_is_the_geometric_mean_of_probabilities():
     torch.testing.assert_close(average({"a": one, "b": other}).softmax(-1), geometric / geometric.sum(-1, keepdim=True))
     with pytest.raises(UsageError, match="have no mean"):
         average({"a": one, "b": other[:, :3]})
+
+
+# --- sequences, half precision, targets of other kinds ---
+
+
+def sequences() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logits of a student and a teacher, classes of which some have no label, and which positions are no padding."""
+    generator = torch.Generator().manual_seed(4)
+    student, teacher = (torch.randn(2, 3, 4, generator=generator) for _ in range(2))
+    target = torch.tensor([[1, 2, -100], [3, -100, 0]])
+    return student.requires_grad_(), teacher, target, torch.tensor([[1, 1, 0], [1, 1, 1]])
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_each_position_of_a_sequence_is_a_sample(is_masked):
+    """The loss of a tutorial, over the positions that count; also where only the likeliest classes travel."""
+    student, teacher, target, mask = sequences()
+    counts = mask.bool() if is_masked else torch.ones(2, 3, dtype=torch.bool)
+    own, theirs, labels = student[counts], teacher[counts], target[counts]
+    soft = functional.kl_div((own / 2).log_softmax(-1), (theirs / 2).softmax(-1), reduction="batchmean") * 4
+    hard = functional.cross_entropy(own, labels, reduction="sum", ignore_index=-100) / len(own)
+    expected = 0.75 * soft + 0.25 * hard
+    given = mask if is_masked else None
+    for answer in (teacher, top_k(teacher, 4, 2.0), top_k(teacher, 3, 2.0)):
+        loss = distillation_loss(student, answer, target, temperature=2.0, weight=0.75, mask=given)
+        torch.testing.assert_close(loss, expected)
+    probabilities = teacher.softmax(-1)
+    torch.testing.assert_close(
+        soft_cross_entropy(student, probabilities, mask=given), functional.cross_entropy(own, probabilities[counts])
+    )
+
+
+def test_a_batch_of_which_nothing_counts_has_a_loss_of_0():
+    student, teacher, target, _ = sequences()
+    loss = distillation_loss(student, teacher, target, weight=0.5, mask=torch.zeros(2, 3))
+    assert loss.item() == 0.0
+    assert bool((torch.autograd.grad(loss, student)[0] == 0).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_of_the_student_does_not_round_the_loss(dtype):
+    student = STUDENT.to(dtype)
+    wanted = distillation_loss(student.float(), TEACHER, torch.tensor([1, 2]), temperature=2.0, weight=0.5)
+    loss = distillation_loss(student, TEACHER, torch.tensor([1, 2]), temperature=2.0, weight=0.5)
+    assert loss.dtype == torch.float32
+    assert torch.equal(loss, wanted)
+
+
+def test_targets_and_answers_of_other_kinds_are_refused():
+    square = torch.zeros(4, 4)
+    with pytest.raises(UsageError, match=r"target is a tensor of float32 of shape \(4, 4\).*add soft_cross_entropy"):
+        distillation_loss(square, square, square, weight=0.5)
+    with pytest.raises(UsageError, match=r"of shape \(4, 1\); expected integer classes of shape \(4,\)"):
+        distillation_loss(square, square, torch.zeros(4, 1, dtype=torch.int64), weight=0.5)
+    with pytest.raises(UsageError, match=r"the answer is a dict of Tensor; expected a tensor of logits"):
+        distillation_loss(square, {"a": square})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"mask has shape \(2,\); expected \(4,\)"):
+        distillation_loss(square, square, mask=torch.ones(2))
+    with pytest.raises(UsageError, match=r"the teacher's answer is for \(2,\) samples"):
+        top_k_divergence(square, top_k(TEACHER, 2))
+    with pytest.raises(UsageError, match="the answers a, b are no tensors"):
+        average({"a": top_k(TEACHER, 2), "b": top_k(TEACHER, 2)})  # type: ignore[dict-item]
