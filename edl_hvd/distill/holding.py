@@ -66,7 +66,7 @@ class Outlook:
         faults: Reason for each address without one.
         window: Window as it is now.
         poisoned: Task that several teachers were lost with, or ``None``.
-        times: Where the time of a micro-batch of this pass goes.
+        times: Where the time of a micro-batch of this pass goes; ``None`` before its first answer.
     """
 
     ready: int
@@ -74,7 +74,7 @@ class Outlook:
     faults: Mapping[Address, Fault]
     window: Window
     poisoned: window_events.Poisoned | None
-    times: StageTimes
+    times: StageTimes | None
 
 
 _all: weakref.WeakSet[Holding] = weakref.WeakSet()
@@ -252,8 +252,8 @@ class Holding(ABC):
             return Outlook(ready, short_s, dict(self._book.faults), self._window, self._poisoned, self._stages.times)
 
     @property
-    def times(self) -> StageTimes:
-        """Where the time of a micro-batch of this pass goes, from reading to consuming."""
+    def times(self) -> StageTimes | None:
+        """Where the time of a micro-batch of this pass goes, from reading to consuming; ``None`` before an answer."""
         with self.changed:
             return self._stages.times
 

@@ -74,7 +74,7 @@ class Pass:
         self._heap = Heap(min(service.teachers.limit_bytes for service in services.values()))
         self._reads, self._decodes = _Mean(), _Mean()
         # Of each service, at the end of the pass.
-        self._times: dict[Service, StageTimes] = {}
+        self._times: dict[Service, StageTimes | None] = {}
         self._began_s = self._told_s = time.monotonic()
         self._thread: TensorThread | None = None
         if reading.is_threaded:
@@ -120,7 +120,9 @@ class Pass:
         answer_counts.end(
             item.place.samples, sum(len(one.teachers) for one in windows), min(one.lead for one in windows),
             max(len(one.entries) for one in windows),
-            mean_stages([self._with_own(service.calling.times) for service in self._services.values()]),
+            mean_stages([
+                self._with_own(times) for one in self._services.values() if (times := one.calling.times) is not None
+            ]),
         )  # fmt: skip
         self._tell_now_and_then()
         began_s = time.monotonic()
@@ -293,7 +295,7 @@ class Pass:
                 again=window.again,
                 hedged=window.hedges,
                 kept=self._known,
-                **asdict(self._with_own(times)),
+                **asdict(self._with_own(times or StageTimes())),
             )
         )
 

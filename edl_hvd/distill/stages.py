@@ -58,7 +58,9 @@ class Stages:
             self._sums["ready_s"] += now_s - trip.answered_s
 
     @property
-    def times(self) -> StageTimes:
-        """The means so far, without what the pass itself measures."""
+    def times(self) -> StageTimes | None:
+        """The means so far, without what the pass itself measures; ``None`` before the first answer."""
+        if not self._answers:
+            return None
         counts = {name: self._consumed if name == "ready_s" else self._answers for name in self._sums}
         return StageTimes(**{name: round(total / max(1, counts[name]), 6) for name, total in self._sums.items()})

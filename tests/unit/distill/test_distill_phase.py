@@ -1,4 +1,4 @@
-"""A worker that waits for a teacher is not in phase "input", which the hang detector bounds by two minutes."""
+"""What a worker with teachers tells: that it waits for one, which is not phase "input", and where its time goes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from waiting import soon
 
 from edl_hvd.clock import SYSTEM_CLOCK
 from edl_hvd.distill.service import Service
+from edl_hvd.distill.stages import Stages
+from edl_hvd.stage_times import StageTimes
+from edl_hvd.teacher_counts import TeacherCounts, combine
 from edl_hvd.worker.progress import Progress, awaits_teacher
 
 
@@ -64,3 +67,19 @@ def test_the_beat_of_a_worker_that_waits_for_a_teacher_says_so(phase):
     Service.wait_for_answer(stand_in, look, "a test", str)  # type: ignore[arg-type]
     phases.append(progress.beat(1).phase)
     assert phases == ["teachers", phase]
+
+
+def test_a_pass_without_an_answer_of_its_own_has_no_times_and_lowers_no_mean() -> None:
+    """Answers that it has taken over from an earlier pass do not count; its zeros would be part of the job's means."""
+    stages = Stages()
+    stages.read(1, 0.0)
+    stages.consumed(1, 1.0)
+    assert stages.times is None
+    stages.read(2, 1.0)
+    stages.given(2, 1.5)
+    stages.answered(2, waiting_s=0.1, compute_s=0.2, now_s=2.0)
+    assert stages.times == StageTimes(queued_s=0.5, wire_s=0.2, waiting_s=0.1, compute_s=0.2)
+    without, with_one = (TeacherCounts(1, 1.0, 1, 1, 0.0, times) for times in (None, stages.times))
+    together = combine([without, with_one])
+    assert together is not None
+    assert together.stages == stages.times
