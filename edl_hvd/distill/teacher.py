@@ -18,6 +18,8 @@ from edl_hvd.errors import UsageError
 from edl_hvd.frames import Array, ArrayType
 
 _PROBE_SEED = 20240613
+_PIXEL_DIMENSIONS = 3
+# Of a sample of uint8: images have channels, height and width; what has fewer dimensions may be letters or tokens.
 _LARGEST_CHANGE = 0.1
 # Of the largest number of an answer. Quantization to 8 bits by the range of a batch changes it by some hundredths.
 
@@ -149,7 +151,7 @@ def _pad(tensor: torch.Tensor, samples: int) -> torch.Tensor:
 
 
 def _fixed_input(send: tuple[ArrayType, ...], samples: int, number: int) -> dict[str, torch.Tensor]:
-    """The input of the probe; integers are all this number."""
+    """The input of the probe; integers are all this number, but for uint8: pixels, or 0 to 2."""
     generator = torch.Generator().manual_seed(_PROBE_SEED)
     return {one.name: _fill(one, samples, number, generator) for one in send}
 
@@ -159,17 +161,25 @@ def _fill(one: ArrayType, samples: int, number: int, generator: torch.Generator)
     shape = (samples, *one.shape)
     if dtype.is_floating_point:
         return torch.rand(shape, generator=generator).to(dtype)
-    if dtype == torch.uint8:  # pixels
+    # Integers may be tokens: numbers that any embedding has. A larger one ends the process on a GPU.
+    if dtype == torch.uint8 and len(one.shape) >= _PIXEL_DIMENSIONS:
         return torch.randint(0, 256, shape, generator=generator, dtype=dtype)
-    return torch.full(shape, number, dtype=dtype)  # numbers that any embedding has
+    if dtype == torch.uint8:
+        numbers = 2 * torch.randint(0, 2, shape, generator=generator, dtype=dtype)
+        numbers[:1] = 1
+        return numbers
+    return torch.full(shape, number, dtype=dtype)
 
 
 def _with_other_samples(tensor: torch.Tensor) -> torch.Tensor:
-    """The probe's input with other samples beside the first: those mirrored at it, which any BatchNorm tells apart."""
+    """The probe's input with other samples beside the first, which any BatchNorm tells apart from those before.
+
+    They are mirrored at the first one.
+    """
     if not tensor.is_floating_point() and tensor.dtype != torch.uint8:
         return tensor
     others = 2 * tensor[:1].double() - tensor[1:].double()
-    largest = 0.999 if tensor.is_floating_point() else 255
+    largest = 0.999 if tensor.is_floating_point() else 255 if tensor.dim() > _PIXEL_DIMENSIONS else 2
     return torch.cat([tensor[:1], others.clamp(0, largest).to(tensor.dtype)])
 
 
