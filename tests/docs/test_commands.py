@@ -72,6 +72,7 @@ TRAINED = ("s3://bucket/resnet50", "{trained}")
 
 FLEET = "tests/elastic/test_fleet.py::test_the_commands_of_the_document"
 
+IMAGES = "tests/unit/distill/test_distill_data_examples.py::test_a_teacher_is_trained_and_teaches_what_it_has_learned"
 TEXT = "tests/unit/distill/test_distill_text_example.py::test_a_teacher_without_torch_is_worth_twelve_points"
 OPERATOR = "tests/kubernetes/test_operator.py::test_a_job_runs_is_scaled_suspended_and_resumed_with_kubectl"
 ENDS = "tests/kubernetes/test_operator.py::test_a_lost_worker_is_replaced_and_a_launcher_ends_the_job"
@@ -265,6 +266,12 @@ HOW: dict[str, Here | By | Ci] = {
         Here(swaps=(SPOT,), more="&& test -e spot.started", prints="finished on rank 0 of"),
     'horovodrun ... --host-discovery-script "discovery_scripts/from_trace spot.csv --speed 20" python train.py':
         By("tests/docs/test_commands.py::test_the_command_works"),
+    "python examples/distill/images.py --data DATA --arch resnet50 --labels-only --save runs/distill/teacher.pt":
+        By(IMAGES),
+    "edl-hvd teach examples/distill/images.py:build": By(IMAGES),
+    "edlrun -np 2 --min-np 1 --teachers file:teachers.txt python examples/distill/images.py "
+    "--data DATA --arch resnet18":
+        By(IMAGES),
     "edl-hvd teach examples/distill/digits.py:build --devices cpu,cpu":
         By("tests/unit/distill/test_distill_service.py::test_teach_serves_a_file_and_teachers_shows_it"),
     "edlrun -np 2 --min-np 1 --teachers file:teachers.txt python examples/distill/digits.py":
