@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import resource
 import signal
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 from fleet import CLASSES, Fleet, Images, Sums, fleet, free_port, sums, within
+from metadata_server import Ec2Metadata
 from torch.utils.data import DataLoader
 from waiting import LONG_S, soon
 
@@ -806,6 +808,51 @@ def test_teach_serves_a_file_and_teachers_shows_it(tmp_path):
         teach.send_signal(signal.SIGTERM)
         assert soon(teach) == 0
         teach.stdout.close()
+
+
+def test_a_teacher_whose_host_will_go_leaves_and_another_one_answers(tmp_path):
+    """EC2 tells that it will end the host: no answer is lost, and ``edl-hvd teach`` ends with exit code 0."""
+    (tmp_path / "model.py").write_text(
+        "import torch\n\ndef build():\n    torch.manual_seed(1)\n    return torch.nn.Linear(3, 2)\n"
+    )
+    with Ec2Metadata() as metadata:
+        noticed = {"EDL_HVD_NOTICES": "ec2", "AWS_EC2_METADATA_SERVICE_ENDPOINT": metadata.url}
+        fleet_of: list[subprocess.Popen[str]] = []
+        port = free_port(2)
+        try:
+            for number, variables in enumerate((noticed, {"EDL_HVD_NOTICES": "off"})):
+                words = [sys.executable, "-m", "edl_hvd.cli.main", "teach", f"{tmp_path}/model.py:build", "--port",
+                         str(port + number), "--devices", "cpu", "--listen", "127.0.0.1", "--threads", "1"]  # fmt: skip
+                teach = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, **variables})
+                fleet_of.append(teach)
+                assert teach.stdout is not None
+                assert "answers at" in teach.stdout.readline()
+            (tmp_path / "teachers.txt").write_text("localhost:2\n")
+            data = [(torch.full((3,), float(number)), number) for number in range(64)]
+            inner = DataLoader(data, batch_sampler=sampler(64))  # type: ignore[arg-type]
+            loader = DistillLoader(
+                inner, Teachers(f"file:{tmp_path}/teachers.txt", port=port), send=lambda batch: batch[0]
+            )
+            torch.manual_seed(1)
+            model, seen = torch.nn.Linear(3, 2), []
+            for place, (inputs, numbers, answer) in enumerate(loader):
+                torch.testing.assert_close(answer, model(inputs).detach())
+                seen += numbers.tolist()
+                if place == 2:
+                    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 100))
+                    metadata.texts["spot/instance-action"] = json.dumps({"action": "terminate", "time": moment})
+                    assert soon(fleet_of[0]) == 0
+            loader.close()
+            assert sorted(seen) == list(range(64))
+            assert fleet_of[0].stdout is not None
+            assert "leaving: EC2 will terminate this spot instance" in fleet_of[0].stdout.read()
+            assert fleet_of[1].poll() is None
+        finally:
+            for teach in fleet_of:
+                teach.terminate()
+                assert soon(teach) == 0
+                if teach.stdout is not None:
+                    teach.stdout.close()
 
 
 def test_a_teacher_that_is_told_to_leave_while_it_loads_ends_well(tmp_path):
