@@ -186,14 +186,23 @@ class _Turn:
         """The plan; with MPIJobs in two steps, as nobody can say where their workers are to be.
 
         First each MPIJob gets a number of workers, as one of the jobs. Then the others are placed beside its pods where
-        these are, and beside a claim for each worker that has none yet.
+        these are, and beside a claim for each worker that has none yet. An MPIJob that runs with fewer than
+        its least, and does not get that, keeps what it has; so the plan is made again beside its pods.
         """
         guests = [guest for guest in self.guests if guest.resource == resource]
         others, claims = self._others(resource), self._claims(resource)
-        made = self._planned(resource, others, claims, guests)
         if not guests:
-            return made
-        counts = {share.job: share for share in made.shares}
+            return self._planned(resource, others, claims, ())
+        while True:
+            made = self._planned(resource, others, claims, guests)
+            counts = {share.job: share for share in made.shares}
+            short = [one for one in guests if one.key not in counts and self._staying(one, one.replicas)]
+            if not short:
+                break
+            for guest in short:
+                for pod in self._staying(guest, guest.replicas):
+                    others[pod.node] = others.get(pod.node, 0) + guest.unit
+            guests = [guest for guest in guests if guest not in short]
         for guest in guests:
             share = counts.get(guest.key)
             workers = guest.replicas if share is None else share.slots // guest.unit

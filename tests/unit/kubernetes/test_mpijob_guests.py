@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_operator_turn import PRIORITIES, World, item
 
@@ -119,6 +119,7 @@ def test_a_worker_of_an_mpijob_that_waits_is_no_claim_of_others() -> None:
 
 
 @settings(max_examples=60)
+@example([2], [], [(0, 1, 1), (1, 2, 0)])  # one that runs with fewer than its least, and keeps them
 @given(
     st.lists(st.integers(2, 8), min_size=1, max_size=3),
     st.lists(st.tuples(st.integers(1, 2), st.integers(0, 4)), max_size=2),
