@@ -273,7 +273,7 @@ HOW: dict[str, Here | By | Ci] = {
     "--data DATA --arch resnet18":
         By(IMAGES),
     "edl-hvd teach examples/distill/digits.py:build --devices cpu,cpu":
-        By("tests/unit/distill/test_distill_service.py::test_teach_serves_a_file_and_teachers_shows_it"),
+        By("tests/unit/distill/test_distill_teach.py::test_teach_serves_a_file_and_teachers_shows_it"),
     "edlrun -np 2 --min-np 1 --teachers file:teachers.txt python examples/distill/digits.py":
         By("tests/unit/distill/test_distill_example.py::test_the_commands_of_the_document"),
     "edl-hvd teachers file:teachers.txt":

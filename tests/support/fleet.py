@@ -29,7 +29,8 @@ class Sums:
 
     Args:
         delay_s: Seconds for which it sleeps before it answers.
-        trouble: What goes wrong: "nan", "shape", "raise", or "die"; with inputs that hold ``trigger`` only, if given.
+        trouble: What goes wrong: "nan", "shape", "raise", "die", or "stop"; with inputs that hold ``trigger`` only, if
+            that is given.
         trigger: Value of an input.
     """
 
@@ -45,8 +46,8 @@ class Sums:
         is_probe = len(images) <= 2 and bool((images >= 0).all()) and bool((images < 1).all())
         is_hit = not is_probe if self.trigger is None else bool((images == self.trigger).any())
         if self.trouble and is_hit:
-            if self.trouble == "die":
-                os.kill(os.getpid(), signal.SIGKILL)
+            if self.trouble in ("die", "stop"):
+                os.kill(os.getpid(), signal.SIGKILL if self.trouble == "die" else signal.SIGSTOP)
             if self.trouble == "raise":
                 raise RuntimeError("this input is not for me")
             if self.trouble == "shape":

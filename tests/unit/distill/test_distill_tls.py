@@ -14,13 +14,12 @@ import threading
 import pytest
 import torch
 from certificates import Authority
-from fleet import Images, Sums, fleet, free_port, sums, within
+from fleet import Sums, fleet, free_port, sums, within
 from inference_server import ServerKind, inference_servers
-from torch.utils.data import DataLoader
+from students import TOKEN, check, make_loader
 from waiting import LONG_S, soon
 
-import edl_hvd
-from edl_hvd.distill import DistillLoader, Teachers
+from edl_hvd.distill import Teachers
 from edl_hvd.distill.asking import ask
 from edl_hvd.distill.conversation import Address
 from edl_hvd.errors import NoTeacherError, UsageError
@@ -29,28 +28,10 @@ from edl_hvd.tls import client_context, server_context, wrap
 
 pytestmark = pytest.mark.distill
 
-TOKEN = "a-token-of-sufficient-length"
-
 
 @pytest.fixture
 def authority(tmp_path):
     return Authority(tmp_path)
-
-
-def make_loader(teachers: Teachers, length: int = 64, workers: int = 0, side: int = 4) -> DistillLoader:
-    batches = edl_hvd.ElasticBatchSampler(length, global_batch=8, micro_batch=4, seed=3)
-    inner = DataLoader(Images(length, side), batch_sampler=batches, num_workers=workers)
-    return DistillLoader(inner, teachers, send=lambda batch: batch[0])
-
-
-def check(loader: DistillLoader, length: int = 64, struck=lambda number: None) -> None:
-    """Go through an epoch: each sample once, each answer the right one."""
-    seen = []
-    for number, (images, index, answer) in enumerate(loader):
-        assert torch.equal(answer, sums(images))
-        seen += index.tolist()
-        struck(number)
-    assert sorted(seen) == list(range(length))
 
 
 def files_of(authority: Authority, **issued) -> tuple[str, str]:
