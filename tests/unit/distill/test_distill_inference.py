@@ -188,7 +188,7 @@ def test_answers_of_a_server_are_kept_under_the_fingerprint_that_the_script_vouc
 
 # --- a server that others have written ---
 
-MLSERVER_PYTHON = os.environ.get("MLSERVER_PYTHON", "")
+MLSERVER_PYTHON = Path(os.environ.get("MLSERVER_PYTHON", Path(__file__).parents[3] / ".venv/mlserver/bin/python"))
 # Its packages do not go together with those of this environment.
 MODEL = """
 import numpy as np
@@ -208,8 +208,9 @@ class Sums(MLModel):
 
 
 @pytest.mark.skipif(
-    not MLSERVER_PYTHON,
-    reason="MLSERVER_PYTHON names no Python that has mlserver: make a venv, and pip install mlserver there",
+    not MLSERVER_PYTHON.exists(),
+    reason="MLServer is not installed: make a venv in .venv/mlserver, or one that MLSERVER_PYTHON names, and pip "
+    "install mlserver there",
 )
 def test_mlserver_answers_and_says_what_it_does_not_serve(tmp_path):
     port = free_port(3)
@@ -222,7 +223,7 @@ def test_mlserver_answers_and_says_what_it_does_not_serve(tmp_path):
     )
     ports = {"http_port": port, "grpc_port": port + 1, "metrics_port": port + 2}
     (tmp_path / "settings.json").write_text(json.dumps({**ports, "parallel_workers": 0, "host": "127.0.0.1"}))
-    words = [MLSERVER_PYTHON, "-c", "from mlserver.cli.main import main; main()", "start", str(tmp_path)]
+    words = [str(MLSERVER_PYTHON), "-c", "from mlserver.cli.main import main; main()", "start", str(tmp_path)]
     server = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         loader = make_loader(f"oip:http://127.0.0.1:{port}/v2/models/sums")  # while the server starts

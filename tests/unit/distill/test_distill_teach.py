@@ -11,7 +11,7 @@ import time
 
 import pytest
 import torch
-from fleet import free_port
+from fleet import Sums, fleet, free_port
 from metadata_server import Ec2Metadata
 from students import TOKEN, sampler
 from torch.utils.data import DataLoader
@@ -62,6 +62,31 @@ def test_teach_serves_a_file_and_teachers_shows_it(tmp_path):
         teach.send_signal(signal.SIGTERM)
         assert soon(teach) == 0
         teach.stdout.close()
+
+
+def test_teachers_are_watched_as_they_come_and_go(tmp_path):
+    with fleet(tmp_path, Sums()) as teachers:
+        words = [sys.executable, "-m", "edl_hvd.cli.main", "teachers", teachers.source, "--port", str(teachers.port)]
+        watch = subprocess.Popen([*words, "--watch", "--json"], stdout=subprocess.PIPE, text=True)
+        assert watch.stdout is not None
+
+        def next_with(problems: list[bool]) -> list[dict[str, object]]:
+            for line in watch.stdout or ():
+                entries = json.loads(line)["teachers"]
+                if ["problem" in entry for entry in entries] == problems:
+                    return entries
+            raise AssertionError("the command has ended")
+
+        assert next_with([False])[0]["model"] == "Sums"
+        teachers.start(Sums())
+        assert [entry["address"] for entry in next_with([False, False])] == [
+            f"localhost:{teachers.port}", f"localhost:{teachers.port + 1}",
+        ]  # fmt: skip
+        teachers.kill(0)
+        assert next_with([True, False])[0]["problem"] == "Connection refused"
+        watch.send_signal(signal.SIGINT)
+        assert soon(watch) == 0
+        watch.stdout.close()
 
 
 def test_a_teacher_whose_host_will_go_leaves_and_another_one_answers(tmp_path):
