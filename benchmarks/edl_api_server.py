@@ -385,7 +385,7 @@ def play(case: str, leave_s: float, short: float) -> tuple[Play, tuple[object, .
             kubelets.start()
             wait_for("nodes without taints",
                      lambda: "node.kubernetes.io" not in cluster.kubectl("get", "nodes", "-o", "yaml"))  # fmt: skip
-            every = f"{round(1000 / short)}ms"
+            every = f"{round(500 / short)}ms"
             [port] = free_ports(1)
             operator = cluster.operator("--every", every, "--metrics-port", f"127.0.0.1:{port}")
             wait_for("the operator", lambda: answers(port))

@@ -22,7 +22,7 @@ from edl_hvd.values import read_seconds
               help="Also resize MPIJobs of Kubeflow that ask for it; their CRD must be there.")  # fmt: skip
 @click.option("--namespace", default="edl-hvd", show_default=True, help="Namespace of the Lease of the leader.")
 @click.option("--identity", default=None, help="Name of this operator among several.  [its host's]")
-@click.option("--every", default="1s", show_default=True, help="Least time between two turns, which follow changes.")
+@click.option("--every", default="500ms", show_default=True, help="Least time between two turns, which follow changes.")
 @click.option("--metrics-port", "where", metavar="[ADDRESS:]PORT",
               help="Serve /metrics for Prometheus; on 127.0.0.1 unless told otherwise.")  # fmt: skip
 def operator_command(

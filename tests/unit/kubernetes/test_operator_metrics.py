@@ -16,7 +16,9 @@ from test_operator_turn import item
 from edl_hvd.cli.metrics_text import operator_metrics
 from edl_hvd.errors import ObjectMissingError, PlatformError
 from edl_hvd.kubernetes.api import ApiServer, ListPage, WatchEvent
+from edl_hvd.kubernetes.informer import ClusterWatch
 from edl_hvd.kubernetes.operator import Leadership, Operator
+from edl_hvd.kubernetes.snapshot import ClusterSnapshot
 
 
 class MemoryServer:
@@ -235,3 +237,21 @@ def test_a_job_that_waits_says_since_when(server: MemoryServer, leadership: Lead
     assert found["edl_hvd_jobs", "Waiting"] == 1
     assert found["edl_hvd_job_waits_seconds", "second,n"] >= 0
     assert ("edl_hvd_job_waits_seconds", "first,n") not in found
+
+
+def test_turns_that_take_long_leave_three_quarters_of_the_time(server: MemoryServer, leadership: Leadership) -> None:
+    """As in a cluster of ten thousand hosts, whose jobs change all the time."""
+    began_s: list[float] = []
+
+    class Slow(Operator):
+        def look(self, watch: ClusterWatch) -> ClusterSnapshot | None:
+            began_s.append(time.monotonic())
+            time.sleep(0.1)
+            self._news.set()
+            if len(began_s) == 8:
+                self.end()
+            return super().look(watch)
+
+    Slow(cast(ApiServer, server), leadership, lambda text: None, every_s=0.0).run()
+    # The first look may come before everything is listed, and is no turn then.
+    assert began_s[-1] - began_s[2] >= 5 * 4 * 0.1
