@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 
+from edl_hvd.planning.damping import after_change
 from edl_hvd.planning.ranks import Worth
 from edl_hvd.planning.values import Curve, JobAsk
 
@@ -65,18 +66,22 @@ class Ladder:
         return worth.of(curve.at(slots))
 
 
-def ladder(sizes: list[int], curve: Curve, worth: Worth, kept: float) -> Ladder:
+def ladder(sizes: list[int], curve: Curve, worth: Worth, ask: JobAsk, horizon_s: float) -> Ladder:
     """The ladder of a job.
 
     Args:
         sizes: Numbers of slots.
         curve: Goodput over slots.
         worth: What goodput is worth.
-        kept: Part of the goodput that a change leaves over the time in which it has to pay.
+        ask: The job.
+        horizon_s: Time in which its change has to pay, as of :func:`after_change`.
     """
     goodput = [curve.at(size) for size in sizes]
     plain = [worth.of(value) for value in goodput]
-    return Ladder(sizes, plain, plain if kept == 1.0 else [worth.of(value * kept) for value in goodput])
+    if not ask.change_s:
+        return Ladder(sizes, plain, plain)
+    left = ask.left if worth.is_known else None
+    return Ladder(sizes, plain, [worth.of(after_change(value, ask.change_s, horizon_s, left)) for value in goodput])
 
 
 def envelope(sizes: Sequence[int], values: Sequence[float]) -> list[int]:

@@ -13,17 +13,26 @@ _MOST_CHANGES_PER_HORIZON = 10
 # A change of a tenth of the horizon or more is expected to last in proportion: slow changes are made rarely.
 
 
-def kept_part(change_s: float, horizon_s: float) -> float:
-    """The part of its goodput that a change leaves a job, over the time in which it has to pay.
+def after_change(goodput: float, change_s: float, horizon_s: float, left: float | None) -> float:
+    """What a change leaves of a goodput, in the mean over the time in which the change has to pay.
 
-    >>> kept_part(0.0, 60.0), round(kept_part(1.5, 60.0), 3), kept_part(30.0, 60.0)
-    (1.0, 0.975, 0.9)
+    That time is not longer than the job lasts: its last seconds are no time to wait for a change.
+
+    >>> after_change(100.0, 1.5, 60.0, left=None), after_change(100.0, 30.0, 60.0, left=None)
+    (97.5, 90.0)
+    >>> after_change(100.0, 30.0, 60.0, left=100.0 * 30.0), after_change(100.0, 30.0, 60.0, left=0.0)
+    (50.0, 0.0)
 
     Args:
+        goodput: Progress per second with the new share; more than 0.
         change_s: Seconds without progress that the change costs.
         horizon_s: Time in which cheap changes have to pay, in seconds; ten times the cost, where that is longer.
+        left: Work that is left; ``None``: not known.
     """
-    return 1 - change_s / max(horizon_s, _MOST_CHANGES_PER_HORIZON * change_s)
+    if not change_s:
+        return goodput
+    kept = goodput * (1 - change_s / max(horizon_s, _MOST_CHANGES_PER_HORIZON * change_s))
+    return kept if left is None else min(kept, left * goodput / (left + change_s * goodput))
 
 
 def is_settling(ask: JobAsk, rules: PlanRules, now_s: float) -> bool:

@@ -9,8 +9,9 @@ loses its least.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, islice
+from types import MappingProxyType
 
 from edl_hvd.planning.rooms import Ledger
 from edl_hvd.planning.values import JobAsk
@@ -27,12 +28,14 @@ class Placer:
         asks: Jobs by number.
         may_span_together: As in ``PlanRules``.
         may_move: Whether a job may be moved for another one.
+        kinds: Kind of hosts for each job that holds nothing.
     """
 
     def __init__(
-        self, ledger: Ledger, asks: Sequence[JobAsk], may_span_together: bool, may_move: Callable[[int], bool]
-    ) -> None:
-        self.ledger, self.asks = ledger, asks
+        self, ledger: Ledger, asks: Sequence[JobAsk], may_span_together: bool, may_move: Callable[[int], bool],
+        kinds: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        self.ledger, self.asks, self.kinds = ledger, asks, kinds
         self.may_span_together, self.may_move = may_span_together, may_move
         self._beyond: dict[str, int] = {}
 
@@ -56,9 +59,12 @@ class Placer:
         for job in sorted(growing, key=lambda job: (-numbers[job], job)):
             self._grow(job, numbers[job], sizes(job))
 
-    def _usual(self, job: int) -> int:
+    def _kind(self, job: int) -> str:
         kind = self.ledger.kind_of(job)
-        return 1 if kind is None else self.ledger.hosts.usual[kind]
+        return self.kinds.get(job, "") if kind is None else kind
+
+    def _usual(self, job: int) -> int:
+        return self.ledger.hosts.usual.get(self._kind(job), 1)
 
     def shrink(self, job: int, slots: int) -> None:
         """Take slots from a job: whole hosts where it has least, then a part of one."""
@@ -77,11 +83,10 @@ class Placer:
 
     def _gather(self, job: int) -> None:
         """Bring the slots of a small job together on one host, if one has room."""
-        slots = self.ledger.held[job]
-        kind = self.ledger.kind_of(job)
+        slots, kind = self.ledger.held[job], self._kind(job)
         held = self.ledger.release_all(job)
         own = [host for host in held if self.ledger.free[host] >= slots]
-        host = min(own) if own else None if self.may_span_together else self.ledger.fullest_with(kind or "", slots)
+        host = min(own) if own else None if self.may_span_together else self.ledger.fullest_with(kind, slots)
         if host is None:
             self.ledger.take_all(job, held)
         else:
@@ -99,7 +104,7 @@ class Placer:
 
     def _grow_on_one(self, job: int, slots: int) -> bool:
         """Put a job on one host: its own, the fullest that fits, or one from which others move."""
-        kind = self.ledger.kind_of(job) or ""
+        kind = self._kind(job)
         held = self.ledger.release_all(job)
         free = self.ledger.free
         own = [host for host in held if free[host] >= slots]
@@ -159,7 +164,7 @@ class Placer:
     def _grow_over_hosts(self, job: int, slots: int) -> bool:
         """Put a job on whole hosts: those it has, then free ones, then parts of others; all or nothing."""
         ledger, unit = self.ledger, self.asks[job].unit
-        kind = ledger.kind_of(job) or ""
+        kind = self._kind(job)
         held = ledger.release_all(job)
         own = sorted(held, key=lambda host: (-ledger.free[host], host))
         found, left = self._collect(chain(own, self._free_hosts(kind, held)), slots, unit, held)
@@ -220,7 +225,7 @@ class Placer:
                 left -= take
         if not left:
             return found
-        kind = ledger.kind_of(job) or ""
+        kind = self._kind(job)
         if (slots <= ledger.hosts.usual[kind] and len(entries) == 1) or left > self._room_beyond(kind):
             return None
         is_spanning = len(entries) > 1

@@ -7,6 +7,8 @@
 5. On which hosts (``places.py``).
 6. Whether that pays (``damping.py``).
 
+Where step 2 gave a least, the first round shares from what jobs held before it, not from what it left them.
+
 Steps 2 to 6 are repeated on their own result until they change nothing. So the plan of a plan that was carried out
 changes nothing, by construction: its first round is the last one of the plan before. It ends, because each round gives
 a claim or a least that was missing, or raises the sum of the worths.
@@ -22,7 +24,7 @@ from dataclasses import dataclass, field
 from edl_hvd.errors import InternalError, UsageError
 from edl_hvd.hosts import HostSlots
 from edl_hvd.planning.climb import Ladder, candidates, climb, ladder
-from edl_hvd.planning.damping import is_settling, kept_part, pays
+from edl_hvd.planning.damping import after_change, is_settling, pays
 from edl_hvd.planning.floors import FloorPlanner
 from edl_hvd.planning.places import Placer
 from edl_hvd.planning.ranks import ASSUMED, Worth, reach, worths
@@ -58,8 +60,8 @@ def plan(
     ...         JobAsk("new", least=2, most=8, curves=curves)]
     >>> for share in plan(rooms, [], asks, PlanRules(), now_s=0.0).shares:
     ...     print(share.job, *share.hosts)
-    long b:4
-    new a:4
+    long a:4
+    new b:4
 
     Args:
         rooms: Hosts, each once.
@@ -122,6 +124,7 @@ class _Planning:
         names = sorted({ask.queue for ask in self.asks})
         self.queue = [names.index(ask.queue) for ask in self.asks]
         self.limits = {names.index(queue): limit for queue, limit in self.floors.limits.items() if queue in names}
+        self.before = self.ledger.copy()
         self.settling = {job for job, ask in enumerate(self.asks) if is_settling(ask, rules, now_s)}
         self.sharing = _Sharing([], [], 0)
 
@@ -135,7 +138,7 @@ class _Planning:
             has_given = self.floors.settle()
             self.sharing = self._look()
             has_need = turn == 0 and (has_need or has_given or self._fill(only_ask=True))
-            has_shared = self._share(has_need)
+            has_shared = (turn == 0 and has_given and self._share_from_before()) or self._share(has_need)
             has_filled = self._fill()
             if not (has_given or has_shared or has_filled):
                 return self._result()
@@ -170,15 +173,15 @@ class _Planning:
         for job, kind in zip(jobs, kinds, strict=True):
             ask, curve = self.asks[job], found.curves[job]
             sizes = found.sizes[job] = candidates(ask, curve, self.hosts.usual[kind], reach(ask))
-            kept = kept_part(ask.change_s, self.rules.horizon_s)
-            found.ladders[job] = ladder(sizes, curve, found.worth[job], kept)
+            found.ladders[job] = ladder(sizes, curve, found.worth[job], ask, self.rules.horizon_s)
         return found
 
     def _worth(self, job: int, slots: int, is_changed: bool) -> float:
-        goodput = self.sharing.curves[job].at(slots)
+        ask, worth, goodput = self.asks[job], self.sharing.worth[job], self.sharing.curves[job].at(slots)
         if is_changed:
-            goodput *= kept_part(self.asks[job].change_s, self.rules.horizon_s)
-        return self.sharing.worth[job].of(goodput)
+            left = ask.left if worth.is_known else None
+            goodput = after_change(goodput, ask.change_s, self.rules.horizon_s, left)
+        return worth.of(goodput)
 
     # ------------------------------------------------------------------------------------------ sharing
 
@@ -196,10 +199,49 @@ class _Planning:
         self.floors.ledger = placed
         return True
 
+    def _share_from_before(self) -> bool:
+        """Share anew from what jobs held before others were given their least; whether that is better.
+
+        The first host with extras gives the least of a newcomer, whatever they are worth to the job that has them.
+        Shared from there, that job would have to pay for a change to get them back.
+        """
+        sharing, before = self.sharing, self.before
+        ledger = self.ledger.copy()
+        for job in sharing.jobs:
+            if not before.held[job]:
+                ledger.release_all(job)
+        for job in sharing.jobs:
+            held, had = ledger.by_job[job], before.by_job[job]
+            gave = {host: slots - held.get(host, 0) for host, slots in had.items() if slots > held.get(host, 0)}
+            # A job that was given slots elsewhere has its least there.
+            if all(slots <= had.get(host, 0) for host, slots in held.items()) and all(
+                ledger.free[host] >= slots for host, slots in gave.items()
+            ):
+                ledger.take_all(job, gave)
+        numbers = self._numbers(frozenset(), ledger)
+        differing = {job: slots for job, slots in numbers.items() if slots != ledger.held[job]}
+        placer = Placer(
+            ledger, self.asks, self.rules.may_span_together, lambda job: True,
+            dict(zip(sharing.jobs, sharing.kinds, strict=True)),
+        )  # fmt: skip
+        placer.place(differing, lambda job: sharing.sizes[job])
+        if any(ledger.held[job] < self.asks[job].least for job in sharing.jobs):
+            return False
+        gain = sum(
+            self._worth(job, ledger.held[job], ledger.by_job[job] != before.by_job[job])
+            - self._worth(job, self.ledger.held[job], self.ledger.by_job[job] != before.by_job[job])
+            for job in sharing.jobs
+            if ledger.by_job[job] != self.ledger.by_job[job]
+        )
+        if not self._is_enough(gain, has_need=True):
+            return False
+        self.floors.ledger = ledger
+        return True
+
     def _improved(self, fixed: frozenset[int], has_need: bool) -> Ledger | None:
         """The best ledger found in which the jobs that are fixed keep their slots, if it is worth it."""
         ledger, sharing = self.ledger, self.sharing
-        numbers = self._numbers(fixed)
+        numbers = self._numbers(fixed, ledger)
         differing = {job: slots for job, slots in numbers.items() if slots != ledger.held[job]}
         if not differing:
             return None
@@ -223,13 +265,17 @@ class _Planning:
     def _is_enough(self, gain: float, has_need: bool) -> bool:
         return gain > 1e-6 * self.sharing.weights if has_need else pays(gain, self.sharing.weights, self.rules)
 
-    def _numbers(self, fixed: frozenset[int]) -> dict[int, int]:
-        """The numbers of slots that would be best, by the climb; each kind of hosts by itself."""
-        ledger = self.ledger
+    def _numbers(self, fixed: frozenset[int], ledger: Ledger) -> dict[int, int]:
+        """The numbers of slots that would be best, by the climb; each kind of hosts by itself.
+
+        Args:
+            fixed: Jobs that keep what they hold.
+            ledger: What jobs hold: that costs no change.
+        """
         found: dict[int, int] = {}
         by_kind: dict[str, list[int]] = {}
-        for job in self.sharing.jobs:
-            by_kind.setdefault(ledger.kind_of(job) or "", []).append(job)
+        for job, kind in zip(self.sharing.jobs, self.sharing.kinds, strict=True):
+            by_kind.setdefault(kind, []).append(job)
         # What is left of a host beside whole units is of no use: counted in, it would be promised and not given.
         units = {kind: min(self.asks[job].unit for job in jobs) for kind, jobs in by_kind.items()}
         free: dict[str, int] = {}
@@ -244,7 +290,7 @@ class _Planning:
             jobs = [job for job in by_kind[kind] if job not in fixed]
             limits = {queue: self.limits[queue] - slots for queue, slots in spoken_for.items()}
             got = climb(
-                [self._ladder(job) for job in jobs],
+                [self._ladder(job, ledger.held[job]) for job in jobs],
                 [ledger.held[job] for job in jobs],
                 free.get(kind, 0) + sum(ledger.held[job] for job in jobs),
                 [self.queue[job] for job in jobs],
@@ -256,16 +302,16 @@ class _Planning:
                     spoken_for[self.queue[job]] += slots - self.asks[job].least
         return found
 
-    def _ladder(self, job: int) -> Ladder:
+    def _ladder(self, job: int, held: int) -> Ladder:
         """The ladder of a job, with the number that it holds on it."""
-        held, rungs = self.ledger.held[job], self.sharing.ladders[job]
+        rungs = self.sharing.ladders[job]
+        if not held:
+            # Whatever it starts with, it has to start.
+            return Ladder(rungs.sizes, rungs.worths, rungs.worths)
         if held in rungs.sizes:
             return rungs
-        ask = self.asks[job]
-        sizes = sorted({*rungs.sizes, held})
-        return ladder(
-            sizes, self.sharing.curves[job], self.sharing.worth[job], kept_part(ask.change_s, self.rules.horizon_s)
-        )
+        sizes, curve = sorted({*rungs.sizes, held}), self.sharing.curves[job]
+        return ladder(sizes, curve, self.sharing.worth[job], self.asks[job], self.rules.horizon_s)
 
     def _fill(self, only_ask: bool = False) -> bool:
         """Give slots that nobody holds to jobs that use them where they are, the steepest step first.

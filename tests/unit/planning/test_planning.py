@@ -110,6 +110,18 @@ class TestFloors:
         assert shares(found) == {"new": 2, "rich": 2}
         assert "gives slots to the least of job 'new'" in found.shares[1].why
 
+    def test_a_newcomer_changes_no_job_that_keeps_its_number(self) -> None:
+        """Wherever its least would be free soonest: the long job gives slots, so the short one need not change."""
+        short = JobAsk("short", most=4, curves=speedup(0.3, 4), left=1e2, holds=holds("x:4"), change_s=30.0)
+        long = JobAsk("long", most=4, curves=speedup(0.5, 4), left=1e6, holds=holds("y:4"), change_s=30.0)
+        found = answer(rooms("x:4", "y:4"), [short, long, JobAsk("new", most=4)])
+        assert {share.job: share.hosts for share in found.shares} == {
+            "short": holds("x:4"),
+            "long": holds("y:2"),
+            "new": holds("y:2"),
+        }
+        assert found.changes == 2
+
     def test_a_gang_does_not_starve_behind_small_jobs(self) -> None:
         running = JobAsk("running", least=2, most=4, asked_s=0.0, curves=speedup(0.9, 4), holds=holds("x:2"))
         gang = JobAsk("gang", least=3, most=4, asked_s=1.0)
@@ -228,6 +240,15 @@ class TestShares:
             JobAsk("b", most=3, curves=(second,), holds=holds("x:1"), weight=0.98),
         ]
         assert answer(rooms("x:3"), asks).changes == 0
+
+    def test_a_job_that_ends_soon_is_not_changed(self) -> None:
+        """It would end before the change has paid: with two slots after 20 s, with four after 30 s and another 12."""
+        curves = speedup(0.8, 4)
+        job = JobAsk("job", most=4, curves=curves, holds=holds("x:2"), change_s=30.0)
+        for seconds, slots in ((20.0, 2), (3_600.0, 4)):
+            left = seconds * curves[0].at(2)
+            assert shares(answer(rooms("x:4"), [replace(job, left=left)])) == {"job": slots}
+        assert shares(answer(rooms("x:4"), [job])) == {"job": 4}
 
     def test_a_share_that_has_just_changed_stays(self) -> None:
         rich = JobAsk("rich", most=8, curves=speedup(0.8, 8), holds=holds("x:7"), change_s=30.0, changed_s=900.0)
