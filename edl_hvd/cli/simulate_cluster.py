@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 @click.option("--stretch", type=click.FloatRange(min=1), metavar="N",
               help="Recorded trace: most GPUs of a job, by those that it ran on. [4]")  # fmt: skip
 @click.option("--policy", "names", default="ranked,ranked-blind,fifo", metavar="NAME,...",
-              help="Policies: ranked, ranked-blind, ranked-damped, ranked-gentle, fifo, fifo-backfill, fulfilment, "
-                   "tiresias, optimus, max-min, afs-l. [ranked,ranked-blind,fifo]")  # fmt: skip
+              help="Policies: ranked, ranked-blind, ranked-damped, ranked-gentle, ranked-doubling, fifo, "
+                   "fifo-backfill, fulfilment, tiresias, optimus, max-min, afs-l. "
+                   "[ranked,ranked-blind,fifo]")  # fmt: skip
 @click.option("--costs", type=click.Choice(["equal", "own"]), default="equal",
               help="equal: those of Pollux's artifact, 30 s for each change and a decision per minute; "
                    "own: 1 s, while newcomers start for 30 s, and a decision every 10 s. [equal]")  # fmt: skip

@@ -28,6 +28,8 @@ from edl_hvd.simulator.cluster.workload import SubmittedJob
 _ALMOST = 1e-8
 _MOST_GPUS = 64
 # More were not measured.
+_MOST_UNMEASURED = 2
+# The planner's own rule for a job without a curve (``planning.ranks.reach``).
 
 Models = dict[tuple[tuple[MeasuredStep, StepTime], ...], StepModel]
 """Models of steps, by the steps that they were fitted to."""
@@ -104,8 +106,8 @@ class SimulatedJob:
 
     @property
     def explored(self) -> int:
-        """Most GPUs that it may have now: twice what it has trained with, as Pollux explores."""
-        return min(_MOST_GPUS, max(2 * self.largest_seen, 1))
+        """Most GPUs that it may have now: two before it has measured its steps; then its curve says what they bring."""
+        return _MOST_GPUS if self.measured else _MOST_UNMEASURED
 
     @property
     def left(self) -> float:

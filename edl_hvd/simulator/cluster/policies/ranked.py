@@ -23,10 +23,14 @@ class RankedShares:
         is_known: Whether it is told the rest of each job's work.
         rules: How it shares.
         name: Name of this variant.
+        doubles: Whether a job may have at most twice as many GPUs as it has trained with, as Pollux explores.
     """
 
-    def __init__(self, is_known: bool = True, rules: PlanRules = UNDAMPED, name: str = "ranked") -> None:
+    def __init__(
+        self, is_known: bool = True, rules: PlanRules = UNDAMPED, name: str = "ranked", doubles: bool = False
+    ) -> None:
         self.name = name
+        self.doubles = doubles
         self.is_known = is_known
         self.rules = rules
         self._rooms: dict[tuple[int, int], list[Room]] = {}
@@ -55,7 +59,7 @@ class RankedShares:
         return given[1] if given is not None and given[0] is allocation else as_holds(allocation)
 
     def _ask(self, job: ViewedJob, view: ClusterView) -> JobAsk:
-        most = reach(job, view)
+        most = min(reach(job, view), max(2 * job.largest_seen, 1)) if self.doubles else reach(job, view)
         # Over the whole cluster, because the fair share may be more than what it may have yet.
         curve = job.curve(gpu_numbers(min(view.shapes[job.name].most, view.slots), view.host_slots), view.host_slots)
         return JobAsk(

@@ -81,6 +81,14 @@ class TestEveryPolicy:
         assert elastic.waited_s < 60 < gang.waited_s
 
 
+@pytest.mark.parametrize(("name", "first", "second"), [("ranked", 2, 8), ("ranked-doubling", 1, 2)])
+def test_a_job_that_has_measured_its_steps_may_have_all_that_its_curve_says(
+    small: Workload, name: str, first: int, second: int
+) -> None:
+    played = play(Workload("one", small.jobs[:1]), POLICIES[name](), SMALL)
+    assert [at.slots["bert-0"] for at in played.history][:2] == [first, second]
+
+
 def slots_at_first(played: Played) -> list[str]:
     """Jobs in the order of their first slots."""
     starts = {job.name: job.submitted_s + job.waited_s for job in played.jobs}
