@@ -357,28 +357,30 @@ def show_start(rounds: int) -> None:
 UNIT, ELASTIC = "tests/unit/distill/test_distill_", "tests/elastic/test_distill.py::test_"
 SHOWN_BY_TESTS = {
     "all teachers gone and back: the first answer in time; without any, one clear error": (
-        f"{UNIT}service.py::test_all_teachers_gone_and_back",
-        f"{UNIT}service.py::test_no_teacher_within_patience_is_one_clear_error_and_leaves_no_thread"),
+        f"{UNIT}fleet.py::test_all_teachers_gone_and_back",
+        f"{UNIT}refusals.py::test_no_teacher_within_patience_is_one_clear_error_and_leaves_no_thread"),
     "random histories, and real runs with faults at random: each micro-batch once, in order": (
         f"{UNIT}window.py::test_random_histories_end_with_each_place_once_and_in_order",
         f"{UNIT}faults.py::test_faults_at_random_cost_no_answer"),
     "workers 1, 3, 2, 4, 1, four of them killed, teachers too: each sample once; one SHA-256": (
         f"{ELASTIC}students_resize_and_die_while_teachers_come_and_go",
-        f"{UNIT}service.py::test_exact_answers_do_not_depend_on_the_fleet"),
+        f"{UNIT}loader.py::test_exact_answers_do_not_depend_on_the_fleet"),
+    "a resize throws away a window at most; a survivor asks for no answer again": (
+        f"{ELASTIC}a_resize_throws_a_window_away_at_most_and_a_survivor_asks_no_answer_again",),
     "a pass that begins where the last one ended asks nothing again": (
-        f"{UNIT}service.py::test_a_pass_that_begins_where_the_last_one_was_left_asks_nothing_again",),
+        f"{UNIT}loader.py::test_a_pass_that_begins_where_the_last_one_was_left_asks_nothing_again",),
     "memory: window and a tenth; a teacher three batches": (f"{UNIT}memory.py",),
     "10,000 malformed messages to either side": (
         f"{UNIT}frames.py::test_ten_thousand_malformed_frames_take_no_memory",
-        f"{UNIT}service.py::test_ten_thousand_malformed_messages_to_a_teacher_change_nothing",
-        f"{UNIT}service.py::test_ten_thousand_malformed_messages_to_a_student_change_nothing"),
+        f"{UNIT}strangers.py::test_ten_thousand_malformed_messages_to_a_teacher_change_nothing",
+        f"{UNIT}strangers.py::test_ten_thousand_malformed_messages_to_a_student_change_nothing"),
     "kept answers: a second job asks no teacher, nor do epochs after the last view": (
         f"{UNIT}kept.py::test_a_second_job_asks_no_teacher",
         f"{UNIT}kept.py::test_after_as_many_epochs_as_there_are_views_no_teacher_is_asked",
         f"{ELASTIC}later_jobs_learn_the_same_from_kept_answers_and_another_teacher_is_refused"),
     "text, 800 labels: 12 points from a teacher": (
         f"{UNIT}text_example.py::test_a_teacher_without_torch_is_worth_twelve_points",),
-    "the command line comes without torch": (f"{UNIT}service.py::test_the_command_line_comes_without_torch",),
+    "the command line comes without torch": (f"{UNIT}teach.py::test_the_command_line_comes_without_torch",),
 }  # fmt: skip
 
 

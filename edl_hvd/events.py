@@ -285,12 +285,15 @@ class Answers(Event):
     """What teachers have answered in this pass over the data. Written by every worker, every 30 s and at its end.
 
     Attributes:
+        worker: Worker that writes it.
         samples: Samples that the training has got answers for.
         seconds: Since the pass began.
         waited_s: Time of these in which the training waited for an answer.
         teachers: Number of teachers that are ready.
         lead: Number of answers that lie ready.
         window: Number of micro-batches that were read and not consumed.
+        mean_lead: Mean of the lead, whenever the training had taken an answer since the event before.
+        mean_window: Mean of the window at these moments.
         given: Number of tasks given to teachers since the worker's start ...
         again: ... of these, given again after a teacher was lost or slow ...
         hedged: ... and of these, while the first teacher still had it.
@@ -305,12 +308,15 @@ class Answers(Event):
     """
 
     kind: ClassVar[str] = "answers"
+    worker: str
     samples: int
     seconds: float
     waited_s: float
     teachers: int
     lead: int
     window: int
+    mean_lead: float
+    mean_window: float
     given: int
     again: int
     hedged: int

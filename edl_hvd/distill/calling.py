@@ -216,7 +216,9 @@ class Calling(Holding):
 
     def _hear(self, call: Call, frame: Frame) -> None:
         message, name = call.hear(frame), str(call.address)
-        self._must_greet = self._must_greet or call.stage == "waiting"
+        if call.stage == "waiting":
+            # Not computed from its value before, which another thread may set meanwhile.
+            self._must_greet = True
         match message:
             case say.Teaching():
                 self._welcome(call, message)

@@ -305,4 +305,5 @@ class Holding(ABC):
             if teacher is not None and number in teacher.holds:
                 self._answers[number] = arrays
                 self._stages.answered(number, answer.waited_s, answer.compute_s, self._clock.monotonic_s())
-                self._handle(window_events.Answered(name, number))
+                size_bytes = sum(one.type.size_bytes for one in arrays)
+                self._handle(window_events.Answered(name, number, size_bytes))

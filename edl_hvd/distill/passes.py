@@ -21,6 +21,7 @@ from edl_hvd.distill.reading import Item, PartToSend, Reading, held_bytes
 from edl_hvd.distill.service import Service
 from edl_hvd.distill.teacher import Teacher, check_probe, digest_answer
 from edl_hvd.distill.teachers import Teachers
+from edl_hvd.distill.window import Window
 from edl_hvd.errors import NoTeacherError, UsageError
 from edl_hvd.frames import Array
 from edl_hvd.stage_times import StageTimes, mean_stages
@@ -51,6 +52,24 @@ class _Mean:
         return round(self.sum_s / max(1, self.count), 6)
 
 
+@dataclass
+class _Leads:
+    """Lead and window of a service, summed over the answers that were taken since they were told."""
+
+    leads: int = 0
+    windows: int = 0
+    count: int = 0
+
+    def note(self, window: Window) -> None:
+        self.leads, self.windows, self.count = (
+            self.leads + window.lead, self.windows + len(window.entries), self.count + 1
+        )  # fmt: skip
+
+    def means(self) -> tuple[float, float]:
+        count = max(1, self.count)
+        return round(self.leads / count, 2), round(self.windows / count, 2)
+
+
 class Pass:
     """One pass with services; ``close`` ends it, and may be called again.
 
@@ -73,6 +92,7 @@ class Pass:
         self._samples = self._known = 0
         self._heap = Heap(min(service.teachers.limit_bytes for service in services.values()))
         self._reads, self._decodes = _Mean(), _Mean()
+        self._leads = {service: _Leads() for service in self._services.values()}
         # Of each service, at the end of the pass.
         self._times: dict[Service, StageTimes | None] = {}
         self._began_s = self._told_s = time.monotonic()
@@ -117,6 +137,8 @@ class Pass:
             _note(self._kept, item, part, answer)
             self._known += part.place.samples if part.kept is not None and part.kept.arrays is not None else 0
         windows = [service.calling.window for service in self._services.values()]
+        for service, window in zip(self._services.values(), windows, strict=True):
+            self._leads[service].note(window)
         answer_counts.end(
             item.place.samples, sum(len(one.teachers) for one in windows), min(one.lead for one in windows),
             max(len(one.entries) for one in windows),
@@ -283,14 +305,19 @@ class Pass:
     def _tell_of(self, service: Service, now_s: float) -> None:
         outlook = service.calling.outlook()
         window, times = outlook.window, self._times.get(service, outlook.times)
+        mean_lead, mean_window = self._leads[service].means()
+        self._leads[service] = _Leads()
         service.tell(
             events.Answers(
+                worker=service.worker,
                 samples=self._samples,
                 seconds=round(now_s - self._began_s, 3),
                 waited_s=round(self._waited_s, 3),
                 teachers=len(window.teachers),
                 lead=window.lead,
                 window=len(window.entries),
+                mean_lead=mean_lead,
+                mean_window=mean_window,
                 given=window.given,
                 again=window.again,
                 hedged=window.hedges,

@@ -59,8 +59,9 @@ class Service:
         self.teachers = teachers
         self.log = events.EventLog(Settings.from_environment().events)
         launch = Launch.from_environment()
+        self.worker = f"{launch.host}:{launch.local_rank}"
         wishes = Wishes(
-            job=launch.run, student=f"{launch.host}:{launch.local_rank}", outputs=teachers.outputs,
+            job=launch.run, student=self.worker, outputs=teachers.outputs,
             exact=teachers.exact, fingerprint=teachers.fingerprint,
         )  # fmt: skip
         terms = Terms(

@@ -17,8 +17,8 @@ from edl_hvd.distill.place import Place, is_beyond
 from edl_hvd.distill.poison import Failure, is_poisonous, own_losses
 from edl_hvd.distill.window import (
     AGAIN_S,
-    CONSUMED_SHARE,
     INVITED_S,
+    PAST_SHARE,
     REMEMBERED,
     Colleague,
     Entry,
@@ -59,8 +59,8 @@ def turn(window: Window, event: events.WindowEvent, now_s: float) -> Turn:
             draft.leave(teacher, kindly)
         case events.Wanted(teacher):
             draft.want(teacher)
-        case events.Answered(teacher, number):
-            draft.answer(teacher, number)
+        case events.Answered(teacher, number, answer_bytes):
+            draft.answer(teacher, number, answer_bytes)
         case events.Declined(teacher, number, why):
             draft.decline(teacher, number, why)
         case events.Asked():
@@ -121,8 +121,13 @@ class _Draft:
         else:
             self.entries[number] = replace(self.left.pop(read.place).entry, size_bytes=read.size_bytes)
         for place, leftover in list(self.left.items()):
-            if leftover.consumed_bytes is None and is_beyond(read.place, place):
+            if leftover.past_bytes is not None or not is_beyond(read.place, place):
+                continue
+            if leftover.entry.is_answered and leftover.entry.answer_bytes:
+                self.left[place] = replace(leftover, past_bytes=leftover.entry.answer_bytes)
+            else:
                 self._forget(place)
+        self._forget_past()
 
     def ask(self) -> None:
         if self._before.waiting_since_s is not None:
@@ -139,19 +144,11 @@ class _Draft:
             return
         entry = self.entries.pop(head)
         self.left[entry.place] = Leftover(head, entry, answer_bytes)
-        consumed = {
-            place: one.consumed_bytes or 0 for place, one in self.left.items() if one.consumed_bytes is not None
-        }
-        total_bytes = sum(consumed.values())
-        for place, size_bytes in consumed.items():
-            if total_bytes * CONSUMED_SHARE <= self._before.limit_bytes:
-                break
-            self._forget(place)
-            total_bytes -= size_bytes
+        self._forget_past()
         self._changes.update(waiting_since_s=None, consumed_s=self.now_s)
 
     def close(self, is_final: bool) -> None:
-        self.left = {place: replace(leftover, consumed_bytes=None) for place, leftover in self.left.items()}
+        self.left = {place: replace(leftover, past_bytes=None) for place, leftover in self.left.items()}
         for number, entry in self.entries.items():
             if not entry.is_waiting:
                 self.left[entry.place] = Leftover(number, replace(entry, failures=(), is_suspect=False))
@@ -160,6 +157,16 @@ class _Draft:
             for place in list(self.left):
                 self._forget(place)
         self._changes.update(waiting_since_s=None, consumed_s=None)
+
+    def _forget_past(self) -> None:
+        """Drop the oldest of the answers that the pass has left behind, down to their part of the window."""
+        past = {place: one.past_bytes for place, one in self.left.items() if one.past_bytes is not None}
+        total_bytes = sum(past.values())
+        for place, size_bytes in past.items():
+            if total_bytes * PAST_SHARE <= self._before.limit_bytes:
+                break
+            self._forget(place)
+            total_bytes -= size_bytes
 
     def _forget(self, place: Place) -> None:
         """Drop a task that no micro-batch waits for."""
@@ -236,7 +243,7 @@ class _Draft:
             reasons = tuple(f"{failure.process}: {failure.why}" for failure in entry.failures)
             self.actions.append(events.Poisoned(number, reasons))
 
-    def answer(self, teacher: str, number: int) -> None:
+    def answer(self, teacher: str, number: int, answer_bytes: int) -> None:
         if teacher not in self.teachers or number not in self.teachers[teacher].holds:
             return  # of an earlier pass, or another teacher was faster
         place = self._place_of_left(number)
@@ -252,7 +259,7 @@ class _Draft:
             self._release(holder, number)
             if holder != teacher:
                 self.actions.append(events.Withdraw(holder, number))
-        entry = replace(entry, holders={}, is_answered=True)
+        entry = replace(entry, holders={}, is_answered=True, answer_bytes=answer_bytes)
         if place is None:
             self.entries[number] = entry
         else:

@@ -33,8 +33,9 @@ AGAIN_S = 2.0
 _MEASURED = 8
 _UNMEASURED_TASKS = 8
 _MOST_TASKS = 1 << 20
-CONSUMED_SHARE = 16
-# Answers that were consumed take up to this part of the window: those of steps that a new world rolls back.
+PAST_SHARE = 16
+# Answers that were consumed, or that the pass has read past, take up to this part of the window: for steps that a new
+# world rolls back.
 REMEMBERED = 31
 # Times of answers and steps, for their medians.
 
@@ -49,6 +50,7 @@ class Entry:
         holders: Teachers that it was given to, and when; empty while it waits.
         failures: Failures so far.
         is_answered: Whether its answer is there.
+        answer_bytes: Bytes of the answer, if a teacher has given it.
         is_suspect: Whether a teacher was lost that had it, so that it is computed by itself.
     """
 
@@ -57,6 +59,7 @@ class Entry:
     holders: Mapping[str, float] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
     is_answered: bool = False
+    answer_bytes: int = 0
     is_suspect: bool = False
 
     @property
@@ -71,12 +74,12 @@ class Leftover:
     Attributes:
         number: Number of the task.
         entry: Task; its answer is there, or a teacher has it.
-        consumed_bytes: Bytes of its answer, if it was consumed in this pass; ``None`` if it is of an earlier one.
+        past_bytes: Bytes of its answer, if this pass has consumed it, or read past it; ``None`` before.
     """
 
     number: int
     entry: Entry
-    consumed_bytes: int | None = None
+    past_bytes: int | None = None
 
 
 @dataclass(frozen=True)

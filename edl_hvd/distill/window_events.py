@@ -50,10 +50,17 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Answered:
-    """A teacher has answered a task."""
+    """A teacher has answered a task.
+
+    Attributes:
+        teacher: Name of the teacher.
+        number: Number of the task.
+        answer_bytes: Bytes of the answer.
+    """
 
     teacher: str
     number: int
+    answer_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,9 @@ from picture import draw
 from report import Promise, Report, broken_promises, summarize
 from rich.console import Console
 from rich.text import Text
-from screen import Screen, promise_table, resize_table
+from screen import Screen, promise_table
 from script import FIRST, SCRIPT, SECOND, Director, shifted
+from show import show_report
 from stage import Stage
 
 from edl_hvd.errors import PlatformError, UsageError
@@ -88,7 +89,8 @@ def main() -> int:
 def show(console: Console, report: Report, promise: Promise, output: Path, title: str) -> None:
     """Print the tables and draw the picture."""
     folder = output.parent
-    console.print(resize_table(report), promise_table(report, promise))
+    show_report(console, report)
+    console.print(promise_table(report, promise))
     if report.losses and len(report.samples) > 1:
         draw(report, folder / "report.png", title)
         console.print(f"Picture  {folder / 'report.png'}", highlight=False)

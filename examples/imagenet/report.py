@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy
+from teacher_history import TeacherHistory, teacher_history
 
 Line = dict[str, Any]
 
@@ -59,6 +60,7 @@ class Report:
         losses: Training loss over time, as (seconds, loss); committed history only.
         validations: One validation per epoch, in order.
         checkpoints: Number of checkpoints that became visible.
+        teachers: What the job had of teachers; ``None`` if it had none.
     """
 
     duration_s: float
@@ -70,6 +72,7 @@ class Report:
     losses: list[tuple[float, float]]
     validations: list[Validation]
     checkpoints: int
+    teachers: TeacherHistory | None = None
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,7 @@ def summarize(lines: Iterable[Line]) -> Report:
         losses=[(line["time"] - start_s, line["values"]["loss"]) for line in metrics if "loss" in line["values"]],
         validations=_validations(metrics, start_s),
         checkpoints=sum(line["event"] == "checkpoint" for line in lines),
+        teachers=teacher_history(lines, start_s),
     )
 
 

@@ -12,6 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from teacher_history import TeacherHistory
 
 
 class Screen:
@@ -97,6 +98,21 @@ def resize_table(report: Report) -> Table:
             f"{resize.step:,}",
             f"{resize.seconds:.2f}",
         )
+    return table
+
+
+def teacher_table(history: TeacherHistory) -> Table:
+    """A table of what the job had of its teachers."""
+    table = Table(title="Teachers", title_justify="left", box=SIMPLE_HEAD)
+    for heading in ("ready", "joined", "lost", "lead", "time waited", "without any"):
+        table.add_column(heading, justify="right")
+    most, lead, window = max(count for _, count in history.ready), *history.lead
+    # At the start they come one after the other.
+    least = min([most, *(count for time_s, count in history.ready if history.lost and time_s >= history.lost[0][0])])
+    table.add_row(
+        f"{least} to {most}", f"{len(history.joined)}", f"{len(history.lost)}",
+        f"{lead:.1f} of {window:.1f}", f"{history.waited_share:.1%}", f"{history.shortages} times",
+    )  # fmt: skip
     return table
 
 

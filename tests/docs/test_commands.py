@@ -73,7 +73,9 @@ TRAINED = ("s3://bucket/resnet50", "{trained}")
 FLEET = "tests/elastic/test_fleet.py::test_the_commands_of_the_document"
 
 IMAGES = "tests/unit/distill/test_distill_data_examples.py::test_a_teacher_is_trained_and_teaches_what_it_has_learned"
-TEXT = "tests/unit/distill/test_distill_text_example.py::test_a_teacher_without_torch_is_worth_twelve_points"
+GUIDE = (
+    "tests/hosts/test_distill_hosts.py::test_the_guide_for_three_hosts_and_a_host_of_teachers_that_goes_and_comes_back"
+)
 OPERATOR = "tests/kubernetes/test_operator.py::test_a_job_runs_is_scaled_suspended_and_resumed_with_kubectl"
 ENDS = "tests/kubernetes/test_operator.py::test_a_lost_worker_is_replaced_and_a_launcher_ends_the_job"
 
@@ -287,19 +289,23 @@ HOW: dict[str, Here | By | Ci] = {
     "edlrun -np 2 --teachers oip:http://node-4:8000/resnet,http://node-5:8000/resnet?requests=8 python train.py":
         By("tests/unit/distill/test_distill_inference.py::"
            "test_edlrun_tells_its_workers_of_servers_and_refuses_what_names_none"),
-    "head -c 24 /dev/urandom | base64 > token.txt": By(TEXT),
-    "python examples/distill/text.py --epochs 1": By(TEXT),
-    "edl-hvd teach examples/distill/text.py:build --token-file token.txt": By(TEXT),
-    r"printf 'node-2:1\nnode-3:1\n' > teachers.txt": By(TEXT),
-    "EDL_HVD_TEACHERS_TOKEN_FILE=token.txt edl-hvd teachers file:teachers.txt": By(TEXT),
+    "head -c 24 /dev/urandom | base64 > token.txt": By(GUIDE),
+    "python examples/distill/text.py --epochs 1": By(GUIDE),
+    "edl-hvd teach examples/distill/text.py:build --token-file token.txt": By(GUIDE),
+    r"printf 'node-2:1\nnode-3:1\n' > teachers.txt": By(GUIDE),
+    "EDL_HVD_TEACHERS_TOKEN_FILE=token.txt edl-hvd teachers file:teachers.txt": By(GUIDE),
     "EDL_HVD_TEACHERS_TOKEN_FILE=token.txt edlrun -np 2 --min-np 1 --teachers file:teachers.txt "
-    "python examples/distill/text.py": By(TEXT),
+    "python examples/distill/text.py": By(GUIDE),
     "python benchmarks/distill_scale.py --histories 100000":
         Here(more="--histories 50", prints="each micro-batch once, in order"),
     "python benchmarks/distill_scale.py":
         Here(more="--scenes '8 students, 40 teachers' --picture scale.png && test -s scale.png",
              prints="| 8 students, 40 teachers | "),
     "python benchmarks/discovery.py": Here(more="2", prints="from_ec2, first poll"),
+    "python examples/imagenet/show.py events.jsonl --picture report.png":
+        By("tests/elastic/test_distill.py::test_the_report_of_a_job_shows_its_teachers"),
+    "python benchmarks/distill_resize.py":
+        Here(more="--rounds 1 --kills 1", prints="a world forms again, more than without teachers"),
     "python benchmarks/distill.py":
         Here(more="--goals scenes start --scenes service co-located --rounds 1 --short",
              prints="a teacher listens"),

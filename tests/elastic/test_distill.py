@@ -5,22 +5,30 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from faults import Outside, kill, pass_by, remove_host
 from fleet import Fleet, Sums, fleet
+from harness import Job, Outcome, run
+from invariants import check
+from teacher_work import PORT, computed_samples, counted_teacher, teacher_work
+from training import Training
 from waiting import LONG_S, soon
-
-pytestmark = pytest.mark.distill
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
+SHOW = REPOSITORY / "examples" / "imagenet" / "show.py"
+pytestmark = pytest.mark.distill
+
 EPOCHS = 10
 SAMPLES = 240
 NAMES = ("localhost", "127.0.0.1", "127.0.1", "0x7f.1", "0x7f.0.1")
@@ -173,6 +181,90 @@ def test_a_source_that_is_not_understood_is_refused_before_the_job_starts(tmp_pa
     ended = subprocess.run(words, capture_output=True, text=True, env=environment(tmp_path))
     assert ended.returncode == 2
     assert "--teachers 'nowhere:x'" in ended.stderr
+
+
+# --- what resizes cost ---
+
+
+@dataclass(frozen=True)
+class Resized:
+    """A job that is over.
+
+    Attributes:
+        folder: Its folder.
+        job, outcome: What was run, and what came of it.
+        computed: Micro-batches that its teachers have computed.
+    """
+
+    folder: Path
+    job: Job
+    outcome: Outcome
+    computed: float
+
+
+@pytest.fixture(scope="module")
+def resized(tmp_path_factory) -> Resized:
+    """Three workers: two are killed and come back, one is taken away. A teacher is killed, another one comes."""
+    folder = tmp_path_factory.mktemp("resized")
+    training = Training(samples=240, pause_s=0.05, loader_workers=1, linger_s=0.5, extra=("distill",))
+    teachers = Fleet(folder)
+
+    def start(number: int) -> None:
+        teachers.start(counted_teacher(folder / f"computed-{number}", 0.02), max_batch=2)
+
+    try:
+        for number in range(3):
+            start(number)
+        faults = (
+            kill(rank=1, size=3, step=8), pass_by(size=3, after=0, step=12),
+            kill(rank=2, size=3, at="reduced", after=1, visit=3), pass_by(size=3, after=2),
+            Outside(lambda: teachers.kill(0), after=3), Outside(lambda: start(3), after=4, delay_s=0.3),
+            remove_host("127.1", after=5, delay_s=0.5), pass_by(size=2, after=6),
+        )  # fmt: skip
+        flags = ("--host-failures", "1000", "--teachers", teachers.source)
+        job = Job(hosts=("localhost:1", "127.0.0.1:1", "127.1:1"), faults=faults, training=training, flags=flags,
+                  launcher="edlrun", environment={PORT: str(teachers.port)})  # fmt: skip
+        outcome = run(job, folder / "job", preloaded=True)
+    finally:
+        teachers.close()
+    return Resized(folder / "job", job, outcome, computed_samples(folder) / 2)
+
+
+def test_a_resize_throws_a_window_away_at_most_and_a_survivor_asks_no_answer_again(resized):
+    """All counts are of micro-batches, so none depends on how fast anything is."""
+    outcome = resized.outcome
+    check(resized.job, outcome)
+    work = teacher_work(outcome.trace)
+    assert work.counted == max(line["step"] for line in outcome.lines("end")) * 4, "four micro-batches a step"
+    given = sum(line["what"] == "given" for line in outcome.trace)
+    assert work.counted <= resized.computed <= given, "what the teachers say themselves"
+    assert len(work.shares) >= 8, "most of 3 + 2 + 3 + 2 + 3: one that had not begun to read had asked nothing"
+    for share in work.shares:
+        assert share.thrown - share.undone <= share.window, share
+        assert share.undone <= 4, share
+    assert work.asked == work.counted + sum(share.thrown for share in work.shares)
+    assert work.stayed > 0
+    assert work.answered_again == 0
+
+
+def test_the_report_of_a_job_shows_its_teachers(resized, tmp_path, monkeypatch):
+    """Its workers, all of which tell of each teacher, lost one of three and got a fourth."""
+    words = [sys.executable, str(SHOW), str(resized.folder / "events.jsonl"), "--picture", str(tmp_path / "report.png")]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment(tmp_path))
+    assert done.returncode == 0, done.stderr
+    monkeypatch.syspath_prepend(str(SHOW.parent))  # as if the example had been started
+    from teacher_history import teacher_history
+
+    events = resized.outcome.events
+    history = teacher_history(events, events[0]["time"])
+    assert history is not None
+    assert [count for _, count in history.ready] == [0, 1, 2, 3, 2, 3]
+    assert len(history.lost) == 1
+    assert {look.worker for look in history.looks} == {"localhost:0", "127.0.0.1:0", "127.1:0"}
+    assert all(0 <= look.lead <= look.window for look in history.looks)
+    row = re.search(r"^ *2 to 3 +4 +1 +[0-9.]+ of [0-9.]+ +[0-9.]+% +[0-9]+ times", done.stdout, flags=re.MULTILINE)
+    assert row is not None, done.stdout
+    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
 # --- kept answers, and whose they are ---

@@ -46,7 +46,8 @@ class Training:
             of the script's own after each optimizer step), "pinned" (batches come through the
             loader's pinning thread), "long" (torch is imported whole, see ``quick_start.py``, and no
             list of all steps grows in the state), "statistics" (BatchNorm's running ones), "check" (stock
-            Horovod: look for host updates in every step).
+            Horovod: look for host updates in every step), "distill" (each batch comes with a teacher's
+            answer, which is checked).
     """
 
     samples: int = 48

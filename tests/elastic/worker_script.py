@@ -12,6 +12,7 @@ from typing import Any
 
 from faults import Points
 from sharded import open_shards
+from teacher_work import checked, with_teachers
 from training import Training, build, loss_of, weights_of, write_report
 
 
@@ -63,6 +64,8 @@ def main(folder: Path) -> None:
         persistent_workers="shards" in training.extra and training.loader_workers > 0,
         pin_memory="pinned" in training.extra,
     )
+    if "distill" in training.extra:
+        loader = with_teachers(loader, points)
     pinned = Pinned()
     if "pinned" in training.extra:
         pinned.pretend()
@@ -95,6 +98,8 @@ def main(folder: Path) -> None:
             if may_end and _agreed_over(points, training, stepped=state.step > entered_at):
                 return
             for batch in state.batches(loader):
+                if "distill" in training.extra:
+                    batch = checked(batch)
                 points.step = state.step
                 rate = optimizer.param_groups[0]["lr"]
                 full = batches.global_batch(points.size)

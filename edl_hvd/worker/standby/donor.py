@@ -264,6 +264,9 @@ class _Stream:
             while (message := self._messages.get()) is not None and not self.closed:
                 frames.send(to_frame(message), _SILENT_S)
                 self._sent_bytes += message.size_bytes
+            # A process that was forked meanwhile, such as a data loader's, has a copy of the connection. While it holds
+            # that open, to close it here would not tell the standby that all is sent.
+            connection.shutdown(socket.SHUT_RDWR)
         self.closed = True
 
     def _accept(self) -> socket.socket:

@@ -240,6 +240,22 @@ def test_answers_that_were_consumed_serve_a_world_that_rolls_back():
     assert events.Drop(2) in actions
 
 
+def test_an_answer_that_the_next_pass_has_read_past_serves_the_one_after():
+    """A world that breaks soon goes back to before what it had read ahead, and may deal its places anew."""
+    story: list[events.WindowEvent | float] = [events.TeacherReady("a", "1"), read(0), read(1), read(2)]
+    for number in (0, 1):
+        story += [events.Wanted("a"), events.Answered("a", number, 4)]
+    story += [events.Wanted("a"), events.Closed(), read(3)]
+    window, actions = play(*story, limit_bytes=160)
+    assert actions == [events.Withdraw("a", 2), events.Drop(2), events.Invite("a")], "its answer is not there yet"
+    assert [place.position for place in window.left] == [0, 1]
+    window, _ = play(*story, events.Closed(), read(1), limit_bytes=160)
+    assert window.lead == 1
+    window, actions = play(*story, limit_bytes=64)
+    assert [place.position for place in window.left] == [1], "those of a sixteenth of the window"
+    assert events.Drop(0) in actions
+
+
 def test_a_teacher_lost_between_the_passes_leaves_nothing_to_take_over():
     story: list[events.WindowEvent | float] = [
         events.TeacherReady("a", "1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,9 @@ from picture import describe, draw
 from report import Promise, broken_promises, committed_history, summarize, throughput
 from rich.console import Console
 from screen import promise_table, resize_table
+from show import show_report
+
+from edl_hvd.events import read_events
 
 A, B = "localhost:0", "127.0.0.1:0"
 
@@ -227,3 +231,76 @@ def test_tables_and_picture_show_the_run(tmp_path):
         assert shown in text
     draw(report, tmp_path / "report.png", "a run")
     assert (tmp_path / "report.png").stat().st_size > 10_000
+
+
+# --- teachers ---
+
+
+def answers(log: Log, worker: str, seconds: float, waited_s: float, lead: float) -> None:
+    log.add(
+        "answers", worker=worker, samples=100, seconds=seconds, waited_s=waited_s, teachers=2, lead=0, window=0,
+        mean_lead=lead, mean_window=8.0,
+    )  # fmt: skip
+
+
+def run_with_teachers() -> Log:
+    """Two workers; one of two teachers is lost and comes back. Each line takes a second."""
+    log = Log()
+    log.world(A, B)
+    for _ in (A, B):  # each worker tells
+        log.add("teacher_joined", teacher="t:7010", model="Net", fingerprint="f")
+        log.add("teacher_joined", teacher="t:7011", model="Net", fingerprint="f")
+    log.train(4)
+    for _ in (A, B):
+        log.add("teacher_lost", teacher="t:7010", reason="the connection ended", tasks=1)
+    log.add("teachers_short", seconds=0.3, reasons="")
+    log.add("teacher_joined", teacher="t:7010", model="Net", fingerprint="f")
+    answers(log, A, seconds=10.0, waited_s=1.0, lead=6.0)
+    answers(log, A, seconds=11.0, waited_s=1.5, lead=2.0)  # of the same pass: half of this second
+    answers(log, B, seconds=12.0, waited_s=0.0, lead=7.0)
+    log.add("job_ended", step=log.step, epoch=1, samples=25 * log.step)
+    return log
+
+
+def test_teachers_are_counted_once_however_many_workers_tell_of_them():
+    history = summarize(run_with_teachers().lines).teachers
+    assert history is not None
+    assert [count for _, count in history.ready] == [0, 1, 2, 1, 2]
+    assert [address for _, address in history.joined] == ["t:7010", "t:7011", "t:7010"]
+    assert [(address, reason) for _, address, reason in history.lost] == [("t:7010", "the connection ended")]
+    assert history.shortages == 1
+
+
+def test_the_share_of_time_waited_is_that_of_each_while():
+    history = summarize(run_with_teachers().lines).teachers
+    assert history is not None
+    assert [(look.worker, look.lead, look.waited_share) for look in history.looks] == [
+        (A, 6.0, pytest.approx(0.1)), (A, 2.0, pytest.approx(0.5)), (B, 7.0, 0.0)
+    ]  # fmt: skip
+    assert history.waited_share == pytest.approx(1.5 / 23)
+    assert history.lead == (pytest.approx((60 + 2 + 84) / 23), pytest.approx(8.0))
+
+
+def test_a_log_of_an_earlier_version_names_no_worker_and_no_mean_lead():
+    log = run_with_teachers()
+    for line in log.lines:
+        for name in ("worker", "mean_lead", "mean_window"):
+            line.pop(name, None)
+    history = summarize(log.lines).teachers
+    assert history is not None
+    assert {(look.worker, look.lead) for look in history.looks} == {("", 0)}
+
+
+@pytest.mark.parametrize(("build", "is_taller"), [(good_run, False), (run_with_teachers, True)])
+def test_tables_and_picture_show_teachers_only_where_there_are_some(tmp_path, build, is_taller):
+    path = tmp_path / "events.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in build().lines))
+    console = Console(width=100, record=True, file=io.StringIO())
+    report = summarize(read_events(path))
+    show_report(console, report)
+    draw(report, tmp_path / "report.png", "a run")
+    text = console.export_text()
+    assert ("Teachers" in text) == is_taller
+    assert ("6.3 of 8.0" in text) == is_taller
+    height = int.from_bytes((tmp_path / "report.png").read_bytes()[20:24], "big")
+    assert (height > 1500) == is_taller

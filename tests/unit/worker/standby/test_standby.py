@@ -1,6 +1,8 @@
 """A member sends its state to a standby while it trains on: both ends, over a real connection, in one process."""
 
+import os
 import queue
+import signal
 import socket
 import threading
 import time
@@ -230,6 +232,25 @@ def test_a_script_that_is_seen_to_move_weights_besides_is_not_transferred(pair):
     transfer.donor.commit()
     transfer.finish()
     assert standby.store.held == -1
+
+
+def test_a_process_that_was_forked_meanwhile_does_not_keep_the_standby_waiting(pair):
+    """A data loader's process has a copy of the connection, so to close it here tells the standby nothing."""
+    member, standby = pair
+    transfer = Transfer(member, standby)
+    transfer.train_until_caught_up()
+    loaders = os.fork()
+    if loaders == 0:
+        while True:
+            signal.pause()
+    try:
+        transfer.donor.end()
+        transfer.finish()
+    finally:
+        os.kill(loaders, signal.SIGKILL)
+        os.waitpid(loaders, 0)
+    assert transfer.replica.synced
+    assert_equal(member, standby)
 
 
 def test_a_world_that_breaks_leaves_the_standby_with_nothing(pair):
