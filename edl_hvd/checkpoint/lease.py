@@ -120,8 +120,8 @@ class LeaseRenewal:
         process: Process that renews.
         number: Number that rises.
         ended: Whether the owner has ended, so that the URL is free.
-        failed: Whether the process has gone by an error of the script, or because it was told to: its host is there,
-            and other workers of the owner may be.
+        failed: Whether the process has gone by an error of the script, because it was told to, or having saved what the
+            owner held: no host is lost with it, and other workers of the owner may live.
     """
 
     process: LeaseHolder
@@ -308,6 +308,22 @@ class Heartbeat:
             self._wake.set()
         except StorageError as error:
             _LOG.warning("cannot tell that this job still uses %s: %s", self._storage.url, error)
+
+
+def note_saved(storage: Storage, number: int, process: LeaseHolder) -> None:
+    """Note that the owner's last commit is saved, so that no loss counts. By a worker that does not renew the lease.
+
+    It does not know whether the one that does is alive, so a later owner still waits for signs of life. Raises nothing:
+    without this note a loss is counted that was none.
+    """
+    try:
+        check_owner(storage, number)
+        renewal = _read_renewal(storage, number)
+        if renewal is None or not (renewal.ended or renewal.failed):
+            note = LeaseRenewal(process, 0, ended=False, failed=True)
+            storage.write(object_keys.alive_key(number), note.encode())
+    except StorageError as error:
+        _LOG.warning("cannot tell that the last commit is saved in %s: %s", storage.url, error)
 
 
 def _past(storage: Storage, newest: int, take_over: bool) -> LossHistory:

@@ -227,8 +227,9 @@ def test_a_job_that_stopped_goes_on_where_it_was(run_job, alone, tmp_path, how):
     assert (terminal.job_dir / "history-2.jsonl").exists()
 
 
-def test_a_worker_that_stands_still_when_its_edlrun_was_killed_does_not_hold_up_the_next(run_job, tmp_path):
-    """It can neither save nor end; what is left of the job goes on without it after its grace."""
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_that_stands_still_when_its_edlrun_was_killed_does_not_hold_up_the_next(run_job, tmp_path, rank):
+    """It can neither save nor end; the other one saves, and the job goes on without it after its grace."""
     job_dir, folder = tmp_path / "job", tmp_path / "second"
     again = job_in(job_dir, flags=("--resume",), environment={"EDL_HVD_TERMINATION_GRACE": "1"})
     stopped: list[int] = []
@@ -239,7 +240,7 @@ def test_a_worker_that_stands_still_when_its_edlrun_was_killed_does_not_hold_up_
         view = look(job_dir)
         assert view is not None
         assert view.status is not None
-        [pid] = [worker.pid for worker in view.status.workers if worker.rank == 1]  # rank 0 saves
+        [pid] = [worker.pid for worker in view.status.workers if worker.rank == rank]
         assert pid is not None
         stopped.append(pid)
         os.kill(pid, signal.SIGSTOP)

@@ -213,8 +213,10 @@ def test_a_cable_that_is_pulled_while_a_world_forms_costs_only_a_retry(run, netw
 
 
 def test_a_worker_whose_ssh_server_dies_is_replaced_at_once(run, network, tmp_path):
-    outcome = run(Outside(network.hosts["h2"].kill_sessions, step=7), training=Training(until_size=3))
+    training = Training(until_size=3, checkpoint=str(tmp_path / "checkpoints"))
+    outcome = run(Outside(network.hosts["h2"].kill_sessions, step=7), training=training)
     assert sizes(outcome) == [3, 2, 3]
+    assert [event for event in outcome.events if event["event"] == "emergency_checkpoint"] == [], "the job goes on"
     old, new = ends(tmp_path, "h2")
     assert (old["code"], new["code"]) == (ORPHANED, 0)
     [started] = [

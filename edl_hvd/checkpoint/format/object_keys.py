@@ -4,6 +4,7 @@ Below the storage's URL:
 
     checkpoints/000000012345/tensors-00000-of-00004.safetensors    one per rank that has a share
     checkpoints/000000012345/parts/<attempt>-00000.json            what that rank wrote; gone once visible
+    checkpoints/000000012345/parts/saver-00001.json                who writes the last one, see ``saver_claim.py``
     checkpoints/000000012345/manifest.json                         written last: its presence is the commit
     checkpoints/000000012345/manifest-00002.json                   that of the URL's second owner, see ``lease.py``
     owners/00002.json, 00002-alive.json, 00002-accepted.json       who that is, its signs of life, what it found
@@ -81,6 +82,11 @@ def parts_prefix(step: int) -> str:
 
 def part_key(step: int, attempt: str, rank: int) -> str:
     return f"{parts_prefix(step)}{attempt}-{rank:05d}.json"
+
+
+def saver_key(step: int, owner: int) -> str:
+    """The claim of the worker that writes the owner's last checkpoint; left behind, it is an orphan as other parts."""
+    return f"{parts_prefix(step)}saver-{owner:05d}.json"
 
 
 def is_shard_name(name: str) -> bool:

@@ -37,7 +37,6 @@ class HorovodRuntime:
 
     Attributes:
         generation: Generation of the last world started; 0 before the first.
-        rank: Rank in the last world started; -1 before the first.
         known_step: The furthest step heard of.
         current: Generation of the world that forms or lives; 0 for none.
 
@@ -48,7 +47,6 @@ class HorovodRuntime:
     def __init__(self, name: str, elastic: bool, collective_timeout_s: float | None = None) -> None:
         mended.require()
         self.generation = 0
-        self.rank = -1
         self.known_step = -1
         self._name = name
         self._elastic = elastic
@@ -86,7 +84,7 @@ class HorovodRuntime:
             self._forming = False
             failure = self._failures.get(world.generation)
             if formed and failure is None:
-                self.generation, self.rank = world.generation, world.rank
+                self.generation = world.generation
             else:
                 self.current = 0
         if self.current == 0:

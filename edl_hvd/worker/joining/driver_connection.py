@@ -21,6 +21,8 @@ from edl_hvd.worker.progress import progress
 
 _CONNECT_TIMEOUT_S = 10.0
 _BEAT_S = 0.25
+_PROBE_S, _SILENCE_S = 1.0, 0.3
+# A driver that lives takes a call within milliseconds, and is then silent for ten seconds; one that ends hangs up.
 # A driver's host that vanishes without a word leaves what is sent to it unanswered.
 _UNANSWERED_S = 8.0
 _LONGEST_LINE_BYTES = 1 << 20  # a world lists every member: 64 KiB hold 1,000 of them
@@ -76,8 +78,9 @@ class DriverConnection:
         self._queue: queue.Queue[Queued] = queue.Queue()
         self._send_lock = threading.Lock()
         self.local_address = ""
+        self._address = (driver.address, driver.port)
         try:
-            self._socket = socket.create_connection((driver.address, driver.port), timeout=_CONNECT_TIMEOUT_S)
+            self._socket = socket.create_connection(self._address, timeout=_CONNECT_TIMEOUT_S)
         except OSError as error:
             raise RendezvousError(
                 f"worker {driver.worker} cannot reach its driver at {driver.address}:{driver.port}: {error}; check "
@@ -114,6 +117,17 @@ class DriverConnection:
             return self._queue.get(timeout=timeout_s)
         except queue.Empty:
             return TimedOut()
+
+    def takes_calls(self) -> bool:
+        """Whether the driver that is lost lives, and only this connection is gone. Blocks for a second at most."""
+        try:
+            with socket.create_connection(self._address, timeout=_PROBE_S) as probe:
+                probe.settimeout(_SILENCE_S)
+                with suppress(TimeoutError):
+                    return bool(probe.recv(1))
+                return True
+        except OSError:
+            return False
 
     def _read(self) -> None:
         with suppress(OSError, ValueError, ProtocolError), self._socket.makefile("rb") as lines:

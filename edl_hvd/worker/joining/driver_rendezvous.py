@@ -2,8 +2,8 @@
 
 A worker is told everything over one connection: its worlds, that a member has died, that the world is to change at
 the next commit, that it is to go. When the connection ends the driver is gone: the workers agree at their next commit
-to stop, rank 0 writes a checkpoint, and all end with exit code 75, "run me again". Nobody is left then who ends a
-worker that hangs on its way there, so each sees to it that it ends.
+to stop, or find that their world is broken; one of them writes a checkpoint, and all end with exit code 75, "run me
+again". Nobody is left then who ends a worker that hangs on its way there, so each sees to it that it ends.
 """
 
 from __future__ import annotations
@@ -121,8 +121,14 @@ class DriverRendezvous:
                 replica.abandon()
             match news:
                 case DriverLost():
-                    is_saver = self._horovod.rank == 0
-                    raise GracefulExit("the driver is gone", EX_TEMPFAIL, is_saver, end_within=self._end_within)
+                    raise GracefulExit(
+                        "the driver is gone",
+                        EX_TEMPFAIL,
+                        save=True,
+                        has_peers=True,
+                        job_goes_on=self._driver.takes_calls,
+                        end_within=self._end_within,
+                    )
                 case protocol.ShutDown(save, remaining_s):
                     raise GracefulExit(f"the driver asked {self._name} to exit", save=save, remaining_s=remaining_s)
                 case protocol.WorldAssigned(generation) if generation > self._horovod.generation:

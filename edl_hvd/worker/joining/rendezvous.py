@@ -20,18 +20,24 @@ class GracefulExit(Exception):
         code: Exit code for the process.
         save: Whether to write the state to a checkpoint before.
         remaining_s: Seconds until the process is killed; ``None`` if not known.
+        has_peers: Whether other workers end for the same reason, and may hold the same commit: one of them saves it.
+        job_goes_on: Function that tells whether the launcher lives, and the job goes on without this worker. Blocks for
+            some seconds at most.
         end_within: Function that ends this process that number of seconds from now, whatever it does then; nothing
             where the launcher does that.
     """
 
     def __init__(
         self, reason: str, code: int = 0, save: bool = False, remaining_s: float | None = None,
+        has_peers: bool = False, job_goes_on: Callable[[], bool] = lambda: False,
         end_within: Callable[[float], None] = lambda seconds: None,
     ) -> None:  # fmt: skip
         super().__init__(reason)
         self.code = code
         self.save = save
         self.remaining_s = remaining_s
+        self.has_peers = has_peers
+        self.job_goes_on = job_goes_on
         self.end_within = end_within
 
 

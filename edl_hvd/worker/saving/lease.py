@@ -46,6 +46,11 @@ class CheckpointLease:
         """The reason why the job holds the lease no more, as far as this worker knows; empty while it holds it."""
         return str(self._heartbeat.lost) if self._heartbeat is not None and self._heartbeat.lost is not None else ""
 
+    @property
+    def renews(self) -> bool:
+        """Whether this worker renews it."""
+        return self._heartbeat is not None
+
     def acquire(self, collectives: Collectives, world: World, known: Sequence[int]) -> None:
         """Acquire the lease for the job, unless a member knows that it has it. Every rank; collective; blocks.
 
@@ -90,9 +95,18 @@ class CheckpointLease:
         if renews and number and self._storage is not None and self._heartbeat is None:
             self._heartbeat = Heartbeat(self._storage, number, LeaseHolder.this_process(self._run, self._clock))
 
-    def release(self) -> None:
-        """Give the lease back, because the job has ended: another may have the URL at once. Blocks for one write."""
-        if self._storage is not None and self.number:
+    def release(self, has_peers: bool = False) -> None:
+        """Give the lease back, because the job has ended: another may have the URL at once. Blocks for one write.
+
+        Args:
+            has_peers: Whether other workers of the job may live, unseen from here. Then only the one that renews the
+                lease gives it back; another one notes that no state is lost with this worker.
+        """
+        if self._storage is None or not self.number:
+            return
+        if has_peers and not self.renews:
+            lease.note_saved(self._storage, self.number, LeaseHolder.this_process(self._run, self._clock))
+        else:
             self.set(self.number, renews=True)
             assert self._heartbeat is not None
             self._heartbeat.stop(ended=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Callable
 from typing import NoReturn
 
 import torch
@@ -11,10 +12,11 @@ import torch
 from edl_hvd.build.tools import processors
 from edl_hvd.checkpoint import CheckpointWriter, Snapshot
 from edl_hvd.checkpoint.format.snapshot import DeferredSnapshot
+from edl_hvd.checkpoint.writing.saver_claim import SaverClaim
 from edl_hvd.checkpoint.writing.schedule import CheckpointSchedule
 from edl_hvd.checkpoint.writing.throttle import CpuThrottle
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
-from edl_hvd.errors import CheckpointFailedError, OwnedError
+from edl_hvd.errors import CheckpointFailedError, OwnedError, StorageError
 from edl_hvd.events import CheckpointFailed, CheckpointWritten, EmergencyCheckpoint, EventLog, Restored
 from edl_hvd.settings import Settings
 from edl_hvd.storage import open_storage
@@ -135,19 +137,59 @@ class CheckpointManager:
             return
         start_s = self._clock.monotonic_s()
         needed_s = store.size_bytes / self._bytes_per_s if self._bytes_per_s else 0.0
-        reason = ""
         if remaining_s is not None and needed_s > remaining_s:
             reason = f"it would take {needed_s:.1f} s at the speed of the last one, and {remaining_s:.1f} s are left"
         else:
-            attempt = f"last-{store.step}-{secrets.randbits(64):016x}"
-            self.begin(store.snapshot(), World(0, 0, 1, members=("",)), attempt)
-            self.expedite()
-            while self.busy:
-                self._clock.sleep(_POLL_S)
-            reason = self.report()
-        logger.warning("step %d: %s", store.step, f"not saved: {reason}" if reason else "saved")
+            reason = self._write_alone(store)
+        self._report_emergency(store.step, start_s, reason)
+
+    def write_with_peers(self, store: StateStore, job_goes_on: Callable[[], bool]) -> None:
+        """Have the last commit in storage, of which other workers may hold copies: one writes, the others wait. Blocks.
+
+        The lease is given back, or left to others, as far as this worker can know.
+
+        Args:
+            store: State with the commit.
+            job_goes_on: Function that tells whether the launcher lives. Then there are others that train on, or the
+                worker that renews the lease is here as well, and writes.
+        """
+        if self._storage is None:
+            return
+        start_s = self._clock.monotonic_s()
+        claim = SaverClaim(self._storage, store.step, self.lease.number, self._clock)
+        try:
+            if not claim.acquire():
+                logger.info("step %d: saved by another worker", store.step)
+                self.lease.release(has_peers=True)
+                return
+            if not self.lease.renews and job_goes_on():
+                logger.info("step %d: not saved, the job goes on without this worker", store.step)
+                claim.give_up()
+                return
+            reason = self._write_alone(store, claim.renew)
+            claim.give_up()
+        except StorageError as error:
+            reason = str(error)
+        self._report_emergency(store.step, start_s, reason)
+        if reason:
+            self.lease.leave()
+        else:
+            self.lease.release(has_peers=True)
+
+    def _write_alone(self, store: StateStore, meanwhile: Callable[[], None] = lambda: None) -> str:
+        """Write the last commit from this worker alone; the reason why it was not written, empty if it was."""
+        attempt = f"last-{store.step}-{secrets.randbits(64):016x}"
+        self.begin(store.snapshot(), World(0, 0, 1, members=("",)), attempt)
+        self.expedite()
+        while self.busy:
+            meanwhile()
+            self._clock.sleep(_POLL_S)
+        return self.report()
+
+    def _report_emergency(self, step: int, start_s: float, reason: str) -> None:
+        logger.warning("step %d: %s", step, f"not saved: {reason}" if reason else "saved")
         seconds = round(self._clock.monotonic_s() - start_s, 3)
-        self._events.emit(EmergencyCheckpoint(self._storage.url, store.step, not reason, seconds, reason))
+        self._events.emit(EmergencyCheckpoint(self.url, step, not reason, seconds, reason))
 
     def expedite(self) -> None:
         """Write without regard to the training from now on: this worker waits for it."""

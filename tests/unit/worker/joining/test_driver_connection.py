@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -62,3 +63,16 @@ def test_a_driver_that_has_to_be_there_and_is_not_is_an_error(listener):
     listener.close()
     with pytest.raises(RendezvousError, match=r"worker b:0 cannot reach its driver at 127\.0\.0\.1"):
         DriverConnection(driver, lambda: BEAT, lambda news: None)
+
+
+@pytest.mark.parametrize("how", ["lives", "is gone", "is about to be gone"])
+def test_whether_a_lost_driver_lives_shows_when_it_is_called(listener, how):
+    told: queue.Queue[Urgent] = queue.Queue()
+    connection = DriverConnection(driver_at(listener), lambda: BEAT, told.put)
+    listener.accept()[0].close()
+    assert told.get(timeout=60) == DriverLost()
+    if how == "is gone":
+        listener.close()
+    elif how == "is about to be gone":
+        threading.Thread(target=lambda: listener.accept()[0].close(), daemon=True).start()
+    assert connection.takes_calls() == (how == "lives")
