@@ -233,7 +233,7 @@ def test_answers_that_were_consumed_serve_a_world_that_rolls_back():
     for number in range(4):
         story += [read(number), events.Wanted("a"), events.Answered("a", number), events.Asked(), events.Consumed(4)]
     window, _ = play(*story, limit_bytes=160)
-    assert [place.position for place in window.left] == [2, 3], "those of a sixteenth of the window"
+    assert list(window.consumed) == [2, 3], "those of a sixteenth of the window"
     window, actions = play(*story, events.Closed(), read(2), limit_bytes=160)
     assert window.lead == 1
     window, actions = play(*story, events.Closed(), read(3), limit_bytes=160)
