@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from edl_hvd.distill.same_host import widen
 from edl_hvd.frames import Array, ArrayType, BodyBuffers, Frame, FrameStream, Limits
 
 SEND = ArrayType("images", "uint8", (64, 3, 224, 224))
@@ -56,6 +57,8 @@ class Framed:
     """The package's messages over sockets that do not block."""
 
     def __init__(self, connection: socket.socket) -> None:
+        if connection.family == socket.AF_UNIX:
+            widen(connection)
         self.stream = FrameStream(connection, Limits(1 << 16, SEND.size_bytes), BodyBuffers(4))
         self.give = Frame("give", {"number": 1}, (Array(SEND, bytearray(SEND.size_bytes)),))
         self.reply = Frame("answer", {"number": 1}, (Array(ANSWER, bytearray(ANSWER.size_bytes)),))

@@ -25,7 +25,8 @@ ELEMENT_BYTES: Mapping[str, int] = {
     "uint8": 1, "bool": 1,
 }  # fmt: skip
 _MOST_DIMENSIONS = 16
-_READ_BYTES = 1 << 16
+_READ_BYTES = 1 << 13
+# What is read before it is known what comes; the rest of a body is read to where it stays.
 _MOST_BUFFERS = 64
 # Given to one sendmsg; IOV_MAX is 1024 on Linux.
 

@@ -54,6 +54,30 @@ class BatchIndices(list[int]):
         self.repeats = order.repeats
 
 
+@dataclass(frozen=True)
+class DealtBatch:
+    """A micro-batch, known by where it stands; its indices are computed when they are asked for.
+
+    Attributes:
+        seed: Of the sampler.
+        epoch: It belongs to.
+        position: In the epoch's order, of its first sample.
+        samples: Number of samples, at least 1.
+        order: Order of the epoch.
+    """
+
+    seed: int
+    epoch: int
+    position: int
+    samples: int
+    order: Order
+
+    def indices(self) -> BatchIndices:
+        """The indices, as the sampler yields them."""
+        indices = self.order.samples(self.seed, self.epoch, self.position, self.position + self.samples)
+        return BatchIndices(indices, self.seed, self.epoch, self.position, self.order)
+
+
 class ElasticBatchSampler(Sampler[list[int]]):
     """Batch sampler that yields this worker's micro-batches; give it to a ``DataLoader`` as ``batch_sampler``.
 
@@ -242,6 +266,13 @@ class ElasticBatchSampler(Sampler[list[int]]):
                 position = step.offset + first
                 indices = share[position - begin : step.offset + last - begin]
                 yield BatchIndices(indices, seed, epoch, position, order)
+
+    def dealt(self) -> Iterator[DealtBatch]:
+        """The micro-batches that iterating yields from the present position on, without computing their indices."""
+        order, seed, epoch = self.order, self.seed, self.epoch
+        for step in self.steps():
+            for first, last in step.share:
+                yield DealtBatch(seed, epoch, step.offset + first, last - first, order)
 
     def __len__(self) -> int:
         """The number of optimizer steps of a whole epoch, the same in every world; ``len(loader)`` is that, too.

@@ -133,7 +133,8 @@ class Computing:
         """Say how many tasks are asked for and may come at once, so that a batch waits for them for a moment."""
         with self._changed:
             self._expected = tasks
-            self._changed.notify_all()
+            if self._tasks:
+                self._changed.notify_all()
 
     def forget(self, student: int, number: int | None = None) -> None:
         """Drop a task that waits, or all of a student."""
@@ -141,7 +142,6 @@ class Computing:
             self._tasks = deque(
                 task for task in self._tasks if task.student != student or number not in (None, task.give.number)
             )
-            self._changed.notify_all()
 
     def take_replies(self) -> list[StudentReply]:
         """The replies that are there; each is returned once."""

@@ -77,6 +77,9 @@ class Outlook:
     times: StageTimes | None
 
 
+_UNAWAITED = (window_events.Wanted, window_events.Asked, window_events.Passed)
+# They bring neither an answer nor room, nor anything else that a thread waits for.
+
 _all: weakref.WeakSet[Holding] = weakref.WeakSet()
 
 
@@ -217,7 +220,8 @@ class Holding(ABC):
                 self._arrays.pop(number, None)
                 self._stages.consumed(number, self._clock.monotonic_s())
                 size_bytes = sum(one.type.size_bytes for one in answer)
-                self._handle(window_events.Consumed(self._window.limit_bytes if is_final else size_bytes))
+                kept_bytes = self._window.limit_bytes if is_final else size_bytes
+                self._handle(window_events.Consumed(kept_bytes, is_asked=not is_final))
             return answer
 
     @property
@@ -292,7 +296,8 @@ class Holding(ABC):
                     self._outbox.append(action)
         if self._outbox:
             self._ring()
-        self.changed.notify_all()
+        if not isinstance(event, _UNAWAITED):
+            self.changed.notify_all()
 
     def _take_answer(self, name: str, answer: say.Answer, arrays: tuple[Array, ...]) -> None:
         why, number = self._terms.check(arrays), answer.number

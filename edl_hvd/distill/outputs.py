@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -101,7 +102,7 @@ class Outputs:
             dtype = torch.int64
         elif self.is_half and tensor.is_floating_point():
             dtype = torch.float32
-        return tensor.to(dtype, copy=True)
+        return tensor.clone() if dtype == tensor.dtype else tensor.to(dtype)
 
 
 def _half(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -163,9 +164,15 @@ def to_arrays(tensors: Mapping[str, torch.Tensor]) -> tuple[Array, ...]:
             kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else "sparse"
             raise UsageError(f"{name!r} is a {kind} tensor; expected a dense tensor, such as that of to_dense()")
         there = tensor.detach().cpu().contiguous()
-        content = memoryview(there.view(-1).view(torch.uint8).numpy()) if there.numel() else b""  # type: ignore[arg-type]
-        arrays.append(Array(ArrayType(name, dtype, tuple(there.shape)), content))
+        arrays.append(Array(ArrayType(name, dtype, tuple(there.shape)), _content_of(there)))
     return tuple(arrays)
+
+
+def _content_of(tensor: torch.Tensor) -> bytes | memoryview:
+    if not tensor.numel():
+        return b""
+    known = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor  # numpy does not have that type
+    return memoryview(known.numpy()).cast("B")  # type: ignore[arg-type]
 
 
 def to_tensors(arrays: tuple[Array, ...]) -> dict[str, torch.Tensor]:
@@ -186,6 +193,7 @@ def row_types(arrays: tuple[Array, ...]) -> tuple[ArrayType, ...]:
 def find_nan(arrays: tuple[Array, ...]) -> str:
     """Why an answer is none, or an empty text: -inf is a probability of 0, NaN is none."""
     for name, tensor in to_tensors(arrays).items():
-        if tensor.is_floating_point() and bool(torch.isnan(tensor).any()):
+        # The largest number of an array with NaN is NaN, and takes a tenth of the time of a mask.
+        if tensor.is_floating_point() and tensor.numel() and math.isnan(tensor.max()):
             return f"its answer {name!r} holds NaN"
     return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -30,6 +31,7 @@ from edl_hvd.tensor_threads import TensorThread
 
 _LOOK_S = 0.25
 _ANSWERS_EVERY_S = 30.0
+_STAGES_EVERY_S = 0.5
 _END_S = 5.0
 # Longest wait for a reading thread, which ends before its next item.
 _READ_AT_ONCE = 2
@@ -96,6 +98,8 @@ class Pass:
         # Of each service, at the end of the pass.
         self._times: dict[Service, StageTimes | None] = {}
         self._began_s = self._told_s = time.monotonic()
+        self._stages: StageTimes | None = None
+        self._stages_s = -math.inf
         self._thread: TensorThread | None = None
         if reading.is_threaded:
             # It does not know the loader, so that one that is forgotten ends its pass.
@@ -114,7 +118,7 @@ class Pass:
         if self._is_closed:
             raise _ended_early()
         if self._thread is None:
-            self._read_some()
+            self._read_until_answered()
         elif self._kept is not None:
             self._wait_for_teachers()
         item = self._wait_for_item()
@@ -126,7 +130,9 @@ class Pass:
             raise StopIteration
         answer_counts.begin()
         for part in item.parts:
-            self._services[part.name].calling.handle(window_events.Asked())
+            calling = self._services[part.name].calling
+            if calling.answer_to(part.number) is None:
+                calling.handle(window_events.Asked())
         began_s = time.monotonic()
         answers = [self._wait_for_answer(item, part) for part in item.parts]
         self._waited_s += time.monotonic() - began_s
@@ -141,15 +147,14 @@ class Pass:
             self._leads[service].note(window)
         answer_counts.end(
             item.place.samples, sum(len(one.teachers) for one in windows), min(one.lead for one in windows),
-            max(len(one.entries) for one in windows),
-            mean_stages([
-                self._with_own(times) for one in self._services.values() if (times := one.calling.times) is not None
-            ]),
+            max(len(one.entries) for one in windows), self._stage_times(),
         )  # fmt: skip
         self._tell_now_and_then()
         began_s = time.monotonic()
         joined = _join(item, answers, {name: one.teachers.reduction for name, one in self._services.items()})
         self._decodes.add(began_s)
+        if self._thread is None:
+            self._read_ahead()
         return joined
 
     def close(self, is_final: bool = False) -> None:
@@ -177,16 +182,19 @@ class Pass:
             if self._is_closed or not self._read_one():
                 return
 
-    def _read_some(self) -> None:
-        """Read ahead in the script's own thread: while there is room and the next answer is not there, or a little."""
-        count = 0
-        while not self._is_read and self._error is None and self._has_room():
-            is_ready = bool(self._items) and self._is_answered(self._items[0])
-            if is_ready and count >= _READ_AT_ONCE:
+    def _read_until_answered(self) -> None:
+        """Read in the script's own thread, while there is room and the next answer is not there."""
+        while self._may_read() and not (self._items and self._is_answered(self._items[0])) and self._read_one():
+            pass
+
+    def _read_ahead(self) -> None:
+        """Read a little in the script's own thread. Teachers are told of it while the script trains."""
+        for _ in range(_READ_AT_ONCE):
+            if not self._may_read() or not self._read_one():
                 return
-            if not self._read_one():
-                return
-            count += 1
+
+    def _may_read(self) -> bool:
+        return not self._is_read and self._error is None and self._has_room()
 
     def _has_room(self) -> bool:
         return all(service.calling.has_room for service in self._services.values())
@@ -325,6 +333,14 @@ class Pass:
                 **asdict(self._with_own(times or StageTimes())),
             )
         )
+
+    def _stage_times(self) -> StageTimes | None:
+        """Where the time of a micro-batch goes; not computed for each one, as a heartbeat reads it once in a while."""
+        now_s = time.monotonic()
+        if now_s - self._stages_s >= _STAGES_EVERY_S:
+            every = [times for one in self._services.values() if (times := one.calling.times) is not None]
+            self._stages, self._stages_s = mean_stages([self._with_own(times) for times in every]), now_s
+        return self._stages
 
     def _with_own(self, times: StageTimes) -> StageTimes:
         """The stages of a service, with those of the pass itself."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
@@ -17,6 +18,8 @@ from edl_hvd.distill.outputs import describe, named, row_types, to_arrays, to_te
 from edl_hvd.distill.place import Place
 from edl_hvd.errors import UsageError
 from edl_hvd.frames import Array, ArrayType
+
+FindIndices: TypeAlias = Callable[[], Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -51,14 +54,19 @@ class Item:
     Attributes:
         value: What the loader yielded.
         place: Place of it.
-        indices: Samples that it is made of.
+        find_indices: Function that returns the indices of the samples, none where they are not known.
         parts: What is sent to teachers.
     """
 
     value: Any
     place: Place
-    indices: tuple[int, ...]
+    find_indices: FindIndices
     parts: tuple[PartToSend, ...]
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """Samples that it is made of; empty where they are not known."""
+        return tuple(self.find_indices())
 
 
 @dataclass(frozen=True)
@@ -99,6 +107,34 @@ def describe_sampler(batch_sampler: Any) -> str:
     return type(batch_sampler).__name__ + ("" if inner is None else f" of a {type(inner).__name__}")
 
 
+@dataclass(frozen=True)
+class _Named:
+    """A micro-batch that the sampler names: its place, and what returns its indices."""
+
+    place: Place
+    find_indices: FindIndices
+
+
+def _name_all(batch_sampler: Any, number: int) -> Iterator[_Named]:
+    """What the loader is going to yield. The indices themselves are computed by the loader already."""
+    if type(batch_sampler) is ElasticBatchSampler:
+        for one in batch_sampler.dealt():
+            yield _Named(Place(one.seed, one.epoch, one.position, one.samples, one.order.name), one.indices)
+        return
+    position = 0
+    for indices in batch_sampler:
+        place = Place(
+            getattr(indices, "seed", 0), getattr(indices, "epoch", number), getattr(indices, "position", position),
+            len(indices), getattr(indices, "order", ""),
+        )  # fmt: skip
+        yield _Named(place, partial(_as_it_is, indices))
+        position += len(indices)
+
+
+def _as_it_is(indices: Sequence[int]) -> Sequence[int]:
+    return indices
+
+
 class Reading:
     """The loader's items, with their places. One thread at a time."""
 
@@ -106,13 +142,14 @@ class Reading:
         self.is_threaded = getattr(loader, "num_workers", 0) > 0
         # Both in the thread of the script, which forks the loader's processes. The sampler is asked at once, as its
         # position may move before the next item is taken.
-        self._places = iter(batch_sampler) if tells_indices(batch_sampler) else None
-        self._first = None if self._places is None else next(self._places, None)
+        self._named = _name_all(batch_sampler, number) if tells_indices(batch_sampler) else None
+        self._first = None if self._named is None else next(self._named, None)
         self._items = iter(loader)
         self.sending, self._number, self._position = sending, number, 0
         self._rows: tuple[ArrayType, ...] | None = None
-        self.largest = getattr(getattr(batch_sampler, "policy", None), "micro_batch", None) or len(self._first or ())
-        if self._places is None:
+        first = 0 if self._first is None else self._first.place.samples
+        self.largest = getattr(getattr(batch_sampler, "policy", None), "micro_batch", None) or first
+        if self._named is None:
             size = getattr(batch_sampler, "batch_size", None)
             self.largest = size if isinstance(size, int) else 0
 
@@ -122,27 +159,24 @@ class Reading:
             value = next(self._items)
         except StopIteration:
             return None
-        if self._places is None:
+        if self._named is None:
             sent = None if isinstance(self.sending.send, Indices) else self.sending.send(value)
-            return self._item(value, sent, Place(0, self._number, self._position, _samples_of(sent)), ())
-        indices = self._first if self._first is not None else next(self._places, None)
+            place = Place(0, self._number, self._position, _samples_of(sent))
+            self._position += place.samples
+            return self._item(value, sent, place, tuple)
+        named = self._first if self._first is not None else next(self._named, None)
         self._first = None
-        if indices is None:
+        if named is None:
             raise UsageError("the loader yields more batches than its batch_sampler; expected one for each")
-        place = Place(
-            getattr(indices, "seed", 0), getattr(indices, "epoch", self._number),
-            getattr(indices, "position", self._position), len(indices), getattr(indices, "order", ""),
-        )  # fmt: skip
         sent = None if isinstance(self.sending.send, Indices) else self.sending.send(value)
-        return self._item(value, sent, place, indices)
+        return self._item(value, sent, named.place, named.find_indices)
 
-    def _item(self, value: Any, sent: Any, place: Place, indices: Any) -> Item:
-        self._position += place.samples
+    def _item(self, value: Any, sent: Any, place: Place, find_indices: FindIndices) -> Item:
         self.largest = max(self.largest, place.samples)
-        return Item(value, place, tuple(indices), self._parts(value, sent, place, indices))
+        return Item(value, place, find_indices, self._parts(value, sent, place, find_indices))
 
-    def _parts(self, value: Any, sent: Any, place: Place, indices: Any) -> tuple[PartToSend, ...]:
-        arrays, names = self._to_send(value, sent, place, indices), self.sending.names
+    def _parts(self, value: Any, sent: Any, place: Place, find_indices: FindIndices) -> tuple[PartToSend, ...]:
+        arrays, names = self._to_send(value, sent, place, find_indices), self.sending.names
         if self.sending.route is None:
             return tuple(PartToSend(name, None, place, arrays) for name in names)
         given = self.sending.route(value)
@@ -161,9 +195,9 @@ class Reading:
                 parts.append(PartToSend(name, rows, replace(place, samples=len(rows)), chosen))
         return tuple(parts)
 
-    def _to_send(self, value: Any, sent: Any, place: Place, indices: Any) -> tuple[Array, ...]:
+    def _to_send(self, value: Any, sent: Any, place: Place, find_indices: FindIndices) -> tuple[Array, ...]:
         if isinstance(self.sending.send, Indices):
-            return self.sending.send.arrays_of(value, indices)
+            return self.sending.send.arrays_of(value, find_indices())
         try:
             arrays = to_arrays(named(sent))
         except UsageError as error:

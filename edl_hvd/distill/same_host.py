@@ -10,6 +10,8 @@ from __future__ import annotations
 import socket
 import sys
 
+_SEND_BYTES = 1 << 21
+# A body of megabytes passes in few pieces then, each of which wakes both sides; the system may allow less.
 _ANY = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 
 
@@ -49,9 +51,15 @@ def connect(numeric: str, port: int) -> socket.socket | None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.setblocking(False)
         if connection.connect_ex(_name(host, port)) == 0:
+            widen(connection)
             return connection
         connection.close()
     return None
+
+
+def widen(connection: socket.socket) -> None:
+    """Let more bytes be under way on a Unix socket than a system has by default (208 KiB)."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
 
 
 def is_own(numeric: str) -> bool:

@@ -88,6 +88,8 @@ class Serving:
         # Of the talking thread:
         self._buffers = BodyBuffers(_MOST_BUFFERS)
         self._students: dict[int, Student] = {}
+        # An answer and the next question travel together.
+        self._to_flush: dict[int, Student] = {}
         self._sharing = Sharing()
         self._next_number = 0
         self._left_told = self._has_news = False
@@ -147,6 +149,8 @@ class Serving:
                 if self._has_news:  # else it was a part of a task
                     self._has_news = False
                     self._ask()
+                while self._to_flush:
+                    self._flush(self._to_flush.popitem()[1])
                 if self._is_leaving:
                     self._leave()
         finally:
@@ -161,7 +165,7 @@ class Serving:
     def _patience_s(self) -> float:
         deadlines = [student.deadline_s for student in self._students.values() if student.deadline_s]
         now_s = time.monotonic()
-        return max(0.0, min([now_s + _LOOK_EVERY_S, *deadlines]) - now_s)
+        return 0.0 if self._has_news else max(0.0, min([now_s + _LOOK_EVERY_S, *deadlines]) - now_s)
 
     def _look(self) -> None:
         now_s = time.monotonic()
@@ -199,7 +203,9 @@ class Serving:
             if len(strangers) >= _MOST_STRANGERS:
                 self._drop(strangers[0])  # the one that has been silent for longest
             connection.setblocking(False)
-            if connection.family != socket.AF_UNIX:
+            if connection.family == socket.AF_UNIX:
+                same_host.widen(connection)
+            else:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 ask_for_answers(connection)
             if self._context is not None:
@@ -227,7 +233,7 @@ class Serving:
                 self._refuse_plain(student.stream.connection)
             self._drop(student)
         else:
-            self._flush(student)
+            self._to_flush[student.number] = student
 
     def _refuse_plain(self, connection: socket.socket) -> None:
         """Tell a student without TLS so, in its own way."""
@@ -299,7 +305,6 @@ class Serving:
                 self._expect()
             case say.Give():
                 self._take_task(student, message, frame.arrays)
-                self._expect()
 
     def _take_task(self, student: Student, give: say.Give, arrays: tuple[Array, ...]) -> None:
         assert student.hello is not None
@@ -307,6 +312,7 @@ class Serving:
         trip_s = now_s - student.replied()
         self._round_trip_s = trip_s if not self._round_trip_s else 0.8 * self._round_trip_s + 0.2 * trip_s
         self._sharing = self._sharing.heard(str(student.number), give.tasks, give.lead, is_reply=True)
+        self._expect()
         self._computing.put(StudentTask(student.number, give, arrays, student.hello, now_s))
 
     # --- what is said to them ---
@@ -322,7 +328,7 @@ class Serving:
         if reply.samples:
             self._note(student, reply)
         student.stream.put(reply.frame)
-        self._flush(student)
+        self._to_flush[student.number] = student
 
     def _finish_introduction(self, student: Student, reply: StudentReply) -> None:
         assert student.hello is not None
@@ -364,7 +370,7 @@ class Serving:
             student = self._students[int(name)]
             student.ask()
             self._expect()
-            self._flush(student)
+            self._to_flush[student.number] = student
 
     def _status(self) -> say.TeacherStatus:
         now_s = time.monotonic()

@@ -9,7 +9,7 @@ hedge, when ``Window.hedge_due_s`` has come.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from edl_hvd.distill import window_events as events
@@ -65,14 +65,17 @@ def turn(window: Window, event: events.WindowEvent, now_s: float) -> Turn:
             draft.decline(teacher, number, why)
         case events.Asked():
             draft.ask()
-        case events.Consumed(answer_bytes):
-            draft.consume(answer_bytes)
+        case events.Consumed():
+            draft.consume(event)
         case events.Closed(is_final):
             draft.close(is_final)
         case events.Passed():
             pass
-    draft.offer()
-    return Turn(draft.window(), tuple(draft.actions))
+    after = draft.window()
+    invited = draft.offer(after)
+    if invited:
+        after = replace(after, teachers={**after.teachers, **invited})
+    return Turn(after, tuple(draft.actions))
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,14 @@ class _Hedge:
     number: int | None = None
     holders: frozenset[str] = frozenset()
     is_awaited: bool = False
+
+    @classmethod
+    def of(cls, window: Window, now_s: float) -> _Hedge:
+        """The oldest task, if it is to be given to one more teacher now."""
+        due_s, oldest = window.hedge_due_s, window.oldest
+        if due_s is None or due_s > now_s or oldest is None:
+            return cls()
+        return cls(oldest, frozenset(window.entries[oldest].holders), window.is_head_awaited)
 
 
 class _Draft:
@@ -120,14 +131,14 @@ class _Draft:
             self.entries[number] = Entry(read.place, read.size_bytes, is_answered=read.is_answered)
         else:
             self.entries[number] = replace(self.left.pop(read.place).entry, size_bytes=read.size_bytes)
-        for place, leftover in list(self.left.items()):
-            if leftover.past_bytes is not None or not is_beyond(read.place, place):
-                continue
-            if leftover.entry.is_answered and leftover.entry.answer_bytes:
-                self.left[place] = replace(leftover, past_bytes=leftover.entry.answer_bytes)
-            else:
+        beyond = [place for place in self.left if is_beyond(read.place, place)]
+        answered = [place for place in beyond if self.left[place].entry.answer_bytes]
+        if answered:
+            found = [self.left.pop(place) for place in answered]
+            self._keep({one.number: replace(one.entry, size_bytes=one.entry.answer_bytes) for one in found})
+        for place in beyond:
+            if place in self.left:
                 self._forget(place)
-        self._forget_past()
 
     def ask(self) -> None:
         if self._before.waiting_since_s is not None:
@@ -138,17 +149,28 @@ class _Draft:
             steps_s = (*self._before.steps_s, passed_s)[-REMEMBERED:]
             self._changes.update(steps_s=steps_s, hedge_after_s=hedge_after_s(self._before.answers_s, steps_s))
 
-    def consume(self, answer_bytes: int) -> None:
+    def consume(self, event: events.Consumed) -> None:
         head = self._before.head
         if head is None or not self.entries[head].is_answered:
             return
-        entry = self.entries.pop(head)
-        self.left[entry.place] = Leftover(head, entry, answer_bytes)
-        self._forget_past()
+        if event.is_asked:
+            self.ask()
+        self._keep({head: replace(self.entries.pop(head), size_bytes=event.answer_bytes)})
         self._changes.update(waiting_since_s=None, consumed_s=self.now_s)
 
+    def _keep(self, found: Mapping[int, Entry]) -> None:
+        """Keep answers that the pass has left behind; drop the oldest, down to their part of the window."""
+        past = {**self._before.past, **found}
+        total_bytes = self._before.past_bytes + sum(one.size_bytes for one in found.values())
+        while total_bytes * PAST_SHARE > self._before.limit_bytes:
+            oldest = next(iter(past))
+            total_bytes -= past.pop(oldest).size_bytes
+            self.actions.append(events.Drop(oldest))
+        self._changes.update(past=past, past_bytes=total_bytes)
+
     def close(self, is_final: bool) -> None:
-        self.left = {place: replace(leftover, past_bytes=None) for place, leftover in self.left.items()}
+        for number, entry in self._before.past.items():
+            self.left[entry.place] = Leftover(number, entry)
         for number, entry in self.entries.items():
             if not entry.is_waiting:
                 self.left[entry.place] = Leftover(number, replace(entry, failures=(), is_suspect=False))
@@ -156,17 +178,7 @@ class _Draft:
         if is_final:
             for place in list(self.left):
                 self._forget(place)
-        self._changes.update(waiting_since_s=None, consumed_s=None)
-
-    def _forget_past(self) -> None:
-        """Drop the oldest of the answers that the pass has left behind, down to their part of the window."""
-        past = {place: one.past_bytes for place, one in self.left.items() if one.past_bytes is not None}
-        total_bytes = sum(past.values())
-        for place, size_bytes in past.items():
-            if total_bytes * PAST_SHARE <= self._before.limit_bytes:
-                break
-            self._forget(place)
-            total_bytes -= size_bytes
+        self._changes.update(past={}, past_bytes=0, waiting_since_s=None, consumed_s=None)
 
     def _forget(self, place: Place) -> None:
         """Drop a task that no micro-batch waits for."""
@@ -269,10 +281,11 @@ class _Draft:
     def want(self, teacher: str) -> None:
         if teacher not in self.teachers:
             return
-        colleague = self.teachers[teacher] = replace(self.teachers[teacher], is_idle=False, invited_s=None)
-        number = None if colleague.aside_until_s > self.now_s else self._choose(teacher, self._hedge())
+        colleague = self.teachers[teacher]
+        hedge = _Hedge.of(self._before, self.now_s)
+        number = None if colleague.aside_until_s > self.now_s else self._choose(teacher, hedge)
         if number is None:
-            self.teachers[teacher] = replace(colleague, is_idle=True)
+            self.teachers[teacher] = replace(colleague, is_idle=True, invited_s=None)
             self.actions.append(events.GiveNothing(teacher))
             return
         entry = self.entries[number]
@@ -287,8 +300,8 @@ class _Draft:
         self.entries[number] = replace(entry, holders={**entry.holders, teacher: self.now_s})
         # It is told how many tasks are left, and asks again by itself only if there are some.
         tasks = sum(one.is_waiting for one in self.entries.values())
-        holds = (*self.teachers[teacher].holds, number)
-        self.teachers[teacher] = replace(self.teachers[teacher], holds=holds, is_idle=not tasks)
+        holds = (*colleague.holds, number)
+        self.teachers[teacher] = replace(colleague, holds=holds, is_idle=not tasks, invited_s=None)
         self.actions.append(events.GiveTask(teacher, number, entry.is_suspect, tasks, self._before.lead))
 
     def _choose(self, teacher: str, hedge: _Hedge) -> int | None:
@@ -318,14 +331,6 @@ class _Draft:
         present = {one.process for one in self.teachers.values() if one.aside_until_s <= self.now_s}
         return present <= failed and self.now_s >= failures[-1].at_s + AGAIN_S
 
-    def _hedge(self) -> _Hedge:
-        """The oldest task, if it is to be given to one more teacher now."""
-        window = self.window()
-        due_s = window.hedge_due_s
-        if due_s is None or due_s > self.now_s or window.oldest is None:
-            return _Hedge()
-        return _Hedge(window.oldest, frozenset(self.entries[window.oldest].holders), window.is_head_awaited)
-
     def _hungry(self) -> int:
         """The number of teachers that would take a task at once."""
         return sum(one.is_idle and not one.holds and one.aside_until_s <= self.now_s for one in self.teachers.values())
@@ -344,25 +349,29 @@ class _Draft:
             self._take_back(teacher, number)
             self.actions.append(events.Withdraw(teacher, number))
 
-    def offer(self) -> None:
-        """Tell idle teachers of tasks, one for each task, and the fastest first."""
-        waiting = sum(entry.is_waiting for entry in self.entries.values())
-        hedge = self._hedge()
-        needed = waiting or int(hedge.number is not None)
-        if not needed:
-            return
-        needed -= sum(
-            one.invited_s is not None and self.now_s - one.invited_s < INVITED_S for one in self.teachers.values()
-        )
+    def offer(self, after: Window) -> dict[str, Colleague]:
+        """Tell idle teachers of tasks, one for each task, and the fastest first; those teachers.
+
+        Args:
+            after: Window of this draft.
+        """
         idle = [
             (one.answer_s, name)
-            for name, one in self.teachers.items()
+            for name, one in after.teachers.items()
             if one.is_idle and not one.holds and one.invited_s is None and one.aside_until_s <= self.now_s
         ]
+        if not idle:
+            return {}
+        hedge = _Hedge.of(after, self.now_s)
+        needed = after.tasks or int(hedge.number is not None)
+        needed -= sum(
+            one.invited_s is not None and self.now_s - one.invited_s < INVITED_S for one in after.teachers.values()
+        )
+        invited: dict[str, Colleague] = {}
         for _, name in sorted(idle):
-            if needed <= 0:
-                return
+            if len(invited) >= needed:
+                break
             if self._choose(name, hedge) is not None:
-                needed -= 1
-                self.teachers[name] = replace(self.teachers[name], is_idle=False, invited_s=self.now_s)
+                invited[name] = replace(after.teachers[name], is_idle=False, invited_s=self.now_s)
                 self.actions.append(events.Invite(name))
+        return invited

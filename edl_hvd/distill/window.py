@@ -74,12 +74,10 @@ class Leftover:
     Attributes:
         number: Number of the task.
         entry: Task; its answer is there, or a teacher has it.
-        past_bytes: Bytes of its answer, if this pass has consumed it, or read past it; ``None`` before.
     """
 
     number: int
     entry: Entry
-    past_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,10 @@ class Window:
     Attributes:
         limit_bytes: Memory that tasks may take; two tasks are always allowed.
         entries: Tasks read and not consumed, by number, oldest first.
-        left: Tasks that no micro-batch waits for, oldest first.
+        left: Tasks of earlier passes that no micro-batch waits for.
+        past: Tasks that this pass has consumed, or read past, and whose answers are still there, by number, oldest
+            first; an answer is all that they take.
+        past_bytes: Memory that these take.
         teachers: Teachers that are ready, by name.
         next_number: Number of the next task; never used twice, so that late answers of a pass are recognised.
         waiting_since_s: Since when the consumer waits for the oldest task; ``None`` if it does not.
@@ -131,6 +132,8 @@ class Window:
     limit_bytes: int
     entries: Mapping[int, Entry] = field(default_factory=dict)
     left: Mapping[Place, Leftover] = field(default_factory=dict)
+    past: Mapping[int, Entry] = field(default_factory=dict)
+    past_bytes: int = 0
     teachers: Mapping[str, Colleague] = field(default_factory=dict)
     next_number: int = 0
     waiting_since_s: float | None = None
@@ -191,7 +194,7 @@ class Window:
     @property
     def is_head_awaited(self) -> bool:
         """Whether the consumer waits for the oldest task, which has no answer."""
-        return self.waiting_since_s is not None and self.oldest is not None and self.oldest == self.head
+        return self.waiting_since_s is not None and self.head is not None and not self.entries[self.head].is_answered
 
     @property
     def hedge_due_s(self) -> float | None:
@@ -200,9 +203,10 @@ class Window:
         Ahead of its consumer it is given to one more only if it takes long for the teacher that has it, and only one
         task is at two teachers at a time.
         """
-        if self.oldest is None:
+        oldest = self.oldest
+        if oldest is None:
             return None
-        holders = self.entries[self.oldest].holders
+        holders = self.entries[oldest].holders
         if not 0 < len(holders) < _MOST_HOLDERS:
             return None
         overdue_s = max(holders.values()) + self.hedge_after_s
@@ -224,8 +228,9 @@ class Window:
         moments += [one.aside_until_s for one in self.teachers.values()]
         failed = [entry.failures[-1] for entry in self.entries.values() if entry.failures and entry.is_waiting]
         moments += [failure.at_s + AGAIN_S for failure in failed]
-        if self.hedge_due_s is not None:
-            moments.append(self.hedge_due_s)
+        hedge_due_s = self.hedge_due_s
+        if hedge_due_s is not None:
+            moments.append(hedge_due_s)
         return min((moment for moment in moments if moment > now_s), default=None)
 
 

@@ -74,7 +74,7 @@ class Declined:
 
 @dataclass(frozen=True)
 class Asked:
-    """The consumer asks for the oldest micro-batch."""
+    """The consumer asks for the oldest micro-batch, and has to wait."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,11 @@ class Consumed:
 
     Attributes:
         answer_bytes: Bytes of its answer.
+        is_asked: Whether it has asked for this one, if not before then at this moment.
     """
 
     answer_bytes: int = 0
+    is_asked: bool = True
 
 
 @dataclass(frozen=True)

@@ -224,6 +224,10 @@ class Student:
         window = self.window
         left = {one.number: one.entry for one in window.left.values()}
         assert not set(left) & set(window.entries)
+        assert not set(window.past) & {*left, *window.entries}
+        assert set(window.past) <= self.accepted
+        assert all(entry.is_answered and not entry.holders for entry in window.past.values())
+        assert window.past_bytes == sum(entry.size_bytes for entry in window.past.values())
         everything = {**left, **window.entries}
         held = {(number, name) for number, entry in everything.items() for name in entry.holders}
         assert held == {(number, name) for name, one in window.teachers.items() for number in one.holds}
@@ -272,7 +276,9 @@ class Student:
     def ask(self) -> None:
         if not self.is_over and not self.is_waiting:
             self.is_waiting = True
-            self.handle(events.Asked())
+            head = self.window.head
+            if head is None or not self.window.entries[head].is_answered:
+                self.handle(events.Asked())
             self.go_on()
 
     def begin_anew(self) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
-from edl_hvd.data.sampler import ElasticBatchSampler
+from edl_hvd.data.sampler import BatchIndices, ElasticBatchSampler
 from edl_hvd.errors import StateError, UsageError
 from edl_hvd.rescale.policy import GlobalBatch, WorkerBatch
 
@@ -196,3 +196,16 @@ def test_a_step_that_was_made_in_another_world_is_dealt_again_as_large_as_it_was
         assert [step.samples for step in steps] == expected[: -1 if drop_last else None]
         sampler.advance(steps[0])
         assert list(sampler.steps()) == steps[1:]
+
+
+def test_micro_batches_are_named_without_their_indices_as_they_are_dealt() -> None:
+    for rank, size, drop_last in ((0, 1, False), (1, 3, False), (2, 3, True)):
+        sampler = ElasticBatchSampler(103, global_batch=12, micro_batch=2, seed=5, drop_last=drop_last)
+        sampler.set_world(rank, size)
+        sampler.epoch, sampler.offset = 2, 24
+        batches, dealt = list(sampler), list(sampler.dealt())
+        assert [one.indices() for one in dealt] == batches
+        for one, indices in zip(dealt, batches, strict=True):
+            assert isinstance(indices, BatchIndices)
+            named = (indices.seed, indices.epoch, indices.position, len(indices), indices.order)
+            assert (one.seed, one.epoch, one.position, one.samples, one.order.name) == named

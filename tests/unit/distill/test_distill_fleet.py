@@ -125,7 +125,7 @@ def test_what_was_asked_for_survives_a_teacher_and_takes_no_more_memory_than_the
                 teachers.kill(0)
         assert all(torch.equal(answer.result(), sums(one)) for answer, one in zip(asked, inputs, strict=True))
         assert wanted._asks is not None
-        assert not wanted._asks._calling.window.left
+        assert not wanted._asks._calling.window.past
         assert not wanted._asks._calling._answers
         wanted.close()
 

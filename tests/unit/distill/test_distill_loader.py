@@ -76,6 +76,27 @@ def test_an_error_of_the_data_set_comes_where_its_batch_would(tmp_path):
         loader.close()
 
 
+def test_teachers_have_as_much_as_fits_while_the_script_trains(tmp_path):
+    """A micro-batch that is taken makes room for the next one at once, not when the script asks again."""
+
+    class Noted(Images):
+        read = 0
+
+        def __getitem__(self, index):
+            self.read += 1
+            return super().__getitem__(index)
+
+    dataset = Noted(64, side=300)  # a micro-batch of 1.4 MB, so that the window holds the two that it always holds
+    with fleet(tmp_path, Sums()) as teachers:
+        loader = make_loader(Teachers(teachers.source, port=teachers.port, window_mb=1), dataset=dataset)
+        check(loader, 64, lambda number: _equal(dataset.read, min(64, 4 * (number + 3))))
+        loader.close()
+
+
+def _equal(one: int, other: int) -> None:
+    assert one == other
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_pass_that_begins_where_the_last_one_was_left_asks_nothing_again(tmp_path, workers):
     """As after a resize in which a worker keeps its micro-batches, some of which are rolled back."""

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from waiting import LONG_S, soon
 
 from edl_hvd.distill import DistillLoader, Teachers
+from edl_hvd.distill.outputs import find_nan, to_arrays
 from edl_hvd.errors import NoTeacherError, UsageError
 from edl_hvd.events import read_events
 
@@ -55,6 +56,19 @@ def test_answers_that_hold_nan_are_never_passed_on(tmp_path, monkeypatch):
     refused = [event for event in read_events(tmp_path / "events.jsonl") if event["event"] == "teacher_refused"]
     assert refused
     assert refused[0]["reason"] == "its answer 'logits' holds NaN"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_nan_is_told_from_infinities_wherever_it_is(dtype):
+    for shape in ((1, 1), (3, 5), (64, 1000), (0, 5)):
+        answer = torch.randn(shape).to(dtype)
+        answer[: len(answer) // 2] = float("inf")
+        answer[len(answer) // 2 :, ::2] = -float("inf")
+        assert not find_nan(to_arrays({"rest": answer, "indices": torch.zeros(shape, dtype=torch.int32)}))
+        for row in {0, len(answer) - 1} if len(answer) else set():
+            broken = answer.clone()
+            broken[row, -1] = float("nan")
+            assert find_nan(to_arrays({"first": answer, "rest": broken})) == "its answer 'rest' holds NaN"
 
 
 @pytest.mark.parametrize("trouble", ["die", "raise", "nan"])

@@ -233,7 +233,7 @@ def test_answers_that_were_consumed_serve_a_world_that_rolls_back():
     for number in range(4):
         story += [read(number), events.Wanted("a"), events.Answered("a", number), events.Asked(), events.Consumed(4)]
     window, _ = play(*story, limit_bytes=160)
-    assert [place.position for place in window.left] == [2, 3], "those of a sixteenth of the window"
+    assert list(window.past) == [2, 3], "those of a sixteenth of the window"
     window, actions = play(*story, events.Closed(), read(2), limit_bytes=160)
     assert window.lead == 1
     window, actions = play(*story, events.Closed(), read(3), limit_bytes=160)
@@ -248,11 +248,11 @@ def test_an_answer_that_the_next_pass_has_read_past_serves_the_one_after():
     story += [events.Wanted("a"), events.Closed(), read(3)]
     window, actions = play(*story, limit_bytes=160)
     assert actions == [events.Withdraw("a", 2), events.Drop(2), events.Invite("a")], "its answer is not there yet"
-    assert [place.position for place in window.left] == [0, 1]
+    assert list(window.past) == [0, 1]
     window, _ = play(*story, events.Closed(), read(1), limit_bytes=160)
     assert window.lead == 1
     window, actions = play(*story, limit_bytes=64)
-    assert [place.position for place in window.left] == [1], "those of a sixteenth of the window"
+    assert list(window.past) == [1], "those of a sixteenth of the window"
     assert events.Drop(0) in actions
 
 
