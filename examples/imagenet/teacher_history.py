@@ -108,7 +108,8 @@ def _look(line: Line, before: Line | None, start_s: float) -> Look | None:
         seconds, waited_s = seconds - before["seconds"], waited_s - before["waited_s"]
     if seconds <= 0:
         return None
-    lead, window = line.get("mean_lead", line["lead"]), line.get("mean_window", line["window"])
+    lead = line["mean_lead" if "mean_lead" in line else "lead"]  # logs before 0.2.0 have no means
+    window = line["mean_window" if "mean_window" in line else "window"]
     share = min(1.0, max(0.0, waited_s / seconds))
     return Look(line.get("worker", ""), max(0.0, end_s - seconds), end_s, lead, window, share)
 
