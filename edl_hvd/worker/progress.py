@@ -10,6 +10,7 @@ same order, so their numbers say who waits for whom.
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 import sysconfig
@@ -59,6 +60,9 @@ LONGEST_NAME = 200
 _TEACHERS = ("edl_hvd.distill.service", "wait_for_answer")
 # Module and function in which a script waits for a teacher; how long that takes says nothing about this worker.
 _WRITERS = frozenset(("torch.serialization", "safetensors.torch", "torch.distributed.checkpoint.state_dict_saver"))
+
+_COLLECTING = threading.Lock()
+# Held by who switches garbage collection off.
 
 
 class Progress:
@@ -138,7 +142,7 @@ class Progress:
 
     def where(self) -> tuple[str, str]:
         """Where the thread that waits, or else the main one, stands: line and function of the script, and its stack."""
-        frames = sys._current_frames()
+        frames = current_frames()
         innermost = frames.get(self._waiter) if self.phase == "collective" else None
         innermost = innermost or frames.get(_main_thread())
         place = place_of(innermost)
@@ -167,7 +171,7 @@ class Progress:
         return work if work is None or total is None else replace(work, samples_left=max(0, total - self.samples))
 
     def _recognise(self, phase: str, now_s: float) -> str | None:
-        frames = sys._current_frames()
+        frames = current_frames()
         recognised: str | None
         if awaits_teacher(frames.get(_main_thread())):
             recognised = "teachers"
@@ -178,6 +182,22 @@ class Progress:
         if recognised is not None:
             self._recognised_s = now_s
         return recognised
+
+
+def current_frames() -> Mapping[int, FrameType]:
+    """The innermost frame of each thread, by its identifier; of this one, the caller's.
+
+    Python before 3.12 holds the lock of its list of threads meanwhile, and hangs for ever where a garbage collection
+    frees a ``threading.local`` then, which takes that lock as well (python/cpython#106883). So none happens here.
+    """
+    with _COLLECTING:  # else one thread finds it switched off by another, and it stays so
+        is_collecting = gc.isenabled()
+        gc.disable()
+        try:
+            return {**sys._current_frames(), threading.get_ident(): sys._getframe(1)}
+        finally:
+            if is_collecting:
+                gc.enable()
 
 
 def recognise(frames: Mapping[int, FrameType], main_thread: int) -> str | None:

@@ -215,7 +215,7 @@ def test_a_job_tells_the_fleet_how_it_scales_and_what_is_left(tmp_path):
         assert 0 < job["left"] < 20 * 2048
         fleet.until(lambda: fleet.jobs()["job"]["left"] < job["left"])
         shown = fleet.ask("show", "job").stdout
-        assert re.search(r"curve +goodput by slots: 1: \d+, 2: \d+", shown), shown
+        assert re.search(r"curve +goodput by slots: 1: [\d,]+, 2: [\d,]+", shown), shown
         assert re.search(r"left +\d+ s", shown), shown
         metrics = urlopen(page[1] + "metrics").read().decode()
         assert re.search(r'^edl_hvd_job_left_seconds\{job="job"\} \d+', metrics, re.MULTILINE), metrics

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 import threading
 
@@ -14,7 +15,7 @@ from fake_world import alone
 from waiting import soon
 
 import edl_hvd
-from edl_hvd.worker.progress import Progress, place_of, progress, recognise
+from edl_hvd.worker.progress import Progress, current_frames, place_of, progress, recognise
 
 MAIN = threading.main_thread().ident or 0
 
@@ -116,6 +117,27 @@ def test_a_deep_stack_is_cut(clock):
     assert re.search(r"… \d{3} more$", stack)
 
 
+def test_a_garbage_collection_meanwhile_hangs_nothing():
+    """Python before 3.12 hangs where it frees a thread's own variables while it looks at the threads."""
+    script = """
+import gc, threading
+from edl_hvd.worker.progress import Progress
+
+class Node:
+    pass
+
+gc.set_threshold(1)
+for _ in range(500):
+    node = Node()
+    node.itself, node.local = node, threading.local()
+    node.local.node = node
+    del node
+    Progress().where()
+assert gc.isenabled()
+"""
+    assert soon(subprocess.Popen([sys.executable, "-c", script])) == 0
+
+
 def test_a_phase_within_another_ends_with_its_block_whatever_happens(clock):
     progress = Progress(clock)
     progress.enter("compute")
@@ -185,7 +207,7 @@ def what_is_recognised_during(work) -> str | None:
     seen = []
 
     def pause() -> None:
-        look = threading.Thread(target=lambda: seen.append(recognise(sys._current_frames(), MAIN)))
+        look = threading.Thread(target=lambda: seen.append(recognise(current_frames(), MAIN)))
         look.start()
         soon(look)
 
