@@ -158,14 +158,18 @@ def _draw_loss_and_accuracy(axes: Axes, report: Report) -> None:
 
 
 def _mark_resizes(axes: Axes, resizes: list[Resize], duration_s: float, named: bool) -> None:
+    before_s, is_lower = -duration_s, False
     for resize in resizes:
         color = EVENT_COLORS[resize.cause]
         axes.axvspan(resize.time_s - resize.seconds, resize.time_s, color=color, alpha=0.15, linewidth=0)
         axes.axvline(resize.time_s, color=color, linewidth=1, linestyle=(0, (4, 3)))
         if named:
             late = resize.time_s > 0.85 * duration_s  # no room to the right
+            is_lower = resize.time_s - before_s < 0.15 * duration_s and not is_lower  # no room beside the one before
+            before_s = resize.time_s
             axes.annotate(
                 f"{describe(resize)}\n{resize.seconds:.2f} s lost",
-                xy=(resize.time_s, axes.get_ylim()[1]), xytext=(-4 if late else 4, -2), textcoords="offset points",
+                xy=(resize.time_s, axes.get_ylim()[1]), textcoords="offset points",
+                xytext=(-4 if late else 4, -28 if is_lower else -2),
                 ha="right" if late else "left", va="top", fontsize=8.5, color=color,
             )  # fmt: skip
