@@ -84,8 +84,8 @@ def test_teachers_are_watched_as_they_come_and_go(tmp_path):
         ]  # fmt: skip
         teachers.kill(0)
         assert next_with([True, False])[0]["problem"] == "Connection refused"
-        watch.send_signal(signal.SIGINT)
-        assert soon(watch) == 0
+        watch.terminate()
+        assert soon(watch) == -signal.SIGTERM
         watch.stdout.close()
 
 
