@@ -188,9 +188,13 @@ class Pass:
             pass
 
     def _read_ahead(self) -> None:
-        """Read a little in the script's own thread. Teachers are told of it while the script trains."""
+        """Read a little in the script's own thread. Teachers are told of it while the script trains.
+
+        The micro-batch that the script is about to get takes its memory as well.
+        """
         for _ in range(_READ_AT_ONCE):
-            if not self._may_read() or not self._read_one():
+            windows = [service.calling.window for service in self._services.values()]
+            if not all(window.has_room_beside(1) for window in windows) or not self._may_read() or not self._read_one():
                 return
 
     def _may_read(self) -> bool:

@@ -149,10 +149,14 @@ class Window:
     @property
     def has_room(self) -> bool:
         """Whether one more task as large as the largest fits."""
+        return self.has_room_beside(0)
+
+    def has_room_beside(self, others: int) -> bool:
+        """Whether one more task fits beside this number of others, all as large as the largest."""
         sizes = [entry.size_bytes for entry in self.entries.values()]
         if len(sizes) < 2:
             return True
-        return len(sizes) < self.most_tasks and sum(sizes) + max(sizes) <= self.limit_bytes
+        return len(sizes) < self.most_tasks and sum(sizes) + (1 + others) * max(sizes) <= self.limit_bytes
 
     @property
     def most_tasks(self) -> int:
