@@ -343,7 +343,8 @@ class Pass:
         now_s = time.monotonic()
         if now_s - self._stages_s >= _STAGES_EVERY_S:
             every = [times for one in self._services.values() if (times := one.calling.times) is not None]
-            self._stages, self._stages_s = mean_stages([self._with_own(times) for times in every]), now_s
+            self._stages = mean_stages([self._with_own(times) for times in every])
+            self._stages_s = now_s if self._decodes.count else -math.inf  # not all are known at the first one
         return self._stages
 
     def _with_own(self, times: StageTimes) -> StageTimes:
