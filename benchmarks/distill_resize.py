@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import random
 import statistics
 import sys
 import tempfile
@@ -29,10 +28,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "elastic"))
 
-from chaos import SeededFault
 from fleet import Fleet
 from harness import Job, Outcome
-from recovery import WORLDS, recoveries, train
+from recovery import WORLDS, random_kills, recoveries, train
 from result_rows import add_row, rows_of
 from teacher_work import PORT, computed_samples, counted_teacher, teacher_work
 from training import Training
@@ -83,12 +81,7 @@ def measure(number: int, with_teachers: bool, kills: int) -> Sequence[object]:
 
 def play(folder: Path, with_teachers: bool, kills: int) -> Outcome:
     """Run one job to its end. The teachers are there without being asked, too."""
-    chance = random.SystemRandom()
-    faults = [
-        SeededFault("kill one", chance.getrandbits(30), step=3, after=kill - 1 if kill else None,
-             delay_s=chance.uniform(0.3, 5.0))
-        for kill in range(kills)
-    ]  # fmt: skip
+    faults = random_kills(kills)
     training = Training(
         samples=SAMPLES, micro_batch=MICRO_BATCH, pause_s=PAUSE_S, linger_s=1.0, loader_workers=1,
         extra=("distill",) if with_teachers else (),

@@ -128,13 +128,18 @@ def kill_one(engine: str, hosts: tuple[str, ...]) -> float:
     return train(Job(engine, hosts, faults=(kill(rank=1, step=7),), deadline_s=240)).seconds_to_next_step()
 
 
-def kill_many(kills: int, megabytes: int) -> Outcome:
+def random_kills(count: int) -> list[SeededFault]:
+    """Kills of one member each, at random moments up to five seconds after the one before."""
     chance = random.SystemRandom()
-    faults = [
+    return [
         SeededFault("kill one", chance.getrandbits(30), step=3, after=number - 1 if number else None,
              delay_s=chance.uniform(0.3, 5.0))
-        for number in range(kills)
+        for number in range(count)
     ]  # fmt: skip
+
+
+def kill_many(kills: int, megabytes: int) -> Outcome:
+    faults = random_kills(kills)
     with tempfile.TemporaryDirectory() as checkpoints:
         training = Training(linger_s=1.0, checkpoint=checkpoints, checkpoint_every="1s")
         if megabytes:

@@ -268,7 +268,10 @@ class ElasticBatchSampler(Sampler[list[int]]):
                 yield BatchIndices(indices, seed, epoch, position, order)
 
     def dealt(self) -> Iterator[DealtBatch]:
-        """The micro-batches that iterating yields from the present position on, without computing their indices."""
+        """The micro-batches that iterating yields from the present position on, without computing their indices.
+
+        For ``DistillLoader``, which names a micro-batch by its place. Not collective.
+        """
         order, seed, epoch = self.order, self.seed, self.epoch
         for step in self.steps():
             for first, last in step.share:

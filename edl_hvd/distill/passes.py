@@ -193,15 +193,14 @@ class Pass:
         The micro-batch that the script is about to get takes its memory as well.
         """
         for _ in range(_READ_AT_ONCE):
-            windows = [service.calling.window for service in self._services.values()]
-            if not all(window.has_room_beside(1) for window in windows) or not self._may_read() or not self._read_one():
+            if not self._may_read(beside=1) or not self._read_one():
                 return
 
-    def _may_read(self) -> bool:
-        return not self._is_read and self._error is None and self._has_room()
+    def _may_read(self, beside: int = 0) -> bool:
+        return not self._is_read and self._error is None and self._has_room(beside)
 
-    def _has_room(self) -> bool:
-        return all(service.calling.has_room for service in self._services.values())
+    def _has_room(self, beside: int = 0) -> bool:
+        return all(service.calling.window.has_room_beside(beside) for service in self._services.values())
 
     def _is_answered(self, item: Item) -> bool:
         return all(self._services[part.name].calling.answer_to(part.number) is not None for part in item.parts)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import Gate, WatchedStorage, assert_equal, nothing_reported, snapshot_of
-from clocks import FakeClock
+from clocks import FakeClock, WatchedClock
 from waiting import LONG_S, soon
 
 from edl_hvd.checkpoint import CheckpointWriter
@@ -34,18 +34,6 @@ from edl_hvd.errors import ObjectMissingError, OwnedError, StorageError
 from edl_hvd.events import CheckpointFailed, CheckpointWritten
 from edl_hvd.process_identity import pid_namespace, start_token
 from edl_hvd.storage import Storage, StoredObject, open_storage
-
-
-class WatchedClock(FakeClock):
-    """Something happens whenever somebody waits."""
-
-    def __init__(self, on_sleep: Callable[[], None]) -> None:
-        super().__init__()
-        self._on_sleep = on_sleep
-
-    def sleep(self, duration_s: float) -> None:
-        super().sleep(duration_s)
-        self._on_sleep()
 
 
 def elsewhere(run: str, host: str = "far") -> LeaseHolder:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import pytest
 from checkpoints import WatchedStorage, snapshot_of
-from clocks import FakeClock
+from clocks import FakeClock, WatchedClock
 from waiting import soon
 
 from edl_hvd.checkpoint import CheckpointWriter
@@ -28,18 +27,6 @@ from edl_hvd.errors import OwnedError, StorageError
 from edl_hvd.storage import Storage
 
 STEP = 7
-
-
-class WatchedClock(FakeClock):
-    """Something happens whenever somebody waits."""
-
-    def __init__(self, on_sleep: Callable[[], None]) -> None:
-        super().__init__()
-        self._on_sleep = on_sleep
-
-    def sleep(self, duration_s: float) -> None:
-        super().sleep(duration_s)
-        self._on_sleep()
 
 
 def owned() -> tuple[WatchedStorage, int]:

@@ -16,6 +16,7 @@ from waiting import LONG_S
 
 from edl_hvd import distill
 from edl_hvd.distill import DistillLoader, Teachers
+from edl_hvd.teacher_counts import answer_counts
 
 pytestmark = pytest.mark.distill
 
@@ -90,6 +91,19 @@ def test_teachers_have_as_much_as_fits_while_the_script_trains(tmp_path):
     with fleet(tmp_path, Sums()) as teachers:
         loader = make_loader(Teachers(teachers.source, port=teachers.port, window_mb=1), dataset=dataset)
         check(loader, 64, lambda number: _equal(dataset.read, min(64, 4 * (number + 3))))
+        loader.close()
+
+
+def test_every_stage_of_a_micro_batch_is_told_from_the_second_one_on(tmp_path):
+    with fleet(tmp_path, Sums(0.02)) as teachers:
+        loader = make_loader(Teachers(teachers.source, port=teachers.port))
+        passing = iter(loader)
+        next(passing)
+        next(passing)
+        counts = answer_counts.look()
+        assert counts is not None
+        assert counts.stages is not None
+        assert min(counts.stages.read_s, counts.stages.compute_s, counts.stages.decode_s) > 0
         loader.close()
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import islice
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from fleet import Sums, fleet, free_port
 from metadata_server import Ec2Metadata
 from students import TOKEN, sampler
 from torch.utils.data import DataLoader
-from waiting import soon
+from waiting import LONG_S, soon
 
 from edl_hvd.distill import DistillLoader, Teachers
 
@@ -71,11 +72,11 @@ def test_teachers_are_watched_as_they_come_and_go(tmp_path):
         assert watch.stdout is not None
 
         def next_with(problems: list[bool]) -> list[dict[str, object]]:
-            for line in watch.stdout or ():
+            for line in islice(watch.stdout or (), int(LONG_S)):  # one a second
                 entries = json.loads(line)["teachers"]
                 if ["problem" in entry for entry in entries] == problems:
                     return entries
-            raise AssertionError("the command has ended")
+            raise AssertionError("it never became so")
 
         assert next_with([False])[0]["model"] == "Sums"
         teachers.start(Sums())
