@@ -18,8 +18,10 @@ from edl_hvd.errors import UsageError
 from edl_hvd.frames import Array, ArrayType
 
 _PROBE_SEED = 20240613
-_PIXEL_DIMENSIONS = 3
 # Of a sample of uint8: images have channels, height and width; what has fewer dimensions may be letters or tokens.
+_PIXEL_DIMENSIONS = 3
+# Dropout over a few numbers gives the same answer twice now and then, hardly five times.
+_REPEATS = 4
 _LARGEST_CHANGE = 0.1
 # Of the largest number of an answer. Quantization to 8 bits by the range of a batch changes it by some hundredths.
 
@@ -115,12 +117,13 @@ class Teacher:
         else:
             assert problem is not None
             raise problem
-        again = self._answer_or_problem(_fixed_input(send, samples, number), outputs, padded_to)
-        if digest_answer(answer) != digest_answer(again):
-            raise UsageError(
-                f"the model {self.name} is no teacher: it answers the same input in two ways; is dropout on, or is it "
-                "a function of chance?"
-            )
+        for _ in range(_REPEATS):
+            again = self._answer_or_problem(_fixed_input(send, samples, number), outputs, padded_to)
+            if digest_answer(answer) != digest_answer(again):
+                raise UsageError(
+                    f"the model {self.name} is no teacher: it answers the same input in two ways; is dropout on, or is "
+                    "it a function of chance?"
+                )
         others = {name: _with_other_samples(one) for name, one in _fixed_input(send, samples, number).items()}
         if not _is_about_equal(answer, self._answer_or_problem(others, outputs, padded_to)):
             raise UsageError(
