@@ -38,11 +38,14 @@ from edl_hvd import distill
 
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("tests/support", "examples/distill")]
 from fleet import Fleet
+from plain_teachers import PlainFleet, PlainLoader
 from waiting import soon
 
 ROOT = Path(__file__).parents[1]
 SAMPLES, SIDE = 32, 40
 # 50 KB to the teacher, as uint8; the answer has 1.3 KB.
+AHEAD = 40
+# Micro-batches that a student of plain teachers reads ahead.
 STUDENTS = 2
 
 
@@ -90,6 +93,7 @@ class Scene:
         stops: Number of teachers that are stopped (SIGSTOP) at a third of the way.
         kills_at_once: Number of teachers that are killed at a third of the way.
         slow_share: Share of answers that take ten times as long.
+        is_plain: Whether the teachers are those of ``plain_teachers.py``.
     """
 
     answers_s: tuple[float, ...] = ()
@@ -100,6 +104,7 @@ class Scene:
     stops: int = 0
     kills_at_once: int = 0
     slow_share: float = 0.0
+    is_plain: bool = False
 
 
 STEP_S = 0.05
@@ -110,6 +115,7 @@ SCENES: dict[str, Scene] = {
     # EDL's figures: 1,828 images/s alone and 656 with the teacher on the same GPUs, so it takes 1.79 steps.
     "co-located": Scene(local_s=1.79 * STEP_S, micro_batches=80),
     "64 teachers": Scene((1.2,) * 64, micro_batches=300),
+    "64 teachers, plain sockets": Scene((1.2,) * 64, micro_batches=300, is_plain=True),
     "64 teachers, 4 killed and 4 started each second": Scene((1.2,) * 64, micro_batches=400, kills_per_s=4),
     # 3 at each speed of 1 : 2 : 5; together 44.4 micro-batches a second, of which 0.9 are asked for.
     "speeds 1 : 2 : 5, load 0.9": Scene((0.54,) * 3 + (0.27,) * 3 + (0.108,) * 3, micro_batches=300),
@@ -143,7 +149,22 @@ class Measured:
     steps: list[float] = field(default_factory=list)
 
 
-def study(scene: Scene, source: str, port: int, number: int, together: Any, results: Any) -> None:
+@dataclass(frozen=True)
+class Whereabouts:
+    """Where a student finds teachers.
+
+    Attributes:
+        source: Host source of the fleet.
+        port: Port of its teachers.
+        paths: Sockets of plain teachers.
+    """
+
+    source: str
+    port: int
+    paths: list[str]
+
+
+def study(scene: Scene, where: Whereabouts, number: int, together: Any, results: Any) -> None:
     """One student's process."""
     torch.set_num_threads(1)
     measured = Measured()
@@ -151,9 +172,11 @@ def study(scene: Scene, source: str, port: int, number: int, together: Any, resu
     sampler = edl_hvd.ElasticBatchSampler(length, global_batch=SAMPLES, micro_batch=SAMPLES, seed=number)
     expected = [index for indices in sampler for index in indices]
     loader: Any = DataLoader(Images(length), batch_sampler=sampler)
-    if scene.answers_s or scene.local_s is not None:
+    if scene.is_plain:
+        loader = PlainLoader(loader, where.paths, (SAMPLES, 10), AHEAD)
+    elif scene.answers_s or scene.local_s is not None:
         local = None if scene.local_s is None else lambda: Sleeper(scene.local_s or 0.0)
-        teachers = distill.Teachers(source if scene.answers_s else None, port=port, local=local, window_mb=4)
+        teachers = distill.Teachers(where.source if scene.answers_s else None, port=where.port, local=local, window_mb=4)
         loader = distill.DistillLoader(loader, teachers, send=lambda batch: batch[0])
     seen: list[int] = []
     warm = scene.micro_batches // 10
@@ -178,7 +201,7 @@ def study(scene: Scene, source: str, port: int, number: int, together: Any, resu
     measured.longest_s = max(measured.steps)
     if seen != expected:
         measured.problem = "samples are missing, or not in order"
-    if scene.answers_s:
+    if scene.answers_s and not scene.is_plain:
         window = loader._open.service.calling.outlook().window
         measured.again, measured.hedged, measured.given = window.again, window.hedges, window.given
         loader.close()
@@ -189,14 +212,18 @@ def play(scene: Scene, folder: Path) -> list[Measured]:
     """Run the students of a scene to their end."""
     context = multiprocessing.get_context("forkserver")
     fleet = Fleet(folder)
+    plain = PlainFleet(
+        folder, map(Sleeper, scene.answers_s if scene.is_plain else ()), (SAMPLES, SIDE, SIDE), STUDENTS,
+        multiprocessing.get_context("fork"),
+    )  # fmt: skip
     try:
-        for answer_s in scene.answers_s:
+        for answer_s in () if scene.is_plain else scene.answers_s:
             fleet.start(Sleeper(answer_s, scene.slow_share), max_batch=SAMPLES, wait=False)
         fleet.await_all()
         together, results = context.Barrier(STUDENTS), context.Queue()
-        words = (scene, fleet.source, fleet.port)
+        where = Whereabouts(fleet.source, fleet.port, plain.paths)
         students = [
-            context.Process(target=study, args=(*words, number, together, results)) for number in range(STUDENTS)
+            context.Process(target=study, args=(scene, where, number, together, results)) for number in range(STUDENTS)
         ]
         for student in students:
             student.start()
@@ -209,6 +236,7 @@ def play(scene: Scene, folder: Path) -> list[Measured]:
         for student in students:
             soon(student)
     finally:
+        plain.close()
         fleet.close()
     return measured
 
@@ -304,6 +332,21 @@ def show_goals(ratios: dict[str, list[float]], rounds: dict[str, list[list[Measu
         ]
         print(f"| {goal.name} | at least {goal.least:g} | {verdict(statistics.median(values), goal.least)} "
               f"| {min(values):.2f} to {max(values):.2f} | {goal.elsewhere} |")  # fmt: skip
+
+
+def show_cost(rounds: dict[str, list[list[Measured]]]) -> None:
+    """The processor time of a micro-batch, less what the training and the bytes of the service cost anyway."""
+    service, plain = (rounds.get(name, []) for name in ("64 teachers", "64 teachers, plain sockets"))
+    more_ms = [1000 * (_cost_s(one) - _cost_s(other)) for one, other in zip(service, plain, strict=False)]
+    if more_ms:
+        middle = statistics.median(more_ms)
+        print(f"| processor time of a micro-batch, 64 teachers, more than over plain sockets | at most 1 ms "
+              f"| {middle:.2f} ms ({'kept' if middle <= 1 else 'missed'}) "
+              f"| {min(more_ms):.2f} to {max(more_ms):.2f} | |")  # fmt: skip
+
+
+def _cost_s(students: list[Measured]) -> float:
+    return statistics.mean(one.cpu_s for one in students)
 
 
 def verdict(value: float, least: float) -> str:
@@ -451,6 +494,7 @@ def main() -> None:
         )
     print("\n| goal | | measured, median | range | elsewhere |\n|---|---|---|---|---|", flush=True)
     show_goals(ratios, rounds)
+    show_cost(rounds)
     if "wire" in arguments.goals:
         show_wire(arguments.rounds)
     if "start" in arguments.goals:

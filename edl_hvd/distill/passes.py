@@ -166,6 +166,8 @@ class Pass:
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(_END_S)
+            if not self._thread.is_alive():
+                self._reading.end()
         for service in self._services.values():
             self._times[service] = service.calling.outlook().times
             service.calling.end_pass(is_final)

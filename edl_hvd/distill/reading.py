@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -18,6 +19,7 @@ from edl_hvd.distill.outputs import describe, named, row_types, to_arrays, to_te
 from edl_hvd.distill.place import Place
 from edl_hvd.errors import UsageError
 from edl_hvd.frames import Array, ArrayType
+from edl_hvd.tensor_threads import TensorThread
 
 FindIndices: TypeAlias = Callable[[], Sequence[int]]
 
@@ -144,7 +146,7 @@ class Reading:
         # position may move before the next item is taken.
         self._named = _name_all(batch_sampler, number) if tells_indices(batch_sampler) else None
         self._first = None if self._named is None else next(self._named, None)
-        self._items = iter(loader)
+        self._items: Iterator[Any] = iter(loader)
         self.sending, self._number, self._position = sending, number, 0
         self._rows: tuple[ArrayType, ...] | None = None
         first = 0 if self._first is None else self._first.place.samples
@@ -170,6 +172,15 @@ class Reading:
             raise UsageError("the loader yields more batches than its batch_sampler; expected one for each")
         sent = None if isinstance(self.sending.send, Indices) else self.sending.send(value)
         return self._item(value, sent, named.place, named.find_indices)
+
+    def end(self) -> None:
+        """Let the loader's processes end, while the next pass starts its own. No thread reads any more."""
+        if self.is_threaded:
+            last = [self._items]
+            self._items = iter(())
+            # Without another reference, the loader's iterator waits for its processes in that thread.
+            with suppress(RuntimeError):  # at the end of the process, which starts no thread any more
+                TensorThread(last.clear, "edl_hvd distill ending").start()
 
     def _item(self, value: Any, sent: Any, place: Place, find_indices: FindIndices) -> Item:
         self.largest = max(self.largest, place.samples)
