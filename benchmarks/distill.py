@@ -176,7 +176,9 @@ def study(scene: Scene, where: Whereabouts, number: int, together: Any, results:
         loader = PlainLoader(loader, where.paths, (SAMPLES, 10), AHEAD)
     elif scene.answers_s or scene.local_s is not None:
         local = None if scene.local_s is None else lambda: Sleeper(scene.local_s or 0.0)
-        teachers = distill.Teachers(where.source if scene.answers_s else None, port=where.port, local=local, window_mb=4)
+        teachers = distill.Teachers(
+            where.source if scene.answers_s else None, port=where.port, local=local, window_mb=4
+        )
         loader = distill.DistillLoader(loader, teachers, send=lambda batch: batch[0])
     seen: list[int] = []
     warm = scene.micro_batches // 10

@@ -23,7 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from edl_hvd.distill.same_host import widen
+from edl_hvd.body_slots import SlotWriter
+from edl_hvd.distill import same_host
 from edl_hvd.frames import Array, ArrayType, BodyBuffers, Frame, FrameStream, Limits
 
 SEND = ArrayType("images", "uint8", (64, 3, 224, 224))
@@ -58,8 +59,11 @@ class Framed:
 
     def __init__(self, connection: socket.socket) -> None:
         if connection.family == socket.AF_UNIX:
-            widen(connection)
+            same_host.widen(connection)
         self.stream = FrameStream(connection, Limits(1 << 16, SEND.size_bytes), BodyBuffers(4))
+        if connection.family == socket.AF_UNIX:
+            self.stream.write_slots(SlotWriter())
+            self.stream.read_slots()
         self.give = Frame("give", {"number": 1}, (Array(SEND, bytearray(SEND.size_bytes)),))
         self.reply = Frame("answer", {"number": 1}, (Array(ANSWER, bytearray(ANSWER.size_bytes)),))
 

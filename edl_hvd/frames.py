@@ -7,16 +7,21 @@ waits in :meth:`FrameStream.send` and :meth:`FrameStream.receive_next`.
 
 from __future__ import annotations
 
+import array
+import itertools
 import json
 import math
+import os
 import select
 import socket
+import struct
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from edl_hvd.body_slots import LEAST_BYTES, SlotReader, SlotWriter
 from edl_hvd.errors import ProtocolError, UsageError
 from edl_hvd.json_values import show
 
@@ -29,6 +34,9 @@ _READ_BYTES = 1 << 13
 # What is read before it is known what comes; the rest of a body is read to where it stays.
 _MOST_BUFFERS = 64
 # Given to one sendmsg; IOV_MAX is 1024 on Linux.
+_PARTS = {"what", "fields", "arrays", "slot"}
+_FD = struct.Struct("i")
+_SLOT_SPACE = socket.CMSG_SPACE(_FD.size)
 
 
 @dataclass(frozen=True)
@@ -153,10 +161,36 @@ class FrameStream:
         self.received_bytes = self.sent_bytes = 0
         self._input = bytearray()
         self._searched = 0
-        self._header: tuple[str, Mapping[str, Any], tuple[ArrayType, ...]] | None = None
+        self._header: _Header | None = None
         self._bodies: list[bytearray] = []  # one for each array, so that none keeps the others in memory
         self._filled = 0  # bytes of the last one
+        self._queued: deque[Frame] = deque()
         self._unsent: deque[memoryview] = deque()
+        self._writer: SlotWriter | None = None
+        self._reader: SlotReader | None = None
+        self._slot = 0  # the last one that was sent
+        self._with_slot: memoryview | None = None  # the line with which a new one is sent,
+        self._slot_fd = -1  # and its file
+
+    def write_slots(self, writer: SlotWriter) -> None:
+        """Put large bodies into shared memory from now on; a Unix socket only, whose other side reads slots."""
+        self._writer = writer
+
+    def read_slots(self) -> None:
+        """Take bodies from shared memory from now on, as the other side has proved who it is; a Unix socket only."""
+        self._reader = self._reader or SlotReader()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.connection.close()
+        self._close_slot_fd()
+        if self._reader is not None:
+            self._reader.close()
+
+    def _close_slot_fd(self) -> None:
+        if self._slot_fd >= 0:
+            os.close(self._slot_fd)
+        self._slot_fd, self._with_slot = -1, None
 
     # --- receiving ---
 
@@ -198,7 +232,7 @@ class FrameStream:
 
     def _read_input(self) -> bool:
         try:
-            chunk = self.connection.recv(_READ_BYTES)
+            chunk = self.connection.recv(_READ_BYTES) if self._reader is None else self._read_with_slot(self._reader)
         except (BlockingIOError, InterruptedError):
             return False
         if not chunk:
@@ -207,21 +241,37 @@ class FrameStream:
         self._input += chunk
         return True
 
+    def _read_with_slot(self, reader: SlotReader) -> bytes:
+        """Read what has come, and take the slot that has come with it."""
+        chunk, extra, _, _ = self.connection.recvmsg(_READ_BYTES, _SLOT_SPACE, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, content in extra:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                reader.take([fd for (fd,) in _FD.iter_unpack(content[: len(content) // _FD.size * _FD.size])])
+        return chunk
+
     def _read_bodies(self) -> bool:
         """Read the arrays that the header announces, one after the other; whether all are there."""
         assert self._header is not None
-        types = self._header[2]
+        types = self._header.types
+        if self._header.slot is not None:
+            if self._reader is None:
+                raise ProtocolError("a message has its body in shared memory; expected it to follow")
+            self._bodies = [self._new_body(one.size_bytes) for one in types]
+            self._reader.read(self._header.slot.number, self._header.slot.is_new, self._bodies)
+            return True
         while True:
             if self._bodies and self._filled < len(self._bodies[-1]) and not self._read_body(self._bodies[-1]):
                 return False
             if len(self._bodies) == len(types):
                 return True
-            size_bytes = types[len(self._bodies)].size_bytes
-            body = bytearray(size_bytes) if self._buffers is None else self._buffers.take(size_bytes)
+            body = self._new_body(types[len(self._bodies)].size_bytes)
             self._filled = min(len(body), len(self._input))
             body[: self._filled] = self._input[: self._filled]
             del self._input[: self._filled]
             self._bodies.append(body)
+
+    def _new_body(self, size_bytes: int) -> bytearray:
+        return bytearray(size_bytes) if self._buffers is None else self._buffers.take(size_bytes)
 
     def _read_body(self, body: bytearray) -> bool:
         view = memoryview(body)
@@ -249,41 +299,56 @@ class FrameStream:
         line = bytes(self._input[:end])
         del self._input[: end + 1]
         self._searched = 0
-        what, fields, types = _read_header(line, self.limits.arrays)
-        size_bytes = sum(one.size_bytes for one in types)
+        header = _read_header(line, self.limits.arrays)
+        size_bytes = sum(one.size_bytes for one in header.types)
         if size_bytes > self.limits.body_bytes:
             raise ProtocolError(
-                f"a message {show(what)} announced {size_bytes} bytes of arrays; the most here is "
+                f"a message {show(header.what)} announced {size_bytes} bytes of arrays; the most here is "
                 f"{self.limits.body_bytes}"
             )
-        self._header = (what, fields, types)
+        self._header = header
         return True
 
     def _finish(self) -> Frame:
         assert self._header is not None
-        (what, fields, types), bodies = self._header, self._bodies
+        header, bodies = self._header, self._bodies
         self._header, self._bodies, self._filled = None, [], 0
-        return Frame(what, fields, tuple(map(Array, types, bodies)))
+        return Frame(header.what, header.fields, tuple(map(Array, header.types, bodies)))
 
     # --- sending ---
 
     def put(self, frame: Frame) -> None:
         """Queue a frame; :meth:`flush` sends it. The content of its arrays must not change until then."""
+        self._queued.append(frame)
+
+    def _encode(self, frame: Frame) -> None:
         types = [[one.type.name, one.type.dtype, list(one.type.shape)] for one in frame.arrays]
         header: dict[str, Any] = {"what": frame.what, "fields": frame.fields}
         if types:
             header["arrays"] = types
-        self._unsent.append(memoryview(json.dumps(header).encode() + b"\n"))
-        self._unsent.extend(memoryview(one.content).cast("B") for one in frame.arrays if len(one.content))
+        contents = [memoryview(one.content).cast("B") for one in frame.arrays if len(one.content)]
+        size_bytes = sum(map(len, contents))
+        line_has_file = False
+        # A stream has one file to send at a time.
+        if self._writer is not None and size_bytes >= LEAST_BYTES and self._slot_fd < 0:
+            number = self._writer.write(contents, size_bytes)
+            if number is not None:
+                line_has_file, self._slot = self._slot != self._writer.slot, self._writer.slot
+                header["slot"], contents = [number, int(line_has_file)], []
+                self._slot_fd = os.dup(self._writer.fd) if line_has_file else -1
+        line = memoryview(json.dumps(header).encode() + b"\n")
+        self._with_slot = line if line_has_file else self._with_slot
+        self._unsent.append(line)
+        self._unsent.extend(contents)
 
     @property
     def is_flushed(self) -> bool:
-        return not self._unsent
+        return not self._unsent and not self._queued
 
     @property
     def needs_write(self) -> bool:
         """Whether it goes on when there is room to write; in a handshake of TLS it goes on when something comes."""
-        waits = bool(self._unsent) and not getattr(self.connection, "needs_read", False)
+        waits = not self.is_flushed and not getattr(self.connection, "needs_read", False)
         return waits or bool(getattr(self.connection, "needs_write", False))
 
     def flush(self) -> bool:
@@ -292,15 +357,26 @@ class FrameStream:
         Raises:
             OSError: The connection has failed.
         """
+        while self._queued:
+            self._encode(self._queued.popleft())
         while self._unsent:
-            buffers = [self._unsent[number] for number in range(min(_MOST_BUFFERS, len(self._unsent)))]
             try:
-                count = self.connection.sendmsg(buffers)
+                count = self._send_some()
             except (BlockingIOError, InterruptedError):
                 return False
             self.sent_bytes += count
             self._drop_sent(count)
         return True
+
+    def _send_some(self) -> int:
+        if self._with_slot is self._unsent[0]:
+            files = array.array("i", [self._slot_fd])
+            count = self.connection.sendmsg([self._unsent[0]], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
+            self._close_slot_fd()
+            return count
+        # Whoever reads a body takes no file, so a slot comes with the first byte of a line.
+        some = itertools.takewhile(lambda one: one is not self._with_slot, self._unsent)
+        return self.connection.sendmsg(list(itertools.islice(some, _MOST_BUFFERS)))
 
     def send(self, frame: Frame, timeout_s: float) -> None:
         """Send a frame. Blocks until the system has taken it.
@@ -327,7 +403,32 @@ class FrameStream:
             self._unsent.popleft()
 
 
-def _read_header(line: bytes, most_arrays: int) -> tuple[str, Mapping[str, Any], tuple[ArrayType, ...]]:
+@dataclass(frozen=True)
+class _InSlot:
+    """The number of a body in shared memory, and whether it is the first in the next slot."""
+
+    number: int
+    is_new: bool
+
+
+@dataclass(frozen=True)
+class _Header:
+    """What a message begins with.
+
+    Attributes:
+        what: Kind of the message.
+        fields: JSON part of the message.
+        types: Types of the arrays.
+        slot: Where the body is in shared memory; ``None`` if it follows.
+    """
+
+    what: str
+    fields: Mapping[str, Any]
+    types: tuple[ArrayType, ...]
+    slot: _InSlot | None
+
+
+def _read_header(line: bytes, most_arrays: int) -> _Header:
     """The parts of a header.
 
     Raises:
@@ -336,14 +437,25 @@ def _read_header(line: bytes, most_arrays: int) -> tuple[str, Mapping[str, Any],
     try:
         header = json.loads(line)
         what, fields, entries = header["what"], header["fields"], header.get("arrays", [])
-        if not isinstance(what, str) or not isinstance(fields, dict) or not set(header) <= {"what", "fields", "arrays"}:
+        if not isinstance(what, str) or not isinstance(fields, dict) or not set(header) <= _PARTS:
             raise ValueError("its parts are not those of a header")
         if not isinstance(entries, list) or len(entries) > most_arrays:
             raise ValueError(f"its arrays are no list of at most {most_arrays}")
-        return what, fields, tuple(_read_array_type(entry) for entry in entries)
+        return _Header(
+            what, fields, tuple(_read_array_type(entry) for entry in entries), _read_slot(header.get("slot"))
+        )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = str(error)[:200]
         raise ProtocolError(f"the line {show(line[:80])} is no header of a message: {reason}") from None
+
+
+def _read_slot(entry: Any) -> _InSlot | None:
+    if entry is None:
+        return None
+    number, is_new = entry
+    if type(number) is not int or not 0 < number < 1 << 63 or is_new not in (0, 1):
+        raise ValueError(f"{show(entry)} is no place in shared memory")
+    return _InSlot(number, bool(is_new))
 
 
 def _read_array_type(entry: Sequence[Any]) -> ArrayType:

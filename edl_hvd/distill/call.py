@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 
 from edl_hvd import proof
+from edl_hvd.body_slots import SlotWriter
 from edl_hvd.distill import conversation as say
 from edl_hvd.distill.conversation import Address, Message, decode, encode
 from edl_hvd.errors import ProtocolError
@@ -40,6 +42,7 @@ class Call:
     Args:
         address: Where the teacher was called.
         stream: Connection, which may still be connecting.
+        slots: Shared memory for large tasks, where the teacher is on this host.
         now_s: Now.
 
     Attributes:
@@ -50,8 +53,8 @@ class Call:
         needs_write: Whether the selector watches for room to write.
     """
 
-    def __init__(self, address: Address, stream: FrameStream, now_s: float) -> None:
-        self.address, self.stream = address, stream
+    def __init__(self, address: Address, stream: FrameStream, slots: SlotWriter, now_s: float) -> None:
+        self.address, self.stream, self._slots = address, stream, slots
         self.stage = "connecting"
         self.deadline_s: float | None = now_s + say.PROOF_S
         self.is_leaving = False
@@ -141,6 +144,8 @@ class Call:
         assert self._hello is not None
         self.teaching, self.stage, self.deadline_s = message, "ready", None
         self.stream.limits = Limits(say.HEADER_BYTES, say.row_bytes(message.answer) * self._hello.micro_batch)
+        if self.stream.connection.family == socket.AF_UNIX:
+            self.stream.write_slots(self._slots)
         return message
 
     def _take(self, message: Message, frame: Frame) -> Message | None:

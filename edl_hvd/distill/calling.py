@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from edl_hvd import events, tls
+from edl_hvd.body_slots import SlotWriter
 from edl_hvd.distill import conversation as say
 from edl_hvd.distill import same_host, window_events
 from edl_hvd.distill.address_book import Fault
@@ -47,6 +48,7 @@ class Calling(Holding):
         self._calls: dict[Address, Call] = {}
         self._processes: dict[str, Address] = {}
         self._not_beside: set[Address] = set()
+        self._slots = SlotWriter()
         self._looked_s = self._clock.monotonic_s()
         self._due_of, self._due_s = self._window, math.inf
         self._closing = False
@@ -67,7 +69,8 @@ class Calling(Holding):
     def close_in_child(self) -> None:
         """In a forked process: close the copies of the sockets."""
         for call in list(self._calls.values()):
-            call.stream.connection.close()
+            call.stream.close()
+        self._slots.close()
         self._bell.close()
         self._bell_rope.close()
         with suppress(OSError):
@@ -98,6 +101,7 @@ class Calling(Holding):
         finally:
             for call in list(self._calls.values()):
                 self._drop(call, Fault("the student ended"), kindly=True)
+            self._slots.close()
             self._selector.close()
             self._bell.close()
             self._bell_rope.close()
@@ -164,7 +168,7 @@ class Calling(Holding):
         if beside is None:
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             ask_for_answers(stream)
-        call = Call(address, FrameStream(stream, Limits(say.STRANGER_HEADER_BYTES)), now_s)
+        call = Call(address, FrameStream(stream, Limits(say.STRANGER_HEADER_BYTES)), self._slots, now_s)
         self._calls[address] = call
         problem = stream.connect_ex((numeric, address.port)) if beside is None else 0
         self._selector.register(stream, selectors.EVENT_READ | selectors.EVENT_WRITE, call)
@@ -290,7 +294,7 @@ class Calling(Holding):
         address, now_s = call.address, self._clock.monotonic_s()
         with suppress(KeyError, ValueError):
             self._selector.unregister(call.stream.connection)
-        call.stream.connection.close()
+        call.stream.close()
         del self._calls[address]
         for process in [name for name, where in self._processes.items() if where == address]:
             del self._processes[process]

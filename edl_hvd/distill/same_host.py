@@ -2,7 +2,8 @@
 
 A teacher at ``address:port`` listens on a Unix socket of that name, too; the name is no file and ends with its process
 (an abstract socket, which Linux has). Anybody on the host may take a name, so both sides prove the token on it as they
-do on TCP, and a student that cannot use one calls over TCP.
+do on TCP, and a student that cannot use one calls over TCP. Large bodies pass through shared memory, see
+``body_slots.py``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ _ANY = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 
 
 def _name(host: str, port: int) -> str:
-    return f"\0edl_hvd/teacher/{host}:{port}"
+    # With another name, versions that do not know shared memory for bodies meet over TCP.
+    return f"\0edl_hvd/teacher/2/{host}:{port}"
 
 
 def family_of(numeric: str) -> socket.AddressFamily:

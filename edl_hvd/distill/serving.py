@@ -273,7 +273,7 @@ class Serving:
     def _drop(self, student: Student) -> None:
         with suppress(KeyError, ValueError):
             self._selector.unregister(student.stream.connection)
-        student.stream.connection.close()
+        student.stream.close()
         self._students.pop(student.number, None)
         self._has_news = True
         self._sharing = self._sharing.left(str(student.number))

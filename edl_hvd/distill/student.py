@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import deque
 from collections.abc import Callable
@@ -123,6 +124,8 @@ class Student:
             if not message.send or not 0 < message.micro_batch <= 1 << 24:
                 raise ProtocolError("a hello names no input, or no size of a micro-batch")
             self.hello, self.stage = message, "introduced"
+            if self.stream.connection.family == socket.AF_UNIX:
+                self.stream.read_slots()
         return message
 
     def _take(self, message: Message, frame: Frame) -> Message:
