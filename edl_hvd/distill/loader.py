@@ -147,6 +147,9 @@ class _Iterator:
     def __next__(self) -> Any:
         return self._pass.next()
 
+    def __del__(self) -> None:
+        self._pass.leave()
+
 
 @dataclass
 class _Open:

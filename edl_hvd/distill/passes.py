@@ -33,7 +33,7 @@ _LOOK_S = 0.25
 _ANSWERS_EVERY_S = 30.0
 _STAGES_EVERY_S = 0.5
 _END_S = 5.0
-# Longest wait for a reading thread, which ends before its next item.
+# Longest wait for a reading thread, which stops before its next item.
 _READ_AT_ONCE = 2
 _ANSWER = "answer"
 
@@ -89,7 +89,8 @@ class Pass:
         self._reading, self._services, self._changed, self._kept = reading, dict(services), changed, kept
         self._items: deque[Item] = deque()
         self._error: BaseException | None = None
-        self._is_read = self._is_closed = self._is_through = False
+        self._is_read = self._is_closed = self._is_through = self._is_left = False
+        self._has_stopped = threading.Event()
         self._waited_s = 0.0
         self._samples = self._known = 0
         self._heap = Heap(min(service.teachers.limit_bytes for service in services.values()))
@@ -165,24 +166,33 @@ class Pass:
         with self._changed:
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join(_END_S)
-            if not self._thread.is_alive():
-                self._reading.end()
+            self._has_stopped.wait(_END_S)
         for service in self._services.values():
             self._times[service] = service.calling.outlook().times
             service.calling.end_pass(is_final)
         self._items.clear()
         self._tell_now_and_then(at_end=True)
 
+    def leave(self) -> None:
+        """Nobody takes the next batch any more: end the loader's processes, in the reading thread. Never blocks."""
+        self._is_left = True
+        if self._changed.acquire(blocking=False):
+            self._changed.notify_all()
+            self._changed.release()
+
     # --- reading ---
 
     def _read_all(self) -> None:
-        while not self._is_closed:
-            with self._changed:
-                while not self._is_closed and not self._has_room():
-                    self._changed.wait(_LOOK_S)
-            if self._is_closed or not self._read_one():
-                return
+        try:
+            while not self._is_closed and not self._is_left:
+                with self._changed:
+                    while not self._is_closed and not self._is_left and not self._has_room():
+                        self._changed.wait(_LOOK_S)
+                if self._is_closed or self._is_left or not self._read_one():
+                    return
+        finally:
+            self._has_stopped.set()
+            self._reading.end()
 
     def _read_until_answered(self) -> None:
         """Read in the script's own thread, while there is room and the next answer is not there."""
@@ -418,6 +428,9 @@ class LocalPass:
         if why:
             raise UsageError(f"the local teacher fails on {item.place} ({show_indices(item.indices)}): {why}")
         return arrays
+
+    def leave(self) -> None:
+        """Nobody takes the next batch any more. Nothing is read ahead here."""
 
     def close(self) -> None:
         """End the pass."""

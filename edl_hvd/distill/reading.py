@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -19,7 +18,6 @@ from edl_hvd.distill.outputs import describe, named, row_types, to_arrays, to_te
 from edl_hvd.distill.place import Place
 from edl_hvd.errors import UsageError
 from edl_hvd.frames import Array, ArrayType
-from edl_hvd.tensor_threads import TensorThread
 
 FindIndices: TypeAlias = Callable[[], Sequence[int]]
 
@@ -174,13 +172,8 @@ class Reading:
         return self._item(value, sent, named.place, named.find_indices)
 
     def end(self) -> None:
-        """Let the loader's processes end, while the next pass starts its own. No thread reads any more."""
-        if self.is_threaded:
-            last = [self._items]
-            self._items = iter(())
-            # Without another reference, the loader's iterator waits for its processes in that thread.
-            with suppress(RuntimeError):  # at the end of the process, which starts no thread any more
-                TensorThread(last.clear, "edl_hvd distill ending").start()
+        """End the loader's processes; its iterator, without another reference, waits for them."""
+        self._items = iter(())
 
     def _item(self, value: Any, sent: Any, place: Place, find_indices: FindIndices) -> Item:
         self.largest = max(self.largest, place.samples)

@@ -289,6 +289,7 @@ class _Draft:
             self.actions.append(events.GiveNothing(teacher))
             return
         entry = self.entries[number]
+        tasks = self._before.tasks - entry.is_waiting
         self._count("given")
         if entry.holders or entry.failures:
             self._count("again")
@@ -297,9 +298,9 @@ class _Draft:
             for holder in entry.holders:
                 self._strike(holder)
             entry = self.entries[number]
+            tasks = sum(one.is_waiting for other, one in self.entries.items() if other != number)
         self.entries[number] = replace(entry, holders={**entry.holders, teacher: self.now_s})
         # It is told how many tasks are left, and asks again by itself only if there are some.
-        tasks = sum(one.is_waiting for one in self.entries.values())
         holds = (*colleague.holds, number)
         self.teachers[teacher] = replace(colleague, holds=holds, is_idle=not tasks, invited_s=None)
         self.actions.append(events.GiveTask(teacher, number, entry.is_suspect, tasks, self._before.lead))
@@ -312,7 +313,9 @@ class _Draft:
             return hedged
         if any(self.entries[number].is_suspect for number in holds if number in self.entries):
             return None
-        waiting: Iterable[int] = (number for number, entry in self.entries.items() if entry.is_waiting)
+        waiting: Iterable[int] = (
+            number for number, entry in self.entries.items() if not entry.is_answered and not entry.holders
+        )
         if holds:
             # Several tasks at one teacher are for its batch; the others get their part first.
             numbers = [number for number in waiting if not self.entries[number].is_suspect]
@@ -355,18 +358,18 @@ class _Draft:
         Args:
             after: Window of this draft.
         """
+        hedge = _Hedge.of(after, self.now_s)
+        needed = after.tasks or int(hedge.number is not None)
+        if not needed:
+            return {}
         idle = [
             (one.answer_s, name)
             for name, one in after.teachers.items()
             if one.is_idle and not one.holds and one.invited_s is None and one.aside_until_s <= self.now_s
         ]
-        if not idle:
-            return {}
-        hedge = _Hedge.of(after, self.now_s)
-        needed = after.tasks or int(hedge.number is not None)
-        needed -= sum(
-            one.invited_s is not None and self.now_s - one.invited_s < INVITED_S for one in after.teachers.values()
-        )
+        if idle:
+            invited_s = [one.invited_s for one in after.teachers.values() if one.invited_s is not None]
+            needed -= sum(self.now_s - one_s < INVITED_S for one_s in invited_s)
         invited: dict[str, Colleague] = {}
         for _, name in sorted(idle):
             if len(invited) >= needed:

@@ -15,6 +15,7 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from edl_hvd.distill.place import Place
 from edl_hvd.distill.poison import Failure
@@ -153,12 +154,19 @@ class Window:
 
     def has_room_beside(self, others: int) -> bool:
         """Whether one more task fits beside this number of others, all as large as the largest."""
-        sizes = [entry.size_bytes for entry in self.entries.values()]
-        if len(sizes) < 2:
+        if len(self.entries) < 2:
             return True
-        return len(sizes) < self.most_tasks and sum(sizes) + (1 + others) * max(sizes) <= self.limit_bytes
+        total_bytes, largest_bytes = self._sizes
+        return len(self.entries) < self.most_tasks and total_bytes + (1 + others) * largest_bytes <= self.limit_bytes
 
-    @property
+    # What follows is asked several times of the same window, and takes a look at all its tasks.
+
+    @cached_property
+    def _sizes(self) -> tuple[int, int]:
+        sizes = [entry.size_bytes for entry in self.entries.values()]
+        return sum(sizes), max(sizes)
+
+    @cached_property
     def most_tasks(self) -> int:
         """The number of tasks beyond which reading ahead gains nothing.
 
@@ -175,7 +183,7 @@ class Window:
         """Number of the oldest task, which the consumer takes next."""
         return next(iter(self.entries), None)
 
-    @property
+    @cached_property
     def lead(self) -> int:
         """Number of answers that lie ready for the consumer, without a gap."""
         count = 0
@@ -185,12 +193,12 @@ class Window:
             count += 1
         return count
 
-    @property
+    @cached_property
     def tasks(self) -> int:
         """Number of tasks that wait for a teacher."""
-        return sum(entry.is_waiting for entry in self.entries.values())
+        return sum([not entry.is_answered and not entry.holders for entry in self.entries.values()])
 
-    @property
+    @cached_property
     def oldest(self) -> int | None:
         """Number of the oldest task without an answer."""
         return next((number for number, entry in self.entries.items() if not entry.is_answered), None)
@@ -200,7 +208,7 @@ class Window:
         """Whether the consumer waits for the oldest task, which has no answer."""
         return self.waiting_since_s is not None and self.head is not None and not self.entries[self.head].is_answered
 
-    @property
+    @cached_property
     def hedge_due_s(self) -> float | None:
         """When the oldest task is to be given to one more teacher; ``None`` if it is not.
 
@@ -229,9 +237,10 @@ class Window:
     def due_s(self, now_s: float) -> float | None:
         """When ``Passed`` will have an effect; ``None``: without another event it has none."""
         moments = [one.invited_s + INVITED_S for one in self.teachers.values() if one.invited_s is not None]
-        moments += [one.aside_until_s for one in self.teachers.values()]
-        failed = [entry.failures[-1] for entry in self.entries.values() if entry.failures and entry.is_waiting]
-        moments += [failure.at_s + AGAIN_S for failure in failed]
+        moments += [one.aside_until_s for one in self.teachers.values() if one.aside_until_s > now_s]
+        if self.tasks:
+            failed = [entry.failures[-1] for entry in self.entries.values() if entry.failures and entry.is_waiting]
+            moments += [failure.at_s + AGAIN_S for failure in failed]
         hedge_due_s = self.hedge_due_s
         if hedge_due_s is not None:
             moments.append(hedge_due_s)
