@@ -42,6 +42,11 @@ class SlotWriter:
         self._number = 0
         self._written_s = 0.0
 
+    @property
+    def is_used(self) -> bool:
+        """Whether the slot takes memory, as much as the largest body."""
+        return self._memory is not None
+
     def write(self, arrays: Sequence[memoryview], size_bytes: int) -> int | None:
         """Write a body.
 

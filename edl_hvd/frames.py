@@ -160,6 +160,7 @@ class FrameStream:
         self.limits = limits
         self.received_bytes = self.sent_bytes = 0
         self._input = bytearray()
+        self._is_drained = False  # all that had come is read, so there is no need to ask for more at once
         self._searched = 0
         self._header: _Header | None = None
         self._bodies: list[bytearray] = []  # one for each array, so that none keeps the others in memory
@@ -231,12 +232,17 @@ class FrameStream:
             raise TimeoutError(f"the other side of a connection has not moved for {timeout_s:g} s")
 
     def _read_input(self) -> bool:
+        if self._is_drained:
+            self._is_drained = False
+            return False
         try:
             chunk = self.connection.recv(_READ_BYTES) if self._reader is None else self._read_with_slot(self._reader)
         except (BlockingIOError, InterruptedError):
             return False
         if not chunk:
             raise EOFError("the connection has ended")
+        # TLS may hold back more than it gives.
+        self._is_drained = type(self.connection) is socket.socket and len(chunk) < _READ_BYTES
         self.received_bytes += len(chunk)
         self._input += chunk
         return True

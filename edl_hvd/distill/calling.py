@@ -59,6 +59,10 @@ class Calling(Holding):
         self._selector.register(self._bell, selectors.EVENT_READ)
         self._begin(threading.Thread(target=self._serve, name="edl_hvd teachers", daemon=True))
 
+    def has_room_beside(self, others: int) -> bool:
+        """Whether one more task fits beside this number of others, and the one in shared memory."""
+        return super().has_room_beside(others + self._slots.is_used)
+
     def close(self) -> None:
         """End all connections and the thread."""
         self._closing = True

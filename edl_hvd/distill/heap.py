@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 
-_SHARE = 8
+_SHARE = 16
 # Of the window: it is asked for after as much was read. One call takes 0.3 ms of a heap of 100 MB.
 
 

@@ -232,7 +232,11 @@ class Holding(ABC):
     @property
     def has_room(self) -> bool:
         """Whether one more task fits."""
-        return self._window.has_room
+        return self.has_room_beside(0)
+
+    def has_room_beside(self, others: int) -> bool:
+        """Whether one more task fits beside this number of others, all as large as the largest."""
+        return self._window.has_room_beside(others)
 
     def answer_to(self, number: int) -> tuple[Array, ...] | None:
         """The answer to any task; ``None`` if it is not there."""

@@ -196,7 +196,7 @@ class Pass:
 
     def _read_until_answered(self) -> None:
         """Read in the script's own thread, while there is room and the next answer is not there."""
-        while self._may_read() and not (self._items and self._is_answered(self._items[0])) and self._read_one():
+        while not (self._items and self._is_answered(self._items[0])) and self._may_read() and self._read_one():
             pass
 
     def _read_ahead(self) -> None:
@@ -212,7 +212,7 @@ class Pass:
         return not self._is_read and self._error is None and self._has_room(beside)
 
     def _has_room(self, beside: int = 0) -> bool:
-        return all(service.calling.window.has_room_beside(beside) for service in self._services.values())
+        return all(service.calling.has_room_beside(beside) for service in self._services.values())
 
     def _is_answered(self, item: Item) -> bool:
         return all(self._services[part.name].calling.answer_to(part.number) is not None for part in item.parts)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.distill
 
 SAMPLES, SAMPLE_KB = 32, 32
 # A megabyte for each micro-batch.
-WINDOW_MB = 32
+WINDOW_MB = 48
 
 
 class Noise(Dataset[Any]):
@@ -63,7 +63,7 @@ def study(source: str, port: int, workers: int, results: Any) -> None:
     for _ in make_loader(source, port, 6, workers, 1, SAMPLE_KB):
         pass  # what any training takes
     began_mb, largest_mb, fullest = resident_mb(), 0.0, 0
-    loader = make_loader(source, port, 90, workers, WINDOW_MB, SAMPLE_KB)
+    loader = make_loader(source, port, 110, workers, WINDOW_MB, SAMPLE_KB)
     for number, _ in enumerate(loader):
         calling = loader._open.service.calling
         if number == 0:

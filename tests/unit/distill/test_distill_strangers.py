@@ -46,7 +46,7 @@ def test_a_teacher_of_the_same_host_is_called_over_a_unix_socket(tmp_path):
 def test_who_takes_the_name_of_a_teachers_unix_socket_is_not_used(tmp_path):
     teachers = Fleet(tmp_path, TOKEN)
     with socket.socket(socket.AF_UNIX) as taken:
-        taken.bind(f"\0edl_hvd/teacher/127.0.0.1:{teachers.port}")
+        taken.bind(f"\0edl_hvd/teacher/2/127.0.0.1:{teachers.port}")
         taken.listen()
         heard = bytearray()
 
