@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,21 @@ def test_answers_come_in_order_and_are_those_of_the_model(tmp_path, workers):
         check(loader)
         assert len(loader) == 8
         assert loader.dataset is loader.loader.dataset
+        loader.close()
+
+
+def test_a_pass_that_nobody_iterates_ends_the_processes_of_its_loader(tmp_path):
+    """They end while a world forms, and not beside the first step of the next one."""
+    with fleet(tmp_path, Sums()) as teachers:
+        loader = make_loader(Teachers(teachers.source, port=teachers.port), workers=2)
+        before = set(multiprocessing.active_children())
+        batches = iter(loader)
+        next(batches)
+        readers = set(multiprocessing.active_children()) - before
+        assert len(readers) == 2
+        del batches
+        within(LONG_S, lambda: not any(reader.is_alive() for reader in readers))
+        check(loader)
         loader.close()
 
 
