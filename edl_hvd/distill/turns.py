@@ -10,7 +10,7 @@ hedge, when ``Window.hedge_due_s`` has come.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from edl_hvd.distill import window_events as events
 from edl_hvd.distill.place import Place, is_beyond
@@ -24,6 +24,7 @@ from edl_hvd.distill.window import (
     Entry,
     Leftover,
     Window,
+    changed,
     hedge_after_s,
 )
 
@@ -74,7 +75,7 @@ def turn(window: Window, event: events.WindowEvent, now_s: float) -> Turn:
     after = draft.window()
     invited = draft.offer(after)
     if invited:
-        after = replace(after, teachers={**after.teachers, **invited})
+        after = changed(after, teachers={**after.teachers, **invited})
     return Turn(after, tuple(draft.actions))
 
 
@@ -114,7 +115,7 @@ class _Draft:
         self._changes: dict[str, object] = {}
 
     def window(self) -> Window:
-        return replace(self._before, entries=self.entries, left=self.left, teachers=self.teachers, **self._changes)  # type: ignore[arg-type]
+        return changed(self._before, entries=self.entries, left=self.left, teachers=self.teachers, **self._changes)
 
     def _get(self, name: str) -> object:
         return self._changes.get(name, getattr(self._before, name))
@@ -130,12 +131,12 @@ class _Draft:
             self._changes["next_number"] = number + 1
             self.entries[number] = Entry(read.place, read.size_bytes, is_answered=read.is_answered)
         else:
-            self.entries[number] = replace(self.left.pop(read.place).entry, size_bytes=read.size_bytes)
+            self.entries[number] = changed(self.left.pop(read.place).entry, size_bytes=read.size_bytes)
         beyond = [place for place in self.left if is_beyond(read.place, place)]
         answered = [place for place in beyond if self.left[place].entry.answer_bytes]
         if answered:
             found = [self.left.pop(place) for place in answered]
-            self._keep({one.number: replace(one.entry, size_bytes=one.entry.answer_bytes) for one in found})
+            self._keep({one.number: changed(one.entry, size_bytes=one.entry.answer_bytes) for one in found})
         for place in beyond:
             if place in self.left:
                 self._forget(place)
@@ -155,7 +156,7 @@ class _Draft:
             return
         if event.is_asked:
             self.ask()
-        self._keep({head: replace(self.entries.pop(head), size_bytes=event.answer_bytes)})
+        self._keep({head: changed(self.entries.pop(head), size_bytes=event.answer_bytes)})
         self._changes.update(waiting_since_s=None, consumed_s=self.now_s)
 
     def _keep(self, found: Mapping[int, Entry]) -> None:
@@ -173,7 +174,7 @@ class _Draft:
             self.left[entry.place] = Leftover(number, entry)
         for number, entry in self.entries.items():
             if not entry.is_waiting:
-                self.left[entry.place] = Leftover(number, replace(entry, failures=(), is_suspect=False))
+                self.left[entry.place] = Leftover(number, changed(entry, failures=(), is_suspect=False))
         self.entries.clear()
         if is_final:
             for place in list(self.left):
@@ -193,7 +194,7 @@ class _Draft:
     def _release(self, teacher: str, number: int) -> None:
         colleague = self.teachers[teacher]
         holds = tuple(held for held in colleague.holds if held != number)
-        self.teachers[teacher] = replace(colleague, holds=holds)
+        self.teachers[teacher] = changed(colleague, holds=holds)
 
     def _place_of_left(self, number: int) -> Place | None:
         """The place of a task that no micro-batch waits for; ``None`` if one does."""
@@ -207,11 +208,11 @@ class _Draft:
         place = self._place_of_left(number)
         entry = self.entries[number] if place is None else self.left[place].entry
         holders = {name: since_s for name, since_s in entry.holders.items() if name != teacher}
-        entry = replace(entry, holders=holders)
+        entry = changed(entry, holders=holders)
         if place is None:
             self.entries[number] = entry
             return entry
-        self.left[place] = replace(self.left[place], entry=entry)
+        self.left[place] = changed(self.left[place], entry=entry)
         if not holders:
             self._forget(place)
         return None
@@ -231,7 +232,7 @@ class _Draft:
         for number in colleague.holds:
             entry = self._take_back(teacher, number)
             if entry is not None and not kindly:
-                self.entries[number] = replace(entry, failures=(*entry.failures, failure), is_suspect=True)
+                self.entries[number] = changed(entry, failures=(*entry.failures, failure), is_suspect=True)
                 self._judge(number)
         del self.teachers[teacher]
 
@@ -241,7 +242,7 @@ class _Draft:
         entry = self._take_back(teacher, number)
         if entry is not None:
             failure = Failure(self.teachers[teacher].process, why, is_loss=False, is_shared=False, at_s=self.now_s)
-            self.entries[number] = replace(entry, failures=(*entry.failures, failure))
+            self.entries[number] = changed(entry, failures=(*entry.failures, failure))
         self._strike(teacher)
         if entry is not None:
             self._judge(number)
@@ -263,7 +264,7 @@ class _Draft:
         took_s = self.now_s - entry.holders[teacher]
         colleague = self.teachers[teacher]
         answer_s = took_s if not colleague.answer_s else 0.8 * colleague.answer_s + 0.2 * took_s
-        self.teachers[teacher] = replace(colleague, answer_s=answer_s, strikes=0, asides=max(0, colleague.asides - 1))
+        self.teachers[teacher] = changed(colleague, answer_s=answer_s, strikes=0, asides=max(0, colleague.asides - 1))
         self._changes["lost"] = self._before.lost + own_losses(entry.failures)
         answers_s = (*self._before.answers_s, took_s)[-REMEMBERED:]
         self._changes.update(answers_s=answers_s, hedge_after_s=hedge_after_s(answers_s, self._before.steps_s))
@@ -271,11 +272,11 @@ class _Draft:
             self._release(holder, number)
             if holder != teacher:
                 self.actions.append(events.Withdraw(holder, number))
-        entry = replace(entry, holders={}, is_answered=True, answer_bytes=answer_bytes)
+        entry = changed(entry, holders={}, is_answered=True, answer_bytes=answer_bytes)
         if place is None:
             self.entries[number] = entry
         else:
-            self.left[place] = replace(self.left[place], entry=entry)
+            self.left[place] = changed(self.left[place], entry=entry)
         self.actions.append(events.Accept(number))
 
     def want(self, teacher: str) -> None:
@@ -285,7 +286,7 @@ class _Draft:
         hedge = _Hedge.of(self._before, self.now_s)
         number = None if colleague.aside_until_s > self.now_s else self._choose(teacher, hedge)
         if number is None:
-            self.teachers[teacher] = replace(colleague, is_idle=True, invited_s=None)
+            self.teachers[teacher] = changed(colleague, is_idle=True, invited_s=None)
             self.actions.append(events.GiveNothing(teacher))
             return
         entry = self.entries[number]
@@ -299,10 +300,10 @@ class _Draft:
                 self._strike(holder)
             entry = self.entries[number]
             tasks = sum(one.is_waiting for other, one in self.entries.items() if other != number)
-        self.entries[number] = replace(entry, holders={**entry.holders, teacher: self.now_s})
+        self.entries[number] = changed(entry, holders={**entry.holders, teacher: self.now_s})
         # It is told how many tasks are left, and asks again by itself only if there are some.
         holds = (*colleague.holds, number)
-        self.teachers[teacher] = replace(colleague, holds=holds, is_idle=not tasks, invited_s=None)
+        self.teachers[teacher] = changed(colleague, holds=holds, is_idle=not tasks, invited_s=None)
         self.actions.append(events.GiveTask(teacher, number, entry.is_suspect, tasks, self._before.lead))
 
     def _choose(self, teacher: str, hedge: _Hedge) -> int | None:
@@ -342,10 +343,10 @@ class _Draft:
         """Another teacher had to help out; the third time in a row it is set aside, and its tasks wait again."""
         colleague = self.teachers[teacher]
         if colleague.strikes + 1 < _HEDGES_IN_A_ROW:
-            self.teachers[teacher] = replace(colleague, strikes=colleague.strikes + 1)
+            self.teachers[teacher] = changed(colleague, strikes=colleague.strikes + 1)
             return
         aside_s = _ASIDE_S * 2 ** min(colleague.asides, _MOST_ASIDES)
-        self.teachers[teacher] = replace(
+        self.teachers[teacher] = changed(
             colleague, strikes=0, asides=colleague.asides + 1, aside_until_s=self.now_s + aside_s
         )
         for number in colleague.holds:
@@ -375,6 +376,6 @@ class _Draft:
             if len(invited) >= needed:
                 break
             if self._choose(name, hedge) is not None:
-                invited[name] = replace(after.teachers[name], is_idle=False, invited_s=self.now_s)
+                invited[name] = changed(after.teachers[name], is_idle=False, invited_s=self.now_s)
                 self.actions.append(events.Invite(name))
         return invited
