@@ -84,7 +84,7 @@ def fleet_commands() -> None:
 @click.option("--queue", "queues", metavar="NAME=WEIGHT[:LIMIT]", multiple=True,
               help="Weight of a queue beside others, and most slots of its jobs. [1, no limit]")  # fmt: skip
 @click.option("--whole-hosts", is_flag=True, help="Let each host belong to one job at a time.")
-@click.option("--favour-short", type=click.FloatRange(0, 1), default=1.0, show_default=True,
+@click.option("--favour-short", type=click.FloatRange(0, 1), default=FleetRules.favour_short, show_default=True,
               help="How far jobs with little work left go first.")  # fmt: skip
 @click.option("--http", "where", metavar="[ADDRESS:]PORT",
               help="Serve a page and /metrics for Prometheus; on 127.0.0.1 unless told otherwise.")  # fmt: skip

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 @click.option("--stretch", type=click.FloatRange(min=1), metavar="N",
               help="Recorded trace: most GPUs of a job, by those that it ran on. [4]")  # fmt: skip
 @click.option("--policy", "names", default="ranked,ranked-blind,fifo", metavar="NAME,...",
-              help="Policies: ranked, ranked-blind, ranked-damped, ranked-gentle, ranked-doubling, fifo, "
-                   "fifo-backfill, fulfilment, tiresias, optimus, max-min, afs-l. "
+              help="Policies: ranked, ranked-blind, ranked-undamped, ranked-short-first, "
+                   "ranked-doubling, fifo, fifo-backfill, fulfilment, tiresias, optimus, max-min, afs-l. "
                    "[ranked,ranked-blind,fifo]")  # fmt: skip
 @click.option("--costs", type=click.Choice(["equal", "own"]), default="equal",
               help="equal: those of Pollux's artifact, 30 s for each change and a decision per minute; "

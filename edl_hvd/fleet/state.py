@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from edl_hvd.errors import UsageError
 from edl_hvd.hosts import HostSlots, shown
-from edl_hvd.planning.values import Curve, QueueRule
+from edl_hvd.planning.values import Curve, PlanRules, QueueRule
 
 MOST_WORKERS = 100_000
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
@@ -241,13 +241,13 @@ class FleetRules:
     Attributes:
         queues: Weights and limits of queues; those that are not named weigh 1 and have no limit.
         whole_hosts: Whether a host belongs to one job at a time.
-        favour_short: How far jobs with little work left go first: 0 not at all, 1 as planned (see ``planning/``).
+        favour_short: How far jobs with little work left go first, 0 (not at all) to 1 (see ``PlanRules``).
         kill_after_s: Seconds after which an ``edlrun`` that was told to save and end is killed.
     """
 
     queues: tuple[QueueRule, ...] = ()
     whole_hosts: bool = False
-    favour_short: float = 1.0
+    favour_short: float = PlanRules.favour_short
     kill_after_s: float = 660.0
     # Longer than edlrun itself gives a last checkpoint of some gigabytes over a slow network (600 s).
 

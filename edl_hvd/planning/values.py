@@ -214,7 +214,9 @@ class PlanRules:
         patience_s: Seconds after which a waiting job comes before running ones of its priority that have lost a part
             of their least.
         elasticity: Exponent p of the speedup n^p in the weights of known rests, 0 to less than 1. 0: equal shares.
-        favour_short: Exponent of these weights: 1 as in heSRPT, 0 no preference for short jobs.
+        favour_short: Exponent of these weights: 1 as in heSRPT, 0 no preference for short jobs. heSRPT's shares are the
+            best if no job comes later. As jobs come, the longest ones stay last for all of that time; weights that
+            differ less let them end earlier.
         horizon_s: Seconds over which a change has to pay: a change of c seconds costs c / max(horizon_s, 10 c) of a
             share's value.
         gain: Part by which the total value has to grow before shares are changed that need not be; 0.02 is 2 %.
@@ -225,7 +227,7 @@ class PlanRules:
 
     patience_s: float = 600.0
     elasticity: float = 0.8
-    favour_short: float = 1.0
+    favour_short: float = 0.7
     horizon_s: float = 60.0
     gain: float = 0.02
     settle: float = 20.0

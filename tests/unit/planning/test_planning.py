@@ -211,6 +211,15 @@ class TestShares:
         equal = shares(answer(rooms("x:8"), asks, rules=PlanRules(favour_short=0.0, elasticity=0.0)))
         assert equal == {"long": 4, "short": 4}
 
+    def test_longer_jobs_have_more_than_would_be_best_if_no_job_came_later(self) -> None:
+        """With 1, the weights are heSRPT's; these suit jobs that are all present."""
+        asks = [JobAsk(f"j{n}", most=32, curves=speedup(0.8, 32), left=10.0 ** (3 + n)) for n in range(3)]
+        given, last = (
+            shares(answer(rooms("x:32"), asks, rules=rules)) for rules in (None, PlanRules(favour_short=1.0))
+        )
+        assert given == {"j0": 25, "j1": 6, "j2": 1}
+        assert last == {"j0": 27, "j1": 4, "j2": 1}
+
     def test_a_dip_of_the_curve_is_stepped_over(self) -> None:
         curve = Curve((4, 5, 8), (400.0, 300.0, 700.0))
         assert shares(answer(rooms("x:4", "y:4"), [JobAsk("j", least=4, most=8, curves=(curve,))])) == {"j": 8}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from edl_hvd.planning.values import PlanRules
 from edl_hvd.simulator.cluster.policies.afs import ElasticShareByLength
@@ -18,8 +17,8 @@ from edl_hvd.simulator.cluster.view import Policy
 POLICIES: dict[str, Callable[[], Policy]] = {
     "ranked": RankedShares,
     "ranked-blind": lambda: RankedShares(is_known=False, name="ranked-blind"),
-    "ranked-damped": lambda: RankedShares(rules=PlanRules(), name="ranked-damped"),
-    "ranked-gentle": lambda: RankedShares(rules=replace(UNDAMPED, favour_short=0.7), name="ranked-gentle"),
+    "ranked-undamped": lambda: RankedShares(rules=UNDAMPED, name="ranked-undamped"),
+    "ranked-short-first": lambda: RankedShares(rules=PlanRules(favour_short=1.0), name="ranked-short-first"),
     "ranked-doubling": lambda: RankedShares(name="ranked-doubling", doubles=True),
     "fifo": FirstInFirstOut,
     "fifo-backfill": lambda: FirstInFirstOut(has_backfill=True),
@@ -33,8 +32,8 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 KNOWS = {
     "ranked": "rest of work",
     "ranked-blind": "nothing",
-    "ranked-damped": "rest of work",
-    "ranked-gentle": "rest of work",
+    "ranked-undamped": "rest of work",
+    "ranked-short-first": "rest of work",
     "ranked-doubling": "rest of work",
     "fifo": "user's GPUs and batch",
     "fifo-backfill": "user's GPUs and batch",

@@ -12,6 +12,9 @@ from edl_hvd.planning.values import JobAsk, PlanRules, Room, Share
 from edl_hvd.simulator.cluster.policies.elastic import as_holds, gpu_numbers, reach
 from edl_hvd.simulator.cluster.view import Allocation, AskedJob, ClusterView, JobShape, ViewedJob, as_it_chooses
 
+DEFAULTS = PlanRules()
+"""Those of the fleet and of the operator."""
+
 UNDAMPED = PlanRules(settle=0.0, gain=0.0)
 """Without rest after a change, and without a threshold: the cost of a change alone keeps shares."""
 
@@ -27,7 +30,7 @@ class RankedShares:
     """
 
     def __init__(
-        self, is_known: bool = True, rules: PlanRules = UNDAMPED, name: str = "ranked", doubles: bool = False
+        self, is_known: bool = True, rules: PlanRules = DEFAULTS, name: str = "ranked", doubles: bool = False
     ) -> None:
         self.name = name
         self.doubles = doubles

@@ -79,7 +79,7 @@ class Recorder:
 
 
 class TestEveryPolicy:
-    @pytest.mark.parametrize("name", ["fifo", "fifo-backfill", "tiresias", "ranked", "ranked-blind", "ranked-damped"])
+    @pytest.mark.parametrize("name", ["fifo", "fifo-backfill", "tiresias", "ranked", "ranked-blind", "ranked-undamped"])
     @pytest.mark.parametrize("cost", [OWN, EQUAL], ids=["own", "equal"])
     def test_every_job_ends_and_no_slot_is_given_twice(
         self, rows: list[RecordedRow], name: str, cost: ResizeCost
