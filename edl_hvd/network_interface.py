@@ -6,6 +6,8 @@ import socket
 
 from edl_hvd.errors import PlatformError
 
+_REMEDY = "set --network-interfaces, or HOROVOD_GLOO_IFACE under mpirun"
+
 
 def interface_of(address: str) -> str:
     """The network interface that has this address of ours.
@@ -18,20 +20,21 @@ def interface_of(address: str) -> str:
     for name, entries in psutil.net_if_addrs().items():
         if any(entry.address == address for entry in entries):
             return str(name)
-    raise PlatformError(f"no network interface of this host has the address {address}; set --network-interfaces")
+    raise PlatformError(f"no network interface of this host has the address {address}; {_REMEDY}")
 
 
-def require_address(interface: str) -> None:
-    """Called before connections are made over this network interface.
+def address_of(interface: str) -> str:
+    """The first IPv4 address that this network interface has here.
 
     Raises:
-        PlatformError: It has no IPv4 address here.
+        PlatformError: It has none.
     """
     import psutil
 
-    if not any(entry.family == socket.AF_INET for entry in psutil.net_if_addrs().get(interface, [])):
-        names = ", ".join(psutil.net_if_addrs())
-        raise PlatformError(
-            f"network interface {interface!r} has no IPv4 address on this host, which has {names}; set "
-            "--network-interfaces, or HOROVOD_GLOO_IFACE under mpirun"
-        )
+    for entry in psutil.net_if_addrs().get(interface, []):
+        if entry.family == socket.AF_INET:
+            return str(entry.address)
+    names = ", ".join(psutil.net_if_addrs())
+    raise PlatformError(
+        f"network interface {interface!r} has no IPv4 address on this host, which has {names}; {_REMEDY}"
+    )

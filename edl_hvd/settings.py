@@ -230,8 +230,8 @@ class Launch:
         elastic: The launcher may change the world.
         host: This worker's host as the launcher names it.
         interface: Network interface to use, or ``None`` for any.
-        rank, size, local_rank, local_size, cross_rank, cross_size: The assignment at start. Under ``edlrun`` it is what
-            the driver expects; only the local rank is certain.
+        rank, size, local_rank, local_size: The assignment at start. Under ``edlrun`` it is what the driver expects;
+            only the local rank is certain.
         run: Names this run of the job: the same on all its workers, and on no other's.
         driver: Our own driver, when ``edlrun`` started us; else ``None``.
     """
@@ -246,8 +246,6 @@ class Launch:
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
-    cross_rank: int = 0
-    cross_size: int = 1
     run: str = "alone"
     driver: Driver | None = None
 
@@ -286,8 +284,6 @@ class Launch:
             size=number("HOROVOD_SIZE", number("OMPI_COMM_WORLD_SIZE", number("PMI_SIZE", pmix_size))),
             local_rank=number("HOROVOD_LOCAL_RANK", number("OMPI_COMM_WORLD_LOCAL_RANK", number("SLURM_LOCALID", 0))),
             local_size=number("HOROVOD_LOCAL_SIZE", number("OMPI_COMM_WORLD_LOCAL_SIZE", 1)),
-            cross_rank=number("HOROVOD_CROSS_RANK", 0),
-            cross_size=number("HOROVOD_CROSS_SIZE", 1),
             run=_name_of_run(environ),
         )
 

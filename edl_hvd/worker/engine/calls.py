@@ -37,15 +37,10 @@ _PARTS_OF = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 def allreduce(collectives: Collectives, size: int, tensor: torch.Tensor, op: Operation | None) -> torch.Tensor:
     """See :func:`edl_hvd.allreduce`."""
-    if op is None:
-        raise UsageError(
-            'allreduce was called without op; Horovod averages by default and other libraries sum, so write op="mean" '
-            '(Horovod\'s default), op="sum", op="max" or op="min"'
-        )
     if op not in OPERATIONS:
         raise UsageError(
-            f"allreduce with op={op!r} is not known; expected one of {', '.join(OPERATIONS)} "
-            '(instead of Horovod\'s constants: "mean" for Average, "sum" for Sum, "max" for Max, "min" for Min)'
+            f'allreduce with op={op!r} is not known; expected one of {", ".join(OPERATIONS)}; write op="mean" '
+            '(Horovod\'s default), op="sum", op="max" or op="min" instead of its constants Average, Sum, Max and Min'
         )
     _check_is_dense("allreduce", tensor)
     kind = tensor.dtype

@@ -104,8 +104,8 @@ class HorovodCollectives:
 
     def gather_integers(self, row: Sequence[int], name: str | None = None) -> list[list[int]]:
         given = torch.tensor([list(row)], dtype=torch.int64)
-        table = self.result(self.start_gather(given, name or "edl_hvd.gather"))
-        return [[int(value) for value in line] for line in table]
+        rows: list[list[int]] = self.result(self.start_gather(given, name or "edl_hvd.gather")).tolist()
+        return rows
 
     def _start_reduction(self, tensor: torch.Tensor, name: str, op: str) -> int:
         with self._translated():

@@ -14,7 +14,7 @@ import horovod.torch as hvd
 
 from edl_hvd.errors import RendezvousError, UsageError
 from edl_hvd.key_value_store import StoreAddress
-from edl_hvd.network_interface import require_address
+from edl_hvd.network_interface import address_of
 from edl_hvd.worker.engine import mended
 from edl_hvd.worker.engine.children import close_on_fork, open_sockets
 from edl_hvd.worker.engine.horovod_collectives import HorovodCollectives, WorldFailure
@@ -75,8 +75,7 @@ class HorovodRuntime:
         self._prepare(world, store)
         before = open_sockets()
         with self._lock:
-            for generation in [old for old in self._failures if old < world.generation]:
-                del self._failures[generation]
+            self._failures = {number: lost for number, lost in self._failures.items() if number >= world.generation}
             self.current, self._forming = world.generation, True
             mended.abort(on=world.generation in self._failures)  # else what was given up is over
         formed = self._init(world.generation)
@@ -106,7 +105,7 @@ class HorovodRuntime:
     def _prepare(self, world: World, store: StoreAddress) -> None:
         """Set the place in the world, which Horovod's C++ reads from the environment at init."""
         if os.environ.get("HOROVOD_GLOO_IFACE"):
-            require_address(os.environ["HOROVOD_GLOO_IFACE"])
+            address_of(os.environ["HOROVOD_GLOO_IFACE"])
         key = hmac.digest(store.token.encode(), f"generation {world.generation}".encode(), hashlib.sha256)
         # HOROVOD_ELASTIC stays set: NCCL aborts only then.
         os.environ.update(

@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any
 
@@ -34,48 +36,35 @@ _AGREE_S = 5.0
 _POLL_S = 0.01
 
 
+@dataclass(frozen=True)
 class StallInspector:
     """The reports of one world's members about collectives that they wait for.
 
-    Args:
+    Attributes:
         world: World that is inspected.
         store: Address of its key-value store.
         timeout_s: Seconds that all may wait for each other.
         clock: Clock of this worker.
-        get: Function that reads from the store.
-        put: Function that writes to the store.
+        read: Function that reads from the store.
+        write: Function that writes to the store.
     """
 
-    def __init__(
-        self,
-        world: World,
-        store: StoreAddress,
-        timeout_s: float,
-        clock: Clock = SYSTEM_CLOCK,
-        get: Callable[[StoreAddress, str, float], bytes | None] = key_value_store.get,
-        put: Callable[[StoreAddress, str, bytes, float], None] = key_value_store.put,
-    ) -> None:
-        self.world = world
-        self.timeout_s = timeout_s
-        self.clock = clock
-        self._store = store
-        self._get, self._put = get, put
-        self._reports = 0
-
-    def number(self) -> int:
-        """The number of the next report, so that no two of this worker are the same."""
-        self._reports += 1
-        return self._reports
+    world: World
+    store: StoreAddress
+    timeout_s: float
+    clock: Clock = SYSTEM_CLOCK
+    read: Callable[[StoreAddress, str, float], bytes | None] = key_value_store.get
+    write: Callable[[StoreAddress, str, bytes, float], None] = key_value_store.put
 
     def put(self, what: str, value: bytes) -> None:
         """Put the value of this rank into the store."""
-        self._put(self._store, f"/edl_hvd.{what}/{self.world.rank}", value, _STORE_TIMEOUT_S)
+        self.write(self.store, f"/edl_hvd.{what}/{self.world.rank}", value, _STORE_TIMEOUT_S)
 
     def get_all(self, what: str) -> list[bytes] | None:
         """The values of all ranks, in rank order; ``None`` if one is not there."""
         found = []
         for rank in range(self.world.size):
-            value = self._get(self._store, f"/edl_hvd.{what}/{rank}", _STORE_TIMEOUT_S)
+            value = self.read(self.store, f"/edl_hvd.{what}/{rank}", _STORE_TIMEOUT_S)
             if not value:
                 return None
             found.append(value)
@@ -145,12 +134,9 @@ class StalledCollective:
         place, _ = progress.where()
         # Names of a large model's parameters would be too long for the store.
         started = {_digest(name): count for name, count in dict(self._started).items()}
-        report = {
-            "number": self._inspector.number(),
-            "collective": self._collective,
-            "started": started,
-            "place": place,
-        }
+        # The number makes it another one than that of an earlier wait.
+        number = secrets.randbits(62)
+        report = {"number": number, "collective": self._collective, "started": started, "place": place}
         return json.dumps(report).encode()
 
     def _parse(self, reports: list[bytes]) -> list[Waiting]:

@@ -29,26 +29,12 @@ _LONGEST_LINE_BYTES = 1 << 20  # a world lists every member: 64 KiB hold 1,000 o
 
 
 @dataclass(frozen=True)
-class FrameArrived:
-    """Something has come that this replica of a standby is to apply."""
-
-    replica: Replica
-
-
-@dataclass(frozen=True)
-class TimedOut:
-    """Nothing has come for as long as the main thread was to wait."""
-
-
-@dataclass(frozen=True)
 class DriverLost:
     """The driver is gone."""
 
 
 Urgent: TypeAlias = protocol.PeerLost | protocol.ServeState | protocol.Explain | DriverLost
-Queued: TypeAlias = (
-    protocol.WorldAssigned | protocol.ReceiveState | protocol.ShutDown | FrameArrived | TimedOut | DriverLost
-)
+Queued: TypeAlias = protocol.WorldAssigned | protocol.ReceiveState | protocol.ShutDown | Replica | DriverLost
 
 
 class DriverConnection:
@@ -77,7 +63,6 @@ class DriverConnection:
         self._on_urgent = on_urgent
         self._queue: queue.Queue[Queued] = queue.Queue()
         self._send_lock = threading.Lock()
-        self.local_address = ""
         self._address = (driver.address, driver.port)
         try:
             self._socket = socket.create_connection(self._address, timeout=_CONNECT_TIMEOUT_S)
@@ -107,16 +92,15 @@ class DriverConnection:
         with suppress(BlockingIOError):
             os.write(self._wake_writer, b"!")
 
-    def enqueue(self, queued: Queued) -> None:
-        """Have :meth:`next` return this after what came before it. Any thread."""
-        self._queue.put(queued)
+    def enqueue(self, replica: Replica) -> None:
+        """Have :meth:`next` return a replica that has something to apply, after what came before. Any thread."""
+        self._queue.put(replica)
 
-    def next(self, timeout_s: float | None = None) -> Queued:
-        """The next thing for the main thread; blocks until there is one, or the timeout is over."""
-        try:
+    def next(self, timeout_s: float | None = None) -> Queued | None:
+        """The next thing for the main thread; blocks until there is one, or ``None`` when the timeout is over."""
+        with suppress(queue.Empty):
             return self._queue.get(timeout=timeout_s)
-        except queue.Empty:
-            return TimedOut()
+        return None
 
     def takes_calls(self) -> bool:
         """Whether the driver that is lost lives, and only this connection is gone. Blocks for a second at most."""

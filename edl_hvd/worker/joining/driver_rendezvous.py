@@ -21,7 +21,7 @@ from edl_hvd.key_value_store import StoreAddress
 from edl_hvd.network_interface import interface_of
 from edl_hvd.settings import Launch
 from edl_hvd.worker.engine.horovod_runtime import HorovodRuntime, refuse_own_horovod
-from edl_hvd.worker.joining.driver_connection import DriverConnection, DriverLost, FrameArrived, TimedOut, Urgent
+from edl_hvd.worker.joining.driver_connection import DriverConnection, DriverLost, Urgent
 from edl_hvd.worker.joining.rendezvous import EX_TEMPFAIL, GracefulExit, RendezvousInfo, Replica, StateTransfer
 from edl_hvd.worker.progress import progress
 from edl_hvd.world import World
@@ -115,15 +115,13 @@ class DriverRendezvous:
         catches_up = 0  # generation of the world whose state it takes over, until the driver is told that it has it
         while True:
             news = self._driver.next(_LAST_STEPS_S if world else None)
-            if replica is not None and isinstance(
-                news, protocol.ReceiveState | protocol.ShutDown | TimedOut | DriverLost
-            ):
+            if replica is not None and isinstance(news, protocol.ReceiveState | protocol.ShutDown | DriverLost | None):
                 replica.abandon()
             match news:
                 case DriverLost():
                     raise GracefulExit(
                         "the driver is gone",
-                        EX_TEMPFAIL,
+                        code=EX_TEMPFAIL,
                         save=True,
                         has_peers=True,
                         job_goes_on=self._driver.takes_calls,
@@ -135,8 +133,8 @@ class DriverRendezvous:
                     world = news
                 case protocol.ReceiveState(generation, address, port):
                     catches_up, replica = generation, self._receive(transfer, address, port)
-                case FrameArrived(recipient) if recipient is replica:
-                    recipient.apply_next()
+                case _ if replica is not None and news is replica:
+                    replica.apply_next()
             if catches_up and (replica is None or replica.caught_up or replica.closed):
                 self._driver.send(protocol.CaughtUp(catches_up))
                 catches_up = 0
@@ -148,7 +146,7 @@ class DriverRendezvous:
     def _receive(self, transfer: StateTransfer | None, address: str, port: int) -> Replica | None:
         if transfer is None or port == 0:
             return None
-        return transfer.receive(address, port, self._token, lambda replica: self._driver.enqueue(FrameArrived(replica)))
+        return transfer.receive(address, port, self._token, self._driver.enqueue)
 
     def _enter(self, told: protocol.WorldAssigned) -> RendezvousInfo | None:
         horovod = self._horovod

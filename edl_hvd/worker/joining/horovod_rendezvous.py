@@ -1,26 +1,20 @@
 """Joining worlds under stock ``horovodrun``: its server assigns ranks, the members meet at a barrier, Horovod starts.
 
-What differs from Horovod's own elastic mode, and why (rows of the project's failure table):
-
-- The worker asks for its rank itself before ``hvd.init()``, so one that was removed leaves politely
-  instead of aborting with a C++ stack (D3).
-- Members meet at a barrier before they start Horovod, in a key-value store of rank 0, and stay connected; so a death is
-  known whatever Horovod is doing.
-- A broken world is given up at the first error, so recovery does not wait for the Gloo timeout (C1).
-- Host-change notices are listened to from the start of the process and dropped only once a later
-  assignment covers them (B9).
+What differs from Horovod's own elastic mode: a worker asks for its rank before ``hvd.init()``, so one that was removed
+ends regularly, not in an abort of C++; members stay connected, so a death is known whatever Horovod is doing; and a
+change of hosts is heard of from the start of the process on, until an assignment covers it.
 """
 
 from __future__ import annotations
 
 import atexit
 import json
-import logging
 import secrets
 import socket
 import time
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from http.client import HTTPException
 
 from horovod.runner.elastic.worker import WorkerNotificationManager
@@ -32,38 +26,14 @@ from edl_hvd.settings import Launch, Settings
 from edl_hvd.worker.engine.children import close_on_fork, open_sockets
 from edl_hvd.worker.engine.horovod_runtime import HorovodRuntime, refuse_own_horovod
 from edl_hvd.worker.joining.barrier import Barrier, JoinRequest
-from edl_hvd.worker.joining.rendezvous import EX_TEMPFAIL, GracefulExit, RendezvousInfo, StateTransfer
+from edl_hvd.worker.joining.rendezvous import EX_TEMPFAIL, GracefulExit, Rendezvous, RendezvousInfo, StateTransfer
 from edl_hvd.world import World
-
-logger = logging.getLogger(__name__)
 
 _STORE_KEY = "/edl_hvd/meeting"
 _POLL_S = 0.02
 
 
-@dataclass(frozen=True)
-class Assignment:
-    """A worker's place in the next world, as the launcher assigns it."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
-
-
-class _ChangeListener:
-    """Remembers that the launcher announced a change."""
-
-    def __init__(self) -> None:
-        self.pending = False
-
-    def on_hosts_updated(self, timestamp: float, update: object) -> None:
-        self.pending = True
-
-
-class HorovodRendezvous:
+class HorovodRendezvous(Rendezvous):
     """See :class:`edl_hvd.worker.joining.rendezvous.Rendezvous`. For processes started by ``horovodrun``.
 
     Args:
@@ -79,16 +49,21 @@ class HorovodRendezvous:
         self._name = f"{launch.host}:{launch.local_rank}"
         self._horovod = HorovodRuntime(self._name, launch.elastic, settings.collective_timeout_s)
         self._launcher = StoreAddress(launch.address or "", launch.port)
-        self._address = _local_address_toward(self._launcher)
-        self._assigned: Assignment | None = Assignment(launch.rank, launch.size, launch.local_rank, launch.local_size,
-                                                    launch.cross_rank, launch.cross_size)  # fmt: skip
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((self._launcher.address, launch.port or 9))
+            # By this address of this host the launcher, and so the other workers, can reach it.
+            self._address: str = probe.getsockname()[0]
+        self._assigned: tuple[int, int] | None = launch.rank, launch.size
         self._last_generation = 0  # also of a world that did not form
         self._store: KeyValueStore | None = None
         self._barrier: Barrier | None = None
-        self._changes = _ChangeListener()
+        self._change_announced = False
         self._gone_at_s: float | None = None  # when this host will be gone
         if self.elastic:
-            self._listen_for_changes()
+            # From the very start: a change announced while this process still builds its model is not lost.
+            notices = WorkerNotificationManager()
+            notices.register_listener(self)
+            notices.init(launch.address, launch.port, launch.interface, launch.host, launch.local_rank)
         atexit.register(self._leave_at_exit)
 
     def _leave_at_exit(self) -> None:
@@ -97,15 +72,12 @@ class HorovodRendezvous:
             self._barrier.leave(regular=True)
         self._close_store(broken=False)
 
-    def _listen_for_changes(self) -> None:
-        # From the very start: a change announced while this process still builds its model is not lost.
-        notices = WorkerNotificationManager()
-        notices.register_listener(self._changes)
-        launch = self._launch
-        notices.init(launch.address, launch.port, launch.interface, launch.host, launch.local_rank)
+    def on_hosts_updated(self, timestamp: float, update: object) -> None:
+        """Note that hosts have come or gone; called by Horovod, in a thread of its own."""
+        self._change_announced = True
 
     def change_pending(self) -> bool:
-        return self._changes.pending or self._gone_at_s is not None
+        return self._change_announced or self._gone_at_s is not None
 
     def join(self, known_step: int, held_step: int, transfer: StateTransfer | None = None) -> RendezvousInfo:
         if self._gone_at_s is not None:
@@ -118,15 +90,15 @@ class HorovodRendezvous:
         self._horovod.known_step = max(self._horovod.known_step, known_step)
         before = open_sockets()
         while True:
-            assignment, self._assigned = self._assigned or self._ask_launcher(), None
-            barrier = self._join_barrier(assignment)
-            joined = self._start_horovod(assignment, barrier) if barrier is not None else None
+            (rank, size), self._assigned = self._assigned or self._ask_launcher(), None
+            barrier = self._join_barrier(rank, size)
+            joined = self._start_horovod(rank, barrier) if barrier is not None else None
             if joined is not None:
                 close_on_fork(open_sockets() - before)
                 return joined
             if not self.elastic or time.monotonic() > deadline_s:
                 raise RendezvousError(
-                    f"worker {self._name} met no complete world of {assignment.size} within "
+                    f"worker {self._name} met no complete world of {size} within "
                     f"{self._settings.elastic_timeout_s:.0f} s; check that every worker enters the "
                     "@edl_hvd.elastic function, and the output of the workers that did not"
                 )
@@ -147,49 +119,53 @@ class HorovodRendezvous:
         if self.elastic:  # else all end with it
             self._gone_at_s = time.monotonic() + remaining_s
 
-    def ended(self, step: int, error: BaseException | None) -> None:
-        """``horovodrun`` sees the exit code, and nothing else."""
-
     # --- asking the launcher ---
 
-    def _ask_launcher(self) -> Assignment:
-        """Report ready and block until the launcher has the next world. A worker may ask once per world."""
-        self._changes.pending = False  # a change announced before this question is part of the answer
-        path = f"/rank_and_size/{self._name}"
+    def _ask_launcher(self) -> tuple[int, int]:
+        """Report ready and block until the launcher has the next world; the rank in it, and its size.
+
+        A worker may ask once per world.
+        """
+        self._change_announced = False  # a change announced before this question is part of the answer
         # The launcher itself gives up after the elastic timeout; wait a little longer for its answer.
-        answer = self._launcher_get(path, timeout_s=self._settings.elastic_timeout_s + 60)
-        numbers = [int(number) for number in (answer or b"-1").decode().split(",")]
-        if numbers[0] < 0:
+        answer = self._launcher_get(f"/rank_and_size/{self._name}", self._settings.elastic_timeout_s + 60)
+        rank, *others = [int(number) for number in (answer or b"-1").decode().split(",")]
+        if rank < 0:
             raise GracefulExit(f"the launcher removed {self._name} from the job")
-        return Assignment(*numbers)
+        return rank, others[0]  # the others follow from the names of the members
 
     def _launcher_get(self, path: str, timeout_s: float) -> bytes | None:
-        try:
+        with self._translated(f"GET {path}"):
             return key_value_store.get(self._launcher, path, timeout_s)
+
+    @contextmanager
+    def _translated(self, request: str) -> Iterator[None]:
+        try:
+            yield
         except (OSError, HTTPException) as error:
             raise RendezvousError(
-                f"the launcher at {self._launch.address}:{self._launch.port} does not answer GET {path}: {error}; "
-                "it has probably ended, see its output"
+                f"the launcher at {self._launch.address}:{self._launch.port} does not answer {request}: {error}; it "
+                "has probably ended, see its output"
             ) from error
 
     # --- meeting the others ---
 
-    def _join_barrier(self, assignment: Assignment) -> Barrier | None:
+    def _join_barrier(self, rank: int, size: int) -> Barrier | None:
         """Wait for the others; ``None`` if one of them did not come, or left."""
         # The stock elastic launcher does not tell that a starting worker died; asking it again does. A
         # static launcher ends everybody in that case, so there it is enough to wait.
         barrier_timeout_s = self._settings.join_timeout_s if self.elastic else self._settings.elastic_timeout_s
-        if assignment.rank == 0:
+        if rank == 0:
             self._store = KeyValueStore(self._address, token=secrets.token_hex(16))
             self._publish(asdict(self._store.place))
             store: StoreAddress | None = self._store.place
         else:
             store = self._find_store(barrier_timeout_s)
             barrier_timeout_s += 10  # rank 0 gives up first, and so tells that it is gone when it does not
-        own = JoinRequest(assignment.rank, self._name, self._last_generation, self._horovod.known_step)
+        own = JoinRequest(rank, self._name, self._last_generation, self._horovod.known_step)
         if store is not None:
             with suppress(OSError, HTTPException, ValueError):
-                return Barrier(store, assignment.size, own, barrier_timeout_s)
+                return Barrier(store, size, own, barrier_timeout_s)
         if self._store is not None:
             self._publish({"closed": True})
             self._close_store(broken=True)
@@ -197,13 +173,8 @@ class HorovodRendezvous:
 
     def _publish(self, notice: dict[str, object]) -> None:
         value = json.dumps({**notice, "step": self._horovod.known_step}).encode()
-        try:
+        with self._translated("PUT"):
             key_value_store.put(self._launcher, _STORE_KEY, value, 10)
-        except (OSError, HTTPException) as error:
-            raise RendezvousError(
-                f"the launcher at {self._launch.address}:{self._launch.port} does not answer PUT: {error}; "
-                "it has probably ended, see its output"
-            ) from error
 
     def _find_store(self, barrier_timeout_s: float) -> StoreAddress | None:
         """The address of the store that rank 0 of the next world serves; ``None`` if it is not there in time."""
@@ -221,13 +192,10 @@ class HorovodRendezvous:
 
     # --- starting Horovod ---
 
-    def _start_horovod(self, assignment: Assignment, barrier: Barrier) -> RendezvousInfo | None:
+    def _start_horovod(self, rank: int, barrier: Barrier) -> RendezvousInfo | None:
         requests = barrier.requests
-        members = tuple(member.name for member in requests)
-        world = World(max(member.generation for member in requests) + 1, assignment.rank, assignment.size,
-                      assignment.local_rank, assignment.local_size, assignment.cross_rank, assignment.cross_size,
-                      members)  # fmt: skip
-        self._last_generation = world.generation
+        self._last_generation = max(member.generation for member in requests) + 1
+        world = World.of(self._last_generation, [member.name for member in requests], rank)
         barrier.watch(lambda worker: self._horovod.end_world(world.generation, worker))
         self._horovod.known_step = max(member.known_step for member in requests)
         collectives = self._horovod.start(world, barrier.store)
@@ -237,11 +205,3 @@ class HorovodRendezvous:
             return None
         self._barrier = barrier
         return RendezvousInfo(world, collectives, self._horovod.known_step)
-
-
-def _local_address_toward(launcher: StoreAddress) -> str:
-    """The address of this host by which the launcher, and so the other workers, can reach it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((launcher.address, launcher.port or 9))
-        name: str = probe.getsockname()[0]
-        return name

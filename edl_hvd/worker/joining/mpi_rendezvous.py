@@ -10,19 +10,18 @@ import os
 import secrets
 import socket
 
-import psutil
 from mpi4py import MPI
 
-from edl_hvd.errors import PlatformError
 from edl_hvd.key_value_store import KeyValueStore
+from edl_hvd.network_interface import address_of, interface_of
 from edl_hvd.settings import Settings
 from edl_hvd.worker.engine.horovod_runtime import HorovodRuntime, refuse_own_horovod
-from edl_hvd.worker.joining.rendezvous import RendezvousInfo, StateTransfer
+from edl_hvd.worker.joining.rendezvous import Rendezvous, RendezvousInfo, StateTransfer
 from edl_hvd.world import World
 
 
-class MpiRendezvous:
-    """See :class:`edl_hvd.worker.joining.rendezvous.Rendezvous`.
+class MpiRendezvous(Rendezvous):
+    """See :class:`edl_hvd.worker.joining.rendezvous.Rendezvous`. A fixed world ends with its first host.
 
     Args:
         interface: Network interface for Gloo, or ``None`` for the one that the host's name resolves to.
@@ -43,12 +42,15 @@ class MpiRendezvous:
         communicator = self._communicator
         rank = communicator.Get_rank()
         hosts: list[str] = communicator.allgather(socket.gethostname())
-        address, interface = self._reachable_at(alone=len(set(hosts)) == 1)
+        if self._interface:
+            address, interface = address_of(self._interface), self._interface
+        else:
+            address = "127.0.0.1" if len(set(hosts)) == 1 else socket.gethostbyname(hosts[rank])
+            interface = interface_of(address)
         if rank == 0:
             self._store = KeyValueStore(address, token=secrets.token_hex(16))
         store = communicator.bcast(self._store.place if self._store else None)
-        local_numbers = [hosts[:place].count(host) for place, host in enumerate(hosts)]
-        members = [f"{host}:{number}" for host, number in zip(hosts, local_numbers, strict=True)]
+        members = [f"{host}:{hosts[:place].count(host)}" for place, host in enumerate(hosts)]
         world = World.of(1, members, rank)
         os.environ.update(
             HOROVOD_CONTROLLER="gloo",
@@ -60,35 +62,8 @@ class MpiRendezvous:
         assert collectives is not None, "a world that is not elastic forms or fails"
         return RendezvousInfo(world, collectives, known_step)
 
-    def _reachable_at(self, alone: bool) -> tuple[str, str]:
-        """This host's address and interface for the others; loopback when there are no other hosts."""
-        addresses = {
-            entry.address: name
-            for name, entries in psutil.net_if_addrs().items()
-            for entry in entries
-            if entry.family == socket.AF_INET
-        }
-        own = "127.0.0.1" if alone else socket.gethostbyname(socket.gethostname())
-        for address, name in addresses.items():
-            if name == self._interface if self._interface else address == own:
-                return address, name
-        raise PlatformError(
-            f"no IPv4 address for the other hosts: looked for {self._interface or own}, this host has "
-            f"{', '.join(f'{name} ({address})' for address, name in addresses.items())}; set HOROVOD_GLOO_IFACE to "
-            "one of these interfaces"
-        )
-
-    def change_pending(self) -> bool:
-        return False
-
     def leave(self, broken: bool) -> None:
         self._horovod.stop(broken)
         if self._store is not None:
             self._store.close()
             self._store = None
-
-    def on_preemption_notice(self, remaining_s: float) -> None:
-        """A fixed world ends with its first host, and its last checkpoint is what there is."""
-
-    def ended(self, step: int, error: BaseException | None) -> None:
-        """MPI has no use for it."""

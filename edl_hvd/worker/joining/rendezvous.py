@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Protocol
 
 from edl_hvd.worker.engine.collectives import Collectives
@@ -13,10 +13,12 @@ EX_TEMPFAIL = 75
 """Exit code of a worker that could not train on where it was, EX_TEMPFAIL: run me again."""
 
 
+@dataclass(eq=False)
 class GracefulExit(Exception):
     """The end of this worker: the launcher has no place for it any more, or is gone. Not an error.
 
     Attributes:
+        reason: Why, for people.
         code: Exit code for the process.
         save: Whether to write the state to a checkpoint before.
         remaining_s: Seconds until the process is killed; ``None`` if not known.
@@ -27,18 +29,14 @@ class GracefulExit(Exception):
             where the launcher does that.
     """
 
-    def __init__(
-        self, reason: str, code: int = 0, save: bool = False, remaining_s: float | None = None,
-        has_peers: bool = False, job_goes_on: Callable[[], bool] = lambda: False,
-        end_within: Callable[[float], None] = lambda seconds: None,
-    ) -> None:  # fmt: skip
-        super().__init__(reason)
-        self.code = code
-        self.save = save
-        self.remaining_s = remaining_s
-        self.has_peers = has_peers
-        self.job_goes_on = job_goes_on
-        self.end_within = end_within
+    reason: str
+    _: KW_ONLY
+    code: int = 0
+    save: bool = False
+    remaining_s: float | None = None
+    has_peers: bool = False
+    job_goes_on: Callable[[], bool] = lambda: False
+    end_within: Callable[[float], None] = lambda seconds: None
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,10 @@ class StateTransfer:
 
 
 class Rendezvous(Protocol):
-    """How to join a world. One per process; the loop calls join, leave, join, … and at last ``ended``."""
+    """How to join a world. One per process; the loop calls join, leave, join, … and at last ``ended``.
+
+    A class that inherits from it gets the methods of a world that never changes, but for ``join`` and ``leave``.
+    """
 
     elastic: bool
     """The world may change: a broken one is worth leaving and joining anew."""
@@ -110,12 +111,15 @@ class Rendezvous(Protocol):
 
     def change_pending(self) -> bool:
         """The launcher wants another world; may be known to one rank only. Does not block."""
+        return False
 
     def leave(self, broken: bool) -> None:
         """Leave the present world: ``broken`` when a collective of it failed, else while it still works."""
 
     def on_preemption_notice(self, remaining_s: float) -> None:
         """Leave at the next commit, because this host will be gone in ``remaining_s`` seconds. Any thread."""
+        return
 
     def ended(self, step: int, error: BaseException | None) -> None:
         """The training function has returned, or ended in an error of the script's own; for the launcher."""
+        return

@@ -29,25 +29,21 @@ class SoloRendezvous:
     elastic = False
 
     def __init__(self) -> None:
-        self._sigterm_s: float | None = None  # when SIGTERM came
-        self._gone_at_s: float | None = None  # when this host will be gone
+        self._end: tuple[str, int, float] | None = None  # why this process is to end, its exit code, when it is killed
         self._handler_before: Any = None  # its handler until the world was joined
 
     def join(self, known_step: int, held_step: int, transfer: StateTransfer | None = None) -> RendezvousInfo:
-        if self._sigterm_s is not None:
-            remaining_s = Settings.from_environment().termination_grace_s - (time.monotonic() - self._sigterm_s)
-            code = _KILLED_BY + signal.SIGTERM
-            raise GracefulExit("SIGTERM came", code=code, save=True, remaining_s=remaining_s)
-        if self._gone_at_s is not None:
-            remaining_s = self._gone_at_s - time.monotonic()
-            raise GracefulExit("the host is about to go", code=EX_TEMPFAIL, save=True, remaining_s=remaining_s)
+        if self._end is not None:
+            reason, code, killed_at_s = self._end
+            raise GracefulExit(reason, code=code, save=True, remaining_s=killed_at_s - time.monotonic())
         # A handler of the script's own stays; signals reach the main thread only.
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             self._handler_before = signal.signal(signal.SIGTERM, self._on_sigterm)
         return RendezvousInfo(SOLO, SoloCollectives(), known_step)
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        self._sigterm_s = time.monotonic()
+        killed_at_s = time.monotonic() + Settings.from_environment().termination_grace_s
+        self._end = "SIGTERM came", _KILLED_BY + signal.SIGTERM, killed_at_s
         self._restore_handler()
         logger.warning("SIGTERM: saving and leaving at the next commit; another one ends this process at once")
 
@@ -57,13 +53,13 @@ class SoloRendezvous:
             self._handler_before = None
 
     def change_pending(self) -> bool:
-        return self._sigterm_s is not None or self._gone_at_s is not None
+        return self._end is not None
 
     def leave(self, broken: bool) -> None:
         self._restore_handler()
 
     def on_preemption_notice(self, remaining_s: float) -> None:
-        self._gone_at_s = time.monotonic() + remaining_s
+        self._end = self._end or ("the host is about to go", EX_TEMPFAIL, time.monotonic() + remaining_s)
 
     def ended(self, step: int, error: BaseException | None) -> None:
         self._restore_handler()
