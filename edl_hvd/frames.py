@@ -11,6 +11,7 @@ import array
 import itertools
 import json
 import math
+import mmap
 import os
 import select
 import socket
@@ -19,7 +20,7 @@ import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from edl_hvd.body_slots import LEAST_BYTES, SlotReader, SlotWriter
 from edl_hvd.errors import ProtocolError, UsageError
@@ -32,6 +33,9 @@ ELEMENT_BYTES: Mapping[str, int] = {
 _MOST_DIMENSIONS = 16
 _READ_BYTES = 1 << 13
 # What is read before it is known what comes; the rest of a body is read to where it stays.
+_LEAST_MAPPED_BYTES = 1 << 20
+# Mapped memory goes back to the system without Python's lock; of a gigabyte that takes some tenths of a second.
+Buffer: TypeAlias = bytearray | mmap.mmap
 _MOST_BUFFERS = 64
 # Given to one sendmsg; IOV_MAX is 1024 on Linux.
 _PARTS = {"what", "fields", "arrays", "slot"}
@@ -74,7 +78,7 @@ class Array:
     """An array: its type, and its elements as bytes in C order."""
 
     type: ArrayType
-    content: bytes | bytearray | memoryview
+    content: bytes | memoryview | Buffer
 
     def __post_init__(self) -> None:
         if len(self.content) != self.type.size_bytes:
@@ -121,21 +125,27 @@ class BodyBuffers:
 
     Args:
         most: Number of buffers that are kept, at least 1.
+        least_bytes: Size from which a buffer is kept; a smaller one is new each time.
     """
 
-    def __init__(self, most: int) -> None:
-        self._kept: deque[bytearray] = deque(maxlen=most)
+    def __init__(self, most: int, least_bytes: int = 1) -> None:
+        self._kept: deque[Buffer] = deque(maxlen=most)
+        self._least_bytes = least_bytes
 
-    def take(self, size_bytes: int) -> bytearray:
+    def take(self, size_bytes: int) -> Buffer:
         """A buffer of this size; what it holds is not defined."""
-        if not size_bytes:
-            return bytearray()
+        if size_bytes < self._least_bytes:
+            return bytearray(size_bytes)
         for buffer in self._kept:
             if len(buffer) == size_bytes and sys.getrefcount(buffer) == _UNUSED:
                 return buffer
-        buffer = bytearray(size_bytes)
-        self._kept.append(buffer)
-        return buffer
+        new = _map(size_bytes) if size_bytes >= _LEAST_MAPPED_BYTES else bytearray(size_bytes)
+        self._kept.append(new)
+        return new
+
+
+def _map(size_bytes: int) -> mmap.mmap:
+    return mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 _UNUSED = 3
@@ -148,13 +158,14 @@ class FrameStream:
     Args:
         connection: Connected stream socket; it is set to not block. The caller closes it.
         limits: Bounds of what is received. ``limits`` may be changed between two frames.
-        buffers: Memory for bodies; left out, each has its own. Streams of one thread may share it.
+        buffers: Memory for bodies; left out, each has its own. Streams of one thread may share it. It may be changed
+            between two frames, as ``limits``.
     """
 
     def __init__(
         self, connection: socket.socket, limits: Limits = Limits(), buffers: BodyBuffers | None = None
     ) -> None:
-        self._buffers = buffers
+        self.buffers = buffers
         connection.setblocking(False)
         self.connection = connection
         self.limits = limits
@@ -163,7 +174,7 @@ class FrameStream:
         self._is_drained = False  # all that had come is read, so there is no need to ask for more at once
         self._searched = 0
         self._header: _Header | None = None
-        self._bodies: list[bytearray] = []  # one for each array, so that none keeps the others in memory
+        self._bodies: list[Buffer] = []  # one for each array, so that none keeps the others in memory
         self._filled = 0  # bytes of the last one
         self._queued: deque[Frame] = deque()
         self._unsent: deque[memoryview] = deque()
@@ -276,10 +287,10 @@ class FrameStream:
             del self._input[: self._filled]
             self._bodies.append(body)
 
-    def _new_body(self, size_bytes: int) -> bytearray:
-        return bytearray(size_bytes) if self._buffers is None else self._buffers.take(size_bytes)
+    def _new_body(self, size_bytes: int) -> Buffer:
+        return bytearray(size_bytes) if self.buffers is None else self.buffers.take(size_bytes)
 
-    def _read_body(self, body: bytearray) -> bool:
+    def _read_body(self, body: Buffer) -> bool:
         view = memoryview(body)
         while self._filled < len(body):
             try:

@@ -16,7 +16,7 @@ import torch
 class TensorTrace:
     """What some tensors were at one moment, as far as it can be told without reading them."""
 
-    def __init__(self, parameters: list[torch.nn.Parameter], before: TensorTrace | None = None) -> None:
+    def __init__(self, parameters: Sequence[torch.Tensor], before: TensorTrace | None = None) -> None:
         self._parameters = parameters
         self._places = [_place(parameter) for parameter in parameters]
         self._versions = [parameter._version for parameter in parameters]

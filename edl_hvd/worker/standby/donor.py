@@ -5,8 +5,9 @@ options of the parameter groups. It repeats the steps, which takes a fraction of
 the world is left for one with the standby in it, the donor sends what no step has moved: attributes, buffers,
 counters.
 
-The last commit is copied once for this, unless it is a copy already. All calls are the main thread's, but for
-``serve`` and the sending.
+The last commit is copied once for this, unless it is a copy already. Gradients on the CPU are not: they are sent from
+where they lie, beside the step that they are for. If something writes to them meanwhile, the transfer ends, and the
+next one sends copies. All calls are the main thread's, but for ``serve`` and the sending.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import logging
 import queue
 import socket
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,7 @@ from edl_hvd.worker.commits.dirty import TensorVersion, versions_of
 from edl_hvd.worker.commits.state_store import StateStore
 from edl_hvd.worker.standby.messages import StateMessage
 from edl_hvd.worker.standby.messages import encode as to_frame
+from edl_hvd.worker.trace import TensorTrace
 from edl_hvd.worker.training.optimizer import is_distributed
 
 logger = logging.getLogger(__name__)
@@ -55,6 +57,7 @@ class StateDonor:
         self._optimizers = list(store.of_kind(is_distributed))
         self.streams: list[_Stream] = []
         self._is_hooked = False
+        self._copies = False  # whether gradients on the CPU are copied, too
         self._spare_copies: list[dict[str, torch.Tensor]] = []  # memory of gradients that are sent
         self._versions: list[int] = []  # of the parameters, as the last step left them
 
@@ -68,9 +71,12 @@ class StateDonor:
         Returns:
             The port.
         """
-        stream = _Stream(address, secret)
+        stream = _Stream(address, secret, self._copy_from_now_on)
         self.streams = [*self.streams, stream]
         return stream.port
+
+    def _copy_from_now_on(self) -> None:
+        self._copies = True
 
     def commit(self) -> None:
         """Send the last commit, which the world has agreed on, or tell of it."""
@@ -139,14 +145,16 @@ class StateDonor:
         options, tensors = encode([_options(group) for group in optimizer.param_groups], "")
         if tensors:
             return None
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        gradients = {str(place): p.grad.detach() for place, p in enumerate(parameters) if p.grad is not None}
+        if not self._copies and all(gradient.is_cpu for gradient in gradients.values()):
+            return StateMessage("step", [number, options], gradients, TensorTrace(list(gradients.values())))
         copies, spare = {}, self._spare_copies.pop() if self._spare_copies else {}
-        for place, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
-            gradient = parameter.grad
-            if gradient is not None:
-                copy = spare.get(str(place))
-                if copy is None or copy.shape != gradient.shape or copy.dtype != gradient.dtype:
-                    copy = torch.empty(gradient.shape, dtype=gradient.dtype)
-                copies[str(place)] = copy.copy_(gradient)
+        for place, gradient in gradients.items():
+            copy = spare.get(place)
+            if copy is None or copy.shape != gradient.shape or copy.dtype != gradient.dtype:
+                copy = torch.empty(gradient.shape, dtype=gradient.dtype)
+            copies[place] = copy.copy_(gradient)
         message = StateMessage("step", [number, options], copies)
         # New memory takes longer than the copy: its pages come from the kernel one by one.
         weakref.finalize(message, self._spare_copies.append, copies).atexit = False
@@ -215,6 +223,10 @@ def _options(group: dict[str, Any]) -> dict[str, Any]:
 class _Stream:
     """The transfer to one standby; a thread waits for its connection and sends.
 
+    Args:
+        address, secret: As for :meth:`StateDonor.serve`.
+        on_torn: Function that is called when the transfer ends because a tensor was written to while it was sent.
+
     Attributes:
         port: Port that the standby connects to.
         base: Commit that the standby began with; ``None`` before it has begun.
@@ -222,10 +234,11 @@ class _Stream:
         closed: Whether the transfer has ended.
     """
 
-    def __init__(self, address: str, secret: str) -> None:
+    def __init__(self, address: str, secret: str, on_torn: Callable[[], None]) -> None:
         self.base: _BaseSnapshot | None = None
         self.connected = self.closed = False
         self._secret = secret
+        self._on_torn = on_torn
         self._messages: queue.SimpleQueue[StateMessage | None] = queue.SimpleQueue()
         self._put_bytes = self._sent_bytes = 0  # each is written by one thread
         self._most_bytes = _LEAST_QUEUE_BYTES
@@ -264,6 +277,10 @@ class _Stream:
             while (message := self._messages.get()) is not None and not self.closed:
                 frames.send(to_frame(message), _SILENT_S)
                 self._sent_bytes += message.size_bytes
+                if message.trace is not None and not message.trace.fits():
+                    logger.info("gradients were written to while they were sent; a standby joins with a wait")
+                    self._on_torn()
+                    break
             # A process that was forked meanwhile, such as a data loader's, has a copy of the connection. While it holds
             # that open, to close it here would not tell the standby that all is sent.
             connection.shutdown(socket.SHUT_RDWR)

@@ -12,6 +12,7 @@ import torch
 from edl_hvd.errors import ProtocolError
 from edl_hvd.frames import Array, ArrayType, Frame, Limits
 from edl_hvd.json_values import show
+from edl_hvd.worker.trace import TensorTrace
 
 # The header has the plain state of a job: attributes, and the names of its tensors. What does not fit into the memory
 # of this host is no state.
@@ -29,11 +30,13 @@ class StateMessage:
         what: "state", "step", "commit" or "end".
         plain: JSON part of the message.
         tensors: Tensors by name, of any shape, type and device; received ones are on the CPU.
+        trace: What the tensors were when the message was made, if something may write to them until it is sent.
     """
 
     what: str
     plain: Any = None
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    trace: TensorTrace | None = None
 
     @property
     def size_bytes(self) -> int:

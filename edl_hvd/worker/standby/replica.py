@@ -11,7 +11,7 @@ from contextlib import suppress
 import torch
 
 from edl_hvd.errors import ProtocolError
-from edl_hvd.frames import FrameStream
+from edl_hvd.frames import BodyBuffers, FrameStream
 from edl_hvd.tensor_threads import TensorThread
 from edl_hvd.worker.codec import decode
 from edl_hvd.worker.commits.state_store import StateStore
@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 _CONNECT_S = 10.0
 _SILENT_S = 600.0  # a step on slow hosts; a donor that dies is noticed by its connection
 _AHEAD = 4  # messages read before they are applied: one arrives while another is repeated
+# To get new memory from the system, and to give it back, takes longer than to receive into it.
+_MOST_BUFFERS, _LEAST_BUFFER_BYTES = 1024, 1 << 20
 
 
 class StandbyReplica:
@@ -52,12 +54,14 @@ class StandbyReplica:
         self._deliver = deliver
         self._messages: list[StateMessage | None] = []
         self._room = threading.Semaphore(_AHEAD)
+        self._over = threading.Event()  # nothing more is to be applied
         self._connection: socket.socket | None = None
         TensorThread(lambda: self._read(address, port, secret), "edl-standby").start()
 
     def abandon(self) -> None:
         """Stop, and hold no state."""
         self.closed = True
+        self._over.set()
         if not self.synced:
             self._store.clear()
         if self._connection is not None:
@@ -73,6 +77,7 @@ class StandbyReplica:
             return
         if message is None:
             self.closed = True
+            self._over.set()
             if not self.synced:
                 self._store.clear()
         elif message.what == "state":
@@ -108,6 +113,7 @@ class StandbyReplica:
         self._store.tracker.stepped.accept_changes()
 
     def _read(self, address: str, port: int, secret: str) -> None:
+        buffers = BodyBuffers(_MOST_BUFFERS, _LEAST_BUFFER_BYTES)
         try:
             if port:
                 with socket.create_connection((address, port), timeout=_CONNECT_S) as connection:
@@ -116,6 +122,7 @@ class StandbyReplica:
                     frames = FrameStream(connection, LIMITS)
                     while not self.closed:
                         message = to_message(frames.receive_next(_SILENT_S))
+                        frames.buffers = buffers  # the state comes once, and takes as much as all steps
                         self._room.acquire()
                         self._pass_on(message)
         except EOFError:
@@ -123,6 +130,7 @@ class StandbyReplica:
         except (OSError, ProtocolError) as error:
             logger.info("taking the state over ended: %s", error)
         self._pass_on(None)
+        self._over.wait()  # so that the memory goes back to the system in this thread, while the world forms
 
     def _pass_on(self, message: StateMessage | None) -> None:
         self._messages.append(message)

@@ -28,10 +28,11 @@ SECRET = "only the job knows"
 class Worker:
     """A model with all that a state may hold: followed, still and changing tensors."""
 
-    def __init__(self, optimizer: str = "sgd", seed: int = 0) -> None:
+    def __init__(self, optimizer: str = "sgd", seed: int = 0, width: int = 0) -> None:
         torch.manual_seed(seed)
+        wide = (nn.Linear(144, width), nn.Linear(width, 144)) if width else ()
         self.model = nn.Sequential(
-            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Dropout(0.1), nn.Linear(144, 2)
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Dropout(0.1), *wide, nn.Linear(144, 2)
         ).to(memory_format=torch.channels_last)
         self.frozen = nn.Embedding(10_000, 8).requires_grad_(False)
         parameters = self.model.parameters()
@@ -81,9 +82,9 @@ def pair(request):
 class Transfer:
     """Both ends of one transfer."""
 
-    def __init__(self, member: Worker, standby: Worker, secret: str = SECRET) -> None:
+    def __init__(self, member: Worker, standby: Worker, secret: str = SECRET, donor: StateDonor | None = None) -> None:
         self.member = member
-        self.donor = StateDonor(member.store)
+        self.donor = donor or StateDonor(member.store)
         self.arrived: queue.SimpleQueue[StandbyReplica] = queue.SimpleQueue()
         port = self.donor.serve("127.0.0.1", SECRET)
         self.replica = StandbyReplica(standby.store, "127.0.0.1", port, secret, self.arrived.put)
@@ -282,6 +283,38 @@ def test_an_optimizer_that_computes_its_own_gradients_is_not_transferred(pair):
     member.optimizer.step(lambda: torch.tensor(0.0))
     transfer.finish()
     assert not transfer.replica.synced
+
+
+@pytest.mark.parametrize("write", ["zero_grad", "data"])
+def test_a_gradient_that_is_written_to_while_it_is_sent_goes_to_no_standby(pair, write):
+    """The donor does not copy gradients; what it sends must be what its optimizer got, or the transfer ends."""
+    # Gradients that do not fit into the buffers of a connection.
+    member, standby = Worker("adamw", width=20_000), Worker("adamw", seed=1, width=20_000)
+    member.store.save(0)
+    transfer = Transfer(member, standby)
+    transfer.train_until_caught_up()
+    for _ in range(6):
+        transfer.train()  # the standby applies nothing, and reads four messages ahead
+    if write == "zero_grad":
+        member.optimizer.zero_grad(set_to_none=False)
+    else:
+        for parameter in member.model.parameters():
+            parameter.grad.data.zero_()
+    transfer.train()
+    transfer.donor.end()
+    transfer.finish()
+    assert not transfer.replica.synced
+    assert standby.store.held == -1
+    again = Transfer(member, standby, donor=transfer.donor)
+    again.train_until_caught_up()
+    for _ in range(6):
+        again.train()
+        for parameter in member.model.parameters():
+            parameter.grad.data.zero_()
+    again.donor.end()
+    again.finish()
+    assert again.replica.synced
+    assert_equal(member, standby)
 
 
 def test_a_standby_that_cannot_keep_up_is_let_go(pair, monkeypatch):
