@@ -20,19 +20,19 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from chaos import SeededFault, inject
 from faults import AnyFault, Fault, HostChange, Interrupt, Outside, RandomKill, mark_fired, save_faults
+from preloaded_edlrun import TOKEN
+from prepared import PRELOADED_EDLRUN, Child, start
 from training import Training
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
-PRELOADED_EDLRUN = [sys.executable, str(HERE / "preloaded_edlrun.py")]
 TWO_HOSTS = ("localhost:1", "127.0.0.1:1")
-# A job's processes carry this variable; Horovod gives each worker a session of its own, so groups do not find them.
-TOKEN = "EDL_HVD_TEST_JOB"
 POLL_S = 0.02
+Launcher = subprocess.Popen[bytes] | Child
 # A job takes 4 to 15 s on two idle cores. Stock Horovod is expected to hang; its Gloo timeout is 30 s.
 DEADLINES_S = {"edl_hvd": 300.0, "stock": 60.0}
 
@@ -138,11 +138,7 @@ def run(job: Job, folder: Path, preloaded: bool = False) -> Outcome:
     token = uuid.uuid4().hex
     started = time.monotonic()
     with open(folder / "output.txt", "wb") as output:
-        launcher = subprocess.Popen(
-            command(job, folder, preloaded), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-            env=environment(job, folder, token), start_new_session=True, cwd=folder,
-            preexec_fn=_end_with_parent,
-        )  # fmt: skip
+        launcher = _launch(command(job, folder, preloaded), environment(job, folder, token), folder, output)
         try:
             _watch(job, folder, launcher, started)
             seconds = time.monotonic() - started
@@ -154,7 +150,16 @@ def run(job: Job, folder: Path, preloaded: bool = False) -> Outcome:
             raise JobStuckError(f"{error}; end of its output:\n{text[-6000:]}") from None
         finally:
             _end_all(token, launcher)
-    return outcome_of(folder, launcher.returncode, seconds, left)
+    return outcome_of(folder, launcher.wait(), seconds, left)
+
+
+def _launch(words: list[str], variables: dict[str, str], folder: Path, output: BinaryIO) -> Launcher:
+    if words[:2] == PRELOADED_EDLRUN:
+        return start(words, variables, folder, output)
+    return subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=variables,
+        start_new_session=True, cwd=folder, preexec_fn=_end_with_parent,
+    )  # fmt: skip
 
 
 def prepare(job: Job, folder: Path) -> None:
@@ -207,7 +212,7 @@ def write_hosts(folder: Path, hosts: tuple[str, ...]) -> None:
 # -- the harness's own faults ---------------------------------------------------------------------------------------
 
 
-def _watch(job: Job, folder: Path, launcher: subprocess.Popen[bytes], started: float) -> None:
+def _watch(job: Job, folder: Path, launcher: Launcher, started: float) -> None:
     """Fire the harness's faults at their moments until the launcher ends. Host changes keep their order."""
     trace = _TraceReader(folder)
     numbered = [(number, fault) for number, fault in enumerate(job.faults) if not isinstance(fault, Fault)]
@@ -249,7 +254,7 @@ def _due(fault: AnyFault, folder: Path, trace: _TraceReader, now: float) -> floa
     return now + fault.delay_s if ready else None
 
 
-def _act(fault: AnyFault, folder: Path, trace: _TraceReader, launcher: subprocess.Popen[bytes]) -> None:
+def _act(fault: AnyFault, folder: Path, trace: _TraceReader, launcher: Launcher) -> None:
     if isinstance(fault, Interrupt):
         launcher.send_signal(fault.signal_number)
     elif isinstance(fault, RandomKill):
@@ -370,7 +375,7 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
 
 
-def _end_all(token: str, launcher: subprocess.Popen[bytes]) -> None:
+def _end_all(token: str, launcher: Launcher) -> None:
     """Kill what is left of the job and make sure that it is gone."""
     deadline = time.monotonic() + 20
     while left := [pid for pid, _ in _processes(token)]:

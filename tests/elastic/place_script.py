@@ -9,6 +9,10 @@ import sys
 from pathlib import Path
 
 
+def variable_of_job() -> bytes:
+    return f"EDL_HVD_TEST_JOB={os.environ['EDL_HVD_TEST_JOB']}".encode()
+
+
 def found() -> dict[str, object]:
     opened = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.exists()]
     return {
@@ -19,6 +23,7 @@ def found() -> dict[str, object]:
         "folder": os.getcwd(),
         "variables": sorted(os.environ),
         "given": os.environ["GIVEN"],
+        "job in /proc": variable_of_job() in Path("/proc/self/environ").read_bytes().split(b"\0"),
         "leads a session": os.getsid(0) == os.getpid(),
         "parent": "edlrun" in Path(f"/proc/{os.getppid()}/cmdline").read_text(),
         "input": sys.stdin.read(),

@@ -1,16 +1,21 @@
-"""``edlrun`` whose workers are forked from a process that has imported torch, once for the whole job.
+"""``edlrun`` whose workers are forked from a process that has imported torch.
 
 To import torch takes a worker most of a second of processor time, ``quick_start.py`` or not, and a job of these tests
 starts three or four. Each is a child of ``edlrun`` as always, in a session of its own, with an environment, descriptors
 and a main module of its own; only what it imports is there already. The driver is the product's, but for the call that
 starts a process. The tests of launchers, of the example, of documents, of several hosts and of random faults start
 workers as users do.
+
+Run as a program, it makes the imports once for its job. ``prepared.py`` has them made once for all jobs of a process
+of tests: ``--prepare`` is the process that makes them. For each job it forks the one that forks the job's workers, and
+starts the driver as that one's parent (``--line``), a program of its own without torch.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import importlib
 import io
 import os
@@ -20,10 +25,14 @@ import signal
 import socket
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+# A job's processes carry this variable; Horovod gives each worker a session of its own, so groups do not find them.
+# The process that makes the imports has a value as long, in the place of which its children put theirs.
+TOKEN, NO_TOKEN = "EDL_HVD_TEST_JOB", "0" * 32
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _LONGEST_MESSAGE_BYTES = 1 << 20
@@ -33,7 +42,7 @@ _LONG_S = 60.0
 
 @dataclass(frozen=True)
 class Start:
-    """What a worker runs. Its output and what it holds open besides come as descriptors."""
+    """What a worker, or a driver, runs. Its output and what it holds open besides come as descriptors."""
 
     words: tuple[str, ...]
     environment: dict[str, str]
@@ -50,6 +59,16 @@ def serve(line: socket.socket, driver: int) -> Start:
         os._exit(0)
     os.setsid()
     _import_all()
+    start, descriptors = _fork_for_each_message(line)
+    _settle_in(start, descriptors)
+    return start
+
+
+def _fork_for_each_message(line: socket.socket) -> tuple[Start, list[int]]:
+    """Fork a child of the process at the other end for each of its messages; returns in those children only.
+
+    The other end gets ``ready`` first, and then the number of each child. It has to adopt orphans meanwhile.
+    """
     line.send(b"ready")
     while True:
         message, descriptors, _, _ = socket.recv_fds(line, _LONGEST_MESSAGE_BYTES, _MOST_DESCRIPTORS)
@@ -59,18 +78,17 @@ def serve(line: socket.socket, driver: int) -> Start:
         reader, writer = os.pipe()
         middle = os.fork()
         if middle == 0:
-            # The worker of a process that ends belongs to the driver from then on.
+            # The child of a process that ends belongs to the other end's process from then on.
             middle = os.getpid()
-            worker = os.fork()
-            if worker:
-                os.write(writer, str(worker).encode())
+            child = os.fork()
+            if child:
+                os.write(writer, str(child).encode())
                 os._exit(0)
             for descriptor in (reader, writer, line.detach()):
                 os.close(descriptor)
             while os.getppid() == middle:
                 os.sched_yield()
-            _settle_in(start, descriptors)
-            return start
+            return start, descriptors
         os.waitpid(middle, 0)
         line.send(os.read(reader, 32))
         for descriptor in (reader, writer, *descriptors):
@@ -78,10 +96,9 @@ def serve(line: socket.socket, driver: int) -> Start:
 
 
 def _import_all() -> None:
-    import gc
-
     import quick_start  # noqa: F401
 
+    _leave_out_the_end_of_torch()
     # isort: split
     import edl_hvd
 
@@ -89,6 +106,15 @@ def _import_all() -> None:
         getattr(edl_hvd, name)
     importlib.import_module("horovod.torch")
     gc.freeze()
+
+
+def _leave_out_the_end_of_torch() -> None:
+    """Let each child end behind the end of Python, and of what is loaded from now on, Horovod above all.
+
+    To take down what torch's libraries set up while they were loaded takes a process a sixth of a second.
+    """
+    library = ctypes.CDLL(None)
+    library.on_exit(library._exit, None)  # called with the exit code; what is registered last is called first
 
 
 def _settle_in(start: Start, descriptors: list[int]) -> None:
@@ -112,20 +138,85 @@ def _settle_in(start: Start, descriptors: list[int]) -> None:
         setattr(sys, f"__{name}__", stream)
     # A shell may have started all of this with it ignored; what the driver handles, its workers find as Python has it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.modules["numpy"].random.seed()
-    progress = sys.modules["edl_hvd.worker.progress"].progress
-    progress.enter(progress.phase)  # since now
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    if "edl_hvd.worker.progress" in sys.modules:
+        progress = sys.modules["edl_hvd.worker.progress"].progress
+        progress.enter(progress.phase)  # since now
 
 
 def run(start: Start) -> None:
-    """Run the worker's script as the main module; returns where it ends."""
-    script = Path(start.words[1])
-    sys.argv = list(start.words[1:])
-    sys.path[0] = str(script.parent)
+    """Run the worker's script, or the code behind ``-c``, as the main module; returns where it ends."""
     main = types.ModuleType("__main__")
-    main.__file__ = str(script)
     sys.modules["__main__"] = main
-    exec(compile(script.read_text(), script, "exec"), main.__dict__)
+    if start.words[1] == "-c":
+        sys.argv, sys.path[0], name, text = ["-c", *start.words[3:]], "", "<string>", start.words[2]
+    else:
+        script = Path(start.words[1])
+        sys.argv, sys.path[0], name, text = list(start.words[1:]), str(script.parent), str(script), script.read_text()
+        main.__file__ = name
+    exec(compile(text, name, "exec"), main.__dict__)
+
+
+# --- in the process that forks those, for many jobs ----------------------------------------------------------------
+
+
+def prepare(line: socket.socket, modules: Sequence[str]) -> Start | None:
+    """Start a driver, or run a script, for each message. Returns the script in its process, nothing in a worker's.
+
+    Args:
+        line: To who asks for them.
+        modules: What is imported; if empty, what workers of jobs need.
+    """
+    os.setsid()
+    if modules:
+        for name in modules:
+            importlib.import_module(name)
+        gc.freeze()
+    else:
+        _import_all()
+    start, descriptors = _fork_for_each_message(line)
+    if start.words[1] != __file__:
+        _be_known_as_of(start)
+        _settle_in(start, descriptors)
+        _end_with_parent()
+        return start
+    os.setsid()
+    _end_with_parent()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for descriptor, number in zip((nothing, *descriptors), (0, 1, 2), strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.chdir(start.folder)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    driver = os.getpid()
+    if os.fork() == 0:
+        ours.close()
+        _be_known_as_of(start)
+        os.environ.clear()
+        os.environ.update(start.environment)
+        run(serve(theirs, driver))
+        return None
+    theirs.close()
+    ours.set_inheritable(True)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and a program that it starts does not
+        signal.signal(number, signal.SIG_DFL)
+    words = [*start.words[:2], "--line", str(ours.fileno()), *start.words[2:]]
+    os.execve(words[0], words, start.environment)
+
+
+def _end_with_parent() -> None:
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _be_known_as_of(start: Start) -> None:
+    """Let /proc tell of this process to which job it belongs, as of one that has been started with that variable."""
+    name = TOKEN.encode()
+    token = start.environment.get(TOKEN, "").encode()
+    library = ctypes.CDLL(None)
+    library.getenv.restype = ctypes.c_void_p
+    if len(token) == len(NO_TOKEN):
+        ctypes.memmove(library.getenv(name), token, len(token))
 
 
 # --- in the driver -------------------------------------------------------------------------------------------------
@@ -159,14 +250,7 @@ class Forks:
         pass_fds: list[int],
         **_: Any,
     ) -> int:
-        message = pickle.dumps(Start(words, dict(env), cwd))
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        try:
-            socket.send_fds(self._line, [message], [stdout, stderr, *pass_fds])
-            select.select([self._line], [], [], _LONG_S)
-            return int(self._line.recv(32))
-        finally:
-            _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+        return fork_by(self._line, Start(words, dict(env), cwd), [stdout, stderr, *pass_fds])
 
 
 class Forked:
@@ -193,12 +277,34 @@ class Forked:
         return await asyncio.shield(self._end)
 
 
+def fork_by(line: socket.socket, start: Start, descriptors: list[int]) -> int:
+    """The number of a child of this process that is forked by the process at the other end."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        socket.send_fds(line, [pickle.dumps(start)], descriptors)
+        select.select([line], [], [], _LONG_S)
+        return int(line.recv(32))
+    finally:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+
+
 def _prctl(option: int, value: int) -> None:
     if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl")
 
 
 def main() -> None:
+    if sys.argv[1] == "--prepare":
+        start = prepare(socket.socket(fileno=int(sys.argv[2])), sys.argv[3:])
+        if start:
+            run(start)
+        return
+    if sys.argv[1] == "--line":
+        line = socket.socket(fileno=int(sys.argv[2]))
+        line.set_inheritable(False)
+        del sys.argv[1:3]
+        _drive(line)
+        return
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     driver = os.getpid()
     if os.fork() == 0:
@@ -206,7 +312,11 @@ def main() -> None:
         run(serve(theirs, driver))
         return
     theirs.close()
-    asyncio.create_subprocess_exec = Forks(ours).start  # type: ignore[assignment]
+    _drive(ours)
+
+
+def _drive(line: socket.socket) -> None:
+    asyncio.create_subprocess_exec = Forks(line).start  # type: ignore[assignment]
     from edl_hvd.cli.edlrun import main as edlrun
 
     edlrun()

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import prepared
 from faults import save_faults
 from harness import HERE, Job, environment
 from training import Training
@@ -71,9 +72,13 @@ class Reference:
         save_faults(folder, ())
         script = [sys.executable, str(HERE / "worker_script.py"), str(folder)]
         variables = environment(Job(), folder, uuid.uuid4().hex)
-        done = subprocess.run(script, env=variables, capture_output=True, text=True, timeout=600, check=False)
-        if done.returncode != 0:
-            raise RuntimeError(f"the training alone failed with exit code {done.returncode}:\n{done.stderr}")
+        if "long" in self._training.extra:
+            done = subprocess.run(script, env=variables, capture_output=True, text=True, timeout=600, check=False)
+            code, text = done.returncode, done.stderr
+        else:
+            code, text = prepared.run(script, variables, folder)
+        if code != 0:
+            raise RuntimeError(f"the training alone failed with exit code {code}:\n{text}")
         (report,) = (folder / "reports").glob("*.json")
         learned: list[dict[str, Any]] = json.loads(report.read_text())["weights_by_epoch"]
         return learned

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
-from harness import PRELOADED_EDLRUN
+import prepared
+from prepared import PRELOADED_EDLRUN
 
 from edl_hvd.checkpoint.reading.catalog import chosen_steps
 from edl_hvd.checkpoint.reading.files import read_listed
@@ -23,8 +23,8 @@ def test_the_best_checkpoint_and_the_metrics_survive_the_death_of_rank_0(tmp_pat
     job = ["-np", "2", "--min-np", "1", "-H", "localhost:1,127.0.0.1:1", sys.executable, SCRIPT, tmp_path]
     command = [*PRELOADED_EDLRUN, *job]
     environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[2]), "EDL_HVD_EVENTS": str(tmp_path / "events")}
-    done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    code, output = prepared.run(list(map(str, command)), environment, tmp_path)
+    assert code == 0, output
     assert (tmp_path / "died").exists()
     events = read_events(tmp_path / "events")
     assert len({event["generation"] for event in events if event["event"] == "world_formed"}) > 1

@@ -7,8 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import prepared
 import pytest
-from harness import PRELOADED_EDLRUN
+from prepared import PRELOADED_EDLRUN
 
 SCRIPT = Path(__file__).with_name("calls_script.py")
 EDLRUN = [*PRELOADED_EDLRUN, "-np", "3", "--min-np", "3", "-H", "localhost:3"]
@@ -18,6 +19,8 @@ HOROVODRUN = [str(Path(sys.executable).with_name("horovodrun")), "-np", "3", "-H
 
 def run(launcher: list[str], *words: str) -> tuple[int, str]:
     environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parent.parent.parent)}
+    if launcher == EDLRUN:
+        return prepared.run([*launcher, sys.executable, str(SCRIPT), *words], environment, SCRIPT.parent)
     # The deadline is many times what the job needs; it is there so that a hang shows its output.
     done = subprocess.run([*launcher, sys.executable, str(SCRIPT), *words], env=environment, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, timeout=180, check=False)  # fmt: skip

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 from engines import fails_on_stock
@@ -14,7 +15,9 @@ SCRIPT = Path(__file__).with_name("commit_script.py")
 HOROVODRUN = str(Path(sys.executable).with_name("horovodrun"))
 
 
+@cache
 def what_a_commit_does(engine: str) -> dict[str, int | bool]:
+    """Of one job for all tests."""
     command = [HOROVODRUN, "--gloo", "-np", "2", "-H", "localhost:2", "--network-interfaces", "lo"]
     done = subprocess.run(
         [*command, sys.executable, str(SCRIPT), engine],

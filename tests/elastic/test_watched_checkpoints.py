@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
-from harness import PRELOADED_EDLRUN
+import prepared
+from prepared import PRELOADED_EDLRUN
 
 from edl_hvd.events import read_events
 
@@ -19,8 +19,8 @@ def train(folder: Path, interval: str, drifting_rank: int) -> list[dict]:
     job = ["-np", "2", "-H", "localhost:2", sys.executable, SCRIPT, folder, interval, drifting_rank]
     command = [*PRELOADED_EDLRUN, *job]
     environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[2]), "EDL_HVD_EVENTS": str(folder / "events")}
-    done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    code, output = prepared.run(list(map(str, command)), environment, folder)
+    assert code == 0, output
     return read_events(folder / "events")
 
 

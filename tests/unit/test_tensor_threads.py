@@ -1,13 +1,15 @@
-"""A process that ends while a thread of ours is inside torch. Each has a process of its own.
+"""A process that ends while a thread of ours is inside torch.
+
+Each test has a process of its own, forked from one that has imported torch and nothing of this package.
 
 Until Python 3.14 a thread that comes back from torch's C++ then, and wants Python's lock, aborts the process.
 """
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
+import prepared
 import pytest
 
 COPYING = """
@@ -75,18 +77,19 @@ donor.abandon()
 """
 
 
-def run(*parts: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", "".join(parts)], capture_output=True, text=True, timeout=300)
+def run(*parts: str) -> tuple[int, str]:
+    """The exit code, and all that was written."""
+    return prepared.run_code("".join(parts), "torch")
 
 
-def assert_ended_well(done: subprocess.CompletedProcess[str]) -> None:
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+def assert_ended_well(done: tuple[int, str]) -> None:
+    assert done == (0, "")
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="this Python lets such a thread wait for ever")
 def test_an_ordinary_thread_inside_torch_aborts_the_process_that_ends():
     ordinary = "threading.Thread(target=copy_for_a_moment, daemon=True).start()\n"
-    assert "terminate called" in run(COPYING, ordinary).stderr
+    assert "terminate called" in run(COPYING, ordinary)[1]
 
 
 def test_the_end_of_the_process_waits_for_a_thread_inside_torch():
@@ -103,7 +106,7 @@ def test_it_waits_for_as_long_as_a_thread_computes():
 
 
 def test_it_waits_when_the_script_exits_and_reports_the_exit_code():
-    assert run(COPYING, OURS, "sys.exit(75)\n").returncode == 75
+    assert run(COPYING, OURS, "sys.exit(75)\n")[0] == 75
 
 
 def test_a_member_ends_while_a_newcomer_takes_its_state_over():

@@ -1,10 +1,11 @@
-"""Torch's compiler: not imported for optimizers, and as ever for whoever compiles. Each has a process of its own."""
+"""Torch's compiler: not imported for optimizers, and as ever for whoever compiles.
+
+Each test has a process of its own, forked from one that has imported torch and nothing of this package.
+"""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
+import prepared
 import pytest
 
 BEGIN = """
@@ -37,10 +38,8 @@ def backend(graph, example):
 
 
 def run(*parts: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", "".join(parts)], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    code, output = prepared.run_code("import warnings\nwarnings.simplefilter('error')\n" + "".join(parts), "torch")
+    assert code == 0, output
 
 
 def test_no_optimizer_imports_it():
