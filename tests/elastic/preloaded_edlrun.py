@@ -98,23 +98,12 @@ def _fork_for_each_message(line: socket.socket) -> tuple[Start, list[int]]:
 def _import_all() -> None:
     import quick_start  # noqa: F401
 
-    _leave_out_the_end_of_torch()
-    # isort: split
     import edl_hvd
 
     for name in edl_hvd.__all__:
         getattr(edl_hvd, name)
     importlib.import_module("horovod.torch")
     gc.freeze()
-
-
-def _leave_out_the_end_of_torch() -> None:
-    """Let each child end behind the end of Python, and of what is loaded from now on, Horovod above all.
-
-    To take down what torch's libraries set up while they were loaded takes a process a sixth of a second.
-    """
-    library = ctypes.CDLL(None)
-    library.on_exit(library._exit, None)  # called with the exit code; what is registered last is called first
 
 
 def _settle_in(start: Start, descriptors: list[int]) -> None:
