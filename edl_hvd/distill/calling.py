@@ -125,9 +125,12 @@ class Calling(Holding):
             return self._due_s
 
     def _look(self) -> None:
-        """What time brings. Most rounds of the loop are for a part of an answer, and nothing is due."""
+        """What time brings. Most rounds of the loop are for a part of an answer, and nothing is due.
+
+        What this round has changed counts for the next one, which then does not sleep.
+        """
         now_s = self._clock.monotonic_s()
-        if now_s >= self._window_due_s():
+        if now_s >= self._due_s:
             self.handle(window_events.Passed())
         if now_s < self._looked_s + _LOOK_EVERY_S:
             return
@@ -255,10 +258,8 @@ class Calling(Holding):
     # --- what follows ---
 
     def _carry_out(self) -> None:
-        while True:
+        while self._outbox:  # no other thread takes anything out
             with self.changed:
-                if not self._outbox:
-                    break
                 action = self._outbox.popleft()
                 call = self._calls.get(_address(action))
                 if call is None or call.stage != "ready":

@@ -16,7 +16,7 @@ Each field is checked; a message that is not so ends the connection.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from edl_hvd.errors import ProtocolError, UsageError
@@ -247,7 +247,7 @@ def encode(message: Message, arrays: tuple[Array, ...] = ()) -> Frame:
 
 def _plain(value: Any) -> Any:
     if hasattr(value, "__dataclass_fields__"):
-        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+        return {name: _plain(one) for name, one in vars(value).items()}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return value
