@@ -42,7 +42,7 @@ REMEMBERED = 31
 
 
 Value = TypeVar("Value")
-Found = TypeVar("Found")
+Computed = TypeVar("Computed")
 
 
 def changed(value: Value, **fields: Any) -> Value:
@@ -55,17 +55,17 @@ def changed(value: Value, **fields: Any) -> Value:
     return after
 
 
-class _Once(Generic[Found]):
+class _Once(Generic[Computed]):
     """What is computed once for each window; ``functools.cached_property`` takes a lock for it before Python 3.12."""
 
-    def __init__(self, compute: Callable[[Any], Found]) -> None:
+    def __init__(self, compute: Callable[[Any], Computed]) -> None:
         self._compute, self._name, self.__doc__ = compute, compute.__name__, compute.__doc__
 
     @overload
-    def __get__(self, window: None, owner: Any) -> _Once[Found]: ...
+    def __get__(self, window: None, owner: Any) -> _Once[Computed]: ...
 
     @overload
-    def __get__(self, window: Any, owner: Any) -> Found: ...
+    def __get__(self, window: Any, owner: Any) -> Computed: ...
 
     def __get__(self, window: Any, owner: Any) -> Any:
         if window is None:

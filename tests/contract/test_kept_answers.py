@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 import edl_hvd
 from edl_hvd.distill import DistillLoader, Teachers
 
-CHECKS = 3  # before the first answer: two of the same input, and one beside other samples
+CHECKS = 6  # five of the same input, and one beside other samples
 
 
 class Counted(Sums):

@@ -285,7 +285,7 @@ def test_after_as_many_epochs_as_there_are_views_no_teacher_is_asked(tmp_path):
 
 
 def test_a_local_teacher_finds_what_was_kept_and_keeps_what_was_not(tmp_path):
-    checks = 3  # two of the same input, and one beside other samples
+    checks = 6  # five of the same input, and one beside other samples
     for calls in (16 + checks, 0):
         model = Counted()
         loader = make_loader(Teachers(local=lambda model=model: model), tmp_path)
