@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 
 from edl_hvd.errors import UsageError
@@ -191,9 +192,16 @@ def row_types(arrays: tuple[Array, ...]) -> tuple[ArrayType, ...]:
 
 
 def find_nan(arrays: tuple[Array, ...]) -> str:
-    """Why an answer is none, or an empty text: -inf is a probability of 0, NaN is none."""
-    for name, tensor in to_tensors(arrays).items():
-        # The largest number of an array with NaN is NaN, and takes a tenth of the time of a mask.
-        if tensor.is_floating_point() and tensor.numel() and math.isnan(tensor.max()):
+    """Why an answer is none, or an empty text: -inf is a probability of 0, NaN is none.
+
+    The largest number of an array with NaN is NaN, and takes a tenth of the time of a mask.
+    """
+    for array in arrays:
+        name, dtype = array.type.name, array.type.dtype
+        if not array.type.size_bytes or "float" not in dtype:
+            continue
+        # numpy takes less to begin; torch is faster with half numbers.
+        is_half = dtype in ("float16", "bfloat16")
+        if math.isnan(to_tensors((array,))[name].max() if is_half else numpy.frombuffer(array.content, dtype).max()):
             return f"its answer {name!r} holds NaN"
     return ""

@@ -269,8 +269,12 @@ class Window:
 
     def due_s(self, now_s: float) -> float | None:
         """When ``Passed`` will have an effect; ``None``: without another event it has none."""
-        moments = [one.invited_s + INVITED_S for one in self.teachers.values() if one.invited_s is not None]
-        moments += [one.aside_until_s for one in self.teachers.values() if one.aside_until_s > now_s]
+        moments = []
+        for one in self.teachers.values():
+            if one.invited_s is not None:
+                moments.append(one.invited_s + INVITED_S)
+            if one.aside_until_s > now_s:
+                moments.append(one.aside_until_s)
         if self.tasks:
             failed = [entry.failures[-1] for entry in self.entries.values() if entry.failures and entry.is_waiting]
             moments += [failure.at_s + AGAIN_S for failure in failed]
