@@ -345,18 +345,31 @@ class FrameStream:
             header["arrays"] = types
         contents = [memoryview(one.content).cast("B") for one in frame.arrays if len(one.content)]
         size_bytes = sum(map(len, contents))
-        line_has_file = False
-        # A stream has one file to send at a time.
-        if self._writer is not None and size_bytes >= LEAST_BYTES and self._slot_fd < 0:
-            number = self._writer.write(contents, size_bytes)
-            if number is not None:
-                line_has_file, self._slot = self._slot != self._writer.slot, self._writer.slot
-                header["slot"], contents = [number, int(line_has_file)], []
-                self._slot_fd = os.dup(self._writer.fd) if line_has_file else -1
+        slot = self._write_to_slot(contents, size_bytes)
+        if slot is not None:
+            header["slot"], contents = [slot.number, int(slot.is_new)], []
         line = memoryview(json.dumps(header).encode() + b"\n")
-        self._with_slot = line if line_has_file else self._with_slot
+        if slot is not None and slot.is_new:
+            self._with_slot = line
         self._unsent.append(line)
         self._unsent.extend(contents)
+
+    def _write_to_slot(self, contents: Sequence[memoryview], size_bytes: int) -> _InSlot | None:
+        """Where a body lies in shared memory now; ``None`` if it is to pass the socket."""
+        # A stream has one file to send at a time.
+        if self._writer is None or size_bytes < LEAST_BYTES or self._slot_fd >= 0:
+            return None
+        number = self._writer.write(contents, size_bytes)
+        if number is None:
+            return None
+        is_new = self._slot != self._writer.slot
+        if is_new:
+            try:
+                self._slot_fd = os.dup(self._writer.fd)
+            except OSError:  # too many files
+                return None
+        self._slot = self._writer.slot
+        return _InSlot(number, is_new)
 
     @property
     def is_flushed(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import errno
 import fcntl
 import gc
 import json
@@ -118,6 +119,20 @@ def test_one_slot_serves_all_streams_and_who_does_not_read_is_left_behind(monkey
     for stream in (*senders, *receivers):
         stream.close()
     writer.close()
+
+
+def test_without_another_file_bodies_pass_the_socket(ends, monkeypatch):
+    sender, receiver = ends
+    contents = [random.Random(number).randbytes(BODY) for number in range(3)]
+
+    def refuse(fd: int) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(os, "dup", refuse)
+    for content in contents:
+        sender.put(frame_of(content))
+    assert exchange(sender, receiver, 3) == contents
+    assert sender.sent_bytes > 3 * BODY
 
 
 def test_no_file_stays_open(ends):
