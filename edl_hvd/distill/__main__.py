@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from typing import TextIO
 
 from edl_hvd.distill.serving import Serving
 from edl_hvd.distill.teacher import Teacher, load
@@ -50,18 +51,24 @@ def main() -> int:
 
         def notice(heard: Notice) -> None:
             if heard.deadline_s is not None:
-                print(f"leaving: {heard.words}", flush=True)
+                _tell(sys.stdout, f"leaving: {heard.words}")
                 serving.leave()
 
         watch = open_watch(Settings.from_environment().notices, notice, Addresses(**platform_addresses()))
-        print(f"{teacher.name} answers at {arguments.listen}:{serving.port}", flush=True)
+        _tell(sys.stdout, f"{teacher.name} answers at {arguments.listen}:{serving.port}")
         serving.serve()
         if watch is not None:
             watch.stop()
     except EdlHvdError as error:
-        print(f"edl-hvd teach: {error}", file=sys.stderr, flush=True)
+        _tell(sys.stderr, f"edl-hvd teach: {error}")
         return 1
     return 0
+
+
+def _tell(where: TextIO, line: str) -> None:
+    """Write a line at once: ``print`` writes its end by itself, and the processes of other devices write there, too."""
+    where.write(f"{line}\n")
+    where.flush()
 
 
 if __name__ == "__main__":
