@@ -18,10 +18,10 @@ from edl_hvd.errors import UsageError
 from edl_hvd.frames import Array, ArrayType
 
 _PROBE_SEED = 20240613
-# Of a sample of uint8: images have channels, height and width; what has fewer dimensions may be letters or tokens.
 _PIXEL_DIMENSIONS = 3
-# Dropout over a few numbers gives the same answer twice now and then, hardly five times.
+# Of a sample of uint8: images have channels, height and width; what has fewer dimensions may be letters or tokens.
 _REPEATS = 4
+# Dropout over a few numbers gives the same answer twice now and then, hardly five times.
 _LARGEST_CHANGE = 0.1
 # Of the largest number of an answer. Quantization to 8 bits by the range of a batch changes it by some hundredths.
 

@@ -46,9 +46,9 @@ Computed = TypeVar("Computed")
 
 
 def changed(value: Value, **fields: Any) -> Value:
-    """The same dataclass with other values of these fields: ``dataclasses.replace`` in a third of its time.
+    """The same dataclass with other values of these fields: ``dataclasses.replace`` in a third to half of its time.
 
-    A student makes some fifteen for each micro-batch. ``__post_init__`` is not run.
+    A student makes some fifteen for each micro-batch. ``__init__`` and ``__post_init__`` are not run.
     """
     before, after = vars(value), object.__new__(type(value))
     vars(after).update({name: before[name] for name in value.__dataclass_fields__}, **fields)  # type: ignore[attr-defined]
