@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
-from random_clusters import broken_rules, carried_out, random_question, shuffled
+from random_clusters import Question, broken_rules, carried_out, question_with_services, random_question, shuffled
 
 from edl_hvd.planning.plan import plan
 from edl_hvd.planning.values import Curve, JobAsk, Plan, PlanRules, Room
@@ -76,8 +76,13 @@ def time_decisions(repeats: int) -> None:
 
 
 def faults_of(seed: int) -> list[str]:
-    """What is wrong with the plans of one random cluster."""
-    question = random_question(seed)
+    """What is wrong with the plans of one random cluster, without and with services on it."""
+    alone, beside = random_question(seed), question_with_services(seed)
+    faults = [f"seed {seed}: {wrong}" for wrong in _faults(alone, seed)]
+    return faults + [f"seed {seed} with services: {wrong}" for wrong in _faults(beside, seed)]
+
+
+def _faults(question: Question, seed: int) -> list[str]:
     answer = question.answer()
     wrong = broken_rules(question, answer)
     if shuffled(question, seed).answer() != answer:
@@ -85,7 +90,7 @@ def faults_of(seed: int) -> list[str]:
     again = carried_out(question, answer).answer()
     if again.changes or {one.job: one.hosts for one in again.shares} != {one.job: one.hosts for one in answer.shares}:
         wrong.append("the plan of a plan that was carried out changes something")
-    return [f"seed {seed}: {one}" for one in wrong]
+    return wrong
 
 
 def try_fleets(count: int, first: int) -> int:

@@ -105,7 +105,7 @@ def body(view: FleetView, moments: Sequence[_Moment]) -> str:
 
 
 _JOB_HEAD = ("job", "state", "slots", "of", "priority", "step", "samples/s", "left", "waited", "why")
-_CLAIM_HEAD = ("claim", "state", "slots", "of", "priority", "waited", "on")
+_CLAIM_HEAD = ("claim", "state", "slots", "of", "priority", "waited", "on, or why not")
 _NUMBERS = ("slots", "of", "priority", "step", "samples/s")
 
 
@@ -135,7 +135,7 @@ def _claim_cells(claim: HeldClaim, now_s: float, colours: Mapping[str, str]) -> 
         str(claim.slots),
         str(claim.priority),
         duration(waited_s),
-        escape(shown_hosts(claim.granted)),
+        escape(shown_hosts(claim.granted) or claim.why),
     ]
 
 

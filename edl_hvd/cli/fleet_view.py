@@ -46,7 +46,7 @@ def claim_cells(claim: HeldClaim, now_s: float) -> list[str]:
     until = "" if claim.until_s is None else duration(max(0.0, claim.until_s - now_s))
     waited = duration(claim.whole_s if claim.whole_s is not None else now_s - claim.asked_s)
     state = "[green]claim[/]" if claim.whole_s is not None else "[yellow]claim[/]"
-    where = shown_hosts(claim.granted)
+    where = shown_hosts(claim.granted) or clean(claim.why)
     return [claim.name, state, str(total(claim.granted)), str(claim.slots), "", until, "", waited, where]
 
 

@@ -162,9 +162,10 @@ def what_if(fleet: Fleet, request: messages.PlanRequest, now_s: float) -> PlanVi
         why = f"{waiting.reason.value}: {waiting.why}"
         found.append(PlannedShare(waiting.job, "job", total(jobs[waiting.job].given), 0, (), why))
     reserved = {one.claim: one for one in plan.reserved}
+    waits = {one.claim: f"; {one.reason.value}: {one.why}" for one in plan.waiting_claims}
     for claim in claims.values():
         hosts = reserved[claim.name].hosts if claim.name in reserved else ()
-        why = f"{total(hosts)} of {claim.slots} slots, priority {claim.priority}"
+        why = f"{total(hosts)} of {claim.slots} slots, priority {claim.priority}{waits.get(claim.name, '')}"
         found.append(PlannedShare(claim.name, "claim", total(claim.granted), total(hosts), hosts, why))
     return PlanView(tuple(found), plan.lacking)
 

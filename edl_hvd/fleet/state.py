@@ -212,6 +212,7 @@ class HeldClaim:
         asked_s: When it was made.
         until_s: When it ends by itself; ``None`` for never.
         share: Where the planner places it; empty while there is no room.
+        why: Why there is no room, for people; empty where there is.
         granted: Slots that are free for it now.
         devices: Their GPUs.
         whole_s: Seconds from ``asked_s`` until all of them were free; ``None`` before.
@@ -223,6 +224,7 @@ class HeldClaim:
     asked_s: float
     until_s: float | None = None
     share: tuple[HostSlots, ...] = ()
+    why: str = ""
     granted: tuple[HostSlots, ...] = ()
     devices: tuple[HostSlots, ...] = ()
     whole_s: float | None = None

@@ -265,10 +265,11 @@ def _make_plan(draft: FleetDraft) -> None:
 
 def _note_claims(draft: FleetDraft, plan: Plan) -> None:
     placed = {one.claim: one.hosts for one in plan.reserved}
+    waits = {one.claim: one.why for one in plan.waiting_claims}
     claims = {}
     for name, claim in draft.fleet.claims.items():
         share = tuple(sorted(placed.get(name, ())))
-        claims[name] = replace(claim, share=share)
+        claims[name] = replace(claim, share=share, why=waits.get(name, ""))
     draft.fleet = replace(draft.fleet, claims=claims)
 
 

@@ -2,8 +2,10 @@
 
 A claim or a job's least takes, in this order: slots that nobody holds; what jobs of the same or a lower priority hold
 above their least (of any priority, for a claim); and the slots of preemptible jobs of a strictly lower priority, which
-stop. It is given whole or not at all. What cannot be given whole blocks the least of everything after it, so that no
-large job starves behind small ones; the room is lent to running jobs as extras meanwhile, and taken back.
+stop. It is given whole or not at all. What cannot be given whole, even if all of these stopped, takes nothing, and the
+room is lent: to extras, and to jobs that stop for it as soon as it can be met. Jobs that would not stop for it are held
+back while it waits for jobs: those of its own priority, and lower ones that are not preemptible. So nothing large
+starves behind small jobs. What would have no room beside claims and others even if there were no jobs holds back none.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from edl_hvd.planning.rooms import HostTable, Ledger, allowed_kinds, holdings
-from edl_hvd.planning.values import Claim, JobAsk, PlanRules, WaitReason
+from edl_hvd.planning.values import Claim, JobAsk, PlanRules, WaitingClaim, WaitReason
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,14 @@ class Floors:
     Attributes:
         claimed: Slots by host, for each claim that has room, by its number.
         waits: Why each job without slots waits, by its number.
+        ahead: What holds jobs back, by its priority: the name of the first, a claim or a job.
         gave: What took slots of a job: names of claims and jobs, by the job's number.
         has_changed: Whether any job's slots have changed.
     """
 
     claimed: dict[int, dict[int, int]] = field(default_factory=dict)
     waits: dict[int, tuple[WaitReason, str]] = field(default_factory=dict)
+    ahead: dict[int, str] = field(default_factory=dict)
     gave: dict[int, list[str]] = field(default_factory=dict)
     has_changed: bool = False
 
@@ -196,7 +200,8 @@ class FloorPlanner:
         """
         self.result.has_changed = False
         self.result.waits.clear()
-        blocker = self._place_claims()
+        self.result.ahead.clear()
+        self._place_claims()
         waiting: list[tuple[int, int, float, str, int]] = []
         for job, ask in enumerate(self.asks):
             held = self.ledger.held[job]
@@ -210,34 +215,66 @@ class FloorPlanner:
                 place = 1 if held else 0 if self.now_s - ask.asked_s > self.rules.patience_s else 2
                 waiting.append((-ask.priority, place, ask.asked_s, ask.job, job))
         for _, _, _, _, job in sorted(waiting):
-            blocker = self._give_least(job, blocker)
+            self._give_least(job)
         return self.result.has_changed
 
-    def _place_claims(self) -> tuple[int, str] | None:
-        """Set room aside for claims; the highest priority and the name of one that has none, if there is one."""
-        blocker: tuple[int, str] | None = None
+    def _place_claims(self) -> None:
+        """Set room aside for claims, as far as there is any."""
         order = sorted(
             (number for number in range(len(self.claims)) if number not in self.result.claimed),
             key=lambda number: (-self.claims[number].priority, self.claims[number].asked_s, self.claims[number].claim),
         )
+        without_room: set[Need] = set()
+        waiting: dict[Need, str] = {}
         for number in order:
             claim = self.claims[number]
-            if not any(self._most_units(kind, claim.unit) >= claim.slots for kind in self.all_kinds):
+            need = self._need_of(claim)
+            if need in without_room or not self._can_ever_hold(claim):
                 continue
-            need = Need(claim.slots, claim.unit, claim.priority, self.all_kinds, math.inf)
             found = self._make_room(need, f"claim {claim.claim!r}")
             if found is not None:
                 self._set_aside(number, found)
-            elif blocker is None or claim.priority > blocker[0]:
-                blocker = (claim.priority, f"claim {claim.claim!r}")
-        return blocker
+                without_room.clear()
+            else:
+                without_room.add(need)
+                waiting.setdefault(need, f"claim {claim.claim!r}")
+        for need, name in waiting.items():  # beside all claims, those that were placed last, too
+            self._note_wait(need, name)
 
-    def _give_least(self, job: int, blocker: tuple[int, str] | None) -> tuple[int, str] | None:
-        """Give a job its least, or let it wait; what blocks those after it."""
+    def _note_wait(self, need: Need, name: str) -> None:
+        """Let jobs that would not stop for a need wait for it, if it waits for jobs: if it had room without them."""
+        if need.priority not in self.result.ahead:
+            claimed: Counter[int] = Counter()
+            for held in self.result.claimed.values():
+                claimed.update(held)
+            room = {host: left - claimed[host] for host, left in enumerate(self.hosts.left) if self.hosts.is_open[host]}
+            if self._together(need, room) >= need.slots:
+                self.result.ahead[need.priority] = name
+
+    def _together(self, need: Need, room: dict[int, int]) -> int:
+        """Slots for a need where there are most of them, by room on hosts: on one, or on those of a kind together."""
+        found: Counter[str | int] = Counter()
+        for host, slots in room.items():
+            kind = self.hosts.kinds[host]
+            if kind in need.kinds:
+                found[host if need.unit == need.slots else kind] += slots // need.unit * need.unit
+        return max(found.values(), default=0)
+
+    def _need_of(self, claim: Claim) -> Need:
+        return Need(claim.slots, claim.unit, claim.priority, self.all_kinds, math.inf)
+
+    def _held_back_by(self, ask: JobAsk) -> int | None:
+        """The priority of what waits for room that this job would keep from it, as it would not stop for it."""
+        if ask.preemptible:
+            return ask.priority if ask.priority in self.result.ahead else None
+        return max((priority for priority in self.result.ahead if priority >= ask.priority), default=None)
+
+    def _give_least(self, job: int) -> None:
+        """Give a job its least, or let it wait."""
         ask, held = self.asks[job], self.ledger.held[job]
-        if blocker is not None and ask.priority <= blocker[0]:
-            reason = WaitReason.PRIORITY if blocker[0] > ask.priority else WaitReason.ROOM
-            self._wait(job, reason, f"{blocker[1]} comes before it, and waits for room")
+        if (priority := self._held_back_by(ask)) is not None:
+            reason = WaitReason.PRIORITY if priority > ask.priority else WaitReason.ROOM
+            self._wait(job, reason, f"{self.result.ahead[priority]} comes before it, and waits for room")
         elif (over_limit := self._over_limit(ask, ask.least - held)) is not None:
             self._wait(job, WaitReason.QUEUE_LIMIT, over_limit)
         else:
@@ -255,14 +292,14 @@ class FloorPlanner:
                 lost = bool(self.ledger.release_all(job))
                 self.result.has_changed |= lost
                 if lost:
-                    return self._give_least(job, blocker)
+                    self._give_least(job)
+                    return
                 higher = any(
                     other.priority > ask.priority and self.ledger.held[number] for number, other in enumerate(self.asks)
                 )
                 reason = WaitReason.PRIORITY if higher else WaitReason.ROOM
                 self._wait(job, reason, self._short_of(ask))
-                blocker = (ask.priority, f"job {ask.job!r}")
-        return blocker
+                self._note_wait(need, f"job {ask.job!r}")
 
     def _wait(self, job: int, reason: WaitReason, why: str) -> None:
         if self.ledger.held[job]:
@@ -301,6 +338,54 @@ class FloorPlanner:
     def _can_ever_fit(self, ask: JobAsk, kinds: tuple[str, ...]) -> bool:
         return any(self._most_units(kind, ask.unit) >= ask.least for kind in kinds)
 
+    def _can_ever_hold(self, claim: Claim) -> bool:
+        return any(self._most_units(kind, claim.unit) >= claim.slots for kind in self.all_kinds)
+
+    def waiting_claims(self) -> tuple[WaitingClaim, ...]:
+        """Claims without room, after the last round, and why."""
+        whys: dict[Need, tuple[WaitReason, str]] = {}
+        found = []
+        for number, claim in enumerate(self.claims):
+            if number not in self.result.claimed:
+                need = self._need_of(claim)
+                if need not in whys:
+                    whys[need] = self._why_claim_waits(claim)
+                found.append(WaitingClaim(claim.claim, *whys[need]))
+        return tuple(found)
+
+    def _why_claim_waits(self, claim: Claim) -> tuple[WaitReason, str]:
+        is_on_one = claim.unit == claim.slots > 1
+        on = " on one host" if is_on_one else f" in units of {claim.unit}" if claim.unit > 1 else ""
+        needs = f"it needs {claim.slots} slot{'s' * (claim.slots > 1)}{on}"
+        if not self._can_ever_hold(claim):
+            most = max((self._most_units(kind, claim.unit) for kind in self.all_kinds), default=0)
+            kind = " of one kind" * (len(self.all_kinds) > 1)
+            has = f"all hosts{kind} together have {most}"
+            if is_on_one:
+                has = f"the largest host has {max(self.hosts.total, default=0)}"
+            return WaitReason.NEVER_FITS, f"{needs}, and {has}; ask for fewer, or add hosts"
+        need = self._need_of(claim)
+        freed = self._freed_for(need)
+        can = max(freed.values(), default=0) if is_on_one else min(self._together(need, freed), claim.slots - 1)
+        return WaitReason.ROOM, f"{needs}, and at most {can} can be freed; others that do not stop for it hold the rest"
+
+    def _freed_for(self, need: Need) -> dict[int, int]:
+        """Slots that can be freed for a need on each host."""
+        return {
+            host: self.ledger.free[host]
+            + sum(
+                held if self._stops_for(job, need) else self._extra(job, host)
+                for job, held in self.ledger.by_host[host].items()
+            )
+            for host in range(len(self.hosts.names))
+            if self.hosts.is_open[host]
+        }
+
+    def _stops_for(self, job: int, need: Need) -> bool:
+        """Whether a job holds slots and may be stopped for a need."""
+        ask = self.asks[job]
+        return ask.priority < need.priority and ask.preemptible and self.ledger.held[job] > 0 and job != need.owner
+
     def _never(self, ask: JobAsk, kinds: tuple[str, ...]) -> str:
         most = max((self._most_units(kind, ask.unit) for kind in kinds), default=0)
         units = f" in units of {ask.unit}" if ask.unit > 1 else ""
@@ -329,10 +414,7 @@ class FloorPlanner:
             found = self._from_extras(kind, need, taker)
             if found is not None:
                 return found
-        if any(
-            ask.priority < need.priority and ask.preemptible and self.ledger.held[job]
-            for job, ask in enumerate(self.asks)
-        ):
+        if any(self._stops_for(job, need) for job in range(len(self.asks))):
             return self._from_lower(need, taker)
         return None
 
@@ -424,10 +506,7 @@ class FloorPlanner:
 
     def _from_lower(self, need: Need, taker: str) -> dict[int, int] | None:
         """Stop preemptible jobs of a lower priority, the lowest and the newest first, until there is room."""
-        lower = [
-            job for job, ask in enumerate(self.asks)
-            if ask.priority < need.priority and ask.preemptible and self.ledger.held[job] and job != need.owner
-        ]  # fmt: skip
+        lower = [job for job in range(len(self.asks)) if self._stops_for(job, need)]
         lower.sort(key=lambda job: (self.asks[job].priority, -self.asks[job].asked_s, self.asks[job].job))
         stopped: list[tuple[int, dict[int, int]]] = []
         found = None

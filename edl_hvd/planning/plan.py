@@ -401,6 +401,7 @@ class _Planning:
             self._lacking(),
             tuple(reserved),
             changes,
+            self.floors.waiting_claims(),
         )
 
     def _is_kept(self, job: int) -> bool:

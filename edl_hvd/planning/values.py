@@ -57,7 +57,8 @@ class Claim:
     """Room that something other than a job needs: a service, another user.
 
     A claim is satisfied before any job gets more than its least. It takes slots that nobody holds, then what jobs hold
-    above their least, then, from jobs of a lower priority that are preemptible, the rest.
+    above their least, then, from jobs of a lower priority that are preemptible, the rest. Where all of that is not
+    enough it takes nothing (:class:`WaitingClaim`).
 
     Attributes:
         claim: Name, unique among claims.
@@ -294,6 +295,25 @@ class WaitingJob:
 
 
 @dataclass(frozen=True)
+class WaitingClaim:
+    """A claim that would have no room even if every job stopped that may be stopped for it.
+
+    It takes nothing, and jobs that it can stop start meanwhile. Those that it could not stop, of its own priority or
+    not preemptible, are held back while it waits for jobs. If it waits for other claims, or for others on the hosts, it
+    would have no room without jobs either, and holds back none.
+
+    Attributes:
+        claim: Name.
+        reason: ``NEVER_FITS`` if the hosts would be too small without anything on them, ``ROOM`` otherwise.
+        why: A sentence.
+    """
+
+    claim: str
+    reason: WaitReason
+    why: str
+
+
+@dataclass(frozen=True)
 class Reserved:
     """Room that is set aside for a claim.
 
@@ -319,6 +339,7 @@ class Plan:
         lacking: Slots that more hosts would be used for: by claims and jobs that wait, and by jobs that would grow.
         reserved: Claims that have room set aside, free or not yet, sorted by name.
         changes: Number of jobs whose share differs from what they hold.
+        waiting_claims: All claims that are not in ``reserved``, sorted by name.
     """
 
     shares: tuple[Share, ...] = ()
@@ -327,3 +348,4 @@ class Plan:
     lacking: int = 0
     reserved: tuple[Reserved, ...] = ()
     changes: int = 0
+    waiting_claims: tuple[WaitingClaim, ...] = ()

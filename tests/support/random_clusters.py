@@ -54,6 +54,18 @@ def random_question(seed: int) -> Question:
     return Question(rooms, claims, asks, rules)
 
 
+def question_with_services(seed: int) -> Question:
+    """A random cluster, beside services that lie on it and others that want all their slots on one host."""
+    dice, question = random.Random(f"services of {seed}"), random_question(seed)
+    claims = list(question.claims)
+    for number in range(dice.choice((1, 2, 3, 5))):
+        on = dice.choice(question.rooms)
+        slots = dice.randint(1, max(1, on.slots))
+        holds = (HostSlots(on.host, slots),) if dice.random() < 0.5 else ()
+        claims.append(Claim(f"s{number}", slots, slots, dice.choice((0, 5, 20)), dice.uniform(0, 10_000), holds))
+    return replace(question, claims=tuple(claims))
+
+
 def _random_claim(dice: random.Random, name: str, rooms: Sequence[Room]) -> Claim:
     unit = dice.choice((1, 1, 2))
     holds = _random_holds(dice, rooms, unit) if dice.random() < 0.3 else ()
@@ -185,7 +197,10 @@ def _broken_queues(question: Question, answer: Plan) -> list[str]:
 
 
 def _lost_room(question: Question, answer: Plan) -> list[str]:
-    """Claims and jobs that wait although what is free, or what others hold above their least, would do: units of 1."""
+    """Claims and jobs that wait although there is room that they may have; only of units for which this is easy to see.
+
+    That is what is free, what others hold above their least and, for a claim, what jobs hold that it may stop.
+    """
     wrong = []
     asks = {ask.job: ask for ask in question.asks}
     kinds = {room.host: room.kind for room in question.rooms}
@@ -194,28 +209,84 @@ def _lost_room(question: Question, answer: Plan) -> list[str]:
     for hosts in [share.hosts for share in answer.shares] + [one.hosts for one in answer.reserved]:
         for entry in hosts:
             used[entry.host] += entry.slots
+    free_on = {room.host: max(0, room.left - used[room.host]) if room.is_open else 0 for room in question.rooms}
     free: Counter[str] = Counter()
-    for room in question.rooms:
-        free[room.kind] += max(0, room.left - used[room.host]) if room.is_open else 0
+    for host, slots in free_on.items():
+        free[kinds[host]] += slots
 
-    def extras(kind: str, most_priority: float) -> int:
-        return sum(
-            min(share.slots - asks[share.job].least, sum(e.slots for e in share.hosts if is_open[e.host]))
-            for share in answer.shares
-            if kinds[share.hosts[0].host] == kind and asks[share.job].priority <= most_priority
-            and asks[share.job].unit == 1
-        )  # fmt: skip
+    def takes(kind: str, most_priority: float, stops_below: float) -> int:
+        """What can be taken of jobs of units of 1."""
+        found = 0
+        for share in answer.shares:
+            ask, there = asks[share.job], sum(entry.slots for entry in share.hosts if is_open[entry.host])
+            if kinds[share.hosts[0].host] != kind:
+                continue
+            if ask.preemptible and ask.priority < stops_below:
+                found += there
+            elif ask.priority <= most_priority and ask.unit == 1:
+                found += min(share.slots - ask.least, there)
+        return found
 
-    has = {one.claim for one in answer.reserved}
-    waiting_claims = [claim for claim in question.claims if claim.claim not in has]
+    def takes_on(host: str, stops_below: float) -> int:
+        """What can be taken of jobs on one host."""
+        found = 0
+        for share in answer.shares:
+            ask, there = asks[share.job], sum(entry.slots for entry in share.hosts if entry.host == host)
+            is_stopped = ask.preemptible and ask.priority < stops_below
+            found += there if is_stopped else min(share.slots - ask.least, there) // ask.unit * ask.unit
+        return found
+
+    waiting_claims = [claim for claim in question.claims if claim.claim not in {one.claim for one in answer.reserved}]
     for claim in waiting_claims:
-        if claim.unit == 1 and any(free[kind] + extras(kind, math.inf) >= claim.slots for kind in free):
-            wrong.append(f"claim {claim.claim} waits beside extras")
+        below = claim.priority
+        if claim.unit == 1 and any(free[kind] + takes(kind, math.inf, below) >= claim.slots for kind in free):
+            wrong.append(f"claim {claim.claim} waits beside extras, or jobs that it may stop")
+        if claim.unit == claim.slots and any(
+            is_open[host] and free_on[host] + takes_on(host, below) >= claim.slots for host in is_open
+        ):
+            wrong.append(f"claim {claim.claim} waits beside a host that can be freed")
+    claims_ahead = [claim.priority for claim in waiting_claims if _waits_for_jobs(question, answer, claim)]
     waits = [asks[one.job] for one in answer.waiting if one.reason in (WaitReason.ROOM, WaitReason.PRIORITY)]
-    head = min(waits, key=lambda ask: (-ask.priority, ask.asked_s, ask.job), default=None)
-    if head is not None and head.unit == 1 and not waiting_claims and len({a.asked_s for a in waits}) == len(waits):
+    for priority in {ask.priority for ask in waits}:
+        level = [ask for ask in waits if ask.priority == priority]
+        head = min(level, key=lambda ask: (ask.asked_s, ask.job))
+        ahead = claims_ahead + [ask.priority for ask in waits if ask.priority > priority]
+        is_held_back = priority in claims_ahead or (not head.preemptible and max(ahead, default=priority) > priority)
+        if head.unit > 1 or is_held_back or len({ask.asked_s for ask in level}) < len(level):
+            continue
         allowed = {curve.kind for curve in head.curves if curve.kind} or set(free)
         patient = question.now_s - head.asked_s > question.rules.patience_s
-        if patient and any(free[kind] + extras(kind, head.priority) >= head.least for kind in allowed):
+        if patient and any(free[kind] + takes(kind, priority, -math.inf) >= head.least for kind in allowed):
             wrong.append(f"job {head.job} waits beside extras")
+    return wrong + _taken_from_claims(question, answer, claims_ahead)
+
+
+def _waits_for_jobs(question: Question, answer: Plan, claim: Claim) -> bool:
+    """Whether a claim without room would have it if there were no jobs."""
+    free = {room.host: room.left for room in question.rooms if room.is_open}
+    for one in answer.reserved:
+        for entry in one.hosts:
+            if entry.host in free:
+                free[entry.host] -= entry.slots
+    on_kind: Counter[str] = Counter()
+    for room in question.rooms:
+        if room.is_open:
+            on_kind[room.kind] += free[room.host] // claim.unit * claim.unit
+    on_one = max(free.values(), default=0)
+    return (on_one if claim.unit == claim.slots else max(on_kind.values(), default=0)) >= claim.slots
+
+
+def _taken_from_claims(question: Question, answer: Plan, claims_ahead: Sequence[int]) -> list[str]:
+    """Claims that are not answered, and jobs that start before one that cannot stop them later."""
+    wrong = []
+    claims = sorted(claim.claim for claim in question.claims)
+    if sorted([one.claim for one in answer.reserved] + [one.claim for one in answer.waiting_claims]) != claims:
+        wrong.append(f"not every claim is answered once: {answer.waiting_claims}, {answer.reserved}")
+    wrong += [f"claim {one.claim} has no reason" for one in answer.waiting_claims if not one.why]
+    for share in answer.shares:
+        ask = next(ask for ask in question.asks if ask.job == share.job)
+        if not ask.holds and any(
+            priority == ask.priority or (priority > ask.priority and not ask.preemptible) for priority in claims_ahead
+        ):
+            wrong.append(f"{ask.job} starts before a claim that waits for room and could not stop it")
     return wrong

@@ -65,6 +65,12 @@ def test_the_page_shows_jobs_claims_and_slots_over_time():
     assert heights["one: 4 slots"] == 2 * heights["one: 2 slots"] == 2 * heights["web: 2 slots"]
 
 
+def test_the_page_says_why_a_claim_has_no_room():
+    page = FleetPage()
+    page.update(view(10.0, claims=(HeldClaim("db", 9, 1000, 5.0, why="it needs 9 slots"),)))
+    assert "it needs 9 slots" in page.html().text
+
+
 def test_the_page_shows_no_command_and_runs_no_script():
     page = FleetPage()
     page.update(view(10.0, row("one", 4, why="<script>alert(1)</script>")))

@@ -168,6 +168,15 @@ def test_what_if_says_what_would_be_and_does_nothing():
     assert isinstance(what_if(fleet, messages.PlanRequest((), (spec(),)), 5.0), Refused)
 
 
+def test_what_if_says_why_a_claim_would_have_no_room():
+    claims = (messages.ClaimRequest("db", 3, 1000, None), messages.ClaimRequest("web", 2, 1000, None))
+    view = what_if(fleet_with(events.JobSubmitted(spec())), messages.PlanRequest((), (), claims), 5.0)
+    assert isinstance(view, PlanView)
+    says = {share.name: share.why for share in view.shares}
+    assert says["db"] == "3 of 3 slots, priority 1000"
+    assert says["web"].startswith("0 of 2 slots, priority 1000; WaitsForRoom: it needs 2 slots, and at most 1 can be")
+
+
 def test_agreements_name_the_next_step():
     fleet = fleet_with(events.JobSubmitted(spec()))
     reply = decide(fleet, messages.StopRequest("one")).reply

@@ -75,6 +75,22 @@ def test_a_claim_is_granted_when_workers_have_left_and_is_given_back():
     assert done == [events.GiveHosts("one", FOUR)]
 
 
+def test_a_claim_without_room_says_why_and_jobs_start_beside_it_until_it_has():
+    fleet, _ = play(
+        events.HostsListed(FOUR),
+        events.SlotsClaimed("db", 3, 1000, for_s=None),
+        events.SlotsClaimed("web", 2, 1000, for_s=None),
+        events.JobSubmitted(spec("one")),
+    )
+    assert fleet.jobs["one"].phase == "running"
+    assert fleet.claims["web"].why.startswith("it needs 2 slots, and at most 1 can be freed")
+    assert fleet.claims["db"].why == ""
+    fleet, _ = play(events.ClaimReleased("db"), fleet=fleet)
+    assert fleet.claims["web"].why == ""
+    assert total(fleet.claims["web"].granted) == 2
+    assert total(fleet.jobs["one"].given) == 2
+
+
 def test_a_claim_ends_by_itself():
     fleet, _ = play(events.HostsListed(FOUR), events.SlotsClaimed("web", 2, 0, for_s=1.0))
     fleet, actions = turn(fleet, events.TimePassed(), 1.5)

@@ -5,15 +5,23 @@ from __future__ import annotations
 import doctest
 import importlib
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from random_clusters import Question, broken_rules, carried_out, random_question, shuffled
+from random_clusters import (
+    Question,
+    broken_rules,
+    carried_out,
+    question_with_services,
+    random_question,
+    shuffled,
+)
 
 from edl_hvd.errors import UsageError
 from edl_hvd.hosts import HostSlots, parse_host
 from edl_hvd.planning.plan import plan
-from edl_hvd.planning.values import Claim, Curve, JobAsk, Plan, PlanRules, QueueRule, Room, WaitReason
+from edl_hvd.planning.values import Claim, Curve, JobAsk, Plan, PlanRules, QueueRule, Room, WaitingClaim, WaitReason
 
 SEEDS = range(700)
 
@@ -57,13 +65,15 @@ def test_examples(name: str) -> None:
 class TestRandomClusters:
     """More of them are played by ``benchmarks/planning.py``."""
 
-    def test_no_rule_is_broken(self) -> None:
-        questions = {seed: random_question(seed) for seed in SEEDS}
+    @pytest.mark.parametrize("ask", [random_question, question_with_services])
+    def test_no_rule_is_broken(self, ask: Callable[[int], Question]) -> None:
+        questions = {seed: ask(seed) for seed in SEEDS}
         broken = {seed: wrong for seed, q in questions.items() if (wrong := broken_rules(q, q.answer()))}
         assert broken == {}
 
-    def test_a_plan_that_is_carried_out_changes_nothing_more(self) -> None:
-        questions = {seed: random_question(seed) for seed in SEEDS}
+    @pytest.mark.parametrize("ask", [random_question, question_with_services])
+    def test_a_plan_that_is_carried_out_changes_nothing_more(self, ask: Callable[[int], Question]) -> None:
+        questions = {seed: ask(seed) for seed in SEEDS}
         unstable = [seed for seed, q in questions.items() if carried_out(q, q.answer()).answer().changes]
         assert unstable == []
 
@@ -91,6 +101,11 @@ class TestRandomClusters:
         assert broken_rules(question, replace(good, shares=(replace(first, hosts=holds("x:1")), second)))
         with_claim = replace(question, claims=(Claim("web", 2),))
         assert broken_rules(with_claim, good)
+        waits = replace(good, waiting_claims=(WaitingClaim("web", WaitReason.ROOM, "it waits"),))
+        assert broken_rules(with_claim, waits)
+        pinned = replace(question, asks=tuple(replace(ask, preemptible=False) for ask in asks))
+        assert broken_rules(replace(pinned, claims=(Claim("web", 8, priority=1),)), waits)
+        assert broken_rules(question, replace(good, waiting_claims=waits.waiting_claims))
 
     def test_quiet_ticks_change_nothing(self) -> None:
         """What was settled stays so, whatever the clock says."""
@@ -130,6 +145,27 @@ class TestFloors:
         assert shares(found) == {"running": 4}, "the room is lent as extras meanwhile"
         assert reasons(found) == {"gang": WaitReason.ROOM, "small": WaitReason.ROOM}
         assert "job 'gang' comes before it" in found.waiting[1].why
+
+    def test_a_gang_that_waits_for_a_claim_holds_back_none(self) -> None:
+        gang, small = JobAsk("gang", least=3, most=3, asked_s=1.0), JobAsk("small", asked_s=2.0)
+        found = answer(rooms("x:4"), [gang, small], Claim("web", 2, holds=holds("x:2")))
+        assert (shares(found), reasons(found)) == ({"small": 1}, {"gang": WaitReason.ROOM})
+        again = answer(
+            rooms("x:4"), [gang, replace(small, least=2, most=2, holds=holds("x:2")), JobAsk("later", asked_s=3.0)]
+        )
+        assert reasons(again) == {"gang": WaitReason.ROOM, "later": WaitReason.ROOM}
+
+    def test_a_gang_of_higher_priority_holds_back_only_jobs_that_would_not_stop_for_it(self) -> None:
+        running = JobAsk("running", least=2, most=2, priority=1, holds=holds("x:2"))
+        gang = JobAsk("gang", least=3, most=3, priority=1)
+        small = [JobAsk("small", least=2, most=2), JobAsk("stays", preemptible=False)]
+        found = answer(rooms("x:4"), [running, gang, *small])
+        assert (shares(found), reasons(found)) == (
+            {"running": 2, "small": 2},
+            {"gang": WaitReason.ROOM, "stays": WaitReason.PRIORITY},
+        )
+        later = answer(rooms("x:4"), [gang, replace(small[0], holds=holds("x:2")), small[1]])
+        assert shares(later) == {"gang": 3, "stays": 1}
 
     def test_a_running_job_is_stopped_for_a_strictly_higher_priority_only(self) -> None:
         low = JobAsk("low", least=4, most=4, priority=1, holds=holds("x:4"))
@@ -193,6 +229,76 @@ class TestClaims:
         found = answer(rooms("x:2"), [JobAsk("j", least=2, most=2, holds=holds("x:2"))], Claim("web", 2, priority=1))
         assert reasons(found) == {"j": WaitReason.ROOM}
         assert found.waiting[0].is_stopped
+
+    def test_a_claim_that_cannot_be_met_yet_holds_back_no_job_that_it_can_stop(self) -> None:
+        """A service has a part of the only large host: the claim waits for its end, and jobs need not."""
+        there = [*rooms("large:8", "small:2"), Room("off", 8, others=4)]
+        service = Claim("service", 4, 4, priority=1, holds=holds("large:4"))
+        claim = Claim("web", 8, 8, priority=1)
+        jobs = [JobAsk("new", most=2), JobAsk("old", least=2, most=2, holds=holds("large:2"))]
+        found = answer(there, jobs, service, claim)
+        assert shares(found) == {"new": 2, "old": 2}
+        assert [one.claim for one in found.reserved] == ["service"]
+        (waits,) = found.waiting_claims
+        assert (waits.claim, waits.reason) == ("web", WaitReason.ROOM)
+        assert waits.why.startswith("it needs 8 slots on one host, and at most 4 can be freed")
+        running = [replace(job, holds=share.hosts) for job, share in zip(jobs, found.shares, strict=True)]
+        met = answer(there, running, claim)
+        assert [(one.claim, one.hosts) for one in met.reserved] == [("web", holds("large:8"))]
+        assert met.waiting_claims == ()
+
+    def test_jobs_yield_to_a_claim_as_soon_as_it_can_be_met(self) -> None:
+        service, claim = Claim("service", 3, priority=1, holds=holds("x:3")), Claim("web", 2, priority=1)
+        job = JobAsk("job")
+        waits = answer(rooms("x:4"), [job], service, claim)
+        assert shares(waits) == {"job": 1}
+        assert "at most 1 can be freed" in waits.waiting_claims[0].why
+        running = replace(job, holds=waits.shares[0].hosts)
+        met = answer(rooms("x:2"), [running], claim)
+        assert (shares(met), [one.claim for one in met.reserved]) == ({}, ["web"])
+        assert met.waiting[0].is_stopped
+
+    @pytest.mark.parametrize(
+        ("priority", "preemptible", "starts"), [(0, True, True), (0, False, False), (1, True, False), (2, False, True)]
+    )
+    def test_a_claim_that_waits_holds_back_jobs_that_would_not_stop_for_it(
+        self, priority: int, preemptible: bool, starts: bool
+    ) -> None:
+        """One after the other they would keep its room from it."""
+        job = JobAsk("job", priority=priority, preemptible=preemptible)
+        running = JobAsk("running", least=3, most=3, priority=1, holds=holds("x:3"))
+        found = answer(rooms("x:4"), [job, running], Claim("web", 2, priority=1))
+        assert ("job" in shares(found)) is starts
+        if not starts:
+            assert "claim 'web' comes before it" in found.waiting[0].why
+
+    def test_a_claim_that_waits_for_others_than_jobs_holds_back_none(self) -> None:
+        """It waits as long either way; when the others have gone, no further job starts before it."""
+        job = JobAsk("job", priority=1, preemptible=False)
+        claim = Claim("web", 2, priority=1, asked_s=5.0)
+        service = Claim("service", 3, priority=1, holds=holds("x:3"))
+        beside = answer(rooms("x:4"), [job], service, claim)
+        assert shares(beside) == {"job": 1}
+        assert [one.claim for one in beside.waiting_claims] == ["web"]
+        others = [Room("x", 4, others=3)]
+        assert shares(answer(others, [job], claim)) == {"job": 1}
+        started = replace(job, least=3, most=3, holds=holds("x:3"))
+        found = answer(rooms("x:4"), [started, replace(job, job="later")], claim)
+        assert reasons(found) == {"later": WaitReason.ROOM}
+
+    def test_a_claim_larger_than_all_hosts_says_so(self) -> None:
+        found = answer(rooms("x:4", "y:4"), [JobAsk("job", preemptible=False)], Claim("web", 8, 8), Claim("wide", 9))
+        assert shares(found) == {"job": 1}
+        assert {one.claim: (one.reason, one.why) for one in found.waiting_claims} == {
+            "web": (
+                WaitReason.NEVER_FITS,
+                "it needs 8 slots on one host, and the largest host has 4; ask for fewer, or add hosts",
+            ),
+            "wide": (
+                WaitReason.NEVER_FITS,
+                "it needs 9 slots, and all hosts together have 8; ask for fewer, or add hosts",
+            ),
+        }
 
     def test_jobs_take_the_room_of_a_claim_that_has_ended(self) -> None:
         job = JobAsk("j", most=4, curves=speedup(0.9, 4), holds=holds("x:2"))
