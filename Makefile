@@ -3,7 +3,7 @@
 #
 # Variables: PYTHON (interpreter that makes .venv), VENV (its folder), PYTEST_ARGS, CHAOS_ARGS and PYTEST_PROCESSES (for the tests),
 # LAUNCHER (edlrun or horovodrun, for test-learning and imagenet-demo), DATA (folder in ImageNet's layout) and SCHEDULE (number
-# of another schedule of what happens to the hosts) for imagenet-demo, SHORT=1 and EXACT=1 for it and distill-demo, BUILD_ARGS (for edl-hvd build-horovod).
+# of another schedule of what happens to the hosts) for imagenet-demo, SHORT=1 for all demos, EXACT=1 for it and distill-demo, BUILD_ARGS (for edl-hvd build-horovod).
 
 SHELL := /bin/sh
 PYTHON ?= python3

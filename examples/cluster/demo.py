@@ -1,49 +1,57 @@
 """Three jobs and a service share four slots, and show that nothing was lost.
 
-    python examples/cluster/demo.py            minutes on two cores
+    python examples/cluster/demo.py            three minutes on two cores
     python examples/cluster/demo.py --short    fewer epochs
 
 A first job trains on all slots. A second one starts while the first shrinks. A service takes two slots and gives them
 back. The daemon is killed, and started again. A third job of higher priority stops one of the others, which goes on
-from its checkpoint when that one is done. Then what happened is read back for a table and the picture ``slots.png``.
-The exit code is 0 only if each promise was kept. How long things took is shown; no promise depends on the machine's
-speed.
+from its checkpoint when that one is done. Meanwhile each job is trained once more, alone in one process. Then what
+happened is read back for a table and the picture ``slots.png``. The exit code is 0 only if each promise was kept. How
+long things took is shown; no promise depends on the machine's speed.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import re
-import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from slots import SlotSpan, draw, slot_spans
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from demos import (
+    Promise,
+    Stage,
+    StageError,
+    announce,
+    demo_parser,
+    digest_of,
+    made_anew,
+    play,
+    program,
+    show_promises,
+)
+from slots import draw, slot_spans
+
+from edl_hvd.errors import PlatformError
 from edl_hvd.fleet.events import StartRun
+from edl_hvd.fleet.messages import FleetView, JobRow, ViewRequest, call, is_served
 from edl_hvd.fleet.replay import FleetDecision, decide_again
-from edl_hvd.fleet.state import as_counts
+from edl_hvd.fleet.state import as_counts, total
 from edl_hvd.fleet.store import read_fleet_history
 from edl_hvd.fleet.turn import used
 
-HERE = Path(__file__).resolve().parent
-EDL_HVD = str(Path(sys.executable).with_name("edl-hvd"))
+TRAIN = Path(__file__).resolve().with_name("train.py")
 SLOTS = 4
 SAMPLES, BATCH = 1797, 128
-POLL_S = 0.1
-PATIENCE_S = 300.0
-# Longest wait for the next thing to happen: a worker starts within seconds, on a loaded machine within tens of them.
+BESIDE_NICENESS = 10
+# Of what runs beside the fleet, and must not slow it down.
 
 
 @dataclass(frozen=True)
@@ -64,159 +72,123 @@ class DemoJob:
 
     def command(self, log: Path) -> list[str]:
         """The training, as it runs with and without a fleet."""
-        return [sys.executable, str(HERE / "train.py"), "--epochs", str(self.epochs), "--seed", str(self.seed),
+        return [sys.executable, str(TRAIN), "--epochs", str(self.epochs), "--seed", str(self.seed),
                 "--index-log", str(log)]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Promise:
-    """One line of the table: what was promised, what was found, and whether it was kept."""
+class FleetStage(Stage):
+    """The daemon, and the commands that a user would type."""
 
-    what: str
-    found: str
-    is_kept: bool
-
-
-class StageError(Exception):
-    """The demo cannot go on."""
-
-
-class Stage:
-    """The daemon, and the commands that a user would type.
-
-    Args:
-        folder: Folder for everything that is left behind.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.state = folder / "fleet"
-        self._environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
-        self._daemon: subprocess.Popen[bytes] | None = None
+    @property
+    def state(self) -> Path:
+        """The folder of the fleet."""
+        return self.folder / "fleet"
 
     def serve(self) -> None:
         """Start the daemon."""
-        with open(self.folder / "daemon.log", "ab") as log:
-            self._daemon = subprocess.Popen(
-                [EDL_HVD, "fleet", "serve", "-H", f"localhost:{SLOTS}", "--state", str(self.state)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=self._environment,
-                start_new_session=True,
-            )  # fmt: skip
-        self.until("the daemon answers", lambda: self._run("list").returncode == 0)
-
-    def kill(self) -> None:
-        """Kill the daemon, as a machine without memory would."""
-        assert self._daemon is not None
-        self._daemon.kill()
-        self._daemon.wait(PATIENCE_S)
+        words = ["fleet", "serve", "-H", f"localhost:{SLOTS}", "--state", str(self.state)]
+        self.start("daemon", [program("edl-hvd"), *words])
+        self.until("the daemon answers", lambda: is_served(self.state), "daemon")
 
     def close(self) -> None:
-        """End the daemon and all jobs."""
-        if self._daemon is None:
-            return
-        if self._daemon.poll() is None:
-            for name, job in self.jobs().items():
-                if job["pid"]:
-                    self._run("stop", name)
-            self._daemon.send_signal(signal.SIGTERM)
-            self._daemon.wait(PATIENCE_S)
+        """End all jobs, and then what else runs."""
+        try:
+            if self.processes and self.processes["daemon"].poll() is None:
+                for name, row in self.jobs().items():
+                    if row.job.pid:
+                        self.ask("stop", name)
+        finally:
+            super().close()
 
     def ask(self, *words: str) -> str:
         """Run ``edl-hvd fleet WORDS``; what it prints."""
-        done = self._run(*words)
+        split = words.index("--") if "--" in words else len(words)
+        whole = [program("edl-hvd"), "fleet", *words[:split], "--state", str(self.state), *words[split:]]
+        done = subprocess.run(whole, capture_output=True, text=True, check=False)
         if done.returncode:
             raise StageError(f"edl-hvd fleet {' '.join(words)}: {done.stderr.strip()}")
         return done.stdout
 
-    def jobs(self) -> dict[str, dict[str, Any]]:
-        """All jobs by name, with their progress."""
-        rows = json.loads(self.ask("list", "--json"))["jobs"]
-        return {row["job"]["spec"]["name"]: {**row["job"], "progress": row["progress"]} for row in rows}
+    def jobs(self) -> dict[str, JobRow]:
+        """All jobs by name. This process asks: a command for each look would take a core from the jobs."""
+        try:
+            view = call(self.state, ViewRequest())
+        except PlatformError as error:
+            raise StageError(f"{error}; see {self.log('daemon')}") from error
+        assert isinstance(view, FleetView), view
+        return {row.job.name: row for row in view.jobs}
 
-    def until(self, what: str, holds: Callable[[], bool]) -> float:
-        """Wait until something holds; the seconds that it took."""
-        began_s = time.monotonic()
-        while not holds():
-            assert self._daemon is not None
-            if self._daemon.poll() is not None:
-                raise StageError(f"the daemon has ended: {(self.folder / 'daemon.log').read_text()[-2000:]}")
-            if time.monotonic() - began_s > PATIENCE_S:
-                raise StageError(f"this has not happened within {PATIENCE_S:.0f} s: {what}")
-            time.sleep(POLL_S)
-        return time.monotonic() - began_s
+    def until_jobs(self, what: str, hold: Callable[[dict[str, JobRow]], bool]) -> None:
+        """Wait until something holds for the jobs, of which none may fail."""
+
+        def holds() -> bool:
+            jobs = self.jobs()
+            for name, row in jobs.items():
+                if row.job.phase == "failed":
+                    raise StageError(f"job {name} has failed: {row.job.why}\n{self.output(name)[-2000:]}")
+            return hold(jobs)
+
+        self.until(what, holds, "daemon")
 
     def output(self, job: str) -> str:
         """What a job has printed."""
         return (self.state / "jobs" / job / "output.log").read_text(errors="replace")
 
-    def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        split = words.index("--") if "--" in words else len(words)
-        whole = [EDL_HVD, "fleet", *words[:split], "--state", str(self.state), *words[split:]]
-        return subprocess.run(whole, env=self._environment, capture_output=True, text=True, check=False)
+    def alone(self, job: DemoJob) -> None:
+        """Train a job once more in one process that nothing happens to, without times of an accelerator."""
+        self.start(f"{job.name}-alone", [*job.command(self.folder / "alone" / job.name), "--work", "0"])
+        os.setpriority(os.PRIO_PROCESS, self.processes[f"{job.name}-alone"].pid, BESIDE_NICENESS)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Three jobs and a service share four slots.")
-    parser.add_argument("--short", action="store_true", help="fewer epochs")
-    parser.add_argument("--output", type=Path, default=Path("runs/cluster"), help="folder, made anew")
-    options = parser.parse_args()
-    folder = options.output.resolve()
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    """Perform, print the table, and return the exit code."""
+    options = demo_parser(__doc__, "runs/cluster").parse_args()
+    folder = made_anew(options.output)
     part = 2 if options.short else 1
     jobs = (
-        DemoJob("first", 60 // part, 1, ("--min", "1", "--max", "4")),
-        DemoJob("second", 30 // part, 2, ("--min", "1", "--max", "4")),
-        DemoJob("urgent", 8 // part, 3, ("--min", "3", "--max", "4", "--priority", "9")),
+        DemoJob("first", 44 // part, 1, ("--min", "1", "--max", "4")),
+        DemoJob("second", 24 // part, 2, ("--min", "1", "--max", "4")),
+        DemoJob("urgent", 6 // part, 3, ("--min", "3", "--max", "4", "--priority", "9")),
     )
-    console = Console(highlight=False)
-    stage = Stage(folder)
-    try:
-        promises = perform(stage, jobs, lambda text: console.print(f"[dim]{time.strftime('%H:%M:%S')}[/]  {text}"))
-    except StageError as error:
-        console.print(f"[bold red]FAILED[/] {error}", markup=True)
-        return 1
-    finally:
-        stage.close()
+    with closing(FleetStage(folder)) as stage:
+        promises = perform(stage, jobs)
     decisions = list(decide_again(read_fleet_history(stage.state)))
-    promises += check_history(decisions)
-    promises += check_samples(jobs, folder)
-    console.print("Training each job once more, alone in one process, to compare the weights")
-    promises += check_weights(stage, jobs, folder)
-    return show(console, promises, slot_spans(decisions), folder)
+    promises += check_history(decisions) + check_samples(jobs, folder) + check_weights(stage, jobs)
+    draw(slot_spans(decisions), folder / "slots.png", SLOTS)
+    return show_promises(promises, f"Picture  {folder / 'slots.png'}\nState    {stage.state}")
 
 
-def perform(stage: Stage, jobs: tuple[DemoJob, ...], announce: Callable[[str], None]) -> list[Promise]:
+def perform(stage: FleetStage, jobs: tuple[DemoJob, ...]) -> list[Promise]:
     """From the first job's start to the last one's end; what was promised about it."""
     first, second, urgent = jobs
 
     def submit(job: DemoJob) -> None:
         stage.ask("submit", "--name", job.name, *job.flags, "--", *job.command(stage.folder / "indices" / job.name))
 
-    def trains(name: str, workers: int = 1) -> Callable[[], bool]:
-        def holds() -> bool:
-            job = stage.jobs()[name]
-            if job["phase"] in ("complete", "failed"):
-                raise StageError(f"job {name} is {job['phase']} before its scene: {job['why']}")
-            return bool(job["progress"]["workers"] >= workers and job["first_step_s"] is not None)
+    def until_trains(job: DemoJob, workers: int) -> None:
+        def hold(jobs: dict[str, JobRow]) -> bool:
+            row = jobs[job.name]
+            if row.job.phase == "complete":
+                raise StageError(f"job {job.name} is complete before its scene")
+            return row.progress.workers >= workers and row.job.first_step_s is not None
 
-        return holds
+        stage.until_jobs(f"job {job.name} trains with {workers} workers or more", hold)
 
     announce("The daemon starts, and the first job gets all four slots")
     stage.serve()
     submit(first)
-    stage.until("the first job trains on four slots", trains("first", SLOTS))
+    until_trains(first, SLOTS)
 
     announce("A second job comes; the first shrinks for it and trains on")
     submit(second)
-    stage.until("the second job trains", trains("second"))
+    until_trains(second, 1)
     shared = stage.jobs()
     promises = [
         Promise(
             "the second job starts while the first trains on",
-            f"first step after {shared['second']['first_step_s']:.1f} s (the first one's: "
-            f"{shared['first']['first_step_s']:.1f} s), first job has {total_given(shared['first'])} slots",
-            shared["first"]["run"] == 1 and total_given(shared["first"]) >= 1,
+            f"first step after {shared['second'].job.first_step_s:.1f} s (the first one's: "
+            f"{shared['first'].job.first_step_s:.1f} s), first job has {total(shared['first'].job.given)} slots",
+            shared["first"].job.run == 1 and total(shared["first"].job.given) >= 1,
         )
     ]
 
@@ -224,17 +196,17 @@ def perform(stage: Stage, jobs: tuple[DemoJob, ...], announce: Callable[[str], N
     began_s = time.monotonic()
     hosts = stage.ask("claim", "web", "--slots", "2").strip()
     claim_s = time.monotonic() - began_s
-    there = sum(job["progress"]["workers"] for job in stage.jobs().values())
+    there = sum(row.progress.workers for row in stage.jobs().values())
     promises.append(
         Promise("the service has its room, and no worker is on it", f"{claim_s:.1f} s: {hosts}; {there} workers stay",
                 hosts == "localhost:2" and there <= 2)
     )  # fmt: skip
 
     announce("The daemon is killed, and another starts")
-    before = {name: job["pid"] for name, job in stage.jobs().items()}
-    stage.kill()
+    before = {name: row.job.pid for name, row in stage.jobs().items()}
+    stage.kill("daemon")
     stage.serve()
-    after = {name: job["pid"] for name, job in stage.jobs().items()}
+    after = {name: row.job.pid for name, row in stage.jobs().items()}
     alive = [Path(f"/proc/{pid}").exists() for pid in after.values()]
     promises.append(
         Promise("no job notices that the daemon was killed", f"processes {' '.join(map(str, after.values()))} go on",
@@ -243,38 +215,29 @@ def perform(stage: Stage, jobs: tuple[DemoJob, ...], announce: Callable[[str], N
 
     announce("The service gives its slots back")
     stage.ask("release", "web")
-    stage.until("the two jobs have four slots", lambda: sum(map(total_given, stage.jobs().values())) == SLOTS)
+    stage.until_jobs("the two jobs have four slots",
+                     lambda jobs: sum(total(row.job.given) for row in jobs.values()) == SLOTS)  # fmt: skip
 
     announce("An urgent job needs three slots: another saves a checkpoint and makes room")
     submit(urgent)
-    stage.until("the urgent job trains", trains("urgent", 3))
-    stopped = [name for name, job in stage.jobs().items() if job["preemptions"]]
+    until_trains(urgent, 3)
+    stopped = [name for name, row in stage.jobs().items() if row.job.preemptions]
 
-    announce("All jobs come to their end")
-    stage.until("all jobs are complete", lambda: all(job["phase"] == "complete" for job in ended(stage).values()))
-    final = stage.jobs()
-    promises += [
+    announce("All jobs come to their end; meanwhile each is trained once more, alone in one process")
+    for job in jobs:
+        stage.alone(job)
+    stage.until_jobs("all jobs are complete", lambda jobs: all(row.job.phase == "complete" for row in jobs.values()))
+    for name in [f"{job.name}-alone" for job in jobs]:
+        stage.until_exit(name)
+    final = {name: row.job for name, row in stage.jobs().items()}
+    return [
+        *promises,
         Promise("one job is stopped for the urgent one, and goes on", f"{' '.join(stopped)}, run "
-                f"{max((final[name]['run'] for name in stopped), default=0)}",
-                len(stopped) == 1 and final[stopped[0]]["run"] == 2),
+                f"{max((final[name].run for name in stopped), default=0)}",
+                len(stopped) == 1 and final[stopped[0]].run == 2),
         Promise("every job comes to its end", f"{len(final)} jobs with exit code 0",
-                all(job["exit_code"] == 0 for job in final.values())),
+                all(job.exit_code == 0 for job in final.values())),
     ]  # fmt: skip
-    return promises
-
-
-def ended(stage: Stage) -> dict[str, dict[str, Any]]:
-    """All jobs, unless one has failed."""
-    jobs = stage.jobs()
-    for name, job in jobs.items():
-        if job["phase"] == "failed":
-            raise StageError(f"job {name} has failed: {job['why']}\n{stage.output(name)[-2000:]}")
-    return jobs
-
-
-def total_given(job: dict[str, Any]) -> int:
-    """Slots that a job has been given."""
-    return sum(entry["slots"] for entry in job["given"])
 
 
 def check_history(decisions: list[FleetDecision]) -> list[Promise]:
@@ -315,13 +278,12 @@ def check_samples(jobs: tuple[DemoJob, ...], folder: Path) -> list[Promise]:
     return found
 
 
-def check_weights(stage: Stage, jobs: tuple[DemoJob, ...], folder: Path) -> list[Promise]:
+def check_weights(stage: FleetStage, jobs: tuple[DemoJob, ...]) -> list[Promise]:
     """Whether the weights are those of one process that nothing happens to, bit for bit."""
     found = []
     for job in jobs:
-        words = [*job.command(folder / "alone" / job.name), "--work", "0"]
-        alone = subprocess.run(words, capture_output=True, text=True, check=False)
-        expected, ours = digest_of(alone.stdout), digest_of(stage.output(job.name))
+        expected = digest_of(stage.log(f"{job.name}-alone").read_text())
+        ours = digest_of(stage.output(job.name))
         found.append(
             Promise(f"{job.name}: the weights of an undisturbed run", f"{ours[:16]} and {expected[:16]}",
                     ours == expected != "")
@@ -329,27 +291,5 @@ def check_weights(stage: Stage, jobs: tuple[DemoJob, ...], folder: Path) -> list
     return found
 
 
-def digest_of(output: str) -> str:
-    """The digest of the weights that a training has printed last; empty if there is none."""
-    digests = re.findall(r"weights sha256 ([0-9a-f]{64})", output)
-    return digests[-1] if digests else ""
-
-
-def show(console: Console, promises: list[Promise], spans: list[SlotSpan], folder: Path) -> int:
-    """Print the table and draw the picture; the exit code."""
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for name in ("promise", "found", ""):
-        table.add_column(name)
-    for promise in promises:
-        verdict = "[green]kept[/]" if promise.is_kept else "[bold red]BROKEN[/]"
-        table.add_row(promise.what, promise.found, verdict)
-    console.print(table)
-    draw(spans, folder / "slots.png", SLOTS)
-    console.print(f"Picture  {folder / 'slots.png'}\nState    {folder / 'fleet'}")
-    broken = sum(not promise.is_kept for promise in promises)
-    console.print("[bold green]Every promise was kept.[/]" if not broken else f"[bold red]{broken} were broken.[/]")
-    return 1 if broken else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    play(main)

@@ -14,25 +14,22 @@ compared between jobs that run at the same time.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
-import shutil
 import signal
 import socket
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import torch
 from common import GLOBAL_BATCH, MICRO_BATCH, TEACHER, TRAINING, train_teacher
-from rich.console import Console
-from rich.table import Table
+from demos import Promise, Stage, StageError, announce, demo_parser, made_anew, play, program, show_promises
 from seeds import answers_of, learn, show
 from story import (
     Look,
@@ -67,37 +64,21 @@ LEAST_OF_ALONE, LEAST_OF_LOCAL = 0.6, 1.4
 LEAST_GAIN, LEAST_MEAN_GAIN = 0.03, 0.04
 # Of this training, and in the mean of other seeds, which benchmarks/distill_digits.py looks at more closely.
 GAIN_SEEDS, GAIN_EPOCHS = 10, 30
-PATIENCE_S = 300.0
-# Longest wait for the next thing to happen: a worker starts within seconds, on a loaded machine within tens of them.
 
 
-@dataclass(frozen=True)
-class Promise:
-    """One line of the table: what was promised, what was found, and whether it was kept."""
-
-    what: str
-    found: str
-    is_kept: bool
-
-
-class StageError(Exception):
-    """The demo cannot go on."""
-
-
-@dataclass
-class Stage:
+class TeacherStage(Stage):
     """Teachers, jobs, and the commands that a user would type.
 
-    Attributes:
+    Args:
         folder: Folder for everything that is left behind.
         is_exact: Whether jobs are exact.
         port: Port of the first teacher.
     """
 
-    folder: Path
-    is_exact: bool
-    port: int
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    def __init__(self, folder: Path, is_exact: bool, port: int) -> None:
+        super().__init__(folder)
+        self.is_exact = is_exact
+        self.port = port
 
     def teach(self, count: int) -> None:
         """Start this number of teachers, and wait until they listen; no job knows of them yet."""
@@ -107,18 +88,12 @@ class Stage:
             words += ["--threads", "1", "--max-batch", str(MICRO_BATCH)]
             self._start(f"teacher-{number}", [program("edl-hvd"), *words])
         for name in list(self.processes):
-            log = self.folder / f"{name}.log"
+            log = self.log(name)
             self.until(f"{name} answers", lambda log=log: b" answers at " in log.read_bytes(), name)
 
     def list_teachers(self, count: int) -> None:
         """Tell jobs of the first teachers."""
         write(self.folder / "teachers.txt", f"localhost:{count}\n")
-
-    def kill_teacher(self, number: int) -> None:
-        """SIGKILL to ``edl-hvd teach`` and the process that answers."""
-        teacher = self.processes[f"teacher-{number}"]
-        os.killpg(teacher.pid, signal.SIGKILL)
-        teacher.wait(PATIENCE_S)
 
     def train(self, name: str, workers: str, *flags: str, has_teachers: bool = True) -> None:
         """Start a job under ``edlrun``; ``workers`` are its flags that say how many."""
@@ -137,46 +112,12 @@ class Stage:
         return [sys.executable, str(HERE / "student.py"), *notes, *flags, *exact]
 
     def _start(self, name: str, words: Sequence[str], answer_s: float = EDL_RATIO * RACE_WORK_S) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "EDL_HVD_DEMO_ANSWER_S": str(answer_s),
-                       "EDL_HVD_EVENTS": str(self.folder / f"{name}.events")}  # fmt: skip
-        environment.pop("EDL_HVD_TEACHERS", None)
-        with open(self.folder / f"{name}.log", "wb") as log:
-            self.processes[name] = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=self.folder,
-                env=environment, start_new_session=True,
-            )  # fmt: skip
+        events = str(self.folder / f"{name}.events")
+        self.start(name, words, self.folder, EDL_HVD_DEMO_ANSWER_S=str(answer_s), EDL_HVD_EVENTS=events)
 
     def steps(self, name: str) -> list[Step]:
         """The steps of a job so far."""
         return counted_steps(read_notes(self.folder / name / "notes"))
-
-    def until(self, what: str, holds: Callable[[], bool], name: str) -> None:
-        """Wait until something holds, while a process runs."""
-        began_s = time.monotonic()
-        while not holds():
-            code = self.processes[name].poll()
-            if code is not None and not holds():
-                tail = (self.folder / f"{name}.log").read_text(errors="replace")[-3000:]
-                raise StageError(f"{name} has ended with exit code {code} before this: {what}\n{tail}")
-            if time.monotonic() - began_s > PATIENCE_S:
-                raise StageError(f"this has not happened within {PATIENCE_S:.0f} s: {what}")
-            time.sleep(0.1)
-
-    def end(self, name: str) -> None:
-        """Have a process end, and wait for it."""
-        process = self.processes[name]
-        if process.poll() is None:
-            process.terminate()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-    def close(self) -> None:
-        """End whatever runs, the jobs before their teachers."""
-        for name in reversed(self.processes):
-            self.end(name)
 
 
 def write(path: Path, text: str) -> None:
@@ -184,11 +125,6 @@ def write(path: Path, text: str) -> None:
     part = path.with_suffix(".part")
     part.write_text(text)
     part.replace(path)
-
-
-def program(name: str) -> str:
-    """The path of a program of this environment."""
-    return str(Path(sys.executable).with_name(name))
 
 
 def free_ports(count: int) -> int:
@@ -203,49 +139,35 @@ def free_ports(count: int) -> int:
 
 def main() -> int:
     """Perform, print the table, and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--short", action="store_true", default=os.environ.get("SHORT") == "1", help="[SHORT=1]")
+    parser = demo_parser(__doc__, "runs/distill-demo")
     parser.add_argument("--exact", action="store_true", default=os.environ.get("EXACT") == "1", help="[EXACT=1]")
-    parser.add_argument("--output", type=Path, default=Path("runs/distill-demo"), help="folder, made anew")
     options = parser.parse_args()
     torch.set_num_threads(1)  # the machine is shared with what runs already
-    folder = options.output.resolve()
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    console = Console(highlight=False)
-    stage = Stage(folder, options.exact, free_ports(TEACHERS + ADDED))
-
-    def announce(text: str) -> None:
-        console.print(f"[dim]{time.strftime('%H:%M:%S')}[/]  {text}")
-
-    try:
+    os.environ.pop("EDL_HVD_TEACHERS", None)  # jobs are to have those of the demo
+    folder = made_anew(options.output)
+    with closing(TeacherStage(folder, options.exact, free_ports(TEACHERS + ADDED))) as stage:
         announce("The teacher is trained, and processes answer with it")
         teacher = train_teacher(folder / TEACHER)
         stage.teach(TEACHERS + ADDED)
         stage.list_teachers(TEACHERS)
-        speeds, promises = race(stage, SHORT_RACE_STEPS if options.short else RACE_STEPS, announce)
+        speeds, promises = race(stage, SHORT_RACE_STEPS if options.short else RACE_STEPS)
         epochs = SHORT_EPOCHS if options.short else EPOCHS
-        looks, marks, kept = perform(stage, epochs, announce)
+        looks, marks, kept = perform(stage, epochs)
         promises += kept
         announce("The same training in one process with the teacher in it, and once with the labels alone")
         stage.alone("fixed", "--epochs", str(epochs))
         stage.alone("labels", "--epochs", str(epochs), "--labels-only")
         promises += gain(teacher)
         for name in ("fixed", "labels"):
-            stage.until(f"the job {name!r} ends", lambda name=name: stage.processes[name].poll() == 0, name)
-    except StageError as error:
-        console.print(f"FAILED {error}", markup=False)
-        return 1
-    finally:
-        stage.close()
+            stage.until_exit(name)
     promises += compare(stage)
     runs = {"teachers elsewhere": "job", "teacher inside, one process": "fixed", "labels only": "labels"}
     found = {name: accuracies(read_notes(folder / job / "notes")) for name, job in runs.items()}
     draw(Story(stage.steps("job"), looks, marks, found, speeds), folder / "distill.png")
-    return report(console, promises, folder)
+    return show_promises(promises, f"Picture  {folder / 'distill.png'}")
 
 
-def race(stage: Stage, steps: int, announce: Callable[[str], None]) -> tuple[dict[str, float], list[Promise]]:
+def race(stage: TeacherStage, steps: int) -> tuple[dict[str, float], list[Promise]]:
     """Three jobs at the same time; their samples per second, and what was promised about them."""
     announce("Three jobs side by side: no teacher, teachers elsewhere, and a teacher in each worker")
     flags = ("--epochs", "1000", "--work", str(RACE_WORK_S))
@@ -273,7 +195,7 @@ def race(stage: Stage, steps: int, announce: Callable[[str], None]) -> tuple[dic
     ]  # fmt: skip
 
 
-def perform(stage: Stage, epochs: int, announce: Callable[[str], None]) -> tuple[list[Look], list[Mark], list[Promise]]:
+def perform(stage: TeacherStage, epochs: int) -> tuple[list[Look], list[Mark], list[Promise]]:
     """One job from its start to its end; what its status said, what befell it, and what was promised about it."""
     looks: list[Look] = []
     marks: list[Mark] = []
@@ -318,7 +240,7 @@ def perform(stage: Stage, epochs: int, announce: Callable[[str], None]) -> tuple
     announce("Two teachers are killed (SIGKILL)")
     happened("\n2 teachers killed", is_loss=True)
     for number in (1, 2):
-        stage.kill_teacher(number)
+        stage.kill(f"teacher-{number}")
     after(SCENE_STEPS, 2)
     announce("Two other teachers come")
     stage.list_teachers(TEACHERS + ADDED)
@@ -364,7 +286,7 @@ def gain(teacher: torch.nn.Module) -> list[Promise]:
     ]  # fmt: skip
 
 
-def compare(stage: Stage) -> list[Promise]:
+def compare(stage: TeacherStage) -> list[Promise]:
     """What was promised about what was learned."""
     notes = {name: read_notes(stage.folder / name / "notes") for name in ("job", "fixed", "labels")}
     ours, fixed, labels = (accuracies(lines)[-1] for lines in notes.values())
@@ -389,19 +311,5 @@ def compare(stage: Stage) -> list[Promise]:
     ]  # fmt: skip
 
 
-def report(console: Console, promises: Sequence[Promise], folder: Path) -> int:
-    """Print the table; the exit code."""
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for name in ("promise", "found", ""):
-        table.add_column(name)
-    for promise in promises:
-        table.add_row(promise.what, promise.found, "[green]kept[/]" if promise.is_kept else "[bold red]BROKEN[/]")
-    console.print(table)
-    console.print(f"Picture  {folder / 'distill.png'}")
-    broken = sum(not promise.is_kept for promise in promises)
-    console.print("[bold green]Every promise was kept.[/]" if not broken else f"[bold red]{broken} were broken.[/]")
-    return 1 if broken else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    play(main)

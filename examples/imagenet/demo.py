@@ -14,27 +14,27 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from arguments import fail, parse_arguments
 from data import load_data
+from demos import CONSOLE, Promise, StageError, demo_parser, digest_of, play, show_promises
 from digits import write_digits
+from expected import ExpectedRun, check_run
 from picture import draw
-from report import Promise, Report, broken_promises, summarize
-from rich.console import Console
-from rich.text import Text
-from screen import Screen, promise_table
+from report import Report, summarize
+from screen import Screen
 from script import FIRST, SCRIPT, SECOND, Director, shifted
 from show import show_report
-from stage import Stage
+from stage import HostStage
 
 from edl_hvd.errors import PlatformError, UsageError
 from edl_hvd.events import read_events
@@ -56,48 +56,46 @@ PATIENCE_S, PATIENCE_ON_REAL_DATA_S = 120.0, 1800.0
 
 
 def main() -> int:
+    """Perform, print the tables, and return the exit code."""
     options = read_options()
-    console = Console()
     on_digits = options.data is None
     folder: Path = options.output
     data = options.data or write_digits(folder.parent / "digits")
     words = train_flags(options, data)
-    promise = promise_for(words, TOP1_ON_DIGITS if on_digits else None)
+    expected = expected_run(words, TOP1_ON_DIGITS if on_digits else None)
 
-    console.print(f"[bold]{promise.epochs} epochs of {promise.samples_per_epoch:,} images[/] from {data}")
+    CONSOLE.print(f"[bold]{expected.epochs} epochs of {expected.samples_per_epoch:,} images[/] from {data}")
     clear(folder)
     events = folder / "events.jsonl"
     job = ["--events", str(events), "--checkpoint", str(folder / "checkpoints"), "--checkpoint-every", "1 epoch"]
-    samples = promise.epochs * promise.samples_per_epoch
+    samples = expected.epochs * expected.samples_per_epoch
     patience_s = PATIENCE_S if on_digits else PATIENCE_ON_REAL_DATA_S
-    stage = Stage(folder, [FIRST], options.launcher)
-    with Screen(console, samples) as screen:
+    with closing(HostStage(folder, [FIRST], options.launcher)) as stage, Screen(CONSOLE, samples) as screen:
         director = Director(samples, shifted(SCRIPT, options.schedule))
         performance = Performance(stage, screen, events, director, patience_s)
         problem = performance.run([sys.executable, str(TRAIN), *words, *job])
 
     report = summarize(read_events(events) if events.exists() else [])
-    show(console, report, promise, stage.output, f"{data.name}: {promise.epochs} epochs while hosts come and go")
-    broken = [*([problem] if problem else []), *broken_promises(report, promise)]
-    for sentence in broken:
-        console.print("[bold red]FAILED[/]", Text(sentence))
-    if not broken:
-        console.print("[bold green]Every promise was kept.[/]")
-    return 1 if broken else 0
+    show_report(CONSOLE, report)
+    left = left_behind(report, stage.output, f"{data.name}: {expected.epochs} epochs while hosts come and go")
+    scenes = "see below" if problem else f"{len(SCRIPT)} scenes"
+    played = Promise("all scenes are played, exit code 0", scenes, not problem)
+    code = show_promises([*check_run(report, expected), played], left)
+    if problem:
+        raise StageError(problem)
+    return code
 
 
-def show(console: Console, report: Report, promise: Promise, output: Path, title: str) -> None:
-    """Print the tables and draw the picture."""
+def left_behind(report: Report, output: Path, title: str) -> str:
+    """Draw the picture and note the weights; what lies where, one line each."""
     folder = output.parent
-    show_report(console, report)
-    console.print(promise_table(report, promise))
+    lines = [f"Events   {folder / 'events.jsonl'}", f"Output   {output}"]
     if report.losses and len(report.samples) > 1:
         draw(report, folder / "report.png", title)
-        console.print(f"Picture  {folder / 'report.png'}", highlight=False)
-    console.print(f"Events   {folder / 'events.jsonl'}\nOutput   {output}", highlight=False)
-    weights = re.findall(r"weights sha256 ([0-9a-f]{64})", output.read_text(errors="replace"))
-    console.print(f"Weights  sha256 {weights[-1] if weights else 'unknown'}\n", highlight=False, soft_wrap=True)
-    (folder / "weights.sha256").write_text("".join(f"{digest}\n" for digest in weights[-1:]))
+        lines.insert(0, f"Picture  {folder / 'report.png'}")
+    digest = digest_of(output.read_text(errors="replace"))
+    (folder / "weights.sha256").write_text(f"{digest}\n" if digest else "")
+    return "\n".join([*lines, f"Weights  sha256 {digest or 'unknown'}\n"])
 
 
 class Performance:
@@ -111,7 +109,7 @@ class Performance:
         patience_s: Longest wait in seconds for the end of a scene, or for any event.
     """
 
-    def __init__(self, stage: Stage, screen: Screen, events: Path, director: Director, patience_s: float) -> None:
+    def __init__(self, stage: HostStage, screen: Screen, events: Path, director: Director, patience_s: float) -> None:
         self._stage = stage
         self._screen = screen
         self._director = director
@@ -126,19 +124,16 @@ class Performance:
         Returns:
             What went wrong, or ``None``.
         """
-        self._stage.start(command)
+        self._stage.start_job(command)
         self._last_event_s = time.monotonic()
-        try:
-            while self._stage.exit_code() is None:
-                self._take_in()
-                self._direct()
-                problem = self._stuck()
-                if problem:
-                    return problem + self._last_words()
-                time.sleep(POLL_S)
+        while self._stage.exit_code() is None:
             self._take_in()
-        finally:
-            self._stage.stop()
+            self._direct()
+            problem = self._stuck()
+            if problem:
+                return problem + self._last_words()
+            time.sleep(POLL_S)
+        self._take_in()
         if self._stage.exit_code() != 0:
             return f"The launcher ended with exit code {self._stage.exit_code()}.{self._last_words()}"
         undone = [scene.title for scene in (self._director.playing, *self._director.waiting) if scene]
@@ -183,8 +178,8 @@ def tail(path: Path) -> Iterator[list[dict[str, Any]]]:
         seen = len(lines)
 
 
-def promise_for(words: list[str], top1: float | None) -> Promise:
-    """The promise of the job with these flags. Checks flags and data before anything is started."""
+def expected_run(words: list[str], top1: float | None) -> ExpectedRun:
+    """What is promised of the job with these flags. Checks flags and data before anything is started."""
     flags = parse_arguments(words)
     train_set, _ = load_data(flags)
     samples = len(train_set)
@@ -195,7 +190,7 @@ def promise_for(words: list[str], top1: float | None) -> Promise:
                 "because the samples of an epoch are counted and must not depend on the number of workers"
             )
         samples = min(samples, flags.limit_batches * flags.global_batch)
-    return Promise(
+    return ExpectedRun(
         epochs=flags.epochs,
         samples_per_epoch=samples,
         sizes=(1, *(scene.size for scene in SCRIPT)),
@@ -223,9 +218,8 @@ def clear(folder: Path) -> None:
 
 
 def read_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = demo_parser(__doc__, "runs/demo")
     parser.add_argument("--data", type=Path, default=os.environ.get("DATA") or None, help="[$DATA, else digits]")
-    parser.add_argument("--short", action="store_true", default=os.environ.get("SHORT") == "1", help="[SHORT=1]")
     parser.add_argument("--launcher", choices=LAUNCHERS, default=os.environ.get("LAUNCHER") or LAUNCHERS[0],
                         help="[$LAUNCHER, else edlrun]")  # fmt: skip
     parser.add_argument(
@@ -240,20 +234,12 @@ def read_options() -> argparse.Namespace:
         default=os.environ.get("SCHEDULE") or "0",
         help="number of the schedule of faults [$SCHEDULE, else 0]",
     )
-    parser.add_argument("--output", type=Path, default=Path("runs/demo"), help="folder for all output")
     parser.add_argument("train", nargs="*", metavar="-- flags", help="further flags of train.py")
     return parser.parse_args()
 
 
-def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _stop)  # so that the job is stopped too
     try:
-        sys.exit(main())
+        play(main)
     except (UsageError, PlatformError) as error:
         fail(error)
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)

@@ -75,26 +75,6 @@ class Report:
     teachers: TeacherHistory | None = None
 
 
-@dataclass(frozen=True)
-class Promise:
-    """Promise of a run.
-
-    Attributes:
-        epochs: Number of epochs of the run.
-        samples_per_epoch: Number of samples in each.
-        sizes: Number of workers in each world, first to last.
-        lost, left: Workers that die or leave, as ``host:local_rank``, in order.
-        top1: Least accuracy of the last validation in [0, 1]; ``None`` promises none.
-    """
-
-    epochs: int
-    samples_per_epoch: int
-    sizes: tuple[int, ...]
-    lost: tuple[str, ...] = ()
-    left: tuple[str, ...] = ()
-    top1: float | None = None
-
-
 def summarize(lines: Iterable[Line]) -> Report:
     """Read the report out of an event log that holds one run."""
     lines = list(lines)
@@ -171,30 +151,6 @@ def throughput(samples: Sequence[tuple[float, int]], window_s: float) -> list[tu
     return list(zip(middles_s.tolist(), rates.tolist(), strict=True))
 
 
-def broken_promises(report: Report, promise: Promise) -> list[str]:
-    """The broken promises, one sentence each; empty if all were kept."""
-    if not report.ended:
-        return ["The job did not reach its end."]  # the rest follows from it
-    broken = []
-    sizes = sizes_of(report)
-    if sizes != promise.sizes:
-        broken.append(f"The world's sizes were {arrows(sizes)}; promised were {arrows(promise.sizes)}.")
-    for what, found, promised in (
-        ("lost", tuple(name for resize in report.resizes for name in resize.lost), promise.lost),
-        ("left", tuple(name for resize in report.resizes for name in resize.left), promise.left),
-    ):
-        if found != promised:
-            broken.append(f"Workers that {what}: {_names(found)}; promised: {_names(promised)}.")
-    for epoch in sorted({*range(promise.epochs), *report.samples_per_epoch}):
-        trained = report.samples_per_epoch.get(epoch, 0)
-        promised_samples = promise.samples_per_epoch if epoch < promise.epochs else 0
-        if trained != promised_samples:
-            broken.append(f"Epoch {epoch + 1} trained {trained:,} samples; promised were {promised_samples:,}.")
-    if promise.top1 is not None and final_top1(report) < promise.top1:
-        broken.append(f"Top-1 accuracy was {final_top1(report):.2%}; promised were at least {promise.top1:.0%}.")
-    return broken
-
-
 def final_top1(report: Report) -> float:
     """Top-1 accuracy of the last validation; 0 if there was none."""
     return report.validations[-1].top1 if report.validations else 0.0
@@ -223,10 +179,6 @@ def _validations(metrics: list[Line], start_s: float) -> list[Validation]:
             values = line["values"]
             found[line["epoch"]] = Validation(line["epoch"], line["time"] - start_s, values["top1"], values["top5"])
     return list(found.values())
-
-
-def _names(workers: Sequence[str]) -> str:
-    return ", ".join(workers) or "none"
 
 
 def _resizes(lines: list[Line], start_s: float) -> list[Resize]:

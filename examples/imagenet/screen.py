@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from types import TracebackType
 from typing import Any
 
 from picture import describe
-from report import Promise, Report, arrows, final_top1, sizes_of
+from report import Report, arrows
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -114,31 +113,3 @@ def teacher_table(history: TeacherHistory) -> Table:
         f"{lead:.1f} of {window:.1f}", f"{history.waited_share:.1%}", f"{history.shortages} times",
     )  # fmt: skip
     return table
-
-
-def promise_table(report: Report, promise: Promise) -> Table:
-    """A table of each promise beside the result."""
-    table = Table(title="Promises", title_justify="left", box=SIMPLE_HEAD)
-    for heading in ("", "promised", "measured", ""):
-        table.add_column(heading)
-    wanted = f"at least {promise.top1:.0%}" if promise.top1 is not None else "nothing on this data"
-    enough = promise.top1 is None or final_top1(report) >= promise.top1
-    table.add_row("validation accuracy, top-1", wanted, f"{final_top1(report):.2%}", _mark(enough))
-
-    equal = report.samples_per_epoch == dict.fromkeys(range(promise.epochs), promise.samples_per_epoch)
-    wanted = f"{promise.samples_per_epoch:,} in each of {promise.epochs}"
-    table.add_row("samples trained per epoch", wanted, _samples(report), _mark(equal))
-
-    sizes = sizes_of(report)
-    table.add_row("workers", arrows(promise.sizes), arrows(sizes), _mark(sizes == promise.sizes))
-    return table
-
-
-def _samples(report: Report) -> str:
-    """Counts as text such as "1,442 in each of 24"; each distinct count is named."""
-    counts = Counter(report.samples_per_epoch.values())
-    return ", ".join(f"{samples:,} in each of {epochs}" for samples, epochs in sorted(counts.items())) or "none"
-
-
-def _mark(good: bool) -> str:
-    return "[bold green]✓[/]" if good else "[bold red]✗[/]"

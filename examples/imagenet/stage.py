@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
+from demos import Stage, StageError, program
 from script import Scene
 
 from edl_hvd.errors import PlatformError
 from edl_hvd.hosts import HostSlots, format_hosts
 
 ROOT = Path(__file__).resolve().parents[2]
-STOP_TIMEOUT_S = 15.0
 LAST_LINES = 12
 
 
-class Stage:
+class HostStage(Stage):
     """Stage of an elastic job on two "hosts" of this machine, on which scenes are performed.
 
     Args:
@@ -32,40 +29,36 @@ class Stage:
     """
 
     def __init__(self, folder: Path, hosts: Sequence[str], launcher: str) -> None:
-        self.output = folder / f"{launcher}.log"
+        super().__init__(folder)
         self._launcher = launcher
         self._hosts_file = folder / "hosts"
         self._hosts = list(hosts)
         self._write_hosts()
-        self._job: subprocess.Popen[bytes] | None = None
 
-    def start(self, command: Sequence[str]) -> None:
+    @property
+    def output(self) -> Path:
+        """The file with what the job has printed."""
+        return self.log(self._launcher)
+
+    def start_job(self, command: Sequence[str]) -> None:
         """Start ``command`` under the launcher with one to two workers."""
-        launcher = [Path(sys.executable).with_name(self._launcher), "-np", "1", "--min-np", "1", "--max-np", "2"]
+        launcher = [program(self._launcher), "-np", "1", "--min-np", "1", "--max-np", "2"]
         if self._launcher == "edlrun":
             launcher += ["--discover", f"file:{self._hosts_file}"]
         else:
-            discovery = [ROOT / "discovery_scripts" / "from_file", self._hosts_file]
+            discovery = [str(ROOT / "discovery_scripts" / "from_file"), str(self._hosts_file)]
             launcher += [
                 # One machine: without the interface, Horovod waits for two hosts to compare theirs.
                 "--network-interfaces", loopback_interface(),
-                "--host-discovery-script", shlex.join(map(str, discovery)),
+                "--host-discovery-script", shlex.join(discovery),
                 # A host whose worker died may return: the first time after two to three times the lower bound, in s.
                 "--blacklist-cooldown-range", "1", "10",
             ]  # fmt: skip
-        # Two workers share this machine's cores; more threads than cores would slow both down.
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "EDL_HVD_PYTHON": sys.executable}
-        with open(self.output, "wb") as output:
-            self._job = subprocess.Popen(
-                [*launcher, *command],
-                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                env=environment, start_new_session=True,
-            )  # fmt: skip
+        self.start(self._launcher, [*launcher, *command], EDL_HVD_PYTHON=sys.executable)
 
     def exit_code(self) -> int | None:
         """The exit code of the launcher; ``None`` while it runs."""
-        assert self._job is not None
-        return self._job.poll()
+        return self.processes[self._launcher].poll()
 
     def perform(self, scene: Scene, pids: dict[str, int]) -> None:
         """Perform a scene.
@@ -82,19 +75,6 @@ class Stage:
             self._kill(pids[scene.host])
         self._write_hosts()
 
-    def stop(self) -> None:
-        """Stop the job and all its processes, if it still runs."""
-        if self._job is None or self._job.poll() is not None:
-            return
-        started = psutil.Process(self._job.pid).children(recursive=True)
-        self._job.send_signal(signal.SIGTERM)
-        try:
-            self._job.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._job.kill()
-        for process in psutil.wait_procs(started, timeout=1)[1]:
-            process.kill()
-
     def last_words(self) -> str:
         """The last lines that workers printed; those of the launcher if there are none."""
         lines = self.output.read_text(errors="replace").splitlines()
@@ -103,11 +83,10 @@ class Stage:
 
     def _kill(self, pid: int) -> None:
         """Send SIGKILL to a process of this job only: a process id from a log may be in use by another program."""
-        assert self._job is not None
-        for process in psutil.Process(self._job.pid).children(recursive=True):
+        for process in psutil.Process(self.processes[self._launcher].pid).children(recursive=True):
             if process.pid == pid:
                 return process.kill()
-        raise PlatformError(f"cannot kill worker {pid}: it is no process of this job any more; see {self.output}")
+        raise StageError(f"cannot kill worker {pid}: it is no process of this job any more; see {self.output}")
 
     def _write_hosts(self) -> None:
         scratch = self._hosts_file.with_suffix(".new")
