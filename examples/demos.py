@@ -50,6 +50,8 @@ class Stage:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._noticed: dict[str, object] = {}
+        self._changed_s = 0.0
 
     def start(self, name: str, words: Sequence[str], cwd: Path | None = None, **environment: str) -> None:
         """Start a process, which signals to this one do not reach."""
@@ -65,16 +67,21 @@ class Stage:
         return self.folder / f"{name}.log"
 
     def until(self, what: str, holds: Callable[[], bool], name: str) -> None:
-        """Wait until something holds, while a process runs."""
-        began_s = time.monotonic()
+        """Wait until something holds, while a process runs and what was noticed changes."""
+        self._changed_s = time.monotonic()
         while not holds():
             code = self.processes[name].poll()
             if code is not None and not holds():
                 tail = self.log(name).read_text(errors="replace")[-3000:]
                 raise StageError(f"{name} has ended with exit code {code} before this: {what}\n{tail}")
-            if time.monotonic() - began_s > PATIENCE_S:
-                raise StageError(f"this has not happened within {PATIENCE_S:.0f} s: {what}")
+            if time.monotonic() - self._changed_s > PATIENCE_S:
+                raise StageError(f"this has not happened, and nothing else for {PATIENCE_S:.0f} s: {what}")
             time.sleep(POLL_S)
+
+    def notice(self, name: str, progress: object) -> None:
+        """Take down how far something is; patience begins anew when that has changed."""
+        if self._noticed.get(name) != progress:
+            self._noticed[name], self._changed_s = progress, time.monotonic()
 
     def until_exit(self, name: str) -> None:
         """Wait until a process has ended with exit code 0."""

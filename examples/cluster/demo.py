@@ -12,8 +12,6 @@ long things took is shown; no promise depends on the machine's speed.
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
 import time
@@ -37,6 +35,7 @@ from demos import (
     program,
     show_promises,
 )
+from indices import whole_epochs
 from slots import draw, slot_spans
 
 from edl_hvd.errors import PlatformError
@@ -49,9 +48,6 @@ from edl_hvd.fleet.turn import used
 
 TRAIN = Path(__file__).resolve().with_name("train.py")
 SLOTS = 4
-SAMPLES, BATCH = 1797, 128
-BESIDE_NICENESS = 10
-# Of what runs beside the fleet, and must not slow it down.
 
 
 @dataclass(frozen=True)
@@ -123,6 +119,7 @@ class FleetStage(Stage):
 
         def holds() -> bool:
             jobs = self.jobs()
+            self.notice("jobs", {name: (row.job.run, row.progress.step) for name, row in jobs.items()})
             for name, row in jobs.items():
                 if row.job.phase == "failed":
                     raise StageError(f"job {name} has failed: {row.job.why}\n{self.output(name)[-2000:]}")
@@ -137,7 +134,6 @@ class FleetStage(Stage):
     def alone(self, job: DemoJob) -> None:
         """Train a job once more in one process that nothing happens to, without times of an accelerator."""
         self.start(f"{job.name}-alone", [*job.command(self.folder / "alone" / job.name), "--work", "0"])
-        os.setpriority(os.PRIO_PROCESS, self.processes[f"{job.name}-alone"].pid, BESIDE_NICENESS)
 
 
 def main() -> int:
@@ -262,18 +258,12 @@ def check_history(decisions: list[FleetDecision]) -> list[Promise]:
 
 def check_samples(jobs: tuple[DemoJob, ...], folder: Path) -> list[Promise]:
     """Whether every sample was trained once in each epoch, by what the workers wrote down."""
-    steps_per_epoch = -(-SAMPLES // BATCH)
     found = []
     for job in jobs:
-        trained: dict[int, Counter[int]] = {}
-        for path in (folder / "indices" / job.name).glob("*.jsonl"):
-            for line in path.read_text().splitlines():
-                noted = json.loads(line)
-                trained.setdefault(noted["step"] // steps_per_epoch, Counter()).update(noted["indices"])
-        whole = [epoch for epoch, counts in trained.items() if counts == Counter(range(SAMPLES))]
+        whole = whole_epochs(folder / "indices" / job.name)
         found.append(
-            Promise(f"{job.name}: every sample once per epoch", f"{len(whole)} of {job.epochs} epochs",
-                    len(whole) == job.epochs == len(trained))
+            Promise(f"{job.name}: every sample once per epoch", f"{sum(whole)} of {job.epochs} epochs",
+                    whole == [True] * job.epochs)
         )  # fmt: skip
     return found
 

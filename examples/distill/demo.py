@@ -117,7 +117,9 @@ class TeacherStage(Stage):
 
     def steps(self, name: str) -> list[Step]:
         """The steps of a job so far."""
-        return counted_steps(read_notes(self.folder / name / "notes"))
+        steps = counted_steps(read_notes(self.folder / name / "notes"))
+        self.notice(name, len(steps))
+        return steps
 
 
 def write(path: Path, text: str) -> None:
@@ -256,6 +258,7 @@ def perform(stage: TeacherStage, epochs: int) -> tuple[list[Look], list[Mark], l
 
     def is_over() -> bool:
         observe()
+        stage.steps("job")
         return job.poll() is not None
 
     stage.until("the job ends", is_over, "job")

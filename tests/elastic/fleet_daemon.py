@@ -17,6 +17,8 @@ from typing import Any
 from harness import REPOSITORY, TOKEN, _processes, _send
 from waiting import LONG_S, soon
 
+from edl_hvd.fleet.messages import is_served
+
 EDL_HVD = str(Path(sys.executable).with_name("edl-hvd"))
 POLL_S = 0.05
 
@@ -82,7 +84,7 @@ class FleetDaemon:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=self.environment,
                 cwd=self.folder, start_new_session=True,
             )  # fmt: skip
-        self.until(lambda: self.ask("list").returncode == 0)
+        self.until(lambda: is_served(self.state))
 
     def kill(self) -> None:
         """Kill the daemon as a machine that runs out of memory would."""

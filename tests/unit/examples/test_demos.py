@@ -72,6 +72,23 @@ def test_what_holds_at_its_end_counts(stage: Stage) -> None:
     stage.until_exit("job")
 
 
+def test_patience_begins_anew_with_each_change(stage: Stage, monkeypatch) -> None:
+    monkeypatch.setattr("demos.PATIENCE_S", 1.0)
+    stage.start("job", [sys.executable, "-c", SLEEP])
+    looks = 0
+
+    def holds() -> bool:
+        nonlocal looks
+        looks += 1
+        stage.notice("looks", min(looks, 15))
+        stage.notice("nothing", 0)
+        return False
+
+    with pytest.raises(StageError, match="nothing else for 1 s: the end"):
+        stage.until("the end", holds, "job")
+    assert looks > 15
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_what_a_demo_has_started_ends_with_it(tmp_path: Path, number: signal.Signals, code: int) -> None:
     with subprocess.Popen(demo(tmp_path, "waits"), stdout=subprocess.PIPE, text=True, env=environment()) as process:
