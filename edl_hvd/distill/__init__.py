@@ -8,7 +8,7 @@
     finding.py        where teachers are; address_book.py is when they are called
     holding.py        the student's micro-batches, with what is sent and answered
     calling.py        the student's connections; call.py is one of them
-    requesting.py     its requests to servers of the Open Inference Protocol
+    requesting.py     its requests to servers of the Open Inference Protocol; inference_client.py is one connection
     same_host.py      Unix sockets beside them
     service.py        the connections of one loader, and waiting for an answer; stages.py is where the time goes
     asks.py           ``Teachers.ask``: inputs that are no part of a data set
