@@ -10,7 +10,6 @@ from __future__ import annotations
 import queue
 import ssl
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -21,19 +20,10 @@ from edl_hvd.distill.address_book import Fault
 from edl_hvd.distill.call import LastingError, check_equal
 from edl_hvd.distill.conversation import Address
 from edl_hvd.distill.holding import Holding, Terms
-from edl_hvd.distill.inference_client import ServerLine
+from edl_hvd.distill.inference_client import Convert, InferenceClient, ServedModel, ServerBusyError
 from edl_hvd.errors import ProtocolError, UsageError
-from edl_hvd.frames import Array, ArrayType
-from edl_hvd.open_inference import (
-    NUMBER_BYTES,
-    ModelUrl,
-    has_json_numbers,
-    make_request,
-    named_inputs,
-    read_answer,
-    read_inputs,
-    reason_of,
-)  # fmt: skip
+from edl_hvd.frames import Array
+from edl_hvd.open_inference import ModelUrl
 from edl_hvd.silence import UNANSWERED_S
 
 _LOOK_EVERY_S = 0.1
@@ -42,18 +32,6 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 1.0
 # Between two calls, as for teachers of this package; and after what a person has to change:
 _LASTING_PAUSE_S, _LONGEST_LASTING_PAUSE_S = 10.0, 160.0
 _CLOSE_S = 5.0
-_METADATA_BYTES = 1 << 20
-_FIRST_ANSWER_BYTES = 1 << 28
-# Before it is known how large an answer is.
-_JSON_BYTES = 1 << 16
-_BUSY = (429, 502, 503, 504)
-# The server, or what stands before it, cannot take a request now; the input is not to blame.
-
-Convert = Callable[[tuple[Array, ...]], tuple[Array, ...]]
-
-
-class _BusyError(Exception):
-    """The server takes no requests now."""
 
 
 @dataclass
@@ -64,20 +42,14 @@ class _Server:
         model: Model.
         lock: Held while a request asks who the server is.
         hello: What was sent when that was asked.
-        teaching: What it is then.
-        names: Names of its inputs.
-        is_binary: Whether it takes raw bytes.
-        most_bytes: Largest answer, in JSON or raw.
+        served: What it is then.
         ready: Number of requests that may be made.
     """
 
     model: ModelUrl
     lock: threading.Lock = field(default_factory=threading.Lock)
     hello: say.Hello | None = None
-    teaching: say.Teaching | None = None
-    names: tuple[str, ...] = ()
-    is_binary: bool = False
-    most_bytes: int = _FIRST_ANSWER_BYTES
+    served: ServedModel | None = None
     ready: int = 0
 
     @property
@@ -114,7 +86,7 @@ class Requesting(Holding):
         self.is_closing.set()
         for slot in self._slots.values():
             slot.inbox.put(None)
-            slot.line.cut()
+            slot.client.cut()
         with self.changed:
             self.changed.notify_all()
         for thread in (self._thread, *(slot.thread for slot in self._slots.values())):
@@ -124,7 +96,7 @@ class Requesting(Holding):
     def close_in_child(self) -> None:
         """In a forked process: close the copies of the sockets."""
         for slot in self._slots.values():
-            slot.line.close()
+            slot.client.close()
 
     def _ring(self) -> None:
         """Bring what follows to the requests that it concerns."""
@@ -151,8 +123,8 @@ class Requesting(Holding):
             slept, looked_s = now_s - looked_s > _OWN_PAUSE_S, now_s
             self.handle(window_events.Passed())
             for slot in self._slots.values():
-                if not slept and slot.line.silent_s > UNANSWERED_S:
-                    slot.line.cut()
+                if not slept and slot.client.silent_s > UNANSWERED_S:
+                    slot.client.cut()
 
     # --- for the threads of the requests ---
 
@@ -242,7 +214,7 @@ class _Slot:
 
     def __init__(self, owner: Requesting, server: _Server, number: int, context: ssl.SSLContext | None) -> None:
         self.owner, self.server, self.name = owner, server, f"{server.address}#{number + 1}"
-        self.line = ServerLine(server.model, context)
+        self.client = InferenceClient(server.model, context)
         # ``None``: look at what has changed.
         self.inbox: queue.SimpleQueue[window_events.Action | None] = queue.SimpleQueue()
         self._at_work: int | None = None
@@ -253,7 +225,7 @@ class _Slot:
         """The answer to a task is needed no more; any thread."""
         self._unwanted.add(number)
         if self._at_work == number:
-            self.line.cut()
+            self.client.cut()
 
     def _run(self) -> None:
         pause_s = lasting_s = 0.0
@@ -263,14 +235,14 @@ class _Slot:
                 self._meet(hello)
             except (LastingError, ProtocolError, UsageError) as error:
                 is_lasting, why = True, str(error)
-            except (_BusyError, OSError) as error:
+            except (ServerBusyError, OSError) as error:
                 why = getattr(error, "strerror", None) or str(error)
             if not why:
                 pause_s = lasting_s = 0.0
                 why = self._work(hello)
                 if not why:
                     continue
-            self.line.close()
+            self.client.close()
             self.server.hello = None
             self.owner.blame_server(self.server, Fault(why, is_lasting))
             if is_lasting:
@@ -278,7 +250,7 @@ class _Slot:
             else:
                 wait_s = pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * pause_s))
             self._rest(hello, wait_s)
-        self.line.close()
+        self.client.close()
 
     def _rest(self, hello: say.Hello, wait_s: float) -> None:
         """Wait, unless something else is to be sent meanwhile."""
@@ -295,46 +267,11 @@ class _Slot:
             if self.owner.is_closing.is_set():
                 raise OSError("the student ended")
             if server.hello is not hello:
-                server.teaching, server.hello = self._introduce(hello), hello
-            teaching = server.teaching
-        assert teaching is not None
-        self.owner.welcome(self, teaching)
-
-    def _introduce(self, hello: say.Hello) -> say.Teaching:
-        model, server = self.server.model, self.server
-        reply = self.line.ask("GET", model.path, _METADATA_BYTES)
-        if reply.status in _BUSY or (reply.status != 200 and not self._is_server_ready()):
-            raise _BusyError(f"it is not ready ({reason_of(reply.body, reply.status)})")
-        if reply.status != 200:
-            raise LastingError(
-                f"it does not serve the model {model.name!r} ({reason_of(reply.body, reply.status)}); name one that it "
-                "has loaded"
-            )
-        server.names = named_inputs(read_inputs(bytes(reply.body)), hello.send, hello.micro_batch)
-        probe = tuple(
-            Array(whole, bytes(whole.size_bytes))
-            for whole in (ArrayType(one.name, one.dtype, (hello.micro_batch, *one.shape)) for one in hello.send)
-        )
-        # Servers that take raw bytes send them, too, when they are asked to, whether they list the extension or not.
-        server.is_binary = not has_json_numbers(hello.send)
-        request = make_request(server.names, probe, server.is_binary)
-        reply = self.line.ask("POST", f"{model.path}/infer", _FIRST_ANSWER_BYTES, request)
-        if reply.status in _BUSY:
-            raise _BusyError(f"it is not ready ({reason_of(reply.body, reply.status)})")
-        if reply.status != 200:
-            sent = ", ".join(str(one.type) for one in probe)
-            raise LastingError(f"its model fails on a micro-batch of {sent}: {reason_of(reply.body, reply.status)}")
-        outputs = read_answer(reply.body, reply.header_length)
-        server.is_binary = server.is_binary or reply.header_length is not None
-        _check_rows(outputs, hello.micro_batch)
-        server.most_bytes = _JSON_BYTES + NUMBER_BYTES * sum(one.type.size_bytes for one in outputs)
-        answer = self.owner.convert(outputs)
-        rows = tuple(ArrayType(one.type.name, one.type.dtype, one.type.shape[1:]) for one in answer)
-        return say.Teaching(str(model), model.name, self.owner.fingerprint, rows, hello.micro_batch)
-
-    def _is_server_ready(self) -> bool:
-        """Whether the server has loaded all that it is going to serve."""
-        return self.line.ask("GET", f"{self.server.model.root}/health/ready", _METADATA_BYTES).status == 200
+                server.served = self.client.introduce(hello, self.owner.fingerprint, self.owner.convert)
+                server.hello = hello
+            served = server.served
+        assert served is not None
+        self.owner.welcome(self, served.teaching)
 
     # --- its answers ---
 
@@ -349,7 +286,7 @@ class _Slot:
                     self._answer(action.number)
                     tasks = 0
                     self.owner.handle(window_events.Wanted(self.name))
-                except _BusyError as error:
+                except ServerBusyError as error:
                     why = str(error)
                 except OSError as error:
                     why, kindly = error.strerror or str(error), False
@@ -363,9 +300,10 @@ class _Slot:
 
         Raises:
             OSError: The server is gone.
-            _BusyError: It takes no requests now.
+            ServerBusyError: It takes no requests now.
         """
-        server = self.server
+        served = self.server.served
+        assert served is not None
         arrays = self.owner.arrays_of(number)
         if arrays is None:
             self._unwanted.discard(number)
@@ -374,12 +312,10 @@ class _Slot:
         try:
             if number in self._unwanted:
                 return
-            samples = arrays[0].type.shape[0]
-            request = make_request(server.names, arrays, server.is_binary)
-            reply = self.line.ask("POST", f"{server.model.path}/infer", server.most_bytes, request)
+            reply = self.client.infer(served, arrays)
         except (OSError, ProtocolError) as error:
             if number in self._unwanted:
-                self.line.close()
+                self.client.close()
                 return
             if isinstance(error, ProtocolError):
                 self._decline(number, str(error))
@@ -388,17 +324,8 @@ class _Slot:
         finally:
             self._at_work = None
             self._unwanted.discard(number)
-        if reply.status in _BUSY:
-            raise _BusyError(f"it takes no requests now ({reason_of(reply.body, reply.status)})")
-        if reply.status != 200:
-            self._decline(number, reason_of(reply.body, reply.status))
-            return
         try:
-            outputs = read_answer(reply.body, reply.header_length)
-            _check_rows(outputs, samples)
-            answer = self.owner.convert(outputs)
-            assert server.teaching is not None
-            say.check_arrays(answer, server.teaching.answer, samples)
+            answer = served.read(reply, arrays[0].type.shape[0], self.owner.convert)
         except (ProtocolError, UsageError) as error:
             self._decline(number, str(error))
             return
@@ -406,13 +333,3 @@ class _Slot:
 
     def _decline(self, number: int, why: str) -> None:
         self.owner.handle(window_events.Declined(self.name, number, say.shorten(why)))
-
-
-def _check_rows(outputs: tuple[Array, ...], samples: int) -> None:
-    """Check that there is one row for each sample."""
-    for one in outputs:
-        if one.type.shape[:1] != (samples,):
-            raise UsageError(
-                f"its model returns {one.type} for {samples} samples; expected one row for each: choose a model whose "
-                "outputs have the batch first"
-            )
