@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from edl_hvd.cli.find_job import refuse
-from edl_hvd.cli.fleet import STATE, submit_job
+from edl_hvd.cli.fleet_client import STATE, submit_job
 from edl_hvd.errors import EdlHvdError, ObjectExistsError, ObjectMissingError, UsageError
 from edl_hvd.fleet.messages import is_served
 from edl_hvd.fleet.state import JobSpec
