@@ -16,28 +16,22 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
-from types import TracebackType
 
 from crash_plans import AtByte, AtMessage, AtRequest
+from tcp_proxy import TcpProxy
 
 _PIECE_BYTES = 64 * 1024
 
 
+@dataclass
 class _Link:
-    """One client's connection."""
+    """One client's connection, at both ends of the wire, and which end has spoken last."""
 
-    def __init__(self, client: socket.socket, server: socket.socket) -> None:
-        self.client, self.server = client, server
-        self.speaker: socket.socket | None = None
-        self.ended = 0
-
-    def break_off(self) -> None:
-        for end in (self.client, self.server):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+    client: socket.socket
+    server: socket.socket
+    speaker: socket.socket | None = None
 
 
 @dataclass(frozen=True)
@@ -48,7 +42,7 @@ class _Planned:
     passed: Iterator[int] = field(default_factory=lambda: count(1))  # requests that hold the word
 
 
-class Wire:
+class Wire(TcpProxy):
     """Listens on a free port as long as it lives, and carries everything to ``target``, which may change.
 
     Attributes:
@@ -57,70 +51,41 @@ class Wire:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.target = ("127.0.0.1", 0)
         self.bytes = self.messages = 0
-        self._lock = threading.Lock()
-        self._links: set[_Link] = set()
         self._planned: list[_Planned] = []
         self._down_until_s = 0.0
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def at(self, moment: AtByte | AtMessage | AtRequest, act: Callable[[], None], sever: bool = False) -> None:
         """Call ``act`` once at a moment, counted from now; with ``sever`` the connection on which it came breaks."""
-        with self._lock:
+        with self.lock:
             gone = {AtByte: self.bytes, AtMessage: self.messages}.get(type(moment), 0)
             self._planned.append(_Planned(replace(moment, number=gone + moment.number), act, sever))
 
     def break_down(self, duration_s: float) -> None:
         """Break every connection, and for a while each one that is made."""
         self._down_until_s = time.monotonic() + duration_s
-        self._break_all()
+        self.cut()
 
     def clear(self) -> None:
         """Break every connection; nothing is planned any more, and nothing is down."""
-        with self._lock:
+        with self.lock:
             self._planned.clear()
         self._down_until_s = 0.0
-        self._break_all()
+        self.cut()
 
-    def _break_all(self) -> None:
-        with self._lock:
-            links = list(self._links)
-        for link in links:
-            link.break_off()
-
-    def __enter__(self) -> Wire:
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._break_all()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            try:
-                server = socket.create_connection(self.target) if time.monotonic() >= self._down_until_s else None
-            except OSError:
-                server = None
-            if server is None:
-                client.close()
-                continue
+    def serve(self, client: socket.socket) -> None:
+        """Carry what both ends say, unless the server is down."""
+        if time.monotonic() < self._down_until_s:
+            return
+        with self.kept(socket.create_connection(self.target)) as server:
+            server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             link = _Link(client, server)
-            with self._lock:
-                self._links.add(link)
-            for source, sink in ((client, server), (server, client)):
-                sink.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                threading.Thread(target=self._carry, args=(link, source, sink), daemon=True).start()
+            back = threading.Thread(target=self._carry, args=(link, server, client), daemon=True)
+            back.start()
+            self._carry(link, client, server)
+            back.join()
 
     def _carry(self, link: _Link, source: socket.socket, sink: socket.socket) -> None:
         try:
@@ -128,14 +93,7 @@ class Wire:
                 self._pass_on(link, source, sink, data)
             sink.shutdown(socket.SHUT_WR)
         except OSError:
-            link.break_off()
-        with self._lock:
-            link.ended += 1
-            if link.ended < 2:
-                return
-            self._links.discard(link)
-        link.client.close()
-        link.server.close()
+            self.cut((link.client, link.server))
 
     def _pass_on(self, link: _Link, source: socket.socket, sink: socket.socket, data: bytes) -> None:
         passed = 0
@@ -144,12 +102,12 @@ class Wire:
             passed = place
             planned.act()
             if planned.sever:
-                link.break_off()
+                self.cut((link.client, link.server))
         sink.sendall(data[passed:])
 
     def _counted(self, link: _Link, source: socket.socket, data: bytes) -> list[tuple[int, _Planned]]:
         """Count a piece; what is to happen within it, by the bytes of it that go before."""
-        with self._lock:
+        with self.lock:
             before, self.bytes = self.bytes, self.bytes + len(data)
             begins = link.speaker is not source
             link.speaker = source

@@ -84,12 +84,12 @@ def test_no_change_is_lost_when_watches_are_cut(make_run: Callable[..., Run], pr
         wait_for("a watch of each kind", lambda: proxy.watches == 4)
         run.kubectl("scale", "tj/resnet", "--replicas", str(count))
         time.sleep(chance.uniform(0.0, 0.5))
-        assert proxy.cut() == 4
+        assert proxy.cut_watches() == 4
         run.wait_running(count)
     wait_for("a watch of each kind", lambda: proxy.watches == 4)
     healthy = run.alive()
     proxy.is_shut = True
-    assert proxy.cut(watches_only=False) >= 4
+    assert proxy.cut() >= 4
     run.kubectl("scale", "tj/resnet", "--replicas", "4")
     [lost] = run.pods()
     run.kubectl("delete", "pod", lost["metadata"]["name"], "--wait=true")

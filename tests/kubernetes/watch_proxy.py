@@ -6,12 +6,11 @@ import re
 import select
 import socket
 import ssl
-import threading
 import time
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass, field
-from types import TracebackType
+
+from tcp_proxy import TcpProxy
 
 _REQUEST = re.compile(rb"(GET|POST|PUT|PATCH|DELETE) (\S+) HTTP/1\.1\r\n")
 _ANSWER = re.compile(rb"HTTP/1\.1 (\d+)")
@@ -20,7 +19,7 @@ _LOOK_S = 0.2
 
 
 @dataclass
-class WatchProxy:
+class WatchProxy(TcpProxy):
     """Listens on a free port for HTTP, and passes it on by TLS.
 
     Attributes:
@@ -50,37 +49,17 @@ class WatchProxy:
     most_deleting: int = 0
 
     def __post_init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: dict[socket.socket, bool] = {}
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        super().__init__()
+        self._watches: set[socket.socket] = set()
 
-    def __enter__(self) -> WatchProxy:
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self.cut(watches_only=False)
-
-    def cut(self, watches_only: bool = True) -> int:
-        """Cut connections; their number."""
-        with self._lock:
-            found = [near for near, is_watch in self._open.items() if is_watch or not watches_only]
-        for near in found:
-            with suppress(OSError):
-                near.shutdown(socket.SHUT_RDWR)
-        return len(found)
+    def cut_watches(self) -> int:
+        """Cut the connections whose last request was for a watch; their number."""
+        return self.cut(self._watches)
 
     @property
     def watches(self) -> int:
         """Number of connections whose last request was for a watch."""
-        with self._lock:
-            return sum(self._open.values())
+        return len(self._watches)
 
     def count(self, method: str, words: str) -> int:
         """Number of requests of a method whose path holds these words."""
@@ -90,76 +69,59 @@ class WatchProxy:
         """Requests of a method whose path holds these words, and that the server did not do."""
         return [one for one in list(self.answers) if one[0] == method and words in one[1] and one[2] >= 300]
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            if self.is_shut:
-                near.close()
-            else:
-                threading.Thread(target=self._serve, args=(near,), daemon=True).start()
-
-    def _serve(self, near: socket.socket) -> None:
-        with self._lock:
-            self._open[near] = False
-        try:
-            with suppress(OSError):
-                self._carry(near)
-        finally:
-            with self._lock:
-                del self._open[near]
-            near.close()
-
-    def _carry(self, near: socket.socket) -> None:
-        far, late = self._connect(), deque[tuple[float, bytes]]()
+    def serve(self, client: socket.socket) -> None:
+        """Carry requests to the server, and to the client what is due of its answers."""
+        if self.is_shut:
+            return
+        server, late = self._connect(), deque[tuple[float, bytes]]()
         asked: deque[tuple[str, str]] = deque(maxlen=1)
         try:
             while True:
                 left_s = late[0][0] - time.monotonic() if late else _LOOK_S
-                ready = [far] if far.pending() else select.select([near, far], [], [], max(0.0, left_s))[0]
-                if near in ready:
-                    if not (data := near.recv(1 << 16)):
+                ready = [server] if server.pending() else select.select([client, server], [], [], max(0.0, left_s))[0]
+                if client in ready:
+                    if not (data := client.recv(1 << 16)):
                         return
                     self.deleted += [uid.decode() for uid in _DELETED.findall(data)]
-                    if self._note(near, data, asked):
-                        far.close()
-                        far = self._connect()  # the one before may be of a server that has ended meanwhile
+                    if self._note(client, data, asked):
+                        server.close()
+                        server = self._connect()  # the one before may be of a server that has ended meanwhile
                         if self.expired:
                             self.expired -= 1
                             data = re.sub(rb"resourceVersion=\d+", b"resourceVersion=1", data)
-                    far.sendall(data)
-                elif far in ready:
-                    data = far.recv(1 << 16)
+                    server.sendall(data)
+                elif server in ready:
+                    data = server.recv(1 << 16)
                     if asked and (found := _ANSWER.match(data)):
                         self.answers.append((*asked.pop(), int(found[1])))
-                    late.append((time.monotonic() + (self.watch_delay_s if self._open[near] else 0.0), data))
+                    late.append((time.monotonic() + (self.watch_delay_s if client in self._watches else 0.0), data))
                 while late and late[0][0] <= time.monotonic():
                     if not (data := late.popleft()[1]):
                         return
-                    near.sendall(data)
+                    client.sendall(data)
         finally:
-            far.close()
+            self._watches.discard(client)
+            server.close()
 
-    def _note(self, near: socket.socket, data: bytes, asked: deque[tuple[str, str]]) -> bool:
+    def _note(self, client: socket.socket, data: bytes, asked: deque[tuple[str, str]]) -> bool:
         """Note a request, and hold it. Whether it is for a watch."""
         if not (found := _REQUEST.match(data)):
             return False
         path = found[2].decode()
-        self._open[near] = "watch=1" in path
+        is_watch = "watch=1" in path
+        (self._watches.add if is_watch else self._watches.discard)(client)
         asked.append((found[1].decode(), path))
         self.requests.append(asked[0])
         if found[1] == b"DELETE":
-            with self._lock:
+            with self.lock:
                 self.deleting += 1
                 self.most_deleting = max(self.most_deleting, self.deleting)
             time.sleep(self.deletion_s)
-            with self._lock:
+            with self.lock:
                 self.deleting -= 1
-        while self._open[near] and self.is_held:
+        while is_watch and self.is_held:
             time.sleep(0.01)
-        return self._open[near]
+        return is_watch
 
     def _connect(self) -> ssl.SSLSocket:
         context = ssl.create_default_context()

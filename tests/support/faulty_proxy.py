@@ -21,9 +21,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import BinaryIO, Literal
 from urllib.parse import urlsplit
+
+from tcp_proxy import TcpProxy
 
 _PIECE_BYTES = 16 * 1024
 
@@ -133,7 +134,7 @@ class _Done(Exception):
 
 
 @dataclass
-class FaultyProxy:
+class FaultyProxy(TcpProxy):
     """Listens on a free port and forwards to ``target`` (``http://host:port``).
 
     Attributes:
@@ -152,13 +153,10 @@ class FaultyProxy:
     on_strike: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
-        self._lock = threading.Lock()
+        super().__init__()
         self._planned: list[_Planned] = []
         self._held = 0
-        self._closing = threading.Event()
-        self._changed = threading.Condition(self._lock)
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._changed = threading.Condition(self.lock)
 
     def meet(self, fault: Fault, method: str = "", holding: str = "", times: int | None = 1) -> None:
         """The next ``times`` requests (``None``: all) of this method whose path holds these words meet the fault."""
@@ -166,57 +164,37 @@ class FaultyProxy:
         def fits(request: Request) -> bool:
             return request.method.startswith(method) and holding in request.path
 
-        with self._lock:
+        with self.lock:
             self._planned.append(_Planned(fault, fits, float("inf") if times is None else times))
 
     def meet_at_random(self, share: float, faults: Sequence[Fault], seed: int) -> None:
         """Each request meets one of the faults with this probability."""
         numbers = random.Random(seed)
-        with self._lock:
+        with self.lock:
             part = share / len(faults)
             for fault in faults:
                 self._planned.append(_Planned(fault, lambda request: numbers.random() < part, float("inf")))
 
     def forgive(self) -> None:
         """No faults from now on, but for those that have begun; what was counted is forgotten."""
-        with self._lock:
+        with self.lock:
             self._planned.clear()
             self.requests.clear()
             self.struck.clear()
             self._held = 0
             self.bytes_per_s = self.on_strike = None
 
-    def __enter__(self) -> FaultyProxy:
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._closing.set()
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while not self._closing.is_set():
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with connection, connection.makefile("rb") as stream, suppress(_Done, OSError, http.client.HTTPException):
+    def serve(self, client: socket.socket) -> None:
+        """Serve one request after the other."""
+        with client.makefile("rb") as stream, suppress(_Done, http.client.HTTPException):
             while head := _head(stream):
                 method, path, _ = head.readline().decode("latin-1").split(" ", 2)
                 headers = http.client.parse_headers(head)
                 request = Request(method, path, int(headers.get("Content-Length", 0)), headers.get("Range"))
-                self._handle(connection, stream, request, headers, self._fault(request))
+                self._handle(client, stream, request, headers, self._fault(request))
 
     def _fault(self, request: Request) -> Fault | None:
-        with self._lock:
+        with self.lock:
             self.requests.append(request)
             for planned in self._planned:
                 if planned.times and planned.fits(request):
@@ -244,7 +222,7 @@ class FaultyProxy:
             connection.sendall(fault.answer(request.method))
             raise _Done
         if isinstance(fault, Delay):
-            self._closing.wait(fault.duration_s)
+            self.closing.wait(fault.duration_s)
         if isinstance(fault, Before):
             fault.act(request.path)
         if isinstance(fault, Together):
@@ -278,7 +256,7 @@ class FaultyProxy:
         with socket.create_connection((parts.hostname or "", parts.port or 80)) as upstream:
             upstream.sendall("\r\n".join([*head, "", ""]).encode("latin-1"))
             self.swallowed.append(upstream.recv(_PIECE_BYTES))
-            self._closing.wait(600)
+            self.closing.wait(600)
         raise _Done
 
     def _give_back(
@@ -286,7 +264,7 @@ class FaultyProxy:
     ) -> None:
         if isinstance(fault, Cut | Stall) and fault.what == "answer" and fault.after_bytes is None:
             if isinstance(fault, Stall):
-                self._closing.wait(600)
+                self.closing.wait(600)
             raise _Done
         length = int(answer.getheader("Content-Length") or 0)
         head = [f"HTTP/1.1 {answer.status} {answer.reason}", f"Content-Length: {length}"]
@@ -310,10 +288,10 @@ class FaultyProxy:
             send(piece)
             carried += len(piece)
             if self.bytes_per_s is not None:
-                self._closing.wait(max(0.0, carried / self.bytes_per_s - (time.monotonic() - began_s)))
+                self.closing.wait(max(0.0, carried / self.bytes_per_s - (time.monotonic() - began_s)))
         if isinstance(fault, Cut | Stall) and fault.what == what:
             if isinstance(fault, Stall):
-                self._closing.wait(600)
+                self.closing.wait(600)
             act, self.on_strike = self.on_strike, None
             if act:
                 act()
