@@ -17,7 +17,6 @@ import tempfile
 from pathlib import Path
 
 from PIL import Image
-from sklearn.datasets import load_digits
 
 SIDE_PIXELS = 64  # the originals are 8 x 8; this leaves room for a random crop
 JPEG_QUALITY = 95
@@ -47,6 +46,8 @@ def write_digits(folder: Path) -> Path:
 
 
 def _write_images(folder: Path) -> None:
+    from sklearn.datasets import load_digits  # takes a second, and the files may be there
+
     digits = load_digits()
     seen = dict.fromkeys(range(10), 0)
     for number, (pixels, label) in enumerate(zip(digits.images, digits.target.tolist(), strict=True)):

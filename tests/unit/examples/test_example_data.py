@@ -8,16 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from late_module import LateModule
+from PIL import Image
 from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "imagenet"))  # as if the example had been started
 
 import digits
-from data import load_data
 from digits import write_digits
-from PIL import Image
 
 import edl_hvd
+
+data = LateModule("data")
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +27,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_digits(tmp_path_factory.mktemp("data") / "digits")
 
 
-def flags(data: Path, seed: int = 0) -> Namespace:
-    return Namespace(data=data, image_size=32, crop_scale=0.3, flip=True, seed=seed)
+def flags(path: Path, seed: int = 0) -> Namespace:
+    return Namespace(data=path, image_size=32, crop_scale=0.3, flip=True, seed=seed)
 
 
 def test_all_digits_are_written_each_to_one_split(folder):
@@ -102,7 +104,7 @@ class Picked(edl_hvd.Order):
 
 
 def test_augmentation_does_not_depend_on_who_loads_the_image(folder):
-    train_set, _ = load_data(flags(folder))
+    train_set, _ = data.load_data(flags(folder))
     alone = {index: images_of(train_set, [index])[index] for index in (5, 900, 17)}
     torch.manual_seed(99)  # another process, with another past
     for workers in (0, 2):
@@ -111,7 +113,7 @@ def test_augmentation_does_not_depend_on_who_loads_the_image(folder):
 
 
 def test_augmentation_changes_with_the_epoch_the_seed_and_the_image(folder):
-    train_set, _ = load_data(flags(folder))
+    train_set, _ = data.load_data(flags(folder))
     train_set.samples[8] = train_set.samples[7]  # the same file under another number
     images = images_of(train_set, [7, 8])
     assert not torch.equal(images[7], images[8])
@@ -120,5 +122,5 @@ def test_augmentation_changes_with_the_epoch_the_seed_and_the_image(folder):
 
 
 def test_validation_images_are_not_augmented(folder):
-    _, val_set = load_data(flags(folder))
+    _, val_set = data.load_data(flags(folder))
     assert torch.equal(val_set[0][0], val_set[0][0])

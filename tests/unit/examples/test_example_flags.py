@@ -11,17 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from late_module import LateModule
+from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "imagenet"))  # as if the example had been started
 
-from arguments import check_world, has_single_images, one_line, parse_arguments
-from data import load_data, load_image
 from digits import write_digits
-from model import build_model, refuses_single_images, weights_hash
-from PIL import Image
 
 from edl_hvd.errors import UsageError
 
+arguments, data, model = LateModule("arguments"), LateModule("data"), LateModule("model")
 TRAIN = Path(__file__).parents[3] / "examples" / "imagenet" / "train.py"
 
 
@@ -36,8 +35,8 @@ def own_digits(digits: Path, tmp_path: Path) -> Path:
     return shutil.copytree(digits, tmp_path / "digits")
 
 
-def flags(data: Path, *words: str) -> Namespace:
-    return parse_arguments(["--data", str(data), "--image-size", "32", *words])
+def flags(folder: Path, *words: str) -> Namespace:
+    return arguments.parse_arguments(["--data", str(folder), "--image-size", "32", *words])
 
 
 @pytest.mark.parametrize(
@@ -120,26 +119,26 @@ def test_a_class_without_images_is_named(own_digits):
     shutil.rmtree(own_digits / "train" / "3")
     (own_digits / "train" / "3").mkdir()
     with pytest.raises(UsageError, match=r"found no image in class '.*train/3'; expected at least one file"):
-        load_data(flags(own_digits))
+        data.load_data(flags(own_digits))
 
 
 def test_a_class_in_one_split_only_is_named(own_digits):
     shutil.rmtree(own_digits / "val" / "7")
     with pytest.raises(UsageError, match="found class '7' in only one of train and val"):
-        load_data(flags(own_digits))
+        data.load_data(flags(own_digits))
 
 
 def test_a_folder_without_classes_is_named(own_digits):
     shutil.rmtree(own_digits / "val")
     (own_digits / "val").mkdir()
     with pytest.raises(UsageError, match=r"found no class in '.*val'; expected one folder of images per class"):
-        load_data(flags(own_digits))
+        data.load_data(flags(own_digits))
 
 
 def test_an_image_too_large_to_unpack_is_named(own_digits, monkeypatch):
     path = sorted((own_digits / "train" / "0").iterdir())[0]
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # Pillow refuses more than twice as many; these have 4,096
-    train_set, _ = load_data(flags(own_digits))
+    train_set, _ = data.load_data(flags(own_digits))
     with pytest.raises(UsageError, match=f"found an unreadable image '{path}' .* expected .* less than 179 megapixels"):
         train_set[0]
 
@@ -149,7 +148,7 @@ def test_a_palette_with_transparency_is_read_without_a_warning(own_digits, recwa
     image = Image.new("P", (8, 8))
     image.putpalette([255, 0, 0, 0, 255, 0])
     image.save(path, transparency=b"\x00\xff")
-    assert load_image(str(path)).getpixel((0, 0)) == (255, 0, 0)
+    assert data.load_image(str(path)).getpixel((0, 0)) == (255, 0, 0)
     assert list(recwarn) == []
 
 
@@ -170,16 +169,16 @@ def test_a_palette_with_transparency_is_read_without_a_warning(own_digits, recwa
     ],
 )
 def test_it_is_known_beforehand_whether_a_micro_batch_has_one_image(digits, words, images, size, single):
-    assert has_single_images(flags(digits, *words), images, size) == single
+    assert arguments.has_single_images(flags(digits, *words), images, size) == single
 
 
 def test_a_model_that_normalises_over_one_number_refuses_single_images_and_stays_as_it_was():
-    model = build_model("resnet18", 10, 32)
-    before = weights_hash(model)
+    resnet = model.build_model("resnet18", 10, 32)
+    before = model.weights_hash(resnet)
     numbers = torch.get_rng_state()
-    assert refuses_single_images(model, 32), "its last maps have one pixel"
-    assert not refuses_single_images(model, 64)
-    assert weights_hash(model) == before
+    assert model.refuses_single_images(resnet, 32), "its last maps have one pixel"
+    assert not model.refuses_single_images(resnet, 64)
+    assert model.weights_hash(resnet) == before
     assert torch.equal(torch.get_rng_state(), numbers)
 
 
@@ -206,34 +205,34 @@ def test_a_last_micro_batch_of_one_image_is_refused_at_the_start_in_one_line(dig
 def test_an_unreadable_image_is_named(own_digits, content):
     path = sorted((own_digits / "train" / "0").iterdir())[0]
     path.write_bytes(path.read_bytes()[:300] if content is None else content)
-    train_set, _ = load_data(flags(own_digits))
+    train_set, _ = data.load_data(flags(own_digits))
     with pytest.raises(UsageError, match=f"found an unreadable image '{path}'"):
         train_set[0]
 
 
 def test_a_batch_smaller_than_the_world_is_refused(digits):
     with pytest.raises(UsageError, match="--global-batch: found 3, smaller than the world of 4 workers"):
-        check_world(flags(digits, "--global-batch", "3"), 4)
+        arguments.check_world(flags(digits, "--global-batch", "3"), 4)
 
 
 def test_micro_batches_too_few_for_the_world_are_refused(digits):
     with pytest.raises(UsageError, match=r"--micro-batch: found 32, which makes 2 parts .* for 4 workers"):
-        check_world(flags(digits, "--global-batch", "64", "--micro-batch", "32"), 4)
+        arguments.check_world(flags(digits, "--global-batch", "64", "--micro-batch", "32"), 4)
 
 
 @pytest.mark.parametrize("words", ["--global-batch 4", "--worker-batch 1", "--global-batch 64 --micro-batch 16"])
 def test_a_batch_with_something_for_everybody_is_accepted(words, digits):
-    check_world(flags(digits, *words.split()), 4)
+    arguments.check_world(flags(digits, *words.split()), 4)
 
 
 def test_an_image_size_that_the_model_cannot_use_is_refused():
     with pytest.raises(UsageError, match="argument --image-size: found 20, which alexnet does not work with"):
-        build_model("alexnet", 10, 20)
+        model.build_model("alexnet", 10, 20)
 
 
 @pytest.mark.parametrize("arch", ["googlenet", "vit_b_32"])
 def test_architectures_with_wishes_of_their_own_are_built(arch):
-    assert build_model(arch, 10, 64) is not None
+    assert model.build_model(arch, 10, 64) is not None
 
 
 @pytest.mark.parametrize(
@@ -245,7 +244,7 @@ def test_the_learning_rate_follows_the_batch(words, rate, digits):
 
 def test_the_message_of_a_loading_process_loses_its_traceback():
     text = "Caught UsageError in DataLoader worker process 0.\nTraceback …\nedl_hvd.errors.UsageError: bad image\n"
-    assert one_line(UsageError(text)) == "bad image"
+    assert arguments.one_line(UsageError(text)) == "bad image"
 
 
 def test_training_on_an_unreadable_image_ends_in_one_line_and_exit_code_2(own_digits):
@@ -264,7 +263,7 @@ def test_a_bad_flag_stops_the_program_before_anything_else(tmp_path):
     assert done.stderr.count("\n") == 1
 
 
-def train(data: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(TRAIN), "--data", str(data), "--image-size", "32", *words]
+def train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(TRAIN), "--data", str(folder), "--image-size", "32", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

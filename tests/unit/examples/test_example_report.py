@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from late_module import LateModule
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "imagenet"))  # as if the example had been started
 
 from expected import ExpectedRun, check_run
-from picture import describe, draw
 from report import committed_history, summarize, throughput
 from rich.console import Console
-from screen import resize_table
-from show import show_report
 
 from edl_hvd.events import read_events
+
+picture, screen, show = LateModule("picture"), LateModule("screen"), LateModule("show")
 
 A, B = "localhost:0", "127.0.0.1:0"
 
@@ -107,7 +107,7 @@ def test_a_run_as_promised_breaks_nothing():
 
 def test_every_resize_is_told_with_who_came_and_went():
     resizes = summarize(good_run().lines).resizes
-    assert [(r.old_size, r.new_size, r.cause, r.seconds, describe(r)) for r in resizes] == [
+    assert [(r.old_size, r.new_size, r.cause, r.seconds, picture.describe(r)) for r in resizes] == [
         (1, 2, "change", 2.5, f"{B} joined"),
         (2, 1, "failure", 0.25, f"{A} died"),
         (1, 2, "change", 2.0, f"{A} joined"),
@@ -241,11 +241,11 @@ def test_the_throughput_adds_up_to_all_samples():
 def test_table_and_picture_show_the_run(tmp_path):
     report = summarize(good_run().lines)
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(resize_table(report))
+    console.print(screen.resize_table(report))
     text = console.export_text()
     for shown in ("127.0.0.1:0 joined", "localhost:0 died", "0.25", "1 → 2"):
         assert shown in text
-    draw(report, tmp_path / "report.png", "a run")
+    picture.draw(report, tmp_path / "report.png", "a run")
     assert (tmp_path / "report.png").stat().st_size > 10_000
 
 
@@ -313,8 +313,8 @@ def test_tables_and_picture_show_teachers_only_where_there_are_some(tmp_path, bu
     path.write_text("".join(json.dumps(line) + "\n" for line in build().lines))
     console = Console(width=100, record=True, file=io.StringIO())
     report = summarize(read_events(path))
-    show_report(console, report)
-    draw(report, tmp_path / "report.png", "a run")
+    show.show_report(console, report)
+    picture.draw(report, tmp_path / "report.png", "a run")
     text = console.export_text()
     assert ("Teachers" in text) == is_taller
     assert ("6.3 of 8.0" in text) == is_taller

@@ -10,7 +10,6 @@ import torch
 from fake_world import together
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import roc_auc_score, top_k_accuracy_score
 
 from edl_hvd.data.evaluation import EvaluationSampler
 from edl_hvd.errors import StateError, UsageError
@@ -116,6 +115,8 @@ def test_accuracy_is_that_of_the_first_guesses(top_k, samples, dtype, seed):
 
 
 def test_accuracy_is_scikit_learns():
+    from sklearn.metrics import top_k_accuracy_score
+
     scores, target = torch.randn(5000, 10), torch.randint(10, (5000,))
     for top_k in (1, 5):
         accuracy = Accuracy(top_k)
@@ -140,6 +141,8 @@ def test_a_model_that_returns_nan_is_not_right():
 
 @pytest.mark.parametrize("ties", [False, True])
 def test_auc_is_scikit_learns_on_100_000_scores(ties):
+    from sklearn.metrics import roc_auc_score
+
     generator = torch.Generator().manual_seed(1)
     target = torch.rand(100_000, generator=generator) < 0.3
     scores = torch.randn(100_000, generator=generator) + target

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 import numpy
 import pytest
-import scipy.optimize
 
 from edl_hvd.rescale.least_squares import minimise, solve
 
@@ -69,6 +68,8 @@ def test_problems_with_known_answers_are_solved(
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_decay_measured_with_noise_is_fitted_as_scipy_fits_it(seed: int) -> None:
+    from scipy.optimize import least_squares
+
     chance = numpy.random.default_rng(seed)
     times = numpy.linspace(0, 3, 25)
     height, rate, floor = chance.uniform(1, 3), chance.uniform(0.5, 2), chance.uniform(0, 1)
@@ -78,7 +79,7 @@ def test_a_decay_measured_with_noise_is_fitted_as_scipy_fits_it(seed: int) -> No
         there = place[0] * numpy.exp(-place[1] * times) + place[2] - measured
         return [float(value) for value in there]
 
-    expected = scipy.optimize.least_squares(residuals, [1.5, 1.0, 0.5], xtol=1e-12, ftol=1e-12)
+    expected = least_squares(residuals, [1.5, 1.0, 0.5], xtol=1e-12, ftol=1e-12)
     found = minimise(residuals, [1.5, 1.0, 0.5])
     assert found.place == pytest.approx(expected.x, rel=1e-3, abs=1e-3)
     assert found.error == pytest.approx(2 * expected.cost, rel=1e-6)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy
 import pytest
 from cluster_profiles import cluster_data, write_profile, write_workload
-from scipy.optimize import approx_fprime
 
 from edl_hvd.errors import UsageError
 from edl_hvd.simulator.cluster.jobs import ResizeCost, SimulatedJob
@@ -184,6 +183,8 @@ class TestModels:
             assert model == pytest.approx(truth, rel=0.03)
 
     def test_the_gradient_is_that_of_the_error(self) -> None:
+        from scipy.optimize import approx_fprime
+
         steps = self.measured([(1, 1, 16), (1, 2, 32), (1, 4, 64), (2, 8, 32), (4, 16, 16)])
         hosts, gpus, local_batch = (
             numpy.array(of) for of in zip(*((s.hosts, s.gpus, s.local_batch) for s in steps), strict=True)
