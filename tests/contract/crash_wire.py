@@ -85,7 +85,7 @@ class Wire(TcpProxy):
             back = threading.Thread(target=self._carry, args=(link, server, client), daemon=True)
             back.start()
             self._carry(link, client, server)
-            back.join()
+            back.join(600)  # a stalled answer takes as long
 
     def _carry(self, link: _Link, source: socket.socket, sink: socket.socket) -> None:
         try:
