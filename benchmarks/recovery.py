@@ -181,7 +181,7 @@ def recoveries(outcome: Outcome) -> list[Recovery]:
             found_next = next_step(lines[pid], moment)
             if pid != victim and found_next is not None:
                 nexts.append(found_next)
-            elif pid != victim and pid not in ends:
+            elif pid != victim and pid not in ends and not was_in_last_step(outcome, pid, moment):
                 last = [f"{line['t'] - moment:+.2f} s: {line}" for line in outcome.trace if line["pid"] == pid][-5:]
                 raise SystemExit(
                     f"a survivor, {pid}, has made no further step after the death of {victim} in generation "
@@ -189,7 +189,7 @@ def recoveries(outcome: Outcome) -> list[Recovery]:
                     + "\n".join(last)
                     + f"\nthe job's output:\n{outcome.output[-6000:]}"
                 )
-        if nexts:  # else all the others were killed before
+        if nexts:  # else all the others were killed before, or this was the last step of the training
             latest = max(nexts, key=lambda step: step.done)
             found.append(
                 Recovery(
@@ -247,6 +247,13 @@ def next_step(lines: list[dict[str, Any]], moment: float) -> Step | None:
         elif entered is not None and line["what"] == "step" and line["step"] > entered["step"]:
             return Step(entered["t"], line["t"], entered["size"])
     return None
+
+
+def was_in_last_step(outcome: Outcome, pid: int, moment: float) -> bool:
+    """Whether a survivor did the last step of the training in the world that it entered next."""
+    own = [line for line in outcome.trace if line["pid"] == pid and line["t"] > moment]
+    entered = [line["step"] for line in own if line["what"] == "enter"]
+    return any(line["what"] == "end" and line["step"] <= step + 1 for line in own for step in entered[:1])
 
 
 def train(job: Job) -> Outcome:
