@@ -30,6 +30,7 @@ from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import ProtocolError
 from edl_hvd.hosts import HostSlots
 from edl_hvd.silence import UNANSWERED_S, ask_for_answers, unanswered_s
+from edl_hvd.time_slice import ask_for_short_time_slices
 
 SUCCESS, FAILED = 0, 1
 _CALL_AGAIN_S = (0.0, 0.5, 1.0, 2.0)
@@ -87,6 +88,7 @@ class HostAgent:
         Returns:
             0 if the job ended well or this host has left, 1 if the job failed, or no driver wants this agent.
         """
+        ask_for_short_time_slices()
         tries, since_s, said = 0, self._clock.monotonic_s(), ""
         while not self._is_over.wait(_CALL_AGAIN_S[min(tries, len(_CALL_AGAIN_S) - 1)]):
             try:

@@ -30,6 +30,7 @@ from edl_hvd.errors import EdlHvdError, PlatformError
 from edl_hvd.process_identity import is_stopped
 from edl_hvd.protocol import LONGEST_SAVE_S
 from edl_hvd.settings import Settings, own_environment
+from edl_hvd.time_slice import ask_for_short_time_slices
 
 _ORPHAN_POLL_S = 0.2
 _LATE_S = 5.0
@@ -46,6 +47,7 @@ def run_job(options: Options, screen: Screen) -> int:
         UsageError: Its folder belongs to another job; nothing was started.
         PlatformError: It could not begin.
     """
+    ask_for_short_time_slices()
     with claim(options) as folder:
         return asyncio.run(EdlRun(options, screen, folder).run())
 

@@ -16,6 +16,7 @@ from edl_hvd.notices.notice import Notice
 from edl_hvd.notices.platforms import Addresses
 from edl_hvd.notices.watch import NoticeWatch, open_watch
 from edl_hvd.settings import Launch, Settings, platform_addresses, process_environment
+from edl_hvd.time_slice import ask_for_short_time_slices
 from edl_hvd.worker.engine import calls
 from edl_hvd.worker.engine.calls import Operation
 from edl_hvd.worker.engine.collectives import Collectives
@@ -100,6 +101,7 @@ def init(rendezvous: Rendezvous | None = None) -> None:
     if _process is not None:
         return
     shorten_tracebacks()
+    ask_for_short_time_slices()
     launch = Launch.from_environment()
     if launch.driver is not None:
         _print_stacks_on_sigquit()
