@@ -1,6 +1,6 @@
 """The messages of a driver and its workers: one frozen value for each thing that one side says to the other.
 
-A worker keeps one connection to its driver, as long as it lives. A message is one line, a JSON object: its class in
+A worker keeps a connection to its driver, as long as it lives. A message is one line, a JSON object: its class in
 lower case as ``what``, and its fields by their names. Every field is there, no other is, and each has its type; a
 message that is not so ends the connection. Driver and workers of a job are of the same version.
 """
@@ -46,6 +46,14 @@ class Hello(Message):
     token: str = field(repr=False)
     worker: str
     incarnation: int = field(metadata=formerly("life"))
+
+
+@dataclass(frozen=True)
+class WatchHello(Hello):
+    """The first message of a connection that ends when the process of the worker begins to end.
+
+    Nothing is said there afterwards, but one empty line if the process ends in order.
+    """
 
 
 @dataclass(frozen=True)
@@ -320,6 +328,6 @@ def _word(kind: type[Message]) -> str:
     return kind.__name__.lower()
 
 
-HELLO: Vocabulary[Hello] = vocabulary(Hello)
+HELLO: Vocabulary[Hello] = vocabulary(Hello, WatchHello)
 FROM_WORKER: Vocabulary[FromWorker] = vocabulary(*get_args(FromWorker))
 TO_WORKER: Vocabulary[ToWorker] = vocabulary(*get_args(ToWorker))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from edl_hvd.driver.membership.events import Exited, Kill
+from edl_hvd.driver.membership.events import Exited, Exiting, Kill
 from edl_hvd.driver.membership.state import host_of
 
 _LAST_LINES = 20
@@ -47,6 +47,14 @@ class WorkerFailure:
         return _HINTS.get(self.how, "")
 
 
+@dataclass(frozen=True)
+class _Place:
+    """The world that there was when a worker's process began to end."""
+
+    members: tuple[str, ...]
+    generation: int
+
+
 class Failures:
     """Record of the last lines of every worker, and of the first failure since :meth:`forget`."""
 
@@ -54,6 +62,7 @@ class Failures:
         self.first: WorkerFailure | None = None
         self._lines: dict[str, deque[str]] = {}
         self._reasons: dict[str, str] = {}
+        self._places: dict[str, _Place] = {}  # of those whose process has begun to end
         self._over = False
 
     def line(self, worker: str, line: bytes) -> None:
@@ -69,14 +78,18 @@ class Failures:
         """Note that the job is over: workers that end from now on did not fail."""
         self._over = True
 
-    def exited(self, exited: Exited, members: tuple[str, ...], generation: int) -> None:
-        """Note that a worker's process has ended, and which members the world had."""
-        lines, reason = self._lines.pop(exited.worker, ()), self._reasons.pop(exited.worker, "")
-        if exited.clean or self._over or self.first is not None:
+    def ended(self, event: Exiting | Exited, members: tuple[str, ...], generation: int) -> None:
+        """Note that a worker's process ends or has ended, and which members the world has."""
+        place = self._places.pop(event.worker, _Place(members, generation))
+        if isinstance(event, Exiting):
+            self._places[event.worker] = place
             return
-        rank = members.index(exited.worker) if exited.worker in members else -1
-        how = f"{exited.how}, because {reason}" if reason else exited.how
-        self.first = WorkerFailure(exited.worker, how, rank, len(members), generation, tuple(lines))
+        lines, reason = self._lines.pop(event.worker, ()), self._reasons.pop(event.worker, "")
+        if event.clean or self._over or self.first is not None:
+            return
+        rank = place.members.index(event.worker) if event.worker in place.members else -1
+        how = f"{event.how}, because {reason}" if reason else event.how
+        self.first = WorkerFailure(event.worker, how, rank, len(place.members), place.generation, tuple(lines))
 
     def forget(self, before: int) -> None:
         """Forget a failure from before the world of this generation, which goes on without it."""

@@ -12,7 +12,17 @@ from edl_hvd.cli.failure_report import Failures
 from edl_hvd.cli.formatting import SEPARATOR, duration, join, status_line
 from edl_hvd.cli.live_line import LiveLine
 from edl_hvd.cli.world_changes import WorldChanges
-from edl_hvd.driver.membership.events import Action, End, Exited, Kill, MembershipEvent, Publish, QuarantineHost, Spawn
+from edl_hvd.driver.membership.events import (
+    Action,
+    End,
+    Exited,
+    Exiting,
+    Kill,
+    MembershipEvent,
+    Publish,
+    QuarantineHost,
+    Spawn,
+)
 from edl_hvd.driver.status import Status
 from edl_hvd.protocol import Beat
 from edl_hvd.settings import process_environment
@@ -57,14 +67,16 @@ class JobScreen:
     # --- events ---
 
     def on_event(self, event: MembershipEvent) -> None:
-        if isinstance(event, Exited):
-            self._failures.exited(event, self._world.members, self._world.generation)
+        if isinstance(event, Exiting | Exited):
+            self._failures.ended(event, self._world.members, self._world.generation)
         told = self._world.on_event(event, time.monotonic())
         if told:
             self._say(told)
 
     def done(self, action: Action) -> None:
-        self._world.done(action, time.monotonic())
+        told = self._world.done(action, time.monotonic())
+        if told:
+            self._say(told)
         if isinstance(action, Publish):
             self._ranks = {worker: str(rank) for rank, worker in enumerate(action.members)}
         elif isinstance(action, Spawn):

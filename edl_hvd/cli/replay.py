@@ -133,6 +133,8 @@ def _describe_event(event: MembershipEvent) -> str:
             return f"{_name(worker, incarnation)} raised at step {step}: {error}"
         case events.Done(worker, incarnation):
             return f"{_name(worker, incarnation)} has completed the training"
+        case events.Exiting(worker, incarnation):
+            return f"the process of {_name(worker, incarnation)} begins to end"
         case events.Exited(worker, incarnation, clean, how):
             return f"{_name(worker, incarnation)} has {'ended well' if clean else 'failed'}: {how}"
         case events.Lost(worker, incarnation, reason):

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from edl_hvd.cli.formatting import count, join
 from edl_hvd.driver.membership.events import (
     Action,
+    End,
     Exited,
+    Exiting,
     Formed,
     Kill,
     MembershipEvent,
@@ -19,6 +21,7 @@ from edl_hvd.driver.membership.events import (
 from edl_hvd.driver.membership.state import host_of
 
 _LOST_LINK = "ssh lost the connection to host "
+_UNKNOWN = "its process ends"
 
 
 @dataclass(frozen=True)
@@ -49,24 +52,37 @@ class WorldChanges:
         self._ready: set[str] = set()
         self._held: dict[str, int] = {}
         self._ends: dict[Member, str] = {}
+        self._ending: set[Member] = set()  # how is not known yet
+        self._formed_s: float | None = None  # when, if the line still waits for how somebody has ended
         self._stopped_s: float | None = None
 
     def on_event(self, event: MembershipEvent, now_s: float) -> str:
         """A line about the resize if this event completes it, else an empty text."""
-        if isinstance(event, Exited) and not event.clean:
+        if isinstance(event, Exiting):
             member = Member(event.worker, event.incarnation)
-            self._ends.setdefault(member, event.how)  # the reason for a kill says more
+            self._ending.add(member)
             self._stop(member in self._now, now_s)
+        elif isinstance(event, Exited):
+            member = Member(event.worker, event.incarnation)
+            self._ending.discard(member)
+            if not event.clean:
+                self._ends.setdefault(member, event.how)  # the reason for a kill says more
+                self._stop(member in self._now, now_s)
+            if self._formed_s is not None and self._ending.isdisjoint(self._before):
+                return self._describe()
         elif isinstance(event, Ready):
             self._held[event.worker] = event.step
         elif isinstance(event, Formed) and event.generation == self.generation and not self.formed:
             self._ready.add(event.worker)
             if self._ready >= set(self.members):
-                self.formed = True
-                return self._describe(now_s)
+                self.formed, self._formed_s = True, now_s
+                if self._ending.isdisjoint(self._before):
+                    return self._describe()
         return ""
 
-    def done(self, action: Action, now_s: float) -> None:
+    def done(self, action: Action, now_s: float) -> str:
+        """A line about the resize before this action, if nobody waits any longer for how a worker has ended."""
+        told = self._describe() if isinstance(action, Publish | End) and self._formed_s is not None else ""
         if isinstance(action, Spawn):
             self._incarnations[action.worker] = action.incarnation
         elif isinstance(action, Kill):
@@ -80,12 +96,14 @@ class WorldChanges:
             self._ready = set()
             self.step = max(0, *(self._held.get(worker, -1) for worker in action.members))
             self._now = tuple(Member(worker, self._incarnations.get(worker, 0)) for worker in action.members)
+        return told
 
     def _stop(self, concerns_the_world: bool, now_s: float) -> None:
         if concerns_the_world and self._stopped_s is None:
             self._stopped_s = now_s
 
-    def _describe(self, now_s: float) -> str:
+    def _describe(self) -> str:
+        now_s, self._formed_s = self._formed_s, None
         before, self._before = self._before, self._now
         stopped_s, self._stopped_s = self._stopped_s, None
         if not before:
@@ -94,7 +112,8 @@ class WorldChanges:
         gone = [member for member in before if member not in self._now]
         come = [member for member in self._now if member not in before]
         back = {member.worker for member in come} & {member.worker for member in gone}
-        pieces = _describe_gone(gone, before, self._ends)
+        ends = {**dict.fromkeys(self._ending, _UNKNOWN), **self._ends}
+        pieces = _describe_gone(gone, before, ends)
         joined = [member for member in come if member.worker not in back]
         if joined:
             pieces.append(f"{_name(joined, self._now)} joined")
@@ -104,7 +123,7 @@ class WorldChanges:
         pieces.append(f"{count(size, 'worker')} {'goes' if size == 1 else 'go'} on")
         if self.step:
             pieces.append(f"step {self.step:,}")
-        if stopped_s is not None:
+        if stopped_s is not None and now_s is not None:
             pieces.append(f"{now_s - stopped_s:.2f} s")
         self._ends.clear()
         return join(pieces)

@@ -2,6 +2,9 @@
 
 The messages are those of ``protocol.py``. A worker's first line has to hold the job's token, its name and its
 incarnation; anything else ends the connection without an answer. A later line that holds no known message ends it, too.
+
+A worker holds further connections, on which nothing is said: the system ends them when the worker's process begins to
+end.
 """
 
 from __future__ import annotations
@@ -39,6 +42,11 @@ class Unreachable:
     """The host of a worker has not answered for three seconds."""
 
 
+@dataclass(frozen=True)
+class ProcessEnding:
+    """The process of a worker ends, and not in order: its threads are gone, its memory will be freed."""
+
+
 class Control(Generic[MessageT]):
     """The driver's side.
 
@@ -51,7 +59,7 @@ class Control(Generic[MessageT]):
     def __init__(
         self,
         is_expected: Callable[[str, int], bool],
-        on_message: Callable[[str, int, MessageT | Connected | Unreachable], None],
+        on_message: Callable[[str, int, MessageT | Connected | Unreachable | ProcessEnding], None],
         known: Vocabulary[MessageT],
     ) -> None:
         self._known = known
@@ -116,9 +124,11 @@ class Control(Generic[MessageT]):
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             ask_for_answers(writer.get_extra_info("socket"))
-            caller = await self._greet(reader, writer)
-            if caller is not None:
-                await self._listen(*caller, reader, writer)
+            hello = await self._greet(reader, writer)
+            if isinstance(hello, protocol.WatchHello):
+                await self._watch_process(hello, reader)
+            elif hello is not None:
+                await self._listen(hello.worker, hello.incarnation, reader, writer)
         except (OSError, ProtocolError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.TimeoutError):
             pass  # it is gone, or talks nonsense: in both cases there is nobody to tell
         finally:
@@ -126,7 +136,7 @@ class Control(Generic[MessageT]):
             with suppress(OSError):
                 await writer.wait_closed()
 
-    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[str, int] | None:
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> protocol.Hello | None:
         if len(self._unauthenticated) >= _MOST_UNAUTHENTICATED:
             next(iter(self._unauthenticated)).close()  # the one that has been silent for longest
         self._unauthenticated[writer] = None
@@ -137,7 +147,11 @@ class Control(Generic[MessageT]):
         hello = protocol.decode(line, protocol.HELLO)
         is_ours = hmac.compare_digest(hello.token.encode(errors="replace"), self.token.encode())
         is_expected = is_ours and self._is_expected(hello.worker, hello.incarnation)
-        return (hello.worker, hello.incarnation) if is_expected else None
+        return hello if is_expected else None
+
+    async def _watch_process(self, hello: protocol.WatchHello, reader: asyncio.StreamReader) -> None:
+        if not await reader.read(1):
+            self._on_message(hello.worker, hello.incarnation, ProcessEnding())
 
     async def _listen(
         self, worker: str, incarnation: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

@@ -9,7 +9,7 @@ from typing import Protocol, TextIO
 from edl_hvd import protocol
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.driver.assignment import ExpectedRank, assign
-from edl_hvd.driver.control import Connected, Control, Unreachable
+from edl_hvd.driver.control import Connected, Control, ProcessEnding, Unreachable
 from edl_hvd.driver.membership import events
 from edl_hvd.driver.membership.history import Recorder
 from edl_hvd.driver.membership.state import Rules, begin, host_of
@@ -180,7 +180,9 @@ class Job:
         slot = self.membership.slots.get(worker)
         return slot is not None and slot.incarnation == incarnation and slot.state != "empty"
 
-    def _on_message(self, worker: str, incarnation: int, said: protocol.FromWorker | Connected | Unreachable) -> None:
+    def _on_message(
+        self, worker: str, incarnation: int, said: protocol.FromWorker | Connected | Unreachable | ProcessEnding
+    ) -> None:
         self._health.heard(worker, incarnation)
         if isinstance(said, protocol.Ready | protocol.Beat | protocol.Raised):
             self.known_step = max(self.known_step, said.step)
@@ -206,6 +208,8 @@ class Job:
                 self._listener.beat(worker, said)
             case protocol.Waits():
                 self._health.answered(worker, incarnation, said)
+            case ProcessEnding():
+                self.handle(events.Exiting(worker, incarnation))
             case Unreachable():
                 self.handle(events.Lost(worker, incarnation, "its host does not answer"))
 

@@ -132,6 +132,13 @@ class FakeJob:
         for other in self.workers.values():
             other.broken = other.broken or other.generation == fake.generation > 0
 
+    def begin_to_end(self, worker: str) -> None:
+        """Its process is killed, and has ended once its memory has been freed."""
+        fake = self.workers[worker]
+        self._break_world(fake)
+        fake.state, fake.generation, fake.step = "failing", 0, -1
+        self.handle(events.Exiting(worker, fake.incarnation))
+
     def exit(self, worker: str, clean: bool = False) -> None:
         fake = self.workers[worker]
         self._break_world(fake)
@@ -235,8 +242,8 @@ def run_at_random(job: FakeJob, chance: random.Random, injections: int) -> None:
 def inject(job: FakeJob, chance: random.Random) -> None:
     """Let one thing happen that may happen in a real job."""
     kind = chance.choices(
-        ("move", "time", "kill", "clean", "raise", "hosts", "lost", "drain", "done"),
-        (40, 25, 8, 1, 4, 6, 3, 1, 0.2),
+        ("move", "time", "kill", "ends", "clean", "raise", "hosts", "lost", "drain", "done"),
+        (40, 25, 4, 4, 1, 4, 6, 3, 1, 0.2),
     )[0]
     workers = sorted(job.workers)
     if kind == "time" or (not workers and kind != "hosts"):
@@ -259,6 +266,8 @@ def _inject_into_worker(job: FakeJob, chance: random.Random, kind: str, worker: 
         job.move_on(worker)
     elif kind in ("kill", "clean"):
         job.exit(worker, clean=kind == "clean")
+    elif kind == "ends":
+        job.begin_to_end(worker)
     elif kind == "raise" and fake.state == "member":
         job.fail(worker, job.step, chance.choice(("ValueError: x", "OSError: y")))
     elif kind == "lost":

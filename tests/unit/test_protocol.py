@@ -33,6 +33,7 @@ from edl_hvd.protocol import (
     ShutDown,
     StragglerFound,
     Waits,
+    WatchHello,
     WorldAssigned,
     decode,
     encode,
@@ -45,6 +46,7 @@ SIDES: list[Any] = [HELLO, FROM_WORKER, TO_WORKER, FROM_PROBE, TO_PROBE]
 KNOWN = {word: kind for side in SIDES for word, kind in side.items()}
 MESSAGES = [
     Hello("secret", "a:0", 1),
+    WatchHello("secret", "a:0", 1),
     Ready(-1),
     CaughtUp(3),
     ServingState(3, "b:0", "10.0.0.1", 4711),
@@ -179,4 +181,4 @@ def test_a_refusal_is_as_long_as_a_person_reads() -> None:
 
 
 def test_a_token_is_not_shown() -> None:
-    assert "secret" not in repr(Hello("secret", "a:0", 1))
+    assert "secret" not in repr(Hello("secret", "a:0", 1)) + repr(WatchHello("secret", "a:0", 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edl_hvd.build.edits.death_watch import DEATH_WATCH
 from edl_hvd.build.edits.gloo_handshake import KEYED_HELLO
 from edl_hvd.build.edits.gloo_mesh import ONE_MESH
 from edl_hvd.build.edits.gloo_transport import NO_EXCEPTION_ESCAPES, NO_WAIT_FOR_A_TURN, ONE_PAIR_FAILS_ALL
@@ -20,4 +21,5 @@ MENDS: tuple[Mend, ...] = (
     ONE_MESH,
     NO_WAIT_FOR_A_TURN,
     KEYED_HELLO,
+    DEATH_WATCH,
 )

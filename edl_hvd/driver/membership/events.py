@@ -77,6 +77,14 @@ class Done:
 
 
 @dataclass(frozen=True)
+class Exiting:
+    """A worker's process has begun to end, and not in order; ``Exited`` follows once its memory has been freed."""
+
+    worker: str
+    incarnation: int
+
+
+@dataclass(frozen=True)
 class Exited:
     """A worker's process has ended; ``clean`` for exit code 0, ``how`` for people.
 
@@ -125,7 +133,7 @@ class Tick:
 
 
 # What one worker says, or what is seen of it.
-News: TypeAlias = Ready | CaughtUp | Formed | Raised | Done | Exited | Lost
+News: TypeAlias = Ready | CaughtUp | Formed | Raised | Done | Exiting | Exited | Lost
 MembershipEvent: TypeAlias = HostsFound | News | DrainRequested | Deadlocked | Tick
 
 # --- what the driver does ---

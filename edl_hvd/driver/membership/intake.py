@@ -98,6 +98,11 @@ def _apply_worker_event(draft: Draft, event: events.News, slot: Slot) -> None:
         draft.set(worker, done=True)
         if draft.membership.finishing_s is None:
             draft.change(finishing_s=draft.now_s)
+    elif isinstance(event, events.Exiting):
+        if slot.state in ("ready", "member") and not slot.done:
+            draft.set(worker, "failing")
+            if slot.state == "member":
+                draft.leave_world(worker)
     elif isinstance(event, events.Exited):
         _on_exit(draft, event, slot)
     elif isinstance(event, events.Lost) and slot.state != "dying":

@@ -1,9 +1,9 @@
 """Who is a member of the world, as one frozen value.
 
-A slot goes empty → starting → ready → member → ready → …; from member to failing when its script has raised an error,
-from anywhere to terminating or dying, and back to empty when its process has ended. A world goes forming → running →
-changing (agreed) or broken (a member died) and is over when nobody is a member any more; then the next one is
-published. What always holds:
+A slot goes empty → starting → ready → member → ready → …; from member to failing when its script has raised an error
+or its process begins to end, from anywhere to terminating or dying, and back to empty when its process has ended. A
+world goes forming → running → changing (agreed) or broken (a member died) and is over when nobody is a member any more;
+then the next one is published. What always holds:
 
 - a slot never has two processes;
 - a world is published only when each of its members is ready, and has at least ``min_np`` of them;

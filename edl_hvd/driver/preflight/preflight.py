@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
-from edl_hvd.driver.control import Connected, Control, Unreachable
+from edl_hvd.driver.control import Connected, Control, ProcessEnding, Unreachable
 from edl_hvd.driver.network import Network, RendezvousEndpoint
 from edl_hvd.driver.workers.process import ProcessStarter, WorkerProcess
 from edl_hvd.errors import EdlHvdError
@@ -231,8 +231,11 @@ class _Probes:
     def _is_expected(self, worker: str, incarnation: int) -> bool:
         return worker in self._news and incarnation == 1
 
-    def _on_message(self, worker: str, incarnation: int, said: _News | Unreachable) -> None:
-        self._news[worker].put_nowait("it does not answer any more" if isinstance(said, Unreachable) else said)
+    def _on_message(self, worker: str, incarnation: int, said: _News | Unreachable | ProcessEnding) -> None:
+        if isinstance(said, Unreachable | ProcessEnding):
+            self._news[worker].put_nowait("it does not answer any more")
+        else:
+            self._news[worker].put_nowait(said)
 
 
 def _worker(host: str) -> str:

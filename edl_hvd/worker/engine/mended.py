@@ -33,3 +33,20 @@ def abort(on: bool) -> None:
     Any thread, any time: while Horovod starts, in a collective, and while it shuts down. Does not block.
     """
     _library.horovod_abort(ctypes.c_bool(on))
+
+
+def watch_death(connection: int) -> bool:
+    """Have a thread hold this connection until the process begins to end; the caller then closes its own descriptor.
+
+    The system frees the memory of a killed process before it ends its connections, but not before it ends that one,
+    unless the thread that holds it is the last one of the process to end.
+
+    Returns:
+        Whether it is held: Linux 5.9 and newer can, where nothing forbids it.
+    """
+    return _library.horovod_watch_death(ctypes.c_int(connection)) == 0
+
+
+def end_death_watch() -> None:
+    """The process ends in order, which every connection that is held says before it ends."""
+    _library.horovod_end_death_watch()

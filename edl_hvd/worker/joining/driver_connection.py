@@ -16,11 +16,14 @@ from typing import TypeAlias
 from edl_hvd import protocol
 from edl_hvd.errors import ProtocolError, RendezvousError
 from edl_hvd.settings import Driver
+from edl_hvd.worker.engine import mended
 from edl_hvd.worker.joining.rendezvous import Replica
 from edl_hvd.worker.progress import progress
 
 _CONNECT_TIMEOUT_S = 10.0
 _BEAT_S = 0.25
+_WATCHES = 2
+# A thread that is the last of the process to end holds its connection until the memory has been freed.
 _PROBE_S, _SILENCE_S = 1.0, 0.3
 # A driver that lives takes a call within milliseconds, and is then silent for ten seconds; one that ends hangs up.
 # A driver's host that vanishes without a word leaves what is sent to it unanswered.
@@ -79,7 +82,17 @@ class DriverConnection:
         self.send(protocol.Hello(driver.token, driver.worker, driver.incarnation))
         threading.Thread(target=self._read, name="edl-driver", daemon=True).start()
         threading.Thread(target=self._send_heartbeats, name="edl-heartbeat", daemon=True).start()
-        atexit.register(self._send_last_heartbeat, os.getpid())
+        self._hold_watches(protocol.WatchHello(driver.token, driver.worker, driver.incarnation))
+        atexit.register(self._end_in_order, os.getpid())
+
+    def _hold_watches(self, hello: protocol.WatchHello) -> None:
+        """Let the driver see that this process begins to end, before its memory has been freed."""
+        for _ in range(_WATCHES):
+            with suppress(OSError), socket.create_connection(self._address, timeout=_CONNECT_TIMEOUT_S) as watch:
+                watch.settimeout(None)
+                watch.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                watch.sendall(protocol.encode(hello))
+                mended.watch_death(watch.fileno())
 
     def send(self, message: protocol.Hello | protocol.FromWorker) -> None:
         """Send a message. That the driver is gone shows in ``lost``. Any thread."""
@@ -143,7 +156,10 @@ class DriverConnection:
             if waking.poll(1000 * _BEAT_S):
                 os.read(self._wake_reader, 64)
 
-    def _send_last_heartbeat(self, pid: int) -> None:
+    def _end_in_order(self, pid: int) -> None:
         """The last steps, and the last checkpoint, are often complete only when the process is about to end."""
-        if not self.lost and os.getpid() == pid:
+        if os.getpid() != pid:
+            return
+        if not self.lost:
             self.send(self._beat())
+        mended.end_death_watch()

@@ -22,6 +22,7 @@ from edl_hvd.driver import status as status_module
 from edl_hvd.driver.membership.events import (
     End,
     Exited,
+    Exiting,
     Formed,
     Kill,
     Publish,
@@ -179,10 +180,10 @@ def play(changes: WorldChanges, *moments: object) -> list[str]:
     """Events and actions, one after the other, each after a tenth of a second."""
     told = []
     for number, moment in enumerate(moments):
-        if isinstance(moment, (Exited, Formed, Ready)):
+        if isinstance(moment, (Exiting, Exited, Formed, Ready)):
             told.append(changes.on_event(moment, 0.1 * number))
         else:
-            changes.done(moment, 0.1 * number)  # type: ignore[arg-type]
+            told.append(changes.done(moment, 0.1 * number))  # type: ignore[arg-type]
     return [line for line in told if line]
 
 
@@ -243,6 +244,34 @@ def test_the_time_is_that_from_the_first_cause_to_the_world_that_holds():
     assert told == "host b lost (killed by SIGKILL) · 2 workers go on · 0.50 s"
 
 
+def test_the_line_waits_for_how_a_process_has_ended_and_its_time_does_not():
+    changes = WorldChanges()
+    play(changes, *world(1, FOUR))
+    changes.on_event(Exiting("b:1", 1), 10.0)
+    changes.done(Publish(2, ("a:0", "a:1", "b:0")), 10.1)
+    assert [changes.on_event(Formed(worker, 1, 2), 10.2) for worker in ("a:0", "a:1", "b:0")] == ["", "", ""]
+    told = changes.on_event(Exited("b:1", 1, False, "killed by SIGKILL"), 17.0)
+    assert told == "b:1 lost (killed by SIGKILL) · 3 workers go on · 0.20 s"
+
+
+@pytest.mark.parametrize("then", [Publish(3, ("a:0", "a:1")), End(1, "it is over")])
+def test_the_line_waits_no_longer_than_until_the_next_resize_or_the_end(then):
+    changes = WorldChanges()
+    play(changes, *world(1, FOUR))
+    changes.on_event(Exiting("b:1", 1), 10.0)
+    changes.done(Publish(2, ("a:0", "a:1", "b:0")), 10.1)
+    assert not any(changes.on_event(Formed(worker, 1, 2), 10.2) for worker in ("a:0", "a:1", "b:0"))
+    assert changes.done(then, 10.9) == "b:1 lost (its process ends) · 3 workers go on · 0.20 s"
+
+
+def test_a_process_that_ends_outside_the_world_keeps_no_line_waiting():
+    changes = WorldChanges()
+    play(changes, *world(1, FOUR))
+    changes.on_event(Exiting("c:0", 1), 10.0)
+    (told,) = play(changes, RequestResize(1), *world(2, {"a:0": 1, "a:1": 1}, 5))
+    assert told.startswith("host b left · ")
+
+
 def test_an_end_long_ago_is_not_the_reason_for_leaving_now():
     changes = WorldChanges()
     play(changes, *world(1, {"a:0": 1}))
@@ -297,6 +326,17 @@ def test_lines_of_workers_are_passed_on_with_their_rank(screen):
     assert "[1]<stdout>:no newline\n" in shown()
     assert "[0]<stderr>:böse" in shown()
     assert "[b:0]<stdout>:another process\n" in shown()
+
+
+def test_the_report_names_the_world_in_which_a_process_began_to_end(screen):
+    screen, shown = screen
+    begin_world(screen, 1, {"a:0": 1, "b:0": 1})
+    screen.on_event(Exiting("b:0", 1))
+    begin_world(screen, 2, {"a:0": 1})
+    screen.on_event(Exited("b:0", 1, False, "killed by SIGSEGV"))
+    screen.ended(End(1, "it is over"))
+    assert "host b, slot 0, rank 1 of 2, generation 1: killed by SIGSEGV" in shown()
+    assert "b:0 lost (killed by SIGSEGV) · 1 worker goes on" in shown()
 
 
 def test_the_report_is_headed_by_the_first_failure_and_ends_with_its_traceback(screen):

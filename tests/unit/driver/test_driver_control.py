@@ -6,12 +6,13 @@ import asyncio
 import json
 import random
 import socket
+import struct
 import threading
 
 import pytest
 
-from edl_hvd.driver.control import Connected, Control
-from edl_hvd.protocol import FROM_WORKER, TO_WORKER, Done, Hello, Ready, ShutDown, Waits, decode, encode
+from edl_hvd.driver.control import Connected, Control, ProcessEnding
+from edl_hvd.protocol import FROM_WORKER, TO_WORKER, Done, Hello, Ready, ShutDown, Waits, WatchHello, decode, encode
 
 WAITS = Waits(1, 7, "a", (1, 2), "t.py:1 in f", "f")
 
@@ -83,6 +84,32 @@ def test_a_worker_is_heard_and_answered(port):
 
         assert port.do(answer())
         assert decode(worker.makefile("rb").readline(), TO_WORKER) == ShutDown(save=True, left_s=None)
+
+
+@pytest.mark.parametrize(("how", "heard"), [("killed", [ProcessEnding()]), ("in order", []), ("connection reset", [])])
+def test_a_connection_that_ends_in_silence_says_that_the_process_ends(port, how, heard):
+    with port.connect() as watch:
+        watch.sendall(encode(WatchHello(port.control.token, "a:0", 1)))
+        if how == "in order":
+            watch.sendall(b"\n")
+        elif how == "connection reset":
+            watch.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with port.connect() as worker:  # which is heard after that one
+        worker.sendall(port.hello() + encode(Done()))
+        while Done() not in port.heard:
+            threading.Event().wait(0.01)
+    for _ in range(100):
+        if len(port.heard) > 2:
+            break
+        threading.Event().wait(0.01)
+    assert [said for said in port.heard if said not in (Connected(), Done())] == heard
+
+
+def test_a_stranger_cannot_say_that_a_process_ends(port):
+    with port.connect() as stranger:
+        stranger.sendall(encode(WatchHello("wrong", "a:0", 1)))
+        assert ends(stranger)
+    assert port.heard == []
 
 
 def test_who_is_not_connected_cannot_be_told_anything(port):

@@ -313,6 +313,7 @@ def test_every_event_and_every_action_has_its_words(tmp_path):
         {"what": "Formed", "worker": "a:0", "incarnation": 1, "generation": 3},
         {"what": "Raised", "worker": "a:0", "incarnation": 1, "step": 3, "error": "ValueError: x"},
         {"what": "Done", "worker": "a:0", "incarnation": 1},
+        {"what": "Exiting", "worker": "a:0", "incarnation": 1},
         {"what": "Exited", "worker": "a:0", "incarnation": 1, "clean": True, "how": "exit code 0"},
         {"what": "Lost", "worker": "a:0", "incarnation": 1, "reason": "it said nothing"},
         {"what": "DrainRequested", "target": "a", "notice_s": 120.0},
@@ -334,13 +335,14 @@ def test_every_event_and_every_action_has_its_words(tmp_path):
     assert {line["what"] for line in actions} == {kind.__name__ for kind in get_args(events.Action)}
     path = written(tmp_path / "history", *({"at_s": 0, **line} for line in (*lines, last)))
     words = [line[14:] for line in shown(path, exit_code=1).splitlines()]
-    assert words[:21] == [
+    assert words[:22] == [
         "there are no hosts",
         "a:0 (incarnation 2) is ready and holds step 7",
         "a:0 has caught up with world 2",
         "a:0 has formed world 3",
         "a:0 raised at step 3: ValueError: x",
         "a:0 has completed the training",
+        "the process of a:0 begins to end",
         "a:0 has ended well: exit code 0",
         "a:0 is lost: it said nothing",
         "a has to be left within 120 s",

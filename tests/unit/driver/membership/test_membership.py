@@ -302,6 +302,39 @@ def test_a_silent_worker_is_ended_and_the_others_go_on():
     assert job.running == ["a:0"]
 
 
+def test_the_others_go_on_before_the_memory_of_a_killed_process_has_been_freed():
+    job = training("a:2")
+    job.begin_to_end("a:1")
+    assert events.NotifyPeerLost(1, "a:1") in job.lived[-1].actions
+    job.move_on("a:0")
+    job.move_on("a:0")
+    assert job.running == ["a:0"]
+    assert "a:1" in job.workers, "its slot is free when it has ended"
+    job.exit("a:1")
+    assert job.membership.slots["a:1"].not_before_s == job.now_s + RULES.backoff_s, "a crash as any other"
+    job.settle(5)
+    assert sorted(job.running) == ["a:0", "a:1"]
+
+
+def test_a_process_that_ends_after_its_training_disturbs_nobody():
+    job = training("a:2")
+    job.handle(events.Done("a:1", 1))
+    job.handle(events.Exiting("a:1", 1))
+    assert job.lived[-1].actions == ()
+    assert job.membership.slots["a:1"].state == "member"
+
+
+def test_a_newcomer_that_begins_to_end_is_no_member_of_the_next_world():
+    job = FakeJob(RULES)
+    job.handle(hosts("a:2"))
+    job.be_ready("a:0")
+    job.begin_to_end("a:0")
+    job.be_ready("a:1")
+    job.now_s += 1
+    job.handle(events.Tick())
+    assert "a:0" not in job.membership.world.members
+
+
 def test_a_job_ends_well_when_all_are_done_even_if_one_is_killed_then():
     job = training("a:2", "b:1")
     for worker in ("a:0", "a:1"):
@@ -390,6 +423,7 @@ anything = st.one_of(
     st.builds(events.Formed, workers, incarnations, st.integers(0, 4)),
     st.builds(events.Raised, workers, incarnations, st.integers(0, 3), st.sampled_from("xy")),
     st.builds(events.Done, workers, incarnations),
+    st.builds(events.Exiting, workers, incarnations),
     st.builds(events.Exited, workers, incarnations, st.booleans(), st.just("?")),
     st.builds(events.Lost, workers, incarnations, st.just("?")),
     st.builds(events.Deadlocked, st.integers(0, 4), st.just("?")),
