@@ -17,6 +17,8 @@ from edl_hvd.json_values import formerly, read_fields, show
 from edl_hvd.teacher_counts import TeacherCounts
 from edl_hvd.work_report import WorkReport
 
+ENDS_IN_ORDER = b"\n"
+# All that is said after a WatchHello, if anything; the mended Horovod says it, too.
 LONGEST_SAVE_S = 600.0
 # A last checkpoint of some gigabytes over a slow network. Workers whose driver is gone end after this time, whether it
 # is written or not, and the next driver does not wait for longer.

@@ -71,7 +71,8 @@ def _drain(draft: Draft, asked: events.DrainRequested) -> None:
 
 
 def _note_ready(draft: Draft, event: events.Ready, slot: Slot) -> None:
-    if slot.state in ("starting", "ready", "member"):
+    is_alive = slot.state == "failing" and slot.raised is None  # only a connection had ended
+    if is_alive or slot.state in ("starting", "ready", "member"):
         draft.set(event.worker, "ready", step=event.step, learning_generation=0, caught_up_generation=0)
         if slot.state == "member" and draft.world.phase in ("forming", "running"):
             draft.leave_world(event.worker)  # a collective of it has failed before anybody died

@@ -92,7 +92,8 @@ class DriverConnection:
                 watch.settimeout(None)
                 watch.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 watch.sendall(protocol.encode(hello))
-                mended.watch_death(watch.fileno())
+                if not mended.watch_death(watch.fileno()):
+                    watch.sendall(protocol.ENDS_IN_ORDER)  # as it ends here
 
     def send(self, message: protocol.Hello | protocol.FromWorker) -> None:
         """Send a message. That the driver is gone shows in ``lost``. Any thread."""

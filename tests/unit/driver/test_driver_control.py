@@ -105,6 +105,21 @@ def test_a_connection_that_ends_in_silence_says_that_the_process_ends(port, how,
     assert [said for said in port.heard if said not in (Connected(), Done())] == heard
 
 
+def test_what_a_process_has_said_before_it_ends_is_heard_first(port):
+    for number in range(1, 31):
+        with port.connect() as watch, port.connect() as worker:
+            watch.sendall(encode(WatchHello(port.control.token, "a:0", 1)))
+            worker.sendall(port.hello())
+            while port.heard.count(Connected()) < number:
+                threading.Event().wait(0.001)
+            worker.sendall(encode(Done()))
+            watch.close()
+            while port.heard.count(ProcessEnding()) < number:
+                threading.Event().wait(0.001)
+    said = [what for what in port.heard if what != Connected()]
+    assert said == [Done(), ProcessEnding()] * 30
+
+
 def test_a_stranger_cannot_say_that_a_process_ends(port):
     with port.connect() as stranger:
         stranger.sendall(encode(WatchHello("wrong", "a:0", 1)))

@@ -316,6 +316,17 @@ def test_the_others_go_on_before_the_memory_of_a_killed_process_has_been_freed()
     assert sorted(job.running) == ["a:0", "a:1"]
 
 
+def test_a_worker_that_is_ready_after_all_has_only_lost_a_connection():
+    job = training("a:2")
+    job.begin_to_end("a:1")
+    job.move_on("a:0")
+    job.workers["a:1"].step = 0
+    job.be_ready("a:1")
+    job.settle(5)
+    assert sorted(job.running) == ["a:0", "a:1"]
+    assert job.workers["a:1"].incarnation == 1
+
+
 def test_a_process_that_ends_after_its_training_disturbs_nobody():
     job = training("a:2")
     job.handle(events.Done("a:1", 1))

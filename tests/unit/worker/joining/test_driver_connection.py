@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import socket
 import threading
@@ -10,8 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from edl_hvd.errors import RendezvousError
-from edl_hvd.protocol import HELLO, Beat, Hello, PeerLost, ResizeRequested, ShutDown, decode, encode
+from edl_hvd.protocol import HELLO, Beat, Hello, PeerLost, ResizeRequested, ShutDown, WatchHello, decode, encode
 from edl_hvd.settings import Driver
+from edl_hvd.worker.engine import mended
 from edl_hvd.worker.joining.driver_connection import DriverConnection, DriverLost, Urgent
 
 BEAT = Beat(0, 1, 0, 0, -1, "start", 0.0, 0.0, 0, 0, 0, 0.0)
@@ -63,6 +65,22 @@ def test_a_driver_that_has_to_be_there_and_is_not_is_an_error(listener):
     listener.close()
     with pytest.raises(RendezvousError, match=r"worker b:0 cannot reach its driver at 127\.0\.0\.1"):
         DriverConnection(driver, lambda: BEAT, lambda news: None)
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_connection_that_cannot_be_held_does_not_say_that_the_process_ends(listener, monkeypatch, is_held):
+    kept: list[int] = []
+    monkeypatch.setattr(mended, "watch_death", lambda descriptor: is_held and not kept.append(os.dup(descriptor)))
+    DriverConnection(driver_at(listener), lambda: BEAT, lambda news: None)
+    own, *watches = [listener.accept()[0] for _ in range(3)]
+    for watch in watches:
+        watch.setblocking(is_held is False)
+        with watch, watch.makefile("rb") as words:
+            assert decode(words.readline(), HELLO) == WatchHello("token", "b:0", 3)
+            assert (words.readline() or b"") == (b"" if is_held else b"\n")
+    own.close()
+    for descriptor in kept:
+        os.close(descriptor)
 
 
 @pytest.mark.parametrize("how", ["lives", "is gone", "is about to be gone"])
