@@ -304,7 +304,8 @@ HOW: dict[str, Here | By | Ci] = {
     "python benchmarks/checksum.py": Here(more="--size-mb 32 --turns 1", prints="GB/s of a core"),
     "python benchmarks/recovery.py --engines edlrun --kills 400":
         Here(more="--kills 3", prints="kills under edlrun; seconds until every survivor"),
-    "python benchmarks/world_start.py --worlds 50 --deaths 70 --strangers":
+    "python benchmarks/death_watch.py": Here(more="--megabytes 1 --runs 2", prints="held: median"),
+    "python benchmarks/world_start.py --worlds 100 --deaths 70 --strangers":
         Here(more="--worlds 3 --deaths 2 --ranks 2", prints="0 run anew"),
     "python benchmarks/join.py --launchers edlrun --start-up 3":
         Here(more="--worlds 1-2 --kinds trained --sizes 1 --runs 1 --start-up 0", prints="1-2      1 MB trained"),

@@ -6,8 +6,8 @@ from edl_hvd.build.edits.release import Edit, Mend
 from edl_hvd.build.edits.sources import OPERATIONS
 
 DEATH_WATCH = Mend(
-    "The connections of a killed process stay open until its memory has been freed: 40 ms for torch alone, 0.2 s for "
-    "a gigabyte, and several times as long where others want the processors. Until then nobody knows that it is gone.",
+    "The connections of a killed process stay open until its memory has been freed: 0.1 s for a gigabyte, and "
+    "several times as long where others want the processors. Until then nobody knows that it is gone.",
     "",
     "tests/elastic/test_death_watch.py",
     (
