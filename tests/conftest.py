@@ -47,6 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "distill: students and teachers in processes; make test-distill runs it")
     config.addinivalue_line("markers", "learning: a long job about what is learned; make test-learning runs it")
     config.addinivalue_line("markers", "either: runs under the launcher that --launcher names")
+    config.addinivalue_line("markers", "waits: for a minute or two, computing nothing; begins before all others")
     config.addinivalue_line("markers", "stock: shows a failure of stock Horovod; runs with --stock only")
 
 
@@ -68,6 +69,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.either)
         if item.get_closest_marker("stock") and not config.getoption("--stock"):
             item.add_marker(pytest.mark.skip(reason="shows a failure of stock Horovod; run with --stock"))
+    items.sort(key=lambda item: item.get_closest_marker("waits") is None)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

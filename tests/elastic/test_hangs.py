@@ -36,6 +36,7 @@ def ended(outcome: Outcome) -> list[str]:
     return [line for line in outcome.output.splitlines() if line.startswith("edlrun: ") and " is killed: " in line]
 
 
+@pytest.mark.waits
 @pytest.mark.parametrize(
     ("fault", "bounds_s"),
     [(hang, (30.0,)), (freeze, (60.0, 120.0))],

@@ -8,6 +8,7 @@ import platform
 import struct
 
 _GET = {"x86_64": 315, "aarch64": 275}
+_SET = {"x86_64": 314, "aarch64": 274}
 _FORMAT = "IIQiIQQQ"  # struct sched_attr
 
 
@@ -24,6 +25,13 @@ def slice_of(thread: int = 0) -> tuple[int, int, int]:
         raise OSError(ctypes.get_errno(), "sched_getattr")
     _, policy, _, nice, _, slice_ns, _, _ = struct.unpack(_FORMAT, buffer.raw[: struct.calcsize(_FORMAT)])
     return policy, nice, slice_ns
+
+
+def forget_slice() -> None:
+    """Give the calling thread the system's own slice, whatever it has inherited."""
+    attributes = struct.pack(_FORMAT, struct.calcsize(_FORMAT), 0, 0, os.nice(0), 0, 0, 0, 0)
+    if ctypes.CDLL(None, use_errno=True).syscall(_SET[platform.machine()], 0, attributes, 0):
+        raise OSError(ctypes.get_errno(), "sched_setattr")
 
 
 def slices_of_process(pid: int) -> dict[str, int]:

@@ -19,7 +19,7 @@ SUPPORT = Path(__file__).parents[1] / "support"
 def in_a_process(code: str) -> str:
     """What the code prints, in a process whose slices nobody has changed."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])}
-    words = [sys.executable, "-c", f"from time_slices import slice_of\nimport os, threading\n{code}"]
+    words = [sys.executable, "-c", f"from time_slices import *\nimport os, threading\nforget_slice()\n{code}"]
     return subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 

@@ -21,7 +21,9 @@ from waiting import soon
 SLEEP = "import time; time.sleep(600)"
 PARENT = f"import subprocess, sys; print('here', flush=True); subprocess.run([sys.executable, '-c', '{SLEEP}'])"
 DEMO = f"""
+import signal
 import sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started all of this with it ignored
 from contextlib import closing
 from pathlib import Path
 from demos import CONSOLE, Stage, StageError, play
@@ -73,7 +75,7 @@ def test_what_holds_at_its_end_counts(stage: Stage) -> None:
 
 
 def test_patience_begins_anew_with_each_change(stage: Stage, monkeypatch) -> None:
-    monkeypatch.setattr("demos.PATIENCE_S", 1.0)
+    monkeypatch.setattr("demos.PATIENCE_S", 3.0)
     stage.start("job", [sys.executable, "-c", SLEEP])
     looks = 0
 
@@ -84,7 +86,7 @@ def test_patience_begins_anew_with_each_change(stage: Stage, monkeypatch) -> Non
         stage.notice("nothing", 0)
         return False
 
-    with pytest.raises(StageError, match="nothing else for 1 s: the end"):
+    with pytest.raises(StageError, match="nothing else for 3 s: the end"):
         stage.until("the end", holds, "job")
     assert looks > 15
 
