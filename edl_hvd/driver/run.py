@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ from edl_hvd.protocol import LONGEST_SAVE_S
 from edl_hvd.settings import Settings, own_environment
 from edl_hvd.time_slice import ask_for_short_time_slices
 
+_DESCRIPTORS = 65_536
 _ORPHAN_POLL_S = 0.2
 _LATE_S = 5.0
 # Orphans end by themselves; on a busy machine their own timers may be late.
@@ -48,8 +50,17 @@ def run_job(options: Options, screen: Screen) -> int:
         PlatformError: It could not begin.
     """
     ask_for_short_time_slices()
+    allow_descriptors()
     with claim(options) as folder:
         return asyncio.run(EdlRun(options, screen, folder).run())
+
+
+def allow_descriptors() -> None:
+    """Raise this process's limit of open descriptors, often 1,024, as far as the system allows: a worker needs six."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class ShutdownRequests:
