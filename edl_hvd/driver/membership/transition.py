@@ -70,10 +70,12 @@ def _enforce_bounds(draft: Draft) -> None:
         if draft.age(worker) > rules.start_s:
             how = f"; {HOW_TO_TRAIN}" if world.generation == 0 else ""
             draft.kill(worker, f"it was not ready {rules.start_s:.0f} s after its start{how}")
-    for state, event in (("terminating", "being asked to exit"), ("failing", "its error")):
-        for worker in draft.membership.having(state):
-            if draft.age(worker) > rules.shutdown_timeout_s:
-                draft.kill(worker, f"it did not end within {rules.shutdown_timeout_s:.0f} s of {event}")
+    for worker in draft.membership.having("terminating", "failing"):
+        if draft.age(worker) > rules.shutdown_timeout_s:
+            slot = draft.membership.slots[worker]
+            event = "its error" if slot.raised is not None else "the end of its first thread"
+            event = "being asked to exit" if slot.state == "terminating" else event
+            draft.kill(worker, f"it did not end within {rules.shutdown_timeout_s:.0f} s of {event}")
     members = draft.membership.having("member")
     if world.phase == "running" or not members:
         return

@@ -327,6 +327,14 @@ def test_a_worker_that_is_ready_after_all_has_only_lost_a_connection():
     assert job.workers["a:1"].incarnation == 1
 
 
+def test_a_process_that_never_comes_to_its_end_is_killed():
+    job = training("a:2")
+    job.begin_to_end("a:1")
+    job.now_s += RULES.shutdown_timeout_s + 1
+    job.handle(events.Tick())
+    assert events.Kill("a:1", 1, "it did not end within 600 s of the end of its first thread") in job.lived[-1].actions
+
+
 def test_a_process_that_ends_after_its_training_disturbs_nobody():
     job = training("a:2")
     job.handle(events.Done("a:1", 1))
