@@ -31,6 +31,7 @@ KILLED = {
     "branches": kill(rank=1, step=5),
     "odd_shapes": kill(at="reduced", rank=1, step=5),
     "complex_weights": kill(rank=1, step=5),
+    "bfloat16_model": kill(rank=1, step=5),
     "batch_norm_statistics": kill(rank=1, step=5),
 }
 
@@ -61,7 +62,7 @@ def test_a_real_job_learns_what_plain_pytorch_learns(name, tmp_path):
     assert len(found) == 3
     for each in found:
         # Of 32 steps with BatchNorm the rounding alone makes 2e-5, in a world of one, too.
-        assert not differences(each, expected, 1e-4 if name == "batch_norm_statistics" else 1e-5)
+        assert not differences(each, expected, 1e-4 if name == "batch_norm_statistics" else idiom_of(name).tolerance)
     if name in EXACT:
         job = Job(MICRO_BATCHES[name], exact=True, epochs=EPOCHS)
         alone = dict(flattened(Simulation(1).run(lambda: idiom_of(name).ours(job))[0]))

@@ -96,6 +96,7 @@ def average_(collectives: Collectives, tensors: list[torch.Tensor], weight: int,
     for bucket in _buckets(dict(enumerate(tensors))):
         flat = torch.cat([t.detach().reshape(-1) for t in bucket])
         if flat.is_floating_point():
+            flat = flat.to(torch.promote_types(flat.dtype, torch.float32) if flat.element_size() > 1 else torch.float32)
             # A tensor that weighs nothing may hold anything.
             flat = collectives.allreduce(flat.mul_(share) if share else torch.zeros_like(flat), "sum")
         else:

@@ -19,6 +19,9 @@ from edl_hvd.worker.engine.stall_inspector import StalledCollective, StallInspec
 from edl_hvd.worker.progress import LONGEST_NAME, progress
 
 _OPERATIONS = {"sum": hvd.Sum, "max": hvd.Max, "min": hvd.Min}
+# What Horovod reduces, and what it moves, on a CPU and on a GPU. Others are reduced as float32, and moved as bytes.
+_REDUCED = {torch.float16, torch.float32, torch.float64, torch.int32, torch.int64}
+_MOVED = _REDUCED | {torch.uint8, torch.int8}
 # Horovod's own wait spins, on a core that computes elsewhere. Its thread answers once per millisecond. A wait is looked
 # at again after a fiftieth of its length: who has waited for seconds leaves the core to whoever is waited for.
 _POLL_S, _LONGEST_POLL_S, _POLLS_OF_A_WAIT = 0.0001, 0.01, 50
@@ -61,18 +64,26 @@ class HorovodCollectives:
         self._stall_inspector = stall_inspector
         self.started: Counter[str] = Counter()
         self._names: dict[int, str] = {}  # of collectives that are under way, by handle
+        self._rounded: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the caller's tensor, and what is summed
         progress.waits = 0
 
     def start_sum(self, tensor: torch.Tensor, name: str, scale: float) -> int:
+        summed = _reducible(tensor)
         # Horovod has a factor of its own, but refuses ranks that give different ones.
         if scale != 1.0:
-            tensor.mul_(scale)
-        return self._start_reduction(_in_memory_order(tensor), name, "sum")
+            summed.mul_(scale)
+        handle = self._start_reduction(_in_memory_order(summed), name, "sum")
+        if summed is not tensor:
+            self._rounded[handle] = tensor, summed
+        return handle
 
     def finish(self, handles: Sequence[int]) -> None:
         with self._translated(), progress.waiting():
             for handle in handles:
                 self._finish(handle)
+                if handle in self._rounded:
+                    tensor, summed = self._rounded.pop(handle)
+                    tensor.copy_(summed)
 
     def start_exchange(self, tensor: torch.Tensor, sizes: Sequence[int], name: str) -> int:
         splits = torch.tensor(sizes, dtype=torch.int32)
@@ -91,15 +102,15 @@ class HorovodCollectives:
 
     def allreduce(self, tensor: torch.Tensor, op: str, name: str | None = None) -> torch.Tensor:
         with torch.inference_mode(False):  # of such tensors there are no views
-            result = tensor.detach().clone(memory_format=torch.contiguous_format)
+            result = _reducible(tensor.detach()).clone(memory_format=torch.contiguous_format)
         self.finish([self._start_reduction(result, name or f"edl_hvd.{op}.{tuple(tensor.shape)}", op)])
-        return result
+        return result.to(tensor.dtype)
 
     def broadcast_(self, tensor: torch.Tensor, root: int, name: str | None = None) -> None:
         with self._translated():
-            real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+            moved = tensor if tensor.dtype in _MOVED else tensor.view(-1).view(torch.uint8)
             known = name or "edl_hvd.broadcast"
-            handle = self._note(hvd.broadcast_async_(real, root, name=known), known)
+            handle = self._note(hvd.broadcast_async_(moved, root, name=known), known)
         self.finish([handle])
 
     def gather_integers(self, row: Sequence[int], name: str | None = None) -> list[list[int]]:
@@ -154,6 +165,11 @@ class HorovodCollectives:
             failure = self._failure()
             who = f"{failure.reason} is gone" if failure is not None else "probably because a member is gone"
             raise WorldBrokenError(f"a collective failed, {who}: {error}") from error
+
+
+def _reducible(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or its numbers as float32."""
+    return tensor.to(torch.float32) if tensor.is_floating_point() and tensor.dtype not in _REDUCED else tensor
 
 
 def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor:

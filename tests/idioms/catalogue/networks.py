@@ -769,7 +769,7 @@ def make_weight_normed() -> nn.Module:
 
 
 class Odd(nn.Module):
-    """A scalar, a transposed, an empty and a complex parameter, and one that only one sample moves."""
+    """A scalar, a transposed, an empty and a complex parameter, and buffers of types that Horovod does not have."""
 
     def __init__(self, is_complex: bool = False) -> None:
         super().__init__()
@@ -778,13 +778,17 @@ class Odd(nn.Module):
         self.temperature = nn.Parameter(torch.tensor(0.5))
         self.transposed = nn.Parameter(torch.randn(CLASSES, FEATURES).t())
         self.empty = nn.Parameter(torch.empty(0, 3))
+        self.register_buffer("mask", torch.tril(torch.ones(FEATURES, FEATURES, dtype=torch.bool)))
         # end
+        self.register_buffer("rounded", torch.arange(4.0).bfloat16())
+        self.register_buffer("short", torch.arange(4, dtype=torch.int16))
         self.spectrum = nn.Parameter(torch.randn(FEATURES, dtype=torch.cfloat)) if is_complex else None
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         if self.spectrum is not None:
             inputs = torch.fft.ifft(torch.fft.fft(inputs) * self.spectrum).real
-        return inputs @ self.transposed * self.temperature.exp() + self.empty.sum()
+        masked = inputs @ self.mask.to(inputs.dtype)
+        return masked @ self.transposed * self.temperature.exp() + self.empty.sum()
 
 
 def odd_shapes_plain(job: Job):

@@ -340,7 +340,7 @@ IDIOMS = [
     ),
     Idiom(
         "A model in bfloat16",
-        "Gradients are summed in the type that they have; `exact=True` sums bfloat16 in float32.",
+        "Horovod has no bfloat16, so its gradients are summed over the workers in float32, and rounded once.",
         bfloat16_model_plain,
         bfloat16_model_ours,
         tolerance=5e-2,  # bfloat16
