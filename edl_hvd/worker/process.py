@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import logging
+import os
 import signal
 
 import torch
@@ -112,6 +113,9 @@ def init(rendezvous: Rendezvous | None = None) -> None:
         _process.notices = _watch_for_notices(settings, _process.rendezvous)
     if torch.cuda.is_available():
         torch.cuda.set_device(device())
+        if launch.local_rank >= torch.cuda.device_count() and VISIBLE_DEVICES not in process_environment():
+            # NCCL refuses two members on one GPU of a host; of two hosts, as it takes them for, it does not.
+            os.environ.setdefault("NCCL_HOSTID", f"{launch.host}:{launch.local_rank}")
     _leave_imports_to_themselves()
 
 

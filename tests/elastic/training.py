@@ -41,6 +41,7 @@ class Training:
             worker waits in the middle of sending it.
         layers: Hidden ones. With many, a worker is most of the time about to hand a gradient over.
         ballast_mb: Size of a table that belongs to the state and that no step moves.
+        device: "cpu" or "cuda", whose GPUs several workers may share.
         extra: Switches of single tests: "shards" (the samples come from tar files), "scheduler" (halves the learning
             rate each epoch), "clip" (the script moves weights besides the optimizer), "metric" (a collective
             of the script's own after each optimizer step), "pinned" (batches come through the
@@ -68,6 +69,7 @@ class Training:
     hidden: int = 16
     layers: int = 1
     ballast_mb: int = 0
+    device: str = "cpu"
     extra: tuple[str, ...] = field(default=())
 
     @property
@@ -126,7 +128,7 @@ def build(training: Training, ledger_rate: float) -> tuple[Any, Any, Any]:
 
 def loss_of(model: Any, batch: tuple[Any, Any, Any], ledger_scale: float = 1.0) -> Any:
     """Mean squared error, plus the mean of the batch's ledger entries."""
-    index, features, target = batch
+    index, features, target = (part.to(model.ledger.device) for part in batch)
     if hasattr(model, "statistics"):
         model.statistics(features)  # what comes out is not needed: its statistics move, other ones on each rank
     return ((model.network(features) - target) ** 2).mean() + ledger_scale * model.ledger[index].mean()
@@ -146,7 +148,7 @@ def write_report(folder: Path, worker: str, model: Any, **fields: Any) -> None:
     for name, value in sorted(model.state_dict().items()):
         if name.startswith("statistics."):
             continue  # each rank has its own
-        digest.update(value.detach().contiguous().numpy().tobytes())
+        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
     report = {
         "worker": worker,
         "pid": os.getpid(),

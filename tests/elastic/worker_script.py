@@ -29,7 +29,10 @@ def main(folder: Path) -> None:
     points.reach("start")
 
     training = Training.load(folder)
-    if "long" not in training.extra:
+    if training.device == "cuda":
+        # All hosts are one machine; NCCL takes each worker for a host of its own.
+        os.environ["NCCL_HOSTID"] = points.worker
+    elif "long" not in training.extra:
         import quick_start  # noqa: F401
 
     # isort: split
@@ -44,6 +47,7 @@ def main(folder: Path) -> None:
     if points.launched:
         _install(points)
     model, optimizer, dataset = build(training, ledger_rate=training.worker_batch or training.global_batch)
+    model.to(training.device)
     optimizer = edl_hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     policy: Any
     if training.most:

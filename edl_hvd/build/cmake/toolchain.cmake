@@ -8,8 +8,9 @@
 set(CMAKE_PROJECT_INCLUDE "${CMAKE_CURRENT_LIST_DIR}/standard.cmake")
 set(CMAKE_USER_MAKE_RULES_OVERRIDE_CUDA "${CMAKE_CURRENT_LIST_DIR}/cuda_standard.cmake")
 
-# The bundled Gloo uses uint8_t and its kin without including <cstdint>; GCC 13 stopped bringing it along.
-set(CMAKE_CXX_FLAGS_INIT "-include cstdint")
+# The bundled Gloo uses uint8_t and its kin without including <cstdint>, and Horovod's group_table.h std::string without
+# <string>; GCC 13 stopped bringing them along.
+set(CMAKE_CXX_FLAGS_INIT "-include cstdint -include stdexcept -include string")
 
 # CMake 4 refuses the bundled Gloo, which asks for the behaviour of CMake 2.8.
 set(CMAKE_POLICY_VERSION_MINIMUM 3.13)

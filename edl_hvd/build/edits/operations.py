@@ -17,7 +17,6 @@ REVISION_AND_ABORT = Mend(
 
 // Any thread, any time. While it is on, every wait of this world ends, with an error, and no other world forms.
 void horovod_abort(bool on) {{
-  horovod_global.aborted = on;
 #if HAVE_GLOO
   GlooContext::Abort(on);
 #endif
@@ -25,23 +24,6 @@ void horovod_abort(bool on) {{
 
 """,
             "before",
-        ),
-        Edit(
-            "horovod/common/global_state.h",
-            "  std::atomic_bool initialization_failed{false};\n",
-            """
-  // This world was given up.
-  std::atomic_bool aborted{false};
-""",
-        ),
-        Edit(
-            "horovod/common/ops/nccl_operations.cc",
-            "void NCCLOpContext::AsyncErrorCheck() {\n",
-            """  if (global_state_->aborted) {
-    // Horovod's thread ends with its world, and calls ncclCommAbort.
-    throw std::logic_error("The world was given up");
-  }
-""",
         ),
         Edit(f"{CONTEXT}.h", "  void Finalize();\n", "\n  static void Abort(bool on);\n"),
         Edit(

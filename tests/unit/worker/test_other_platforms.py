@@ -69,6 +69,27 @@ def test_apples_device_is_taken_where_nothing_has_to_be_summed(
 
 
 @pytest.mark.parametrize(
+    ("local_rank", "visible", "host"), [(1, None, None), (2, None, "node:2"), (3, None, "node:3"), (3, "3", None)]
+)
+def test_a_worker_that_shares_a_gpu_is_a_host_of_its_own_to_nccl(
+    local_rank: int, visible: str | None, host: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that sees but one GPU has it to itself."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2 if visible is None else 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setenv("NCCL_HOSTID", "")
+    monkeypatch.delenv("NCCL_HOSTID")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setenv("HOROVOD_LOCAL_RANK", str(local_rank))
+    monkeypatch.setenv("HOROVOD_HOSTNAME", "node")
+    with alone():
+        assert os.environ.get("NCCL_HOSTID") == host
+
+
+@pytest.mark.parametrize(
     ("visible", "gpus_there", "cuda_build", "is_refused"),
     [("5", 4, "12.8", True), ("5", 0, "12.8", False), ("5", 4, None, False), ("", 4, "12.8", False)],
 )
