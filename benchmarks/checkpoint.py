@@ -1,6 +1,6 @@
 """What a commit and a checkpoint cost the training, beside what others offer for the same, on the same state.
 
-    python benchmarks/checkpoint.py [--states 100:sgd 1000:sgd 4000:adam] [--rounds 20] [--folder DIR]
+    python benchmarks/checkpoint.py [--states 100:sgd 1000:sgd 4000:adam] [--rounds 20] [--folder DIR] [--device cuda]
 
 Two workers on this machine, or one where two have no room for the state, under horovodrun. Each row is how long
 training stands still for it, in milliseconds on rank 0: the median and the slowest, and the ratio to one copy of the
@@ -55,11 +55,12 @@ def main() -> None:
     parser.add_argument("--states", nargs="+", default=["100:sgd", "1000:sgd", "4000:adam"], metavar="MB:OPTIMIZER",
                         help="sizes of the whole state in MB, with sgd (momentum) or adam")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=20, help="measured rounds of a small state (default 20)")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="of the state; one worker with cuda")
     parser.add_argument("--folder", type=Path, help="where files are written (default: a temporary folder)")
     parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        measure(arguments.states[0], arguments.worker, arguments.rounds, arguments.folder)
+        measure(arguments.states[0], arguments.worker, arguments.rounds, arguments.folder, arguments.device)
         return
     for state in arguments.states:
         size_mb = int(state.partition(":")[0])
@@ -67,8 +68,8 @@ def main() -> None:
         rounds = arguments.rounds if size_mb <= 200 else max(3, arguments.rounds // 4)
         times: dict[str, list[float]] = {}
         for rows in [list(PREPARED)] if together else [[row] for row in PREPARED if fits(row, size_mb)]:
-            times |= run(state, rows, rounds, arguments.folder)
-        show(state, times)
+            times |= run(state, rows, rounds, arguments.folder, arguments.device)
+        show(state, times, arguments.device)
 
 
 def fits(row: str, size_mb: int) -> bool:
@@ -83,15 +84,15 @@ def fits(row: str, size_mb: int) -> bool:
     return workers_of(size_mb) * copies.get(row, 3.0) * size_mb * 1e6 < 0.95 * psutil.virtual_memory().available
 
 
-def workers_of(size_mb: int) -> int:
+def workers_of(size_mb: int, device: str = "cpu") -> int:
     """Two, where both have room for three copies of the state; else one, whose copies take as long."""
-    return 2 if 2 * 3 * size_mb * 1e6 < 0.8 * psutil.virtual_memory().total else 1
+    return 2 if device == "cpu" and 2 * 3 * size_mb * 1e6 < 0.8 * psutil.virtual_memory().total else 1
 
 
-def show(state: str, times_s: dict[str, list[float]]) -> None:
+def show(state: str, times_s: dict[str, list[float]], device: str) -> None:
     copy_s = statistics.median(times_s.get("memory copy", [math.nan]))
-    workers = "two workers" if workers_of(int(state.partition(":")[0])) == 2 else "one worker"
-    print(f"\n{state.replace(':', ' MB, ')}, {workers}, {max(map(len, times_s.values()), default=0)} rounds")
+    workers = "two workers" if workers_of(int(state.partition(":")[0]), device) == 2 else "one worker"
+    print(f"\n{state.replace(':', ' MB, ')}, {device}, {workers}, {max(map(len, times_s.values()), default=0)} rounds")
     print(f"  {'':<24}{'median':>10}{'slowest':>10}{'copies':>9}")
     for row in PREPARED:
         if row not in times_s:
@@ -103,12 +104,23 @@ def show(state: str, times_s: dict[str, list[float]]) -> None:
         )
 
 
-def run(state: str, rows: list[str], rounds: int, folder: Path | None) -> dict[str, list[float]]:
+def run(state: str, rows: list[str], rounds: int, folder: Path | None, device: str) -> dict[str, list[float]]:
     """Measure some rows in one or two processes; the times rank 0 saw, in seconds."""
-    workers = workers_of(int(state.partition(":")[0]))
+    workers = workers_of(int(state.partition(":")[0]), device)
     launcher = [str(Path(sys.executable).with_name("horovodrun")), "-np", f"{workers}", "-H", f"localhost:{workers}"]
     with tempfile.TemporaryDirectory(dir=folder, prefix="edl_hvd-") as own:
-        script = [sys.executable, __file__, "--states", state, "--rounds", str(rounds), "--folder", own]
+        script = [
+            sys.executable,
+            __file__,
+            "--states",
+            state,
+            "--rounds",
+            str(rounds),
+            "--folder",
+            own,
+            "--device",
+            device,
+        ]
         done = subprocess.run([*launcher, "--network-interfaces", "lo", *script, "--worker", *rows],
                               capture_output=True, text=True, check=False,
                               env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
@@ -119,7 +131,7 @@ def run(state: str, rows: list[str], rounds: int, folder: Path | None) -> dict[s
         return times
 
 
-def measure(state_name: str, rows: list[str], rounds: int, folder: Path) -> None:
+def measure(state_name: str, rows: list[str], rounds: int, folder: Path, device: str) -> None:
     """In every worker: let the rows take turns, write down rank 0's times."""
     import torch
 
@@ -128,7 +140,7 @@ def measure(state_name: str, rows: list[str], rounds: int, folder: Path) -> None
     torch.set_num_threads(1)
     edl_hvd.init()
     size, _, kind = state_name.partition(":")
-    model, optimizer = build(int(size), kind)
+    model, optimizer = build(int(size), kind, device)
     state = edl_hvd.State(model=model, optimizer=optimizer)
 
     @edl_hvd.elastic(checkpoint=str(folder / "edl_hvd"), checkpoint_every="1000000s", keep_newest=1)
@@ -143,7 +155,7 @@ def measure(state_name: str, rows: list[str], rounds: int, folder: Path) -> None
     compare(state)
 
 
-def build(size_mb: int, kind: str) -> tuple[Any, Any]:
+def build(size_mb: int, kind: str, device: str) -> tuple[Any, Any]:
     """A model and an optimizer whose own state exists, ``size_mb`` together, wrapped by edl_hvd."""
     import torch
 
@@ -151,13 +163,13 @@ def build(size_mb: int, kind: str) -> tuple[Any, Any]:
 
     copies = {"sgd": 2, "adam": 3}[kind]
     elements = size_mb * 1_000_000 // 4 // copies // TENSORS
-    model = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(elements)) for _ in range(TENSORS)])
+    model = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(elements, device=device)) for _ in range(TENSORS)])
     plain = {
         "sgd": lambda: torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9),
         "adam": lambda: torch.optim.Adam(model.parameters(), lr=1e-6),
     }[kind]()
     optimizer = edl_hvd.DistributedOptimizer(plain, named_parameters=model.named_parameters())
-    gradient = torch.ones(elements)
+    gradient = torch.ones(elements, device=device)
     for parameter in model.parameters():
         parameter.grad = gradient  # one for all: what is measured does not read them
     step(optimizer)
@@ -309,8 +321,11 @@ PREPARED: dict[str, Callable[[Any, Path], Action]] = {
 
 def take_turns(actions: dict[str, Action], rounds: int) -> dict[str, list[float]]:
 
+    import torch
+
     import edl_hvd
 
+    finish_kernels = torch.cuda.synchronize if torch.cuda.is_available() else nothing
     warm_up = max(2, rounds // 4)
     times: dict[str, list[float]] = {name: [] for name in actions}
     for number in range(warm_up + rounds):
@@ -319,9 +334,11 @@ def take_turns(actions: dict[str, Action], rounds: int) -> dict[str, list[float]
         for name in random.Random(number).sample(list(actions), len(actions)):
             before, action, after = actions[name]
             before()
+            finish_kernels()
             edl_hvd.barrier()  # start together
             started = time.perf_counter()
             own = action()
+            finish_kernels()
             times[name].append(own if isinstance(own, float) else time.perf_counter() - started)
             after()
     return {name: series[warm_up:] for name, series in times.items()}

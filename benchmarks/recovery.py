@@ -1,6 +1,7 @@
 """Seconds from SIGKILL of a worker to the next step of all others: stock elastic Horovod, ``edl_hvd``, ``edlrun``.
 
     python benchmarks/recovery.py [--runs 3] [--kills 400] [--numbers 0 20] [--load 0] [--engines stock edl_hvd edlrun]
+        [--device cuda]
 
 Real runs of the fault tests' training on this machine. Under ``edlrun`` up to four workers on two hosts train, commit
 after every step, and write a checkpoint every second; a member of the present world is killed at a random moment, up to
@@ -26,7 +27,7 @@ import statistics
 import sys
 import tempfile
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=400, help="kills under edlrun, 20 in each job (default 400)")
     parser.add_argument("--numbers", type=int, nargs="+", default=[0, 20], help="MB of gradients (default 0 20)")
     parser.add_argument("--load", type=int, default=0, help="busy processes beside the workers (default 0)")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="of the models under edlrun")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
     arguments = parser.parse_args()
     for name, hosts in WORLDS.items():
@@ -93,7 +95,7 @@ def main() -> None:
             for number, megabytes in zip(
                 range(0, arguments.kills, KILLS_OF_A_JOB), itertools.cycle(arguments.numbers), strict=False
             ):
-                outcome = kill_many(min(KILLS_OF_A_JOB, arguments.kills - number), megabytes)
+                outcome = kill_many(min(KILLS_OF_A_JOB, arguments.kills - number), megabytes, arguments.device)
                 found += recoveries(outcome)
                 undisturbed += undisturbed_steps(outcome)
                 worst = max(one.beyond_s for one in found)
@@ -138,15 +140,12 @@ def random_kills(count: int) -> list[SeededFault]:
     ]  # fmt: skip
 
 
-def kill_many(kills: int, megabytes: int) -> Outcome:
+def kill_many(kills: int, megabytes: int, device: str) -> Outcome:
     faults = random_kills(kills)
     with tempfile.TemporaryDirectory() as checkpoints:
-        training = Training(linger_s=1.0, checkpoint=checkpoints, checkpoint_every="1s")
+        training = Training(linger_s=1.0, checkpoint=checkpoints, checkpoint_every="1s", device=device)
         if megabytes:
-            training = Training(
-                linger_s=1.0, checkpoint=checkpoints, checkpoint_every="1s",
-                hidden=int((megabytes * 1e6 / 4) ** 0.5), layers=2,
-            )  # fmt: skip
+            training = replace(training, hidden=int((megabytes * 1e6 / 4) ** 0.5), layers=2)
         # That many crashes within a minute would set a host aside, which is not what is measured.
         flags = ("--host-failures", "1000")
         hosts = WORLDS["2 hosts x 2"]

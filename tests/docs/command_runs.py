@@ -311,6 +311,9 @@ HOW: dict[str, Here | By | Ci] = {
         Here(more="--worlds 1-2 --kinds trained --sizes 1 --runs 1 --start-up 0", prints="1-2      1 MB trained"),
     "python benchmarks/real_jobs.py runs/real-jobs":
         Here(more="--epochs 1 --claims 1", prints="12 of 12 jobs with each sample once per epoch"),
+    "python benchmarks/resnet50.py":
+        Here(more="--device cpu --image-size 32 --batch 4 --micro-batch 2 --steps 1 --rounds 1 --ways plain edlrun",
+             prints="ResNet-50 on CPU"),
     "python benchmarks/broken_sums.py": Here(more="--trials 2", prints="2 deaths; survivors that"),
     "python benchmarks/sampler.py": Here(more="--small 100000 --shard-samples 10", prints="4 x 8, ten changes of the"),
     # All of it takes half an hour. Here: one row of it, without the launchers that hang.
