@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import queue
-import select
 import socket
 import threading
 from collections.abc import Callable
@@ -59,9 +58,7 @@ class DriverConnection:
     def __init__(self, driver: Driver, beat: Callable[[], protocol.Beat], on_urgent: Callable[[Urgent], None]) -> None:
         self.change = 0
         self.lost = False
-        self._drain_requested = False
-        self._wake_reader, self._wake_writer = os.pipe()
-        os.set_blocking(self._wake_writer, False)
+        self._drains: queue.SimpleQueue[protocol.Drain] = queue.SimpleQueue()
         self._beat = beat
         self._on_urgent = on_urgent
         self._queue: queue.Queue[Queued] = queue.Queue()
@@ -101,10 +98,11 @@ class DriverConnection:
             self._socket.sendall(protocol.encode(message))
 
     def request_drain(self) -> None:
-        """Ask to be drained. For signal handlers, which must not wait for a lock: another thread says it."""
-        self._drain_requested = True
-        with suppress(BlockingIOError):
-            os.write(self._wake_writer, b"!")
+        """Ask to be drained. For signal handlers, which must not wait for a lock: another thread says it.
+
+        A handler may interrupt another one in here, which a ``SimpleQueue`` allows, unlike an ``Event`` or a ``Queue``.
+        """
+        self._drains.put(protocol.Drain())
 
     def enqueue(self, replica: Replica) -> None:
         """Have :meth:`next` return a replica that has something to apply, after what came before. Any thread."""
@@ -147,15 +145,10 @@ class DriverConnection:
                 self._queue.put(message)
 
     def _send_heartbeats(self) -> None:
-        waking = select.poll()
-        waking.register(self._wake_reader, select.POLLIN)
         while not self.lost:
-            if self._drain_requested:
-                self._drain_requested = False
-                self.send(protocol.Drain())
             self.send(self._beat())
-            if waking.poll(1000 * _BEAT_S):
-                os.read(self._wake_reader, 64)
+            with suppress(queue.Empty):
+                self.send(self._drains.get(timeout=_BEAT_S))
 
     def _end_in_order(self, pid: int) -> None:
         """The last steps, and the last checkpoint, are often complete only when the process is about to end."""
