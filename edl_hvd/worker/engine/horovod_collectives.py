@@ -72,7 +72,7 @@ class HorovodCollectives:
         # Horovod has a factor of its own, but refuses ranks that give different ones.
         if scale != 1.0:
             summed.mul_(scale)
-        handle = self._start_reduction(_in_memory_order(summed), name, "sum")
+        handle = self._start(hvd.allreduce_async_, name, _in_memory_order(summed), op=hvd.Sum)
         if summed is not tensor:
             self._rounded[handle] = tensor, summed
         return handle
@@ -86,13 +86,10 @@ class HorovodCollectives:
                     tensor.copy_(summed)
 
     def start_exchange(self, tensor: torch.Tensor, sizes: Sequence[int], name: str) -> int:
-        splits = torch.tensor(sizes, dtype=torch.int32)
-        with self._translated():
-            return self._note(hvd.alltoall_async(tensor, splits, name=name), name)
+        return self._start(hvd.alltoall_async, name, tensor, torch.tensor(sizes, dtype=torch.int32))
 
     def start_gather(self, tensor: torch.Tensor, name: str) -> int:
-        with self._translated():
-            return self._note(hvd.allgather_async(tensor, name=name), name)
+        return self._start(hvd.allgather_async, name, tensor)
 
     def result(self, handle: int) -> torch.Tensor:
         with self._translated(), progress.waiting():
@@ -103,26 +100,22 @@ class HorovodCollectives:
     def allreduce(self, tensor: torch.Tensor, op: str, name: str | None = None) -> torch.Tensor:
         with torch.inference_mode(False):  # of such tensors there are no views
             result = _reducible(tensor.detach()).clone(memory_format=torch.contiguous_format)
-        self.finish([self._start_reduction(result, name or f"edl_hvd.{op}.{tuple(tensor.shape)}", op)])
+        name = name or f"edl_hvd.{op}.{tuple(tensor.shape)}"
+        self.finish([self._start(hvd.allreduce_async_, name, result, op=_OPERATIONS[op])])
         return result.to(tensor.dtype)
 
     def broadcast_(self, tensor: torch.Tensor, root: int, name: str | None = None) -> None:
-        with self._translated():
-            moved = tensor if tensor.dtype in _MOVED else tensor.view(-1).view(torch.uint8)
-            known = name or "edl_hvd.broadcast"
-            handle = self._note(hvd.broadcast_async_(moved, root, name=known), known)
-        self.finish([handle])
+        moved = tensor if tensor.dtype in _MOVED else tensor.view(-1).view(torch.uint8)
+        self.finish([self._start(hvd.broadcast_async_, name or "edl_hvd.broadcast", moved, root)])
 
     def gather_integers(self, row: Sequence[int], name: str | None = None) -> list[list[int]]:
         given = torch.tensor([list(row)], dtype=torch.int64)
         rows: list[list[int]] = self.result(self.start_gather(given, name or "edl_hvd.gather")).tolist()
         return rows
 
-    def _start_reduction(self, tensor: torch.Tensor, name: str, op: str) -> int:
+    def _start(self, call: Callable[..., int], name: str, *arguments: Any, **options: Any) -> int:
         with self._translated():
-            return self._note(hvd.allreduce_async_(tensor, name=name, op=_OPERATIONS[op]), name)
-
-    def _note(self, handle: int, name: str) -> int:
+            handle = call(*arguments, name=name, **options)
         name = self._names[handle] = name[:LONGEST_NAME]
         self.started[name] += 1
         return handle
