@@ -122,28 +122,22 @@ class HorovodCollectives:
 
     def _finish(self, handle: int) -> Any:
         progress.collective = name = self._names.pop(handle, "")
+        inspector, started_s = self._stall_inspector, time.monotonic()
         stalled: StalledCollective | None = None
         try:
-            for waited_s in self._polls(handle):
-                if self._stall_inspector is not None and waited_s > self._stall_inspector.timeout_s:
-                    stalled = stalled or StalledCollective(self._stall_inspector, name, self.started)
+            while not hvd.poll(handle):
+                now_s, failure = time.monotonic(), self._failure()
+                if failure is not None and now_s - max(failure.since_s, started_s) > failure.grace_s:
+                    mended.abort(True)  # the collective ends with an error
+                waited_s = now_s - started_s
+                if inspector is not None and waited_s > inspector.timeout_s:
+                    stalled = stalled or StalledCollective(inspector, name, self.started)
                     stalled.look()
+                time.sleep(min(max(_POLL_S, waited_s / _POLLS_OF_A_WAIT), _LONGEST_POLL_S))
         finally:
             if stalled is not None:
                 stalled.end()
         return hvd.synchronize(handle)
-
-    def _polls(self, handle: int) -> Iterator[float]:
-        """The seconds waited so far, at each look until the collective has ended."""
-        started_s = time.monotonic()
-        while not hvd.poll(handle):
-            now_s = time.monotonic()
-            failure = self._failure()
-            if failure is not None and now_s - max(failure.since_s, started_s) > failure.grace_s:
-                mended.abort(True)  # the collective ends with an error
-            waited_s = now_s - started_s
-            yield waited_s
-            time.sleep(min(max(_POLL_S, waited_s / _POLLS_OF_A_WAIT), _LONGEST_POLL_S))
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
