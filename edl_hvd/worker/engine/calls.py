@@ -22,17 +22,13 @@ _DATA = "edl_hvd.call.data"  # once all ranks are known to do the same
 _CALLS = ("barrier", "allgather", "broadcast")
 _MOST_DIMENSIONS = 12
 _KINDS = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
-# What Horovod reduces, and in which of these types the others are computed without loss.
-_REDUCED = (torch.float32, torch.float64, torch.int32, torch.int64)
+# What Horovod can reduce each type as without loss; a complex number as its two parts.
 _REDUCED_AS = {
-    torch.float16: torch.float32,
-    torch.bfloat16: torch.float32,
-    torch.uint8: torch.int32,
-    torch.int8: torch.int32,
-    torch.int16: torch.int32,
-    torch.bool: torch.int32,
+    **dict.fromkeys((torch.float32, torch.float16, torch.bfloat16, torch.complex64), torch.float32),
+    **dict.fromkeys((torch.float64, torch.complex128), torch.float64),
+    **dict.fromkeys((torch.int32, torch.uint8, torch.int8, torch.int16, torch.bool), torch.int32),
+    torch.int64: torch.int64,
 }
-_PARTS_OF = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
 def allreduce(collectives: Collectives, size: int, tensor: torch.Tensor, op: Operation | None) -> torch.Tensor:
@@ -57,9 +53,9 @@ def allreduce(collectives: Collectives, size: int, tensor: torch.Tensor, op: Ope
         )
     if kind.is_complex and op in ("max", "min"):
         raise UsageError(f'allreduce with op="{op}" got a tensor of {kind}, and complex numbers have no order')
-    carried = _PARTS_OF.get(kind) or _REDUCED_AS.get(kind) or (kind if kind in _REDUCED else None)
+    carried = _REDUCED_AS.get(kind)
     if carried is None:
-        known = ", ".join(str(one).removeprefix("torch.") for one in (*_REDUCED, *_REDUCED_AS, *_PARTS_OF))
+        known = ", ".join(str(one).removeprefix("torch.") for one in _REDUCED_AS)
         raise UsageError(f"allreduce got a tensor of {kind}; expected one of {known}; convert it first")
     with torch.no_grad(), torch.inference_mode(False):
         given = torch.view_as_real(tensor.detach().clone().resolve_conj()) if kind.is_complex else tensor.detach()
@@ -141,7 +137,7 @@ class _Announcement(NamedTuple):
 
     def __str__(self) -> str:
         shape = f"{str(self.kind).removeprefix('torch.')} {list(self.shape)}"
-        return {"barrier": "barrier", "broadcast": f"{shape} from {self.root}"}.get(self.call, shape)
+        return f"{shape} from {self.root}" if self.call == "broadcast" else shape
 
 
 def _announce(collectives: Collectives, rank: int, size: int, own: _Announcement) -> list[_Announcement]:
