@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -45,26 +45,22 @@ class StallInspector:
         store: Address of its key-value store.
         timeout_s: Seconds that all may wait for each other.
         clock: Clock of this worker.
-        read: Function that reads from the store.
-        write: Function that writes to the store.
     """
 
     world: World
     store: StoreAddress
     timeout_s: float
     clock: Clock = SYSTEM_CLOCK
-    read: Callable[[StoreAddress, str, float], bytes | None] = key_value_store.get
-    write: Callable[[StoreAddress, str, bytes, float], None] = key_value_store.put
 
     def put(self, what: str, value: bytes) -> None:
         """Put the value of this rank into the store."""
-        self.write(self.store, f"/edl_hvd.{what}/{self.world.rank}", value, _STORE_TIMEOUT_S)
+        key_value_store.put(self.store, f"/edl_hvd.{what}/{self.world.rank}", value, _STORE_TIMEOUT_S)
 
     def get_all(self, what: str) -> list[bytes] | None:
         """The values of all ranks, in rank order; ``None`` if one is not there."""
         found = []
         for rank in range(self.world.size):
-            value = self.read(self.store, f"/edl_hvd.{what}/{rank}", _STORE_TIMEOUT_S)
+            value = key_value_store.get(self.store, f"/edl_hvd.{what}/{rank}", _STORE_TIMEOUT_S)
             if not value:
                 return None
             found.append(value)

@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from clocks import FakeClock
 
 from edl_hvd.errors import UsageError
-from edl_hvd.key_value_store import StoreAddress
+from edl_hvd.key_value_store import KeyValueStore
 from edl_hvd.worker.engine.stall_inspector import StalledCollective, StallInspector
 from edl_hvd.world import World
 
 MEMBERS = ("a:0", "b:0")
-STORE = StoreAddress("127.0.0.1", 1)
-
-
-class Store:
-    """What the members put there. ``gone``: its rank 0 has ended."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
-        self.gone = False
-
-    def get(self, place: StoreAddress, path: str, timeout_s: float) -> bytes | None:
-        if self.gone:
-            raise ConnectionRefusedError
-        return self.values.get(path)
-
-    def put(self, place: StoreAddress, path: str, value: bytes, timeout_s: float) -> None:
-        if self.gone:
-            raise ConnectionRefusedError
-        self.values[path] = value
 
 
 class Together(FakeClock):
@@ -47,8 +30,9 @@ class Together(FakeClock):
 
 
 @pytest.fixture
-def store() -> Store:
-    return Store()
+def store() -> Iterator[KeyValueStore]:
+    with closing(KeyValueStore("127.0.0.1", token="secret")) as store:
+        yield store
 
 
 @pytest.fixture
@@ -56,8 +40,8 @@ def clock() -> Together:
     return Together()
 
 
-def member(rank: int, store: Store, clock: FakeClock) -> StallInspector:
-    return StallInspector(World.of(1, MEMBERS, rank), STORE, 60.0, clock, store.get, store.put)
+def member(rank: int, store: KeyValueStore, clock: FakeClock) -> StallInspector:
+    return StallInspector(World.of(1, MEMBERS, rank), store.place, 60.0, clock)
 
 
 def look(*waits: StalledCollective, clock: FakeClock, times: int = 1) -> None:
@@ -120,7 +104,7 @@ def test_a_store_that_is_gone_decides_nothing(store, clock):
     first = StalledCollective(member(0, store, clock), "A", {"A": 1})
     second = StalledCollective(member(1, store, clock), "B", {"B": 1})
     look(first, second, clock=clock)
-    store.gone = True
+    store.close(broken=True)
     look(first, second, clock=clock, times=10)
     first.end()
 
@@ -137,5 +121,6 @@ def test_a_member_that_never_comes_to_the_verdict_is_not_waited_for_for_ever(sto
 def test_the_report_of_a_large_model_fits_the_store(store, clock):
     started = {f"edl_hvd.gradient.layers.{number}.attention.projection.weight": 10**6 for number in range(20_000)}
     StalledCollective(member(0, store, clock), "A", started).look()
-    [report] = store.values.values()
+    report = store.get("/edl_hvd.waits/0")
+    assert report is not None, "it was refused"
     assert len(report) < 1 << 20
