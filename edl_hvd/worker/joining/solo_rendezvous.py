@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from types import FrameType
-from typing import Any
 
 from edl_hvd.settings import Settings
 from edl_hvd.worker.engine.collectives import SoloCollectives
@@ -30,7 +29,6 @@ class SoloRendezvous:
 
     def __init__(self) -> None:
         self._end: tuple[str, int, float] | None = None  # why this process is to end, its exit code, when it is killed
-        self._handler_before: Any = None  # its handler until the world was joined
 
     def join(self, known_step: int, held_step: int, transfer: StateTransfer | None = None) -> RendezvousInfo:
         if self._end is not None:
@@ -38,7 +36,7 @@ class SoloRendezvous:
             raise GracefulExit(reason, code=code, save=True, remaining_s=killed_at_s - time.monotonic())
         # A handler of the script's own stays; signals reach the main thread only.
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            self._handler_before = signal.signal(signal.SIGTERM, self._on_sigterm)
+            signal.signal(signal.SIGTERM, self._on_sigterm)
         return RendezvousInfo(SOLO, SoloCollectives(), known_step)
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
@@ -48,9 +46,8 @@ class SoloRendezvous:
         logger.warning("SIGTERM: saving and leaving at the next commit; another one ends this process at once")
 
     def _restore_handler(self) -> None:
-        if self._handler_before is not None:
-            signal.signal(signal.SIGTERM, self._handler_before)
-            self._handler_before = None
+        if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def change_pending(self) -> bool:
         return self._end is not None
