@@ -132,7 +132,8 @@ class DriverRendezvous:
                 case protocol.WorldAssigned(generation) if generation > self._horovod.generation:
                     world = news
                 case protocol.ReceiveState(generation, address, port):
-                    catches_up, replica = generation, self._receive(transfer, address, port)
+                    catches_up, give = generation, self._driver.enqueue
+                    replica = transfer.receive(address, port, self._token, give) if transfer and port else None
                 case _ if replica is not None and news is replica:
                     replica.apply_next()
             if catches_up and (replica is None or replica.caught_up or replica.closed):
@@ -142,11 +143,6 @@ class DriverRendezvous:
                 replica = None
             if world is not None and replica is None:
                 return world
-
-    def _receive(self, transfer: StateTransfer | None, address: str, port: int) -> Replica | None:
-        if transfer is None or port == 0:
-            return None
-        return transfer.receive(address, port, self._token, self._driver.enqueue)
 
     def _enter(self, told: protocol.WorldAssigned) -> RendezvousInfo | None:
         horovod = self._horovod
