@@ -120,14 +120,14 @@ class ElasticLoop:
     @progress.during("end")
     def _exit_gracefully(self, exit_: GracefulExit) -> NoReturn:
         logger.info("%s", exit_)
-        if exit_.save and self._store.held >= 0 and not (exit_.has_peers and self._store.is_unverified):
-            exit_.end_within(LONGEST_SAVE_S)
-            if exit_.has_peers:
-                self._checkpoints.write_with_peers(self._store, exit_.job_goes_on)
-            else:
+        if exit_.save and self._store.held >= 0 and not (exit_.job_goes_on and self._store.is_unverified):
+            if exit_.job_goes_on is None:
                 self._checkpoints.write_emergency(self._store, exit_.remaining_s)
                 self._checkpoints.lease.release()
-            exit_.end_within(self._grace_s)  # the script may have threads that do not end
+            else:
+                process.end_within(LONGEST_SAVE_S)
+                self._checkpoints.write_with_peers(self._store, exit_.job_goes_on)
+                process.end_within(self._grace_s)  # the script may have threads that do not end
         else:
             self._checkpoints.lease.leave()
         launch, generation = self._process.launch, self._downtime.generation

@@ -152,7 +152,7 @@ def _print_stacks_on_sigquit() -> None:
         faulthandler.register(signal.SIGQUIT, file=2)
 
 
-def _end_within(seconds: float) -> None:
+def end_within(seconds: float) -> None:
     """End this process that number of seconds from now, with the stacks of its threads; the newest call counts.
 
     The timer is native: once it is set it needs neither the main thread nor Python's lock. A worker that keeps the lock
@@ -167,7 +167,7 @@ def _rendezvous_for(launch: Launch) -> Rendezvous:
         if launch.driver is not None:
             from edl_hvd.worker.joining.driver_rendezvous import DriverRendezvous
 
-            return DriverRendezvous(launch, Settings.from_environment().termination_grace_s, _end_within)
+            return DriverRendezvous(launch, Settings.from_environment().termination_grace_s, end_within)
         if launch.address is not None:
             from edl_hvd.worker.joining.horovod_rendezvous import HorovodRendezvous
 

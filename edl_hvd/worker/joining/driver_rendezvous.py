@@ -120,12 +120,7 @@ class DriverRendezvous:
             match news:
                 case DriverLost():
                     raise GracefulExit(
-                        "the driver is gone",
-                        code=EX_TEMPFAIL,
-                        save=True,
-                        has_peers=True,
-                        job_goes_on=self._driver.takes_calls,
-                        end_within=self._end_within,
+                        "the driver is gone", code=EX_TEMPFAIL, save=True, job_goes_on=self._driver.takes_calls
                     )
                 case protocol.ShutDown(save, remaining_s):
                     raise GracefulExit(f"the driver asked {self._name} to exit", save=save, remaining_s=remaining_s)

@@ -22,11 +22,9 @@ class GracefulExit(Exception):
         code: Exit code for the process.
         save: Whether to write the state to a checkpoint before.
         remaining_s: Seconds until the process is killed; ``None`` if not known.
-        has_peers: Whether other workers end for the same reason, and may hold the same commit: one of them saves it.
-        job_goes_on: Function that tells whether the launcher lives, and the job goes on without this worker. Blocks for
-            some seconds at most.
-        end_within: Function that ends this process that number of seconds from now, whatever it does then; nothing
-            where the launcher does that.
+        job_goes_on: Function that tells whether the launcher, which is lost, lives, and the job goes on without this
+            worker; blocks for some seconds at most. Where it is given, other workers end for the same reason and may
+            hold the same commit: one of them saves it, and no launcher ends one that hangs. ``None`` elsewhere.
     """
 
     reason: str
@@ -34,9 +32,7 @@ class GracefulExit(Exception):
     code: int = 0
     save: bool = False
     remaining_s: float | None = None
-    has_peers: bool = False
-    job_goes_on: Callable[[], bool] = lambda: False
-    end_within: Callable[[float], None] = lambda seconds: None
+    job_goes_on: Callable[[], bool] | None = None
 
 
 @dataclass(frozen=True)
