@@ -167,7 +167,7 @@ def _rendezvous_for(launch: Launch) -> Rendezvous:
         if launch.driver is not None:
             from edl_hvd.worker.joining.driver_rendezvous import DriverRendezvous
 
-            return DriverRendezvous(launch, Settings.from_environment().termination_grace_s, end_within)
+            return DriverRendezvous(launch.driver, Settings.from_environment().termination_grace_s, end_within)
         if launch.address is not None:
             from edl_hvd.worker.joining.horovod_rendezvous import HorovodRendezvous
 

@@ -19,7 +19,7 @@ from edl_hvd import protocol
 from edl_hvd.errors import CheckpointFailedError, OwnedError, UsageError
 from edl_hvd.key_value_store import StoreAddress
 from edl_hvd.network_interface import interface_of
-from edl_hvd.settings import Launch
+from edl_hvd.settings import Driver
 from edl_hvd.worker.engine.horovod_runtime import HorovodRuntime, refuse_own_horovod
 from edl_hvd.worker.joining.driver_connection import DriverConnection, DriverLost, Urgent
 from edl_hvd.worker.joining.rendezvous import EX_TEMPFAIL, GracefulExit, RendezvousInfo, Replica, StateTransfer
@@ -39,7 +39,7 @@ class DriverRendezvous:
     """See :class:`edl_hvd.worker.joining.rendezvous.Rendezvous`. For processes started by ``edlrun``.
 
     Args:
-        launch: Variables that the driver has put into the environment.
+        driver: Address of the driver, and name of this worker.
         grace_s: Seconds within which a worker whose driver is gone has come to its end, or to its last checkpoint.
         end_within: Function that ends this process that number of seconds from now, whatever it does then.
     """
@@ -47,16 +47,14 @@ class DriverRendezvous:
     elastic = True
 
     def __init__(
-        self, launch: Launch, grace_s: float = 30.0, end_within: Callable[[float], None] = lambda seconds: None
+        self, driver: Driver, grace_s: float = 30.0, end_within: Callable[[float], None] = lambda seconds: None
     ) -> None:
-        assert launch.driver is not None
-        self._name = launch.driver.worker
+        self._name, self._token = driver.worker, driver.token
         self._horovod = HorovodRuntime(self._name, elastic=True)
-        self._token = launch.driver.token
         self._transfer: StateTransfer | None = None
         self._grace_s = grace_s
         self._end_within = end_within
-        self._driver = DriverConnection(launch.driver, lambda: progress.beat(self._horovod.generation), self._on_urgent)
+        self._driver = DriverConnection(driver, lambda: progress.beat(self._horovod.generation), self._on_urgent)
         self._has_raised = False
         self._excepthook, sys.excepthook = sys.excepthook, self._on_uncaught
         if threading.current_thread() is threading.main_thread():
