@@ -12,8 +12,8 @@ import json
 import secrets
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from http.client import HTTPException
 
@@ -44,7 +44,6 @@ class HorovodRendezvous(Rendezvous):
     def __init__(self, launch: Launch, settings: Settings) -> None:
         refuse_own_horovod()
         self.elastic = launch.elastic
-        self._launch = launch
         self._settings = settings
         self._name = f"{launch.host}:{launch.local_rank}"
         self._horovod = HorovodRuntime(self._name, launch.elastic, settings.collective_timeout_s)
@@ -128,24 +127,20 @@ class HorovodRendezvous(Rendezvous):
         """
         self._change_announced = False  # a change announced before this question is part of the answer
         # The launcher itself gives up after the elastic timeout; wait a little longer for its answer.
-        answer = self._launcher_get(f"/rank_and_size/{self._name}", self._settings.elastic_timeout_s + 60)
+        timeout_s = self._settings.elastic_timeout_s + 60
+        answer = self._request(key_value_store.get, f"/rank_and_size/{self._name}", timeout_s)
         rank, *others = [int(number) for number in (answer or b"-1").decode().split(",")]
         if rank < 0:
             raise GracefulExit(f"the launcher removed {self._name} from the job")
         return rank, others[0]  # the others follow from the names of the members
 
-    def _launcher_get(self, path: str, timeout_s: float) -> bytes | None:
-        with self._translated(f"GET {path}"):
-            return key_value_store.get(self._launcher, path, timeout_s)
-
-    @contextmanager
-    def _translated(self, request: str) -> Iterator[None]:
+    def _request(self, ask: Callable[..., bytes | None], path: str, *arguments: object) -> bytes | None:
         try:
-            yield
+            return ask(self._launcher, path, *arguments)
         except (OSError, HTTPException) as error:
             raise RendezvousError(
-                f"the launcher at {self._launch.address}:{self._launch.port} does not answer {request}: {error}; it "
-                "has probably ended, see its output"
+                f"the launcher at {self._launcher.address}:{self._launcher.port} does not answer a request for {path}: "
+                f"{error}; it has probably ended, see its output"
             ) from error
 
     # --- meeting the others ---
@@ -173,14 +168,13 @@ class HorovodRendezvous(Rendezvous):
 
     def _publish(self, notice: dict[str, object]) -> None:
         value = json.dumps({**notice, "step": self._horovod.known_step}).encode()
-        with self._translated("PUT"):
-            key_value_store.put(self._launcher, _STORE_KEY, value, 10)
+        self._request(key_value_store.put, _STORE_KEY, value, 10)
 
     def _find_store(self, barrier_timeout_s: float) -> StoreAddress | None:
         """The address of the store that rank 0 of the next world serves; ``None`` if it is not there in time."""
         deadline_s = time.monotonic() + barrier_timeout_s
         while time.monotonic() < deadline_s:
-            answer = self._launcher_get(_STORE_KEY, timeout_s=10)
+            answer = self._request(key_value_store.get, _STORE_KEY, 10)
             notice = json.loads(answer) if answer else {}
             self._horovod.known_step = max(self._horovod.known_step, notice.get("step", -1))
             if "port" in notice:
