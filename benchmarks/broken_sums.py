@@ -109,7 +109,7 @@ def be_rank(rank: int, arguments: argparse.Namespace, store: StoreAddress, outpu
         os.write(output, json.dumps({**came_to, "how": how}).encode() + b"\n")
         os._exit(0)
 
-    runtime = HorovodRuntime(members[rank], elastic=True)
+    runtime = HorovodRuntime(elastic=True)
     collectives = runtime.start(World.of(1, members, rank), store)
     assert collectives is not None
     if rank == arguments.dies:

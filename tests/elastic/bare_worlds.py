@@ -87,7 +87,7 @@ def be_rank(name: str, as_released: bool, orders: int, results: int) -> NoReturn
     horovod_runtime._LEAVE_S = 1e6  # who leaves is not helped by the clock
     if "BARE_WORLDS_SPEAK" not in os.environ:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what Gloo says as it fails
-    runtime: HorovodRuntime = (AsReleased if as_released else HorovodRuntime)(name, elastic=True)
+    runtime: HorovodRuntime = (AsReleased if as_released else HorovodRuntime)(elastic=True)
     news: queue.Queue[dict[str, Any]] = queue.Queue()
 
     def read() -> None:

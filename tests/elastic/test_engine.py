@@ -35,7 +35,7 @@ _SCRIPT = textwrap.dedent("""
         store = KeyValueStore("127.0.0.1", token="secret")
         return store, runtime.start(World.of(generation, members, 0), store.place)
 
-    runtime = HorovodRuntime("localhost:0", elastic=True)
+    runtime = HorovodRuntime(elastic=True)
     for generation in range(1, 1 + int(sys.argv[1])):
         threading.Timer(0.05 * generation, runtime.end_world, (2 * generation, "localhost:1")).start()
         store, collectives = start(runtime, 2 * generation, ("localhost:0", "localhost:1"))

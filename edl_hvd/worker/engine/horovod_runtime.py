@@ -31,7 +31,6 @@ class HorovodRuntime:
     """Horovod in this process, which is started and stopped once for each world.
 
     Args:
-        name: Name of this worker, as ``host:slot``.
         elastic: Whether a world may be left for another; else the job ends when one breaks.
         collective_timeout_s: Seconds that the members may wait for each other; ``None`` where a driver sees to it.
 
@@ -44,11 +43,10 @@ class HorovodRuntime:
         PlatformError: The installed Horovod is not mended.
     """
 
-    def __init__(self, name: str, elastic: bool, collective_timeout_s: float | None = None) -> None:
+    def __init__(self, elastic: bool, collective_timeout_s: float | None = None) -> None:
         mended.require()
         self.generation = 0
         self.known_step = -1
-        self._name = name
         self._elastic = elastic
         self._collective_timeout_s = collective_timeout_s
         self._collectives: HorovodCollectives | None = None

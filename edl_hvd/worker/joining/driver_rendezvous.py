@@ -50,7 +50,7 @@ class DriverRendezvous:
         self, driver: Driver, grace_s: float = 30.0, end_within: Callable[[float], None] = lambda seconds: None
     ) -> None:
         self._name, self._token = driver.worker, driver.token
-        self._horovod = HorovodRuntime(self._name, elastic=True)
+        self._horovod = HorovodRuntime(elastic=True)
         self._transfer: StateTransfer | None = None
         self._grace_s = grace_s
         self._end_within = end_within

@@ -46,7 +46,7 @@ class HorovodRendezvous(Rendezvous):
         self.elastic = launch.elastic
         self._settings = settings
         self._name = f"{launch.host}:{launch.local_rank}"
-        self._horovod = HorovodRuntime(self._name, launch.elastic, settings.collective_timeout_s)
+        self._horovod = HorovodRuntime(launch.elastic, settings.collective_timeout_s)
         self._launcher = StoreAddress(launch.address or "", launch.port)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((self._launcher.address, launch.port or 9))

@@ -31,15 +31,14 @@ class MpiRendezvous(Rendezvous):
 
     def __init__(self, interface: str | None) -> None:
         refuse_own_horovod()
-        self._communicator = MPI.COMM_WORLD
-        name, timeout_s = f"rank {self._communicator.Get_rank()}", Settings.from_environment().collective_timeout_s
-        self._horovod = HorovodRuntime(name, elastic=False, collective_timeout_s=timeout_s)
+        timeout_s = Settings.from_environment().collective_timeout_s
+        self._horovod = HorovodRuntime(elastic=False, collective_timeout_s=timeout_s)
         self._interface = interface
         self._store: KeyValueStore | None = None
 
     def join(self, known_step: int, held_step: int, transfer: StateTransfer | None = None) -> RendezvousInfo:
         refuse_own_horovod()
-        communicator = self._communicator
+        communicator = MPI.COMM_WORLD
         rank = communicator.Get_rank()
         hosts: list[str] = communicator.allgather(socket.gethostname())
         if self._interface:
