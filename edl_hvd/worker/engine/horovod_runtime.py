@@ -36,7 +36,6 @@ class HorovodRuntime:
 
     Attributes:
         generation: Generation of the last world started; 0 before the first.
-        known_step: The furthest step heard of.
         current: Generation of the world that forms or lives; 0 for none.
 
     Raises:
@@ -46,7 +45,6 @@ class HorovodRuntime:
     def __init__(self, elastic: bool, collective_timeout_s: float | None = None) -> None:
         mended.require()
         self.generation = 0
-        self.known_step = -1
         self._elastic = elastic
         self._collective_timeout_s = collective_timeout_s
         self._collectives: HorovodCollectives | None = None

@@ -95,10 +95,8 @@ class DriverRendezvous:
         return self._driver.lost or self._driver.change == self._horovod.generation > 0
 
     def join(self, known_step: int, held_step: int, transfer: StateTransfer | None = None) -> RendezvousInfo:
-        horovod = self._horovod
-        horovod.known_step = max(horovod.known_step, known_step)
         self._transfer = transfer
-        if horovod.generation == 0:
+        if self._horovod.generation == 0:
             refuse_own_horovod()
         while True:
             self._driver.send(protocol.Ready(held_step))
@@ -138,9 +136,7 @@ class DriverRendezvous:
                 return world
 
     def _enter(self, told: protocol.WorldAssigned) -> RendezvousInfo | None:
-        horovod = self._horovod
         world = World.of(told.generation, told.members, told.members.index(self._name))
-        horovod.known_step = max(horovod.known_step, told.known_step)
         if self._driver.lost:
             return None
         interface = told.interface or interface_of(told.address or self._driver.local_address)
@@ -148,11 +144,11 @@ class DriverRendezvous:
         if interface != _LOOPBACK:
             # As horovodrun does. NCCL looks once: on loopback it had better choose itself, other hosts may join.
             os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
-        collectives = horovod.start(world, StoreAddress(told.store_address, told.store_port, self._token))
+        collectives = self._horovod.start(world, StoreAddress(told.store_address, told.store_port, self._token))
         if collectives is None:
             return None
         self._driver.send(protocol.Formed(world.generation))
-        return RendezvousInfo(world, collectives, horovod.known_step)
+        return RendezvousInfo(world, collectives, told.known_step)
 
     def leave(self, broken: bool) -> None:
         self._horovod.stop(broken)

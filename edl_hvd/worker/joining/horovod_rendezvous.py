@@ -53,6 +53,7 @@ class HorovodRendezvous(Rendezvous):
             # By this address of this host the launcher, and so the other workers, can reach it.
             self._address: str = probe.getsockname()[0]
         self._assigned: tuple[int, int] | None = launch.rank, launch.size
+        self._known_step = -1  # the furthest that this worker has heard of
         self._last_generation = 0  # also of a world that did not form
         self._store: KeyValueStore | None = None
         self._barrier: Barrier | None = None
@@ -86,7 +87,7 @@ class HorovodRendezvous(Rendezvous):
         if self._horovod.generation == 0:
             refuse_own_horovod()
         deadline_s = time.monotonic() + self._settings.elastic_timeout_s
-        self._horovod.known_step = max(self._horovod.known_step, known_step)
+        self._known_step = max(self._known_step, known_step)
         before = open_sockets()
         while True:
             (rank, size), self._assigned = self._assigned or self._ask_launcher(), None
@@ -157,7 +158,7 @@ class HorovodRendezvous(Rendezvous):
         else:
             store = self._find_store(barrier_timeout_s)
             barrier_timeout_s += 10  # rank 0 gives up first, and so tells that it is gone when it does not
-        own = JoinRequest(rank, self._name, self._last_generation, self._horovod.known_step)
+        own = JoinRequest(rank, self._name, self._last_generation, self._known_step)
         if store is not None:
             with suppress(OSError, HTTPException, ValueError):
                 return Barrier(store, size, own, barrier_timeout_s)
@@ -167,7 +168,7 @@ class HorovodRendezvous(Rendezvous):
         return None
 
     def _publish(self, notice: dict[str, object]) -> None:
-        value = json.dumps({**notice, "step": self._horovod.known_step}).encode()
+        value = json.dumps({**notice, "step": self._known_step}).encode()
         self._request(key_value_store.put, _STORE_KEY, value, 10)
 
     def _find_store(self, barrier_timeout_s: float) -> StoreAddress | None:
@@ -176,7 +177,7 @@ class HorovodRendezvous(Rendezvous):
         while time.monotonic() < deadline_s:
             answer = self._request(key_value_store.get, _STORE_KEY, 10)
             notice = json.loads(answer) if answer else {}
-            self._horovod.known_step = max(self._horovod.known_step, notice.get("step", -1))
+            self._known_step = max(self._known_step, notice.get("step", -1))
             if "port" in notice:
                 return StoreAddress(notice["address"], notice["port"], notice["token"])
             if "closed" in notice:
@@ -191,11 +192,11 @@ class HorovodRendezvous(Rendezvous):
         self._last_generation = max(member.generation for member in requests) + 1
         world = World.of(self._last_generation, [member.name for member in requests], rank)
         barrier.watch(lambda worker: self._horovod.end_world(world.generation, worker))
-        self._horovod.known_step = max(member.known_step for member in requests)
+        self._known_step = max(member.known_step for member in requests)
         collectives = self._horovod.start(world, barrier.store)
         if collectives is None:
             barrier.leave(regular=False)
             self._close_store(broken=True)
             return None
         self._barrier = barrier
-        return RendezvousInfo(world, collectives, self._horovod.known_step)
+        return RendezvousInfo(world, collectives, self._known_step)

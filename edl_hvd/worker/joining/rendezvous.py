@@ -42,7 +42,7 @@ class RendezvousInfo:
     Attributes:
         world: The new world.
         collectives: Its collectives.
-        known_step: The furthest step that any member has ever heard of; a world whose members all
+        known_step: The furthest step that the launcher or the members have told of; a world whose members all
             lack the state, yet know of progress, has lost it.
     """
 
