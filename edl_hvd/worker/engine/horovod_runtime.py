@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import horovod.torch as hvd
 
@@ -47,7 +47,6 @@ class HorovodRuntime:
         self.generation = 0
         self._elastic = elastic
         self._collective_timeout_s = collective_timeout_s
-        self._collectives: HorovodCollectives | None = None
         self._lock = threading.Lock()
         self.current = 0
         self._left = 0  # generation of the world that is being left
@@ -94,9 +93,8 @@ class HorovodRuntime:
         close_on_fork(open_sockets() - before)
         timeout_s = self._collective_timeout_s
         inspector = None if timeout_s is None else StallInspector(world, store, timeout_s)
-        self._collectives = HorovodCollectives(lambda: self._failures.get(world.generation), inspector)
         logger.info("generation %d: rank %d of %d", world.generation, world.rank, world.size)
-        return self._collectives
+        return HorovodCollectives(lambda: self._failures.get(world.generation), inspector)
 
     def _prepare(self, world: World, store: StoreAddress) -> None:
         """Set the place in the world, which Horovod's C++ reads from the environment at init."""
@@ -163,11 +161,6 @@ class HorovodRuntime:
             bound.cancel()
             with self._lock:
                 self._left = 0
-
-    def times_started(self, names: Iterable[str]) -> list[int]:
-        """The number of times that each of these collectives was started in the present world. Any thread."""
-        started = self._collectives.started if self._collectives is not None else {}
-        return [started.get(name, 0) for name in names]
 
 
 def _after(seconds: float, act: Callable[..., object], *arguments: object) -> threading.Timer:

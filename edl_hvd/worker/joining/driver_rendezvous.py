@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType, TracebackType
 
 from edl_hvd import protocol
@@ -52,6 +52,7 @@ class DriverRendezvous:
         self._name, self._token = driver.worker, driver.token
         self._horovod = HorovodRuntime(elastic=True)
         self._transfer: StateTransfer | None = None
+        self._started: Mapping[str, int] = {}  # how often each collective of the world was
         self._grace_s = grace_s
         self._end_within = end_within
         self._driver = DriverConnection(driver, lambda: progress.beat(self._horovod.generation), self._on_urgent)
@@ -82,7 +83,7 @@ class DriverRendezvous:
                 self._driver.send(protocol.ServingState(generation, standby, own, port))
             case protocol.Explain(generation, collectives) if generation == self._horovod.generation:
                 place, stack = progress.where()
-                started = tuple(self._horovod.times_started(collectives))
+                started = tuple(self._started.get(name, 0) for name in collectives)
                 self._driver.send(
                     protocol.Waits(generation, progress.waits, progress.collective, started, place, stack)
                 )
@@ -147,6 +148,7 @@ class DriverRendezvous:
         collectives = self._horovod.start(world, StoreAddress(told.store_address, told.store_port, self._token))
         if collectives is None:
             return None
+        self._started = collectives.started
         self._driver.send(protocol.Formed(world.generation))
         return RendezvousInfo(world, collectives, told.known_step)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-from types import SimpleNamespace
 
 import pytest
 
@@ -54,7 +53,7 @@ def test_a_standby_that_leaves_stops_receiving(news: list[Message]):
 def test_a_worker_explains_what_it_waits_for_in_the_present_world_and_no_other():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         rendezvous = DriverRendezvous(Driver("127.0.0.1", listener.getsockname()[1], "token", "b:0", 1))
-        rendezvous._horovod._collectives = SimpleNamespace(started={"A": 3, "B": 1})
+        rendezvous._started = {"A": 3, "B": 1}
         driver, _ = listener.accept()
         with driver, driver.makefile("rb") as words:
             for generation in (7, 0):
