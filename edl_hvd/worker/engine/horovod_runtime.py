@@ -50,7 +50,6 @@ class HorovodRuntime:
         self._lock = threading.Lock()
         self.current = 0
         self._left = 0  # generation of the world that is being left
-        self._forming = False
         self._failures: dict[int, WorldFailure] = {}
 
     def start(self, world: World, store: StoreAddress) -> HorovodCollectives | None:
@@ -71,17 +70,15 @@ class HorovodRuntime:
         before = open_sockets()
         with self._lock:
             self._failures = {number: lost for number, lost in self._failures.items() if number >= world.generation}
-            self.current, self._forming = world.generation, True
+            self.current = world.generation
             mended.abort(on=world.generation in self._failures)  # else what was given up is over
         formed = self._init(world.generation)
         with self._lock:
-            self._forming = False
             failure = self._failures.get(world.generation)
-            if formed and failure is None:
+            formed = formed and failure is None
+            if formed:
                 self.generation = world.generation
-            else:
-                self.current = 0
-        if self.current == 0:
+        if not formed:
             self.stop(broken=True)
             reason = failure.reason if failure is not None else "a member or the key-value store"
             logger.warning("generation %d did not form: %s is gone", world.generation, reason)
@@ -139,7 +136,7 @@ class HorovodRuntime:
             known = self._failures.get(generation)
             if known is None or grace_s < known.grace_s:
                 self._failures[generation] = WorldFailure(worker, time.monotonic(), grace_s)
-            is_ended = generation == self.current and (self._forming or grace_s == 0)
+            is_ended = generation == self.current and (generation != self.generation or grace_s == 0)
             if is_ended or generation == self._left:
                 mended.abort(on=True)
 
