@@ -97,8 +97,7 @@ class DriverRendezvous:
 
     def join(self, known_step: int, held_step: int, transfer: StateTransfer | None = None) -> RendezvousInfo:
         self._transfer = transfer
-        if self._horovod.generation == 0:
-            refuse_own_horovod()
+        refuse_own_horovod()
         while True:
             self._driver.send(protocol.Ready(held_step))
             joined = self._enter(self._next_world(transfer))

@@ -84,8 +84,7 @@ class HorovodRendezvous(Rendezvous):
             # An error to the launcher, which then leaves the host alone.
             remaining_s = self._gone_at_s - time.monotonic()
             raise GracefulExit("the host is about to go", code=EX_TEMPFAIL, save=True, remaining_s=remaining_s)
-        if self._horovod.generation == 0:
-            refuse_own_horovod()
+        refuse_own_horovod()
         deadline_s = time.monotonic() + self._settings.elastic_timeout_s
         self._known_step = max(self._known_step, known_step)
         before = open_sockets()
