@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -159,7 +160,7 @@ class ElasticLoop:
         """Become a member of a world whose members all stand at the same commit."""
         progress.enter("join")
         if self._process.joined is None:
-            transfer = StateTransfer(self._donor.serve, self._receive_state)
+            transfer = StateTransfer(self._donor.serve, partial(StandbyReplica, self._store))
             self._process.joined = self._process.rendezvous.join(self._known_step, self._store.held_step, transfer)
         joined = self._process.joined
         world = joined.world
@@ -174,11 +175,6 @@ class ElasticLoop:
         self._downtime.announce(world, agreed.generations, self._store.step)
         if self._downtime.before is not None:
             self._runtime.run_callbacks()
-
-    def _receive_state(
-        self, address: str, port: int, secret: str, deliver: Callable[[StandbyReplica], None]
-    ) -> StandbyReplica:
-        return StandbyReplica(self._store, address, port, secret, deliver)
 
     def _apply_world(self, world: World) -> None:
         """Deal batches and scale the learning rate for this world, and make that part of the commit."""
