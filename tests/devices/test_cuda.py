@@ -6,8 +6,10 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gpu_script
@@ -26,7 +28,9 @@ LOOPBACK = {"NCCL_SOCKET_IFNAME": "lo"}
 HOSTS = ("localhost:2", "127.0.0.1:1", "127.1:1")
 
 
-def learned(folder: Path, *flags: str, hosts: tuple[str, ...] = (), **variables: str) -> list[dict[str, Any]]:
+def learned(
+    folder: Path, *flags: str, hosts: tuple[str, ...] = (), variables: Mapping[str, str] = MappingProxyType({})
+) -> list[dict[str, Any]]:
     """What the script's workers have learned, by rank; without hosts it runs alone, without a launcher."""
     folder.mkdir()
     program = [sys.executable, str(SCRIPT), str(folder), *flags]
@@ -44,7 +48,7 @@ def learned(folder: Path, *flags: str, hosts: tuple[str, ...] = (), **variables:
 
 def test_gradients_are_summed_by_nccl_also_where_workers_share_a_gpu(tmp_path):
     log = tmp_path / "nccl.txt"
-    found = learned(tmp_path / "job", hosts=HOSTS[:2], NCCL_DEBUG="INFO", NCCL_DEBUG_FILE=str(log))
+    found = learned(tmp_path / "job", hosts=HOSTS[:2], variables={"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": str(log)})
     assert [each["size"] for each in found] == [3, 3, 3]
     assert "nranks 3" in log.read_text()
     assert len({each["digest"] for each in found}) == 1
@@ -105,8 +109,8 @@ def test_workers_killed_at_random_moments_leave_right_sums(tmp_path):
 def test_a_checkpoint_of_one_device_goes_on_on_another(tmp_path, before, after):
     settings = {"EDL_HVD_CHECKPOINT": str(tmp_path / "kept"), "EDL_HVD_CHECKPOINT_EVERY": "3steps"}
     (expected,) = learned(tmp_path / "whole", "--device", after, "--steps", "12")
-    learned(tmp_path / "first", "--device", before, "--steps", "8", **settings)
-    (found,) = learned(tmp_path / "second", "--device", after, "--steps", "12", **settings)
+    learned(tmp_path / "first", "--device", before, "--steps", "8", variables=settings)
+    (found,) = learned(tmp_path / "second", "--device", after, "--steps", "12", variables=settings)
     assert found["losses"] == pytest.approx(expected["losses"], rel=1e-3)
     for name, weight in found["weights"].items():
         torch.testing.assert_close(weight, expected["weights"][name], rtol=1e-3, atol=1e-4)
