@@ -61,7 +61,7 @@ void NCCLContext::Abort(bool on) { aborted = on; }
             "                             ncclComm_t& nccl_comm) {\n  if (nccl_result != ncclSuccess) {\n"
             "    ncclCommAbort(nccl_comm);\n",
             """                             ncclComm_t& nccl_comm) {
-#ifdef EDL_HVD_NCCL_NEED_NOT_BLOCK
+#ifdef NCCL_NEED_NOT_BLOCK
   while (nccl_result == ncclInProgress && !aborted) {
     std::this_thread::sleep_for(std::chrono::microseconds(20));
     auto asked = ncclCommGetAsyncError(nccl_comm, &nccl_result);
@@ -77,7 +77,7 @@ void NCCLContext::Abort(bool on) { aborted = on; }
             f"{NCCL}.h",
             "ncclDataType_t GetNCCLDataType(",
             """#if HAVE_CUDA && NCCL_VERSION_CODE >= 21400
-#define EDL_HVD_NCCL_NEED_NOT_BLOCK
+#define NCCL_NEED_NOT_BLOCK
 #endif
 
 """,
@@ -91,7 +91,7 @@ void NCCLContext::Abort(bool on) { aborted = on; }
     nccl_context_->ErrorCheck("ncclCommInitRank", nccl_result, nccl_comm);
     nccl_comm = new_nccl_comm;
 """,
-            """#ifdef EDL_HVD_NCCL_NEED_NOT_BLOCK
+            """#ifdef NCCL_NEED_NOT_BLOCK
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     auto nccl_result = ncclCommInitRankConfig(&nccl_comm, nccl_size, nccl_id,
@@ -122,7 +122,7 @@ void NCCLContext::Abort(bool on) { aborted = on; }
             f"{NCCL}.cc",
             """  if (nccl_async_err != ncclSuccess) {
     // do not""",
-            """#ifdef EDL_HVD_NCCL_NEED_NOT_BLOCK
+            """#ifdef NCCL_NEED_NOT_BLOCK
   if (nccl_async_err == ncclInProgress) {
     return;
   }

@@ -32,6 +32,7 @@ ALLOWED = {
     "simulator/cluster/blas.py": "sets what OpenBLAS reads when it is loaded",
     "worker/engine/horovod_runtime.py": "sets what Horovod's native core reads when it starts",
     "worker/joining/driver_rendezvous.py": "the same, for the network interface",
+    "worker/process.py": "the same for NCCL, where workers share a GPU",
     "worker/joining/mpi_rendezvous.py": "the same, before Horovod starts over MPI",
 }
 
