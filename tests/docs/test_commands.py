@@ -53,7 +53,7 @@ def test_ci_runs(command):
     how = HOW[command]
     assert isinstance(how, Ci)
     steps = (REPOSITORY / ".ci" / "run").read_text()
-    assert re.search(rf"^stage .*\b{how.step}$", steps, flags=re.MULTILINE), f".ci/run has no stage {how.step!r}"
+    assert re.search(rf"^ *stage .*\b{how.step}$", steps, flags=re.MULTILINE), f".ci/run has no stage {how.step!r}"
     assert command == how.step or command in (REPOSITORY / "Makefile").read_text()
 
 

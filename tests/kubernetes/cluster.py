@@ -20,8 +20,8 @@ from typing import Any
 from edl_hvd.kubernetes.api import ApiServer
 
 PROGRAMS = ("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager")
-_FIRST_PORT = 20_000 + 500 * (os.getpid() % 24)
-# Below those that Linux gives to connections; processes that are started side by side have others.
+_FIRST_PORT = 2_000 + 500 * (os.getpid() % 20)
+# Below those of teachers (tests/support/fleet.py); processes that are started side by side have others.
 _PORTS = cycle(range(_FIRST_PORT, _FIRST_PORT + 500))
 LONGEST_S = 180.0
 # Of last resort: it decides no test that goes well.
