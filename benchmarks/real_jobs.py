@@ -1,6 +1,6 @@
 """Real jobs on four slots, shared by the fleet and as gangs, with a claim, an urgent job and a daemon that is killed.
 
-    python benchmarks/real_jobs.py runs/real-jobs [--epochs 8] [--claims 20] [--rounds 1]
+    python benchmarks/real_jobs.py runs/real-jobs [--epochs 8] [--claims 20] [--rounds 1] [--scenes two three]
 
 In the scene "two", the second job is submitted when the first has made its first step. In the scene "three", a claim
 of two slots is made and released after that, while the daemon is killed, and an urgent job comes; all at the same
@@ -204,13 +204,14 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=8, help="of each job, 15 steps each (default 8)")
     parser.add_argument("--claims", type=int, default=20, help="claims and kills, one after the other (default 20)")
     parser.add_argument("--rounds", type=int, default=1, help="rounds of each way (default 1)")
+    parser.add_argument("--scenes", nargs="+", choices=SCENES, default=list(SCENES), help="beside the claims (all)")
     arguments = parser.parse_args()
     folder: Path = arguments.folder
     folder.mkdir(parents=True, exist_ok=True)
     first = 1 + max((int(row["round"]) for row in rows_of(folder / "events.csv")), default=0)
     for number in range(first, first + arguments.rounds):  # side by side: the machine may be busy at one time only
-        for scene, ways in SCENES.items():
-            for way in ways:
+        for scene in arguments.scenes:
+            for way in SCENES[scene]:
                 perform(Play(folder, number, scene, way, arguments.epochs))
         claims(Play(folder, number, "claims", SHARED, 10_000), arguments.claims)
     for line in verdicts(folder):
@@ -252,9 +253,9 @@ def claims(play: Play, count: int) -> None:
 def verdicts(folder: Path) -> Iterator[str]:
     """What all rows say beside the goals."""
     jobs, events = rows_of(folder / "jobs.csv"), rows_of(folder / "events.csv")
-    for scene, ways in SCENES.items():
-        ends = {way: statistics.median(makespans(jobs, scene, way)) for way in ways}
-        for way in ways:
+    for scene in {row["scene"]: None for row in jobs}:
+        ends = {way: statistics.median(makespans(jobs, scene, way)) for way in SCENES[scene]}
+        for way in ends:
             firsts = {row["job"]: row["first_step_s"] for row in jobs if (row["scene"], row["way"]) == (scene, way)}
             share = f", shared takes {ends[SHARED] / ends[way]:.2f} of it (goal {SHARE_GOAL})" if way != SHARED else ""
             yield f"{scene}, {way}: {ends[way]:.1f} s, first steps after {firsts} s{share}"

@@ -310,7 +310,7 @@ HOW: dict[str, Here | By | Ci] = {
     "python benchmarks/join.py --launchers edlrun --start-up 3":
         Here(more="--worlds 1-2 --kinds trained --sizes 1 --runs 1 --start-up 0", prints="1-2      1 MB trained"),
     "python benchmarks/real_jobs.py runs/real-jobs":
-        Here(more="--epochs 1 --claims 1", prints="12 of 12 jobs with each sample once per epoch"),
+        Here(more="--epochs 1 --claims 1 --scenes three", prints="6 of 6 jobs with each sample once per epoch"),
     "python benchmarks/resnet50.py":
         Here(more="--device cpu --image-size 32 --batch 4 --micro-batch 2 --steps 1 --rounds 1 --ways plain edlrun",
              prints="ResNet-50 on CPU"),
