@@ -20,7 +20,7 @@ sys.path += [str(Path(__file__).parents[1] / "examples" / "distill")]
 from common import CNNS, TEACHER_EPOCHS, TEMPERATURE, TRAINING, Average, accuracy, all_digits, train_cnn
 from seeds import answers_of, learn, show
 
-EPOCHS, LONG_EPOCHS = 30, 90
+EPOCHS = (30, 90)
 
 
 def train_teachers(epochs: int, long_epochs: int) -> dict[str, torch.nn.Module]:
@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--teacher-epochs", type=int, default=TEACHER_EPOCHS, help="of a CNN [%(default)s]")
     parser.add_argument("--long-epochs", type=int, default=40, help="of a CNN that learns for longer [%(default)s]")
+    parser.add_argument("--epochs", type=int, nargs=2, default=EPOCHS, help="of the students [30 90]")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     images, targets = all_digits()
@@ -50,7 +51,7 @@ def main() -> None:
         print(f"{name}: {share:.2%} of the test images, {1e6 * spent_s / len(images):.0f} µs of processor per answer")
     print("\n| teacher | epochs | temperature | labels alone | with the teacher | gain, points | least | most |")
     print("|---|---|---|---|---|---|---|---|")
-    for epochs in (EPOCHS, LONG_EPOCHS):
+    for epochs in arguments.epochs:
         alone = [learn(None, seed, epochs) for seed in seeds]
         for name in answers:
             for temperature in (2.0, TEMPERATURE):

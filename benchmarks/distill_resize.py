@@ -51,27 +51,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="jobs of each kind (default 5)")
     parser.add_argument("--kills", type=int, default=20, help="kills in each job (default 20)")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="in an epoch (default %(default)s)")
     parser.add_argument("--rows", type=Path, default=Path("distill_resize.csv"))
     arguments = parser.parse_args()
     rounds = len(rows_of(arguments.rows)) // 2
     for number in range(rounds, rounds + arguments.rounds):
         for with_teachers in (False, True) if number % 2 else (True, False):
-            add_row(arguments.rows, COLUMNS, measure(number, with_teachers, arguments.kills))
+            add_row(arguments.rows, COLUMNS, measure(number, with_teachers, arguments))
     show(rows_of(arguments.rows))
 
 
-def measure(number: int, with_teachers: bool, kills: int) -> Sequence[object]:
+def measure(number: int, with_teachers: bool, arguments: argparse.Namespace) -> Sequence[object]:
     """The row of one job."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        outcome = play(folder, with_teachers, kills)
+        outcome = play(folder, with_teachers, arguments.kills, arguments.samples)
         work, computed = teacher_work(outcome.trace), computed_samples(folder) // MICRO_BATCH
     found = [one for one in recoveries(outcome) if not one.is_struck_again]
     joins = [
         event["downtime_s"] for event in outcome.events if event["event"] == "resized" and event["cause"] == "change"
     ]
     return (
-        number, int(with_teachers), f"{os.getloadavg()[0]:.1f}", kills,
+        number, int(with_teachers), f"{os.getloadavg()[0]:.1f}", arguments.kills,
         f"{statistics.median([one.step_s for one in found] or [0.0]):.3f}", _list([one.formed_s for one in found]),
         _list([one.beyond_s for one in found]), _list(joins), work.asked, work.counted, computed,
         " ".join(str(share.thrown) for share in work.shares), " ".join(str(share.undone) for share in work.shares),
@@ -79,11 +80,11 @@ def measure(number: int, with_teachers: bool, kills: int) -> Sequence[object]:
     )  # fmt: skip
 
 
-def play(folder: Path, with_teachers: bool, kills: int) -> Outcome:
+def play(folder: Path, with_teachers: bool, kills: int, samples: int) -> Outcome:
     """Run one job to its end. The teachers are there without being asked, too."""
     faults = random_kills(kills)
     training = Training(
-        samples=SAMPLES, micro_batch=MICRO_BATCH, pause_s=PAUSE_S, linger_s=1.0, loader_workers=1,
+        samples=samples, micro_batch=MICRO_BATCH, pause_s=PAUSE_S, linger_s=1.0, loader_workers=1,
         extra=("distill",) if with_teachers else (),
     )  # fmt: skip
     teachers = Fleet(folder)

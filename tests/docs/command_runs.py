@@ -21,6 +21,7 @@ class Here:
         prints: What the output has to hold.
         exit_code: What it has to end with.
         variables: More environment variables.
+        waits: Whether it takes a minute, and begins before the others.
     """
 
     swaps: tuple[tuple[str, str], ...] = ()
@@ -28,6 +29,7 @@ class Here:
     prints: str = ""
     exit_code: int = 0
     variables: tuple[tuple[str, str], ...] = ()
+    waits: bool = False
 
 
 @dataclass(frozen=True)
@@ -294,12 +296,13 @@ HOW: dict[str, Here | By | Ci] = {
     "python examples/imagenet/show.py events.jsonl --picture report.png":
         By("tests/elastic/test_distill.py::test_the_report_of_a_job_shows_its_teachers"),
     "python benchmarks/distill_resize.py":
-        Here(more="--rounds 1 --kills 1", prints="a world forms again, more than without teachers"),
+        Here(more="--rounds 1 --kills 1 --samples 240", prints="a world forms again, more than without teachers",
+             waits=True),
     "python benchmarks/distill.py":
         Here(more="--goals scenes start --scenes service co-located --rounds 1 --short",
              prints="a teacher listens"),
     "python benchmarks/distill_digits.py":
-        Here(more="--seeds 2 --teacher-epochs 1 --long-epochs 1", prints="| three, averaged | 90 | 4 |"),
+        Here(more="--seeds 2 --teacher-epochs 1 --long-epochs 1 --epochs 3 9", prints="| three, averaged | 9 | 4 |"),
     "python benchmarks/distill_wire.py": Here(more="--rounds 1", prints="| Unix, messages |"),
     "python benchmarks/checksum.py": Here(more="--size-mb 32 --turns 1", prints="GB/s of a core"),
     "python benchmarks/recovery.py --engines edlrun --kills 400":
@@ -310,7 +313,8 @@ HOW: dict[str, Here | By | Ci] = {
     "python benchmarks/join.py --launchers edlrun --start-up 3":
         Here(more="--worlds 1-2 --kinds trained --sizes 1 --runs 1 --start-up 0", prints="1-2      1 MB trained"),
     "python benchmarks/real_jobs.py runs/real-jobs":
-        Here(more="--epochs 1 --claims 1 --scenes three", prints="6 of 6 jobs with each sample once per epoch"),
+        Here(more="--epochs 1 --claims 1 --scenes three", prints="6 of 6 jobs with each sample once per epoch",
+             waits=True),
     "python benchmarks/resnet50.py":
         Here(more="--device cpu --image-size 32 --batch 4 --micro-batch 2 --steps 1 --rounds 1 --ways plain edlrun",
              prints="ResNet-50 on CPU"),

@@ -149,7 +149,14 @@ def folder(tmp_path) -> Path:
     return checkout
 
 
-@pytest.mark.parametrize("command", [command for command, how in HOW.items() if isinstance(how, Here)])
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(command, marks=pytest.mark.waits if how.waits else ())
+        for command, how in HOW.items()
+        if isinstance(how, Here)
+    ],
+)
 def test_the_command_works(command, folder, values, request):
     how = HOW[command]
     assert isinstance(how, Here)
