@@ -52,10 +52,15 @@ together() {
         lists+=($!)
     done
     set +m
-    for list in "$@"; do
-        wait -n
+    # "wait -n" does not know a list that ended before it was called.
+    while [ ${#lists[@]} != 0 ]; do
+        sleep 0.1
+        for list in "${!lists[@]}"; do
+            if kill -0 "${lists[list]}" 2>/dev/null; then continue; fi
+            wait "${lists[list]}"
+            unset "lists[list]"
+        done
     done
-    lists=()
 }
 
 # As Ctrl-C does: tests and demos then end what they have started.
