@@ -82,7 +82,8 @@ def init(rendezvous: Rendezvous | None = None) -> None:
 
     The launcher decides how worlds are joined. Under ``edlrun`` this call connects to the driver, under ``horovodrun``
     to its rendezvous server, under ``mpirun`` or ``srun`` to MPI. Without a launcher, as in ``python train.py``, the
-    world is this process alone. With a GPU, :func:`device` becomes the current CUDA device.
+    world is this process alone. With a GPU, :func:`device` becomes the current CUDA device. A worker whose slot is
+    beyond the number of GPUs shares one, and is told to NCCL as a host of its own (``NCCL_HOSTID``).
 
     No world is joined yet: that happens when the elastic function is entered. So a worker that builds its model for a
     minute does not delay the others. Not collective; blocks for the connection to the launcher only. A second call does

@@ -4,7 +4,8 @@
 
 Each step takes the whole data set, so that the order of samples plays no part. With ``--exact`` the network has
 BatchNorm and dropout, too. With ``--deaths`` the last worker of a world kills itself within its first steps, that many
-times in all: mostly while the communicator of NCCL forms, which takes about as long.
+times in all: mostly while the communicator of NCCL forms, which takes about as long. Then the training goes on until
+all have died, and for as many steps as are asked for at least.
 """
 
 from __future__ import annotations
@@ -94,7 +95,11 @@ def elastic(arguments: argparse.Namespace) -> dict[str, Any]:
     def train(state: edl_hvd.State) -> None:
         if arguments.deaths and edl_hvd.size() > 1 and edl_hvd.rank() == edl_hvd.size() - 1:
             die_soon(arguments.folder, arguments.deaths)
-        for _ in state.epochs(arguments.steps):
+        for epoch in state.epochs(10**6 if arguments.deaths else arguments.steps):
+            if arguments.deaths and epoch >= arguments.steps:
+                have_died = torch.tensor(int(deaths_so_far(arguments.folder) == arguments.deaths))
+                if edl_hvd.allreduce(have_died, op="min").item():
+                    return
             for step in state.steps(loader):
                 optimizer.zero_grad()
                 for images, labels in step:
@@ -112,7 +117,7 @@ def elastic(arguments: argparse.Namespace) -> dict[str, Any]:
                 state.scales.append(scaler.get_scale())
                 state.sizes.append(edl_hvd.size())
                 if deaths_so_far(arguments.folder) < arguments.deaths:
-                    time.sleep(0.2)  # newcomers take some seconds to start
+                    time.sleep(0.2)  # less to compute until newcomers have started, which takes some seconds
 
     train(state)
     found = {"losses": state.losses, "scales": state.scales, "sizes": state.sizes, "weights": weights_of(model)}
@@ -122,15 +127,17 @@ def elastic(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def die_soon(folder: Path, deaths: int) -> None:
     """Within the next moments, unless as many workers have as are to."""
-    marks = deaths_so_far(folder)
+    marks = len(list(folder.glob("death.*")))
     if marks < deaths:
-        (folder / f"death.{marks}").touch()
+        (folder / f"death.{marks}").write_text(str(os.getpid()))
         chance = random.SystemRandom().uniform(0, LONGEST_LIFE_S)
         threading.Timer(chance, os.kill, (os.getpid(), signal.SIGKILL)).start()
 
 
 def deaths_so_far(folder: Path) -> int:
-    return len(list(folder.glob("death.*")))
+    """Of the workers that were to die, those that are gone."""
+    doomed = [mark.read_text() for mark in folder.glob("death.*")]
+    return sum(bool(pid) and not Path(f"/proc/{pid}").exists() for pid in doomed)
 
 
 def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:

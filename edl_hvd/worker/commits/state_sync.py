@@ -96,7 +96,7 @@ def average_(collectives: Collectives, tensors: list[torch.Tensor], weight: int,
     for bucket in _buckets(dict(enumerate(tensors))):
         flat = torch.cat([t.detach().reshape(-1) for t in bucket])
         if flat.is_floating_point():
-            flat = flat.to(torch.promote_types(flat.dtype, torch.float32) if flat.element_size() > 1 else torch.float32)
+            flat = flat if flat.element_size() >= 4 else flat.float()  # of eight bits there is no product
             # A tensor that weighs nothing may hold anything.
             flat = collectives.allreduce(flat.mul_(share) if share else torch.zeros_like(flat), "sum")
         else:
