@@ -174,8 +174,12 @@ def _rendezvous_for(launch: Launch) -> Rendezvous:
 
             return HorovodRendezvous(launch, Settings.from_environment())
         if launch.mpi:
-            from edl_hvd.worker.joining.mpi_rendezvous import MpiRendezvous
-
+            # Its import starts MPI, which waits for the other ranks with Python's lock.
+            end_within(Settings.from_environment().elastic_timeout_s)
+            try:
+                from edl_hvd.worker.joining.mpi_rendezvous import MpiRendezvous
+            finally:
+                faulthandler.cancel_dump_traceback_later()
             return MpiRendezvous(launch.interface)
     except ImportError as error:
         raise PlatformError(

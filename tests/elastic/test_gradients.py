@@ -18,7 +18,7 @@ HOROVODRUN = str(Path(sys.executable).with_name("horovodrun"))
 
 @pytest.mark.parametrize("micro_batch", [0, 2], ids=["even-split", "micro-batches"])
 def test_the_gradient_of_three_workers_is_that_of_one(micro_batch):
-    command = [HOROVODRUN, "-np", "3", "-H", "localhost:2,127.0.0.1:1", "--network-interfaces", "lo"]
+    command = [HOROVODRUN, "--gloo", "-np", "3", "-H", "localhost:2,127.0.0.1:1", "--network-interfaces", "lo"]
     environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parent.parent.parent)}
     done = subprocess.run(
         [*command, sys.executable, str(SCRIPT), str(micro_batch)],
