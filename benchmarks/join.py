@@ -1,7 +1,7 @@
 """Seconds for which training stops when hosts join: ``edlrun``, and the same worker under stock ``horovodrun``.
 
     python benchmarks/join.py [--runs 3] [--launchers edlrun horovodrun] [--worlds 1-2 2-4 3-4] [--sizes 10 1000]
-                              [--kinds still trained] [--start-up 20]
+                              [--kinds still trained] [--layers 1] [--start-up 20]
 
 Real runs of the fault tests' training on this machine; newcomers wait for N seconds more before they import
 anything. Counted is the pause: from the start of the last micro-batch before the new world to the start of the first in
@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS))
     parser.add_argument("--sizes", nargs="+", type=int, default=[10, 1000], help="MB of state (default 10 1000)")
     parser.add_argument("--kinds", nargs="+", choices=["still", "trained"], default=["still", "trained"])
+    parser.add_argument("--layers", type=int, default=1, help="layers of the trained network (default 1)")
     parser.add_argument("--start-up", type=float, default=20, help="seconds that a newcomer takes besides (default 20)")
     arguments = parser.parse_args()
     print("seconds without a step: median (all runs)\n")
@@ -51,7 +52,8 @@ def main() -> None:
     for world, kind, launcher in itertools.product(arguments.worlds, arguments.kinds, arguments.launchers):
         for size_mb in arguments.sizes:
             joins = [
-                join_of(measure(launcher, world, kind, size_mb, arguments.start_up)) for _ in range(arguments.runs)
+                join_of(measure(launcher, world, training_of(kind, size_mb, arguments.layers), arguments.start_up))
+                for _ in range(arguments.runs)
             ]
             row = f"{world:<9}{f'{size_mb} MB {kind}':<16}{launcher:<12}"
             pause_s, before_s, after_s, beyond_s = (
@@ -116,19 +118,19 @@ def usual_steps_s(outcome: Outcome) -> dict[int, float]:
     return {generation: statistics.median(seconds) for generation, seconds in found.items()}
 
 
-def training_of(kind: str, size_mb: int) -> Training:
+def training_of(kind: str, size_mb: int, layers: int) -> Training:
     training = Training(samples=240, epochs=1, pause_s=0.1, micro_batch=4, extra=("statistics",))
     if kind == "still":
         return replace(training, ballast_mb=size_mb)
-    # Weights and momentum of one square layer: 2 x 4 bytes x width^2.
-    return replace(training, hidden=int((size_mb * 1e6 / 8) ** 0.5), layers=2)
+    # Weights and momentum of a square layer: 2 x 4 bytes x width^2.
+    return replace(training, hidden=int((size_mb * 1e6 / layers / 8) ** 0.5), layers=layers + 1)
 
 
-def measure(launcher: str, world: str, kind: str, size_mb: int, start_up_s: float) -> Outcome:
+def measure(launcher: str, world: str, training: Training, start_up_s: float) -> Outcome:
     hosts, newcomers = WORLDS[world]
     starts = [pause(start_up_s, worker=host.replace(":1", ":0"), at="start") for host in newcomers]
     faults = (HostChange(add=newcomers, step=5), *(starts if start_up_s else []))
-    training = replace(training_of(kind, size_mb), until_size=len(hosts) + len(newcomers))
+    training = replace(training, until_size=len(hosts) + len(newcomers))
     with tempfile.TemporaryDirectory() as folder:
         outcome = run(
             Job(hosts=hosts, faults=faults, training=training, launcher=launcher, deadline_s=600), Path(folder) / "job"

@@ -12,7 +12,8 @@ half the workers it takes twice as long. A kill that another one follows before 
 The row "no kill" has as many steps of the same jobs, chosen at random among those that nothing disturbed: what is
 beyond a usual step there is the machine's.
 ``--numbers`` are MB of gradients; with 0 the network is tiny. ``--load`` lets that many processes compute beside them.
-Each job is checked: replicas alike, every sample counted once, no committed step lost.
+Ctrl-C ends it early, with the jobs that are over. Each job is checked: replicas alike, every sample counted once, no
+committed step lost.
 
 "stock" and "edl_hvd" run under ``horovodrun``: rank 1 is killed once in each run, at its seventh step. Horovod's Gloo
 timeout stays at its default of 30 s.
@@ -26,7 +27,9 @@ import random
 import statistics
 import sys
 import tempfile
+import time
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +50,8 @@ WORLDS = {
 }
 ENGINES = ("stock", "edl_hvd", "edlrun")
 KILLS_OF_A_JOB = 20
+TOLD_S = 1.0
+# Of a recovery that takes longer beyond a step, all that the workers and the driver did meanwhile is shown.
 WORST = 8
 
 
@@ -89,9 +94,9 @@ def main() -> None:
                 every = ", ".join(f"{value:.2f}" for value in seconds)
                 print(f"{name:<14}{engine:<10}median {statistics.median(seconds):.2f} s ({every})", flush=True)
     if "edlrun" in arguments.engines:
-        with loaded(arguments.load):
-            found: list[Recovery] = []
-            undisturbed: list[Recovery] = []
+        found: list[Recovery] = []
+        undisturbed: list[Recovery] = []
+        with loaded(arguments.load), suppress(KeyboardInterrupt):
             for number, megabytes in zip(
                 range(0, arguments.kills, KILLS_OF_A_JOB), itertools.cycle(arguments.numbers), strict=False
             ):
@@ -190,16 +195,27 @@ def recoveries(outcome: Outcome) -> list[Recovery]:
                 )
         if nexts:  # else all the others were killed before, or this was the last step of the training
             latest = max(nexts, key=lambda step: step.done)
-            found.append(
-                Recovery(
-                    len(members),
-                    seconds=latest.done - moment,
-                    formed_s=max(step.entered for step in nexts) - moment,
-                    step_s=usual_s.get(latest.size) or statistics.median(usual_s.values()),
-                    is_struck_again=any(moment < other < latest.done for other, _ in strikes),
-                )
+            one = Recovery(
+                len(members),
+                seconds=latest.done - moment,
+                formed_s=max(step.entered for step in nexts) - moment,
+                step_s=usual_s.get(latest.size) or statistics.median(usual_s.values()),
+                is_struck_again=any(moment < other < latest.done for other, _ in strikes),
             )
+            found.append(one)
+            if one.beyond_s > TOLD_S:
+                tell(outcome, moment, latest.done)
     return found
+
+
+def tell(outcome: Outcome, moment: float, until: float) -> None:
+    """Show what the workers and the driver did from a kill to the next step, on stderr."""
+    ahead_s = time.time() - time.monotonic()  # of the events' clock
+    lines = [(line["t"], line) for line in outcome.trace] + [(line["time"] - ahead_s, line) for line in outcome.events]
+    print("a slow one, in seconds since its kill:", file=sys.stderr)
+    for at, line in sorted(lines, key=lambda pair: pair[0]):
+        if moment - 0.5 <= at <= until + 0.1:
+            print(f"  {at - moment:+.3f} {line}", file=sys.stderr)
 
 
 def undisturbed_steps(outcome: Outcome) -> list[Recovery]:
