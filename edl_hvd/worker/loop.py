@@ -160,7 +160,8 @@ class ElasticLoop:
         """Become a member of a world whose members all stand at the same commit."""
         progress.enter("join")
         if self._process.joined is None:
-            transfer = StateTransfer(self._donor.serve, partial(StandbyReplica, self._store))
+            receive = partial(StandbyReplica, self._store)
+            transfer = StateTransfer(self._donor.serve, receive, lambda: self._store.held_step)
             self._process.joined = self._process.rendezvous.join(self._known_step, self._store.held_step, transfer)
         joined = self._process.joined
         world = joined.world

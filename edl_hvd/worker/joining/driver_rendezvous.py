@@ -103,6 +103,8 @@ class DriverRendezvous:
             joined = self._enter(self._next_world(transfer))
             if joined is not None:
                 return joined
+            if transfer is not None:  # the world that did not form may have left it a state
+                held_step = transfer.held_step()
 
     def _next_world(self, transfer: StateTransfer | None) -> protocol.WorldAssigned:
         """Wait for the world to enter; meanwhile take the state over from one that trains, if the driver says so."""

@@ -77,10 +77,12 @@ class StateTransfer:
         serve: ``serve(address, secret)`` waits for a standby that knows the secret, and returns the port. Any thread.
         receive: ``receive(address, port, secret, deliver)`` takes the state over from now on; ``deliver(replica)`` is
             called, in another thread, whenever there is something to apply.
+        held_step: The step of the state that this worker holds by now; -1 if it holds none.
     """
 
     serve: Callable[[str, str], int]
     receive: Callable[[str, int, str, Callable[[Any], None]], Replica]
+    held_step: Callable[[], int]
 
 
 class Rendezvous(Protocol):

@@ -90,7 +90,9 @@ class StandbyReplica:
         elif message.what == "end":
             plain, light = message.plain
             self._store.apply_delta(plain, dict(message.tensors), light)
-            self.synced = True
+            # The end of the connection says no more, and comes late where the donor is killed now.
+            self.synced = self.closed = True
+            self._over.set()
 
     @torch.no_grad()
     def _repeat(self, step: StateMessage) -> None:

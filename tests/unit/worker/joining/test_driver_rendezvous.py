@@ -7,7 +7,18 @@ import socket
 
 import pytest
 
-from edl_hvd.protocol import FROM_WORKER, Explain, Message, ReceiveState, ShutDown, Waits, decode, encode
+from edl_hvd.protocol import (
+    FROM_WORKER,
+    Explain,
+    Message,
+    Ready,
+    ReceiveState,
+    ShutDown,
+    Waits,
+    WorldAssigned,
+    decode,
+    encode,
+)
 from edl_hvd.settings import Driver
 from edl_hvd.worker.joining.driver_rendezvous import DriverRendezvous
 from edl_hvd.worker.joining.rendezvous import GracefulExit, StateTransfer
@@ -38,7 +49,7 @@ def own_sigterm():
 @pytest.mark.parametrize("news", [[RECEIVE, SHUT_DOWN], [RECEIVE]], ids=["asked to exit", "driver gone"])
 def test_a_standby_that_leaves_stops_receiving(news: list[Message]):
     replica = Replica()
-    transfer = StateTransfer(lambda address, secret: 0, lambda address, port, secret, deliver: replica)
+    transfer = StateTransfer(lambda address, secret: 0, lambda address, port, secret, deliver: replica, lambda: -1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         rendezvous = DriverRendezvous(Driver("127.0.0.1", listener.getsockname()[1], "token", "b:0", 1))
         driver, _ = listener.accept()
@@ -48,6 +59,25 @@ def test_a_standby_that_leaves_stops_receiving(news: list[Message]):
             with pytest.raises(GracefulExit):
                 rendezvous.join(-1, -1, transfer)
     assert replica.abandoned
+
+
+def test_a_standby_that_was_given_the_state_says_so_when_its_first_world_does_not_form(monkeypatch):
+    """Else the others go on without it, and give it all once more."""
+    held = iter((5, 5))
+    transfer = StateTransfer(lambda address, secret: 0, lambda *_: Replica(), lambda: next(held))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        rendezvous = DriverRendezvous(Driver("127.0.0.1", listener.getsockname()[1], "token", "b:0", 1))
+        monkeypatch.setattr(rendezvous, "_enter", lambda told: None)
+        driver, _ = listener.accept()
+        with driver, driver.makefile("rb") as words:
+            worlds = [WorldAssigned(number, ("b:0",), "127.0.0.1", 1, "lo", None, 5) for number in (1, 2)]
+            driver.sendall(b"".join(map(encode, [*worlds, SHUT_DOWN])))
+            with pytest.raises(GracefulExit):
+                rendezvous.join(5, -1, transfer)
+            words.readline()  # hello
+            said = (decode(line, FROM_WORKER) for line in words)
+            steps = [next(message.step for message in said if isinstance(message, Ready)) for _ in range(3)]
+    assert steps == [-1, 5, 5]
 
 
 def test_a_worker_explains_what_it_waits_for_in_the_present_world_and_no_other():

@@ -254,6 +254,22 @@ def test_a_process_that_was_forked_meanwhile_does_not_keep_the_standby_waiting(p
     assert_equal(member, standby)
 
 
+def test_what_a_member_has_sent_whole_is_enough_while_its_connection_stays_open(pair, monkeypatch):
+    """As when it is killed then: the system closes the connection once it has freed the memory."""
+    member, standby = pair
+    transfer = Transfer(member, standby)
+    transfer.train_until_caught_up()
+    put = donor._Stream.put
+    monkeypatch.setattr(donor._Stream, "put", lambda stream, message: message and put(stream, message))
+    [stream] = transfer.donor.streams
+    transfer.donor.end()
+    transfer.finish()
+    assert transfer.replica.synced
+    assert not stream.closed
+    assert_equal(member, standby)
+    stream.close()
+
+
 def test_a_world_that_breaks_leaves_the_standby_with_nothing(pair):
     member, standby = pair
     transfer = Transfer(member, standby)
