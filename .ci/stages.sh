@@ -16,7 +16,8 @@ stage() {
         return
     fi
     locked printf '=== %s: begins\n' "$name"
-    timed "$name" "$@" >"$logs/$name" 2>&1 || code=$?
+    # Under nohup, or in the background of a script, SIGINT would be ignored, which stop() sends.
+    timed "$name" env --default-signal=INT "$@" >"$logs/$name" 2>&1 || code=$?
     locked show "$name" "$code"
     return "$code"
 }
