@@ -280,6 +280,11 @@ class ReceiveState(Message):
 
 
 @dataclass(frozen=True)
+class DonorLost(Message):
+    """The member that sends its state to this new worker is dead: nothing more will come."""
+
+
+@dataclass(frozen=True)
 class Explain(Message):
     """All members of this world wait: how often has this worker started each of these collectives?"""
 
@@ -288,7 +293,15 @@ class Explain(Message):
 
 
 ToWorker: TypeAlias = (
-    WorldAssigned | ResizeRequested | PeerLost | StragglerFound | ShutDown | ServeState | ReceiveState | Explain
+    WorldAssigned
+    | ResizeRequested
+    | PeerLost
+    | StragglerFound
+    | ShutDown
+    | ServeState
+    | ReceiveState
+    | DonorLost
+    | Explain
 )
 
 # --- as lines ---

@@ -85,6 +85,7 @@ class Job:
         self._processes: dict[str, tuple[int, WorkerProcess]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._places: dict[str, ExpectedRank] = {}
+        self._donors: dict[str, str] = {}  # the member that sends its state, by the worker that receives it
         self._store: KeyValueStore | None = None
         self.known_step = known_step
         self._health = Health(
@@ -192,8 +193,10 @@ class Job:
             case protocol.CaughtUp(generation):
                 self.handle(events.CaughtUp(worker, incarnation, generation))
             case protocol.ServingState(generation, standby, address, port):
-                self._control.send(standby, protocol.ReceiveState(generation, address, port))
+                if self._donors.get(standby) == worker:
+                    self._control.send(standby, protocol.ReceiveState(generation, address, port))
             case protocol.Formed(generation):
+                self._donors.pop(worker, None)
                 self.handle(events.Formed(worker, incarnation, generation))
             case protocol.Raised(step, error, hopeless, ends_job):
                 self.handle(events.Raised(worker, incarnation, step, error, hopeless, ends_job))
@@ -209,9 +212,17 @@ class Job:
             case protocol.Waits():
                 self._health.answered(worker, incarnation, said)
             case ProcessEnding():
+                self._end_transfers(worker, incarnation)
                 self.handle(events.Exiting(worker, incarnation))
             case Unreachable():
+                self._end_transfers(worker, incarnation)
                 self.handle(events.Lost(worker, incarnation, "its host does not answer"))
+
+    def _end_transfers(self, donor: str, incarnation: int) -> None:
+        """Let nobody wait for what a dead worker would have sent: its connections stay open for a while."""
+        for standby, member in self._donors.items():
+            if member == donor and self._is_expected(donor, incarnation):
+                self._control.send(standby, protocol.DonorLost())
 
     def _ask(self, worker: str, generation: int, collectives: Sequence[str]) -> None:
         self._control.send(worker, protocol.Explain(generation, tuple(collectives)))
@@ -236,6 +247,7 @@ class Job:
             case events.Publish():
                 self._publish(action)
             case events.ReceiveState(worker, generation, donor):
+                self._donors[worker] = donor
                 connections = self._control.connections((donor, worker))
                 endpoint = RendezvousEndpoint.of(connections)
                 own = endpoint.address_for(connections[donor]) if donor in connections else None

@@ -36,7 +36,9 @@ class DriverLost:
 
 
 Urgent: TypeAlias = protocol.PeerLost | protocol.ServeState | protocol.Explain | DriverLost
-Queued: TypeAlias = protocol.WorldAssigned | protocol.ReceiveState | protocol.ShutDown | Replica | DriverLost
+Queued: TypeAlias = (
+    protocol.WorldAssigned | protocol.ReceiveState | protocol.DonorLost | protocol.ShutDown | Replica | DriverLost
+)
 
 
 class DriverConnection:
@@ -141,7 +143,7 @@ class DriverConnection:
                 progress.stragglers.append(message)
             case protocol.PeerLost() | protocol.ServeState() | protocol.Explain():
                 self._on_urgent(message)
-            case protocol.WorldAssigned() | protocol.ReceiveState() | protocol.ShutDown():
+            case protocol.WorldAssigned() | protocol.ReceiveState() | protocol.DonorLost() | protocol.ShutDown():
                 self._queue.put(message)
 
     def _send_heartbeats(self) -> None:

@@ -127,6 +127,8 @@ class DriverRendezvous:
                 case protocol.ReceiveState(generation, address, port):
                     catches_up, give = generation, self._driver.enqueue
                     replica = transfer.receive(address, port, self._token, give) if transfer and port else None
+                case protocol.DonorLost() if replica is not None:
+                    replica.end_input()
                 case _ if replica is not None and news is replica:
                     replica.apply_next()
             if catches_up and (replica is None or replica.caught_up or replica.closed):

@@ -65,6 +65,9 @@ class Replica(Protocol):
     def apply_next(self) -> None:
         """Apply one thing that came. Main thread."""
 
+    def end_input(self) -> None:
+        """Wait for nothing that has not come yet: the donor is dead. What has come is to be applied."""
+
     def abandon(self) -> None:
         """Stop, and hold no state."""
 

@@ -272,6 +272,7 @@ class _Stream:
 
     def _run(self) -> None:
         with suppress(OSError), self._accept() as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # the last word is short, and waited for
             frames = FrameStream(connection)
             self._connection, self.connected = connection, True
             while (message := self._messages.get()) is not None and not self.closed:

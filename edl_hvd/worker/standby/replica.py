@@ -69,6 +69,18 @@ class StandbyReplica:
                 self._connection.shutdown(socket.SHUT_RDWR)
         self._room.release()
 
+    def end_input(self) -> None:
+        """Wait for nothing that has not come yet: the donor is dead. What has come is still delivered.
+
+        The system closes the connection of a process that was killed once it has freed its memory, and that of a host
+        that is lost never.
+        """
+        if self._connection is None:
+            self.abandon()
+            return
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RD)
+
     def apply_next(self) -> None:
         """Apply the next message. Main thread."""
         message = self._messages.pop(0)

@@ -9,6 +9,7 @@ import pytest
 
 from edl_hvd.protocol import (
     FROM_WORKER,
+    DonorLost,
     Explain,
     Message,
     Ready,
@@ -31,9 +32,14 @@ class Replica:
     """Has not caught up."""
 
     caught_up = closed = abandoned = False
+    inputs_ended = 0
 
     def apply_next(self) -> None:
         raise AssertionError("nothing has come")
+
+    def end_input(self) -> None:
+        self.inputs_ended += 1
+        self.closed = True
 
     def abandon(self) -> None:
         self.abandoned = True
@@ -78,6 +84,25 @@ def test_a_standby_that_was_given_the_state_says_so_when_its_first_world_does_no
             said = (decode(line, FROM_WORKER) for line in words)
             steps = [next(message.step for message in said if isinstance(message, Ready)) for _ in range(3)]
     assert steps == [-1, 5, 5]
+
+
+def test_a_standby_whose_donor_is_dead_enters_its_world_at_once(monkeypatch):
+    replica = Replica()
+    transfer = StateTransfer(lambda address, secret: 0, lambda address, port, secret, deliver: replica, lambda: -1)
+    entered = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        rendezvous = DriverRendezvous(Driver("127.0.0.1", listener.getsockname()[1], "token", "b:0", 1))
+        monkeypatch.setattr(rendezvous, "_enter", lambda told: entered.append((told.generation, replica.inputs_ended)))
+        driver, _ = listener.accept()
+        with driver:
+            world = WorldAssigned(2, ("a:0", "b:0"), "127.0.0.1", 1, "lo", None, 5)
+            # Once more for a worker that receives nothing: one of the others' donors may have been the same.
+            driver.sendall(b"".join(map(encode, [RECEIVE, world, DonorLost(), DonorLost(), SHUT_DOWN])))
+            with pytest.raises(GracefulExit):
+                rendezvous.join(5, -1, transfer)
+    assert entered == [(2, 1)]
+    assert replica.inputs_ended == 1
+    assert not replica.abandoned
 
 
 def test_a_worker_explains_what_it_waits_for_in_the_present_world_and_no_other():

@@ -270,6 +270,58 @@ def test_what_a_member_has_sent_whole_is_enough_while_its_connection_stays_open(
     stream.close()
 
 
+def on_the_wire(message: StateMessage) -> bytes:
+    """A small message as it is sent."""
+    here, there = socket.socketpair()
+    with here, there, there.makefile("rb") as content:
+        FrameStream(here).send(messages.encode(message), timeout_s=60)
+        here.shutdown(socket.SHUT_WR)
+        return content.read()
+
+
+@pytest.mark.parametrize("missing_bytes", [0, 1])
+def test_a_standby_whose_donor_is_dead_takes_what_has_arrived_and_waits_for_nothing_more(pair, missing_bytes):
+    """The connection of a process that was killed stays open until its memory is freed; a lost host closes none."""
+    member, standby = pair
+    light = member.store.is_light
+    plain, tensors = member.store.live(member.store.commit)
+    last_word = on_the_wire(StateMessage("end", [plain, light], {"average": member.state.average}))
+    arrived: queue.SimpleQueue[StandbyReplica] = queue.SimpleQueue()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        replica = StandbyReplica(standby.store, "127.0.0.1", listener.getsockname()[1], SECRET, arrived.put)
+        connection, _ = listener.accept()
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # all that is sent is there at once
+    with connection, connection.makefile("rb") as secret:
+        secret.readline()
+        FrameStream(connection).send(messages.encode(StateMessage("state", [plain, light], tensors)), timeout_s=60)
+        soon(arrived).apply_next()
+        connection.sendall(last_word[: len(last_word) - missing_bytes])
+        replica.end_input()
+        while not replica.closed:
+            soon(arrived, timeout_s=60).apply_next()
+    assert replica.synced == (missing_bytes == 0)
+    assert standby.store.held == (member.store.held if replica.synced else -1)
+
+
+def test_a_donor_that_dies_before_it_is_reached_is_not_waited_for(pair, monkeypatch):
+    """As that of a lost host, which answers nothing for as long as a connection may take."""
+    _, standby = pair
+    over = threading.Event()
+
+    def connect(*_, **__):
+        soon(over)
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    arrived: queue.SimpleQueue[StandbyReplica] = queue.SimpleQueue()
+    replica = StandbyReplica(standby.store, "127.0.0.1", 1, SECRET, arrived.put)
+    replica.end_input()
+    assert replica.closed
+    assert standby.store.held == -1
+    over.set()
+    soon(arrived)
+
+
 def test_a_world_that_breaks_leaves_the_standby_with_nothing(pair):
     member, standby = pair
     transfer = Transfer(member, standby)
