@@ -1,9 +1,12 @@
 """A member sends its state to a standby while it trains on: both ends, over a real connection, in one process."""
 
 import os
+import platform
 import queue
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -320,6 +323,50 @@ def test_a_donor_that_dies_before_it_is_reached_is_not_waited_for(pair, monkeypa
     assert standby.store.held == -1
     over.set()
     soon(arrived)
+
+
+FAULTS = """
+import ctypes, resource, sys
+from edl_hvd.worker.standby import replica
+
+kept = replica._keep_freed_memory() if sys.argv[1] == "kept" else False
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+
+
+def faults(size=64 << 20):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block = libc.malloc(size)
+    ctypes.memset(ctypes.c_void_p(block), 1, size)
+    libc.free(block)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+found = [faults(), faults(), faults()]
+if kept:
+    replica._return_freed_memory()
+    found += [faults(), faults()]
+print(int(kept), *(count > 1000 for count in found))
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "variables", "expected"),
+    [
+        ("usual", {}, "0 True True True"),
+        ("kept", {}, "1 True False False True True"),
+        ("kept", {"MALLOC_MMAP_THRESHOLD_": "1000000"}, "0 True True True"),
+    ],
+    ids=["usual", "kept", "tuned"],
+)
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps memory in its own way")
+def test_a_standby_keeps_freed_memory_until_it_has_joined(kind, variables, expected):
+    """In a process of its own: pages that are new to it are counted."""
+    environment = {**os.environ, **variables}
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS, kind], env=environment, capture_output=True, text=True, timeout=300, check=True
+    )
+    assert done.stdout.strip() == expected
 
 
 def test_a_world_that_breaks_leaves_the_standby_with_nothing(pair):
