@@ -140,7 +140,8 @@ class StandbyReplica:
         is_kept = _keep_freed_memory()
         self._read(address, port, secret)
         if is_kept:
-            time.sleep(_FORMED_S)
+            if self.synced:
+                time.sleep(_FORMED_S)
             _return_freed_memory()
 
     def _read(self, address: str, port: int, secret: str) -> None:
