@@ -7,7 +7,6 @@ import logging
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -31,8 +30,6 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # mallopt(3)
 _MOST_MAPPED_BLOCKS, _MAPPED_BYTES = 65536, 32 << 20
 # As in any program that runs for a while: glibc raises the size of blocks that it maps one by one, up to 32 MB.
 _OWN_TUNING = ("MALLOC_", "GLIBC_TUNABLES")
-_FORMED_S = 1.0
-# Nothing can be allocated while memory is given back; by then the world has formed, and computes.
 _libc = ctypes.CDLL(None)
 # To get new memory from the system, and to give it back, takes longer than to receive into it.
 _MOST_BUFFERS, _LEAST_BUFFER_BYTES = 1024, 1 << 20
@@ -65,6 +62,9 @@ class StandbyReplica:
         self._messages: list[StateMessage | None] = []
         self._room = threading.Semaphore(_AHEAD)
         self._over = threading.Event()  # nothing more is to be applied
+        self._has_stepped = threading.Event()  # this worker has joined, and taken a step of its own
+        for optimizer in self._optimizers:
+            optimizer.stepping.after.append(self._has_stepped.set)
         self._connection: socket.socket | None = None
         TensorThread(lambda: self._run(address, port, secret), "edl-standby").start()
 
@@ -140,8 +140,8 @@ class StandbyReplica:
         is_kept = _keep_freed_memory()
         self._read(address, port, secret)
         if is_kept:
-            if self.synced:
-                time.sleep(_FORMED_S)
+            if self.synced:  # nothing can be allocated while memory is given back, and the others wait for this worker
+                self._has_stepped.wait()
             _return_freed_memory()
 
     def _read(self, address: str, port: int, secret: str) -> None:

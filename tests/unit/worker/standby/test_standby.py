@@ -20,7 +20,7 @@ import edl_hvd
 from edl_hvd.errors import ProtocolError
 from edl_hvd.frames import Array, ArrayType, Frame, FrameStream
 from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
-from edl_hvd.worker.standby import donor, messages
+from edl_hvd.worker.standby import donor, messages, replica
 from edl_hvd.worker.standby.donor import StateDonor
 from edl_hvd.worker.standby.messages import LIMITS, StateMessage
 from edl_hvd.worker.standby.replica import StandbyReplica
@@ -367,6 +367,20 @@ def test_a_standby_keeps_freed_memory_until_it_has_joined(kind, variables, expec
         [sys.executable, "-c", FAULTS, kind], env=environment, capture_output=True, text=True, timeout=300, check=True
     )
     assert done.stdout.strip() == expected
+
+
+def test_a_standby_gives_the_memory_back_after_its_first_own_step(pair, monkeypatch):
+    returned = threading.Event()
+    monkeypatch.setattr(replica, "_return_freed_memory", returned.set)
+    monkeypatch.setattr(replica, "_keep_freed_memory", lambda: True)
+    member, standby = pair
+    transfer = Transfer(member, standby)
+    transfer.train_until_caught_up()
+    transfer.donor.end()
+    transfer.finish()
+    assert not returned.is_set(), "the world is yet to form"
+    standby.step()
+    soon(returned)
 
 
 def test_a_world_that_breaks_leaves_the_standby_with_nothing(pair):
