@@ -15,6 +15,8 @@ from edl_hvd.hosts import HostSlots
 from edl_hvd.values import read_seconds
 
 FAILED, WRONG_ARGUMENTS = 1, 2
+_WAKE_EVERY_S = 1.0
+# The handler of a signal that another thread took runs when the main thread does.
 
 
 @click.command("lease")
@@ -48,7 +50,8 @@ def lease_command(url: str, host: str | None, slots: int, every: str) -> None:
         click.echo(f"edl-hvd lease: {error}", err=True)
         sys.exit(FAILED)
     click.echo(f"holding {lease.where}")
-    ending.wait()
+    while not ending.wait(_WAKE_EVERY_S):
+        pass
     lease.close()
 
 

@@ -95,10 +95,14 @@ class RandomKill:
 
 @dataclass(frozen=True)
 class Interrupt:
-    """The harness sends a signal to the launcher when a worker has reached ``step``."""
+    """The harness sends a signal to the launcher when a worker has reached ``step``.
+
+    Its main thread takes it, as the system has it nearly always, or ``to_another_thread`` does.
+    """
 
     step: int
     signal_number: int = signal.SIGINT
+    to_another_thread: bool = False
 
 
 @dataclass(frozen=True)

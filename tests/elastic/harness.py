@@ -26,6 +26,7 @@ from chaos import SeededFault, inject
 from faults import AnyFault, Fault, HostChange, Interrupt, Outside, RandomKill, mark_fired, save_faults
 from preloaded_edlrun import TOKEN
 from prepared import PRELOADED_EDLRUN, Child, start
+from thread_signals import signal_another_thread
 from training import Training
 
 HERE = Path(__file__).resolve().parent
@@ -147,7 +148,8 @@ def run(job: Job, folder: Path, preloaded: bool = False) -> Outcome:
             _signal_all(token, signal.SIGUSR1)  # The workers write where they stand.
             time.sleep(0.5)
             text = (folder / "output.txt").read_text(errors="replace")
-            raise JobStuckError(f"{error}; end of its output:\n{text[-6000:]}") from None
+            struck = sorted(os.listdir(folder / "fired"))
+            raise JobStuckError(f"{error}; faults that struck: {struck}; end of its output:\n{text[-6000:]}") from None
         finally:
             _end_all(token, launcher)
     return outcome_of(folder, launcher.wait(), seconds, left)
@@ -256,7 +258,10 @@ def _due(fault: AnyFault, folder: Path, trace: _TraceReader, now: float) -> floa
 
 def _act(fault: AnyFault, folder: Path, trace: _TraceReader, launcher: Launcher) -> None:
     if isinstance(fault, Interrupt):
-        launcher.send_signal(fault.signal_number)
+        if fault.to_another_thread:
+            signal_another_thread(launcher.pid, fault.signal_number)
+        else:
+            launcher.send_signal(fault.signal_number)
     elif isinstance(fault, RandomKill):
         alive = sorted((worker, pid) for worker, pid in trace.workers.items() if _is_alive(pid))
         if alive:

@@ -102,9 +102,11 @@ def test_hosts_come_and_go_many_times(run_either, alone):
     assert no_worker_failed(outcome), outcome.output[-3000:]
 
 
+@pytest.mark.parametrize("another_thread", [False, True])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ending_the_launcher_leaves_no_process(run_job, number):
-    outcome = run_job(Job(faults=(Interrupt(step=5, signal_number=number),), training=Training(epochs=1000)))
+def test_ending_the_launcher_leaves_no_process(run_job, number, another_thread):
+    interrupt = Interrupt(step=5, signal_number=number, to_another_thread=another_thread)
+    outcome = run_job(Job(faults=(interrupt,), training=Training(epochs=1000)))
     assert outcome.fired == {0: 1}
     assert outcome.reports == []
     assert outcome.left == []

@@ -17,7 +17,7 @@ from edl_hvd.errors import BuildError
 RELEASE = "0.28.1"
 RELEASE_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 
-REVISION = 5
+REVISION = 6
 # ``horovod_mended_revision()`` of the built library tells it; it rises with every change of an edit.
 
 

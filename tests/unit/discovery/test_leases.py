@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 from clocks import FakeClock
 from fleet import within
+from thread_signals import signal_another_thread
 
 from edl_hvd.discovery.leasing import HeldLease
 from edl_hvd.discovery.registry import make_source
@@ -249,13 +251,15 @@ def test_text_of_the_source() -> None:
         read_source("leases:file:x")
 
 
-def test_the_command_holds_a_lease_until_it_is_ended(tmp_path: Path) -> None:
+@pytest.mark.parametrize("send", [os.kill, signal_another_thread])
+def test_the_command_holds_a_lease_until_it_is_ended(tmp_path: Path, send: Callable[[int, int], None]) -> None:
     words = [str(Path(sys.executable).with_name("edl-hvd")), "lease", str(tmp_path), "--host", "node-b", "--slots", "2",
              "--every", "0.05"]  # fmt: skip
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as command:
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as command, ExitStack() as stack:
+        stack.callback(command.kill)
         assert "node-b=2.lease" in command.stdout.readline()
         assert set(Leases(str(tmp_path), lapse_s=60.0).answer().hosts) == {B}
-        command.send_signal(signal.SIGTERM)
+        send(command.pid, signal.SIGTERM)
         assert command.wait(60) == 0
     assert list(tmp_path.glob("*.lease")) == []
 
