@@ -85,6 +85,10 @@ class CommitProtocol:
         """See :class:`edl_hvd.worker.runtime.CommitCoordinator`."""
         return self._vote(1, samples)._replace(metrics=float(self._runtime.counting.is_behind))
 
+    def vote_now(self) -> Vote:
+        """See :class:`edl_hvd.worker.runtime.CommitCoordinator`."""
+        return self._vote(0, 0)
+
     def _vote(self, steps: int, samples: int) -> Vote:
         """The vote of this rank for the commit that is ``steps`` and ``samples`` further on."""
         store, world, checkpoints = self._store, self._world, self._checkpoints
@@ -109,7 +113,7 @@ class CommitProtocol:
 
     def _vote_out_of_band(self) -> Vote:
         """One collective of its own: nothing has travelled with gradients."""
-        own = torch.tensor(self._vote(0, 0), dtype=torch.float32)
+        own = torch.tensor(self.vote_now(), dtype=torch.float32)
         return Vote(*self._process.collectives.allreduce(own, "max").tolist())
 
     def may_come_back(self, answer: Vote | None) -> bool:

@@ -22,7 +22,7 @@ from edl_hvd.worker.commits.state_store import StateStore
 from edl_hvd.worker.commits.state_sync import average_, broadcast_state
 from edl_hvd.worker.position import position
 from edl_hvd.worker.progress import progress
-from edl_hvd.worker.training.alike import check_alike, differing
+from edl_hvd.worker.training.alike import check_alike
 from edl_hvd.worker.training.metric_sync import MetricSync
 from edl_hvd.worker.training.micro_batch import out_of_memory_error
 from edl_hvd.worker.training.optimizer import is_distributed
@@ -43,6 +43,9 @@ class CommitCoordinator(Protocol):
 
     def vote(self, samples: int) -> Vote:
         """What this rank wants at the commit after the next step, of ``samples`` samples over all ranks."""
+
+    def vote_now(self) -> Vote:
+        """What this rank wants at a commit without a step before it."""
 
     def may_come_back(self, answer: Vote | None) -> bool:
         """Somebody may need the state of the commit that the ranks have voted on."""
@@ -271,14 +274,14 @@ class Runtime:
             self.counting.sync()
         self.commit_light(answer)
 
-    def commit_whole(self) -> None:
+    def commit_whole(self, answer: Vote | None = None) -> None:
         """A commit of a copy of everything, when the metrics are pooled."""
         self._settle()
         self._committed_step = self.store.step
         self.store.save(self.store.commit + 1)
         self._note_commit()
         if self.coordinator is not None:
-            self.coordinator.agree()
+            self.coordinator.agree(answer)
 
     def commit_light(self, answer: Vote | None = None) -> None:
         """A commit of what optimizer steps do not move, where that will do, and when the metrics are pooled."""
@@ -379,29 +382,34 @@ class Runtime:
         average_(self.group.collectives, buffers, passes, self.group.rank)
         return True
 
-    def check_alike(self) -> None:
+    def check_alike(self) -> Vote | None:
         """Refuse to go on where the workers' weights have come apart, and tell of attributes. Collective; blocks.
+
+        Returns:
+            The ranks' votes for a commit that follows at once; ``None`` where nothing was compared.
 
         Raises:
             UsageError: They have; on all ranks.
         """
         reduction = self.store.reduction
-        if self.coordinator is not None and self.group.size > 1 and reduction is not None:
-            collectives = self.group.collectives
-            averages = {
-                parameter: f"{name}.{key}"
-                for name, handler in self.store.handlers.items()
-                if isinstance(handler.value, torch.optim.swa_utils.AveragedModel)
-                for key, parameter in handler.value.named_parameters()
-            }
-            check_alike({**reduction.names, **averages}, collectives, self.store.step)
-            for name in differing(self.store.attributes, collectives):
-                self.warn_once(
-                    f"attribute.{name}",
-                    f"state.{name} is not the same on all workers after step {self.store.step}, so what the job goes "
-                    "on with, when the world changes, is that of any one of them; set it from what all have, such as "
-                    "step.mean(…), what edl_hvd.allreduce returns, or a metric of edl_hvd.metrics",
-                )
+        if self.coordinator is None or self.group.size == 1 or reduction is None:
+            return None
+        averages = {
+            parameter: f"{name}.{key}"
+            for name, handler in self.store.handlers.items()
+            if isinstance(handler.value, torch.optim.swa_utils.AveragedModel)
+            for key, parameter in handler.value.named_parameters()
+        }
+        names, vote = {**reduction.names, **averages}, self.coordinator.vote_now()
+        found = check_alike(names, self.store.attributes, vote, self.group.collectives, self.store.step)
+        for name in found.unlike:
+            self.warn_once(
+                f"attribute.{name}",
+                f"state.{name} is not the same on all workers after step {self.store.step}, so what the job goes "
+                "on with, when the world changes, is that of any one of them; set it from what all have, such as "
+                "step.mean(…), what edl_hvd.allreduce returns, or a metric of edl_hvd.metrics",
+            )
+        return found.answer
 
     def take_over(self, ran: bool) -> None:
         """Between two commits: a member whose script did not go through the step takes over from one whose did.

@@ -291,11 +291,11 @@ class EpochLoop:
         position.leave()
         self.reduction.forget()
         progress.enter("commit")
-        runtime.check_alike()
+        answer = runtime.check_alike()
         runtime.sync_buffers()
         runtime.counting.end_training_loop()
         runtime.finished_epoch = FinishedEpoch(runtime.coordinator, runtime.attempt, runtime.store.epoch)
-        runtime.commit_whole()
+        runtime.commit_whole(answer)
         progress.enter("script")
 
 

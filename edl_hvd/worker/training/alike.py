@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.nn.parameter import UninitializedParameter
 from edl_hvd.errors import UsageError
 from edl_hvd.worker.codec import encode
 from edl_hvd.worker.engine.collectives import Collectives
+from edl_hvd.worker.training.round_message import Vote
 
 _TOLERANCE = 1e-4
 # Relative to the norm. Hosts that round differently are further apart than nothing, and not that far.
@@ -29,25 +31,59 @@ def is_due(step: int) -> bool:
     return step & (step - 1) == 0
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """What came of a comparison of workers whose weights are alike.
+
+    Attributes:
+        unlike: Names of the attributes that are not the same on all ranks, but for rounding.
+        answer: The largest of the ranks' votes, which travelled along.
+    """
+
+    unlike: tuple[str, ...]
+    answer: Vote
+
+
 @torch.no_grad()
-def check_alike(names: Mapping[torch.nn.Parameter, str], collectives: Collectives, step: int) -> None:
-    """Compare the weights of all workers, by two numbers of each parameter. Collective; blocks.
+def check_alike(
+    names: Mapping[torch.nn.Parameter, str], attributes: Mapping[str, Any], vote: Vote, collectives: Collectives,
+    step: int,
+) -> Comparison:  # fmt: skip
+    """Compare the weights of all workers, by two numbers of each parameter, and attributes. Collective; blocks.
+
+    It is one collective, because each costs a wait for the slowest rank.
 
     Args:
         names: The parameters that the optimizers move, and those of averages; the same on every rank.
+        attributes: Those of ``State``.
+        vote: What this rank wants at a commit that follows at once.
         collectives: Of the world.
         step: Optimizer steps of the run.
 
     Raises:
-        UsageError: They differ; on all ranks.
+        UsageError: The weights differ; on all ranks.
     """
     names = {p: name for p, name in names.items() if p.is_floating_point() or p.is_complex()}
-    if not names:
-        return
-    numbers = torch.stack([_numbers_of(parameter) for parameter in names]).nan_to_num_()
-    high, low = collectives.allreduce(torch.stack([numbers, -numbers]), "max")
-    norms = high[:, 1]
-    apart = (high + low).amax(1) > norms.new_tensor([_tolerance(parameter) for parameter in names]) * norms
+    attributes = {name: value for name, value in attributes.items() if not name.startswith("_")}
+    weights = [_numbers_of(parameter) for parameter in names]
+    digests = [float(_digest_of(value, name)) for name, value in attributes.items()]
+    own = torch.cat([*weights, torch.tensor(digests, dtype=torch.float64)]).nan_to_num_()
+    wanted = torch.tensor(vote, dtype=torch.float64)
+    high, low, answer = collectives.allreduce(torch.cat([own, -own, wanted]), "max").split(
+        [len(own), len(own), len(wanted)]
+    )
+    spread = high + low
+    _check_weights(names, spread[: 2 * len(names)].view(-1, 2), high[1 : 2 * len(names) : 2], step)
+    unlike = spread[2 * len(names) :].tolist()
+    return Comparison(
+        tuple(name for name, apart in zip(attributes, unlike, strict=True) if apart), Vote(*answer.tolist())
+    )
+
+
+def _check_weights(
+    names: Mapping[torch.nn.Parameter, str], spread: torch.Tensor, norms: torch.Tensor, step: int
+) -> None:
+    apart = spread.amax(1) > norms.new_tensor([_tolerance(parameter) for parameter in names]) * norms
     if apart.any():
         name = list(names.values())[int(apart.nonzero()[0, 0])]
         raise UsageError(
@@ -56,16 +92,6 @@ def check_alike(names: Mapping[torch.nn.Parameter, str], collectives: Collective
             "such as its last micro-batch, its loss, its rank or a generator of its own; compute gradients in the body "
             "of `for batch in step:`, and use step.mean(…), or edl_hvd.allreduce, for numbers of the whole batch"
         )
-
-
-def differing(attributes: Mapping[str, Any], collectives: Collectives) -> list[str]:
-    """Names of the attributes that are not the same on all ranks, but for rounding. Collective; blocks."""
-    names = [name for name in attributes if not name.startswith("_")]
-    if not names:
-        return []
-    digests = torch.tensor([_digest_of(attributes[name], name) for name in names])
-    high, low = collectives.allreduce(torch.stack([digests, -digests]), "max")
-    return [name for name, apart in zip(names, (high + low).tolist(), strict=True) if apart]
 
 
 def numerics_fingerprint(device: torch.device) -> dict[str, str]:
