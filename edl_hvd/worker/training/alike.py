@@ -24,6 +24,8 @@ from edl_hvd.worker.training.round_message import Vote
 
 _TOLERANCE = 1e-4
 # Relative to the norm. Hosts that round differently are further apart than nothing, and not that far.
+_ROW = 4096
+# Elements that are summed in the parameter's own precision.
 
 
 def is_due(step: int) -> bool:
@@ -32,7 +34,7 @@ def is_due(step: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparedWorkers:
     """What came of a comparison of workers whose weights are alike.
 
     Attributes:
@@ -48,7 +50,7 @@ class Comparison:
 def check_alike(
     names: Mapping[torch.nn.Parameter, str], attributes: Mapping[str, Any], vote: Vote, collectives: Collectives,
     step: int,
-) -> Comparison:  # fmt: skip
+) -> ComparedWorkers:  # fmt: skip
     """Compare the weights of all workers, by two numbers of each parameter, and attributes. Collective; blocks.
 
     It is one collective, because each costs a wait for the slowest rank.
@@ -65,7 +67,7 @@ def check_alike(
     """
     names = {p: name for p, name in names.items() if p.is_floating_point() or p.is_complex()}
     attributes = {name: value for name, value in attributes.items() if not name.startswith("_")}
-    weights = [_numbers_of(parameter) for parameter in names]
+    weights = [numbers.cpu() for numbers in [_numbers_of(parameter) for parameter in names]]
     digests = [float(_digest_of(value, name)) for name, value in attributes.items()]
     own = torch.cat([*weights, torch.tensor(digests, dtype=torch.float64)]).nan_to_num_()
     wanted = torch.tensor(vote, dtype=torch.float64)
@@ -75,7 +77,7 @@ def check_alike(
     spread = high + low
     _check_weights(names, spread[: 2 * len(names)].view(-1, 2), high[1 : 2 * len(names) : 2], step)
     unlike = spread[2 * len(names) :].tolist()
-    return Comparison(
+    return ComparedWorkers(
         tuple(name for name, apart in zip(attributes, unlike, strict=True) if apart), Vote(*answer.tolist())
     )
 
@@ -146,9 +148,25 @@ def _tolerance(parameter: torch.nn.Parameter) -> float:
 
 
 def _numbers_of(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """The sum of its elements, and their norm; float64, on the CPU."""
+    """The sum of its elements, and their norm; float64, on its device.
+
+    Row by row: in float64 throughout it takes fifty times as long, and in float32 throughout it depends on how wide the
+    processor's registers are.
+    """
     if isinstance(parameter, UninitializedParameter):
         return torch.zeros(2, dtype=torch.float64)
-    values = torch.view_as_real(parameter) if parameter.is_complex() else parameter
-    norm = torch.linalg.vector_norm(values, dtype=torch.float64)
-    return torch.stack([values.sum(dtype=torch.float64), norm]).cpu()
+    values = torch.view_as_real(parameter.detach()) if parameter.is_complex() else parameter.detach()
+    if values.numel() < _ROW:
+        wide = values.double()
+        return _sum_and_norm(wide, wide)
+    # Whatever the memory format, this is how the elements lie in memory.
+    flat = values.permute(sorted(range(values.dim()), key=values.stride, reverse=True)).reshape(-1)
+    kind = torch.promote_types(flat.dtype, torch.float32)
+    whole = flat.numel() // _ROW * _ROW
+    rows, rest = flat[:whole].view(-1, _ROW), flat[whole:].double()
+    sums, norms = rows.sum(1, dtype=kind), torch.linalg.vector_norm(rows, dim=1, dtype=kind)
+    return _sum_and_norm(torch.cat([sums.double(), rest]), torch.cat([norms.double(), rest]))
+
+
+def _sum_and_norm(sums: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
+    return torch.stack([sums.sum(), torch.linalg.vector_norm(norms)])
