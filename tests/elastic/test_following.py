@@ -58,3 +58,14 @@ def test_a_member_that_dies_while_a_newcomer_follows_is_done_without(edlrun, wor
     faults = (add_host("127.1:1", step=5), pass_by(worker=NEWCOMER, at="following"), kill(worker=member, after=1))
     outcome = edlrun(TWO_HOSTS, *faults, training=Training(until_size=3))
     assert outcome.reports[0]["size"] == 3
+
+
+def test_a_donor_that_dies_in_its_last_word_is_done_without(edlrun):
+    """What no optimizer step moves is sent when the world is left, here 100 MB, and the donor is killed meanwhile."""
+    donor = "127.0.0.1:0"
+    faults = (add_host("127.1:1", step=3), kill(worker=donor, at="ready", step=3))
+    outcome = edlrun(TWO_HOSTS, *faults, training=Training(until_size=3, commit_every=4, extra=("table",)))
+    struck = next(line["t"] for line in outcome.lines("fired") if line["worker"] == donor)
+    entered = [line for line in outcome.lines("enter") if line["t"] > struck]
+    assert NEWCOMER in {line["worker"] for line in entered}
+    assert not [line for line in outcome.lines("followed") if line["t"] < entered[0]["t"]], "the last word was complete"

@@ -48,7 +48,7 @@ class Training:
             loader's pinning thread), "long" (torch is imported whole, see ``quick_start.py``, and no
             list of all steps grows in the state), "statistics" (BatchNorm's running ones), "check" (stock
             Horovod: look for host updates in every step), "distill" (each batch comes with a teacher's
-            answer, which is checked).
+            answer, which is checked), "table" (a tensor of 100 MB beside the model counts the steps).
     """
 
     samples: int = 48

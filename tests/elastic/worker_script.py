@@ -15,6 +15,8 @@ from sharded import open_shards
 from teacher_work import checked, with_teachers
 from training import Training, build, loss_of, weights_of, write_report
 
+TABLE_NUMBERS = 25_000_000
+
 
 def _broken() -> type[Exception]:
     from edl_hvd.errors import WorldBrokenError
@@ -78,6 +80,8 @@ def main(folder: Path) -> None:
         kept["scheduler"] = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
     if training.ballast_mb:
         kept["ballast"] = torch.nn.Embedding(training.ballast_mb * 256, 1024).requires_grad_(False)
+    if "table" in training.extra:
+        kept["table"] = torch.zeros(TABLE_NUMBERS)
     state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches, seen=[], notes={"last": -1}, **kept)
     weights_by_epoch: list[dict[str, list[float]]] = []
 
@@ -126,6 +130,8 @@ def main(folder: Path) -> None:
                     if "long" not in training.extra:
                         state.seen.append(state.step + 1)
                     state.notes["last"] = state.step + 1
+                    if "table" in training.extra:
+                        state.table += 1
                     time.sleep(training.pause_s)
             if "scheduler" in training.extra:
                 state.scheduler.step()
@@ -133,6 +139,8 @@ def main(folder: Path) -> None:
     train(state)
     points.reach("end")
     points.note("end", step=state.step)
+    if "table" in training.extra:
+        assert (state.table == state.step).all(), "the table is not that of the last step"
     write_report(
         folder,
         points.worker,
