@@ -112,7 +112,7 @@ class CommitProtocol:
         )
 
     def _vote_out_of_band(self) -> Vote:
-        """One collective of its own: nothing has travelled with gradients."""
+        """One collective of its own: the votes have travelled neither with gradients nor with a comparison."""
         own = torch.tensor(self.vote_now(), dtype=torch.float32)
         return Vote(*self._process.collectives.allreduce(own, "max").tolist())
 

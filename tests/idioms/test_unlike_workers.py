@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 import pytest
+import simulation
 import torch
 import torch.nn.functional as F
 from catalogue.buffers import Centred
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader
 
 import edl_hvd
 from edl_hvd.errors import EdlHvdWarning, UsageError
+from edl_hvd.worker.training.round_message import Vote
 
 
 def prepare(job: Job, model: nn.Module):
@@ -172,3 +174,17 @@ def test_statistics_and_spectral_norms_are_looked_after(norm):
         return nn.Sequential(norm(nn.Linear(6, 8)), nn.BatchNorm1d(8), nn.Tanh(), norm(nn.Linear(8, 3)))
 
     assert not said_about_buffers(Job(3, samples=36), make, 2)
+
+
+def test_the_end_of_an_epoch_compares_and_votes_at_once(monkeypatch):
+    shapes = []
+    allreduce = simulation._Collectives.allreduce
+
+    def counted(self, tensor, op, name=None):
+        shapes.append(tuple(tensor.shape))
+        return allreduce(self, tensor, op, name)
+
+    monkeypatch.setattr(simulation._Collectives, "allreduce", counted)
+    Simulation(2).run(lambda: run(Job(epochs=2), nothing))
+    # On each of two ranks one vote per epoch: that of the commit behind what the script does after its batches.
+    assert shapes.count((len(Vote()),)) == 4
