@@ -15,8 +15,11 @@ import torch
 from edl_hvd.errors import StateError
 
 _TENSOR, _TUPLE, _MAPPING, _COUNTER = "__tensor__", "__tuple__", "__mapping__", "__counter__"
+_DEFAULT, _ORDERED = "__defaultdict__", "__ordereddict__"
 _LEAVES = frozenset({type(None), bool, int, float, str})
-_TAGS = frozenset({_TENSOR, _TUPLE, _MAPPING, _COUNTER})
+_TAGS = frozenset({_TENSOR, _TUPLE, _MAPPING, _COUNTER, _DEFAULT, _ORDERED})
+_FACTORIES = {kind.__name__: kind for kind in (list, dict, int, float, str, bool, tuple)}
+# What a ``defaultdict`` may make where a key is missing: a function of the script cannot be kept.
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 # Of tensors of other types it is not known when two are the same memory.
 
@@ -84,9 +87,24 @@ def _encode_mapping(value: Mapping[Any, Any], path: str, tensors: dict[str, torc
     }
     if isinstance(value, collections.Counter):
         return {_COUNTER: [[_key(key, path), item] for key, item in items.items()]}
+    if isinstance(value, collections.defaultdict) and value.default_factory is not None:
+        factory = _name_of_factory(value.default_factory, path)
+        return {_DEFAULT: [factory, [[_key(key, path), item] for key, item in items.items()]]}
+    if type(value) is collections.OrderedDict and not hasattr(value, "_metadata"):  # not a module's state_dict
+        return {_ORDERED: [[_key(key, path), item] for key, item in items.items()]}
     if set(map(type, items)) <= {str} and _TAGS.isdisjoint(items):
         return items
     return {_MAPPING: [[_key(key, path), item] for key, item in items.items()]}
+
+
+def _name_of_factory(factory: Any, path: str) -> str:
+    for name, kind in _FACTORIES.items():
+        if factory is kind:
+            return name
+    raise StateError(
+        f"{path} is a defaultdict of {factory!r}, which cannot be kept; accepted are defaultdicts of "
+        f"{', '.join(_FACTORIES)}, and dictionaries, whose setdefault() does the same"
+    )
 
 
 def _key(key: Any, path: str) -> Any:
@@ -107,6 +125,11 @@ def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         return tuple(decode(item, tensors) for item in value[_TUPLE])
     if _COUNTER in value:
         return collections.Counter({key: decode(item, tensors) for key, item in value[_COUNTER]})
+    if _DEFAULT in value:
+        factory, items = value[_DEFAULT]
+        return collections.defaultdict(_FACTORIES[factory], {key: decode(item, tensors) for key, item in items})
+    if _ORDERED in value:
+        return collections.OrderedDict((key, decode(item, tensors)) for key, item in value[_ORDERED])
     if _MAPPING in value:
         return {key: decode(item, tensors) for key, item in value[_MAPPING]}
     return {key: decode(item, tensors) for key, item in value.items()}

@@ -15,6 +15,7 @@ class Position:
     Attributes:
         in_batches: The body of ``state.batches`` is running.
         in_step: The body of ``state.steps`` is running.
+        in_evaluation: The body of ``state.evaluate`` is running.
         in_micro_batch: A micro-batch is being computed: in the body of ``state.batches``, or of the loop over a step.
         ends_step: The micro-batch is this worker's last of the step.
         per_step: Micro-batches of the global batch; more than 1 means that a body may run several times per step.
@@ -34,7 +35,7 @@ class Position:
 
     def leave(self) -> None:
         """No loop is under way."""
-        self.in_batches = self.in_step = self.in_micro_batch = False
+        self.in_batches = self.in_step = self.in_evaluation = self.in_micro_batch = False
         self.ends_step = True
         self.per_step = 1
         self.is_even = True

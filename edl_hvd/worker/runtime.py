@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -13,6 +15,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from edl_hvd.data.evaluation import EvaluationSampler
+from edl_hvd.data.randomness import seed_everything
 from edl_hvd.data.sampler import ElasticBatchSampler
 from edl_hvd.errors import EdlHvdWarning, UsageError
 from edl_hvd.events import Event, Metrics
@@ -32,6 +35,9 @@ from edl_hvd.worker.training.scheduler import SCALE_INVARIANT, GatedScheduler, P
 from edl_hvd.worker.training.tuning import StepTimer
 
 logger = logging.getLogger(__name__)
+
+_EPOCH_LEVEL = -1
+# What random numbers at the level of an epoch are seeded with, behind seed and epoch; a step has its own place.
 
 
 class CommitCoordinator(Protocol):
@@ -115,6 +121,8 @@ class Runtime:
         self.failure: Exception | None = None
         self.left = ""
         self.finished_epoch = FinishedEpoch()
+        self._thread = threading.get_ident()
+        self._beside: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         self.passes = 0
         self._step_hook: Any = None
         self._committed_step = 0  # what a script may set ``state.step`` to by itself
@@ -144,6 +152,7 @@ class Runtime:
         if self._step_hook is not None:
             self._step_hook.remove()
         self._step_hook = None if coordinator is None else register_optimizer_step_pre_hook(self._check_optimizer)
+        self._thread = threading.get_ident()
 
     def bind(self, group: WorldGroup | None) -> None:
         """Compute together with these workers from now on: a world was entered; ``None`` where it was left."""
@@ -160,6 +169,8 @@ class Runtime:
         """
         if is_distributed(optimizer) or not (position.in_step or position.in_batches):
             return
+        if threading.get_ident() != self._thread:  # another one trains something of its own
+            return
         store = self.store
         summed = store.reduction.names if store.reduction is not None else {}
         kept = {parameter for model in store.of_kind(torch.nn.Module) for parameter in model.parameters()}
@@ -169,6 +180,14 @@ class Runtime:
                 f"{type(optimizer).__name__}.step() moves parameters of a model in State by the gradient of this "
                 "worker alone, because the optimizer is not a DistributedOptimizer; write optimizer = "
                 "edl_hvd.DistributedOptimizer(optimizer) and give it to State(…)"
+            )
+        is_beside = any(isinstance(p, torch.nn.Parameter) and p.grad is not None and p not in summed for p in own)
+        # One that is made for a single step may be meant for this worker alone.
+        if is_beside and self._beside.setdefault(optimizer, store.step) != store.step:
+            raise UsageError(
+                f"{type(optimizer).__name__}.step() moves parameters of no model in State, by the gradient of this "
+                "worker alone, and a worker that joins would not have them; give State(…) their model, and "
+                "optimizer = edl_hvd.DistributedOptimizer(optimizer)"
             )
 
     def begin_attempt(self) -> None:
@@ -335,6 +354,11 @@ class Runtime:
         """Whether ``samples`` more samples complete the epoch's batches, so that the script goes on behind the loop."""
         epoch = self.store.epoch
         return any(s.epoch == epoch and s.offset + samples >= s.epoch_samples() for s in self.samplers)
+
+    def begin_epoch(self) -> None:
+        """The body of the present epoch begins: on a worker that has just joined, too, and where it is continued."""
+        if len(self.samplers) == 1:
+            seed_everything(self.samplers[0].seed, self.store.epoch, _EPOCH_LEVEL)
 
     def end_epoch(self) -> None:
         """The script has gone through the present epoch. Collective."""

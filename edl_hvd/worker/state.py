@@ -61,6 +61,7 @@ class State:
         if taken:
             raise StateError(f"State(…) was given {', '.join(taken)}, which are names of its own; choose others")
         _refuse_hidden_optimizers(given)
+        _refuse_moved_tensors(given)
         runtime = Runtime(given)
         for name, value in counters.items():
             setattr(runtime.store, name, value)
@@ -158,6 +159,10 @@ class State:
 
         Collective: every rank runs it. Blocks for the commit after each epoch.
 
+        Random generators (torch, ``random``, NumPy) are seeded at the beginning of each epoch, and where its loop over
+        the sampler ends, from the sampler's seed and the epoch. So all workers draw the same numbers there, and draw
+        them again where an epoch is continued in another world.
+
         Args:
             count: Epochs of the whole run, at least 0.
 
@@ -171,6 +176,7 @@ class State:
         """
         while self.epoch < count:
             progress.total_samples = self._runtime.samples_of_epochs(count)
+            self._runtime.begin_epoch()
             yield self.epoch
             self._runtime.end_epoch()
 
@@ -360,3 +366,17 @@ def _refuse_hidden_optimizers(attributes: dict[str, Any]) -> None:
                     f"State(…) was given {name}, whose attribute {key!r} is another optimizer, and not that one: its "
                     f"state, such as momentum, would be lost with a worker; add {key}={name}.{key} to State(…)"
                 )
+
+
+def _refuse_moved_tensors(attributes: dict[str, Any]) -> None:
+    """A tensor of an optimizer would be another one, which the optimizer does not know, on a worker that joins."""
+    optimizers = [value for value in attributes.values() if isinstance(value, torch.optim.Optimizer)]
+    moved = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    for name, value in attributes.items():
+        items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+        if any(isinstance(item, torch.Tensor) and id(item) in moved for item in items):
+            raise StateError(
+                f"State(…) was given {name}, a tensor that an optimizer moves; on a worker that joins, a copy would "
+                "take its place, and the optimizer would move the old one; make it part of a model, such as "
+                f"{name} = torch.nn.ParameterList([tensor]), give its parameters() to the optimizer, and it to State(…)"
+            )

@@ -34,6 +34,8 @@ from edl_hvd.worker.training.tuning import choose, is_auto, is_due, work_report
 FLAT = "state.batches()"
 # What random numbers at step level are seeded with, behind the place of the step; a micro-batch has its own place.
 _STEP_LEVEL = -1
+# What those behind the loop are seeded with.
+_LOOP_ENDS = -2
 
 
 @dataclass
@@ -215,6 +217,10 @@ class EpochLoop:
         """What the script draws at step level is the same on every worker."""
         seed_everything(self.sampler.seed, self.sampler.epoch, step.offset, _STEP_LEVEL, loop)
 
+    def seed_end(self) -> None:
+        """What the script draws behind the loop is the same on every worker, also where nothing is left of the loop."""
+        seed_everything(self.sampler.seed, self.sampler.epoch, _LOOP_ENDS)
+
     def join_others(self, step: GlobalStep, has_idle: bool, leaves: bool = False) -> bool:
         """Take part in what the other workers do in this step of ``batches``, where the script did not.
 
@@ -296,6 +302,7 @@ class EpochLoop:
         runtime.counting.end_training_loop()
         runtime.finished_epoch = FinishedEpoch(runtime.coordinator, runtime.attempt, runtime.store.epoch)
         runtime.commit_whole(answer)
+        self.seed_end()
         progress.enter("script")
 
 
@@ -303,6 +310,7 @@ def batches(runtime: Runtime, loader: Any) -> Iterator[Any]:
     """See :meth:`edl_hvd.State.batches`."""
     loop = EpochLoop.of(runtime, loader, FLAT)
     if loop.is_over():
+        loop.seed_end()
         return
     attempt = loop.begin()
     watch = BodyWatch(runtime)

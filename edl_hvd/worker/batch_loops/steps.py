@@ -20,6 +20,7 @@ def steps(runtime: Runtime, loader: Any) -> Iterator[Step]:
     """See :meth:`edl_hvd.State.steps`."""
     loop = EpochLoop.of(runtime, loader, "state.steps()")
     if loop.is_over():
+        loop.seed_end()
         return
     attempt = loop.begin()
     loop.reduction.deferred = True

@@ -16,6 +16,7 @@ from edl_hvd.rescale.policy import Ramp
 from edl_hvd.worker.codec import Encoded, EncodingCache, decode, encode, placed
 from edl_hvd.worker.commits.dirty import DirtyTracker, fingerprint
 from edl_hvd.worker.commits.handlers import Handler, ModuleHandler, handler_for
+from edl_hvd.worker.commits.module_changes import ModuleChanges
 from edl_hvd.worker.commits.parameter_changes import ParameterChanges, has_carried
 from edl_hvd.worker.training.optimizer import is_distributed, join
 
@@ -56,6 +57,7 @@ class LiveState:
         self.reduction = join(self._optimizers, models, list(distributed))
         self.tracker = DirtyTracker(self._optimizers)
         self._changes = ParameterChanges(models, distributed, self.reduction)
+        self._module_changes = ModuleChanges(models)
         for name, value in attributes.items():
             handler = handler_for(name, value, self.tracker.stepped.parameters, self.tracker.frozen)
             if handler is None:
@@ -144,8 +146,9 @@ class LiveState:
         counters = {"step": self.step, "epoch": self.epoch, "samples": self.samples, "commit": number,
                     "ramp": self.ramp.as_dict(), "learning": self.learning.as_dict(),
                     "ahead": self.to_skip, "ahead_samples": self._samples_of(self.to_skip),
-                    **self._changes.capture()}  # fmt: skip
+                    "modules": self._module_changes.capture(), **self._changes.capture()}  # fmt: skip
         tensors.update(self._changes.carried_gradients())
+        tensors.update(self._module_changes.buffers())
         return Encoded({"counters": counters, "attributes": plain}, tensors)
 
     def _samples_of(self, ahead: Sequence[int]) -> int:
@@ -223,6 +226,7 @@ class LiveState:
         for optimizer, steps in zip(self._optimizers, plain["counters"]["ahead"], strict=True):
             optimizer.stepping.skip = steps
         self._changes.restore_gradients(tensors)
+        self._module_changes.restore(plain["counters"]["modules"], tensors)
         for optimizer in self._optimizers:
             optimizer._opt_called = True
         for optimizer, is_carried in zip(self._optimizers, plain["carried"], strict=True):
@@ -282,6 +286,8 @@ class LiveState:
         if "requires_grad" in counters:
             self._changes.restore_requires_grad(counters["requires_grad"])
         self._changes.restore_gradients(tensors, counters.get("present", ()))
+        if "modules" in counters:
+            self._module_changes.restore(counters["modules"], tensors)
         self.tracker.accept_changes()
 
     def _check_names(self, saved: dict[str, Any]) -> None:

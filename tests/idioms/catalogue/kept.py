@@ -1,0 +1,348 @@
+"""What scripts change besides weights."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict, defaultdict
+
+import torch
+import torch.nn.functional as F
+from idioms import CLASSES, FEATURES, GLOBAL_BATCH, Idiom, Job
+from torch import nn
+
+import edl_hvd
+from catalogue.structure import momentum_sgd, prepare
+from edl_hvd.data.randomness import seed_everything
+
+_EPOCH_LEVEL, _LOOP_ENDS = -1, -2
+
+
+class Tempered(nn.Module):
+    """A network with all that a module may hold besides parameters and buffers of its ``state_dict``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh())
+        self.gate = Gate()
+        self.head = nn.Linear(8, CLASSES)
+        self.temperature = 1.0
+        self.calls_of_step = 0
+        self.register_buffer("beta", torch.ones(()), persistent=False)
+        self.register_buffer("gamma", torch.ones(2), persistent=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        output = self.head(self.gate(self.body(inputs)))
+        return output * self.temperature * self.beta + self.gamma[0] + 0.01 * self.calls_of_step
+
+
+class Gate(nn.Module):
+    """Does something else in training, as dropout and BatchNorm do, but nothing random."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs * 0.5 if self.training else inputs
+
+
+def tempered_plain(job: Job):
+    model = Tempered()
+    optimizer = momentum_sgd(model)
+    for epoch in range(job.epochs):
+        model.train()
+        if epoch == 1:
+            model.gate.eval()
+        for inputs, target in job.plain_loader(epoch=epoch):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), target).backward()
+            optimizer.step()
+            model.temperature *= 0.9
+            model.calls_of_step += 1
+            model.beta.mul_(0.95)
+            model.gamma = model.gamma * 0.9
+    return {"model": model, "temperature": model.temperature, "calls": model.calls_of_step, "beta": model.beta,
+            "gamma": model.gamma}  # fmt: skip
+
+
+def tempered_ours(job: Job):
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            model.train()
+            # recipe
+            if epoch == 1:
+                model.gate.eval()
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+                model.temperature *= 0.9  # an attribute of the module
+                model.calls_of_step += 1
+                model.beta.mul_(0.95)  # buffers with persistent=False
+                model.gamma = model.gamma * 0.9
+            # end
+
+    train(state)
+    return {"model": model, "temperature": model.temperature, "calls": model.calls_of_step, "beta": model.beta,
+            "gamma": model.gamma}  # fmt: skip
+
+
+def frozen_once_plain(job: Job):
+    model = Tempered()
+    optimizer = momentum_sgd(model)
+    for epoch in range(job.epochs):
+        for number, (inputs, target) in enumerate(job.plain_loader(epoch=epoch)):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), target).backward()
+            optimizer.step()
+            if (epoch, number) == (0, 2):
+                model.gate.eval()
+    return {"model": model, "training": model.gate.training}
+
+
+def frozen_once_ours(job: Job):
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered)
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            # recipe
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+                if state.step == 2:
+                    model.gate.eval()
+            # end
+
+    train(state)
+    return {"model": model, "training": model.gate.training}
+
+
+def drawn_per_epoch_plain(job: Job):
+    model = Tempered()
+    optimizer = momentum_sgd(model)
+    drawn = []
+    for epoch in range(job.epochs):
+        seed_everything(3, epoch, _EPOCH_LEVEL)  # as state.epochs does
+        scale = random.uniform(0.5, 2.0)
+        for inputs, target in job.plain_loader(epoch=epoch):
+            optimizer.zero_grad()
+            F.cross_entropy(model(scale * inputs), target).backward()
+            optimizer.step()
+        seed_everything(3, epoch, _LOOP_ENDS)
+        drawn.append((scale, float(torch.rand(()))))
+    return {"model": model, "drawn": drawn}
+
+
+def drawn_per_epoch_ours(job: Job):
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered, drawn=[])
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            # recipe
+            scale = random.uniform(0.5, 2.0)
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(scale * inputs), target).backward()
+                optimizer.step()
+            state.drawn.append((scale, float(torch.rand(()))))
+            # end
+
+    train(state)
+    return {"model": model, "drawn": state.drawn}
+
+
+def drawn_per_epoch_flat_plain(job: Job):
+    return drawn_per_epoch_plain(job)
+
+
+def drawn_per_epoch_flat_ours(job: Job):
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered, drawn=[])
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            scale = random.uniform(0.5, 2.0)
+            for inputs, target in state.batches(loader):
+                optimizer.zero_grad()
+                F.cross_entropy(model(scale * inputs), target).backward()
+                optimizer.step()
+            state.drawn.append((scale, float(torch.rand(()))))
+
+    train(state)
+    return {"model": model, "drawn": state.drawn}
+
+
+def history_plain(job: Job):
+    model = Tempered()
+    optimizer = momentum_sgd(model)
+    history, last = defaultdict(list), OrderedDict()
+    for epoch in range(job.epochs):
+        for inputs, target in job.plain_loader(epoch=epoch):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), target).backward()
+            optimizer.step()
+            history[f"bias {epoch}"].append(float(model.head.bias.detach()[0]))
+        last[f"epoch {epoch}"] = epoch
+        last.move_to_end(f"epoch {epoch}", last=False)
+    return {"model": model, "history": history, "last": last}
+
+
+def history_ours(job: Job):
+    history, last = defaultdict(list), OrderedDict()
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered, history=history, last=last)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+                state.history[f"bias {epoch}"].append(float(model.head.bias.detach()[0]))
+            state.last[f"epoch {epoch}"] = epoch
+            state.last.move_to_end(f"epoch {epoch}", last=False)
+            # end
+
+    train(state)
+    return {"model": model, "history": state.history, "last": state.last}
+
+
+def moved_tensor_ours(job: Job):
+    edl_hvd.init()
+    model = Tempered()
+    # recipe
+    log_variance = torch.zeros(2, requires_grad=True)
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD([*model.parameters(), log_variance], lr=0.1))
+    edl_hvd.State(model=model, optimizer=optimizer, log_variance=log_variance)
+    # end
+
+
+def optimizer_beside_ours(job: Job):
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered)
+    # recipe
+    centers = nn.Parameter(torch.zeros(CLASSES))
+    center_optimizer = torch.optim.SGD([centers], lr=0.5)
+    # end
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                center_optimizer.zero_grad()
+                for inputs, target in step:
+                    output = model(inputs)
+                    (F.cross_entropy(output, target) + (output - centers).square().mean()).backward()
+                optimizer.step()
+                center_optimizer.step()
+
+    train(state)
+
+
+def local_optimizer_plain(job: Job):
+    model = Tempered()
+    optimizer = momentum_sgd(model)
+    for epoch in range(job.epochs):
+        for inputs, target in job.plain_loader(epoch=epoch):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs + found_noise(model)), target).backward()
+            optimizer.step()
+    return {"model": model, "steps": job.epochs * -(-job.samples // GLOBAL_BATCH)}
+
+
+def local_optimizer_ours(job: Job):
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered)
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            # recipe
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                noise = found_noise(model)
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs + noise), target).backward()
+                optimizer.step()
+            # end
+
+    train(state)
+    return {"model": model, "steps": state.step}
+
+
+# recipe
+def found_noise(model: nn.Module) -> torch.Tensor:
+    """By an optimizer of its own, made anew in each step: the noise that the model answers most."""
+    noise = nn.Parameter(torch.zeros(FEATURES))
+    ascent = torch.optim.SGD([noise], lr=0.1, maximize=True)
+    for _ in range(2):
+        (gradient,) = torch.autograd.grad(model(noise).square().sum(), [noise])
+        noise.grad = gradient
+        ascent.step()
+    return noise.detach()
+
+
+# end
+
+
+IDIOMS = [
+    Idiom(
+        "Modes, numbers and buffers of modules",
+        "A commit holds the mode of each module (`train()`, `eval()`), numbers and words that are attributes of a "
+        "module, and buffers with `persistent=False` of at most 65,536 elements. So a worker that joins has those of "
+        "the others, and a step that is made again changes them once.",
+        tempered_plain,
+        tempered_ours,
+    ),
+    Idiom(
+        "A layer that is frozen once",
+        "By `eval()`, as BatchNorm's statistics are for fine-tuning. Decide by `state.step`, or by the epoch.",
+        frozen_once_plain,
+        frozen_once_ours,
+    ),
+    Idiom(
+        "Random numbers at the level of an epoch",
+        "All workers draw the same ones before the loop over batches, and behind it, also when an epoch is continued.",
+        drawn_per_epoch_plain,
+        drawn_per_epoch_ours,
+    ),
+    Idiom(
+        "Random numbers at the level of an epoch, in the flat form",
+        "",
+        drawn_per_epoch_flat_plain,
+        drawn_per_epoch_flat_ours,
+    ),
+    Idiom(
+        "A history in a `defaultdict`",
+        "`State` keeps dictionaries, `Counter`, `OrderedDict`, and `defaultdict` of `list`, `int` and the like.",
+        history_plain,
+        history_ours,
+    ),
+    Idiom(
+        "An optimizer that is made for one step",
+        "One that is made in a step and moves what only this step needs is left alone.",
+        local_optimizer_plain,
+        local_optimizer_ours,
+    ),
+    Idiom(
+        "A tensor that an optimizer moves, as an attribute of `State`",
+        "A worker that joins gets tensors as copies, which its optimizer does not know. Make it part of a model.",
+        None,
+        moved_tensor_ours,
+        refused=r"State\(…\) was given log_variance, a tensor that an optimizer moves",
+    ),
+    Idiom(
+        "A plain optimizer of parameters that `State` does not have",
+        "Such as the centers of a loss, or the discriminator of a GAN: each worker would move its own.",
+        None,
+        optimizer_beside_ours,
+        refused=r"SGD\.step\(\) moves parameters of no model in State",
+    ),
+]
