@@ -113,6 +113,8 @@ class ElasticLoop:
         try:
             return function()
         except Exception as error:
+            if not _is_broken_world(error):
+                self._process.refuse_broken_world()  # the script has caught that, and this one follows from it
             explained = self._runtime.explain(error)
             if explained is None:
                 raise

@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import signal
+from dataclasses import replace
 
 import torch
 
@@ -20,7 +21,7 @@ from edl_hvd.settings import Launch, Settings, platform_addresses, process_envir
 from edl_hvd.time_slice import ask_for_short_time_slices
 from edl_hvd.worker.engine import calls
 from edl_hvd.worker.engine.calls import Operation
-from edl_hvd.worker.engine.collectives import Collectives
+from edl_hvd.worker.engine.collectives import Collectives, WorldCollectives
 from edl_hvd.worker.joining.rendezvous import Rendezvous, RendezvousInfo
 from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
 from edl_hvd.worker.position import position
@@ -51,6 +52,7 @@ class Process:
         self.notices: NoticeWatch | None = None
         self.last: World | None = None
         self._joined: RendezvousInfo | None = None
+        self._collectives: WorldCollectives | None = None
 
     @property
     def joined(self) -> RendezvousInfo | None:
@@ -59,9 +61,11 @@ class Process:
 
     @joined.setter
     def joined(self, joined: RendezvousInfo | None) -> None:
-        self._joined = joined
+        self._joined = self._collectives = None
         if joined is not None:
             self.last = joined.world
+            self._collectives = WorldCollectives(joined.collectives)
+            self._joined = replace(joined, collectives=self._collectives)
 
     @property
     def world(self) -> World | None:
@@ -72,6 +76,11 @@ class Process:
         if self.joined is None:
             raise UsageError(_OUTSIDE.format("a collective"))
         return self.joined.collectives
+
+    def refuse_broken_world(self) -> None:
+        """See :func:`refuse_broken_world`."""
+        if self._collectives is not None:
+            self._collectives.refuse_broken()
 
 
 _process: Process | None = None
@@ -311,6 +320,16 @@ def device() -> torch.device:
     if torch.backends.mps.is_available() and isinstance(current().rendezvous, SoloRendezvous):
         return torch.device("mps")
     return torch.device("cpu")
+
+
+def refuse_broken_world() -> None:
+    """Refuse to go on in a world that has lost a member, though the script has caught the error. Not collective.
+
+    Raises:
+        WorldBrokenError: A collective of the present world has failed.
+    """
+    if _process is not None:
+        _process.refuse_broken_world()
 
 
 def _collectives_for(name: str) -> tuple[Collectives, int, int]:

@@ -20,6 +20,7 @@ from edl_hvd.data.sampler import ElasticBatchSampler
 from edl_hvd.errors import EdlHvdWarning, UsageError
 from edl_hvd.events import Event, Metrics
 from edl_hvd.metrics.metric import Metric
+from edl_hvd.worker import process
 from edl_hvd.worker.commits.live_state import METRICS
 from edl_hvd.worker.commits.state_store import StateStore
 from edl_hvd.worker.commits.state_sync import average_, broadcast_state
@@ -213,8 +214,10 @@ class Runtime:
         """The script's function has returned: say what it has done without effect.
 
         Raises:
+            WorldBrokenError: It has caught the error of a collective.
             UsageError: It has left the loop over a step.
         """
+        process.refuse_broken_world()
         position.refuse_left_early()
         self._settle()
         own = max((optimizer.stepping.own for optimizer in self.optimizers), default=0)
@@ -269,6 +272,7 @@ class Runtime:
 
     def commit(self) -> None:
         """The commit that a script asks for. Collective."""
+        process.refuse_broken_world()
         position.refuse_left_early()
         position.left_unused = False
         self._count_own_steps()

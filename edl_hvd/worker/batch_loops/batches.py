@@ -19,6 +19,7 @@ from edl_hvd.data.randomness import seed_everything
 from edl_hvd.data.sampler import ElasticBatchSampler, GlobalStep
 from edl_hvd.errors import UsageError
 from edl_hvd.rescale.policy import GlobalBatch
+from edl_hvd.worker import process
 from edl_hvd.worker.batch_loops.body_watch import BodyWatch
 from edl_hvd.worker.batch_loops.loader_checks import check_models, check_schedulers, next_item, sampler_of
 from edl_hvd.worker.position import position
@@ -62,6 +63,7 @@ class EpochLoop:
 
     @classmethod
     def of(cls, runtime: Runtime, loader: Any, call: str) -> EpochLoop:
+        process.refuse_broken_world()
         sampler = sampler_of(runtime.store, loader, call)
         reduction = runtime.store.reduction
         if reduction is None:
@@ -330,6 +332,7 @@ def batches(runtime: Runtime, loader: Any) -> Iterator[Any]:
                 if runtime.attempt == attempt:
                     _leave_body(loop, part, global_step, is_meant=left.__context__ is None)
                 raise
+            process.refuse_broken_world()
             watch.end(sys._getframe(1), part.first)
             position.in_micro_batch = position.in_batches = False
             loop.buffers.end_pass()

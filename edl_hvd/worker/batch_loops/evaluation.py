@@ -13,6 +13,7 @@ from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.data.evaluation import EvaluationSampler
 from edl_hvd.data.randomness import seed_everything
 from edl_hvd.errors import UsageError
+from edl_hvd.worker import process
 from edl_hvd.worker.batch_loops.loader_checks import next_item
 from edl_hvd.worker.position import position
 from edl_hvd.worker.progress import progress
@@ -25,6 +26,7 @@ _COMMIT_S = 1.0
 
 def evaluate(runtime: Runtime, loader: Any, clock: Clock = SYSTEM_CLOCK) -> Iterator[Any]:
     """See :meth:`edl_hvd.State.evaluate`."""
+    process.refuse_broken_world()
     name, sampler = _sampler_of(runtime, loader)
     if runtime.counting.is_in_loop:
         raise UsageError(
@@ -64,6 +66,7 @@ def _rounds(runtime: Runtime, sampler: EvaluationSampler, loader: Any, pace: _Pa
             progress.batches += 1
             seed_everything(0, runtime.store.epoch, first)
             yield item
+            process.refuse_broken_world()
         sampler.offset = round_.end
         if pace.is_due() and round_.end < sampler.length:
             with progress.during("commit"):

@@ -9,6 +9,7 @@ import torch
 
 from edl_hvd.data.sampler import GlobalStep
 from edl_hvd.errors import UsageError
+from edl_hvd.worker import process
 from edl_hvd.worker.batch_loops.batches import EpochLoop
 from edl_hvd.worker.batch_loops.body_watch import encoded, refuse_changes
 from edl_hvd.worker.position import position
@@ -40,6 +41,7 @@ def steps(runtime: Runtime, loader: Any) -> Iterator[Step]:
                 if step.was_gone_through:
                     loop.count(global_step)
             raise
+        process.refuse_broken_world()
         position.refuse_left_early()
         position.in_step = False
         step.end()
@@ -80,8 +82,10 @@ class Step:
         """Iterate over this worker's micro-batches. Collective: every rank goes to the end, and blocks there.
 
         Raises:
+            WorldBrokenError: A member is gone. Do not catch it: the elastic function recovers from it.
             UsageError: The step is over, another loop over it is under way, or one was left before its end.
         """
+        process.refuse_broken_world()
         position.refuse_left_early()
         if self._is_over:
             raise UsageError(
@@ -168,6 +172,7 @@ class Step:
                 yield self._kept[i]
             finally:
                 position.in_micro_batch = False
+            process.refuse_broken_world()
             refuse_changes(before, encoded(epoch.runtime))
             epoch.buffers.end_pass()
         if not self._step.share:

@@ -11,7 +11,7 @@ import torch
 
 from edl_hvd.errors import UsageError
 from edl_hvd.worker.position import position
-from edl_hvd.worker.training.process_group import PresentGroup
+from edl_hvd.worker.training.process_group import PresentGroup, refuse_broken_world
 from edl_hvd.worker.training.reduction import Reduction
 
 _Optimizer = TypeVar("_Optimizer", bound=torch.optim.Optimizer)
@@ -106,8 +106,10 @@ class _Distributed:
             What the wrapped optimizer's ``step`` returns; ``None`` where the call does not act.
 
         Raises:
+            WorldBrokenError: A member is gone. Do not catch it: the elastic function recovers from it.
             UsageError: It was called in the loop over a step's micro-batches.
         """
+        refuse_broken_world()
         if not position.admits_step(closure is not None):
             position.steps_in_body += 1
             return None

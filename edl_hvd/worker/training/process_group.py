@@ -76,3 +76,8 @@ class PresentGroup:
             UsageError: There is no world, or ``init`` was not called.
         """
         return process.current().collectives
+
+
+def refuse_broken_world() -> None:
+    """See :func:`edl_hvd.worker.process.refuse_broken_world`."""
+    process.refuse_broken_world()

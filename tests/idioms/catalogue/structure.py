@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import warnings
 
@@ -1273,6 +1274,66 @@ def names_of_state_ours(job: Job):
     }
 
 
+def failed_batches_plain(job: Job):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    for epoch in range(job.epochs):
+        for inputs, target in job.plain_loader(epoch=epoch):
+            with contextlib.suppress(Exception):
+                optimizer.zero_grad()
+                F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+    return {"model": model, "optimizer": optimizer}
+
+
+def failed_batches_ours(job: Job):
+    edl_hvd.init()
+    model = make_model()
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact)
+    batches = job.batches()
+    loader = DataLoader(job.dataset(), batch_sampler=batches)
+    state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            for step in state.steps(loader):
+                with contextlib.suppress(Exception):
+                    optimizer.zero_grad()
+                    for inputs, target in step:
+                        F.cross_entropy(model(inputs), target).backward()
+                    optimizer.step()
+
+    train(state)
+    return {"model": model, "optimizer": optimizer}
+
+
+def failed_batches_flat_plain(job: Job):
+    return failed_batches_plain(job)
+
+
+def failed_batches_flat_ours(job: Job):
+    edl_hvd.init()
+    model = make_model()
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), exact=job.exact)
+    batches = job.batches()
+    loader = DataLoader(job.dataset(), batch_sampler=batches)
+    state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            for inputs, target in state.batches(loader):
+                with contextlib.suppress(Exception):
+                    optimizer.zero_grad()
+                    F.cross_entropy(model(inputs), target).backward()
+                with contextlib.suppress(Exception):
+                    optimizer.step()
+
+    train(state)
+    return {"model": model, "optimizer": optimizer}
+
+
 IDIOMS = [
     Idiom(
         "Two losses, two `backward()` calls",
@@ -1469,5 +1530,17 @@ IDIOMS = [
         "Any name that is not a method of `State` may be given.",
         names_of_state_plain,
         names_of_state_ours,
+    ),
+    Idiom(
+        "A batch that fails is skipped, by `except Exception` around the body of the loop",
+        "The error that a lost worker causes is raised again by the loop itself.",
+        failed_batches_plain,
+        failed_batches_ours,
+    ),
+    Idiom(
+        "A batch that fails is skipped, in the flat loop",
+        "The same in the flat loop.",
+        failed_batches_flat_plain,
+        failed_batches_flat_ours,
     ),
 ]

@@ -322,7 +322,7 @@ def test_a_worker_that_took_a_state_over_need_not_copy_frozen_parameters():
 
 def test_a_commit_between_batches_needs_no_collective_of_its_own(monkeypatch):
     calls = []
-    monkeypatch.setattr(SoloCollectives, "allreduce", lambda self, tensor, op: calls.append(op) or tensor.clone())
+    monkeypatch.setattr(SoloCollectives, "allreduce", lambda self, tensor, op, name: calls.append(op) or tensor.clone())
     batches = edl_hvd.ElasticBatchSampler(40, global_batch=8)
     state = make(batches=batches)
     loader = DataLoader(TensorDataset(torch.randn(40, 4)), batch_sampler=batches)
