@@ -108,7 +108,8 @@ def elastic(
 
     Raises:
         SettingsError: An argument or variable is invalid; raised when the function is decorated.
-        UsageError: Raised by the decorated call: :func:`~edl_hvd.init` was not called, or the script misuses a loop.
+        UsageError: Raised by the decorated call: :func:`~edl_hvd.init` was not called, the script misuses a loop, or an
+            elastic function has returned before under a launcher whose worlds change.
         RendezvousError: Raised by the decorated call: no world could be formed in the time allowed.
         ProgressLostError: Raised by the decorated call: no worker holds the state any more, and no checkpoint has it.
         PlatformError: Raised by the decorated call: a worker of a world that is not elastic is gone, or several worlds

@@ -13,7 +13,7 @@ import torch
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.data.sampler import ElasticBatchSampler
-from edl_hvd.errors import PlatformError, WorldBrokenError
+from edl_hvd.errors import PlatformError, UsageError, WorldBrokenError
 from edl_hvd.events import EventLog, JobEnded, JobStarted, WorkerLeft
 from edl_hvd.protocol import LONGEST_SAVE_S
 from edl_hvd.settings import Settings
@@ -72,6 +72,7 @@ class ElasticLoop:
 
     def run(self, function: Callable[[], Any]) -> Any:
         """Run the function to its end, through however many worlds that takes."""
+        self._refuse_another_call()
         launch = self._process.launch
         self._events.emit(JobStarted(f"{launch.host}:{launch.local_rank}", os.getpid()))
         while True:
@@ -81,6 +82,7 @@ class ElasticLoop:
                 result = self._call(function)
                 self._runtime.check_finished()
                 self._finish()
+                self._process.is_complete = True
                 return result
             except HostsUpdatedInterrupt:
                 self._leave("change")
@@ -108,6 +110,22 @@ class ElasticLoop:
                         f"{self._downtime.resets_without_commit} worlds of the same workers broke before their first "
                         f"commit, so another will not help; the last one with: {error}"
                     ) from error
+
+    def _refuse_another_call(self) -> None:
+        """Refuse what only works while no worker is lost or joins: for the launcher one call is the whole job.
+
+        Raises:
+            UsageError: An elastic function has returned, and the world may change.
+        """
+        if not (self._process.is_complete and self._process.rendezvous.elastic):
+            return
+        error = UsageError(
+            "an elastic function was called after one had returned in the same job, which is complete with the first, "
+            "so a worker that joins or is lost in the second would end it; make all folds or phases epochs of one "
+            "elastic function, `for epoch in state.epochs(folds * epochs):`, or start one job for each"
+        )
+        self._process.rendezvous.ended(self._store.step, error)
+        raise error
 
     def _call(self, function: Callable[[], Any]) -> Any:
         try:

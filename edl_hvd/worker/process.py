@@ -44,6 +44,7 @@ class Process:
         rendezvous: Way in which it joins worlds.
         notices: Watch for preemption notices of this host; ``None`` where there is none.
         last: The present world, or between two worlds the one before; ``None`` before the first.
+        is_complete: An elastic function has returned, so that the job is complete for its launcher.
     """
 
     def __init__(self, launch: Launch, rendezvous: Rendezvous) -> None:
@@ -51,6 +52,7 @@ class Process:
         self.rendezvous = rendezvous
         self.notices: NoticeWatch | None = None
         self.last: World | None = None
+        self.is_complete = False
         self._joined: RendezvousInfo | None = None
         self._collectives: WorldCollectives | None = None
 

@@ -56,3 +56,10 @@ def test_a_command_that_is_no_training_at_all_is_started_once_and_told_so(tmp_pa
     [said] = ended.stderr.splitlines()
     assert "ended with exit code 0 without a call of its training function" in said
     assert "function decorated with @edl_hvd.elastic" in said
+
+
+def test_a_second_call_of_an_elastic_function_ends_the_job_with_what_to_do():
+    code, output = run(2, "second_call_script.py")
+    assert code == 1, output
+    assert "that the job has to end: UsageError: an elastic function was called after one had returned" in output
+    assert "fold 1 is trained" not in output

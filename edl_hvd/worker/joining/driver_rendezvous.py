@@ -57,6 +57,7 @@ class DriverRendezvous:
         self._end_within = end_within
         self._driver = DriverConnection(driver, lambda: progress.beat(self._horovod.generation), self._on_urgent)
         self._has_raised = False
+        self._is_done = False
         self._excepthook, sys.excepthook = sys.excepthook, self._on_uncaught
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -163,6 +164,7 @@ class DriverRendezvous:
 
     def ended(self, step: int, error: BaseException | None) -> None:
         if error is None:
+            self._is_done = True
             self._driver.send(protocol.Done())
         else:
             self._send_raised(step, error)
@@ -170,7 +172,8 @@ class DriverRendezvous:
     def _send_raised(self, step: int, error: BaseException) -> None:
         self._has_raised = True
         hopeless = isinstance(error, UsageError) and progress.steps == 0
-        # Another try would find the same owner, or disturb it; or do what the script does not want.
-        ends_job = isinstance(error, (OwnedError, CheckpointFailedError))
+        # Another try would find the same owner, or disturb it; or do what the script does not want. Once the training
+        # is complete there is none.
+        ends_job = self._is_done or isinstance(error, (OwnedError, CheckpointFailedError))
         text = f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]
         self._driver.send(protocol.Raised(step, text, hopeless, ends_job))

@@ -793,7 +793,7 @@ IDIOMS = [
         "The epochs belong into it: `for epoch in state.epochs(n):` counts them.",
         None,
         epochs_around_ours,
-        refused="was called again in epoch 0, whose samples are all consumed",
+        refused="an elastic function was called after one had returned",
     ),
     Idiom(
         "No loop over the step",
