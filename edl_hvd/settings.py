@@ -187,6 +187,7 @@ class Driver:
         worker: This worker as ``host:slot``.
         incarnation: Which process of its slot this is.
         rank, size, local_size: Its place in the job as far as the driver knows when it starts the worker.
+        seed: Of the job, for what the script does not seed, in [1, 2**32); 0 for none.
     """
 
     address: str
@@ -197,6 +198,7 @@ class Driver:
     rank: int = 0
     size: int = 1
     local_size: int = 1
+    seed: int = 0
 
     def as_environment(self) -> dict[str, str]:
         """The variables that :meth:`from_environment` reads."""

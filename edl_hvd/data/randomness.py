@@ -38,6 +38,35 @@ def seed_loading(*key: int) -> None:
     _seed_host(seed)
 
 
+def seed_unseeded(seed: int) -> None:
+    """Seed torch (all devices), ``random`` and NumPy, as far as the script has not done so itself.
+
+    ``random`` keeps no mark of that, and counts as seeded where one of the others is. Called once, by ``init()``.
+
+    Args:
+        seed: Of the job, in [1, 2**32).
+    """
+    numpy = sys.modules.get("numpy")
+    has_seeded_torch = _is_torch_seeded()
+    has_seeded_numpy = numpy is not None and numpy.random.mtrand._rand._bit_generator._seed_seq is None
+    if not has_seeded_torch:
+        torch.manual_seed(seed)
+    if numpy is not None and not has_seeded_numpy:
+        numpy.random.seed(seed)
+    if not has_seeded_torch and not has_seeded_numpy:
+        random.seed(seed)
+
+
+def _is_torch_seeded() -> bool:
+    """Whether somebody has seeded torch; it begins with 64 bits from the system, other ones in each process.
+
+    ``torch.manual_seed`` leaves a note for GPUs that are not in use yet. Where they are, a number of at most 32 bits
+    tells, which is by chance in one process of four billions.
+    """
+    tracker = getattr(torch.cuda, "_lazy_seed_tracker", None)
+    return getattr(tracker, "manual_seed_all_cb", None) is not None or torch.initial_seed() < 2**32
+
+
 def _seed_host(seed: int) -> None:
     random.seed(seed)
     numpy = sys.modules.get("numpy")

@@ -71,8 +71,10 @@ class Job:
         known_step: int = -1,
         termination_grace_s: float = 30.0,
         collective_timeout_s: float = 60.0,
+        seed: int = 0,
     ) -> None:
         self._termination_grace_s = termination_grace_s
+        self._seed = seed
         self._clock = clock
         self._starter = starter
         self._network = network
@@ -295,9 +297,8 @@ class Job:
 
     def _variables(self, worker: str, incarnation: int, address: str) -> dict[str, str]:
         place = self._places[worker]
-        driver = Driver(
-            address, self._port, self._control.token, worker, incarnation, place.rank, place.size, place.local_size
-        )
+        token, seed = self._control.token, self._seed
+        driver = Driver(address, self._port, token, worker, incarnation, place.rank, place.size, place.local_size, seed)
         # No variable tells Horovod a place in a world before there is one: its init() would wait for others, or abort.
         return {
             **driver.as_environment(),

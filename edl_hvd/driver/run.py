@@ -171,7 +171,12 @@ class EdlRun:
             self._screen.line(worker, stream, line)
             files.write(worker, stream, line)
 
-        environment = {**own, **folder.checkpoint_variable(own), **options.worker_variables}
+        environment = {
+            **own,
+            **folder.checkpoint_variable(own),
+            **folder.hash_variable(own),
+            **options.worker_variables,
+        }
         return Job(
             options.rules,
             self._launcher(options.command, environment, pass_on),
@@ -181,6 +186,7 @@ class EdlRun:
             known_step=folder.begun.progress.known_step,
             termination_grace_s=settings.termination_grace_s,
             collective_timeout_s=settings.collective_timeout_s,
+            seed=folder.record.seed,
         )
 
     def _look(self, network: Network) -> Look | None:

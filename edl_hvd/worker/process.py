@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 
 from edl_hvd.compat.lazy_dynamo import import_dynamo_lazily
+from edl_hvd.data.randomness import seed_unseeded
 from edl_hvd.errors import PlatformError, UsageError
 from edl_hvd.gpus import VISIBLE_DEVICES, count_gpus, hides_gpus
 from edl_hvd.notices.notice import Notice
@@ -96,6 +97,9 @@ def init(rendezvous: Rendezvous | None = None) -> None:
     world is this process alone. With a GPU, :func:`device` becomes the current CUDA device. A worker whose slot is
     beyond the number of GPUs shares one, and is told to NCCL as a host of its own (``NCCL_HOSTID``).
 
+    Under ``edlrun`` it seeds torch, ``random`` and NumPy alike on all workers, unless the script has done so before.
+    What the script draws then, such as the parts of ``random_split``, is the same on all of them.
+
     No world is joined yet: that happens when the elastic function is entered. So a worker that builds its model for a
     minute does not delay the others. Not collective; blocks for the connection to the launcher only. A second call does
     nothing, until :func:`shutdown`.
@@ -120,6 +124,8 @@ def init(rendezvous: Rendezvous | None = None) -> None:
         _print_stacks_on_sigquit()
     settings = Settings.from_environment()
     import_dynamo_lazily()
+    if launch.driver is not None and launch.driver.seed:
+        seed_unseeded(launch.driver.seed)
     _process = Process(launch, rendezvous or _rendezvous_for(launch))
     if launch.local_rank == 0:  # one worker of each host
         _process.notices = _watch_for_notices(settings, _process.rendezvous)

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import io
 import os
+import secrets
 import shlex
 import shutil
 import socket
@@ -49,6 +50,8 @@ _LOCK_PAUSE_S = 0.02
 # One second: who looks whether the job lives holds the lock for some microseconds.
 _KEPT_S = 86_400.0
 # What a killed edlrun has left can be looked at for a day.
+_SEEDS = 2**32 - 1
+# NumPy and PYTHONHASHSEED take no more than 32 bits.
 
 
 class JobFolder:
@@ -92,6 +95,10 @@ class JobFolder:
         if not self.named or own.get("EDL_HVD_CHECKPOINT"):
             return {}
         return {"EDL_HVD_CHECKPOINT": str(self.path / CHECKPOINTS)}
+
+    def hash_variable(self, own: Mapping[str, str]) -> dict[str, str]:
+        """What lets a set have one order on all workers, unless their environment says otherwise."""
+        return {} if own.get("PYTHONHASHSEED") else {"PYTHONHASHSEED": str(self.record.seed)}
 
     def write_status(self, status: Status) -> None:
         """Replace ``status.json``. Blocks; may be called in any thread, by one at a time.
@@ -202,6 +209,7 @@ def _record(options: JobFolderOptions, past: JobView | None) -> JobRecord:
         flags=tuple((name, value) for name, value in options.given.items()),
         folder=os.getcwd(),
         version=edl_hvd.__version__,
+        seed=(past.record.seed if past else 0) or 1 + secrets.randbelow(_SEEDS),
     )
 
 

@@ -47,6 +47,7 @@ class JobRecord:
         flags: Those of ``edlrun``, by their long names, as ``read_options`` takes them.
         folder: Where all of that was typed.
         version: Of ``edl_hvd``.
+        seed: What the workers' random numbers begin with, in [1, 2**32); 0 where an earlier version has drawn none.
     """
 
     host: str
@@ -59,6 +60,7 @@ class JobRecord:
     flags: tuple[tuple[str, ...], ...]
     folder: str
     version: str
+    seed: int = 0
 
     @property
     def line(self) -> str:

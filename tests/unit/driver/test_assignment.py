@@ -128,7 +128,7 @@ def test_before_and_between_worlds_the_rank_is_the_last_that_is_known(monkeypatc
 
 
 def test_the_drivers_words_survive_the_environment():
-    driver = Driver("10.0.0.1", 7, "token", "b:1", 3, 4, 6, 2)
+    driver = Driver("10.0.0.1", 7, "token", "b:1", 3, 4, 6, 2, 5)
     assert Driver.from_environment(driver.as_environment()) == driver
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import stat
@@ -255,6 +256,25 @@ def test_checkpoints_go_into_the_folder_unless_the_environment_says_otherwise(ru
         default = {"EDL_HVD_CHECKPOINT": f"{tmp_path}/checkpoints"}
         assert folder.checkpoint_variable({}) == folder.checkpoint_variable({"EDL_HVD_CHECKPOINT": ""}) == default
         assert folder.checkpoint_variable({"EDL_HVD_CHECKPOINT": "s3://bucket/run"}) == {}
+
+
+def test_each_job_has_a_seed_of_its_own_which_stays_when_it_goes_on(runtime, tmp_path):
+    leave(tmp_path / "job", status(step=7))
+    seed = view_of(tmp_path / "job").record.seed
+    assert 1 <= seed < 2**32
+    with claimed(tmp_path / "job", resume=True) as folder, claimed(tmp_path / "other") as other:
+        assert folder.record.seed == seed != other.record.seed
+        assert folder.hash_variable({}) == {"PYTHONHASHSEED": str(seed)}
+        assert folder.hash_variable({"PYTHONHASHSEED": "0"}) == {}
+
+
+def test_a_job_of_a_version_without_seeds_gets_one_when_it_goes_on(runtime, tmp_path):
+    leave(tmp_path / "job", status(step=7))
+    fields = asdict(view_of(tmp_path / "job").record)
+    del fields["seed"]
+    replace_file(tmp_path / "job" / RECORD, json.dumps(fields))
+    with claimed(tmp_path / "job", resume=True) as folder:
+        assert folder.record.seed > 0
 
 
 def test_workers_that_an_earlier_edlrun_has_left_are_known_until_they_are_gone(runtime, tmp_path):
