@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 from torch.utils.data import Sampler
 
 from edl_hvd.data.order import IndexOrder, Order, ShuffledOrder
-from edl_hvd.errors import StateError, UsageError
+from edl_hvd.errors import EdlHvdWarning, StateError, UsageError
 from edl_hvd.rescale.partition import Slice, partition
 from edl_hvd.rescale.policy import BatchPolicy, GlobalBatch
 
@@ -109,6 +110,8 @@ class ElasticBatchSampler(Sampler[list[int]]):
     Attributes:
         is_watched: Whether an elastic function is running, and this sampler is part of its state.
         is_bypassed: Whether a loader was iterated there, but not through ``State``, so that no sample was counted.
+        was_watched: Whether an elastic function has been running with it, so that it deals for a world.
+        has_stepped: Whether an optimizer has stepped outside of the loops of ``State`` since a loader was iterated.
         committed: Epoch and offset at the last commit of the ``State``; (0, 0) before the first.
 
     Args:
@@ -163,6 +166,9 @@ class ElasticBatchSampler(Sampler[list[int]]):
         self._repeated = 0
         self.is_watched = False
         self.is_bypassed = False
+        self.was_watched = False
+        self.has_stepped = False
+        self._has_told = False
         self.committed = (0, 0)
         self._is_dealing = False
 
@@ -251,9 +257,30 @@ class ElasticBatchSampler(Sampler[list[int]]):
             self._is_dealing = False
 
     def __iter__(self) -> Iterator[list[int]]:
-        if self.is_watched and not self._is_dealing:
-            self.is_bypassed = True
-        return self._indices()
+        if not self.was_watched or self._is_dealing:
+            return self._indices()
+        self.is_bypassed = self.is_bypassed or self.is_watched
+        return self._passed_over()
+
+    def _passed_over(self) -> Iterator[list[int]]:
+        """The same for a pass that ``State`` does not know of; says at its end, once, what it has not seen.
+
+        A pass in which an optimizer steps is a loop of the script's own, which commits or is told that it does not.
+        """
+        self.has_stepped = False
+        epoch, whole, seen = self.epoch, self.epoch_samples(), 0
+        for indices in self._indices():
+            seen += len(indices)
+            yield indices
+        if seen < whole and not self.has_stepped and not self._has_told:
+            self._has_told = True
+            warnings.warn(
+                f"a pass over the loader outside of state.steps() and state.batches() saw {seen} of {whole} samples, "
+                f"this worker's share of what was left of epoch {epoch}; for evaluation, update_bn() or statistics "
+                "make a loader of its own over the data set: DataLoader(dataset, batch_size=…)",
+                EdlHvdWarning,
+                stacklevel=2,
+            )
 
     def _indices(self) -> Iterator[list[int]]:
         order, seed, epoch = self.order, self.seed, self.epoch

@@ -149,6 +149,7 @@ class Runtime:
             self.counting.set_world(0, 1)
         for sampler in self.samplers:
             sampler.is_watched = coordinator is not None
+            sampler.was_watched = sampler.was_watched or sampler.is_watched
         position.leave()
         if self._step_hook is not None:
             self._step_hook.remove()
@@ -233,7 +234,11 @@ class Runtime:
 
     def _after_step(self) -> None:
         """An optimizer has stepped: in a loop over the loader itself nobody counts it."""
-        if self.coordinator is None or position.in_step or position.in_batches or self._has_committed:
+        if self.coordinator is None or position.in_step or position.in_batches:
+            return
+        for sampler in self.samplers:
+            sampler.has_stepped = True
+        if self._has_committed:
             return
         own = max(optimizer.stepping.own for optimizer in self.optimizers)
         if own > 1 and any(sampler.is_bypassed for sampler in self.samplers):

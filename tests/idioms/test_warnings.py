@@ -226,3 +226,80 @@ def test_a_variable_that_only_the_loop_assigns_is_explained_where_a_worker_is_id
         Simulation(2).run(script)
         with pytest.raises(UsageError, match=r"'loss'.*: this worker was dealt no micro-batch so far.*step\.record"):
             Simulation(3).run(script)
+
+
+def passes(size: int, job: Job, *, after=lambda loader: None, inside=lambda loader: None, before=lambda loader: None):
+    """What is said on all workers of passes over the elastic loader before, inside and after training."""
+
+    def script():
+        edl_hvd.init()
+        model = make_model()
+        optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+        batches = job.batches()
+        loader = DataLoader(job.dataset(), batch_sampler=batches)
+        before(loader)
+
+        @edl_hvd.elastic
+        def train(state):
+            for _ in state.epochs(2):
+                for step in state.steps(loader):
+                    optimizer.zero_grad()
+                    for inputs, target in step:
+                        F.cross_entropy(model(inputs), target).backward()
+                    optimizer.step()
+                inside(loader)
+
+        train(edl_hvd.State(model=model, optimizer=optimizer, batches=batches))
+        after(loader)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", EdlHvdWarning)
+        Simulation(size).run(script)
+    return [str(warning.message) for warning in caught if "a pass over the loader" in str(warning.message)]
+
+
+def samples(loader) -> int:
+    return sum(len(inputs) for inputs, _ in loader)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_pass_over_the_loader_behind_the_loop_sees_nothing_and_says_so_once(size):
+    job = Job(3)
+    said = passes(size, job, inside=samples)
+    assert len(said) == size
+    assert all(f"saw 0 of {len(job.dataset())} samples" in message for message in said)
+    assert all("DataLoader(dataset, batch_size=…)" in message for message in said)
+
+
+def test_a_pass_over_the_loader_after_training_sees_a_share_and_says_so_once():
+    job = Job(3)
+    seen = []
+    said = passes(2, job, after=lambda loader: seen.extend([samples(loader), samples(loader)]))
+    assert len(said) == 2
+    whole = len(job.dataset())
+    assert all(0 < count < whole for count in seen)
+    shares = sorted(seen)[::2]
+    assert sum(shares) == whole
+    assert sorted(said) == sorted(
+        next(message for message in said if f"saw {count} of {whole} samples" in message) for count in shares
+    )
+
+
+def update_bn(loader) -> None:
+    features = next(iter(loader))[0].flatten(1).shape[1]
+    norm = torch.nn.BatchNorm1d(1)  # of micro-batches of a single sample, too
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Unflatten(1, (1, features)), norm)
+    torch.optim.swa_utils.update_bn(loader, model)
+
+
+def test_update_bn_with_the_loader_is_said_to_see_a_share():
+    assert len(passes(2, Job(3), after=update_bn)) == 2
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_look_at_the_first_batch_and_a_whole_pass_are_no_reason_to_say_anything(size):
+    def look(loader):
+        next(iter(loader))
+
+    assert not passes(size, Job(3), before=samples, after=look)
+    assert not passes(1, Job(3), after=samples)

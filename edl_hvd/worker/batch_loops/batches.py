@@ -194,7 +194,8 @@ class EpochLoop:
     def next_item(self, items: Iterator[Any]) -> Any:
         """The loader's next item."""
         progress.enter("input")
-        item = next_item(items)
+        with self.sampler.dealing():  # a loader of another make may begin to iterate only now
+            item = next_item(items)
         progress.enter("compute")
         return item
 
