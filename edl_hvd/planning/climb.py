@@ -7,11 +7,12 @@ job then finds the numbers with the largest sum, up to the last step, in O(steps
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 
-from edl_hvd.planning.damping import after_change
+from edl_hvd.planning.damping import after_change, starting_part
 from edl_hvd.planning.ranks import Worth
 from edl_hvd.planning.values import Curve, JobAsk
 
@@ -55,15 +56,34 @@ class Ladder:
         sizes: Numbers, rising; the first is its least.
         worths: Worth of each, without the cost of a change.
         changed: Worth of each, with it.
+        starting: The part of the gain of each, over fewer slots, that is lost while workers start; empty: none.
     """
 
     sizes: list[int]
     worths: list[float]
     changed: list[float]
+    starting: list[float] = field(default_factory=list)
 
-    def worth(self, curve: Curve, worth: Worth, slots: int) -> float:
-        """The worth of any number of slots, without the cost of a change."""
-        return worth.of(curve.at(slots))
+    def after(self, held: int) -> list[float]:
+        """What each number is worth to a job that holds one of them: that costs no change, and more have to start."""
+        if held not in self.sizes or (self.changed is self.worths and not self.starting):
+            return self.changed
+        values = self.changed.copy()
+        place = self.sizes.index(held)
+        now = values[place] = self.worths[place]
+        if self.starting:
+            for more in range(place + 1, len(values)):
+                values[more] = after_start(values[more], now, self.starting[more])
+        return values
+
+
+def after_start(value: float, now: float, starting: float) -> float:
+    """What is left of the worth of more slots, of whose gain over the present ones a part is lost.
+
+    >>> after_start(3.0, 2.0, 0.25), after_start(1.5, 2.0, 0.25)
+    (2.75, 1.5)
+    """
+    return value - starting * (value - now) if value > now else value
 
 
 def ladder(sizes: list[int], curve: Curve, worth: Worth, ask: JobAsk, horizon_s: float) -> Ladder:
@@ -78,10 +98,14 @@ def ladder(sizes: list[int], curve: Curve, worth: Worth, ask: JobAsk, horizon_s:
     """
     goodput = [curve.at(size) for size in sizes]
     plain = [worth.of(value) for value in goodput]
-    if not ask.change_s:
-        return Ladder(sizes, plain, plain)
     left = ask.left if worth.is_known else None
-    return Ladder(sizes, plain, [worth.of(after_change(value, ask.change_s, horizon_s, left)) for value in goodput])
+    changed, starting = plain, list[float]()
+    if ask.change_s:
+        changed = [worth.of(after_change(value, ask.change_s, horizon_s, left)) for value in goodput]
+    if ask.start_s > ask.change_s:
+        rests_s = [math.inf if left is None else left / value for value in goodput]
+        starting = [starting_part(ask.start_s, ask.change_s, horizon_s, rest_s) for rest_s in rests_s]
+    return Ladder(sizes, plain, changed, starting)
 
 
 def envelope(sizes: Sequence[int], values: Sequence[float]) -> list[int]:
@@ -119,7 +143,7 @@ def climb(
     got = [rungs.sizes[0] for rungs in ladders]
     left = slots - sum(got)
     budget = dict(limits)
-    values = [_values(rungs, number) for rungs, number in zip(ladders, held, strict=True)]
+    values = [rungs.after(number) for rungs, number in zip(ladders, held, strict=True)]
     hulls: list[list[int]] = [[]] * len(ladders)
     heap: list[tuple[float, int, int]] = []
     if left > 0:
@@ -156,16 +180,6 @@ def climb(
         else:
             heappop(heap)
     return got
-
-
-def _values(rungs: Ladder, held: int) -> list[float]:
-    """Worths, where the number that is held costs no change."""
-    if rungs.changed is rungs.worths or held not in rungs.sizes:
-        return rungs.changed
-    values = rungs.changed.copy()
-    place = rungs.sizes.index(held)
-    values[place] = rungs.worths[place]
-    return values
 
 
 def _slope(sizes: Sequence[int], values: Sequence[float], hull: Sequence[int], step: int) -> float:

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 
 from edl_hvd.errors import InternalError, UsageError
 from edl_hvd.hosts import HostSlots
-from edl_hvd.planning.climb import Ladder, candidates, climb, ladder
-from edl_hvd.planning.damping import after_change, is_settling, pays
+from edl_hvd.planning.climb import Ladder, after_start, candidates, climb, ladder
+from edl_hvd.planning.damping import after_change, is_settling, pays, starting_part
 from edl_hvd.planning.floors import FloorPlanner
 from edl_hvd.planning.places import Placer
 from edl_hvd.planning.ranks import ASSUMED, Worth, reach, worths
@@ -176,12 +176,25 @@ class _Planning:
             found.ladders[job] = ladder(sizes, curve, found.worth[job], ask, self.rules.horizon_s)
         return found
 
-    def _worth(self, job: int, slots: int, is_changed: bool) -> float:
+    def _worth(self, job: int, slots: int) -> float:
+        return self.sharing.worth[job].of(self.sharing.curves[job].at(slots))
+
+    def _worth_after(self, job: int, slots: int, held: int) -> float:
+        """What a change from one number of slots, or from the same on other hosts, leaves of the worth of another."""
         ask, worth, goodput = self.asks[job], self.sharing.worth[job], self.sharing.curves[job].at(slots)
-        if is_changed:
-            left = ask.left if worth.is_known else None
-            goodput = after_change(goodput, ask.change_s, self.rules.horizon_s, left)
-        return worth.of(goodput)
+        left, horizon_s = ask.left if worth.is_known else None, self.rules.horizon_s
+        value = worth.of(after_change(goodput, ask.change_s, horizon_s, left))
+        if slots <= held or not held or ask.start_s <= ask.change_s:
+            return value
+        rest_s = math.inf if left is None else left / goodput
+        starting = starting_part(ask.start_s, ask.change_s, horizon_s, rest_s)
+        return after_start(value, self._worth(job, held), starting)
+
+    def _worth_beside(self, job: int, ledger: Ledger, before: Ledger) -> float:
+        """The worth of what a job holds in one ledger, if it has held what another one says."""
+        if ledger.by_job[job] == before.by_job[job]:
+            return self._worth(job, ledger.held[job])
+        return self._worth_after(job, ledger.held[job], before.held[job])
 
     # ------------------------------------------------------------------------------------------ sharing
 
@@ -228,8 +241,7 @@ class _Planning:
         if any(ledger.held[job] < self.asks[job].least for job in sharing.jobs):
             return False
         gain = sum(
-            self._worth(job, ledger.held[job], ledger.by_job[job] != before.by_job[job])
-            - self._worth(job, self.ledger.held[job], self.ledger.by_job[job] != before.by_job[job])
+            self._worth_beside(job, ledger, before) - self._worth_beside(job, self.ledger, before)
             for job in sharing.jobs
             if ledger.by_job[job] != self.ledger.by_job[job]
         )
@@ -246,7 +258,7 @@ class _Planning:
         if not differing:
             return None
         gain = sum(
-            self._worth(job, slots, True) - self._worth(job, ledger.held[job], False)
+            self._worth_after(job, slots, ledger.held[job]) - self._worth(job, ledger.held[job])
             for job, slots in differing.items()
         )
         if not self._is_enough(gain, has_need):
@@ -256,7 +268,7 @@ class _Planning:
             differing, lambda job: sharing.sizes[job]
         )
         gain = sum(
-            self._worth(job, placed.held[job], True) - self._worth(job, ledger.held[job], False)
+            self._worth_beside(job, placed, ledger) - self._worth(job, ledger.held[job])
             for job in sharing.jobs
             if placed.by_job[job] != ledger.by_job[job]
         )
@@ -361,7 +373,7 @@ class _Planning:
         for slots in sizes[bisect_right(sizes, held) :]:
             if slots - held > free:
                 return None
-            gain = self._worth(job, slots, True) - self._worth(job, held, False)
+            gain = self._worth_after(job, slots, held) - self._worth(job, held)
             if gain > 1e-9:
                 return -gain / (slots - held), job, slots
         return None

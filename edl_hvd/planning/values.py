@@ -149,7 +149,8 @@ class JobAsk:
         changed_s: Moment at which its share last changed.
         holds: Slots that it holds, or is about to hold by the last plan.
         change_s: Seconds without progress that another number of slots costs it, by its own measurements.
-        start_s: Seconds without progress that its start costs.
+        start_s: Seconds without progress that its start costs. Where that is more than ``change_s``, workers on new
+            slots start for that long while the others train on.
         seen: Most slots that it has trained with for a minute. The caller keeps it, so that a plan that is carried
             out does not at once lead to the next.
     """
@@ -219,7 +220,7 @@ class PlanRules:
             best if no job comes later. As jobs come, the longest ones stay last for all of that time; weights that
             differ less let them end earlier.
         horizon_s: Seconds over which a change has to pay: a change of c seconds costs c / max(horizon_s, 10 c) of a
-            share's value.
+            share's value, and a start of s seconds beside it s / max(horizon_s, 10 s) of what the new slots bring.
         gain: Part by which the total value has to grow before shares are changed that need not be; 0.02 is 2 %.
         settle: How many times its ``change_s`` a job's share stays, before it is changed without need.
         may_span_together: Whether two jobs that both span hosts may lie on one host. Their traffic shares its network.

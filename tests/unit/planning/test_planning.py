@@ -365,6 +365,26 @@ class TestShares:
             assert shares(answer(rooms("x:4"), [replace(job, left=left)])) == {"job": slots}
         assert shares(answer(rooms("x:4"), [job])) == {"job": 4}
 
+    def test_a_job_that_ends_before_newcomers_have_started_does_not_grow(self) -> None:
+        """The others train on meanwhile, so that growing costs a second; but nobody would train on the new slots."""
+        curves = speedup(0.8, 4)
+        job = JobAsk("job", most=4, curves=curves, holds=holds("x:2"), change_s=1.0, start_s=30.0)
+        for seconds, slots in ((20.0, 2), (3_600.0, 4)):
+            left = seconds * curves[0].at(2)
+            assert shares(answer(rooms("x:4"), [replace(job, left=left)])) == {"job": slots}
+        assert shares(answer(rooms("x:4"), [job])) == {"job": 4}
+
+    def test_slots_that_are_in_use_are_not_given_to_those_who_start_on_them_for_little(self) -> None:
+        """A tenth of what the new slots bring is counted as lost while they start."""
+        rules = PlanRules(gain=0.0)
+        for more, start_s, slots in ((105.0, 0.0, (1, 2)), (105.0, 30.0, (2, 1)), (120.0, 30.0, (1, 2))):
+            asks = [
+                JobAsk("a", most=2, curves=(Curve((1, 2), (100.0, 150.0)),), holds=holds("x:2")),
+                JobAsk("b", most=2, curves=(Curve((1, 2), (100.0, 100.0 + more / 2)),), holds=holds("x:1")),
+            ]
+            found = answer(rooms("x:3"), [replace(ask, start_s=start_s) for ask in asks], rules=rules)
+            assert tuple(share.slots for share in found.shares) == slots, (more, start_s)
+
     def test_a_share_that_has_just_changed_stays(self) -> None:
         rich = JobAsk("rich", most=8, curves=speedup(0.8, 8), holds=holds("x:7"), change_s=30.0, changed_s=900.0)
         poor = JobAsk("poor", most=8, curves=speedup(0.8, 8), holds=holds("x:1"), change_s=30.0)
