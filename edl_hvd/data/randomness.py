@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
+from typing import Any
 
 import torch
 
@@ -48,7 +49,7 @@ def seed_unseeded(seed: int) -> None:
     """
     numpy = sys.modules.get("numpy")
     has_seeded_torch = _is_torch_seeded()
-    has_seeded_numpy = numpy is not None and numpy.random.mtrand._rand._bit_generator._seed_seq is None
+    has_seeded_numpy = numpy is not None and _is_numpy_seeded(numpy)
     if not has_seeded_torch:
         torch.manual_seed(seed)
     if numpy is not None and not has_seeded_numpy:
@@ -65,6 +66,14 @@ def _is_torch_seeded() -> bool:
     """
     tracker = getattr(torch.cuda, "_lazy_seed_tracker", None)
     return getattr(tracker, "manual_seed_all_cb", None) is not None or torch.initial_seed() < 2**32
+
+
+def _is_numpy_seeded(numpy: Any) -> bool:
+    """Whether somebody has seeded NumPy's generator, which has then lost what it began with."""
+    try:
+        return numpy.random.mtrand._rand._bit_generator._seed_seq is None
+    except AttributeError:  # not public: another version may keep it elsewhere
+        return True
 
 
 def _seed_host(seed: int) -> None:
