@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from engines import fails_on_stock
 from faults import add_host, kill
 from harness import TWO_HOSTS, Job
 from invariants import check
 from training import Training
+from waiting import LONG_S
 
 ONE_HOST = ("localhost:1",)
 OLD, NEW = "localhost:0", "127.0.0.1:0"
@@ -122,3 +127,17 @@ def test_a_worker_killed_inside_the_start_of_horovod_does_not_end_the_others(run
     starts = [line["worker"] for line in outcome.lines("start")]
     assert starts.count("localhost:0") == 1
     assert starts.count("127.0.0.1:0") == 1
+
+
+def test_a_newcomer_joins_a_loop_without_an_optimizer(tmp_path):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost slots=1\n")
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("edlrun")), "-np", "1", "--max-np", "2", "--discover", f"file:{hosts}",
+         sys.executable, str(Path(__file__).with_name("bare_loop_script.py")), str(hosts)],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LONG_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    counted = {line.partition(">:")[2] for line in done.stdout.splitlines() if "has counted to" in line}
+    assert {line.partition(" has")[0] for line in counted} == {"rank 0", "rank 1"}, done.stdout
+    assert len({line.partition("to ")[2] for line in counted}) == 1, done.stdout

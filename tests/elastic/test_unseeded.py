@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from waiting import LONG_S
+
 HERE = Path(__file__).parent
 EDLRUN = str(Path(sys.executable).with_name("edlrun"))
 
@@ -24,7 +26,7 @@ def drawn_in_a_job(folder: Path, size: int, **variables: str) -> dict[str, Any]:
         [EDLRUN, "-np", "2", "--min-np", "2", "--max-np", str(size), "--discover", f"file:{hosts}",
          "--output-filename", str(folder / "output"),
          sys.executable, str(HERE / "unseeded_script.py"), str(hosts), str(size)],
-        env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
+        env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LONG_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     lines = [line for file in (folder / "output").rglob("stdout") for line in file.read_text().splitlines()]

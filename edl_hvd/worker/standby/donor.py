@@ -69,8 +69,11 @@ class StateDonor:
             secret: Line with which the standby proves that it is a worker of the job.
 
         Returns:
-            The port.
+            The port; 0 where no distributed optimizer says what a step is made of. Then the standby takes the state
+            over when it joins, and the others wait for it.
         """
+        if not self._optimizers:
+            return 0
         stream = _Stream(address, secret, self._copy_from_now_on)
         self.streams = [*self.streams, stream]
         return stream.port
@@ -86,7 +89,7 @@ class StateDonor:
             self.abandon()
             return
         for stream in streams:
-            if stream.base is None and stream.connected and self._optimizers:
+            if stream.base is None and stream.connected:
                 self._hook_steps()
                 light = self._store.is_light
                 plain, tensors = self._store.pin()
