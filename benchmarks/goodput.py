@@ -185,7 +185,8 @@ def cost(folder: Path) -> None:
 def show(jobs: dict[str, list[dict[str, Any]]]) -> None:
     """The looks of the jobs with a chosen batch, and a table of all jobs."""
     from edl_hvd.rescale.goodput import batch_plan
-    from edl_hvd.rescale.throughput import Timing, fit, with_timing
+    from edl_hvd.rescale.throughput import fit
+    from edl_hvd.timings import Timing, with_timing
 
     known: tuple[Timing, ...] = ()
     errors = []

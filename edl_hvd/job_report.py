@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from edl_hvd.errors import UsageError
 from edl_hvd.hosts import shown
 from edl_hvd.json_values import read_fields
+from edl_hvd.timings import Timing
 
 PATH = "/status"
 _MOST_SIZES, _MOST_WORKERS = 1000, 1_000_000
@@ -33,6 +34,7 @@ class JobReport:
         goodput: Goodput with each of them, more than 0.
         left: Work left, in units of goodput times seconds; ``None``: not known.
         change_s: Seconds that another number of workers costs; ``None`` before there was a change.
+        timings: How long its steps took, for jobs of its family.
 
     Raises:
         UsageError: The curve is none, or a number is out of bounds.
@@ -47,6 +49,7 @@ class JobReport:
     goodput: tuple[float, ...] = ()
     left: float | None = None
     change_s: float | None = None
+    timings: tuple[Timing, ...] = ()
 
     def __post_init__(self) -> None:
         rising = all(low < high for low, high in zip((0, *self.sizes), self.sizes, strict=False))
@@ -61,6 +64,11 @@ class JobReport:
             value = getattr(self, name)
             if value is not None and not 0 <= value <= _MOST:
                 raise UsageError(f"a report has a {name} of {value:g}; expected 0 to {_MOST:g}")
+        if len(self.timings) > _MOST_SIZES or not all(timing.is_usable for timing in self.timings):
+            raise UsageError(
+                f"a report has timings {shown([timing.as_list() for timing in self.timings])}; expected {_MOST_SIZES} "
+                "at most, with counts of at least 1 and seconds above 0"
+            )
         if not (0 <= self.workers <= _MOST_WORKERS and -1 <= self.step <= _MOST):
             raise UsageError(
                 f"a report has {shown(self.workers)} workers at step {shown(self.step)}; expected 0 to {_MOST_WORKERS} "

@@ -17,13 +17,15 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from edl_hvd.errors import SettingsError
+from edl_hvd.errors import SettingsError, UsageError
 from edl_hvd.json_values import former_names, formerly
+from edl_hvd.timings import Timing, read_timings
 from edl_hvd.values import Best, Interval
 
 logger = logging.getLogger(__name__)
 
 _DRIVER = "EDL_HVD_DRIVER_"
+FAMILY_TIMINGS = "EDL_HVD_FAMILY_TIMINGS"
 NOTICES = ("off", "auto", "ec2", "google", "azure", "kubernetes")
 _AUTO = Interval(0, "auto")
 _LEAST = {"keep_newest": 1, "checkpoint_memory_mb": 1, "commit_every": 1, "join_timeout_s": 0.1, "elastic_timeout_s": 1,
@@ -310,6 +312,20 @@ def own_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """
     names = {name: new for name, new in FORMER_VARIABLES.items() if new not in environ}
     return {names.get(name, name): value for name, value in environ.items() if not name.startswith(_OF_ONE_WORKER)}
+
+
+def family_timings(environ: Mapping[str, str] = os.environ) -> tuple[Timing, ...]:
+    """What earlier jobs of this job's family have measured: ``EDL_HVD_FAMILY_TIMINGS``, set by whoever runs many jobs.
+
+    Raises:
+        SettingsError: The variable does not read.
+    """
+    try:
+        return read_timings(environ.get(FAMILY_TIMINGS, ""))
+    except UsageError as error:
+        raise SettingsError(
+            f"{FAMILY_TIMINGS} is set by a fleet or an operator, do not set it; found that {error}"
+        ) from None
 
 
 def left_out_patches(environ: Mapping[str, str] = os.environ) -> frozenset[str]:

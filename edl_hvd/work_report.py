@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edl_hvd.timings import Timing
+
 
 @dataclass(frozen=True)
 class WorkReport:
@@ -18,6 +20,7 @@ class WorkReport:
             while the job runs.
         sizes: Numbers of workers of which rank 0 knows the goodput; with ``WorkerBatch("auto")`` only.
         goodput: Goodput with each of them, in samples of the script's own batch per second.
+        timings: How long steps took, of which rank 0 has made that.
     """
 
     global_batch: int
@@ -27,3 +30,4 @@ class WorkReport:
     sample_worth: float = 1.0
     sizes: tuple[int, ...] = ()
     goodput: tuple[float, ...] = ()
+    timings: tuple[Timing, ...] = ()

@@ -62,6 +62,8 @@ fleet_commands.add_command(replay_command)
 @click.option("--priority", type=int, default=0, show_default=True,
               help="Jobs of a higher one get their --min first, and may stop those of a lower one.")  # fmt: skip
 @click.option("--queue", default="default", show_default=True, help="Queue whose weight and limit it shares.")
+@click.option("--family", metavar="NAME", default="",
+              help="Jobs of one family are alike: each begins with what the others have measured.")  # fmt: skip
 @click.option("--no-preempt", is_flag=True, help="Never stop it for a job of higher priority.")
 @click.option("--retries", type=click.IntRange(0), default=0, show_default=True, help="Runs that may fail.")
 @click.option("--env", "variables", metavar="NAME=VALUE", multiple=True, help="Environment variable of its workers.")
@@ -74,6 +76,7 @@ def submit_command(
     most: int | None,
     priority: int,
     queue: str,
+    family: str,
     no_preempt: bool,
     retries: int,
     variables: Sequence[str],
@@ -108,6 +111,7 @@ def submit_command(
             flags=check_flags(shlex.split(flags)),
             variables=tuple(variables),
             retries=retries,
+            family=family,
         )
     except ValueError as error:
         refuse(str(error), WRONG)

@@ -65,6 +65,8 @@ def facts_of(row: JobRow, state: Path) -> list[tuple[str, str]]:
             f"{spec.priority} in queue {spec.queue}{'' if spec.preemptible else ', never stopped for others'}",
         ),
     ]
+    if spec.family:
+        facts.append(("family", f"{spec.family}; measured {count(len(job.timings), 'kind')} of steps itself"))
     if job.given:
         numbers = " · ".join(f"{entry.host}: {' '.join(map(str, entry.devices))}" for entry in job.listed)
         facts.append(("devices", f"{numbers} (CUDA_VISIBLE_DEVICES, one for each worker)"))

@@ -29,6 +29,7 @@ HERE, FLEET, KUBERNETES = "on this machine", "in a fleet", "on Kubernetes"
 # Where each option means something; the others mean the same everywhere.
 _ONLY = {
     "name": (FLEET, KUBERNETES), "priority": (FLEET, KUBERNETES), "retries": (FLEET, KUBERNETES),
+    "family": (FLEET, KUBERNETES),
     "image": (KUBERNETES,), "namespace": (KUBERNETES,), "gpus": (KUBERNETES,), "cpu": (KUBERNETES,),
     "memory": (KUBERNETES,),
 }  # fmt: skip
@@ -43,6 +44,8 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 @click.option("--name", help="Name of the job.  [that of the script]")
 @click.option("--priority", metavar="N|CLASS",
               help="A number in a fleet, a PriorityClass on Kubernetes.  [0, edl-hvd-floor]")  # fmt: skip
+@click.option("--family", metavar="NAME", default="",
+              help="Jobs of one family are alike: each begins with what the others have measured.")  # fmt: skip
 @click.option("--retries", type=click.IntRange(0), help="Runs that may fail.  [0 in a fleet, 3 on Kubernetes]")
 @click.option("--fleet", "state_dir", metavar="DIR", type=click.Path(path_type=Path),
               help=f"Submit to the fleet with this folder.  [{STATE}, if one serves there]")  # fmt: skip
@@ -64,6 +67,7 @@ def train_command(
     variables: Sequence[str],
     name: str | None,
     priority: str | None,
+    family: str,
     retries: int | None,
     state_dir: Path | None,
     here: bool,
@@ -113,13 +117,14 @@ def train_command(
             request = JobRequest(
                 name, words, image, least, most, namespace or "", priority or "", checkpoint,
                 3 if retries is None else retries, gpus or 0, cpu or "", memory or "", tuple(variables),
+                family,
             )  # fmt: skip
             _submit(request, dry_run)
         elif where == FLEET:
             added = (f"EDL_HVD_CHECKPOINT={checkpoint}",) if checkpoint else ()
             spec = JobSpec(
                 name, words, str(Path.cwd()), least, most, _number(priority), variables=(*variables, *added),
-                retries=retries or 0,
+                retries=retries or 0, family=family,
             )  # fmt: skip
             if dry_run:
                 click.echo(f"would submit {shlex.join(words)} to the fleet in {fleet} as {name}, {least} to {most}")

@@ -17,7 +17,7 @@ from edl_hvd.errors import UsageError
 from edl_hvd.planning.values import Curve
 from edl_hvd.protocol import Beat
 from edl_hvd.rescale.curve import throughput_by_size
-from edl_hvd.rescale.throughput import Timing, with_timing
+from edl_hvd.timings import SHARED_TIMINGS, Timing, pooled, with_timing
 from edl_hvd.work_report import WorkReport
 
 _SETTLE_S = 2.0
@@ -37,7 +37,7 @@ class WorkStatus:
         curve: Goodput by number of workers; ``None`` before it was measured.
         left: Work left, in units of the curve's goodput times seconds; ``None``: not known.
         change_s: Seconds that another number of workers costs, in the median; ``None`` before there was a change.
-        timings: What the curve is made of; empty where rank 0 makes it.
+        timings: What the job has measured itself, of which the curve is made.
     """
 
     curve: Curve | None = None
@@ -57,10 +57,12 @@ class Measurements:
 
     Args:
         before: What an earlier run of the job has measured.
+        family: What other jobs of its family have measured.
     """
 
-    def __init__(self, before: WorkStatus | None = None) -> None:
+    def __init__(self, before: WorkStatus | None = None, family: Sequence[Timing] = ()) -> None:
         self.timings = before.timings if before is not None else ()
+        self.family = tuple(family)
         self._changes_s: deque[float] = deque([] if before is None or before.change_s is None else [before.change_s],
                                               maxlen=_CHANGES)  # fmt: skip
         self.work: WorkReport | None = None
@@ -118,7 +120,9 @@ class Measurements:
         self.timings = with_timing(self.timings, timing)[-_KEPT_TIMINGS:]
 
 
-def work_status(timings: Sequence[Timing], work: WorkReport | None, size: int, slots_of_host: int) -> WorkStatus:
+def work_status(
+    timings: Sequence[Timing], work: WorkReport | None, size: int, slots_of_host: int, family: Sequence[Timing] = ()
+) -> WorkStatus:
     """The curve that follows from what was measured. Pure; takes some 20 ms. Leaves out what a change costs.
 
     Args:
@@ -126,13 +130,15 @@ def work_status(timings: Sequence[Timing], work: WorkReport | None, size: int, s
         work: What rank 0 said last; ``None`` for nothing.
         size: Workers of its world.
         slots_of_host: Slots of a host, at least 1.
+        family: How long steps took in other jobs of the family; of a plan that this job has measured, its own count.
     """
     found: Mapping[int, float] = {}
     if work is not None and work.sizes:
-        found, timings = dict(zip(work.sizes, work.goodput, strict=False)), ()
-    elif work is not None and timings:
+        found, timings = dict(zip(work.sizes, work.goodput, strict=False)), work.timings
+    elif work is not None and (timings or family):
+        known = pooled((*family, *timings), _KEPT_TIMINGS + SHARED_TIMINGS)
         with suppress(ArithmeticError):  # steps that no model explains
-            found = throughput_by_size(timings, work, size, slots_of_host)
+            found = throughput_by_size(known, work, size, slots_of_host)
     try:
         curve = Curve(tuple(found), tuple(round(value, 3) for value in found.values()))
     except UsageError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from edl_hvd.driver.preflight.gate import Gate
 from edl_hvd.driver.status import Countdown, LastHeartbeat, ProcessIdentity, Status, Throughput, describe
 from edl_hvd.process_identity import start_token
 from edl_hvd.protocol import Beat
-from edl_hvd.rescale.throughput import Timing
+from edl_hvd.timings import Timing
 
 _SHOW_EVERY_S = 0.25
 # A person sees no more than a few changes a second.
@@ -51,12 +51,14 @@ class Reporter:
         screen: Hears everything, and gets the status.
         write: Keeps the status; may block.
         begun: How the job stands before anything has happened, with what an earlier run of it has left.
+        family: What other jobs of its family have measured.
         clock: Tells the time.
     """
 
     def __init__(
-        self, screen: Screen, write: Callable[[Status], None], begun: Status, clock: Clock = SYSTEM_CLOCK
-    ) -> None:
+        self, screen: Screen, write: Callable[[Status], None], begun: Status, family: Sequence[Timing] = (),
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:  # fmt: skip
         self._screen = screen
         self._write = write
         self._clock = clock
@@ -73,9 +75,9 @@ class Reporter:
         self._shown_s = self._written_s = float("-inf")
         self._writing: asyncio.Future[None] | None = None
         self._problem = self._told = ""
-        self._measurements = Measurements(begun.work)
+        self._measurements = Measurements(begun.work, family)
         self._work = begun.work
-        self._fitted: tuple[Timing, ...] = begun.work.timings
+        self._fitted: tuple[Timing, ...] | None = None if family else begun.work.timings
         self._fitted_s = float("-inf")
         self._fitting: asyncio.Future[WorkStatus] | None = None
 
@@ -161,14 +163,16 @@ class Reporter:
                 return
             self._work, self._fitting = self._fitting.result(), None
         measured = self._measurements
-        is_new = measured.timings != self._fitted or (measured.work is not None and measured.work.sizes)
+        if measured.work is None:
+            return
+        is_new = measured.timings != self._fitted or measured.work.sizes
         if not is_new or now_s - self._fitted_s < _FIT_EVERY_S:
             return
         assert self._job is not None
         self._fitted, self._fitted_s = measured.timings, now_s
         slots = max((entry.slots for entry in self._job.membership.hosts), default=1)
         self._fitting = asyncio.get_running_loop().run_in_executor(
-            None, work_status, measured.timings, measured.work, measured.size, slots
+            None, work_status, measured.timings, measured.work, measured.size, slots, measured.family
         )
 
     def _measure(self, beat: Beat, now_s: float) -> None:

@@ -30,7 +30,7 @@ from edl_hvd.driver.workers.ssh import Ssh
 from edl_hvd.errors import EdlHvdError, PlatformError
 from edl_hvd.process_identity import is_stopped
 from edl_hvd.protocol import LONGEST_SAVE_S
-from edl_hvd.settings import Settings, own_environment
+from edl_hvd.settings import Settings, family_timings, own_environment
 from edl_hvd.time_slice import ask_for_short_time_slices
 
 _DESCRIPTORS = 65_536
@@ -116,7 +116,7 @@ class EdlRun:
         self._options = options
         self._screen = screen
         self._folder = folder
-        self._reporter = Reporter(screen, folder.write_status, folder.begun)
+        self._reporter = Reporter(screen, folder.write_status, folder.begun, family_timings())
         self._ssh = Ssh(options.ssh_port, options.ssh_identity_file)
         self._agents = options.source if isinstance(options.source, AgentHosts) else None
         self._shutdown = ShutdownRequests(

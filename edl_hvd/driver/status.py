@@ -154,6 +154,7 @@ def report_of(status: Status | None) -> JobReport:
         () if work.curve is None else work.curve.goodput,
         work.left,
         work.change_s,
+        work.timings,
     )
 
 

@@ -14,6 +14,7 @@ from edl_hvd.fleet.state import FleetRules, JobSpec
 from edl_hvd.hosts import HostSlots
 from edl_hvd.json_values import read_fields, show
 from edl_hvd.planning.values import Curve
+from edl_hvd.timings import Timing
 
 # --- what happens ---
 
@@ -99,6 +100,7 @@ class RunObserved:
         curve: What it makes of a number of slots.
         left: Work left, in units of the curve's goodput times seconds.
         change_s: Seconds that a resize costs.
+        timings: How long its steps took, if it has a family.
     """
 
     job: str
@@ -108,6 +110,7 @@ class RunObserved:
     curve: Curve | None = None
     left: float | None = None
     change_s: float | None = None
+    timings: tuple[Timing, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,12 @@ from edl_hvd.fleet import events, messages
 from edl_hvd.fleet.answers import decide, read_request, what_if
 from edl_hvd.fleet.events import FleetAction, FleetEvent
 from edl_hvd.fleet.messages import FleetReply, FleetView, JobProgress, JobRow, Refused, word_of
+from edl_hvd.fleet.planned import fleet_families
 from edl_hvd.fleet.runs import Runs, RunView
 from edl_hvd.fleet.state import ALIVE, Fleet, FleetJob, FleetRules, total
 from edl_hvd.fleet.store import FleetStore
 from edl_hvd.fleet.turn import free_slots, turn
+from edl_hvd.planning.family import shared_timings
 from edl_hvd.process_identity import start_token
 
 _TICK_S = 0.1
@@ -216,7 +218,8 @@ class Keeper:
 
     def _start(self, job: FleetJob) -> None:
         try:
-            child = self._runs.prepare(job)
+            family = fleet_families(self.fleet).get(job.spec.family, ())
+            child = self._runs.prepare(job, shared_timings(family))
         except OSError as error:
             how = f"job {job.name} could not be started in {job.spec.folder}: {error}"
             self.handle(events.RunEnded(job.name, 2, how, job.known_step))
@@ -287,7 +290,14 @@ class Keeper:
         self._curves_s[job.name] = self.now_s
         self.handle(
             events.RunObserved(
-                job.name, view.occupied, _known_step(view), has_trained, work.curve, work.left, work.change_s
+                job.name,
+                view.occupied,
+                _known_step(view),
+                has_trained,
+                work.curve,
+                work.left,
+                work.change_s,
+                work.timings if job.spec.family else (),
             )
         )
 
@@ -386,6 +396,8 @@ def _says_more(work: WorkStatus, job: FleetJob) -> bool:
             return True
         if any(abs(new - old) > _NEWS * old for new, old in zip(curve.goodput, known.goodput, strict=True)):
             return True
+    if job.spec.family and {timing.plan for timing in work.timings} != {timing.plan for timing in job.timings}:
+        return True
     return work.left is not None and (job.left is None or abs(work.left - job.left) > _NEWS * job.left)
 
 

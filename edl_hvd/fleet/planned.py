@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edl_hvd.fleet.state import Fleet, FleetJob
 from edl_hvd.hosts import HostSlots
+from edl_hvd.planning.family import Families, FamilyMember, families_of, first_curve
 from edl_hvd.planning.plan import plan
 from edl_hvd.planning.values import Claim, Curve, JobAsk, Plan, PlanRules, Room
 
@@ -34,8 +35,15 @@ def claims_of(fleet: Fleet) -> tuple[Claim, ...]:
 def asks_of(fleet: Fleet, now_s: float) -> tuple[JobAsk, ...]:
     """What each job asks for that wants slots now."""
     unit = unit_of(fleet)
+    families = fleet_families(fleet)
     wanted = (job for job in fleet.jobs.values() if job.wants_slots and job.not_before_s <= now_s)
-    return tuple(_ask(job, unit, now_s) for job in wanted)
+    return tuple(_ask(job, unit, families, now_s) for job in wanted)
+
+
+def fleet_families(fleet: Fleet) -> Families[str]:
+    """What the jobs of each family have measured, also those that have ended."""
+    known = (job for job in fleet.jobs.values() if job.spec.family and (job.curve is not None or job.timings))
+    return families_of((job.spec.family, FamilyMember(job.asked_s, job.curve, job.timings)) for job in known)
 
 
 def unit_of(fleet: Fleet) -> int:
@@ -59,7 +67,7 @@ def _holds(job: FleetJob, now_s: float) -> tuple[HostSlots, ...]:
 
 
 def prior(most: int) -> Curve:
-    """The curve of a job that has not measured its own: n slots make n^0.8 of what one makes.
+    """The curve of a job where neither it nor one of its family has a measured one: n slots make n^0.8 of one.
 
     So slots that nobody else can use are used at once, and jobs of which nothing is known share evenly. The exponent is
     the planner's elasticity.
@@ -71,8 +79,9 @@ def prior(most: int) -> Curve:
     return Curve(tuple(sizes), tuple(size**PlanRules.elasticity for size in sizes))
 
 
-def _ask(job: FleetJob, unit: int, now_s: float) -> JobAsk:
+def _ask(job: FleetJob, unit: int, families: Families[str], now_s: float) -> JobAsk:
     spec = job.spec
+    curve = job.curve or first_curve(families.get(spec.family, ())) or prior(spec.most)
     least = -(-spec.least // unit) * unit
     return JobAsk(
         job=spec.name,
@@ -82,7 +91,7 @@ def _ask(job: FleetJob, unit: int, now_s: float) -> JobAsk:
         least=least,
         most=max(least, spec.most // unit * unit),
         unit=unit,
-        curves=(prior(spec.most) if job.curve is None else job.curve,),
+        curves=(curve,),
         left=job.left if job.curve is not None else None,
         served_slot_s=job.served_by(now_s),
         asked_s=job.asked_s,

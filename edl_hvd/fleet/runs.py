@@ -16,7 +16,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,10 +26,12 @@ from edl_hvd.errors import PlatformError
 from edl_hvd.fleet.state import FleetJob, JobSpec, as_hosts
 from edl_hvd.hosts import HostSlots, format_hosts_file
 from edl_hvd.process_identity import is_alive, start_token
+from edl_hvd.settings import FAMILY_TIMINGS
+from edl_hvd.timings import Timing, timings_text
 
 JOBS, HOSTS, OUTPUT = "jobs", "hosts", "output.log"
 _GATE = 'read -r go && exec "$@" </dev/null'
-_OF_ONE_JOB = ("EDL_HVD_CHECKPOINT", "EDL_HVD_EVENTS", "EDL_HVD_TAKE_OVER")
+_OF_ONE_JOB = ("EDL_HVD_CHECKPOINT", "EDL_HVD_EVENTS", "EDL_HVD_TAKE_OVER", FAMILY_TIMINGS)
 # Variables that say where a job's files are: from the daemon they would be the same for all jobs.
 _SHOWN_LINES = 3
 _TAIL_BYTES = 8192
@@ -86,8 +88,12 @@ class Runs:
                 return
         replace_file(path, text)
 
-    def prepare(self, job: FleetJob) -> subprocess.Popen[bytes]:
+    def prepare(self, job: FleetJob, family: Sequence[Timing] = ()) -> subprocess.Popen[bytes]:
         """Start a job's process, which waits until :meth:`let_go`.
+
+        Args:
+            job: The job.
+            family: How long steps took in other jobs of its family.
 
         Raises:
             OSError: It cannot be started; or its folder, or what is in it, cannot be made.
@@ -96,6 +102,8 @@ class Runs:
         folder.mkdir(parents=True, exist_ok=True)
         self.write_hosts(job.name, job.listed)
         variables = dict(text.split("=", 1) for text in spec.variables)
+        if family:
+            variables[FAMILY_TIMINGS] = timings_text(family)
         with open(folder / OUTPUT, "ab") as output:
             child = subprocess.Popen(
                 ["/bin/sh", "-c", _GATE, f"fleet job {job.name}", *edlrun_command(spec, folder)],

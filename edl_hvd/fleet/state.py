@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from edl_hvd.errors import UsageError
 from edl_hvd.hosts import HostSlots, shown
 from edl_hvd.planning.values import Curve, PlanRules, QueueRule
+from edl_hvd.timings import Timing
 
 MOST_WORKERS = 100_000
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
@@ -31,7 +32,7 @@ ALIVE = ("starting", "running", "stopping")
 
 
 def check_name(name: str, what: str) -> None:
-    """Check the name of a job, a claim or a queue.
+    """Check the name of a job, a family, a claim or a queue.
 
     Raises:
         UsageError: It is none.
@@ -71,6 +72,8 @@ class JobSpec:
         flags: More flags of ``edlrun``.
         variables: Environment variables as ``NAME=VALUE``, besides those of the daemon.
         retries: How often a run that failed is repeated, from the newest checkpoint.
+        family: Name that jobs share which are alike, so that each begins with what the others have measured; empty:
+            it is like no other.
     """
 
     name: str
@@ -84,9 +87,12 @@ class JobSpec:
     flags: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
     retries: int = 0
+    family: str = ""
 
     def __post_init__(self) -> None:
         check_name(self.name, "job name")
+        if self.family:
+            check_name(self.family, "family name")
         check_name(self.queue, "queue name")
         check_priority(self.priority)
         if not self.command or "\0" in "".join((*self.command, *self.flags, *self.variables, self.folder)):
@@ -144,6 +150,7 @@ class FleetJob:
         change_s: Seconds that a resize costs, as measured; ``None`` before the first.
         start_s: Seconds from its start to its first step, as measured; ``None`` before it.
         exit_code: How its ``edlrun`` ended; ``None`` before that, or if it was killed.
+        timings: How long its steps took; kept of jobs that have a family.
     """
 
     spec: JobSpec
@@ -176,6 +183,7 @@ class FleetJob:
     change_s: float | None = None
     start_s: float | None = None
     exit_code: int | None = None
+    timings: tuple[Timing, ...] = ()
 
     @property
     def name(self) -> str:

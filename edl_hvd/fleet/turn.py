@@ -142,6 +142,7 @@ def _observe(draft: FleetDraft, job: FleetJob, seen: events.RunObserved) -> bool
     if job.phase in ALIVE:
         if seen.curve is not None:
             new = replace(new, curve=seen.curve)
+        new = replace(new, timings=seen.timings or job.timings)
         new = replace(new, left=seen.left, change_s=job.change_s if seen.change_s is None else seen.change_s)
         if seen.has_trained:
             new = replace(

@@ -149,7 +149,7 @@ def _read_spec(name: str, spec: Mapping[str, Any]) -> TrainingJobSpec:
         least, most, workers.get("slots") or (unit if resource == GPU else 1),
         spec.get("priorityClassName") or FLOOR_CLASS, bool(spec.get("suspend")) or most == 0,
         spec.get("checkpoint") or "", spec.get("retries", 3), template, resource, unit,
-        read_placement(template["spec"]),
+        read_placement(template["spec"]), spec.get("family") or "",
     )  # fmt: skip
 
 

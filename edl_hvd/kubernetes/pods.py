@@ -7,6 +7,7 @@ cluster. Everything belongs to the TrainingJob, and goes with it.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 from edl_hvd.kubernetes.snapshot import (
@@ -25,6 +26,8 @@ from edl_hvd.kubernetes.snapshot import (
     SeenJob,
     TrainingJobSpec,
 )
+from edl_hvd.settings import FAMILY_TIMINGS
+from edl_hvd.timings import Timing, timings_text
 
 AGENTS_PORT, STATUS_PORT = 7077, 9401
 TOKEN_FOLDER = "/etc/edl-hvd"
@@ -80,8 +83,14 @@ def service_manifest(job: SeenJob) -> dict[str, Any]:
     }
 
 
-def launcher_manifest(job: SeenJob, spec: TrainingJobSpec) -> dict[str, Any]:
-    """The launcher's pod: the worker's image and settings, the resources of a small process."""
+def launcher_manifest(job: SeenJob, spec: TrainingJobSpec, family: Sequence[Timing] = ()) -> dict[str, Any]:
+    """The launcher's pod: the worker's image and settings, the resources of a small process.
+
+    Args:
+        job: The job.
+        spec: What it asks for.
+        family: How long steps took in other jobs of its family.
+    """
     pod = _pod(job, spec, launcher_name(job), LAUNCHER)
     container = pod["spec"]["containers"][0]
     training = [*(container.get("command") or []), *(container.pop("args", None) or [])]
@@ -93,6 +102,8 @@ def launcher_manifest(job: SeenJob, spec: TrainingJobSpec) -> dict[str, Any]:
         *(["--take-over"] if spec.checkpoint and job.status.get("launched") else []), *training,
     ]  # fmt: skip
     container["resources"] = {"requests": {"cpu": "100m"}}
+    if family:
+        container["env"].append({"name": FAMILY_TIMINGS, "value": timings_text(family)})
     pod["spec"]["containers"] = [container]
     pod["spec"]["priorityClassName"] = spec.priority_class
     return pod

@@ -97,6 +97,7 @@ class TrainingJobSpec:
         resource: What the planner counts of it: GPUs, or else processors.
         unit: How many of these a worker takes: GPUs, or tenths of a core.
         placement: Nodes that its workers may be placed on.
+        family: Name that jobs of its namespace share which are alike; empty: it is like no other.
     """
 
     least: int
@@ -110,6 +111,7 @@ class TrainingJobSpec:
     resource: str
     unit: int
     placement: Placement = Placement()
+    family: str = ""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -13,7 +14,9 @@ from edl_hvd.hosts import HostSlots
 from edl_hvd.job_report import JobReport
 from edl_hvd.kubernetes.parsing import epoch_s
 from edl_hvd.kubernetes.snapshot import JOB_LABEL, ROLE_LABEL, WORKER, SeenGuest, SeenJob, SeenPod, TrainingJobSpec
+from edl_hvd.planning.family import FamilyMember
 from edl_hvd.planning.values import Curve, WaitReason
+from edl_hvd.timings import Timing, pooled, read_timings
 
 _LONGEST_SENTENCE = 900
 # Of an event's message Kubernetes takes 1024 characters.
@@ -83,19 +86,33 @@ class JobMeasurements:
         goodput: Goodput with each of them.
         left: Work left, in units of goodput times seconds; ``None``: not known.
         change_s: Seconds that another number of workers costs; ``None``: not known.
+        timings: How long its steps took; kept of jobs that have a family.
     """
 
     sizes: tuple[int, ...] = ()
     goodput: tuple[float, ...] = ()
     left: float | None = None
     change_s: float | None = None
+    timings: tuple[Timing, ...] = ()
 
     @classmethod
     def of(cls, status: Mapping[str, Any]) -> JobMeasurements:
         """What a status says."""
         found = status.get("measured") or {}
         sizes, goodput = tuple(found.get("sizes") or ()), tuple(found.get("goodput") or ())
-        return cls(sizes, goodput, found.get("left"), found.get("changeSeconds"))
+        try:
+            timings = read_timings(json.dumps(found.get("timings") or []))
+        except UsageError:  # somebody has written into the status: it counts as one that says nothing
+            timings = ()
+        return cls(sizes, goodput, found.get("left"), found.get("changeSeconds"), timings)
+
+    def member(self, job: SeenJob) -> FamilyMember:
+        """The job in its family; its curve is over processes."""
+        try:
+            curve = Curve(self.sizes, self.goodput) if self.sizes else None
+        except UsageError:
+            curve = None
+        return FamilyMember(job.created_s, curve, self.timings)
 
     def curve(self, spec: TrainingJobSpec) -> Curve | None:
         """The curve over the planner's slots: of the sizes that whole workers make; ``None``: there is none.
@@ -230,7 +247,10 @@ def _said(state: JobState, now_s: float) -> dict[str, Any]:
     if report is None or report.step < 0:
         return kept
     known = JobMeasurements.of(status)
-    told = JobMeasurements(report.sizes, report.goodput, report.left, report.change_s)
+    has_family = state.job.spec is not None and bool(state.job.spec.family)
+    told = JobMeasurements(
+        report.sizes, report.goodput, report.left, report.change_s, pooled(report.timings) if has_family else ()
+    )
     at_s = epoch_s((kept.get("progress") or {}).get("at"))
     if at_s is not None and now_s - at_s < _PROGRESS_EVERY_S and not (told.sizes and _is_news(told, known)):
         return kept
@@ -246,10 +266,14 @@ def _said(state: JobState, now_s: float) -> dict[str, Any]:
         return {**kept, "progress": progress}
     measured = {"sizes": list(told.sizes), "goodput": list(told.goodput), "left": told.left,
                 "changeSeconds": told.change_s}  # fmt: skip
+    if has_family:
+        measured["timings"] = [timing.as_list() for timing in told.timings]
     return {"progress": progress, "measured": measured}
 
 
 def _is_news(told: JobMeasurements, known: JobMeasurements) -> bool:
+    if {timing.plan for timing in told.timings} != {timing.plan for timing in known.timings}:
+        return True
     return told.sizes != known.sizes or any(
         abs(new - old) > _NEWS * old for new, old in zip(told.goodput, known.goodput, strict=True)
     )

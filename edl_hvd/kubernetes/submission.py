@@ -33,6 +33,7 @@ class JobRequest:
         cpu: Processors of a worker, a quantity of Kubernetes; empty: one without GPUs, else none.
         memory: Memory of a worker, a quantity; empty: not said.
         variables: Environment variables as ``NAME=VALUE``.
+        family: Name that jobs share which are alike; empty: none.
     """
 
     name: str
@@ -48,6 +49,7 @@ class JobRequest:
     cpu: str = ""
     memory: str = ""
     variables: tuple[str, ...] = ()
+    family: str = ""
 
 
 def job_manifest(request: JobRequest) -> dict[str, Any]:
@@ -79,6 +81,8 @@ def job_manifest(request: JobRequest) -> dict[str, Any]:
         spec["priorityClassName"] = request.priority_class
     if request.checkpoint:
         spec["checkpoint"] = request.checkpoint
+    if request.family:
+        spec["family"] = request.family
     spec["retries"] = request.retries
     spec["workers"] = {
         "min": request.least, "max": request.most, "template": {"spec": {"containers": [container]}}

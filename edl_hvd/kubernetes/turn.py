@@ -31,6 +31,7 @@ from edl_hvd.kubernetes.snapshot import (
     TrainingJobSpec,
 )
 from edl_hvd.kubernetes.status import JobMeasurements, JobState, Placed, RunCount, status_of
+from edl_hvd.planning.family import FamilyMember, families_of, first_curve, shared_timings
 from edl_hvd.planning.plan import plan
 from edl_hvd.planning.values import Claim, Curve, JobAsk, Plan, PlanRules, Room, Share, WaitingJob
 
@@ -136,6 +137,10 @@ class _Turn:
                     mine.workers.append(pod)
                 elif pod.role == LAUNCHER:
                     mine.launcher = pod
+        self.families = families_of(
+            ((job.namespace, job.spec.family), JobMeasurements.of(job.status).member(job))
+            for job in self.jobs if job.spec is not None and job.spec.family
+        )  # fmt: skip
         self.guests = sorted((one for one in seen.guests if not one.problem), key=lambda one: one.key)
         self.shares: dict[str, Share] = {}
         self.waiting: dict[str, WaitingJob] = {}
@@ -246,7 +251,7 @@ class _Turn:
     def _ask(self, job: SeenJob, spec: TrainingJobSpec, kinds: Mapping[frozenset[Placement], str]) -> JobAsk:
         last, known = self._placed(job), JobMeasurements.of(job.status)
         curve = known.curve(spec)
-        shape = pod_curve(spec.most, spec.unit) if curve is None else curve
+        shape = curve or self._family_curve(job, spec) or pod_curve(spec.most, spec.unit)
         on = _kinds_of(spec.placement, kinds)
         return JobAsk(
             job.key, queue=job.namespace, priority=self.seen.priorities.get(spec.priority_class, 0),
@@ -256,6 +261,14 @@ class _Turn:
             holds=tuple(HostSlots(entry.host, entry.slots * spec.unit) for entry in last.workers),
             change_s=_CHANGE_S if known.change_s is None else known.change_s, start_s=_START_S,
         )  # fmt: skip
+
+    def _family(self, job: SeenJob, spec: TrainingJobSpec) -> tuple[FamilyMember, ...]:
+        return self.families.get((job.namespace, spec.family), ())
+
+    def _family_curve(self, job: SeenJob, spec: TrainingJobSpec) -> Curve | None:
+        """The curve of another job that is like this one, over this one's workers."""
+        found = first_curve(self._family(job, spec))
+        return None if found is None else JobMeasurements(found.sizes, found.goodput).curve(spec)
 
     def _ask_for_guest(self, guest: SeenGuest, kinds: Mapping[frozenset[Placement], str]) -> JobAsk:
         """An MPIJob holds what its pods hold, which the scheduler has placed."""
@@ -374,7 +387,8 @@ class _Turn:
 
     def _run(self, job: SeenJob, spec: TrainingJobSpec, pods: _Pods, share: Share, free: dict[str, int]) -> None:
         if pods.launcher is None:
-            self.actions.append(CreatePod(job, launcher_manifest(job, spec), needs=(service_manifest(job),)))
+            family = shared_timings(self._family(job, spec))
+            self.actions.append(CreatePod(job, launcher_manifest(job, spec, family), needs=(service_manifest(job),)))
         elif pods.launcher.phase == "Failed" and not pods.launcher.is_deleting:
             self.actions.append(DeletePod(job, pods.launcher, 0))
         by_node: dict[str, list[SeenPod]] = {}

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 
 from edl_hvd.rescale.goodput import best
 from edl_hvd.rescale.policy import WorkerBatch
-from edl_hvd.rescale.throughput import Timing, fit
+from edl_hvd.rescale.throughput import fit
+from edl_hvd.timings import Timing
 from edl_hvd.work_report import WorkReport
 
 _GROWTH = 2

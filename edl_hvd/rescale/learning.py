@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edl_hvd.rescale.noise import Noise, Observation
-from edl_hvd.rescale.throughput import Timing
+from edl_hvd.timings import Timing
 
 
 @dataclass

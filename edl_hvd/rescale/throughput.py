@@ -17,57 +17,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from edl_hvd.rescale.least_squares import Minimum, minimise
+from edl_hvd.timings import Timing
 
 _PLACES = 5  # parameters; two more where workers of one host were measured, and workers on several
 _PULL = 1e-3  # towards the place where the fit begins: what no measurement says anything about stays there
 _LARGEST_OVERLAP = 10.0  # the paper's bounds of γ: 1 to 10
-
-
-@dataclass(frozen=True)
-class Timing:
-    """What was measured of one batch plan.
-
-    Attributes:
-        size: Workers, W.
-        micro_batch: Samples per micro-batch, m.
-        accumulation_steps: Micro-batches per worker and step, a.
-        step_s: Seconds per optimizer step.
-        windows: From how many spans of steps that was taken.
-        hosts: Hosts that the workers were on.
-    """
-
-    size: int
-    micro_batch: int
-    accumulation_steps: int
-    step_s: float
-    windows: int = 1
-    hosts: int = 1
-
-    @property
-    def plan(self) -> tuple[int, int, int, int]:
-        """The arguments of :meth:`ThroughputModel.step_s`."""
-        return self.size, self.micro_batch, self.accumulation_steps, self.hosts
-
-    def as_list(self) -> list[float]:
-        return [self.size, self.micro_batch, self.accumulation_steps, self.step_s, self.windows, self.hosts]
-
-
-def with_timing(timings: Sequence[Timing], new: Timing) -> tuple[Timing, ...]:
-    """The timings with one more; of a plan known already the geometric mean, the later ones weighing more.
-
-    >>> with_timing([Timing(2, 8, 1, 1.0)], Timing(2, 8, 1, 4.0))
-    (Timing(size=2, micro_batch=8, accumulation_steps=1, step_s=2.0, windows=2, hosts=1),)
-    """
-    known = next((timing for timing in timings if timing.plan == new.plan), None)
-    if known is None:
-        return (*timings, new)
-    share = max(1 / (known.windows + 1), 0.25)  # hosts and data change: what was measured long ago fades
-    step_s = known.step_s ** (1 - share) * new.step_s**share
-    merged = replace(known, step_s=step_s, windows=known.windows + 1)
-    return tuple(merged if timing is known else timing for timing in timings)
 
 
 @dataclass(frozen=True)

@@ -225,6 +225,28 @@ def test_a_job_tells_the_fleet_how_it_scales_and_what_is_left(tmp_path):
         assert replays(fleet)
 
 
+def test_a_job_begins_with_what_another_of_its_family_has_measured(tmp_path):
+    script = (sys.executable, str(REPOSITORY / "examples" / "minimal.py"))
+    with FleetDaemon(tmp_path, hosts=("localhost:2",)) as fleet:
+        fleet.submit("first", "--max", "2", "--family", "minimal", command=script)
+        fleet.until(lambda: {timing["size"] for timing in fleet.jobs()["first"]["timings"]} >= {2})
+        fleet.until(lambda: fleet.jobs()["first"]["phase"] == "complete")
+        measured = fleet.jobs()["first"]["timings"]
+        assert all(0.1 < timing["step_s"] < 60 for timing in measured), measured
+        fleet.submit("other", "--max", "2", "--family", "none-like-it", command=SLEEP)
+        fleet.submit("again", "--max", "2", "--family", "minimal", command=script)
+        fleet.until(lambda: fleet.jobs()["again"]["curve"] is not None)
+        again = fleet.jobs()["again"]
+        assert again["timings"] == [], "its driver knows a curve before it has measured anything"
+        assert 2 in again["curve"]["sizes"]
+        assert fleet.jobs()["other"]["curve"] is None
+        assert "minimal; measured" in fleet.ask("show", "first").stdout
+        assert replays(fleet)
+        for name, given in (("again", True), ("other", False)):
+            environment = Path(f"/proc/{fleet.jobs()[name]['pid']}/environ").read_text()
+            assert ("EDL_HVD_FAMILY_TIMINGS=[[" in environment) == given
+
+
 # --- the document ---
 
 

@@ -26,7 +26,7 @@ def test_a_job_is_scaled_loses_a_pod_and_outlives_operator_and_launcher(
     kubelet = FakeKubelet(cluster, {f"{namespace}-{name}": 2 for name in "ab"}, tmp_path / "pods", port)
     run = Run(cluster, namespace, kubelet)
     kubelet.start()
-    made = job("minimal", 1, 2, checkpoint=f"file://{tmp_path}/checkpoints")
+    made = job("minimal", 1, 2, checkpoint=f"file://{tmp_path}/checkpoints", family="minimal")
     container = made["spec"]["workers"]["template"]["spec"]["containers"][0]
     script = tmp_path / "minimal.py"
     script.write_text(SCRIPT.read_text().replace("state.epochs(20)", f"state.epochs({EPOCHS})"))
@@ -69,6 +69,13 @@ def test_a_job_is_scaled_loses_a_pod_and_outlives_operator_and_launcher(
         assert progress["left"] == "0s"
         assert progress["step"] > 0, "a launcher that has just begun knows no step, and takes none away"
         assert set(run.status("minimal")["measured"]["sizes"]) >= {1, 2}
+        again = job("again", 1, 2)
+        again["spec"] |= {"family": "minimal", "workers": made["spec"]["workers"]}
+        run.apply(again)
+        wait_for("what another has measured", lambda: (run.status("again").get("measured") or {}).get("sizes"))
+        assert set(run.status("again")["measured"]["sizes"]) >= {1, 2, 4}, "it has not had more than two workers"
+        [launcher] = run.pods("launcher", "again")
+        assert "EDL_HVD_FAMILY_TIMINGS" in [one["name"] for one in launcher["spec"]["containers"][0]["env"]]
         shown = run.kubectl("get", "tj", "-o", "wide")
         assert "LEFT" in shown
         assert "SAMPLES/S" in shown

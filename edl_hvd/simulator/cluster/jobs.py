@@ -24,6 +24,7 @@ from edl_hvd.simulator.cluster.throughput_fit import (
     fit,
 )
 from edl_hvd.simulator.cluster.workload import SubmittedJob
+from edl_hvd.timings import SHARED_TIMINGS, varied
 
 _ALMOST = 1e-8
 _MOST_GPUS = 64
@@ -50,6 +51,25 @@ class ResizeCost:
     join_s: float = 0.0
 
 
+class FamilySteps:
+    """What the jobs of one family have measured, from the oldest to the newest; see ``edl_hvd.planning.family``."""
+
+    def __init__(self) -> None:
+        self._measured: dict[MeasuredStep, StepTime] = {}
+        self.noise: GradientStatistics | None = None
+
+    def add(self, step: MeasuredStep, time: StepTime, noise: GradientStatistics) -> None:
+        """Take in what a job has measured."""
+        self._measured.pop(step, None)
+        self._measured[step] = time
+        self.noise = self.noise or noise
+
+    def shared(self) -> dict[MeasuredStep, StepTime]:
+        """What a new job is given."""
+        kept = varied(tuple(self._measured), lambda step: (step.hosts, step.gpus), SHARED_TIMINGS)
+        return {step: self._measured[step] for step in kept}
+
+
 class SimulatedJob:
     """A job that trains.
 
@@ -59,11 +79,12 @@ class SimulatedJob:
         batch: Global batch of its user; ``None``: it chooses its own by its model.
         cost: What changes cost it.
         models: Models by what they were fitted to, shared among jobs that are played.
+        family: What jobs measure that are like it; ``None``: it is like no other.
     """
 
     def __init__(
         self, submitted: SubmittedJob, gpus: int | None, batch: int | None, cost: ResizeCost,
-        models: Models | None = None,
+        models: Models | None = None, family: FamilySteps | None = None,
     ) -> None:  # fmt: skip
         self._models: Models = {} if models is None else models
         self.submitted, self.application = submitted, submitted.application
@@ -84,7 +105,9 @@ class SimulatedJob:
         self.changes = 0
         self.changed_s = -math.inf
         self.measured: dict[MeasuredStep, StepTime] = {}
-        self.noise: GradientStatistics | None = None
+        self._family = family
+        self._given: dict[MeasuredStep, StepTime] = {}
+        self._noise: GradientStatistics | None = None
         self._model: StepModel | None = None
         self._is_model_new = True
         self._curve: tuple[object, Curve] | None = None
@@ -106,8 +129,8 @@ class SimulatedJob:
 
     @property
     def explored(self) -> int:
-        """Most GPUs that it may have now: two before it has measured its steps; then its curve says what they bring."""
-        return _MOST_GPUS if self.measured else _MOST_UNMEASURED
+        """Most GPUs that it may have now: two before its steps are known; then its curve says what they bring."""
+        return _MOST_GPUS if self._known else _MOST_UNMEASURED
 
     @property
     def left(self) -> float:
@@ -115,13 +138,26 @@ class SimulatedJob:
         return max(0.0, self.application.total_progress - self.progress) * self.application.base_batch
 
     @property
+    def _known(self) -> dict[MeasuredStep, StepTime]:
+        """What it has measured, and before that what its family had when it began; until then what that has now."""
+        if self.first_slots_s is None and self._family is not None:
+            return self._family.shared()
+        return {**self._given, **self.measured}
+
+    @property
+    def noise(self) -> GradientStatistics | None:
+        """The noise of its gradients; before its first step that of the first steps of its family."""
+        return self._family.noise if self._noise is None and self._family is not None else self._noise
+
+    @property
     def model(self) -> StepModel | None:
-        """What it makes of its steps; ``None`` before the first."""
-        if self._is_model_new and self.measured:
+        """What it makes of its steps; ``None`` before any are known."""
+        known = self._known if self._is_model_new or self.first_slots_s is None else {}
+        if known:
             # Jobs of one application often measure the same at first; to fit is most of what playing takes.
-            key = tuple(self.measured.items())
+            key = tuple(known.items())
             found = self._models.get(key)
-            self._model = self._models[key] = fit(self.measured) if found is None else found
+            self._model = self._models[key] = fit(known) if found is None else found
             self._is_model_new = False
         return self._model
 
@@ -132,7 +168,7 @@ class SimulatedJob:
         return BatchBounds(app.base_batch, app.largest_batch, app.smallest_local_batch, app.largest_local_batch)
 
     def curve(self, sizes: Sequence[int], host_slots: int) -> Curve | None:
-        """Its goodput over GPUs, by what it has measured; ``None`` before it has."""
+        """Its goodput over GPUs, by what is known of its steps; ``None`` before any are."""
         model, noise = self.model, self.noise
         if model is None or noise is None:
             return None
@@ -189,6 +225,7 @@ class SimulatedJob:
             return
         self.changes += 1
         if self.first_slots_s is None:
+            self._given, self._is_model_new = self._known, True
             self.first_slots_s, self.changes = now_s, 0
         placement = tuple(hosts.values())
         kept = {host: min(slots, hosts[host]) for host, slots in before.items() if host in hosts}
@@ -262,9 +299,11 @@ class SimulatedJob:
         time = app.step(self.placement, self.local_batch)
         noise = app.gradients(batch, self.epoch)
         gain = (noise.variance + noise.square) / (noise.variance / scale + noise.square)
-        self.noise = noise
+        self._noise = noise
         key = MeasuredStep(len(self.placement), gpus, self.local_batch)
         if key not in self.measured:
             self.measured[key] = time
             self._is_model_new = True
+            if self._family is not None:
+                self._family.add(key, time, noise)
         return gain / (time.step_s + time.compute_s * (self.passes - 1))

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from edl_hvd.errors import InternalError, UsageError
-from edl_hvd.simulator.cluster.jobs import Models, ResizeCost, SimulatedJob
+from edl_hvd.simulator.cluster.jobs import FamilySteps, Models, ResizeCost, SimulatedJob
 from edl_hvd.simulator.cluster.view import Allocation, AskedJob, ClusterView, JobShape, Policy
-from edl_hvd.simulator.cluster.workload import Workload
+from edl_hvd.simulator.cluster.workload import SubmittedJob, Workload
 
 
 @dataclass(frozen=True)
@@ -151,9 +151,8 @@ def play(
     """
     shapes = prepared(policy, workload.jobs, setting)
     known: Models = {} if models is None else models
-    jobs = [
-        SimulatedJob(job, shapes[job.name].gpus, shapes[job.name].batch, setting.cost, known) for job in workload.jobs
-    ]
+    families = {shape.family: FamilySteps() for shape in shapes.values() if shape.family}
+    jobs = [_simulated(job, shapes[job.name], setting, known, families) for job in workload.jobs]
     holds: dict[str, Allocation] = {}
     history: list[SlotsAt] = []
     now_s, decisions, idle = 0.0, 0, 0
@@ -181,6 +180,12 @@ def play(
         tell(sum(job.ended_s is not None for job in jobs), len(jobs))
     accounts = tuple(_account(job) for job in jobs)
     return Played(workload.name, policy.name, setting, accounts, tuple(history), decisions)
+
+
+def _simulated(
+    job: SubmittedJob, shape: JobShape, setting: Setting, models: Models, families: dict[str, FamilySteps]
+) -> SimulatedJob:
+    return SimulatedJob(job, shape.gpus, shape.batch, setting.cost, models, families.get(shape.family))
 
 
 def check_given(given: dict[str, Allocation], setting: Setting) -> None:

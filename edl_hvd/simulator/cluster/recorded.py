@@ -80,6 +80,11 @@ class RecordedJob:
         return None
 
     @property
+    def family(self) -> str:
+        """Name of the jobs that are alike; a trace does not say which are."""
+        return ""
+
+    @property
     def chosen_batch(self) -> int | None:
         """It has none."""
         return None

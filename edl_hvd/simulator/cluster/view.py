@@ -33,6 +33,10 @@ class AskedJob(Protocol):
         """Global batch that its user asks for; ``None``: none is known."""
 
     @property
+    def family(self) -> str:
+        """Name of the jobs that are alike; empty: it is like no other."""
+
+    @property
     def chosen_batch(self) -> int | None:
         """Global batch that it keeps where a policy chooses its GPUs; ``None``: it chooses its own."""
 
@@ -83,11 +87,13 @@ class JobShape:
         gpus: GPUs of the user; ``None``: the policy chooses.
         batch: Global batch of the user; ``None``: the job chooses.
         most: Most GPUs that it may have.
+        family: Name of the jobs with which it shares what they measure; empty: with none.
     """
 
     gpus: int | None
     batch: int | None
     most: int
+    family: str = ""
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,11 @@ class SubmittedJob:
     batch: int
 
     @property
+    def family(self) -> str:
+        """Name of the jobs that are alike: those of one application."""
+        return self.application.name
+
+    @property
     def chosen_batch(self) -> int | None:
         """Global batch that it keeps where a policy chooses its GPUs; ``None``: it chooses its own."""
         return self.application.largest_batch if self._is_of_one_gpu else None

@@ -5,12 +5,13 @@ rank 0 fits the model of throughput to all that was measured so far, and tells w
 of the next commit. Who loses the world before that goes back to the batch before, with all others.
 
 A batch is tried only where it is at most twice the largest one that was measured: nobody knows how it goes on beyond.
+What other jobs of the family have measured counts as measured here.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeGuard
 
@@ -20,7 +21,9 @@ from edl_hvd.rescale.curve import goodput_by_size
 from edl_hvd.rescale.goodput import BatchPlan, best, efficiency, expected
 from edl_hvd.rescale.learning import Learning
 from edl_hvd.rescale.policy import BatchPolicy, WorkerBatch
-from edl_hvd.rescale.throughput import Timing, fit, with_timing
+from edl_hvd.rescale.throughput import fit
+from edl_hvd.settings import family_timings
+from edl_hvd.timings import SHARED_TIMINGS, Timing, pooled, with_timing
 from edl_hvd.work_report import WorkReport
 from edl_hvd.worker.training.process_group import ProcessGroup
 
@@ -64,12 +67,21 @@ def work_report(policy: BatchPolicy, learning: Learning, group: ProcessGroup) ->
     grows = isinstance(policy, WorkerBatch)
     report = WorkReport(policy.global_batch(group.size), policy.micro_batch, grows)
     noise = learning.noise.samples
-    if group.rank or not is_auto(policy) or noise is None or not learning.timings:
+    known = _known(learning.timings)
+    if group.rank or not is_auto(policy) or noise is None or not known:
         return report
     slots_of_host = -(-group.size // group.hosts)
-    curve = goodput_by_size(learning.timings, policy, noise, slots_of_host)
+    curve = goodput_by_size(known, policy, noise, slots_of_host)
     worth = efficiency(noise, policy.base_samples, report.global_batch)
-    return replace(report, sample_worth=worth, sizes=tuple(curve), goodput=tuple(curve.values()))
+    return replace(
+        report, sample_worth=worth, sizes=tuple(curve), goodput=tuple(curve.values()),
+        timings=learning.timings[-SHARED_TIMINGS:],
+    )  # fmt: skip
+
+
+def _known(timings: Sequence[Timing]) -> tuple[Timing, ...]:
+    """What this job has measured, and what others of its family had when it was started."""
+    return pooled((*family_timings(), *timings), len(timings) + SHARED_TIMINGS)
 
 
 def place(sampler: Any, learning: Learning, step: int, size: int) -> None:
@@ -142,11 +154,12 @@ def _best(policy: WorkerBatch, learning: Learning, group: ProcessGroup, present:
     noise = learning.noise.samples
     if noise is None:
         return policy.worker_batch
-    model = fit(learning.timings)
-    known = max(timing.micro_batch * timing.accumulation_steps for timing in learning.timings)
-    most = min(policy.max or known, max(_LARGEST_GROWTH * known, policy.least))
+    known = _known(learning.timings)
+    model = fit(known)
+    tried = max(timing.micro_batch * timing.accumulation_steps for timing in known)
+    most = min(policy.max or tried, max(_LARGEST_GROWTH * tried, policy.least))
     largest = policy.largest_micro_batch
-    if len({timing.micro_batch for timing in learning.timings}) == 1 and most > policy.worker_batch:
+    if len({timing.micro_batch for timing in known}) == 1 and most > policy.worker_batch:
         return most  # one size of micro-batch does not tell the time per sample from the time per micro-batch
     found = best(model, noise, policy.base_samples, group.size, (policy.least, most), largest, group.hosts)
     now = expected(model, noise, policy.base_samples, group.size, present, group.hosts)

@@ -10,7 +10,7 @@ import pytest
 from edl_hvd.driver.measurements import Measurements, WorkStatus, work_left, work_status
 from edl_hvd.planning.values import Curve
 from edl_hvd.protocol import Beat
-from edl_hvd.rescale.throughput import Timing
+from edl_hvd.timings import Timing
 from edl_hvd.work_report import WorkReport
 
 WORK = WorkReport(global_batch=64, micro_batch=8, samples_left=6400)
@@ -104,10 +104,27 @@ def test_the_curve_goes_twice_as_far_as_was_measured():
     assert status.timings == timings
 
 
+def test_a_job_begins_with_what_others_of_its_family_have_measured():
+    family = (Timing(1, 8, 8, 0.8), Timing(4, 8, 2, 0.2))
+    begun = work_status((), WORK, size=1, slots_of_host=4, family=family)
+    assert begun.timings == (), "what others have measured is not this job's to pass on"
+    assert begun.curve is not None
+    assert begun.curve.sizes == (1, 2, 3, 4, 6, 8)
+    assert begun.curve.at(4) == pytest.approx(320, rel=0.05)
+    slower = (Timing(1, 8, 8, 1.6), Timing(4, 8, 2, 0.4))
+    own = work_status(slower, WORK, size=4, slots_of_host=4, family=family)
+    assert own.curve is not None
+    assert own.curve.at(4) == pytest.approx(160, rel=0.05), "of a plan that it has measured, its own counts"
+    assert own.timings == slower
+    assert work_status((), None, size=1, slots_of_host=4, family=family).curve is None
+
+
 def test_where_the_batch_is_chosen_the_curve_is_that_of_rank_0():
     work = replace(WORK, sample_worth=0.5, sizes=(1, 2), goodput=(10.0, 18.0))
     assert work_status((), work, size=2, slots_of_host=4).curve == Curve((1, 2), (10.0, 18.0))
     assert work_left(work) == 3200.0
+    measured = (Timing(2, 8, 4, 0.4),)
+    assert work_status((), replace(work, timings=measured), size=2, slots_of_host=4).timings == measured
 
 
 def test_a_later_run_goes_on_with_what_was_measured():

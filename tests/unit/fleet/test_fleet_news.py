@@ -10,10 +10,14 @@ from edl_hvd.driver.measurements import WorkStatus
 from edl_hvd.fleet.keeper import _says_more
 from edl_hvd.fleet.state import FleetJob, JobSpec
 from edl_hvd.planning.values import Curve
+from edl_hvd.timings import Timing
 
 CURVE = Curve((1, 2), (100.0, 190.0))
 JOB = FleetJob(JobSpec(name="one", command=("python",), folder="/", least=1, most=2), 0.0)
 KNOWN = replace(JOB, curve=CURVE, left=1000.0, change_s=0.3)
+
+STEPS = (Timing(1, 8, 1, 0.1),)
+ALIKE = replace(KNOWN, spec=replace(KNOWN.spec, family="resnet50"))
 
 
 @pytest.mark.parametrize(
@@ -30,6 +34,9 @@ KNOWN = replace(JOB, curve=CURVE, left=1000.0, change_s=0.3)
         (replace(KNOWN, change_s=None), WorkStatus(CURVE, 1000.0, 0.3), True),
         (replace(KNOWN, left=0.0), WorkStatus(CURVE, 0.0, 0.3), False),
         (replace(KNOWN, left=10.0), WorkStatus(CURVE, 0.0, 0.3), True),
+        (KNOWN, WorkStatus(CURVE, 1000.0, 0.3, STEPS), False),
+        (ALIKE, WorkStatus(CURVE, 1000.0, 0.3, STEPS), True),
+        (replace(ALIKE, timings=STEPS), WorkStatus(CURVE, 1000.0, 0.3, STEPS), False),
     ],
 )
 def test_what_differs_by_more_than_a_twentieth_is_news(job: FleetJob, work: WorkStatus, expected: bool) -> None:

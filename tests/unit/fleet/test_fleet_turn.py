@@ -8,11 +8,15 @@ from fleet_world import World
 from edl_hvd.fleet import events
 from edl_hvd.fleet import turn as turn_module
 from edl_hvd.fleet.events import FleetAction, FleetEvent
+from edl_hvd.fleet.planned import asks_of, fleet_families, prior
 from edl_hvd.fleet.replay import decide_again
 from edl_hvd.fleet.state import Fleet, FleetRules, JobSpec, as_hosts, total
 from edl_hvd.fleet.store import FleetEntry
 from edl_hvd.fleet.turn import turn
 from edl_hvd.hosts import HostSlots
+from edl_hvd.planning.family import shared_timings
+from edl_hvd.planning.values import Curve
+from edl_hvd.timings import Timing
 
 FOUR = (HostSlots("a", 2), HostSlots("b", 2))
 
@@ -58,6 +62,26 @@ def test_a_second_job_starts_when_workers_of_the_first_have_left_and_not_before(
     fleet, done = play(events.RunObserved("one", shrunk, 9, has_trained=True), fleet=fleet)
     assert [type(action) for action in done] == [events.StartRun]
     assert fleet.jobs["two"].phase == "running"
+
+
+def test_a_job_counts_by_the_curve_of_its_family_until_it_has_its_own():
+    """The first job is hardly faster on four slots than on one; so the second, which is alike, is given one as well."""
+    flat = Curve((1, 2, 4), (100.0, 101.0, 102.0))
+    measured = (Timing(1, 8, 1, 0.1),)
+    fleet, _ = play(
+        events.HostsListed(FOUR),
+        events.JobSubmitted(spec("one", family="text")),
+        events.RunObserved("one", FOUR, 3, has_trained=True, curve=flat, timings=measured),
+        events.RunEnded("one", 0, "training is complete", 9),
+        events.RunObserved("one", (), 9),
+        events.JobSubmitted(spec("two", family="text")),
+        events.JobSubmitted(spec("three")),
+    )
+    [two, three] = asks_of(fleet, 100.0)
+    assert two.curves == (flat,)
+    assert three.curves == (prior(4),)
+    assert shared_timings(fleet_families(fleet)["text"]) == measured
+    assert fleet.jobs["one"].phase == "complete"
 
 
 def test_a_claim_is_granted_when_workers_have_left_and_is_given_back():

@@ -291,6 +291,38 @@ def test_a_curve_that_is_none_counts_as_unknown() -> None:
     assert len(world.workers("job")) == 4
 
 
+def test_a_job_begins_with_what_another_of_its_family_has_measured() -> None:
+    world = World({"a": 6}, item("one", 1, 4, family="text"))
+    world.settle()
+    rows = [[1, 8, 1, 0.1, 1, 1]]
+    world.items["one"]["status"]["measured"] = {"sizes": [1, 2, 4], "goodput": [10.0, 10.1, 10.2], "timings": rows}
+    world.items["two"] = item("two", 1, 4, family="text")
+    world.items["other"] = item("other", 1, 4, family="else")
+    elsewhere = world.items["elsewhere"] = item("elsewhere", 1, 4, family="text")
+    elsewhere["metadata"]["namespace"] = "m"
+    given = {
+        action.job.name: {one["name"]: one.get("value") for one in container["env"]}
+        for action in world.decide() if isinstance(action, CreatePod)
+        for container in action.manifest["spec"]["containers"] if container["command"][0] == "edlrun"
+    }  # fmt: skip
+    assert {name: found.get("EDL_HVD_FAMILY_TIMINGS") for name, found in given.items()} == {
+        "two": "[[1, 8, 1, 0.1, 1, 1]]", "other": None, "elsewhere": None,
+    }  # fmt: skip
+    del world.items["elsewhere"]
+    world.now_s += 3600
+    world.settle()
+    workers = {name: len(world.workers(name)) for name in world.items}
+    assert workers == {"one": 1, "two": 1, "other": 4}, "what does not scale is given one, also before it has trained"
+
+
+def test_measurements_that_somebody_has_spoilt_count_as_none() -> None:
+    world = World({"a": 4}, item("one", 1, 2, family="text"), item("two", 1, 2, family="text"))
+    world.settle()
+    world.items["one"]["status"]["measured"] = {"sizes": [2, 1], "goodput": [1.0, 1.0], "timings": [["x"]]}
+    world.settle()
+    assert {name: len(world.workers(name)) for name in world.items} == {"one": 2, "two": 2}
+
+
 def test_a_job_of_a_queue_hands_its_workers_to_kueue() -> None:
     queued = item("job", 2, 3)
     queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}

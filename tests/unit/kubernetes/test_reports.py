@@ -19,8 +19,9 @@ from edl_hvd.errors import UsageError
 from edl_hvd.job_report import PATH, JobReport, read_report
 from edl_hvd.kubernetes.parsing import read_job
 from edl_hvd.kubernetes.reports import EVERY_S, FIRST_EVERY_S, Reports, ask_launcher
-from edl_hvd.kubernetes.status import JobState, RunCount, status_of
+from edl_hvd.kubernetes.status import JobMeasurements, JobState, RunCount, status_of
 from edl_hvd.status_server import Document, StatusServer
+from edl_hvd.timings import Timing
 
 REPORT = JobReport("training", 2, 700, 3110.4, 9100.0, (1, 2, 4), (410.0, 800.0, 1540.0), 7.2e6, 0.4)
 
@@ -139,6 +140,20 @@ def test_the_status_says_how_far_a_job_is_and_what_is_left():
                                   "estimatedRemainingSeconds": 9100, "left": "2h31m"}  # fmt: skip
     assert status["measured"] == {"sizes": [1, 2, 4], "goodput": [410.0, 800.0, 1540.0], "left": 7.2e6,
                                   "changeSeconds": 0.4}  # fmt: skip
+
+
+def test_how_long_steps_took_is_kept_of_jobs_that_have_a_family():
+    report = replace(REPORT, timings=(Timing(1, 8, 1, 0.1), Timing(2, 8, 1, 0.2)))
+    alone = state(report=report)
+    assert "timings" not in status_of(alone, 1_800_000_000.0)["measured"]
+    assert alone.job.spec is not None
+    family = replace(alone, job=replace(alone.job, spec=replace(alone.job.spec, family="text")))
+    first = status_of(family, 1_800_000_000.0)
+    assert first["measured"]["timings"] == [[1, 8, 1, 0.1, 1, 1], [2, 8, 1, 0.2, 1, 1]]
+    assert JobMeasurements.of(first).timings == report.timings
+    more = replace(report, timings=(*report.timings, Timing(4, 8, 1, 0.3)))
+    later = status_of(replace(family, job=replace(family.job, status=first), report=more), 1_800_000_001.0)
+    assert len(later["measured"]["timings"]) == 3, "a new one is kept at once"
 
 
 def test_progress_is_written_twice_a_minute_and_a_new_curve_at_once():

@@ -7,7 +7,8 @@ import pytest
 from edl_hvd.rescale.curve import goodput_by_size, hosts_of, sizes_up_to, throughput_by_size
 from edl_hvd.rescale.learning import Learning
 from edl_hvd.rescale.policy import WorkerBatch
-from edl_hvd.rescale.throughput import ThroughputModel, Timing, fit
+from edl_hvd.rescale.throughput import ThroughputModel, fit
+from edl_hvd.timings import Timing
 from edl_hvd.work_report import WorkReport
 
 # Four slots per host; to sum between hosts takes ten times as long as within one.

@@ -10,7 +10,8 @@ import pytest
 from clocks import FakeClock
 
 from edl_hvd.rescale.goodput import BatchPlan, batch_plan, best, efficiency, expected
-from edl_hvd.rescale.throughput import ThroughputModel, Timing, fit, with_timing
+from edl_hvd.rescale.throughput import ThroughputModel, fit
+from edl_hvd.timings import Timing, with_timing
 from edl_hvd.worker.training.tuning import StepTimer
 
 GPU = ThroughputModel(micro_batch_s=0.03, sample_s=0.002, sync_s=0.08, sync_worker_s=0.01, overlap=2.5)

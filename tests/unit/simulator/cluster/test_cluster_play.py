@@ -88,6 +88,19 @@ def test_a_job_that_has_measured_its_steps_may_have_all_that_its_curve_says(
     assert [at.slots["bert-0"] for at in played.history][:2] == [first, second]
 
 
+def test_a_job_of_a_family_begins_with_what_another_has_measured(small: Workload) -> None:
+    first, second = small.jobs[0], replace(small.jobs[1], time_s=100_000)
+    alone, alike = (
+        play(Workload("two", (first, second)), POLICIES[name](), SMALL) for name in ("ranked", "ranked-families")
+    )
+    assert alone.jobs[0] == alike.jobs[0]
+    begun = [
+        next(at.slots["bert-1"] for at in played.history if at.slots.get("bert-1")) for played in (alone, alike)
+    ]  # fmt: skip
+    assert begun == [2, 8], "it need not find out on two GPUs what eight bring"
+    assert alike.jobs[1].completion_s < alone.jobs[1].completion_s
+
+
 def slots_at_first(played: Played) -> list[str]:
     """Jobs in the order of their first slots."""
     starts = {job.name: job.submitted_s + job.waited_s for job in played.jobs}

@@ -18,10 +18,11 @@ from edl_hvd.rescale.learning import Learning
 from edl_hvd.rescale.noise import Noise
 from edl_hvd.rescale.policy import WorkerBatch
 from edl_hvd.rescale.throughput import ThroughputModel
+from edl_hvd.timings import timings_text
 from edl_hvd.worker.engine.collectives import SoloCollectives
 from edl_hvd.worker.training import tuning
 from edl_hvd.worker.training.process_group import WorldGroup
-from edl_hvd.worker.training.tuning import EVERY_STEPS, StepTimer, choose, is_due, place
+from edl_hvd.worker.training.tuning import EVERY_STEPS, StepTimer, choose, is_due, place, work_report
 
 MODEL = ThroughputModel(micro_batch_s=0.05, sample_s=0.001, sync_s=0.1)
 NOISE = Noise(variance=400.0, square=1.0, weight=1.0)
@@ -107,6 +108,19 @@ def test_a_batch_shrinks_when_its_noise_has_gone():
     grown = [job.window() for _ in range(6)][-1]
     job.learning.noise = Noise(variance=10.0, square=1.0, weight=1.0)
     assert job.window() < grown / 4
+
+
+def test_a_job_of_a_family_needs_not_find_out_again_what_others_have_measured(monkeypatch):
+    """Alone it doubles its batch at each look."""
+    policy = WorkerBatch("auto", min=16, max=4096)
+    before = Job(policy)
+    assert [before.window() for _ in range(3)] == [32, 64, 128]
+    last = [before.window() for _ in range(6)][-1]
+    monkeypatch.setenv("EDL_HVD_FAMILY_TIMINGS", timings_text(before.learning.timings))
+    assert Job(policy).window() >= last, "it is content with no less at its first look than the other at its last"
+    begun = work_report(policy.with_batch(16, 1), Learning(noise=NOISE), WorldGroup(0, 1, SoloCollectives()))
+    assert max(begun.sizes) == 2, "a curve before the first look"
+    assert begun.timings == (), "its own ones, of which there are none yet"
 
 
 def test_what_was_chosen_is_dealt_again_after_a_change_of_the_world_or_the_bounds():
