@@ -79,6 +79,7 @@ HOW: dict[str, Here | By | Ci] = {
         By("tests/elastic/test_fleet.py::test_a_job_tells_the_fleet_how_it_scales_and_what_is_left"),
     "edl-hvd fleet submit --name resnet50 --min 1 --max 4 -- python train.py": By(FLEET),
     "edl-hvd fleet list": By(FLEET),
+    "edl-hvd fleet submit --name resnet50-again --min 1 --max 4 --family resnet50 -- python train.py": By(FLEET),
     "edl-hvd fleet show resnet50": By(FLEET),
     "edl-hvd fleet scale resnet50 --max 2": By(FLEET),
     "edl-hvd fleet stop resnet50": By(FLEET),

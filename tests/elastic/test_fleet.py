@@ -268,7 +268,7 @@ def test_the_commands_of_the_document(tmp_path):
             elif " resume " in line or " submit " in line:
                 fleet.until(lambda: "resnet50" in fleet.edlruns())
         fleet.until(lambda: "train" in fleet.edlruns())
-    assert len(said) == 11
+    assert len(said) == 12
     assert "resnet50" in said["edl-hvd fleet list"]
     assert re.search(r"slots +4 of 1 to 4 on localhost:4", said["edl-hvd fleet show resnet50"])
     assert said["edl-hvd fleet claim web --slots 2 --for 60s"] == "localhost:2\n"

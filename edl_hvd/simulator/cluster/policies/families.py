@@ -1,6 +1,6 @@
 """Families of jobs: those of one application begin with what earlier ones have measured, as under the fleet.
 
-Under the fleet and the operator their users say which jobs are alike (``--family``, ``spec.family``).
+Under the fleet and the operator users say which jobs are alike.
 """
 
 from __future__ import annotations
