@@ -31,7 +31,9 @@ if TYPE_CHECKING:
               help="Recorded trace: most GPUs of a job, by those that it ran on. [4]")  # fmt: skip
 @click.option("--policy", "names", default="ranked,ranked-blind,fifo", metavar="NAME,...",
               help="Policies: ranked, ranked-blind, ranked-undamped, ranked-short-first, "
-                   "ranked-doubling, fifo, fifo-backfill, fulfilment, tiresias, optimus, max-min, afs-l. "
+                   "ranked-doubling, fifo, fifo-backfill, fulfilment, tiresias, optimus, max-min, afs-l; and where "
+                   "jobs of one application share what they measure: ranked-families, ranked-blind-families, "
+                   "max-min-families, afs-l-families. "
                    "[ranked,ranked-blind,fifo]")  # fmt: skip
 @click.option("--costs", type=click.Choice(["equal", "own"]), default="equal",
               help="equal: those of Pollux's artifact, 30 s for each change and a decision per minute; "
