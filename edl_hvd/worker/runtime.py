@@ -21,6 +21,7 @@ from edl_hvd.errors import EdlHvdWarning, UsageError
 from edl_hvd.events import Event, Metrics
 from edl_hvd.metrics.metric import Metric
 from edl_hvd.worker import process
+from edl_hvd.worker.commits.epoch_top import EpochTop
 from edl_hvd.worker.commits.live_state import METRICS
 from edl_hvd.worker.commits.state_store import StateStore
 from edl_hvd.worker.commits.state_sync import average_, broadcast_state
@@ -126,6 +127,7 @@ class Runtime:
         self._beside: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         self.passes = 0
         self._step_hook: Any = None
+        self._top: EpochTop | None = None
         self._committed_step = 0  # what a script may set ``state.step`` to by itself
         self._has_committed = False
         self._warned: set[str] = set()
@@ -366,8 +368,31 @@ class Runtime:
 
     def begin_epoch(self) -> None:
         """The body of the present epoch begins: on a worker that has just joined, too, and where it is continued."""
+        is_continued = any(sampler.epoch == self.store.epoch and sampler.offset for sampler in self.samplers)
+        self._top = EpochTop.of(self.store) if is_continued else None
         if len(self.samplers) == 1:
             seed_everything(self.samplers[0].seed, self.store.epoch, _EPOCH_LEVEL)
+
+    def restore_top(self) -> None:
+        """A loop over batches begins. In an epoch that is continued, the state is put back that was behind its top."""
+        top, self._top = self._top, None
+        if top is None:
+            return
+        has_lost = top.has_lost(self.store)
+        names = top.restore(self.store)
+        if any(is_distributed(self.store.handlers[name].value) for name in names if name in self.store.handlers):
+            self.warn_once(
+                "top.options",
+                f"the top of epoch {self.store.epoch}, which is continued, has changed options of an optimizer once "
+                "more, such as its rate; they are put back, as the top of an epoch counts once. What depends on the "
+                "number of workers belongs into state.on_resize(…) or a batch policy",
+            )
+        if has_lost:
+            self.warn_once(
+                "top.weights",
+                f"the top of epoch {self.store.epoch}, which is continued, has changed weights once more, beginning "
+                "from what they have become since; do it behind the loop of the epoch before",
+            )
 
     def end_epoch(self) -> None:
         """The script has gone through the present epoch. Collective."""

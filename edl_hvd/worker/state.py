@@ -163,6 +163,9 @@ class State:
         the sampler ends, from the sampler's seed and the epoch. So all workers draw the same numbers there, and draw
         them again where an epoch is continued in another world.
 
+        The body of an epoch that is continued runs from its top. What it changes there of the objects in ``State``,
+        before its loop over batches, is put back when that loop goes on, because it has changed it before.
+
         Args:
             count: Epochs of the whole run, at least 0.
 

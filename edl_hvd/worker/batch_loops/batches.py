@@ -64,6 +64,7 @@ class EpochLoop:
     @classmethod
     def of(cls, runtime: Runtime, loader: Any, call: str) -> EpochLoop:
         process.refuse_broken_world()
+        runtime.restore_top()
         sampler = sampler_of(runtime.store, loader, call)
         reduction = runtime.store.reduction
         if reduction is None:

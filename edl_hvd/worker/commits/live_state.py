@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from edl_hvd.metrics.metric import Metric
 from edl_hvd.rescale.learning import Learning
 from edl_hvd.rescale.policy import Ramp
 from edl_hvd.worker.codec import Encoded, EncodingCache, decode, encode, placed
-from edl_hvd.worker.commits.dirty import DirtyTracker, fingerprint
+from edl_hvd.worker.commits.dirty import DirtyTracker, TensorVersion, fingerprint
 from edl_hvd.worker.commits.handlers import Handler, ModuleHandler, handler_for
 from edl_hvd.worker.commits.module_changes import ModuleChanges
 from edl_hvd.worker.commits.parameter_changes import ParameterChanges, has_carried
@@ -23,7 +23,8 @@ from edl_hvd.worker.training.optimizer import is_distributed, join
 METRICS = "_metrics"
 # The attribute with the last value of each metric; it goes where the others go, into commits and to newcomers.
 
-_OF_EACH_RANK = (Metric, ElasticBatchSampler, EvaluationSampler)
+_DEALT = (ElasticBatchSampler, EvaluationSampler)
+_OF_EACH_RANK = (Metric, *_DEALT)
 
 
 class LiveState:
@@ -207,6 +208,41 @@ class LiveState:
             if live != saved[name] or moved.keys() & tensors.keys():
                 self.attributes[name] = _copy(decode(saved[name], {**tensors, **placed(saved[name], moved, tensors)}))
         self._load_counters(plain["counters"], moved)
+
+    def load_changed(self, state: Encoded, versions: Mapping[str, TensorVersion], is_light: bool) -> list[str]:
+        """Load of a state what differs from it now, but for the samplers.
+
+        Args:
+            state: State, or delta, of the same step.
+            versions: Versions of the live tensors at that moment.
+            is_light: Whether it is a delta.
+
+        Returns:
+            Names of what differed.
+        """
+        saved, kept = state.plain["attributes"], state.tensors
+        changed = []
+
+        def has_changed(name: str, now: Encoded) -> bool:
+            if now.plain == saved[name] and all(versions[key].matches(one) for key, one in now.tensors.items()):
+                return False
+            changed.append(name)
+            return True
+
+        for name, handler in self.handlers.items():
+            if isinstance(handler.value, _DEALT):
+                continue
+            if has_changed(name, encode(handler.capture_delta() if is_light else handler.capture(), name)):
+                (handler.load_delta if is_light else handler.load)(decode(saved[name], kept))
+        for name, value in self.attributes.items():
+            if has_changed(name, encode(value, name)):
+                self.attributes[name] = _copy(decode(saved[name], kept))
+        modules, buffers = self._module_changes.capture(), self._module_changes.buffers()
+        before = state.plain["counters"]["modules"]
+        if modules != before or not all(versions[key].matches(buffer) for key, buffer in buffers.items()):
+            changed.append("modules")
+            self._module_changes.restore(before, kept)
+        return changed
 
     def between(self) -> Encoded:
         """Return the present state, somewhere between two commits, for :meth:`take_over`; its tensors are live."""

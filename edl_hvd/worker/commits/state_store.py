@@ -38,6 +38,11 @@ class StateStore(LiveState):
     # --- the last commit ---
 
     @property
+    def last(self) -> Commit | None:
+        """The last commit; ``None`` where there is none, or nobody can come back to it."""
+        return self._last
+
+    @property
     def held(self) -> int:
         """The commit number that this worker could give to others; -1 if none."""
         return self._last.number if self._last is not None else -1

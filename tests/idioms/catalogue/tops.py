@@ -1,0 +1,274 @@
+"""What scripts change at the top of an epoch, before its loop over batches."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from idioms import Idiom, Job
+from torch import nn
+from torch.utils.data import DataLoader
+
+import edl_hvd
+from catalogue.kept import Tempered
+from catalogue.structure import momentum_sgd, prepare
+
+
+def cut_at_top_plain(job: Job):
+    model = Tempered()
+    optimizer = momentum_sgd(model)
+    rates = []
+    for epoch in range(job.epochs):
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.5
+        for inputs, target in job.plain_loader(epoch=epoch):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), target).backward()
+            optimizer.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+    return {"model": model, "optimizer": optimizer, "rates": rates}
+
+
+def cut_at_top_ours(job: Job):
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered, rates=[])
+
+    @edl_hvd.elastic
+    def train(state):
+        # recipe
+        for _ in state.epochs(job.epochs):
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.5
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+            # end
+            state.rates.append(optimizer.param_groups[0]["lr"])
+
+    train(state)
+    return {"model": model, "optimizer": optimizer, "rates": state.rates}
+
+
+def cut_at_top_flat_ours(job: Job):
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered, rates=[])
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.5
+            for inputs, target in state.batches(loader):
+                optimizer.zero_grad()
+                F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+            state.rates.append(optimizer.param_groups[0]["lr"])
+
+    train(state)
+    return {"model": model, "optimizer": optimizer, "rates": state.rates}
+
+
+def begun_at_top_plain(job: Job):
+    model = Tempered()
+    optimizer = momentum_sgd(model)
+    weight, history, seen, losses = 1.0, [], 0, torch.zeros(2)
+    for epoch in range(job.epochs):
+        weight *= 0.5
+        history.append(epoch)
+        seen, losses = 0, losses * 0.1
+        model.temperature *= 0.8
+        model.beta.mul_(0.7)
+        for inputs, target in job.plain_loader(epoch=epoch):
+            optimizer.zero_grad()
+            (weight * F.cross_entropy(model(inputs), target)).backward()
+            optimizer.step()
+            seen += 1
+            losses = losses + weight
+    return {"model": model, "weight": weight, "history": history, "seen": seen, "losses": losses,
+            "temperature": model.temperature, "beta": model.beta}  # fmt: skip
+
+
+def begun_at_top_ours(job: Job):
+    more = {"weight": 1.0, "history": [], "seen": 0, "losses": torch.zeros(2)}
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered, **more)
+
+    @edl_hvd.elastic
+    def train(state):
+        # recipe
+        for epoch in state.epochs(job.epochs):
+            state.weight *= 0.5
+            state.history.append(epoch)
+            state.seen, state.losses = 0, state.losses * 0.1
+            model.temperature *= 0.8
+            model.beta.mul_(0.7)
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    (state.weight * F.cross_entropy(model(inputs), target)).backward()
+                optimizer.step()
+                state.seen += 1
+                state.losses = state.losses + state.weight
+            # end
+
+    train(state)
+    return {"model": model, "weight": state.weight, "history": state.history, "seen": state.seen,
+            "losses": state.losses, "temperature": model.temperature, "beta": model.beta}  # fmt: skip
+
+
+def warm_restart_plain(job: Job):
+    model = Tempered()
+    optimizer = momentum_sgd(model)
+    for epoch in range(job.epochs):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.2 / (epoch + 1)
+        for inputs, target in job.plain_loader(epoch=epoch):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), target).backward()
+            optimizer.step()
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.8
+    return {"model": model, "optimizer": optimizer}
+
+
+def warm_restart_ours(job: Job):
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered)
+
+    @edl_hvd.elastic
+    def train(state):
+        # recipe
+        for epoch in state.epochs(job.epochs):
+            for group in optimizer.param_groups:
+                group["lr"] = 0.2 / (epoch + 1)  # each epoch begins with a high rate
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+                for group in optimizer.param_groups:
+                    group["lr"] *= 0.8
+            # end
+
+    train(state)
+    return {"model": model, "optimizer": optimizer}
+
+
+def refreshed_at_top_plain(job: Job):
+    model, target = Tempered(), Tempered()
+    target.requires_grad_(False)
+    optimizer = momentum_sgd(model)
+    for epoch in range(job.epochs):
+        target.load_state_dict(model.state_dict())
+        with torch.no_grad():
+            for parameter in model.head.parameters():
+                parameter.mul_(0.5)
+        for inputs, labels in job.plain_loader(epoch=epoch):
+            optimizer.zero_grad()
+            output = model(inputs)
+            (F.cross_entropy(output, labels) + F.mse_loss(output, target(inputs))).backward()
+            optimizer.step()
+    return {"model": model, "target": target}
+
+
+def refreshed_at_top_ours(job: Job):
+    target: nn.Module = Tempered()
+    target.requires_grad_(False)
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered, target=target)
+
+    @edl_hvd.elastic
+    def train(state):
+        # recipe
+        for _ in state.epochs(job.epochs):
+            target.load_state_dict(model.state_dict())
+            with torch.no_grad():
+                for parameter in model.head.parameters():
+                    parameter.mul_(0.5)
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, labels in step:
+                    output = model(inputs)
+                    (F.cross_entropy(output, labels) + F.mse_loss(output, target(inputs))).backward()
+                optimizer.step()
+            # end
+
+    train(state)
+    return {"model": model, "target": target}
+
+
+def judged_behind_plain(job: Job):
+    model = Tempered()
+    optimizer = momentum_sgd(model)
+    tops, losses = 0, []
+    for epoch in range(job.epochs):
+        optimizer.param_groups[0]["lr"] *= 0.5
+        tops += 1
+        model.temperature *= 0.8
+        for inputs, target in job.plain_loader(epoch=epoch):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), target).backward()
+            optimizer.step()
+        with torch.no_grad():
+            losses.append(F.cross_entropy(model(job.inputs[:20]), job.target[:20]).item())
+    return {"model": model, "optimizer": optimizer, "tops": tops, "losses": losses, "temperature": model.temperature}
+
+
+def judged_behind_ours(job: Job):
+    val_set = job.dataset(job.inputs[:20], job.target[:20])
+    val_batches = edl_hvd.EvaluationSampler(len(val_set), batch_size=4)
+    val_loader = DataLoader(val_set, batch_sampler=val_batches)
+    more = {"val_batches": val_batches, "val_loss": edl_hvd.metrics.Mean(), "tops": 0, "losses": []}
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered, **more)
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            optimizer.param_groups[0]["lr"] *= 0.5
+            state.tops += 1
+            model.temperature *= 0.8
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+            with torch.no_grad():
+                for inputs, target in state.evaluate(val_loader):
+                    state.val_loss.update(F.cross_entropy(model(inputs), target), weight=len(inputs))
+            state.losses.append(state.val_loss.compute())
+
+    train(state)
+    return {"model": model, "optimizer": optimizer, "tops": state.tops, "losses": state.losses,
+            "temperature": model.temperature}  # fmt: skip
+
+
+IDIOMS = [
+    Idiom(
+        "A rate that is cut at the top of an epoch",
+        "Where an epoch is continued in another world, its top runs again. What it changes of the objects in `State` "
+        "is put back when the loop over batches goes on, so that the rate is cut once.",
+        cut_at_top_plain,
+        cut_at_top_ours,
+    ),
+    Idiom("A rate that is cut at the top of an epoch, in the flat form", "", cut_at_top_plain, cut_at_top_flat_ours),
+    Idiom(
+        "Attributes, numbers of a module and buffers that change at the top of an epoch",
+        "",
+        begun_at_top_plain,
+        begun_at_top_ours,
+    ),
+    Idiom(
+        "A rate that begins anew in each epoch and falls in its steps",
+        "The top of an epoch that is continued does not begin it anew.",
+        warm_restart_plain,
+        warm_restart_ours,
+    ),
+    Idiom(
+        "A rate that is cut at the top of an epoch, with an evaluation behind its loop",
+        "",
+        judged_behind_plain,
+        judged_behind_ours,
+    ),
+    Idiom(
+        "Weights that change at the top of an epoch",
+        "",
+        refreshed_at_top_plain,
+        refreshed_at_top_ours,
+    ),
+]
