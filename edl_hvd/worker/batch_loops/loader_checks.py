@@ -18,17 +18,35 @@ def check_models(store: StateStore, reduction: Reduction) -> None:
     """Check that what an optimizer moves is part of the state; else a worker that joins begins with other weights.
 
     Raises:
-        UsageError: A model was not given.
+        UsageError: A model was not given, or one moves its weights by itself.
     """
     kept = {id(parameter) for model in store.of_kind(torch.nn.Module) for parameter in model.parameters()}
     kept.update(id(value) for value in store.attributes.values())
     lost = [name for parameter, name in reduction.names.items() if id(parameter) not in kept]
+    models = [f"{name}." for name, handler in store.handlers.items() if isinstance(handler.value, torch.nn.Module)]
+    replaced = [name for name in lost if name.startswith(tuple(models))]
+    if replaced:
+        raise UsageError(
+            f"{replaced[0]} (and {len(replaced) - 1} more) is moved by an optimizer, and is no part of the model any "
+            "more: something else was put in its place after State(…) was made, which a worker that joins would lack; "
+            "give the model all of its layers before State(…), and choose among them in forward()"
+        )
     if lost:
         raise UsageError(
             f"State(…) was given an optimizer, and not the model whose parameters it moves ({lost[0]!r} and "
             f"{len(lost) - 1} more), so a worker that joins would begin with other weights; add it: State(model=model, "
             "…)"
         )
+    for name, handler in store.handlers.items():
+        for path, module in handler.value.named_modules() if isinstance(handler.value, torch.nn.Module) else ():
+            if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.max_norm is not None:
+                weight = f"{name}.{path}.weight" if path else f"{name}.weight"
+                raise UsageError(
+                    f"{type(module).__name__}(max_norm={module.max_norm:g}) rescales those rows of {weight} that a "
+                    "worker looks up, on this worker alone, so that the workers' weights come apart; leave max_norm "
+                    "out, and write behind optimizer.step(): with torch.no_grad(): "
+                    f"{weight}.copy_(torch.renorm({weight}, {module.norm_type:g}, 0, {module.max_norm:g}))"
+                )
 
 
 def check_schedulers(store: StateStore) -> None:

@@ -766,6 +766,45 @@ WHY_FLAT = (
 )
 IN_FLAT = r"in the body of state\.batches\(\), which runs once per micro-batch"
 
+
+def replaced_layer_ours(job: Job):
+    model, optimizer, loader, state = prepare(job)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            if epoch == 1:
+                model[2] = nn.Linear(8, CLASSES)
+            for inputs, target in state.batches(loader):
+                optimizer.zero_grad()
+                F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+
+    train(state)
+    return {"model": model}
+
+
+def max_norm_ours(job: Job):
+    edl_hvd.init()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(CLASSES, 8, max_norm=1.0), nn.Linear(8, CLASSES))
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3))
+    batches = job.batches()
+    loader = DataLoader(job.dataset(job.target, job.target), batch_sampler=batches)
+    state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            for inputs, target in state.batches(loader):
+                optimizer.zero_grad()
+                F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+
+    train(state)
+    return {"model": model}
+
+
 IDIOMS = [
     Idiom(
         "`optimizer.step()` in the loop over micro-batches",
@@ -1034,5 +1073,19 @@ IDIOMS = [
         None,
         gradient_in_loop_ours,
         refused=r"in the loop over micro-batches \.grad is None",
+    ),
+    Idiom(
+        "A layer that is put in the place of another",
+        "A worker that joins would have the first one; give the model all layers before `State`.",
+        None,
+        replaced_layer_ours,
+        refused=r"model\.2\.weight \(and 1 more\) is moved by an optimizer, and is no part of the model any more",
+    ),
+    Idiom(
+        "`Embedding(max_norm=…)`",
+        "It rescales the rows that a worker looks up; scale all rows behind `optimizer.step()`, with `torch.renorm`.",
+        None,
+        max_norm_ours,
+        refused=r"Embedding\(max_norm=1\) rescales those rows of model\.0\.weight .* leave max_norm out",
     ),
 ]
