@@ -28,7 +28,7 @@ from edl_hvd.fleet import events, messages
 from edl_hvd.fleet.answers import decide, read_request, what_if
 from edl_hvd.fleet.events import FleetAction, FleetEvent
 from edl_hvd.fleet.messages import FleetReply, FleetView, JobProgress, JobRow, Refused, word_of
-from edl_hvd.fleet.planned import fleet_families
+from edl_hvd.fleet.planned import members_of
 from edl_hvd.fleet.runs import Runs, RunView
 from edl_hvd.fleet.state import ALIVE, Fleet, FleetJob, FleetRules, total
 from edl_hvd.fleet.store import FleetStore
@@ -218,8 +218,7 @@ class Keeper:
 
     def _start(self, job: FleetJob) -> None:
         try:
-            family = fleet_families(self.fleet).get(job.spec.family, ())
-            child = self._runs.prepare(job, shared_timings(family))
+            child = self._runs.prepare(job, shared_timings(members_of(self.fleet, job.spec.family)))
         except OSError as error:
             how = f"job {job.name} could not be started in {job.spec.folder}: {error}"
             self.handle(events.RunEnded(job.name, 2, how, job.known_step))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
+
 from edl_hvd.fleet.state import Fleet, FleetJob
 from edl_hvd.hosts import HostSlots
-from edl_hvd.planning.family import Families, FamilyMember, families_of, first_curve
+from edl_hvd.planning.family import FamilyMember, first_curve
 from edl_hvd.planning.plan import plan
 from edl_hvd.planning.values import Claim, Curve, JobAsk, Plan, PlanRules, Room
 
@@ -35,15 +38,27 @@ def claims_of(fleet: Fleet) -> tuple[Claim, ...]:
 def asks_of(fleet: Fleet, now_s: float) -> tuple[JobAsk, ...]:
     """What each job asks for that wants slots now."""
     unit = unit_of(fleet)
-    families = fleet_families(fleet)
+    curves = _family_curves(fleet)
     wanted = (job for job in fleet.jobs.values() if job.wants_slots and job.not_before_s <= now_s)
-    return tuple(_ask(job, unit, families, now_s) for job in wanted)
+    return tuple(_ask(job, unit, now_s, curves) for job in wanted)
 
 
-def fleet_families(fleet: Fleet) -> Families[str]:
-    """What the jobs of each family have measured, also those that have ended."""
-    known = (job for job in fleet.jobs.values() if job.spec.family and (job.curve is not None or job.timings))
-    return families_of((job.spec.family, FamilyMember(job.asked_s, job.curve, job.timings)) for job in known)
+def _family_curves(fleet: Fleet) -> dict[str, Curve]:
+    """The curve of each family's jobs that have none of their own, for families of which some job has one."""
+    members: defaultdict[str, list[FamilyMember]] = defaultdict(list)
+    for job in fleet.jobs.values():
+        if job.spec.family:
+            members[job.spec.family].append(FamilyMember(job.asked_s, job.curve))
+    found = {family: first_curve(those) for family, those in members.items()}
+    return {family: curve for family, curve in found.items() if curve is not None}
+
+
+def members_of(fleet: Fleet, family: str) -> tuple[FamilyMember, ...]:
+    """What the jobs of a family have measured, also those that have ended, from the oldest to the newest."""
+    return tuple(
+        FamilyMember(job.asked_s, job.curve, job.timings)
+        for job in fleet.jobs.values() if family and job.spec.family == family
+    )  # fmt: skip
 
 
 def unit_of(fleet: Fleet) -> int:
@@ -79,9 +94,9 @@ def prior(most: int) -> Curve:
     return Curve(tuple(sizes), tuple(size**PlanRules.elasticity for size in sizes))
 
 
-def _ask(job: FleetJob, unit: int, families: Families[str], now_s: float) -> JobAsk:
+def _ask(job: FleetJob, unit: int, now_s: float, curves: Mapping[str, Curve]) -> JobAsk:
     spec = job.spec
-    curve = job.curve or first_curve(families.get(spec.family, ())) or prior(spec.most)
+    curve = job.curve or curves.get(spec.family) or prior(spec.most)
     least = -(-spec.least // unit) * unit
     return JobAsk(
         job=spec.name,

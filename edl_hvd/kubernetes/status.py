@@ -14,9 +14,8 @@ from edl_hvd.hosts import HostSlots
 from edl_hvd.job_report import JobReport
 from edl_hvd.kubernetes.parsing import epoch_s
 from edl_hvd.kubernetes.snapshot import JOB_LABEL, ROLE_LABEL, WORKER, SeenGuest, SeenJob, SeenPod, TrainingJobSpec
-from edl_hvd.planning.family import FamilyMember
 from edl_hvd.planning.values import Curve, WaitReason
-from edl_hvd.timings import Timing, pooled, read_timings
+from edl_hvd.timings import SHARED_TIMINGS, Timing, pooled, read_timings
 
 _LONGEST_SENTENCE = 900
 # Of an event's message Kubernetes takes 1024 characters.
@@ -86,33 +85,19 @@ class JobMeasurements:
         goodput: Goodput with each of them.
         left: Work left, in units of goodput times seconds; ``None``: not known.
         change_s: Seconds that another number of workers costs; ``None``: not known.
-        timings: How long its steps took; kept of jobs that have a family.
     """
 
     sizes: tuple[int, ...] = ()
     goodput: tuple[float, ...] = ()
     left: float | None = None
     change_s: float | None = None
-    timings: tuple[Timing, ...] = ()
 
     @classmethod
     def of(cls, status: Mapping[str, Any]) -> JobMeasurements:
         """What a status says."""
         found = status.get("measured") or {}
         sizes, goodput = tuple(found.get("sizes") or ()), tuple(found.get("goodput") or ())
-        try:
-            timings = read_timings(json.dumps(found.get("timings") or []))
-        except UsageError:  # somebody has written into the status: it counts as one that says nothing
-            timings = ()
-        return cls(sizes, goodput, found.get("left"), found.get("changeSeconds"), timings)
-
-    def member(self, job: SeenJob) -> FamilyMember:
-        """The job in its family; its curve is over processes."""
-        try:
-            curve = Curve(self.sizes, self.goodput) if self.sizes else None
-        except UsageError:
-            curve = None
-        return FamilyMember(job.created_s, curve, self.timings)
+        return cls(sizes, goodput, found.get("left"), found.get("changeSeconds"))
 
     def curve(self, spec: TrainingJobSpec) -> Curve | None:
         """The curve over the planner's slots: of the sizes that whole workers make; ``None``: there is none.
@@ -130,6 +115,14 @@ class JobMeasurements:
             return Curve(tuple(whole), tuple(whole.values())) if whole else None
         except UsageError:  # what a job says is its own affair: it counts as one that says nothing
             return None
+
+
+def timings_of(status: Mapping[str, Any]) -> tuple[Timing, ...]:
+    """How long steps took, by the status of a job that has a family."""
+    try:
+        return read_timings(json.dumps((status.get("measured") or {}).get("timings") or []))
+    except UsageError:  # somebody has written into the status: it counts as one that says nothing
+        return ()
 
 
 @dataclass(frozen=True)
@@ -248,11 +241,11 @@ def _said(state: JobState, now_s: float) -> dict[str, Any]:
         return kept
     known = JobMeasurements.of(status)
     has_family = state.job.spec is not None and bool(state.job.spec.family)
-    told = JobMeasurements(
-        report.sizes, report.goodput, report.left, report.change_s, pooled(report.timings) if has_family else ()
-    )
+    told = JobMeasurements(report.sizes, report.goodput, report.left, report.change_s)
+    shared = min(len(report.timings), SHARED_TIMINGS) if has_family else 0
+    is_news = _is_news(told, known) or shared > len((kept.get("measured") or {}).get("timings") or ())
     at_s = epoch_s((kept.get("progress") or {}).get("at"))
-    if at_s is not None and now_s - at_s < _PROGRESS_EVERY_S and not (told.sizes and _is_news(told, known)):
+    if at_s is not None and now_s - at_s < _PROGRESS_EVERY_S and not (told.sizes and is_news):
         return kept
     # ``None`` takes a field away: the API server merges what it is given into what it has.
     progress = {
@@ -267,13 +260,11 @@ def _said(state: JobState, now_s: float) -> dict[str, Any]:
     measured = {"sizes": list(told.sizes), "goodput": list(told.goodput), "left": told.left,
                 "changeSeconds": told.change_s}  # fmt: skip
     if has_family:
-        measured["timings"] = [timing.as_list() for timing in told.timings]
+        measured["timings"] = [timing.as_list() for timing in pooled(report.timings)]
     return {"progress": progress, "measured": measured}
 
 
 def _is_news(told: JobMeasurements, known: JobMeasurements) -> bool:
-    if {timing.plan for timing in told.timings} != {timing.plan for timing in known.timings}:
-        return True
     return told.sizes != known.sizes or any(
         abs(new - old) > _NEWS * old for new, old in zip(told.goodput, known.goodput, strict=True)
     )

@@ -8,7 +8,7 @@ next one this, without end. Room that pods are leaving counts as free in the pla
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,10 +30,11 @@ from edl_hvd.kubernetes.snapshot import (
     SeenPod,
     TrainingJobSpec,
 )
-from edl_hvd.kubernetes.status import JobMeasurements, JobState, Placed, RunCount, status_of
-from edl_hvd.planning.family import FamilyMember, families_of, first_curve, shared_timings
+from edl_hvd.kubernetes.status import JobMeasurements, JobState, Placed, RunCount, status_of, timings_of
+from edl_hvd.planning.family import FamilyMember, first_curve, shared_timings
 from edl_hvd.planning.plan import plan
 from edl_hvd.planning.values import Claim, Curve, JobAsk, Plan, PlanRules, Room, Share, WaitingJob
+from edl_hvd.timings import Timing
 
 SAVED = 75
 _CHANGE_S, _START_S = 1.0, 10.0
@@ -137,10 +138,11 @@ class _Turn:
                     mine.workers.append(pod)
                 elif pod.role == LAUNCHER:
                     mine.launcher = pod
-        self.families = families_of(
-            ((job.namespace, job.spec.family), JobMeasurements.of(job.status).member(job))
-            for job in self.jobs if job.spec is not None and job.spec.family
-        )  # fmt: skip
+        self.family_curves: dict[tuple[str, str, int, int], Curve | None] = {}
+        self.families: defaultdict[tuple[str, str], list[SeenJob]] = defaultdict(list)
+        for job in sorted(self.jobs, key=lambda job: job.created_s):
+            if job.spec is not None and job.spec.family:
+                self.families[job.namespace, job.spec.family].append(job)
         self.guests = sorted((one for one in seen.guests if not one.problem), key=lambda one: one.key)
         self.shares: dict[str, Share] = {}
         self.waiting: dict[str, WaitingJob] = {}
@@ -262,13 +264,19 @@ class _Turn:
             change_s=_CHANGE_S if known.change_s is None else known.change_s, start_s=_START_S,
         )  # fmt: skip
 
-    def _family(self, job: SeenJob, spec: TrainingJobSpec) -> tuple[FamilyMember, ...]:
-        return self.families.get((job.namespace, spec.family), ())
-
     def _family_curve(self, job: SeenJob, spec: TrainingJobSpec) -> Curve | None:
         """The curve of another job that is like this one, over this one's workers."""
-        found = first_curve(self._family(job, spec))
-        return None if found is None else JobMeasurements(found.sizes, found.goodput).curve(spec)
+        key = (job.namespace, spec.family, spec.slots, spec.unit)
+        if key not in self.family_curves:
+            members = self.families.get(key[:2], ())
+            self.family_curves[key] = first_curve(
+                FamilyMember(one.created_s, JobMeasurements.of(one.status).curve(spec)) for one in members
+            )
+        return self.family_curves[key]
+
+    def _family_timings(self, job: SeenJob, spec: TrainingJobSpec) -> tuple[Timing, ...]:
+        members = self.families.get((job.namespace, spec.family), ())
+        return shared_timings([FamilyMember(one.created_s, None, timings_of(one.status)) for one in members])
 
     def _ask_for_guest(self, guest: SeenGuest, kinds: Mapping[frozenset[Placement], str]) -> JobAsk:
         """An MPIJob holds what its pods hold, which the scheduler has placed."""
@@ -387,8 +395,8 @@ class _Turn:
 
     def _run(self, job: SeenJob, spec: TrainingJobSpec, pods: _Pods, share: Share, free: dict[str, int]) -> None:
         if pods.launcher is None:
-            family = shared_timings(self._family(job, spec))
-            self.actions.append(CreatePod(job, launcher_manifest(job, spec, family), needs=(service_manifest(job),)))
+            launcher = launcher_manifest(job, spec, self._family_timings(job, spec))
+            self.actions.append(CreatePod(job, launcher, needs=(service_manifest(job),)))
         elif pods.launcher.phase == "Failed" and not pods.launcher.is_deleting:
             self.actions.append(DeletePod(job, pods.launcher, 0))
         by_node: dict[str, list[SeenPod]] = {}

@@ -8,15 +8,14 @@ in docs/cluster_experiments.md.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from edl_hvd.planning.values import Curve
 from edl_hvd.timings import Timing, pooled
 
-Family = TypeVar("Family", bound=Hashable)
+_MOST_MEMBERS = 1000
+# Some 50 ms, once for each start of a job.
 
 
 @dataclass(frozen=True)
@@ -34,18 +33,6 @@ class FamilyMember:
     timings: tuple[Timing, ...] = ()
 
 
-Families = Mapping[Family, tuple[FamilyMember, ...]]
-"""The members of each family, from the oldest to the newest."""
-
-
-def families_of(members: Iterable[tuple[Family, FamilyMember]]) -> Families[Family]:
-    """The families of jobs, each given as its family and what it has measured."""
-    found: defaultdict[Family, list[FamilyMember]] = defaultdict(list)
-    for family, member in members:
-        found[family].append(member)
-    return {family: tuple(sorted(those, key=lambda one: one.began_s)) for family, those in found.items()}
-
-
 def first_curve(members: Iterable[FamilyMember]) -> Curve | None:
     """The curve that reaches furthest, of several the newest; ``None`` where nobody has one.
 
@@ -57,6 +44,10 @@ def first_curve(members: Iterable[FamilyMember]) -> Curve | None:
     return max(known, key=lambda entry: entry[:2])[2] if known else None
 
 
-def shared_timings(members: Iterable[FamilyMember]) -> tuple[Timing, ...]:
-    """What a new job is given; see :func:`~edl_hvd.timings.pooled`."""
-    return pooled(timing for one in members for timing in one.timings)
+def shared_timings(members: Sequence[FamilyMember]) -> tuple[Timing, ...]:
+    """What a new job is given: the timings of the newest members, by :func:`~edl_hvd.timings.pooled`.
+
+    Args:
+        members: From the oldest to the newest.
+    """
+    return pooled(timing for one in members[-_MOST_MEMBERS:] for timing in one.timings)

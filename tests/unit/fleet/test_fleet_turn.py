@@ -8,7 +8,7 @@ from fleet_world import World
 from edl_hvd.fleet import events
 from edl_hvd.fleet import turn as turn_module
 from edl_hvd.fleet.events import FleetAction, FleetEvent
-from edl_hvd.fleet.planned import asks_of, fleet_families, prior
+from edl_hvd.fleet.planned import asks_of, members_of, prior
 from edl_hvd.fleet.replay import decide_again
 from edl_hvd.fleet.state import Fleet, FleetRules, JobSpec, as_hosts, total
 from edl_hvd.fleet.store import FleetEntry
@@ -80,7 +80,7 @@ def test_a_job_counts_by_the_curve_of_its_family_until_it_has_its_own():
     [two, three] = asks_of(fleet, 100.0)
     assert two.curves == (flat,)
     assert three.curves == (prior(4),)
-    assert shared_timings(fleet_families(fleet)["text"]) == measured
+    assert shared_timings(members_of(fleet, "text")) == measured
     assert fleet.jobs["one"].phase == "complete"
 
 

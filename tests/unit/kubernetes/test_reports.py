@@ -19,7 +19,7 @@ from edl_hvd.errors import UsageError
 from edl_hvd.job_report import PATH, JobReport, read_report
 from edl_hvd.kubernetes.parsing import read_job
 from edl_hvd.kubernetes.reports import EVERY_S, FIRST_EVERY_S, Reports, ask_launcher
-from edl_hvd.kubernetes.status import JobMeasurements, JobState, RunCount, status_of
+from edl_hvd.kubernetes.status import JobState, RunCount, status_of, timings_of
 from edl_hvd.status_server import Document, StatusServer
 from edl_hvd.timings import Timing
 
@@ -150,7 +150,7 @@ def test_how_long_steps_took_is_kept_of_jobs_that_have_a_family():
     family = replace(alone, job=replace(alone.job, spec=replace(alone.job.spec, family="text")))
     first = status_of(family, 1_800_000_000.0)
     assert first["measured"]["timings"] == [[1, 8, 1, 0.1, 1, 1], [2, 8, 1, 0.2, 1, 1]]
-    assert JobMeasurements.of(first).timings == report.timings
+    assert timings_of(first) == report.timings
     more = replace(report, timings=(*report.timings, Timing(4, 8, 1, 0.3)))
     later = status_of(replace(family, job=replace(family.job, status=first), report=more), 1_800_000_001.0)
     assert len(later["measured"]["timings"]) == 3, "a new one is kept at once"
