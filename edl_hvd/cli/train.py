@@ -21,7 +21,7 @@ from edl_hvd.fleet.messages import is_served
 from edl_hvd.fleet.state import JobSpec
 from edl_hvd.json_values import show
 from edl_hvd.kubernetes.snapshot import GROUP, VERSION
-from edl_hvd.kubernetes.submission import JobRequest, job_manifest
+from edl_hvd.kubernetes.submission import JobRequest, dropped_fields, job_manifest
 from edl_hvd.settings import process_environment
 
 FAILED, WRONG = 1, 2
@@ -204,7 +204,7 @@ def _submit(request: JobRequest, dry_run: bool) -> None:
     api = ApiServer(rights="ask for the role 'edit' in that namespace, which may create TrainingJobs")
     namespace = request.namespace or api.namespace
     try:
-        api.create(f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/trainingjobs", manifest)
+        made = api.create(f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/trainingjobs", manifest)
     except ObjectExistsError:
         refuse(
             f"there is a TrainingJob {request.name} in namespace {namespace} already; choose another --name, or remove "
@@ -221,4 +221,10 @@ def _submit(request: JobRequest, dry_run: bool) -> None:
         refuse(str(error), FAILED)
     finally:
         api.close()
+    if dropped := dropped_fields(manifest, made):
+        click.echo(
+            f"the cluster knows an older TrainingJob, and has dropped {', '.join(dropped)}; teach it this one, and "
+            "submit the job once more: edl-hvd operator --manifests | kubectl apply -f -",
+            err=True,
+        )
     click.echo(f"TrainingJob {namespace}/{request.name} is submitted; kubectl -n {namespace} get tj {request.name}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +93,19 @@ def job_manifest(request: JobRequest) -> dict[str, Any]:
     if seen.spec is None:
         raise UsageError(f"job {request.name}: {seen.problem}")
     return manifest
+
+
+def dropped_fields(manifest: Mapping[str, Any], made: Mapping[str, Any]) -> list[str]:
+    """The fields of a job's spec that its cluster has dropped, because it knows an older TrainingJob.
+
+    >>> dropped_fields({"spec": {"family": "text", "retries": 3}}, {"spec": {"retries": 3, "suspend": False}})
+    ['spec.family']
+
+    Args:
+        manifest: What was submitted.
+        made: What the API server has made of it.
+    """
+    return [f"spec.{name}" for name in manifest["spec"] if name not in made["spec"]]
 
 
 def _variable(text: str) -> dict[str, str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 
+from cluster import Cluster, wait_for
 from operator_run import Run
 
 
@@ -36,3 +38,26 @@ def test_a_job_is_submitted_with_one_command_and_runs(make_run: Callable[..., Ru
     nowhere = train(run, "--namespace", "no-such-namespace", "train.py")
     assert nowhere.returncode == 1
     assert "expected a namespace that exists" in nowhere.stderr
+
+
+def test_what_a_cluster_with_an_older_kind_of_job_drops_is_said(cluster: Cluster, make_run: Callable[..., Run]) -> None:
+    run = make_run({"a": 4})
+    kind = json.loads(cluster.kubectl("get", "crd", "trainingjobs.edl-hvd.dev", "-o", "json"))
+    older = json.loads(json.dumps(kind))
+    for one in (kind, older):
+        del one["metadata"]["resourceVersion"]
+    del older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["family"]
+
+    def submitted() -> str:
+        cluster.kubectl("-n", run.namespace, "delete", "tj", "train", "--ignore-not-found")
+        done = train(run, "--namespace", run.namespace, "--family", "text", "train.py")
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    try:
+        cluster.kubectl("replace", "-f", "-", stdin=json.dumps(older))
+        wait_for("an API server that drops the field", lambda: "has dropped spec.family" in submitted())
+    finally:
+        cluster.kubectl("replace", "-f", "-", stdin=json.dumps(kind))
+    wait_for("one that keeps it", lambda: submitted() == "")
+    assert json.loads(run.kubectl("get", "tj", "train", "-o", "json"))["spec"]["family"] == "text"
