@@ -128,6 +128,7 @@ class Runtime:
         self.passes = 0
         self._step_hook: Any = None
         self._top: EpochTop | None = None
+        self._options: list[dict[str, Any]] | None = None
         self._committed_step = 0  # what a script may set ``state.step`` to by itself
         self._has_committed = False
         self._warned: set[str] = set()
@@ -366,8 +367,32 @@ class Runtime:
         epoch = self.store.epoch
         return any(s.epoch == epoch and s.offset + samples >= s.epoch_samples() for s in self.samplers)
 
+    def begin_function(self) -> None:
+        """The elastic function is about to run, for the first time or once more."""
+        self._options = self._optimizer_options() if self.store.step else None
+
+    def _optimizer_options(self) -> list[dict[str, Any]]:
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        return [{key: value for key, value in group.items() if type(value) in (int, float, bool)} for group in groups]
+
+    def _tell_of_options(self) -> None:
+        """Say it where the function has set options of optimizers before its epochs, which it does in each world."""
+        before, self._options = self._options, None
+        now = [] if before is None else self._optimizer_options()
+        for was, group in zip(before or (), now, strict=False):
+            changed = next((key for key, value in group.items() if key in was and was[key] != value), None)
+            if changed is not None:
+                self.warn_once(
+                    "function.options",
+                    f"the elastic function, which runs again in each world, has set {changed} of an optimizer before "
+                    f"its loop over epochs, from {was[changed]:g} to {group[changed]:g} after step {self.store.step}, "
+                    "so what the training had made of it is lost; set it before that function is called, and what "
+                    "depends on the number of workers in state.on_resize(…)",
+                )
+
     def begin_epoch(self) -> None:
         """The body of the present epoch begins: on a worker that has just joined, too, and where it is continued."""
+        self._tell_of_options()
         is_continued = any(sampler.epoch == self.store.epoch and sampler.offset for sampler in self.samplers)
         self._top = EpochTop.of(self.store) if is_continued else None
         if len(self.samplers) == 1:

@@ -73,6 +73,40 @@ def test_options_that_are_put_back_are_said() -> None:
     assert "belongs into state.on_resize(…) or a batch policy" in message
 
 
+def set_in_function(rate_after_cut: float) -> None:
+    model, optimizer, loader, state = prepare(Job(), momentum_sgd, Tempered)
+
+    @edl_hvd.elastic
+    def train(state):
+        optimizer.param_groups[0]["lr"] = 0.2
+        for epoch in state.epochs(2):
+            if epoch == 1:
+                optimizer.param_groups[0]["lr"] = rate_after_cut
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+
+    train(state)
+
+
+def test_a_rate_that_the_function_sets_before_its_epochs_is_said() -> None:
+    late = Fault(45, worker=1, leaves=(1,), joins=1)
+    for rate in (0.02, 0.2):
+        simulation = Simulation(3, late)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", EdlHvdWarning)
+            simulation.run(lambda rate=rate: set_in_function(rate))
+        assert len(simulation.worlds) == 2, "the fault did not come"
+        said = {str(warning.message).split(" after step")[0] for warning in caught if "elastic" in str(warning.message)}
+        message = (
+            "the elastic function, which runs again in each world, has set lr of an optimizer before its loop over "
+            "epochs, from 0.02 to 0.2"
+        )
+        assert said == ({message} if rate == 0.02 else set()), "what is set to what it is changes nothing"
+
+
 def test_weights_of_which_there_is_no_copy_are_said() -> None:
     """Commits copy weights no more some steps after the script has last changed them by itself."""
 
