@@ -129,6 +129,7 @@ class Runtime:
         self._step_hook: Any = None
         self._top: EpochTop | None = None
         self._options: list[dict[str, Any]] | None = None
+        self._runs_again = False
         self._committed_step = 0  # what a script may set ``state.step`` to by itself
         self._has_committed = False
         self._warned: set[str] = set()
@@ -370,6 +371,7 @@ class Runtime:
     def begin_function(self) -> None:
         """The elastic function is about to run, for the first time or once more."""
         self._options = self._optimizer_options() if self.store.step else None
+        self._runs_again = True
 
     def _optimizer_options(self) -> list[dict[str, Any]]:
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
@@ -394,7 +396,9 @@ class Runtime:
         """The body of the present epoch begins: on a worker that has just joined, too, and where it is continued."""
         self._tell_of_options()
         is_continued = any(sampler.epoch == self.store.epoch and sampler.offset for sampler in self.samplers)
-        self._top = EpochTop.of(self.store) if is_continued else None
+        # Where the same run of the function begins an epoch once more, the script means what it does at its top.
+        self._top = EpochTop.of(self.store) if is_continued and self._runs_again else None
+        self._runs_again = False
         if len(self.samplers) == 1:
             seed_everything(self.samplers[0].seed, self.store.epoch, _EPOCH_LEVEL)
 

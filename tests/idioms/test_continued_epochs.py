@@ -156,3 +156,31 @@ def test_between_two_loops_of_one_epoch_nothing_is_put_back() -> None:
 
     [outcome] = Simulation(1).run(script)
     assert outcome["rates"] == [0.1, 0.1, 0.05, 0.05]
+
+
+def test_an_epoch_that_is_begun_once_more_without_need_keeps_what_its_top_does() -> None:
+    """The script leaves its loop over epochs in mid-epoch and enters it again, in one run of the function."""
+
+    def script() -> dict:
+        model, optimizer, loader, state = prepare(Job(), momentum_sgd, Tempered, rates=[])
+
+        @edl_hvd.elastic
+        def train(state):
+            for _ in range(2):
+                for _ in state.epochs(1):
+                    optimizer.param_groups[0]["lr"] *= 0.5
+                    for number, step in enumerate(state.steps(loader)):
+                        optimizer.zero_grad()
+                        for inputs, target in step:
+                            F.cross_entropy(model(inputs), target).backward()
+                        optimizer.step()
+                        state.rates.append(optimizer.param_groups[0]["lr"])
+                        if number == 1:
+                            break
+                    break
+
+        train(state)
+        return {"rates": state.rates}
+
+    [outcome] = Simulation(1).run(script)
+    assert outcome["rates"] == [0.1, 0.1, 0.05, 0.05]
