@@ -79,7 +79,7 @@ class ElasticLoop:
             try:
                 self._enter()
                 progress.enter("script")
-                self._runtime.begin_function()
+                self._runtime.reruns.begin_function()
                 result = self._call(function)
                 self._runtime.check_finished()
                 self._finish()

@@ -21,12 +21,12 @@ from edl_hvd.errors import EdlHvdWarning, UsageError
 from edl_hvd.events import Event, Metrics
 from edl_hvd.metrics.metric import Metric
 from edl_hvd.worker import process
-from edl_hvd.worker.commits.epoch_top import EpochTop
 from edl_hvd.worker.commits.live_state import METRICS
 from edl_hvd.worker.commits.state_store import StateStore
 from edl_hvd.worker.commits.state_sync import average_, broadcast_state
 from edl_hvd.worker.position import position
 from edl_hvd.worker.progress import progress
+from edl_hvd.worker.reruns import FunctionReruns
 from edl_hvd.worker.training.alike import check_alike
 from edl_hvd.worker.training.metric_sync import MetricSync
 from edl_hvd.worker.training.micro_batch import out_of_memory_error
@@ -86,6 +86,7 @@ class Runtime:
         store: What is kept, and the last commit of it.
         optimizers: Distributed optimizers of the state.
         samplers: Samplers of the state that deal out batches.
+        reruns: What the elastic function does once more in the next world.
         attempt: Rises whenever the state is put back or a world is joined.
         commit_every: Optimizer steps between commits.
         step_timer: How long steps take.
@@ -111,6 +112,7 @@ class Runtime:
         self.counting = MetricSync(self.store.of_kind(Metric), self.store.of_kind(EvaluationSampler))
         self.optimizers: list[Any] = list(self.store.of_kind(is_distributed))
         self.samplers: list[ElasticBatchSampler] = list(self.store.of_kind(ElasticBatchSampler))
+        self.reruns = FunctionReruns(self.store, self.optimizers, self.warn_once)
         self._gated: list[Any] = list(self.store.of_kind(GatedScheduler))
         self._paced: list[Any] = list(self.store.of_kind(PacedScheduler))
         self.coordinator: CommitCoordinator | None = None
@@ -127,9 +129,6 @@ class Runtime:
         self._beside: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         self.passes = 0
         self._step_hook: Any = None
-        self._top: EpochTop | None = None
-        self._options: list[dict[str, Any]] | None = None
-        self._runs_again = False
         self._committed_step = 0  # what a script may set ``state.step`` to by itself
         self._has_committed = False
         self._warned: set[str] = set()
@@ -368,60 +367,11 @@ class Runtime:
         epoch = self.store.epoch
         return any(s.epoch == epoch and s.offset + samples >= s.epoch_samples() for s in self.samplers)
 
-    def begin_function(self) -> None:
-        """The elastic function is about to run, for the first time or once more."""
-        self._options = self._optimizer_options() if self.store.step else None
-        self._runs_again = True
-
-    def _optimizer_options(self) -> list[dict[str, Any]]:
-        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
-        return [{key: value for key, value in group.items() if type(value) in (int, float, bool)} for group in groups]
-
-    def _tell_of_options(self) -> None:
-        """Say it where the function has set options of optimizers before its epochs, which it does in each world."""
-        before, self._options = self._options, None
-        now = [] if before is None else self._optimizer_options()
-        for was, group in zip(before or (), now, strict=False):
-            changed = next((key for key, value in group.items() if key in was and was[key] != value), None)
-            if changed is not None:
-                self.warn_once(
-                    "function.options",
-                    f"the elastic function, which runs again in each world, has set {changed} of an optimizer before "
-                    f"its loop over epochs, from {was[changed]:g} to {group[changed]:g} after step {self.store.step}, "
-                    "so what the training had made of it is lost; set it before that function is called, and what "
-                    "depends on the number of workers in state.on_resize(…)",
-                )
-
     def begin_epoch(self) -> None:
         """The body of the present epoch begins: on a worker that has just joined, too, and where it is continued."""
-        self._tell_of_options()
-        is_continued = any(sampler.epoch == self.store.epoch and sampler.offset for sampler in self.samplers)
-        # Where the same run of the function begins an epoch once more, the script means what it does at its top.
-        self._top = EpochTop.of(self.store) if is_continued and self._runs_again else None
-        self._runs_again = False
+        self.reruns.begin_epoch(any(sampler.epoch == self.store.epoch and sampler.offset for sampler in self.samplers))
         if len(self.samplers) == 1:
             seed_everything(self.samplers[0].seed, self.store.epoch, _EPOCH_LEVEL)
-
-    def restore_top(self) -> None:
-        """A loop over batches begins. In an epoch that is continued, the state is put back that was behind its top."""
-        top, self._top = self._top, None
-        if top is None:
-            return
-        has_lost = top.has_lost(self.store)
-        names = top.restore(self.store)
-        if any(is_distributed(self.store.handlers[name].value) for name in names if name in self.store.handlers):
-            self.warn_once(
-                "top.options",
-                f"the top of epoch {self.store.epoch}, which is continued, has changed options of an optimizer once "
-                "more, such as its rate; they are put back, as the top of an epoch counts once. What depends on the "
-                "number of workers belongs into state.on_resize(…) or a batch policy",
-            )
-        if has_lost:
-            self.warn_once(
-                "top.weights",
-                f"the top of epoch {self.store.epoch}, which is continued, has changed weights once more, beginning "
-                "from what they have become since; do it behind the loop of the epoch before",
-            )
 
     def end_epoch(self) -> None:
         """The script has gone through the present epoch. Collective."""

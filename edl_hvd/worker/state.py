@@ -164,8 +164,7 @@ class State:
         them again where an epoch is continued in another world.
 
         The body of an epoch that is continued runs from its top. What it changes there of the objects in ``State``,
-        before its loop over batches, is put back when that loop goes on, because it has changed it before. Weights of
-        which the last commit holds no copy are not; a warning says so.
+        before its loop over batches, is put back when that loop goes on, because it has changed it before.
 
         Args:
             count: Epochs of the whole run, at least 0.

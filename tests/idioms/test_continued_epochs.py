@@ -107,27 +107,133 @@ def test_a_rate_that_the_function_sets_before_its_epochs_is_said() -> None:
         assert said == ({message} if rate == 0.02 else set()), "what is set to what it is changes nothing"
 
 
-def test_weights_of_which_there_is_no_copy_are_said() -> None:
-    """Commits copy weights no more some steps after the script has last changed them by itself."""
+LATE, IN_EPOCH_1 = 70, 400
+# Collectives. Commits copy weights no more some 40 of them after the script has last changed them by itself.
 
-    def script() -> None:
-        model, optimizer, loader, state = prepare(Job(samples=600), momentum_sgd, Tempered)
+
+def written(model: Tempered, optimizer: torch.optim.Optimizer) -> None:
+    with torch.no_grad():
+        model.head.weight.mul_(0.5)
+
+
+def written_behind_autograd(model: Tempered, optimizer: torch.optim.Optimizer) -> None:
+    model.head.weight.data *= 0.5
+
+
+def replaced(model: Tempered, optimizer: torch.optim.Optimizer) -> None:
+    model.head.weight.data = model.head.weight.data * 0.5
+
+
+def momentum_forgotten(model: Tempered, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.state.clear()
+
+
+def momentum_halved(model: Tempered, optimizer: torch.optim.Optimizer) -> None:
+    for kept in optimizer.state.values():
+        kept["momentum_buffer"].mul_(0.5)
+
+
+def long_epochs_plain(job: Job, top) -> dict:
+    model = Tempered()
+    optimizer = momentum_sgd(model)
+    for epoch in range(job.epochs):
+        top(model, optimizer)
+        for inputs, target in job.plain_loader(epoch=epoch):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), target).backward()
+            optimizer.step()
+    return {"model": model, "optimizer": optimizer}
+
+
+def long_epochs(job: Job, top) -> dict:
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered)
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            top(model, optimizer)
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+
+    train(state)
+    return {"model": model, "optimizer": optimizer}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(LATE, worker=1, leaves=(1,)),
+        Fault(LATE, worker=1, leaves=(1,), joins=1),
+        Fault(2 * LATE, worker=1, joins=1),
+        Fault(IN_EPOCH_1, worker=0, leaves=(0,), joins=1),
+    ],
+    ids=["dies", "dies and another joins", "joins", "rank 0 dies in epoch 1"],
+)
+@pytest.mark.parametrize("top", [written, written_behind_autograd, replaced, momentum_forgotten])
+def test_what_the_top_of_a_long_epoch_writes_it_writes_once(top, fault: Fault) -> None:
+    """Commits hold neither weights nor momentum then."""
+    check_learned(top, fault)
+
+
+def test_momentum_that_the_top_of_a_long_epoch_writes_it_writes_once() -> None:
+    """In epoch 0 there is none yet when the top runs first."""
+    check_learned(momentum_halved, Fault(IN_EPOCH_1, worker=1, leaves=(1,), joins=1))
+
+
+def check_learned(top, fault: Fault) -> None:
+    job = Job(samples=600)
+    torch.manual_seed(0)
+    expected = long_epochs_plain(job, top)
+    simulation = Simulation(3, fault)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", EdlHvdWarning)
+        outcomes = simulation.run(lambda: long_epochs(job, top))
+    assert len(simulation.worlds) == 2, "the fault did not come"
+    assert not differences(outcomes[0], expected, 1e-5)
+
+
+def test_gradients_that_the_top_has_cleared_are_there_where_the_epoch_is_continued() -> None:
+    """The script accumulates gradients over two steps, and the world changes between them."""
+
+    def script(job: Job) -> dict:
+        model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered)
 
         @edl_hvd.elastic
         def train(state):
-            for _ in state.epochs(1):
-                with torch.no_grad():
-                    model.head.weight.mul_(0.5)
-                for step in state.steps(loader):
-                    optimizer.zero_grad()
+            for _ in state.epochs(job.epochs):
+                optimizer.zero_grad()
+                for number, step in enumerate(state.steps(loader), start=state.step):
                     for inputs, target in step:
                         F.cross_entropy(model(inputs), target).backward()
-                    optimizer.step()
+                    if number % 2:
+                        optimizer.step()
+                        optimizer.zero_grad()
 
         train(state)
+        return {"model": model}
 
-    [message] = said(script, Fault(70, worker=1, leaves=(1,)))
-    assert message.startswith("the top of epoch 0, which is continued, has changed weights once more")
+    job = Job()
+    [expected] = Simulation(1).run(lambda: script(job))
+    for at in range(2, 14):
+        simulation = Simulation(3, Fault(at, worker=1, leaves=(1,)))
+        assert not differences(simulation.run(lambda: script(job))[0], expected, 1e-5), at
+
+
+def written_once_there_is_momentum(model: Tempered, optimizer: torch.optim.Optimizer) -> None:
+    if len(optimizer.state):
+        written(model, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("top", "tensor"),
+    [(written_once_there_is_momentum, "model.head.weight"), (momentum_halved, "optimizer.state.0.momentum_buffer")],
+)
+def test_what_only_the_repeated_top_writes_is_said(top, tensor: str) -> None:
+    [message] = said(lambda: long_epochs(Job(samples=600), top), Fault(LATE, worker=1, leaves=(1,)))
+    assert message.startswith(f"the top of epoch 0, which is continued, has changed {tensor}, which it had not when")
 
 
 def test_between_two_loops_of_one_epoch_nothing_is_put_back() -> None:

@@ -64,7 +64,7 @@ class EpochLoop:
     @classmethod
     def of(cls, runtime: Runtime, loader: Any, call: str) -> EpochLoop:
         process.refuse_broken_world()
-        runtime.restore_top()
+        runtime.reruns.begin_batches()
         sampler = sampler_of(runtime.store, loader, call)
         reduction = runtime.store.reduction
         if reduction is None:

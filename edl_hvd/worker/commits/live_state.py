@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
 
 import torch
@@ -14,10 +14,10 @@ from edl_hvd.metrics.metric import Metric
 from edl_hvd.rescale.learning import Learning
 from edl_hvd.rescale.policy import Ramp
 from edl_hvd.worker.codec import Encoded, EncodingCache, decode, encode, placed
-from edl_hvd.worker.commits.dirty import DirtyTracker, TensorVersion, fingerprint
+from edl_hvd.worker.commits.dirty import DirtyTracker, fingerprint
 from edl_hvd.worker.commits.handlers import Handler, ModuleHandler, handler_for
 from edl_hvd.worker.commits.module_changes import ModuleChanges
-from edl_hvd.worker.commits.parameter_changes import ParameterChanges, has_carried
+from edl_hvd.worker.commits.parameter_changes import ParameterChanges, has_carried, is_gradient
 from edl_hvd.worker.training.optimizer import is_distributed, join
 
 METRICS = "_metrics"
@@ -42,6 +42,8 @@ class LiveState:
         ramp: Learning-rate factor.
         learning: What the run has found out about the learning rate.
         commit: Number of the last commit; -1 before this process has held any state.
+        top_writes: Names of tensors that commits may leave out, and that the script has written by itself at the top of
+            an epoch.
         tracker: Tells which tensors have changed since the last commit.
         reduction: Sums the gradients of all distributed optimizers; ``None`` where there is none.
         exact: Whether the result must not depend on the world by a single bit.
@@ -74,6 +76,7 @@ class LiveState:
         self.ramp = Ramp()
         self.learning = Learning()
         self.commit = -1
+        self.top_writes: frozenset[str] = frozenset()
 
     def of_kind(self, kind: type | Callable[[object], bool]) -> Iterable[Any]:
         """Return the handled objects of a class, or those for which a predicate holds, in the order given."""
@@ -147,7 +150,8 @@ class LiveState:
         counters = {"step": self.step, "epoch": self.epoch, "samples": self.samples, "commit": number,
                     "ramp": self.ramp.as_dict(), "learning": self.learning.as_dict(),
                     "ahead": self.to_skip, "ahead_samples": self._samples_of(self.to_skip),
-                    "modules": self._module_changes.capture(), **self._changes.capture()}  # fmt: skip
+                    "modules": self._module_changes.capture(), "top_writes": sorted(self.top_writes),
+                    **self._changes.capture()}  # fmt: skip
         tensors.update(self._changes.carried_gradients())
         tensors.update(self._module_changes.buffers())
         return Encoded({"counters": counters, "attributes": plain}, tensors)
@@ -189,10 +193,41 @@ class LiveState:
 
     def load_moved(self, plain: Any, moved: dict[str, torch.Tensor]) -> None:
         """Make the present state that of ``plain``, where the live tensors have its values but for ``moved``."""
-        saved = plain["attributes"]
-        self._check_names(saved)
+        self._check_names(plain["attributes"])
         self._restore_groups(plain["counters"])
+        self._load_differing(plain["attributes"], moved, moved, ())
+        self._load_counters(plain["counters"], moved)
+
+    def load_changed(self, state: Encoded, names: Set[str]) -> None:
+        """Undo what the script has done since a state of the same step, but for samplers and counters.
+
+        Args:
+            state: That state.
+            names: Its tensors that live ones differ from, or take the place of.
+        """
+        plain, tensors = state
+        moved, counters = {name: tensors[name] for name in names}, plain["counters"]
+        self._load_differing(plain["attributes"], moved, tensors, _DEALT)
+        buffers = self._module_changes.buffers()
+        if self._module_changes.capture() != counters["modules"] or names & buffers.keys():
+            self._module_changes.restore(counters["modules"], {**buffers, **moved})
+        if any(map(is_gradient, names)):
+            self._changes.restore_gradients({**self._changes.carried_gradients(), **moved}, counters["present"])
+
+    def _load_differing(
+        self, saved: Any, moved: dict[str, torch.Tensor], more: dict[str, torch.Tensor], but: tuple[type, ...]
+    ) -> None:
+        """Load what differs from a state.
+
+        Args:
+            saved: Plain attributes of the state.
+            moved: Tensors of the state that live ones differ from.
+            more: Tensors of the state that may have other names than the live ones.
+            but: Classes whose objects are not loaded.
+        """
         for name, handler in self.handlers.items():
+            if isinstance(handler.value, but):
+                continue
             live, tensors = encode(handler.capture(), name)
             arrived = moved.keys() & tensors.keys()
             if isinstance(handler.value, (torch.nn.Module, torch.optim.Optimizer)):
@@ -200,49 +235,13 @@ class LiveState:
                     for tensor_name in arrived:
                         tensors[tensor_name].copy_(moved[tensor_name])
                 if live != saved[name]:
-                    handler.load_plain(decode(saved[name], {**moved, **tensors}))
+                    handler.load_plain(decode(saved[name], {**more, **tensors}))
             elif arrived or live != saved[name]:
                 handler.load(decode(saved[name], {**tensors, **placed(saved[name], moved, tensors)}))
         for name, value in self.attributes.items():
             live, tensors = encode(value, name)
             if live != saved[name] or moved.keys() & tensors.keys():
                 self.attributes[name] = _copy(decode(saved[name], {**tensors, **placed(saved[name], moved, tensors)}))
-        self._load_counters(plain["counters"], moved)
-
-    def load_changed(self, state: Encoded, versions: Mapping[str, TensorVersion], is_light: bool) -> list[str]:
-        """Load of a state what differs from it now, but for the samplers.
-
-        Args:
-            state: State, or delta, of the same step.
-            versions: Versions of the live tensors at that moment.
-            is_light: Whether it is a delta.
-
-        Returns:
-            Names of what differed.
-        """
-        saved, kept = state.plain["attributes"], state.tensors
-        changed = []
-
-        def has_changed(name: str, now: Encoded) -> bool:
-            if now.plain == saved[name] and all(versions[key].matches(one) for key, one in now.tensors.items()):
-                return False
-            changed.append(name)
-            return True
-
-        for name, handler in self.handlers.items():
-            if isinstance(handler.value, _DEALT):
-                continue
-            if has_changed(name, encode(handler.capture_delta() if is_light else handler.capture(), name)):
-                (handler.load_delta if is_light else handler.load)(decode(saved[name], kept))
-        for name, value in self.attributes.items():
-            if has_changed(name, encode(value, name)):
-                self.attributes[name] = _copy(decode(saved[name], kept))
-        modules, buffers = self._module_changes.capture(), self._module_changes.buffers()
-        before = state.plain["counters"]["modules"]
-        if modules != before or not all(versions[key].matches(buffer) for key, buffer in buffers.items()):
-            changed.append("modules")
-            self._module_changes.restore(before, kept)
-        return changed
 
     def between(self) -> Encoded:
         """Return the present state, somewhere between two commits, for :meth:`take_over`; its tensors are live."""
@@ -312,6 +311,7 @@ class LiveState:
         if "learning" in counters:  # a checkpoint may be older than this
             self.learning = Learning.from_dict(counters["learning"])
         self.commit = counters["commit"]
+        self.top_writes = frozenset(counters.get("top_writes", ()))
         for optimizer, steps in zip(self._optimizers, counters.get("ahead", self.to_skip), strict=True):
             optimizer.stepping.skip = steps
             if steps and counters.get("ahead_samples"):

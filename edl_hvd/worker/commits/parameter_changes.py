@@ -129,6 +129,11 @@ class ParameterChanges:
         }
 
 
+def is_gradient(name: str) -> bool:
+    """Return whether a tensor of this name, in a commit, is a gradient."""
+    return name.startswith(_GRADIENT)
+
+
 def has_carried(optimizer: Any) -> bool:
     """Return whether the optimizer has gradients that it has made no step with yet."""
     return bool(optimizer.reduction.round_number > optimizer.stepping.round_number)

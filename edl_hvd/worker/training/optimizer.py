@@ -32,6 +32,7 @@ class Stepping:
         round_number: Of the round of gradients that the last one was made with.
         own: Steps outside of the loops of ``State`` since the last commit.
         exact: The optimizer was given ``exact=True``.
+        kept_groups: Number of groups that there were when the elastic function ran again; 0 in its first run.
     """
 
     before: list[Callable[[Any, bool], None]] = field(default_factory=list)
@@ -41,6 +42,7 @@ class Stepping:
     round_number: int = 0
     own: int = 0
     exact: bool = False
+    kept_groups: int = 0
 
 
 class _Distributed:
@@ -86,7 +88,15 @@ class _Distributed:
     skip_synchronize = synchronize
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, as in ``torch.optim``; their gradients are summed, too. Every rank; not collective."""
+        """Add parameters, as in ``torch.optim``; their gradients are summed, too. Every rank; not collective.
+
+        Where the elastic function runs again, in another world or from a checkpoint, it does nothing for a group that
+        is there already.
+        """
+        if isinstance(param_group.get("params"), Iterator):
+            param_group["params"] = list(param_group["params"])
+        if any(_same_parameters(group, param_group) for group in self.param_groups[: self.stepping.kept_groups]):
+            return
         super().add_param_group(param_group)  # type: ignore[misc]
         self.reduction.parameters.adopt_unnamed(self.param_groups[-1]["params"])
 
@@ -284,6 +294,14 @@ def _velocities(optimizer: torch.optim.Optimizer, velocity: str) -> Iterator[tup
             kept = optimizer.state.get(parameter)
             if kept and isinstance(kept.get(velocity), torch.Tensor):
                 yield group[VELOCITY_FACTOR], kept
+
+
+def _same_parameters(group: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether another group, as a script gives it to ``add_param_group``, has the parameters of this one."""
+    given = other.get("params")
+    listed = [given] if isinstance(given, torch.Tensor) else given if isinstance(given, (list, tuple)) else []
+    named = [entry[-1] if isinstance(entry, tuple) else entry for entry in listed]
+    return list(map(id, group["params"])) == list(map(id, named))
 
 
 def is_distributed(value: object) -> bool:

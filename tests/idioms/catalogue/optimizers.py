@@ -287,7 +287,7 @@ IDIOMS = [
     Idiom(
         "Layers that are trained later",
         "`add_param_group` may be called in the loop. "
-        "A script that is run again after a failure comes by once more with the groups there already, so ask before.",
+        "Whether the group is there already need not be asked; asking does no harm.",
         later_group_plain,
         later_group_ours,
     ),

@@ -646,7 +646,7 @@ def group_added_later_ours(job: Job):
     @edl_hvd.elastic
     def train(state):
         for epoch in state.epochs(job.epochs):
-            if epoch >= 1 and len(optimizer.param_groups) == 1:
+            if epoch == 1:
                 optimizer.add_param_group({"params": model[0].parameters(), "lr": 0.05})
             for step in state.steps(loader):
                 model.zero_grad()
@@ -1409,7 +1409,7 @@ IDIOMS = [
     ),
     Idiom(
         "`add_param_group` later",
-        "The elastic function runs again from its top after a failure: add the group only if it is not there yet.",
+        "Where the elastic function runs again, a group that is there already is not added once more.",
         group_added_later_plain,
         group_added_later_ours,
     ),

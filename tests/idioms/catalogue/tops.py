@@ -267,9 +267,7 @@ IDIOMS = [
     ),
     Idiom(
         "Weights that change at the top of an epoch",
-        "In a long epoch, commits hold no copy of weights that only the optimizer moves in its steps. "
-        "Where such an epoch is continued, they change once more, and a warning says so. "
-        "Change them behind the loop of the epoch before instead.",
+        "Where an epoch is continued, they are put back, too.",
         refreshed_at_top_plain,
         refreshed_at_top_ours,
     ),

@@ -1,0 +1,86 @@
+"""What an elastic function repeats when it runs again in the next world: options that it sets, tops of epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from edl_hvd.worker.commits.epoch_top import EpochTop
+from edl_hvd.worker.commits.state_store import StateStore
+
+
+class FunctionReruns:
+    """Makes what an elastic function does once more count once, or says it.
+
+    Args:
+        store: State of the job.
+        optimizers: Distributed optimizers of the state.
+        warn_once: Called with what a warning is about, and its text.
+    """
+
+    def __init__(self, store: StateStore, optimizers: Sequence[Any], warn_once: Callable[[str, str], None]) -> None:
+        self._store = store
+        self._optimizers = optimizers
+        self._warn_once = warn_once
+        self._options: list[dict[str, Any]] | None = None
+        self._is_first_epoch = False
+        self._top: EpochTop | None = None
+
+    def begin_function(self) -> None:
+        """The elastic function is about to run, for the first time or once more."""
+        self._options = self._optimizer_options() if self._store.step else None
+        self._is_first_epoch = True
+        for optimizer in self._optimizers:
+            optimizer.stepping.kept_groups = len(optimizer.param_groups) if self._store.step else 0
+
+    def begin_epoch(self, is_begun: bool) -> None:
+        """The body of the present epoch begins.
+
+        Args:
+            is_begun: Whether samples of this epoch have been trained on.
+        """
+        self._tell_of_options()
+        # Where the same run of the function begins an epoch once more, the script means what it does at its top.
+        self._top = EpochTop.of(self._store, is_continued=is_begun and self._is_first_epoch)
+        self._is_first_epoch = False
+
+    def begin_batches(self) -> None:
+        """A loop over batches begins: the state is put back that was behind the top of an epoch that is continued."""
+        top, self._top = self._top, None
+        if top is None:
+            return
+        options, epoch = self._optimizer_options(), self._store.epoch
+        lost = top.close(self._store)
+        if options != self._optimizer_options():
+            self._warn_once(
+                "top.options",
+                f"the top of epoch {epoch}, which is continued, has changed options of an optimizer once more, such as "
+                "its rate; they are put back, as the top of an epoch counts once. What depends on the number of "
+                "workers belongs into state.on_resize(…) or a batch policy",
+            )
+        if lost:
+            tensor = min(lost).replace("/", ".")
+            self._warn_once(
+                "top.weights",
+                f"the top of epoch {epoch}, which is continued, has changed {tensor}, which it had not when it ran "
+                "before, so a job without interruption learns something else; do it behind a loop over batches instead",
+            )
+
+    def _optimizer_options(self) -> list[dict[str, Any]]:
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        return [{key: value for key, value in group.items() if type(value) in (int, float, bool)} for group in groups]
+
+    def _tell_of_options(self) -> None:
+        """Say it where the function has set options of optimizers before its epochs, which it does in each world."""
+        before, self._options = self._options, None
+        now = [] if before is None else self._optimizer_options()
+        for was, group in zip(before or (), now, strict=False):
+            changed = next((key for key, value in group.items() if key in was and was[key] != value), None)
+            if changed is not None:
+                self._warn_once(
+                    "function.options",
+                    f"the elastic function, which runs again in each world, has set {changed} of an optimizer before "
+                    f"its loop over epochs, from {was[changed]:g} to {group[changed]:g} after step {self._store.step}, "
+                    "so what the training had made of it is lost; set it before that function is called, and what "
+                    "depends on the number of workers in state.on_resize(…)",
+                )
