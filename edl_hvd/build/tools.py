@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _COMPILERS = ("c++", "g++", "clang++")
-# Module to import -> name on the package index. All of them belong to the extra `horovod`.
+# Module to import -> name on the package index. All of them belong to the extra `build-horovod`.
 _MODULES = {
     "pip": "pip",
     "setuptools": "setuptools<81",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import re
 import signal
 
@@ -69,6 +70,23 @@ def test_every_variable_is_documented_and_every_documented_variable_exists():
     assert documented & FORMER_VARIABLES.keys() == set(), "the documents show the present names"
     assert documented - read == set(), "documented, but nothing reads them"
     assert read - documented - INTERNAL_VARIABLES == FORMER_VARIABLES.keys(), "read, but not documented"
+
+
+def test_every_extra_that_is_named_exists():
+    """pip installs the package without an extra that it does not know, and only warns."""
+    named: dict[str, set[str]] = {}
+    for path in [
+        *DOCUMENTS,
+        REPOSITORY / "Dockerfile",
+        REPOSITORY / "Makefile",
+        *(REPOSITORY / "edl_hvd").rglob("*.py"),
+    ]:
+        for extras in re.findall(r"(?:edl-hvd|['\"]\.)\[([\w,-]+)\]", path.read_text()):
+            for extra in extras.split(","):
+                named.setdefault(extra, set()).add(path.name)
+    assert len(named) > 5
+    known = importlib.metadata.metadata("edl-hvd").get_all("Provides-Extra")
+    assert {extra: where for extra, where in named.items() if extra not in known} == {}
 
 
 def test_the_table_of_settings_is_that_of_the_code():
