@@ -8,6 +8,7 @@ state: it follows from the rest.
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -72,6 +73,9 @@ class FleetStore:
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
         try:
+            # What jobs were submitted with is there, variables of their environment too: for this user alone. The
+            # other files that SQLite makes have the same mode.
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             self._file = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None)
             self._file.execute("PRAGMA journal_mode = WAL")
             # A commit survives the end of this process at any moment; one that a power failure takes is found again
@@ -80,7 +84,7 @@ class FleetStore:
             self._file.executescript(_TABLES)
             self._write_fact("format", FORMAT, only_first=True)
             found = self._fact("format")
-        except sqlite3.Error as error:
+        except (OSError, sqlite3.Error) as error:
             raise self._unusable(error) from error
         if found != FORMAT:
             raise StorageError(f"{self._path} holds {found!r}; expected {FORMAT!r}; name another --state")

@@ -81,11 +81,14 @@ class Simulation:
     Args:
         size: Workers of its first world.
         fault: What happens to it, if anything.
+
+    Attributes:
+        has_struck: Whether the moment of the fault has come.
     """
 
     def __init__(self, size: int, fault: Fault | None = None) -> None:
         self._fault = fault
-        self._has_struck = False
+        self.has_struck = False
         self._workers: list[_Worker] = []
         self._threads: list[threading.Thread] = []
         self._script: Callable[[], Any] = lambda: None
@@ -277,9 +280,9 @@ class Simulation:
     def _is_hit(self, number: int) -> bool:
         worker, fault = self._workers[number], self._fault
         worker.collectives += 1
-        if fault is None or self._has_struck or (fault.worker, fault.collective) != (number, worker.collectives):
+        if fault is None or self.has_struck or (fault.worker, fault.collective) != (number, worker.collectives):
             return False
-        self._has_struck = True
+        self.has_struck = True
         return True
 
     def _strike(self, fault: Fault) -> None:

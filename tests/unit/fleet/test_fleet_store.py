@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 
 import pytest
@@ -95,6 +96,19 @@ def test_a_file_of_something_else_is_refused(tmp_path, content):
             list(read_fleet_history(tmp_path))
     else:
         assert FleetStore(tmp_path).read().fleet == Fleet()
+
+
+def test_its_files_are_readable_for_this_user_alone(tmp_path):
+    """Variables of a job's environment may be secrets, and the folder may have been there before."""
+    tmp_path.chmod(0o755)
+    before = os.umask(0o022)
+    try:
+        store = FleetStore(tmp_path)
+        modes = {path.name: oct(path.stat().st_mode & 0o777) for path in tmp_path.iterdir()}
+        assert modes == {FILE: "0o600", f"{FILE}-wal": "0o600", f"{FILE}-shm": "0o600"}
+        store.close()
+    finally:
+        os.umask(before)
 
 
 def test_a_file_of_another_version_is_refused(tmp_path):
