@@ -15,29 +15,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from edl_hvd.planning.making_room import Need, RoomMaker
 from edl_hvd.planning.rooms import HostTable, Ledger, allowed_kinds, holdings
 from edl_hvd.planning.values import Claim, JobAsk, PlanRules, WaitingClaim, WaitReason
 
 
 @dataclass(frozen=True)
-class Need:
-    """Slots that are given whole or not at all.
+class Waiting:
+    """Why a job or a claim waits, for programs and for people."""
 
-    Attributes:
-        slots: How many.
-        unit: How many have to be on one host together.
-        priority: Jobs of a lower one stop for it.
-        kinds: Kinds of hosts, one of which has to hold all of them.
-        takes_from: Highest priority of jobs whose extras it takes.
-        owner: Number of the job that it is for, whose own slots it does not take; -1 for a claim.
-    """
-
-    slots: int
-    unit: int
-    priority: int
-    kinds: tuple[str, ...]
-    takes_from: float
-    owner: int = -1
+    reason: WaitReason
+    why: str
 
 
 @dataclass
@@ -48,15 +36,11 @@ class Floors:
         claimed: Slots by host, for each claim that has room, by its number.
         waits: Why each job without slots waits, by its number.
         ahead: What holds jobs back, by its priority: the name of the first, a claim or a job.
-        gave: What took slots of a job: names of claims and jobs, by the job's number.
-        has_changed: Whether any job's slots have changed.
     """
 
     claimed: dict[int, dict[int, int]] = field(default_factory=dict)
-    waits: dict[int, tuple[WaitReason, str]] = field(default_factory=dict)
+    waits: dict[int, Waiting] = field(default_factory=dict)
     ahead: dict[int, str] = field(default_factory=dict)
-    gave: dict[int, list[str]] = field(default_factory=dict)
-    has_changed: bool = False
 
 
 class FloorPlanner:
@@ -68,6 +52,10 @@ class FloorPlanner:
         claims: Claims, sorted by name.
         rules: Patience, and limits of queues.
         now_s: The moment of the plan.
+
+    Attributes:
+        maker: Takes slots from jobs for those who come before them.
+        result: What was decided.
     """
 
     def __init__(
@@ -77,9 +65,14 @@ class FloorPlanner:
         self.kinds = [allowed_kinds(ask, hosts) for ask in asks]
         self.all_kinds = tuple(sorted(hosts.usual))
         self.limits = {rule.queue: rule.limit for rule in rules.queues if rule.limit is not None}
-        self.ledger = Ledger(hosts, len(asks))
+        self.maker = RoomMaker(Ledger(hosts, len(asks)), asks)
         self.result = Floors()
         self._capacity: dict[tuple[str, int], int] = {}
+
+    @property
+    def ledger(self) -> Ledger:
+        """Who holds what."""
+        return self.maker.ledger
 
     def start(self) -> None:
         """Put what claims and jobs hold into the ledger; what is too much is taken back."""
@@ -141,17 +134,17 @@ class FloorPlanner:
         for only_extras in (True, False):
             while over > 0:
                 victims = [
-                    (self.asks[job].priority, -self._slack(job), self.asks[job].job, job)
+                    (self.asks[job].priority, -self.maker.slack(job), self.asks[job].job, job)
                     for job in self.ledger.by_host[host]
-                    if not only_extras or self._extra(job, host) > 0
+                    if not only_extras or self.maker.extra(job, host) > 0
                 ]
                 if not victims:
                     break
                 job = min(victims)[-1]
                 unit = self.asks[job].unit
-                most = self._extra(job, host) if only_extras else self.ledger.by_job[job][host]
+                most = self.maker.extra(job, host) if only_extras else self.ledger.by_job[job][host]
                 less = min(most, -(-over // unit) * unit)
-                self._release(job, host, less, "others on its host")
+                self.maker.take_back(job, host, less, "others on its host")
                 over -= less
 
     def _shed_queue(self, queue: str, taker: str) -> None:
@@ -162,33 +155,15 @@ class FloorPlanner:
         members = [job for job, ask in enumerate(self.asks) if ask.queue == queue and self.ledger.held[job]]
         over = sum(self.ledger.held[job] for job in members) - limit
         while over > 0:
-            givers = [job for job in members if self._slack(job) >= self.asks[job].unit]
+            givers = [job for job in members if self.maker.slack(job) >= self.asks[job].unit]
             if not givers:
                 return
-            job = max(givers, key=lambda job: (self._slack(job), -job))
+            job = max(givers, key=lambda job: (self.maker.slack(job), -job))
             host = min(self.ledger.by_job[job], key=lambda host: (self.ledger.by_job[job][host], host))
             unit = self.asks[job].unit
-            less = min(self._extra(job, host), -(-over // unit) * unit)
-            self._release(job, host, less, taker)
+            less = min(self.maker.extra(job, host), -(-over // unit) * unit)
+            self.maker.take_back(job, host, less, taker)
             over -= less
-
-    def _slack(self, job: int) -> int:
-        return self.ledger.held[job] - self.asks[job].least
-
-    def _extra(self, job: int, host: int) -> int:
-        """Slots that a job can give on a host, in whole units, and keep its least elsewhere."""
-        slack = self._slack(job)
-        if slack <= 0:
-            return 0
-        unit = self.asks[job].unit
-        return min(self.ledger.by_job[job][host], slack) // unit * unit
-
-    def _release(self, job: int, host: int, slots: int, taker: str) -> None:
-        self.ledger.release(job, host, slots)
-        self.result.has_changed = True
-        givers = self.result.gave.setdefault(job, [])
-        if taker not in givers:
-            givers.append(taker)
 
     # ------------------------------------------------------------------------------------------ one round
 
@@ -198,7 +173,7 @@ class FloorPlanner:
         Returns:
             Whether any job's slots have changed.
         """
-        self.result.has_changed = False
+        self.maker.has_changed = False
         self.result.waits.clear()
         self.result.ahead.clear()
         self._place_claims()
@@ -208,15 +183,15 @@ class FloorPlanner:
             if held >= ask.least and ask.most:
                 continue
             if ask.most == 0:
-                self._wait(job, WaitReason.SCALED_TO_ZERO, "it is asked to hold no slots")
+                self._let_wait(job, WaitReason.SCALED_TO_ZERO, "it is asked to hold no slots")
             elif not self._can_ever_fit(ask, self.kinds[job]):
-                self._wait(job, WaitReason.NEVER_FITS, self._never(ask, self.kinds[job]))
+                self._let_wait(job, WaitReason.NEVER_FITS, self._never(ask, self.kinds[job]))
             else:
                 place = 1 if held else 0 if self.now_s - ask.asked_s > self.rules.patience_s else 2
                 waiting.append((-ask.priority, place, ask.asked_s, ask.job, job))
         for _, _, _, _, job in sorted(waiting):
             self._give_least(job)
-        return self.result.has_changed
+        return self.maker.has_changed
 
     def _place_claims(self) -> None:
         """Set room aside for claims, as far as there is any."""
@@ -231,7 +206,7 @@ class FloorPlanner:
             need = self._need_of(claim)
             if need in without_room or not self._can_ever_hold(claim):
                 continue
-            found = self._make_room(need, f"claim {claim.claim!r}")
+            found = self.maker.make_room(need, f"claim {claim.claim!r}")
             if found is not None:
                 self._set_aside(number, found)
                 without_room.clear()
@@ -248,17 +223,8 @@ class FloorPlanner:
             for held in self.result.claimed.values():
                 claimed.update(held)
             room = {host: left - claimed[host] for host, left in enumerate(self.hosts.left) if self.hosts.is_open[host]}
-            if self._together(need, room) >= need.slots:
+            if self.maker.together(need, room) >= need.slots:
                 self.result.ahead[need.priority] = name
-
-    def _together(self, need: Need, room: dict[int, int]) -> int:
-        """Slots for a need where there are most of them, by room on hosts: on one, or on those of a kind together."""
-        found: Counter[str | int] = Counter()
-        for host, slots in room.items():
-            kind = self.hosts.kinds[host]
-            if kind in need.kinds:
-                found[host if need.unit == need.slots else kind] += slots // need.unit * need.unit
-        return max(found.values(), default=0)
 
     def _need_of(self, claim: Claim) -> Need:
         return Need(claim.slots, claim.unit, claim.priority, self.all_kinds, math.inf)
@@ -274,23 +240,23 @@ class FloorPlanner:
         ask, held = self.asks[job], self.ledger.held[job]
         if (priority := self._held_back_by(ask)) is not None:
             reason = WaitReason.PRIORITY if priority > ask.priority else WaitReason.ROOM
-            self._wait(job, reason, f"{self.result.ahead[priority]} comes before it, and waits for room")
+            self._let_wait(job, reason, f"{self.result.ahead[priority]} comes before it, and waits for room")
         elif (over_limit := self._over_limit(ask, ask.least - held)) is not None:
-            self._wait(job, WaitReason.QUEUE_LIMIT, over_limit)
+            self._let_wait(job, WaitReason.QUEUE_LIMIT, over_limit)
         else:
             kind = self.ledger.kind_of(job)
             kinds = self.kinds[job] if kind is None else (kind,)
             need = Need(ask.least - held, ask.unit, ask.priority, kinds, ask.priority, job)
-            found = self._make_room(need, f"the least of job {ask.job!r}")
+            found = self.maker.make_room(need, f"the least of job {ask.job!r}")
             if found is not None:
                 for host, slots in found.items():
                     self.ledger.take(job, host, slots)
-                self.result.has_changed = True
+                self.maker.has_changed = True
                 self._shed_queue(ask.queue, f"the least of job {ask.job!r}")
             else:
                 # With a part of its least it cannot run; what it held may be enough for it elsewhere.
                 lost = bool(self.ledger.release_all(job))
-                self.result.has_changed |= lost
+                self.maker.has_changed |= lost
                 if lost:
                     self._give_least(job)
                     return
@@ -298,14 +264,15 @@ class FloorPlanner:
                     other.priority > ask.priority and self.ledger.held[number] for number, other in enumerate(self.asks)
                 )
                 reason = WaitReason.PRIORITY if higher else WaitReason.ROOM
-                self._wait(job, reason, self._short_of(ask))
+                self._let_wait(job, reason, self._short_of(ask))
                 self._note_wait(need, f"job {ask.job!r}")
 
-    def _wait(self, job: int, reason: WaitReason, why: str) -> None:
+    def _let_wait(self, job: int, reason: WaitReason, why: str) -> None:
+        """Let a job hold nothing, and wait."""
         if self.ledger.held[job]:
             self.ledger.release_all(job)
-            self.result.has_changed = True
-        self.result.waits[job] = (reason, why)
+            self.maker.has_changed = True
+        self.result.waits[job] = Waiting(reason, why)
 
     def _over_limit(self, ask: JobAsk, more: int) -> str | None:
         limit = self.limits.get(ask.queue)
@@ -313,7 +280,7 @@ class FloorPlanner:
             return None
         used = sum(self.ledger.held[job] for job, other in enumerate(self.asks) if other.queue == ask.queue)
         extras = sum(
-            max(0, self._slack(job))
+            max(0, self.maker.slack(job))
             for job, other in enumerate(self.asks)
             if other.queue == ask.queue and self.ledger.held[job]
         )
@@ -343,17 +310,17 @@ class FloorPlanner:
 
     def waiting_claims(self) -> tuple[WaitingClaim, ...]:
         """Claims without room, after the last round, and why."""
-        whys: dict[Need, tuple[WaitReason, str]] = {}
+        whys: dict[Need, Waiting] = {}
         found = []
         for number, claim in enumerate(self.claims):
             if number not in self.result.claimed:
                 need = self._need_of(claim)
                 if need not in whys:
                     whys[need] = self._why_claim_waits(claim)
-                found.append(WaitingClaim(claim.claim, *whys[need]))
+                found.append(WaitingClaim(claim.claim, whys[need].reason, whys[need].why))
         return tuple(found)
 
-    def _why_claim_waits(self, claim: Claim) -> tuple[WaitReason, str]:
+    def _why_claim_waits(self, claim: Claim) -> Waiting:
         is_on_one = claim.unit == claim.slots > 1
         on = " on one host" if is_on_one else f" in units of {claim.unit}" if claim.unit > 1 else ""
         needs = f"it needs {claim.slots} slot{'s' * (claim.slots > 1)}{on}"
@@ -363,28 +330,13 @@ class FloorPlanner:
             has = f"all hosts{kind} together have {most}"
             if is_on_one:
                 has = f"the largest host has {max(self.hosts.total, default=0)}"
-            return WaitReason.NEVER_FITS, f"{needs}, and {has}; ask for fewer, or add hosts"
+            return Waiting(WaitReason.NEVER_FITS, f"{needs}, and {has}; ask for fewer, or add hosts")
         need = self._need_of(claim)
-        freed = self._freed_for(need)
-        can = max(freed.values(), default=0) if is_on_one else min(self._together(need, freed), claim.slots - 1)
-        return WaitReason.ROOM, f"{needs}, and at most {can} can be freed; others that do not stop for it hold the rest"
-
-    def _freed_for(self, need: Need) -> dict[int, int]:
-        """Slots that can be freed for a need on each host."""
-        return {
-            host: self.ledger.free[host]
-            + sum(
-                held if self._stops_for(job, need) else self._extra(job, host)
-                for job, held in self.ledger.by_host[host].items()
-            )
-            for host in range(len(self.hosts.names))
-            if self.hosts.is_open[host]
-        }
-
-    def _stops_for(self, job: int, need: Need) -> bool:
-        """Whether a job holds slots and may be stopped for a need."""
-        ask = self.asks[job]
-        return ask.priority < need.priority and ask.preemptible and self.ledger.held[job] > 0 and job != need.owner
+        freed = self.maker.freed_for(need)
+        can = max(freed.values(), default=0) if is_on_one else min(self.maker.together(need, freed), claim.slots - 1)
+        return Waiting(
+            WaitReason.ROOM, f"{needs}, and at most {can} can be freed; others that do not stop for it hold the rest"
+        )
 
     def _never(self, ask: JobAsk, kinds: tuple[str, ...]) -> str:
         most = max((self._most_units(kind, ask.unit) for kind in kinds), default=0)
@@ -401,135 +353,3 @@ class FloorPlanner:
         room = sum(self.hosts.left) - sum(sum(held.values()) for held in self.result.claimed.values()) - floors
         units = f" in units of {ask.unit}" if ask.unit > 1 else ""
         return f"it needs at least {ask.least} slots{units}; beside the least of others {max(0, room)} slots are left"
-
-    # ------------------------------------------------------------------------------------------ making room
-
-    def _make_room(self, need: Need, taker: str) -> dict[int, int] | None:
-        """Free slots for a need; the slots by host, which are then free, or ``None`` with nothing changed."""
-        for kind in need.kinds:
-            found = self._from_free(kind, need)
-            if found is not None:
-                return found
-        for kind in need.kinds:
-            found = self._from_extras(kind, need, taker)
-            if found is not None:
-                return found
-        if any(self._stops_for(job, need) for job in range(len(self.asks))):
-            return self._from_lower(need, taker)
-        return None
-
-    def _from_free(self, kind: str, need: Need) -> dict[int, int] | None:
-        """Slots that nobody holds: on one host, the fullest that has them, or on the emptiest ones."""
-        one = self.ledger.fullest_with(kind, need.slots)
-        if one is not None:
-            return {one: need.slots}
-        found: dict[int, int] = {}
-        left = need.slots
-        hosts = self._in_one_zone(kind, need) if self.hosts.has_zones else self.ledger.emptiest_first(kind)
-        for host in hosts:
-            slots = min(left, self.ledger.free[host] // need.unit * need.unit)
-            if slots:
-                found[host] = slots
-                left -= slots
-            if not left:
-                return found
-        return None
-
-    def _in_one_zone(self, kind: str, need: Need) -> list[int]:
-        """Hosts with free slots, emptiest first; those of the fullest zone that has enough, if there is one."""
-        ordered = list(self.ledger.emptiest_first(kind))
-        room: Counter[str] = Counter()
-        for host in ordered:
-            room[self.hosts.zones[host]] += self.ledger.free[host] // need.unit * need.unit
-        enough = sorted((slots, zone) for zone, slots in room.items() if slots >= need.slots)
-        return [host for host in ordered if self.hosts.zones[host] == enough[0][1]] if enough else ordered
-
-    def _from_extras(self, kind: str, need: Need, taker: str) -> dict[int, int] | None:
-        """Free slots, and those that jobs hold above their least: as few as possible are taken from jobs."""
-        slack = [self._slack(job) for job in range(len(self.asks))]
-        givers = [
-            job for job, ask in enumerate(self.asks)
-            if slack[job] >= ask.unit and ask.priority <= need.takes_from and job != need.owner
-        ]  # fmt: skip
-        if not givers:
-            return None
-        room = {host: self.ledger.free[host] for host in self.ledger.emptiest_first(kind)}
-        for job in givers:
-            unit = self.asks[job].unit
-            for host, slots in self.ledger.by_job[job].items():
-                if self.hosts.is_open[host] and self.hosts.kinds[host] == kind:
-                    room[host] = room.get(host, 0) + min(slots, slack[job]) // unit * unit
-        if sum(slots // need.unit * need.unit for slots in room.values()) < need.slots:
-            return None
-        may_give = set(givers)
-        free = self.ledger.free
-        one = min(
-            (host for host, slots in room.items() if slots >= need.slots),
-            key=lambda host: (max(0, need.slots - free[host]), room[host], host),
-            default=None,
-        )
-        if one is not None:
-            order = [one]
-        else:
-            order = sorted(room, key=lambda host: (-(free[host] // need.unit), -room[host], host))
-        found: dict[int, int] = {}
-        taken: list[tuple[int, int, int]] = []
-        left = need.slots
-        for host in order:
-            there = free[host]
-            for job in sorted(
-                (job for job in self.ledger.by_host[host] if job in may_give),
-                key=lambda job: (self.asks[job].priority, -slack[job], job),
-            ):
-                goal = min(left, room[host] // need.unit * need.unit)
-                if there >= goal:
-                    break
-                unit = self.asks[job].unit
-                can = min(self.ledger.by_job[job][host], slack[job]) // unit * unit
-                less = min(can, -(-(goal - there) // unit) * unit)
-                if less > 0:
-                    taken.append((job, host, less))
-                    slack[job] -= less
-                    there += less
-            slots = min(left, there // need.unit * need.unit)
-            if slots:
-                found[host] = slots
-                left -= slots
-            if not left:
-                break
-        if left:
-            return None
-        for job, host, less in taken:
-            if host in found:
-                self._release(job, host, less, taker)
-        return found
-
-    def _from_lower(self, need: Need, taker: str) -> dict[int, int] | None:
-        """Stop preemptible jobs of a lower priority, the lowest and the newest first, until there is room."""
-        lower = [job for job in range(len(self.asks)) if self._stops_for(job, need)]
-        lower.sort(key=lambda job: (self.asks[job].priority, -self.asks[job].asked_s, self.asks[job].job))
-        stopped: list[tuple[int, dict[int, int]]] = []
-        found = None
-        for job in lower:
-            stopped.append((job, self.ledger.release_all(job)))
-            found = next(
-                (
-                    room
-                    for kind in need.kinds
-                    if (room := self._from_free(kind, need) or self._from_extras(kind, need, taker)) is not None
-                ),
-                None,
-            )
-            if found is not None:
-                break
-        for job, held in reversed(stopped):
-            spared = found or {}
-            if all(self.ledger.free[host] - spared.get(host, 0) >= slots for host, slots in held.items()
-                   if self.hosts.is_open[host]):  # fmt: skip
-                self.ledger.take_all(job, held)
-            else:
-                self.result.has_changed = True
-                givers = self.result.gave.setdefault(job, [])
-                if taker not in givers:
-                    givers.append(taker)
-        return found

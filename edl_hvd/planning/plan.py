@@ -133,7 +133,7 @@ class _Planning:
         return self.floors.ledger
 
     def run(self) -> Plan:
-        has_need = self.floors.result.has_changed or self._has_lost()
+        has_need = self.floors.maker.has_changed or self._has_lost()
         for turn in range(_MOST_ROUNDS):
             has_given = self.floors.settle()
             self.sharing = self._look()
@@ -209,7 +209,7 @@ class _Planning:
             placed = self._improved(frozenset(self.settling | changed), has_need)
         if placed is None:
             return False
-        self.floors.ledger = placed
+        self.floors.maker.ledger = placed
         return True
 
     def _share_from_before(self) -> bool:
@@ -247,7 +247,7 @@ class _Planning:
         )
         if not self._is_enough(gain, has_need=True):
             return False
-        self.floors.ledger = ledger
+        self.floors.maker.ledger = ledger
         return True
 
     def _improved(self, fixed: frozenset[int], has_need: bool) -> Ledger | None:
@@ -404,8 +404,8 @@ class _Planning:
             if hosts:
                 shares.append(Share(ask.job, hosts, self._floor(job), self._why(job)))
             else:
-                reason, why = floors.waits[job]
-                waiting.append(WaitingJob(ask.job, reason, why, is_stopped=bool(ask.holds)))
+                wait = floors.waits[job]
+                waiting.append(WaitingJob(ask.job, wait.reason, wait.why, is_stopped=bool(ask.holds)))
         return Plan(
             tuple(shares),
             tuple(waiting),
@@ -432,7 +432,7 @@ class _Planning:
         return self.ledger.host_slots(found)
 
     def _why(self, job: int) -> str:
-        rank, givers = self.sharing.worth[job].rank, self.floors.result.gave.get(job, [])
+        rank, givers = self.sharing.worth[job].rank, self.floors.maker.gave.get(job, [])
         return why_share(self.asks[job], self.ledger.held[job], self._useful(job), givers, rank, self.sharing.known)
 
     def _useful(self, job: int) -> int:
@@ -447,6 +447,6 @@ class _Planning:
         floors = self.floors.result
         claims = sum(claim.slots for number, claim in enumerate(self.claims) if number not in floors.claimed)
         room = (WaitReason.ROOM, WaitReason.PRIORITY, WaitReason.NEVER_FITS)
-        waiting = sum(self.asks[job].least for job, (reason, _) in floors.waits.items() if reason in room)
+        waiting = sum(self.asks[job].least for job, wait in floors.waits.items() if wait.reason in room)
         more = sum(max(0, self._useful(job) - self.ledger.held[job]) for job in self.sharing.jobs)
         return claims + waiting + more
