@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -23,6 +24,7 @@ from edl_hvd.errors import UsageError
 from edl_hvd.fleet import events, messages
 from edl_hvd.fleet.answers import LONGEST_CLAIM_S
 from edl_hvd.fleet.messages import Agreed, PlanView
+from edl_hvd.fleet.runs import JOBS
 from edl_hvd.fleet.state import JobSpec, shown_hosts, total
 from edl_hvd.fleet.store import read_fleet_history
 from edl_hvd.hosts import read_count, with_devices
@@ -168,12 +170,16 @@ def show_command(name: str, as_json: bool, state_dir: Path) -> None:
     if row is None:
         names = ", ".join(row.job.name for row in view.jobs[:20]) or "none"
         refuse(f"there is no job {name!r}; the jobs are {names}", WRONG)
-    history = [
-        (entry.at_s, action.text)
-        for entry in read_fleet_history(state_dir.expanduser())
-        for action in entry.actions
-        if isinstance(action, events.Tell) and action.about == name
-    ]
+    history: list[tuple[float, str]] = []
+    for entry in read_fleet_history(state_dir.expanduser()):
+        if entry.event == events.JobDeleted(name):
+            history.clear()  # another job had its name
+            continue
+        history += [
+            (entry.at_s, action.text)
+            for action in entry.actions
+            if isinstance(action, events.Tell) and action.about == name
+        ]
     if as_json:
         click.echo(
             json.dumps({**asdict(row), "history": [{"at_s": at, "text": text} for at, text in history]}, indent=2)
@@ -239,6 +245,33 @@ def resume_command(name: str, state_dir: Path) -> None:
     Exit code 2: it is refused. 1: no daemon answers. Documents: docs/cluster.md.
     """
     click.echo(ask(state_dir, messages.ResumeRequest(name), Agreed).text)
+
+
+@fleet_commands.command("delete")
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@state_option
+def delete_command(names: Sequence[str], yes: bool, state_dir: Path) -> None:
+    """Delete jobs that have ended or were stopped.
+
+    Their folders are removed, with output, history and the checkpoints that are there. Checkpoints that
+    EDL_HVD_CHECKPOINT or the script has placed elsewhere stay. Their names are free for other jobs.
+
+    \b
+    Examples:
+      edl-hvd fleet delete resnet50 --yes
+
+    Exit code 2: it is refused, as for a job that runs. 1: no daemon answers. Documents: docs/cluster.md.
+    """
+    folders = ", ".join(str(state_dir.expanduser().absolute() / JOBS / name) for name in names)
+    if not yes and not sys.stdin.isatty():
+        refuse(
+            f"cannot delete {', '.join(names)}: standard input is no terminal on which to confirm it; give --yes", WRONG
+        )
+    if not yes and not click.confirm(f"Delete {', '.join(names)}, with all that is in {folders}?", err=True):
+        raise SystemExit(FAILED)
+    for name in names:
+        click.echo(ask(state_dir, messages.DeleteRequest(name), Agreed).text)
 
 
 @fleet_commands.command("claim")

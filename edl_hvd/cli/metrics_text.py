@@ -178,7 +178,7 @@ def operator_metrics(view: OperatorView) -> Document:
     )
     of_jobs("job_launcher_failures", "Launchers that have failed",
             lambda job: (job.status.get("launcher") or {}).get("failures", 0))  # fmt: skip
-    of_jobs("job_waits_seconds", "Since when it waits for its least", lambda job: _waits_s(job, view.now_s))
+    of_jobs("job_waits_seconds", "Since when it waits for its minimum", lambda job: _waits_s(job, view.now_s))
     return metrics.document()
 
 

@@ -35,6 +35,7 @@ Changing: TypeAlias = (
     | messages.ScaleRequest
     | messages.StopRequest
     | messages.ResumeRequest
+    | messages.DeleteRequest
     | messages.ClaimRequest
     | messages.ReleaseRequest
 )
@@ -65,14 +66,22 @@ def decide(fleet: Fleet, request: Changing) -> Verdict:
             if name not in fleet.claims:
                 return _refuse(f"there is no claim {show(name)}; {_names('claims', list(fleet.claims))}")
             return Verdict(Agreed(f"{name} has given its slots back"), events.ClaimReleased(name))
-        case messages.ScaleRequest(name) | messages.StopRequest(name) | messages.ResumeRequest(name):
+        case (
+            messages.ScaleRequest(name)
+            | messages.StopRequest(name)
+            | messages.ResumeRequest(name)
+            | messages.DeleteRequest(name)
+        ):
             job = fleet.jobs.get(name)
             if job is None:
                 return _refuse(f"there is no job {show(name)}; {_names('jobs', list(fleet.jobs))}")
             return _change(job, request)
 
 
-def _change(job: FleetJob, request: messages.ScaleRequest | messages.StopRequest | messages.ResumeRequest) -> Verdict:
+def _change(
+    job: FleetJob,
+    request: messages.ScaleRequest | messages.StopRequest | messages.ResumeRequest | messages.DeleteRequest,
+) -> Verdict:
     name = job.name
     match request:
         case messages.ScaleRequest(_, most):
@@ -80,7 +89,7 @@ def _change(job: FleetJob, request: messages.ScaleRequest | messages.StopRequest
                 return _refuse(f"job {name} is {job.phase}, so it gets no slots; submit another")
             if not job.spec.least <= most <= MOST_WORKERS:
                 return _refuse(
-                    f"job {name} cannot have at most {show(most)} slots; expected {job.spec.least}, its least, to "
+                    f"job {name} cannot have at most {show(most)} slots; expected {job.spec.least}, its minimum, to "
                     f"{MOST_WORKERS}; 'edl-hvd fleet stop {name}' takes all"
                 )
             return Verdict(Agreed(f"{name} gets at most {most} slots"), events.JobScaled(name, most))
@@ -93,6 +102,12 @@ def _change(job: FleetJob, request: messages.ScaleRequest | messages.StopRequest
             if job.phase in ("stopped", "failed") or (job.phase == "stopping" and job.is_stop_asked):
                 return Verdict(Agreed(f"{name} goes on as soon as there is room"), events.JobResumeAsked(name))
             return _refuse(f"job {name} is {job.phase}; expected one that was stopped or has failed")
+        case messages.DeleteRequest():
+            if job.has_left:
+                return Verdict(Agreed(f"{name} is deleted"), events.JobDeleted(name))
+            if job.phase in (*ENDED, "stopped"):
+                return _refuse(f"job {name} is {job.phase}, and some of its workers are still ending; try again")
+            return _refuse(f"job {name} is {job.phase}; stop it first: edl-hvd fleet stop {name}")
 
 
 def _submit(fleet: Fleet, spec: JobSpec) -> Verdict:
@@ -102,6 +117,8 @@ def _submit(fleet: Fleet, spec: JobSpec) -> Verdict:
             f"there is a job {spec.name} already, which is {job.phase}; give another --name, or see 'edl-hvd fleet "
             f"show {spec.name}'"
         )
+    if spec.name in fleet.removing:
+        return _refuse(f"the folder of a deleted job {spec.name} is not removed yet; try again, or give another --name")
     if fleet.hosts and (problem := never_fits(fleet, spec)):
         return _refuse(problem)
     return Verdict(Agreed(f"{spec.name} is submitted"), events.JobSubmitted(spec))

@@ -63,6 +63,20 @@ class JobResumeAsked:
 
 
 @dataclass(frozen=True)
+class JobDeleted:
+    """A user wants this job, which has ended or was stopped, to be gone, with its folder."""
+
+    job: str
+
+
+@dataclass(frozen=True)
+class FolderRemoved:
+    """The folder of a deleted job is gone."""
+
+    job: str
+
+
+@dataclass(frozen=True)
 class SlotsClaimed:
     """Somebody else than a job needs slots; for ``for_s`` seconds, or until the claim is released."""
 
@@ -142,6 +156,8 @@ FleetEvent: TypeAlias = (
     | JobScaled
     | JobStopAsked
     | JobResumeAsked
+    | JobDeleted
+    | FolderRemoved
     | SlotsClaimed
     | ClaimReleased
     | RunStarted
@@ -184,6 +200,13 @@ class KillRun:
 
 
 @dataclass(frozen=True)
+class RemoveFolder:
+    """Remove the folder of a deleted job."""
+
+    job: str
+
+
+@dataclass(frozen=True)
 class Tell:
     """For people: something happened to a job, a claim or the fleet (``about`` is empty)."""
 
@@ -191,7 +214,7 @@ class Tell:
     text: str
 
 
-FleetAction: TypeAlias = StartRun | GiveHosts | EndRun | KillRun | Tell
+FleetAction: TypeAlias = StartRun | GiveHosts | EndRun | KillRun | RemoveFolder | Tell
 
 # --- written down ---
 

@@ -213,6 +213,8 @@ class Keeper:
                 self._runs.signal(self.fleet.jobs[name], signal.SIGTERM)
             case events.KillRun(name):
                 self._runs.signal(self.fleet.jobs[name], signal.SIGKILL)
+            case events.RemoveFolder(name):
+                self._remove(name)
             case events.Tell(about, text):
                 self._tell(about, text)
 
@@ -226,6 +228,16 @@ class Keeper:
         self._unwritten.discard(job.name)
         started = events.RunStarted(job.name, child.pid, start_token(child.pid))
         self.handle(started, then=lambda: self._runs.let_go(child))
+
+    def _remove(self, name: str) -> None:
+        self._views.pop(name, None)
+        self._curves_s.pop(name, None)
+        try:
+            self._runs.remove(name)
+        except OSError as error:
+            self._tell(name, f"its folder cannot be removed, which the next daemon tries again: {error}")
+        else:
+            self.handle(events.FolderRemoved(name))
 
     def _write_hosts(self, name: str) -> None:
         job = self.fleet.jobs[name]
@@ -242,6 +254,9 @@ class Keeper:
 
     def _adopt(self) -> None:
         """Do what an earlier daemon decided and did not do."""
+        self._runs.clear_deleted()
+        for name in self.fleet.removing:
+            self._remove(name)
         for job in self.fleet.jobs.values():
             if job.phase not in ALIVE:
                 continue

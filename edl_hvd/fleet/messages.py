@@ -59,6 +59,13 @@ class ResumeRequest(Message):
 
 
 @dataclass(frozen=True)
+class DeleteRequest(Message):
+    """Forget a job that has ended or was stopped, and remove its folder."""
+
+    job: str
+
+
+@dataclass(frozen=True)
 class ClaimRequest(Message):
     """Make room for somebody else; for ``for_s`` seconds, or until it is released."""
 
@@ -100,6 +107,7 @@ FleetRequest: TypeAlias = (
     | ScaleRequest
     | StopRequest
     | ResumeRequest
+    | DeleteRequest
     | ClaimRequest
     | ReleaseRequest
     | ViewRequest

@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +36,8 @@ JOBS, HOSTS, OUTPUT = "jobs", "hosts", "output.log"
 _GATE = 'read -r go && exec "$@" </dev/null'
 _OF_ONE_JOB = ("EDL_HVD_CHECKPOINT", "EDL_HVD_EVENTS", "EDL_HVD_TAKE_OVER", FAMILY_TIMINGS)
 # Variables that say where a job's files are: from the daemon they would be the same for all jobs.
+_DELETED = ".deleted-"
+# No job's name begins like this.
 _SHOWN_LINES = 3
 _TAIL_BYTES = 8192
 
@@ -112,6 +117,23 @@ class Runs:
             )  # fmt: skip
         self._children[job.name] = child
         return child
+
+    def remove(self, job: str) -> None:
+        """Remove the folder of a job that is deleted. Returns at once; large files are deleted beside the daemon.
+
+        Raises:
+            OSError: It cannot be moved away.
+        """
+        self._read.pop(job, None)
+        if self.folder_of(job).exists():
+            place = tempfile.mkdtemp(prefix=_DELETED, dir=self._folder)
+            os.rename(self.folder_of(job), Path(place) / job)
+            _delete(Path(place))
+
+    def clear_deleted(self) -> None:
+        """Delete what an earlier daemon has moved away."""
+        for place in self._folder.glob(f"{_DELETED}*"):
+            _delete(place)
 
     def let_go(self, child: subprocess.Popen[bytes]) -> None:
         """Let a process that was prepared become ``edlrun``."""
@@ -196,6 +218,10 @@ class Runs:
             view = None
         self._read[job] = (stamp, view)
         return view
+
+
+def _delete(folder: Path) -> None:
+    threading.Thread(target=shutil.rmtree, args=(folder, True), name="edl_hvd delete", daemon=True).start()
 
 
 def edlrun_command(spec: JobSpec, folder: Path) -> list[str]:

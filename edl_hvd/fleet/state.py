@@ -200,6 +200,11 @@ class FleetJob:
         """Whether the planner is to give it slots."""
         return self.phase in ("waiting", "starting", "running")
 
+    @property
+    def has_left(self) -> bool:
+        """Whether it wants no slots any more, and none of its processes is there."""
+        return self.phase in (*ENDED, "stopped") and not self.occupied
+
     def served_by(self, now_s: float) -> float:
         """Slots times seconds that it was given until now."""
         return self.served_slot_s + total(self.given) * max(0.0, now_s - self.served_until_s)
@@ -273,6 +278,7 @@ class Fleet:
         claims: By name.
         lacking: Slots that more hosts would be used for, by the last plan.
         planner_failures: Plans in a row that failed.
+        removing: Names of deleted jobs whose folders may still be there.
     """
 
     rules: FleetRules = FleetRules()
@@ -281,6 +287,7 @@ class Fleet:
     claims: Mapping[str, HeldClaim] = field(default_factory=dict)
     lacking: int = 0
     planner_failures: int = 0
+    removing: tuple[str, ...] = ()
 
 
 def total(hosts: tuple[HostSlots, ...]) -> int:

@@ -103,6 +103,7 @@ class FleetStore:
                 hosts=tuple(read_fields(HostSlots, entry) for entry in rest.get("hosts", ())),
                 jobs={one.name: one for one in self._values("job", FleetJob)},
                 claims={one.name: one for one in self._values("claim", HeldClaim)},
+                removing=tuple(rest.get("removing", ())),  # a fleet may be older than this
                 **{name: rest[name] for name in ("lacking", "planner_failures") if name in rest},
             )
         except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
@@ -129,6 +130,7 @@ class FleetStore:
                 rest = {
                     "rules": asdict(after.rules), "hosts": [asdict(entry) for entry in after.hosts],
                     "lacking": after.lacking, "planner_failures": after.planner_failures,
+                    "removing": after.removing,
                 }  # fmt: skip
                 for name, value in (("rest", rest), ("at_s", at_s), ("wall_s", wall_s)):
                     self._write_fact(name, _text(value))

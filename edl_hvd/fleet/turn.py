@@ -92,6 +92,15 @@ def _take_in(draft: FleetDraft, event: FleetEvent) -> bool:
                 draft.fleet = replace(before, claims={**before.claims, name: claim})
         case events.ClaimReleased(name):
             draft.fleet = replace(before, claims={key: one for key, one in before.claims.items() if key != name})
+        case events.JobDeleted(name):
+            job = before.jobs.get(name)
+            if job is not None and job.has_left:
+                jobs = {key: one for key, one in before.jobs.items() if key != name}
+                draft.fleet = replace(before, jobs=jobs, removing=(*before.removing, name))
+                draft.tell(name, "is deleted")
+                draft.actions.append(events.RemoveFolder(name))
+        case events.FolderRemoved(name):
+            draft.fleet = replace(before, removing=tuple(one for one in before.removing if one != name))
         case events.TimePassed():
             pass
         case _:

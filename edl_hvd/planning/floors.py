@@ -247,12 +247,12 @@ class FloorPlanner:
             kind = self.ledger.kind_of(job)
             kinds = self.kinds[job] if kind is None else (kind,)
             need = Need(ask.least - held, ask.unit, ask.priority, kinds, ask.priority, job)
-            found = self.maker.make_room(need, f"the least of job {ask.job!r}")
+            found = self.maker.make_room(need, f"the minimum of job {ask.job!r}")
             if found is not None:
                 for host, slots in found.items():
                     self.ledger.take(job, host, slots)
                 self.maker.has_changed = True
-                self._shed_queue(ask.queue, f"the least of job {ask.job!r}")
+                self._shed_queue(ask.queue, f"the minimum of job {ask.job!r}")
             else:
                 # With a part of its least it cannot run; what it held may be enough for it elsewhere.
                 lost = bool(self.ledger.release_all(job))
@@ -286,7 +286,7 @@ class FloorPlanner:
         )
         if used - extras + more > limit:
             return (
-                f"queue {ask.queue!r} may have {limit} slots, and the least of its jobs takes {used - extras} of them"
+                f"queue {ask.queue!r} may have {limit} slots, and the minimums of its jobs take {used - extras} of them"
             )
         return None
 
@@ -352,4 +352,6 @@ class FloorPlanner:
         floors = sum(min(self.asks[job].least, held) for job, held in enumerate(self.ledger.held))
         room = sum(self.hosts.left) - sum(sum(held.values()) for held in self.result.claimed.values()) - floors
         units = f" in units of {ask.unit}" if ask.unit > 1 else ""
-        return f"it needs at least {ask.least} slots{units}; beside the least of others {max(0, room)} slots are left"
+        return (
+            f"it needs at least {ask.least} slots{units}; beside the minimums of others {max(0, room)} slots are left"
+        )

@@ -34,5 +34,5 @@ def why_share(ask: JobAsk, slots: int, useful: int, givers: Sequence[str], rank:
         return f"{many}: it is not faster with more"
     place = f"; its rest is number {rank} of {ranked} from the shortest" if rank else ""
     if slots <= ask.least:
-        return f"{many}: its least; further slots are worth more to other jobs{place}"
+        return f"{many}: its minimum; further slots are worth more to other jobs{place}"
     return f"{many}: further slots are worth more to other jobs{place}"

@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -17,10 +18,11 @@ from harness import HERE, REPOSITORY, Job, outcome_of, prepare
 from invariants import check_faults, check_ledger, check_replicas
 from training import Training
 
+from edl_hvd.fleet.events import TimePassed
 from edl_hvd.fleet.replay import decide_again
 from edl_hvd.fleet.runs import Runs
 from edl_hvd.fleet.state import FleetJob, JobSpec
-from edl_hvd.fleet.store import read_fleet_history
+from edl_hvd.fleet.store import FleetStore, read_fleet_history
 from edl_hvd.hosts import HostSlots
 
 SLEEP = ("sleep", "600")
@@ -89,6 +91,43 @@ def test_a_daemon_that_is_killed_between_two_steps_of_a_start_leaves_nothing(tmp
     assert child.wait(60) != 0
     assert not (tmp_path / "jobs" / "one" / "job.json").exists(), "there never was an edlrun"
     assert not touched.exists()
+
+
+def test_a_deleted_job_leaves_nothing_and_another_may_have_its_name(tmp_path):
+    with FleetDaemon(tmp_path) as fleet:
+        folder = fleet.state / "jobs" / "one"
+        fleet.submit("one", command=SLEEP)
+        fleet.until(lambda: "one" in fleet.edlruns())
+        assert "stop it first: edl-hvd fleet stop one" in fleet.ask("delete", "one", "--yes").stderr
+        assert fleet.ask("stop", "one").returncode == 0
+        fleet.until(lambda: fleet.jobs()["one"]["phase"] == "stopped")
+        refused = fleet.ask("delete", "one")
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+        assert "give --yes" in refused.stderr
+        assert folder.is_dir()
+        fleet.until(lambda: fleet.ask("delete", "one", "--yes").returncode == 0)  # its workers may still be ending
+        fleet.until(lambda: list((fleet.state / "jobs").iterdir()) == [])
+        assert fleet.jobs() == {}
+        fleet.submit("one", command=("sh", "-c", "exit 3"))
+        fleet.until(lambda: fleet.jobs()["one"]["phase"] == "failed")
+        assert fleet.jobs()["one"]["run"] == 1
+        assert "is deleted" not in fleet.ask("show", "one").stdout, "that was another job"
+        assert replays(fleet)
+
+
+def test_a_daemon_removes_the_folders_that_a_killed_one_was_about_to_remove(tmp_path):
+    with FleetDaemon(tmp_path) as fleet:
+        fleet.kill()
+        store = FleetStore(fleet.state)
+        kept = store.read()
+        store.keep(kept.fleet, replace(kept.fleet, removing=("one",)), kept.at_s, kept.wall_s, TimePassed(), ())
+        store.close()
+        for folder in ("one", ".deleted-abc"):
+            (fleet.state / "jobs" / folder / "checkpoints").mkdir(parents=True)
+        fleet.start()
+        fleet.until(lambda: list((fleet.state / "jobs").iterdir()) == [])
+        fleet.submit("one", command=SLEEP)
+        fleet.until(lambda: "one" in fleet.edlruns())
 
 
 def test_what_cannot_be_is_one_line_and_touches_no_other_job(tmp_path):

@@ -123,6 +123,10 @@ class World:
                 self.processes[name].is_told = True
             case events.KillRun(name):
                 self.end(name, None)
+            case events.RemoveFolder(name):
+                assert name not in self.processes
+                assert name not in self.left_over
+                self.happen(events.FolderRemoved(name))
 
     # --- what the hosts and jobs do ---
 
@@ -200,6 +204,8 @@ class World:
             self.end(self.random.choice(sorted(self.processes)), self.random.choice((0, 75, 1, None)))
         elif draw < 0.52:
             self.change_hosts()
+        elif draw < 0.56 and jobs:
+            self.happen(events.JobDeleted(self.random.choice(jobs).name))
 
     def change_hosts(self) -> None:
         """A host comes, goes, or has another number of slots."""

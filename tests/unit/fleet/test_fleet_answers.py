@@ -45,6 +45,7 @@ def problem_of(fleet: Fleet, request) -> str:
         messages.ScaleRequest("one", 2),
         messages.StopRequest("one"),
         messages.ResumeRequest("one"),
+        messages.DeleteRequest("one"),
         messages.ClaimRequest("web", 2, 1000, 60.0),
         messages.ClaimRequest("web", 2, 1000, None),
         messages.ReleaseRequest("web"),
@@ -129,9 +130,11 @@ def test_a_job_whose_hosts_have_gone_waits_and_says_why():
     ("request_", "problem"),
     [
         (messages.ScaleRequest("two", 3), "there is no job 'two'; the jobs are one"),
-        (messages.ScaleRequest("one", 1), "expected 2, its least, to"),
+        (messages.ScaleRequest("one", 1), "expected 2, its minimum, to"),
         (messages.StopRequest("two"), "there is no job 'two'"),
         (messages.ResumeRequest("one"), "expected one that was stopped or has failed"),
+        (messages.DeleteRequest("two"), "there is no job 'two'"),
+        (messages.DeleteRequest("one"), "job one is starting; stop it first: edl-hvd fleet stop one"),
         (messages.ReleaseRequest("web"), "there is no claim 'web'; there are no claims"),
         (messages.ClaimRequest("web", 5, 0, None), "needs 5 slots, and all hosts of the fleet together have 4"),
         (messages.ClaimRequest("web", 0, 0, None), "asks for 0 slots; expected 1"),
@@ -150,6 +153,21 @@ def test_an_ended_job_is_neither_scaled_nor_stopped_but_a_failed_one_goes_on():
     assert "job one is complete already" in problem_of(complete, messages.StopRequest("one"))
     failed = fleet_with(*begun, events.RunEnded("one", 1, "a mistake"))
     assert decide(failed, messages.ResumeRequest("one")).event == events.JobResumeAsked("one")
+
+
+def test_a_deleted_job_is_gone_and_its_name_is_free_as_soon_as_its_folder_is():
+    begun = (events.JobSubmitted(spec()), events.RunStarted("one", 7, "token"))
+    left_over = fleet_with(*begun, events.RunObserved("one", FOUR[:1]), events.RunEnded("one", 0, ""))
+    assert "some of its workers are still ending" in problem_of(left_over, messages.DeleteRequest("one"))
+    complete = fleet_with(*begun, events.RunEnded("one", 0, ""))
+    event = decide(complete, messages.DeleteRequest("one")).event
+    assert event == events.JobDeleted("one")
+    deleted, actions = turn(complete, event, 1.0)
+    assert events.RemoveFolder("one") in actions
+    assert list(deleted.jobs) == []
+    assert "is not removed yet" in problem_of(deleted, messages.SubmitRequest(spec()))
+    again, _ = turn(deleted, events.FolderRemoved("one"), 2.0)
+    assert decide(again, messages.SubmitRequest(spec())).event == events.JobSubmitted(spec())
 
 
 def test_what_if_says_what_would_be_and_does_nothing():

@@ -123,7 +123,7 @@ class TestFloors:
         rich = JobAsk("rich", most=4, curves=speedup(0.9, 4), holds=holds("x:4"))
         found = answer(rooms("x:4"), [rich, JobAsk("new", most=4, curves=speedup(0.9, 4))])
         assert shares(found) == {"new": 2, "rich": 2}
-        assert "gives slots to the least of job 'new'" in found.shares[1].why
+        assert "gives slots to the minimum of job 'new'" in found.shares[1].why
 
     def test_a_newcomer_changes_no_job_that_keeps_its_number(self) -> None:
         """Wherever its least would be free soonest: the long job gives slots, so the short one need not change."""
