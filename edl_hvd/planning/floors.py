@@ -21,7 +21,7 @@ from edl_hvd.planning.values import Claim, JobAsk, PlanRules, WaitingClaim, Wait
 
 
 @dataclass(frozen=True)
-class Waiting:
+class ReasonToWait:
     """Why a job or a claim waits, for programs and for people."""
 
     reason: WaitReason
@@ -39,7 +39,7 @@ class Floors:
     """
 
     claimed: dict[int, dict[int, int]] = field(default_factory=dict)
-    waits: dict[int, Waiting] = field(default_factory=dict)
+    waits: dict[int, ReasonToWait] = field(default_factory=dict)
     ahead: dict[int, str] = field(default_factory=dict)
 
 
@@ -272,7 +272,7 @@ class FloorPlanner:
         if self.ledger.held[job]:
             self.ledger.release_all(job)
             self.maker.has_changed = True
-        self.result.waits[job] = Waiting(reason, why)
+        self.result.waits[job] = ReasonToWait(reason, why)
 
     def _over_limit(self, ask: JobAsk, more: int) -> str | None:
         limit = self.limits.get(ask.queue)
@@ -310,7 +310,7 @@ class FloorPlanner:
 
     def waiting_claims(self) -> tuple[WaitingClaim, ...]:
         """Claims without room, after the last round, and why."""
-        whys: dict[Need, Waiting] = {}
+        whys: dict[Need, ReasonToWait] = {}
         found = []
         for number, claim in enumerate(self.claims):
             if number not in self.result.claimed:
@@ -320,7 +320,7 @@ class FloorPlanner:
                 found.append(WaitingClaim(claim.claim, whys[need].reason, whys[need].why))
         return tuple(found)
 
-    def _why_claim_waits(self, claim: Claim) -> Waiting:
+    def _why_claim_waits(self, claim: Claim) -> ReasonToWait:
         is_on_one = claim.unit == claim.slots > 1
         on = " on one host" if is_on_one else f" in units of {claim.unit}" if claim.unit > 1 else ""
         needs = f"it needs {claim.slots} slot{'s' * (claim.slots > 1)}{on}"
@@ -330,11 +330,11 @@ class FloorPlanner:
             has = f"all hosts{kind} together have {most}"
             if is_on_one:
                 has = f"the largest host has {max(self.hosts.total, default=0)}"
-            return Waiting(WaitReason.NEVER_FITS, f"{needs}, and {has}; ask for fewer, or add hosts")
+            return ReasonToWait(WaitReason.NEVER_FITS, f"{needs}, and {has}; ask for fewer, or add hosts")
         need = self._need_of(claim)
         freed = self.maker.freed_for(need)
         can = max(freed.values(), default=0) if is_on_one else min(self.maker.together(need, freed), claim.slots - 1)
-        return Waiting(
+        return ReasonToWait(
             WaitReason.ROOM, f"{needs}, and at most {can} can be freed; others that do not stop for it hold the rest"
         )
 
