@@ -60,12 +60,18 @@ class Deadlock(Exception):
     """Every worker waits for another one."""
 
 
+def _taken() -> threading.Lock:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
 @dataclass
 class _Worker:
     number: int
     process: Process
     globals: dict[str, Any] = field(default_factory=dict)
-    turn: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    turn: threading.Lock = field(default_factory=_taken)
     waits_for: Callable[[], bool] | None = None
     waits_in: str = ""
     is_over: bool = False
