@@ -8,14 +8,19 @@ processes do not mix. Reports are computed from this file and nothing else.
 from __future__ import annotations
 
 import json
+import logging
 import os
+import threading
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
-from edl_hvd.errors import StorageError
+from edl_hvd.errors import StorageError, UsageError
 from edl_hvd.json_values import formerly, renamed
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -331,7 +336,10 @@ class Answers(Event):
 
 
 class EventLog:
-    """Appends events to a file; does nothing when there is no file.
+    """Appends events to a file; does nothing when there is no file. Any thread.
+
+    A file that cannot be written any more, for instance on a full disk, costs events and not the job: that is logged
+    once, each event that fails is left out, and each later one is tried.
 
     Args:
         path: File to append to; parent folders are made. ``None`` drops every event.
@@ -341,43 +349,94 @@ class EventLog:
         is_open: Whether there is a file.
 
     Raises:
-        StorageError: The file cannot be opened or written.
+        StorageError: The file cannot be opened.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._descriptor: int | None = None
+        self._lock = threading.Lock()
+        self._has_failed = self._is_cut_off = False
         self.is_open = path is not None
         if path is None:
             return
+        self._path = os.fspath(path)
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise StorageError(f"cannot open the event log {os.fspath(path)!r}: {error.strerror}") from error
+            raise StorageError(f"cannot open the event log {self._path!r}: {error.strerror}") from error
 
     def emit(self, event: Event) -> None:
-        if self._descriptor is None:
-            return
-        line = json.dumps({"time": round(self._clock.wall_s(), 6), "event": event.kind, **asdict(event)})
-        try:
-            os.write(self._descriptor, line.encode() + b"\n")
-        except OSError as error:
-            raise StorageError(f"cannot append to the event log: {error.strerror}") from error
+        """Append an event; an error of the file is logged, and not raised."""
+        with self._lock:
+            if self._descriptor is None:
+                return
+            line = json.dumps({"time": round(self._clock.wall_s(), 6), "event": event.kind, **asdict(event)})
+            try:
+                self._write(self._descriptor, line.encode() + b"\n")
+            except OSError as error:
+                if not self._has_failed:
+                    self._has_failed = True
+                    logger.warning(
+                        "cannot append to the event log %r: %s; the job goes on, and events are missing there until "
+                        "the file can be written: make room on its disk, or name another file in EDL_HVD_EVENTS",
+                        self._path,
+                        error.strerror,
+                    )
+
+    def _write(self, descriptor: int, line: bytes) -> None:
+        # Behind a line that was cut off, the next one would be lost as well.
+        unwritten = b"\n" + line if self._is_cut_off else line
+        while unwritten:
+            written = os.write(descriptor, unwritten)
+            unwritten = unwritten[written:]
+            self._is_cut_off = len(unwritten) not in (0, len(line))
 
     def close(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor, self.is_open = None, False
+        """Close the file; later events are dropped."""
+        with self._lock:
+            if self._descriptor is not None:
+                with suppress(OSError):  # of events that a network disk has not taken; the job goes on
+                    os.close(self._descriptor)
+                self._descriptor, self.is_open = None, False
 
 
 def read_events(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The lines of an event log, oldest first, as dictionaries with ``time`` and ``event``.
 
-    A last line without its newline (its writer was killed in the middle) is left out. Fields of the version before have
-    their present names.
+    A last line without its newline (its writer was killed in the middle) is left out. So are lines that are no
+    event, as where a disk was full; their number is logged. Fields of the version before have their present names.
+
+    Raises:
+        OSError: The file cannot be read.
+        UsageError: The file has lines, and none of them is an event.
     """
+    with open(path, "rb") as file:
+        lines = [line for line in file if line.endswith(b"\n")]
+    events = [event for event in map(_parse, lines) if event is not None]
+    damaged = len(lines) - len(events)
+    if damaged and not events:
+        raise UsageError(
+            f"{os.fspath(path)} is no event log: none of its {damaged} lines is a JSON object with 'event'; expected "
+            "the file that EDL_HVD_EVENTS names"
+        )
+    if damaged:
+        logger.warning(
+            "%s: %d of %d lines are no events and are left out; such a line is cut off where the disk is full, or a "
+            "writer is killed",
+            os.fspath(path),
+            damaged,
+            len(lines),
+        )
     kinds = {kind.kind: kind for kind in Event.__subclasses__()}
-    with open(path, encoding="utf-8") as lines:
-        events: list[dict[str, Any]] = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [dict(renamed(kinds.get(event.get("event", ""), Event), event)) for event in events]
+    return [dict(renamed(kinds.get(event["event"], Event), event)) for event in events]
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """The event in a line; ``None`` if there is none."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None

@@ -46,7 +46,9 @@ class JobScreen:
         capable = environment.get("TERM", "dumb") != "dumb"
         self._verbose = verbose
         self._timestamps = timestamps
-        self._output = LiveLine(sys.stdout.buffer, sys.stderr.buffer, capable, _later)
+        self._output = LiveLine(
+            sys.stdout.buffer, sys.stderr.buffer, capable, _later, given_up=self._on_given_up_stream
+        )
         self._coloured = self._output.live and not environment.get("NO_COLOR")
         self.latest = Status(time.time(), "starting")  # how the job stood last, for whoever else shows it
         self._world = WorldChanges()
@@ -138,6 +140,13 @@ class JobScreen:
         self._say("its last lines:" if failure.lines else "it printed nothing")
         text = "".join(f"    {line}\n" for line in failure.lines)
         self._output.write("stderr", text.encode(errors="replace"))
+
+    def _on_given_up_stream(self, stream: str, error: OSError) -> None:
+        """Say that a stream fails, on the other one if it is standard output."""
+        self._say(
+            f"{stream} cannot be written any more: {error.strerror}; the job goes on and prints nothing there "
+            "(--output-filename keeps what workers print, Ctrl-C ends the job)"
+        )
 
     def _say(self, text: str, colour: str = _BOLD) -> None:
         self._output.write("stderr", f"{self._paint('edlrun:', colour)} {text}\n".encode(errors="replace"))

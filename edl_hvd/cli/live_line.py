@@ -2,6 +2,8 @@
 
 The line stands where the next output begins. Before other output it is erased, and afterwards written again. Nothing
 else of the terminal is changed, so a terminal needs no reset after the program was killed.
+
+A stream that cannot be written, as in ``edlrun ... | head -1`` or on a full disk, is given up: the program goes on.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import os
 import stat
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import BinaryIO
 
 _ERASE = b"\r\x1b[2K"
@@ -32,6 +35,7 @@ class LiveLine:
         wanted: Whether to keep a live line, if standard error is a terminal and nothing else writes to it.
         later: Function that calls another after N seconds, in the same thread.
         now_s: Function that returns the time in seconds.
+        given_up: Told once for each stream that it cannot be written any more, and why; it may print to the other one.
     """
 
     def __init__(
@@ -41,6 +45,7 @@ class LiveLine:
         wanted: bool,
         later: Callable[[float, Callable[[], None]], object],
         now_s: Callable[[], float] = time.monotonic,
+        given_up: Callable[[str, OSError], None] = lambda stream, error: None,
     ) -> None:
         self._streams = {"stdout": stdout, "stderr": stderr}
         self.live = wanted and _is_terminal(stderr) and not _leads_to_a_program(stdout)
@@ -48,6 +53,7 @@ class LiveLine:
         self._one = self.live and _is_terminal(stdout) and _device(stdout) == _device(stderr)
         self._later = later
         self._now_s = now_s
+        self._given_up = given_up
         self._text: Callable[[int], str] = lambda columns: ""
         self._drawn = b""
         self._drawn_s = float("-inf")
@@ -58,8 +64,7 @@ class LiveLine:
     def write(self, stream: str, data: bytes) -> None:
         """Print whole lines; with a live line they may be held back for 0.1 s."""
         if not self.live:
-            self._streams[stream].write(data)
-            self._streams[stream].flush()
+            self._put(stream, data)
             return
         self._held.append((stream, data))
         self._held_bytes += len(data)
@@ -99,7 +104,8 @@ class LiveLine:
 
     def close(self) -> None:
         """Remove the live line; there is none from now on."""
-        self.flush()
+        while self._held:  # again where a stream fails now, of which is told
+            self.flush()
         if self._drawn:
             self._put("stderr", _ERASE)
         self._drawn, self.live = b"", False
@@ -110,6 +116,8 @@ class LiveLine:
             self.flush()
 
     def _draw(self, before: bytes = b"") -> None:
+        if not self.live:
+            return
         try:
             columns = os.get_terminal_size(self._streams["stderr"].fileno()).columns
         except OSError:
@@ -123,9 +131,25 @@ class LiveLine:
         self._drawn_s = self._now_s()
 
     def _put(self, stream: str, data: bytes) -> None:
-        target = self._streams[stream]
-        target.write(data)
-        target.flush()
+        target = self._streams.get(stream)
+        if target is None:
+            return
+        try:
+            target.write(data)
+            target.flush()
+        except BlockingIOError:
+            pass  # another program has made it non-blocking, and it is full: what comes later has room
+        except OSError as error:
+            self._give_up(stream, target, error)
+
+    def _give_up(self, stream: str, target: BinaryIO, error: OSError) -> None:
+        del self._streams[stream]
+        if stream == "stderr":
+            self.live, self._drawn = False, b""
+        # What its buffer holds is written again when the process ends, and that must not fail: exit code 120.
+        with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), target.fileno())
+        self._given_up(stream, error)
 
 
 def _joined(held: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:

@@ -173,9 +173,11 @@ def _measure(log: str | None) -> list[MeasuredCost]:
     if log is None:
         return []
     try:
-        return measure(read_events(log))
+        events = read_events(log)
     except OSError as error:
         raise UsageError(f"cannot read the event log {log}: {error.strerror}") from error
+    try:
+        return measure(events)
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{log} is no event log: {error!r}; expected the file that EDL_HVD_EVENTS names") from error
 

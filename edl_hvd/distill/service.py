@@ -6,7 +6,6 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Protocol
 
 from edl_hvd import events
@@ -84,8 +83,7 @@ class Service:
 
     def tell(self, event: events.Event) -> None:
         """Write an event."""
-        with suppress(OSError):  # a full disk is no reason to lose a teacher
-            self.log.emit(event)
+        self.log.emit(event)
 
     def close(self) -> None:
         """End the threads and the connections."""

@@ -52,7 +52,8 @@ class Control(Generic[MessageT]):
 
     Args:
         is_expected: Whether a worker of this name and incarnation is expected to call.
-        on_message: Gets the name and the incarnation of a worker and what it said, in the event loop's thread.
+        on_message: Gets the name and the incarnation of a worker and what it said, in the event loop's thread. Must not
+            raise: it is called in tasks whose results nobody looks at.
         known: What may be said after the hello.
     """
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol, TextIO
 
 from edl_hvd import protocol
@@ -17,10 +19,12 @@ from edl_hvd.driver.membership.transition import SAVED
 from edl_hvd.driver.network import Network, RendezvousEndpoint
 from edl_hvd.driver.watch.health import Health
 from edl_hvd.driver.workers.process import Exit, ProcessStarter, WorkerProcess
-from edl_hvd.errors import EdlHvdError
+from edl_hvd.errors import EdlHvdError, InternalError
 from edl_hvd.gpus import VISIBLE_DEVICES
 from edl_hvd.key_value_store import KeyValueStore
 from edl_hvd.settings import Driver
+
+logger = logging.getLogger(__name__)
 
 INTERRUPTED = 130  # 128 + SIGINT, as in a shell
 _TICK_S = 0.05
@@ -100,6 +104,7 @@ class Job:
             collective_timeout_s,
         )
         self._ended = asyncio.Event()
+        self._failure: EdlHvdError | None = None
         self._drained: set[str] = set()  # hosts, because the whole job is to end
         self._kills = False  # whoever is still there at the end is killed, without being asked to go
 
@@ -127,6 +132,9 @@ class Job:
             end_all: Asked now and then; a true answer drains the whole job. Whoever is still there when the grace is
                 over, because it does not move or saves for too long, is killed.
             end_now: The same; a true answer kills all workers at once.
+
+        Raises:
+            EdlHvdError: What has happened could not be taken in, wherever it was heard of.
         """
         ends_s: float | None = None
         try:
@@ -141,9 +149,12 @@ class Job:
                         self._kills = True
                         return events.End(SAVED, self._too_late())
                     self._drain_all(ends_s)
-                self._health.look(self.membership)
+                with self._ends_job_at_error("a look at the workers"):
+                    self._health.look(self.membership)
                 self.handle(events.Tick())
                 await asyncio.sleep(_TICK_S)
+            if self._failure is not None:
+                raise self._failure
         finally:
             await self._clean_up()
         assert self.membership.end is not None
@@ -166,16 +177,44 @@ class Job:
         )
 
     def handle(self, event: events.MembershipEvent) -> None:
-        """Take in what has happened and do what follows. In the event loop's thread."""
-        now_s = self.now_s
-        self._listener.on_event(event)
-        self.membership, actions = self._recorder.transition(self.membership, event, now_s)
-        started = [action.worker for action in actions if isinstance(action, events.Spawn)]
-        told = {worker: place.rank for worker, place in self._places.items()}
-        self._places.update(assign(self.membership, told, started))
-        for action in actions:
-            self._do(action)
-            self._listener.done(action)
+        """Take in what has happened and do what follows. In the event loop's thread.
+
+        An error ends the job, see :meth:`run`; nothing is taken in after it.
+        """
+        if self._failure is not None:
+            return
+        with self._ends_job_at_error(f"the event {type(event).__name__}"):
+            now_s = self.now_s
+            self._listener.on_event(event)
+            self.membership, actions = self._recorder.transition(self.membership, event, now_s)
+            started = [action.worker for action in actions if isinstance(action, events.Spawn)]
+            told = {worker: place.rank for worker, place in self._places.items()}
+            self._places.update(assign(self.membership, told, started))
+            for action in actions:
+                self._do(action)
+                self._listener.done(action)
+
+    @contextmanager
+    def _ends_job_at_error(self, what: str) -> Iterator[None]:
+        """Have :meth:`run` raise an error of this block.
+
+        Connections, processes and requests are served by tasks of the event loop, and nobody looks at their results.
+        """
+        try:
+            yield
+        except Exception as error:
+            if self._failure is not None:
+                return
+            if isinstance(error, EdlHvdError):
+                self._failure = error
+            else:
+                logger.exception("the driver failed at %s", what)
+                self._failure = InternalError(
+                    f"the driver failed at {what}: {type(error).__name__}: {error}; this is a fault of edl_hvd: please "
+                    "report it with the lines above; a new run goes on at the newest checkpoint"
+                )
+                self._failure.__cause__ = error
+            self._ended.set()
 
     # --- what workers say ---
 
@@ -184,6 +223,12 @@ class Job:
         return slot is not None and slot.incarnation == incarnation and slot.state != "empty"
 
     def _on_message(
+        self, worker: str, incarnation: int, said: protocol.FromWorker | Connected | Unreachable | ProcessEnding
+    ) -> None:
+        with self._ends_job_at_error(f"the message {type(said).__name__} of {worker}"):
+            self._take_in(worker, incarnation, said)
+
+    def _take_in(
         self, worker: str, incarnation: int, said: protocol.FromWorker | Connected | Unreachable | ProcessEnding
     ) -> None:
         self._health.heard(worker, incarnation)
@@ -243,7 +288,7 @@ class Job:
         members = self.membership.world.members
         match action:
             case events.Spawn():
-                task = asyncio.get_running_loop().create_task(self._run_process(action))
+                task = asyncio.get_running_loop().create_task(self._look_after(action))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             case events.Publish():
@@ -270,6 +315,10 @@ class Job:
                 self._ended.set()
             case events.QuarantineHost():
                 pass  # for people only
+
+    async def _look_after(self, spawn: events.Spawn) -> None:
+        with self._ends_job_at_error(f"the process of {spawn.worker}"):
+            await self._run_process(spawn)
 
     async def _run_process(self, spawn: events.Spawn) -> None:
         """One process, from its start to its end."""

@@ -155,6 +155,8 @@ class Reporter:
             self._problem = ""
         except OSError as error:
             self._problem = str(error)
+        except Exception as error:  # nobody looks at the result of the thread
+            self._problem = f"{type(error).__name__}: {error}"
 
     def _fit(self, now_s: float) -> None:
         """Now and then, in a thread: it takes some 20 ms."""

@@ -165,7 +165,7 @@ class EdlRun:
     def _make_job(self, network: Network, stack: contextlib.ExitStack) -> Job:
         """The job before its start; the stack closes the files that it writes."""
         options, folder, own, settings = self._options, self._folder, own_environment(), Settings.from_environment()
-        files = stack.enter_context(OutputFiles(options.output_filename))
+        files = stack.enter_context(OutputFiles(options.output_filename, self._screen.note))
 
         def pass_on(worker: str, stream: str, line: bytes) -> None:
             self._screen.line(worker, stream, line)

@@ -214,19 +214,19 @@ class _Probes:
                 return said.problem  # before it could listen
 
     async def _run_process(self, worker: str) -> None:
-        """One process, from its start to its end."""
+        """One process, from its start to its end; how it ended is the last that is heard of it."""
         try:
             address = await asyncio.to_thread(self._network.toward, _host(worker))
             driver = Driver(address, self._port, self._control.token, worker, 1)
-            process = await self._starter.start(worker, driver.as_environment())
+            process = self._processes[worker] = await self._starter.start(worker, driver.as_environment())
+            ended = await process.wait()
+            del self._processes[worker]
+            last = [line for line in process.last_lines if line.strip()][-1:]
+            self._news[worker].put_nowait("; ".join([ended.text, *last]))
         except (OSError, EdlHvdError) as error:
             self._news[worker].put_nowait(str(error))
-            return
-        self._processes[worker] = process
-        ended = await process.wait()
-        del self._processes[worker]
-        last = [line for line in process.last_lines if line.strip()][-1:]
-        self._news[worker].put_nowait("; ".join([ended.text, *last]))
+        except Exception as error:  # whatever it is: the host would be waited for for two minutes
+            self._news[worker].put_nowait(f"{type(error).__name__}: {error}")
 
     def _is_expected(self, worker: str, incarnation: int) -> bool:
         return worker in self._news and incarnation == 1

@@ -144,7 +144,10 @@ class Health:
             )
 
     def look(self, membership: Membership) -> None:
-        """Judge everybody; called every moment."""
+        """Judge everybody; called every moment. An error of a confirmation is raised here."""
+        for monitored in self._monitored.values():
+            if monitored.confirmation is not None and monitored.confirmation.done():
+                monitored.confirmation.result()
         now_s = self._clock.monotonic_s()
         self._note_late_start(membership, now_s)
         if now_s - self._judged_s >= _JUDGE_EVERY_S:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -25,18 +25,16 @@ class Lines:
     def __init__(self) -> None:
         self._begun = b""
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def feed(self, data: bytes) -> list[bytes]:
         """The lines that ``data`` completes, newline included; one of more than 64 KiB comes in pieces.
 
         >>> lines = Lines()
-        >>> list(lines.feed(b"a")), list(lines.feed(b"b\\nc\\nd")), lines.rest()
+        >>> lines.feed(b"a"), lines.feed(b"b\\nc\\nd"), lines.rest()
         ([], [b'ab\\n', b'c\\n'], b'd')
         """
         *whole, begun = (self._begun + data).split(b"\n")
-        for line in whole:
-            yield from _pieces(line + b"\n")
         *pieces, self._begun = _pieces(begun) or [b""]
-        yield from pieces
+        return [*(piece for line in whole for piece in _pieces(line + b"\n")), *pieces]
 
     def rest(self) -> bytes:
         """What has been begun and not ended by a newline."""
@@ -120,26 +118,40 @@ class Output:
 class OutputFiles:
     """What workers print, in ``<folder>/<worker>/stdout`` and ``stderr``.
 
-    It appends, so that a worker that comes back in its slot does not erase what the one before has said.
+    It appends, so that a worker that comes back in its slot does not erase what the one before has said. Files that
+    cannot be written any more, for instance on a full disk, end the keeping of all output and not the job.
 
     Args:
         folder: Where, or ``None`` to keep nothing.
+        problem: Told once why nothing more is kept.
     """
 
-    def __init__(self, folder: str | None) -> None:
+    def __init__(self, folder: str | None, problem: Callable[[str], None]) -> None:
         self._folder = None if folder is None else Path(folder)
+        self._problem = problem
         self._files: dict[tuple[str, str], BinaryIO] = {}
 
     def write(self, worker: str, stream: str, line: bytes) -> None:
         """Keep one line."""
         if self._folder is None:
             return
+        try:
+            self._file(self._folder, worker, stream).write(line)
+        except OSError as error:
+            kept, self._folder = self._folder, None
+            self._close()
+            self._problem(
+                f"what workers print is not kept in {kept} any more: {error.strerror}; the job goes on, and a run with "
+                "another --output-filename keeps it again"
+            )
+
+    def _file(self, kept: Path, worker: str, stream: str) -> BinaryIO:
         file = self._files.get((worker, stream))
         if file is None:
-            folder = self._folder / f"worker.{worker.replace(':', '.')}"
+            folder = kept / f"worker.{worker.replace(':', '.')}"
             folder.mkdir(parents=True, exist_ok=True)
             file = self._files[worker, stream] = open(folder / stream, "ab", buffering=0)  # noqa: SIM115  # stays open
-        file.write(line)
+        return file
 
     def __enter__(self) -> OutputFiles:
         return self
@@ -147,8 +159,13 @@ class OutputFiles:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._close()
+
+    def _close(self) -> None:
         for file in self._files.values():
-            file.close()
+            with contextlib.suppress(OSError):  # of a network disk that is full: the job has its own result
+                file.close()
+        self._files.clear()
 
 
 class _Pipe:

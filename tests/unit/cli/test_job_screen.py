@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import doctest
+import errno
 import io
 import os
 import re
@@ -137,6 +138,52 @@ def test_without_a_terminal_there_is_only_the_output():
     line.write("stderr", b"two\n")
     line.close()
     assert (output.getvalue(), errors.getvalue()) == (b"one\n", b"two\n")
+
+
+def test_a_stream_that_is_full_is_given_up_once_and_the_other_one_goes_on():
+    errors, told = io.BytesIO(), []
+    with open("/dev/full", "wb") as full:
+        line = LiveLine(full, errors, True, Time().later, given_up=lambda *failed: told.append(failed))
+        for number in range(3):
+            line.write("stdout", b"out %d\n" % number)
+            line.write("stderr", b"error %d\n" % number)
+        line.close()
+    assert [(stream, error.errno) for stream, error in told] == [("stdout", errno.ENOSPC)]
+    assert errors.getvalue() == b"error 0\nerror 1\nerror 2\n"
+
+
+def test_what_cannot_be_written_is_said_above_the_live_line(monkeypatch):
+    terminal = Terminal()
+    with open("/dev/full", "wb") as full:
+        terminal.stdout, at_the_terminal = full, terminal.stdout
+        screen = screen_on(terminal, monkeypatch)
+        screen.status(TRAINING)
+        screen.line("a:0", "stdout", b"one\n")
+        screen.close()
+    terminal.stdout = at_the_terminal
+    shown = terminal.lines()
+    assert shown[0].startswith("edlrun: stdout cannot be written any more: No space left on device; the job goes on")
+    assert len(shown) == 2
+
+
+def test_a_terminal_that_is_gone_ends_its_line_and_nothing_else(tmp_path):
+    terminal, time, told = Terminal(), Time(), []
+    with open(tmp_path / "output", "wb") as output, open("/dev/full", "wb") as gone:
+        line = LiveLine(
+            output, terminal.stderr, True, time.later, lambda: time.now_s, lambda *failed: told.append(failed)
+        )
+        line.show(lambda columns: "step 1")
+        os.dup2(gone.fileno(), terminal.stderr.fileno())
+        line.write("stdout", b"one\n")
+        line.write("stderr", b"two\n")
+        time.pass_(1.0)
+        line.show(lambda columns: "step 2")
+        line.write("stdout", b"three\n")
+        line.close()
+    terminal.lines()
+    assert [stream for stream, _ in told] == ["stderr"]
+    assert not line.live
+    assert (tmp_path / "output").read_bytes() == b"one\nthree\n"
 
 
 def test_a_program_that_reads_the_output_may_print_to_the_same_terminal_so_there_is_no_line():

@@ -139,6 +139,13 @@ def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path)
     assert kinds.count("checkpoint") == 2
 
 
+def test_a_full_disk_under_the_event_log_does_not_end_training(caplog):
+    state, loader = make()
+    assert run(state, loader, events="/dev/full") == "returned"
+    assert state.step == 6
+    assert [record.name for record in caplog.records].count("edl_hvd.events") == 1
+
+
 @pytest.mark.parametrize(("every", "least"), [("1 step", 3), ("16 samples", 3), ("1 epoch", 2), ("1ms", 3)])
 def test_checkpoints_are_written_as_often_as_asked(tmp_path, every, least):
     state, loader = make()

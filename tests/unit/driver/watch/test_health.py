@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from clocks import FakeClock
 
 from edl_hvd.driver.membership.events import Deadlocked, Lost
@@ -25,7 +26,7 @@ class Process:
         self.state = "S"
         self.asked: list[tuple[int, bool]] = []
         self.during: Callable[[], None] = lambda: None
-        self.error: OSError | None = None
+        self.error: Exception | None = None
 
     def ask_state(self, pid: int, answer: Callable[[str], None]) -> None:
         answer(self.state)
@@ -100,6 +101,16 @@ def test_a_hung_worker_shows_its_stack_and_is_given_up_once():
             "train.py:71 in augment"
         )
         assert ward.processes["b:0"].asked == [(77, False)]
+
+    run(test)
+
+
+def test_a_fault_while_a_stack_is_looked_at_is_raised_at_the_next_look():
+    async def test() -> None:
+        ward = Ward()
+        ward.processes["b:0"].error = ValueError("a stack that does not read")
+        with pytest.raises(ValueError, match="a stack that does not read"):
+            await ward.play(40)
 
     run(test)
 
