@@ -112,7 +112,7 @@ class SlotReader:
             self.close()
             raise ProtocolError(f"more than {_MOST_FILES} files came that no message has used")
 
-    def read(self, number: int, is_new: bool, bodies: Sequence[bytearray | mmap.mmap]) -> None:
+    def read(self, number: int, is_new: bool, bodies: Sequence[bytearray | memoryview]) -> None:
         """Read a body into these arrays, and let the writer write the next one.
 
         Args:

@@ -6,6 +6,7 @@ asked for, so a student cannot fill the memory of a teacher.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import secrets
@@ -64,7 +65,7 @@ class Serving:
         self, teacher: Teacher, max_batch: int, host: str = "127.0.0.1", port: int = 0,
         token: Callable[[], str] = lambda: "", context: ssl.SSLContext | None = None,
     ) -> None:  # fmt: skip
-        if not token() and not host.startswith("127."):
+        if not token() and not _is_loopback(host):
             raise UsageError(
                 f"a teacher on {host} without a token would answer anybody; set EDL_HVD_TEACHERS_TOKEN, or listen on "
                 "127.0.0.1"
@@ -383,3 +384,17 @@ class Serving:
             samples_per_s=sum(recent) / max(1e-3, min(age_s, _RATE_S)), compute_s=self._total_compute_s, age_s=age_s,
             last_fault=self._computing.last_fault or self._last_fault, is_leaving=self._is_leaving,
         )  # fmt: skip
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether an address of IPv4 is one that only this machine reaches.
+
+    A name is none, as it may stand for any address.
+
+    >>> _is_loopback("127.2.0.3"), _is_loopback("127.x.example"), _is_loopback("0.0.0.0")
+    (True, False, False)
+    """
+    try:
+        return ipaddress.IPv4Address(host).is_loopback
+    except ValueError:
+        return False

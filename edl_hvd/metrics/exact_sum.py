@@ -21,7 +21,8 @@ _LOWEST = -1073 - _MANTISSA_BITS  # exponent of the least significant bit that t
 _DIGITS = -(-(1024 - _LOWEST + 32) // _WORD_BITS)
 WORDS = _DIGITS + 3
 """Length of a sum: the integer's words, then how many summands were NaN, +infinity and -infinity."""
-_FULL = 1 << 61  # above this a word is carried; below there is room for 2^28 summands more
+MOST_SUMMANDS = 1 << 16
+"""Number of summands above which a sum is carried: what 8,192 ranks have of no more than these can be added up."""
 
 
 @torch.no_grad()
@@ -32,7 +33,8 @@ def exact_sum(values: torch.Tensor) -> torch.Tensor:
         values: Any shape and device; converted to float64. At most 2^28 of them.
 
     Returns:
-        int64, shape [WORDS], on the same device. Such sums may be added up, in any order; see ``value_of``.
+        int64, shape [WORDS], on the same device. Such sums of together at most 2^29 values may be added up, in any
+        order, and more of them where they are ``carried``; see ``value_of``.
     """
     values = values.detach().double().reshape(-1)
     finite = values.isfinite()
@@ -51,17 +53,17 @@ def exact_sum(values: torch.Tensor) -> torch.Tensor:
 
 
 def carried(words: torch.Tensor) -> torch.Tensor:
-    """The same sum, with room for 2^28 summands more.
+    """The same sums, with room for 2^28 summands more. Does not wait for a GPU.
 
     Args:
-        words: int64, shape [WORDS], on the CPU.
+        words: int64, shape [..., WORDS], on any device.
     """
-    if int(words.abs().max()) < _FULL:
-        return words
-    numbers = words.tolist()
-    whole = _integer(numbers)
-    digits = [(whole >> (i * _WORD_BITS)) & _MASK for i in range(_DIGITS - 1)]
-    return torch.tensor([*digits, whole >> ((_DIGITS - 1) * _WORD_BITS), *numbers[_DIGITS:]], dtype=torch.int64)
+    words = words.clone()
+    digits = words[..., :_DIGITS]
+    over = digits[..., :-1] >> _WORD_BITS
+    digits[..., :-1] &= _MASK
+    digits[..., 1:] += over
+    return words
 
 
 def value_of(words: torch.Tensor) -> float:

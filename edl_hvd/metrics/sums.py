@@ -49,7 +49,8 @@ class Mean(Metric):
         else:
             of_weights = _words_of(float(weight), values.device) * values.numel()
             products = values if weight == 1 else values * float(weight)
-        self._count(Tally(torch.cat([exact_sum(products), of_weights]), _nothing(values)))
+        sums = torch.cat([exact_sum(products), of_weights])
+        self._count(Tally(sums, _nothing(values), summands=values.numel()))
 
     def compute(self) -> float:
         """The mean of the whole world up to the last commit. Any rank; not collective.
@@ -63,9 +64,9 @@ class Mean(Metric):
         sums = self._counted().sums
         return ratio_of(sums[:WORDS], sums[WORDS:])
 
-    def _compacted(self, total: Tally) -> Tally:
-        total.sums = torch.cat([carried(total.sums[:WORDS]), carried(total.sums[WORDS:])])
-        return total
+    def _compacted(self, tally: Tally) -> Tally:
+        tally.sums = carried(tally.sums.view(2, WORDS)).view(-1)
+        return tally
 
 
 class Sum(Metric):
@@ -88,7 +89,7 @@ class Sum(Metric):
                 float64.
         """
         values = _tensor(value)
-        self._count(Tally(exact_sum(values), _nothing(values)))
+        self._count(Tally(exact_sum(values), _nothing(values), summands=values.numel()))
 
     def compute(self) -> float:
         """The sum of the whole world up to the last commit. Any rank; not collective.
@@ -101,9 +102,9 @@ class Sum(Metric):
         """
         return value_of(self._counted().sums)
 
-    def _compacted(self, total: Tally) -> Tally:
-        total.sums = carried(total.sums)
-        return total
+    def _compacted(self, tally: Tally) -> Tally:
+        tally.sums = carried(tally.sums)
+        return tally
 
 
 def _expanded(weights: torch.Tensor, shape: torch.Size) -> torch.Tensor:

@@ -31,11 +31,13 @@ class Tally:
         sums: int64, shape [layout.sums].
         largest: float64, shape [layout.largest]; -infinity before any.
         rows: Samples, each uint8 of shape [n, layout.row_bytes]; their order means nothing.
+        summands: Number of values in sums that have to be carried (``exact_sum``), since they were; else 0.
     """
 
     sums: torch.Tensor
     largest: torch.Tensor
     rows: list[torch.Tensor] = field(default_factory=list)
+    summands: int = 0
 
     @classmethod
     def empty(cls, layout: Layout, device: torch.device | str = "cpu") -> Tally:
@@ -47,13 +49,15 @@ class Tally:
         self.sums += other.sums
         self.largest = torch.maximum(self.largest, other.largest)  # a NaN stays
         self.rows += other.rows
+        self.summands += other.summands
 
     def plus(self, other: Tally) -> Tally:
         """Both together; neither is touched."""
         return Tally(self.sums + other.sums, torch.maximum(self.largest, other.largest), [*self.rows, *other.rows])
 
     def to(self, device: torch.device | str) -> Tally:
-        return Tally(self.sums.to(device), self.largest.to(device), [rows.to(device) for rows in self.rows])
+        rows = [rows.to(device) for rows in self.rows]
+        return Tally(self.sums.to(device), self.largest.to(device), rows, self.summands)
 
     def row_count(self) -> int:
         return sum(len(rows) for rows in self.rows)

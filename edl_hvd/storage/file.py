@@ -8,7 +8,7 @@ import os
 import stat
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edl_hvd.errors import ObjectExistsError, ObjectMissingError, StorageError
@@ -155,11 +155,11 @@ class FileStorage:
             return
         self._swept = True
         for partial in (self._root / RESERVED_FOLDER).iterdir():
-            try:
+            # Another process may have swept it first. What cannot be removed stays: a folder, a file of another user,
+            # one that a process has open (NFS).
+            with suppress(OSError):
                 if partial.stat().st_mtime < now_s - _ABANDONED_AFTER_S:
                     partial.unlink()
-            except FileNotFoundError:
-                continue  # Another process swept it first, or its writer finished.
 
     def _walk(self, folder: str) -> Iterator[StoredObject]:
         for entry in _entries(self._root / folder):

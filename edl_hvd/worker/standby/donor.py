@@ -12,7 +12,6 @@ next one sends copies. All calls are the main thread's, but for ``serve`` and th
 
 from __future__ import annotations
 
-import hmac
 import logging
 import queue
 import socket
@@ -29,6 +28,7 @@ from edl_hvd.tensor_threads import TensorThread
 from edl_hvd.worker.codec import encode
 from edl_hvd.worker.commits.dirty import TensorVersion, versions_of
 from edl_hvd.worker.commits.state_store import StateStore
+from edl_hvd.worker.standby.admission import admit
 from edl_hvd.worker.standby.messages import StateMessage
 from edl_hvd.worker.standby.messages import encode as to_frame
 from edl_hvd.worker.trace import TensorTrace
@@ -39,7 +39,6 @@ logger = logging.getLogger(__name__)
 _CALL_S = 30.0  # a standby connects at once; a busy machine takes its time
 _SILENT_S = 30.0  # without a byte taken
 _LEAST_QUEUE_BYTES = 256 << 20  # small states may lag for longer
-_LONGEST_SECRET_BYTES = 4096
 
 
 class StateDonor:
@@ -247,7 +246,6 @@ class _Stream:
         self._most_bytes = _LEAST_QUEUE_BYTES
         self._connection: socket.socket | None = None
         self._listener = socket.create_server((address, 0))
-        self._listener.settimeout(_CALL_S)
         self.port: int = self._listener.getsockname()[1]
         TensorThread(self._run, "edl-donor").start()
 
@@ -274,7 +272,7 @@ class _Stream:
             (self._connection or self._listener).shutdown(socket.SHUT_RDWR)
 
     def _run(self) -> None:
-        with suppress(OSError), self._accept() as connection:
+        with suppress(OSError), self._admit() as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # the last word is short, and waited for
             frames = FrameStream(connection)
             self._connection, self.connected = connection, True
@@ -290,12 +288,6 @@ class _Stream:
             connection.shutdown(socket.SHUT_RDWR)
         self.closed = True
 
-    def _accept(self) -> socket.socket:
+    def _admit(self) -> socket.socket:
         with self._listener:
-            while True:
-                connection, _ = self._listener.accept()
-                connection.settimeout(_CALL_S)
-                line = connection.makefile("rb").readline(_LONGEST_SECRET_BYTES)
-                if hmac.compare_digest(line.rstrip(b"\n"), self._secret.encode()):
-                    return connection
-                connection.close()  # a stranger
+            return admit(self._listener, self._secret, _CALL_S)

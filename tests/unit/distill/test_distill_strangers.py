@@ -21,7 +21,9 @@ from edl_hvd import proof
 from edl_hvd.distill import DistillLoader, Teachers
 from edl_hvd.distill.calling import Calling
 from edl_hvd.distill.same_host import is_own
-from edl_hvd.errors import NoTeacherError
+from edl_hvd.distill.serving import Serving
+from edl_hvd.distill.teacher import Teacher
+from edl_hvd.errors import NoTeacherError, UsageError
 
 pytestmark = pytest.mark.distill
 
@@ -77,6 +79,12 @@ def test_an_address_of_another_host_is_none_of_this_one():
     assert is_own("::1")
     assert not is_own("192.0.2.1")
     assert not is_own("2001:db8::1")
+
+
+@pytest.mark.parametrize("host", ["127.x.example", "127.0.0.1.x.example", "0.0.0.0"])
+def test_a_teacher_without_a_token_listens_on_the_loopback_interface_alone(host):
+    with pytest.raises(UsageError, match="would answer anybody"):
+        Serving(Teacher.of(Sums()), 8, host)
 
 
 def test_a_wrong_token_is_said_at_once_and_no_data_travels(tmp_path):

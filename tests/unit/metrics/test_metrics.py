@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from edl_hvd.data.evaluation import EvaluationSampler
 from edl_hvd.errors import StateError, UsageError
-from edl_hvd.metrics import AUC, Accuracy, Max, Mean, Min, Sum
+from edl_hvd.metrics import AUC, Accuracy, Max, Mean, Min, Sum, sums
 from edl_hvd.metrics.exact_sum import carried, exact_sum, ratio_of, value_of
 from edl_hvd.worker.training.metric_sync import sync_metrics
 from edl_hvd.worker.training.process_group import WorldGroup
@@ -77,6 +77,37 @@ def test_a_sum_does_not_overflow_over_many_updates():
     for _ in range(100):
         words = carried(words + exact_sum(ones))
     assert value_of(words) == -((1 << 53) - 1.0) * 100_000
+
+
+@pytest.fixture
+def of_equal_values(monkeypatch):
+    """Sums of values that are all the same, without the memory that so many take."""
+    monkeypatch.setattr(sums, "exact_sum", lambda values: exact_sum(values.view(-1)[:1]) * values.numel())
+    return lambda value, count: torch.tensor(value, dtype=torch.float64).expand(count)
+
+
+@pytest.mark.parametrize("value", [2 / 3, -2 / 3])
+def test_billions_of_values_between_two_commits_do_not_overflow(of_equal_values, value):
+    mean, total = Mean(), Sum()
+    for _ in range(40):
+        mean.update(of_equal_values(value, 1 << 28))
+        total.update(of_equal_values(value, 1 << 28))
+    assert mean.compute() == value
+    assert total.compute() == _nearest(Fraction(value) * (40 << 28))
+
+
+def test_billions_of_values_over_all_ranks_do_not_overflow(of_equal_values):
+    def work(collectives, world):
+        metrics = [Mean(), Sum()]
+        for metric in metrics:
+            metric.set_world(16)
+            for count in (1 << 28, 1):
+                metric.update(of_equal_values(2 / 3, count))
+        sync_metrics(metrics, WorldGroup(world.rank, 16, collectives), None, 0)
+        return [metric.compute() for metric in metrics]
+
+    expected = [2 / 3, _nearest(Fraction(2 / 3) * 16 * ((1 << 28) + 1))]
+    assert together(16, work) == [expected] * 16
 
 
 def test_bits_far_apart_are_both_kept():

@@ -98,6 +98,28 @@ def test_what_killed_writers_left_is_invisible_and_removed_after_an_hour(tmp_pat
     assert _everything_under(tmp_path) == [".partial", ".partial/young", "key"]
 
 
+def test_what_cannot_be_removed_of_what_killed_writers_left_stops_no_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ".partial"
+    folder.mkdir()
+    (folder / "folder").mkdir()
+    for name in ("busy", "old"):
+        (folder / name).write_bytes(b"half")
+    for left in folder.iterdir():
+        os.utime(left, (left.stat().st_mtime - 3700,) * 2)
+    unlink = Path.unlink
+
+    def unlink_unless_busy(path: Path, missing_ok: bool = False) -> None:
+        if path.name == "busy":  # as a file of NFS that a process has open
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", unlink_unless_busy)
+    FileStorage(tmp_path).write("key", b"1")
+    assert _everything_under(tmp_path) == [".partial", ".partial/busy", ".partial/folder", "key"]
+
+
 def test_contents_are_flushed_before_the_name_appears_and_the_name_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -471,6 +471,29 @@ def test_who_does_not_know_the_secret_gets_nothing_and_stops_nobody(pair):
     transfer.train_until_caught_up()
 
 
+def test_a_silent_stranger_that_connects_first_does_not_keep_the_standby_out(pair, monkeypatch):
+    member, standby = pair
+    create_server = socket.create_server
+    strangers = []
+
+    def create_visited_server(address):
+        listener = create_server(address)
+        strangers.append(socket.create_connection(listener.getsockname()))
+        return listener
+
+    monkeypatch.setattr(socket, "create_server", create_visited_server)
+    transfer = Transfer(member, standby)
+    while not (transfer.replica.caught_up or transfer.replica.closed):
+        transfer.train()
+        while not transfer.arrived.empty():
+            soon(transfer.arrived).apply_next()
+        time.sleep(0)  # lets the threads run
+    transfer.donor.end()
+    transfer.finish()
+    strangers.pop().close()
+    assert transfer.replica.synced
+
+
 @pytest.mark.parametrize(
     "tensor",
     [
