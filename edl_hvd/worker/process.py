@@ -357,7 +357,7 @@ def _collectives_for(name: str) -> tuple[Collectives, int, int]:
 def allreduce(tensor: torch.Tensor, op: Operation | None = None) -> torch.Tensor:
     """Combine a tensor over the present world. Collective: every rank calls it; blocks until all have.
 
-    No gradient flows through the result.
+    No gradient flows through the result; ``backward()`` through it is a ``UsageError``.
 
     Args:
         tensor: Any shape, equal on all ranks; any numeric type, or bool for "max" and "min"; on any device. It is not
@@ -380,7 +380,7 @@ def allreduce(tensor: torch.Tensor, op: Operation | None = None) -> torch.Tensor
 def allgather(tensor: torch.Tensor) -> torch.Tensor:
     """Concatenate the tensors of all ranks along dimension 0. Collective: every rank calls it; blocks until all have.
 
-    No gradient flows through the result.
+    No gradient flows through the result; ``backward()`` through it is a ``UsageError``.
 
     Args:
         tensor: Any numeric type or bool, equal on all ranks; on any device; at most 12 dimensions. The first dimension
@@ -403,7 +403,7 @@ def allgather(tensor: torch.Tensor) -> torch.Tensor:
 def broadcast(tensor: torch.Tensor, root_rank: int = 0) -> torch.Tensor:
     """Copy the tensor of one rank to every rank. Collective: every rank calls it; blocks until all have.
 
-    No gradient flows through the result.
+    No gradient flows through the result; ``backward()`` through it is a ``UsageError``.
 
     Args:
         tensor: Any numeric type or bool; one type and shape on all ranks; on any device; at most 12 dimensions. It is

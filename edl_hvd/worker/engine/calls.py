@@ -62,7 +62,8 @@ def allreduce(collectives: Collectives, size: int, tensor: torch.Tensor, op: Ope
         result = collectives.allreduce(given.to(carried), "sum" if is_mean else op, _NAME)
         if is_mean:
             result.div_(size)
-        return torch.view_as_complex(result) if kind.is_complex else result.to(kind)
+        result = torch.view_as_complex(result) if kind.is_complex else result.to(kind)
+    return _without_gradient("allreduce", tensor, result)
 
 
 def allgather(collectives: Collectives, rank: int, size: int, tensor: torch.Tensor) -> torch.Tensor:
@@ -81,7 +82,8 @@ def allgather(collectives: Collectives, rank: int, size: int, tensor: torch.Tens
         if total * row.numel() == 0:
             return given.new_empty((total, *row))
         collected = collectives.result(collectives.start_gather(_bytes_of(given), _DATA))
-        return collected.view(given.dtype).view(total, *row)
+        result = collected.view(given.dtype).view(total, *row)
+    return _without_gradient("allgather", tensor, result)
 
 
 def broadcast(collectives: Collectives, rank: int, size: int, tensor: torch.Tensor, root_rank: int) -> torch.Tensor:
@@ -102,12 +104,39 @@ def broadcast(collectives: Collectives, rank: int, size: int, tensor: torch.Tens
             )
         if result.numel():
             collectives.broadcast_(_bytes_of(result), root_rank, _DATA)
-        return result
+    return _without_gradient("broadcast", tensor, result)
 
 
 def barrier(collectives: Collectives, rank: int, size: int) -> None:
     """See :func:`edl_hvd.barrier`."""
     _announce(collectives, rank, size, _Announcement("barrier"))
+
+
+def _without_gradient(call: str, tensor: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """The result of a collective; backward() through it is refused where the tensor that was given has a gradient."""
+    if not (tensor.requires_grad and torch.is_grad_enabled()):
+        return result
+    # The graph behind the tensor is not kept by the result.
+    refused: torch.Tensor = _Refused.apply(result, torch.zeros((), requires_grad=True), call)
+    return refused
+
+
+class _Refused(torch.autograd.Function):
+    """A tensor through which no gradient flows, and which says so."""
+
+    @staticmethod
+    def forward(ctx: Any, result: torch.Tensor, anchor: torch.Tensor, call: str) -> torch.Tensor:
+        ctx.call = call
+        ctx.mark_dirty(result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        raise UsageError(
+            f"backward() came to what edl_hvd.{ctx.call} has returned, and no gradient flows through it; give it "
+            "tensor.detach() where its result is a constant of the loss; a loss over the samples of all workers at "
+            "once is not supported"
+        )
 
 
 class _Announcement(NamedTuple):

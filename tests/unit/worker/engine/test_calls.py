@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from fake_world import Turns, alone, rank_of, together
@@ -38,6 +40,40 @@ def test_allreduce_keeps_the_type_and_the_shape(kind):
 def test_a_mean_of_half_precision_does_not_overflow():
     results = Turns(4).run(lambda rank: edl_hvd.allreduce(torch.tensor(60000.0, dtype=torch.float16), op="mean"))
     assert [result.item() for result in results] == [60000.0] * 4
+
+
+CALLS = {
+    "allreduce": lambda tensor: edl_hvd.allreduce(tensor, op="mean"),
+    "allgather": edl_hvd.allgather,
+    "broadcast": edl_hvd.broadcast,
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_loss_through_a_collective_is_refused_and_its_value_may_be_used(call):
+    """Without a gradient, the part of the loss that is behind it would silently count nothing."""
+    features = torch.ones(2, requires_grad=True)
+    with rank_of(0, 1):
+        result = CALLS[call](features)
+        assert result.tolist() == [1, 1]
+        assert CALLS[call](features.detach()).requires_grad is False
+        with torch.no_grad():
+            assert CALLS[call](features).requires_grad is False
+        (features * CALLS[call](features).detach()).sum().backward()
+        with pytest.raises(UsageError, match=rf"came to what edl_hvd\.{call} has returned, and no gradient flows"):
+            (features * result).sum().backward()
+
+
+def test_what_a_collective_returns_does_not_keep_the_graph_of_what_it_was_given():
+    features = torch.ones(2, requires_grad=True)
+    squared = features * 2
+    kept_by_graph = weakref.ref(squared)
+    loss = squared.square().sum()
+    with rank_of(0, 1):
+        result = edl_hvd.allreduce(loss, op="mean")
+    del squared, loss
+    assert kept_by_graph() is None
+    assert result.item() == 8
 
 
 @pytest.mark.parametrize("kind", [torch.int64, torch.uint8, torch.bool])
@@ -138,11 +174,10 @@ def test_nobody_leaves_a_barrier_before_all_have_come():
     assert Turns(3).run(meet) == [3, 3, 3]
 
 
-def test_no_gradient_flows_and_inference_mode_is_no_obstacle():
+def test_a_result_is_another_tensor_and_inference_mode_is_no_obstacle():
     weight = torch.ones(2, requires_grad=True)
     with rank_of(0, 1):
         for result in (edl_hvd.allreduce(weight, op="mean"), edl_hvd.allgather(weight), edl_hvd.broadcast(weight)):
-            assert not result.requires_grad
             assert result.data_ptr() != weight.data_ptr()
         with torch.inference_mode():
             given = torch.ones(2) * 2
