@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -151,7 +151,7 @@ class LiveState:
                     "ramp": self.ramp.as_dict(), "learning": self.learning.as_dict(),
                     "ahead": self.to_skip, "ahead_samples": self._samples_of(self.to_skip),
                     "modules": self._module_changes.capture(), "top_writes": sorted(self.top_writes),
-                    **self._changes.capture()}  # fmt: skip
+                    "optimizers": self._optimizer_classes(), **self._changes.capture()}  # fmt: skip
         tensors.update(self._changes.carried_gradients())
         tensors.update(self._module_changes.buffers())
         return Encoded({"counters": counters, "attributes": plain}, tensors)
@@ -170,6 +170,7 @@ class LiveState:
         """
         saved, tensors = state.plain["attributes"], state.tensors
         self._check_names(saved)
+        self._check_optimizers(state.plain["counters"].get("optimizers", {}))
         self._restore_groups(state.plain["counters"])
         for name, handler in self.handlers.items():
             try:
@@ -334,6 +335,27 @@ class LiveState:
                 f"{_names(known - saved.keys())} that the saved state lacks; give State the same names as when it was "
                 "saved"
             )
+
+    def _optimizer_classes(self) -> dict[str, str]:
+        return {
+            name: type(handler.value).__name__
+            for name, handler in self.handlers.items()
+            if isinstance(handler.value, torch.optim.Optimizer)
+        }
+
+    def _check_optimizers(self, saved: Mapping[str, str]) -> None:
+        """What one kind of optimizer keeps means something else, or nothing, to another; torch takes it all the same.
+
+        Args:
+            saved: Names of the classes, by attribute; none where the state is of a version that did not keep them.
+        """
+        for name, here in self._optimizer_classes().items():
+            if saved.get(name, here) != here:
+                raise StateError(
+                    f"the saved {name} is one of class {saved[name]}, and State(…) was given one of class {here}; give "
+                    "it the class with which the state was saved, or begin anew from the saved weights with "
+                    "state.load_weights(url)"
+                )
 
     def _placed(self, saved: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return tensors from elsewhere, on the devices of those that they take the place of."""

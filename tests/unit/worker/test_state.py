@@ -1,4 +1,5 @@
 import random
+import re
 
 import pytest
 import torch
@@ -229,6 +230,23 @@ def test_leaving_the_loop_early_counts_what_was_stepped_through():
 def test_a_state_that_cannot_be_kept_is_refused(make_state, said):
     with pytest.raises(StateError, match=said):
         make_state()
+
+
+@pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, edl_hvd.DistributedOptimizer], ids=["plain", "wrapped"])
+def test_a_state_of_another_optimizer_is_refused(wrap):
+    """``load_state_dict`` of torch would take it, with Adam's options in the groups of SGD."""
+
+    def with_optimizer(kind):
+        model = nn.Linear(2, 1)
+        return edl_hvd.State(model=model, optimizer=wrap(kind(model.parameters(), lr=0.1)))._runtime.store
+
+    saved = with_optimizer(torch.optim.Adam).live(1)
+    with_optimizer(torch.optim.Adam).load_live(saved)
+    message = "the saved optimizer is one of class Adam, and State(…) was given one of class AdamW"
+    with pytest.raises(StateError, match=re.escape(message)):
+        with_optimizer(torch.optim.AdamW).load_live(saved)
+    del saved.plain["counters"]["optimizers"]
+    with_optimizer(torch.optim.AdamW).load_live(saved)  # an older version has not kept it
 
 
 def test_a_loader_that_the_sampler_does_not_drive_is_refused():
