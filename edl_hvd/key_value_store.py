@@ -259,7 +259,7 @@ class KeyValueStore:
             staying = [member for exchange in [*self._exchanges.values()] for member in self._end(exchange)]
             for member in staying:
                 with suppress(OSError):
-                    member.socket.send(self._last_word)
+                    member.socket.send(bytes(member.unsent) + self._last_word)
             for key in list(self._selector.get_map().values()):
                 if key.data is not None:
                     self._drop(key.data)
@@ -430,7 +430,8 @@ class KeyValueStore:
         (rank,) = (rank for rank, (member, _) in exchange.parts.items() if member is connection)
         for member in self._end(exchange):
             if member is not connection:
-                member.unsent = GONE + b"%d" % rank if exchange.answered else _whole_answer(410, b"%d" % rank)
+                word = GONE + b"%d" % rank if exchange.answered else _whole_answer(410, b"%d" % rank)
+                member.unsent = bytes(member.unsent) + word  # behind what is left of the answer to a slow reader
                 self._go_on(member)
 
     def _answer(self, connection: _Connection, status: int, body: bytes = b"") -> None:

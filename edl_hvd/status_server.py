@@ -8,6 +8,8 @@ name that leads here.
 from __future__ import annotations
 
 import ipaddress
+import logging
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,8 +20,11 @@ from urllib.parse import urlsplit
 
 from edl_hvd.errors import UsageError
 
+logger = logging.getLogger(__name__)
+
 _PATIENCE_S = 10.0
 _MOST_CALLERS = 16
+_FAILED = b"this cannot be shown now; the log of the program that serves it says why\n"
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,8 @@ class StatusServer:
 
     Args:
         where: ``PORT`` or ``ADDRESS:PORT``; port 0 is any that is free.
-        documents: What each path shows. The functions are called in other threads, several at once.
+        documents: What each path shows. The functions are called in other threads, several at once. An error of one is
+            answered with status 500, and logged the first time.
 
     Attributes:
         url: Where it is served.
@@ -110,6 +116,8 @@ class _Server(ThreadingHTTPServer):
         if ":" in place[0]:
             self.address_family = 10  # socket.AF_INET6
         self._places = threading.Semaphore(_MOST_CALLERS)
+        self._failed: set[str] = set()
+        self._lock = threading.Lock()
         super().__init__(place, handler)
 
     def process_request(self, request: object, client_address: object) -> None:
@@ -125,10 +133,21 @@ class _Server(ThreadingHTTPServer):
             self._places.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A caller that hangs up is nobody's problem."""
+        """A caller that hangs up, or does not read, is nobody's problem; another error is a fault of the server."""
+        if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
+            logger.exception("a request from %s could not be answered", client_address)
+
+    def log_failure(self, path: str) -> None:
+        """Log, the first time, that a document cannot be made. In the handler of the exception."""
+        with self._lock:
+            is_first = path not in self._failed
+            self._failed.add(path)
+        if is_first:
+            logger.exception("%s cannot be shown, which is said once; its callers get status 500", path)
 
 
 class _Handler(BaseHTTPRequestHandler):
+    server: _Server
     documents: Mapping[str, Callable[[], Document]]
     only_local: bool
     timeout = _PATIENCE_S
@@ -137,18 +156,31 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Show a document."""
-        host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
+        try:
+            host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
+            path = urlsplit(self.path).path
+        except ValueError:
+            self.send_error(HTTPStatus.BAD_REQUEST, "the path or the name of the host does not read")
+            return
         if self.only_local and not _is_local(host or ""):
             self.send_error(HTTPStatus.FORBIDDEN, "this address answers to localhost alone")
             return
-        document = self.documents.get(urlsplit(self.path).path)
+        document = self.documents.get(path)
         if document is None:
             self.send_error(HTTPStatus.NOT_FOUND, f"expected one of {', '.join(self.documents)}")
             return
-        shown = document()
-        body = shown.text.encode()
-        self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Type", shown.kind)
+        try:
+            shown = document()
+            body = shown.text.encode()
+        except Exception:  # whatever it is: the caller is told, and the next one may be served
+            self.server.log_failure(path)
+            self._send(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", _FAILED)
+        else:
+            self._send(HTTPStatus.OK, shown.kind, body)
+
+    def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
         self.send_header("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")

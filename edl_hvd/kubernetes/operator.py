@@ -244,6 +244,7 @@ class Operator:
     def end(self) -> None:
         """Let :meth:`run` return after this turn; for a signal's handler."""
         self._ending.set()
+        self._news.set()  # that is what it waits for between two turns
 
     def run(self) -> None:
         """Watch and act until :meth:`end`. What goes wrong is said once, and tried again.
@@ -299,6 +300,8 @@ class Operator:
 
     def _wait(self) -> None:
         """Until a turn or the Lease is due."""
+        if self._ending.is_set():
+            return  # a turn that has begun since has cleared the news of it
         if not self._was_leader:
             self._ending.wait(min(self._every_s, RENEW_EVERY_S))
             return

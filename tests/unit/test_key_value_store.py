@@ -33,6 +33,16 @@ def connect(store: KeyValueStore) -> socket.socket:
     return socket.create_connection((store.address, store.port), TIMEOUT_S)
 
 
+def slow_reader(store: KeyValueStore) -> socket.socket:
+    """A connection whose window and segments are so small that the store cannot send all at once."""
+    stream = socket.socket()
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
+    stream.settimeout(TIMEOUT_S)
+    stream.connect((store.address, store.port))
+    return stream
+
+
 def read_all(stream: socket.socket) -> bytes:
     """Everything up to the end of the connection."""
     return b"".join(iter(lambda: stream.recv(1 << 16), b""))
@@ -97,12 +107,7 @@ def test_a_request_may_come_in_pieces(store):
 def test_the_largest_value_travels_both_ways(store):
     value = random.Random(0).randbytes(LARGEST)
     key_value_store.put(store.place, "/global/0", value, TIMEOUT_S)
-    with socket.socket() as stream:
-        # A window and segments so small that the store cannot send all at once.
-        stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
-        stream.settimeout(TIMEOUT_S)
-        stream.connect((store.address, store.port))
+    with slow_reader(store) as stream:
         stream.sendall(request("GET", "/global/0"))
         # While this one does not read, others are served.
         assert key_value_store.get(store.place, "/global/0", TIMEOUT_S) == value
@@ -406,6 +411,48 @@ def test_the_others_are_told_when_a_rank_goes_before_all_have_come(store, end):
     if new is not None:
         members = [exchange(store.place, rank, 3, b"other") for rank in (1, 2)]
         assert [parts(member) for member in (new, *members)] == [[b"new", b"other", b"other"]] * 3
+
+
+def come_to_stay(member: socket.socket, rank: int, value: bytes) -> None:
+    """Ask as one of three members does that stay."""
+    member.sendall(request("PUT", f"/global/{rank}?of=3&stay", value))
+
+
+def whole_answer(values: list[bytes]) -> bytes:
+    """What such a member is answered before the first word."""
+    return b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + b"".join(
+        len(value).to_bytes(4, "big") + value for value in values
+    )
+
+
+def test_a_member_that_reads_slowly_gets_its_answer_before_it_is_told_that_another_is_gone(store):
+    values = [random.Random(rank).randbytes(LARGEST) for rank in range(3)]
+    answer = whole_answer(values)
+    with slow_reader(store) as slow, connect(store) as other, connect(store) as dying:
+        come_to_stay(slow, 0, values[0])
+        come_to_stay(other, 1, values[1])
+        come_to_stay(dying, 2, values[2])
+        with dying.makefile("rb") as received:
+            assert received.read(len(answer)) == answer
+        dying.shutdown(socket.SHUT_RDWR)
+        assert read_all(other) == answer + b"gone 2"
+        assert read_all(slow) == answer + b"gone 2"
+    assert (store._exchanges, store._bytes) == ({}, 0)
+
+
+def test_a_member_that_reads_slowly_gets_the_rest_of_its_answer_before_the_end(store):
+    values = [b"first", b"second", b"third"]
+    answer = whole_answer(values)
+    with ExitStack() as stack:
+        members = [stack.enter_context(connect(store)) for _ in values]
+        for rank, member in enumerate(members):
+            come_to_stay(member, rank, values[rank])
+        for member in members:
+            assert member.recv(len(answer), socket.MSG_WAITALL) == answer
+        [exchange] = store._exchanges.values()
+        exchange.parts[0][0].unsent = b"rest"  # as of a larger answer, whose reader has just made room for it
+        store.close()
+        assert [read_all(member) for member in members] == [b"restend", b"end", b"end"]
 
 
 @pytest.mark.parametrize("path", ["/global/2?of=2", "/global/0?of=3", "/global/x?of=2", "/global/0?of="])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -65,6 +65,48 @@ def test_garbage_ends_the_connection_alone(server):
             while stranger.recv(4096):
                 pass
     assert ask(server, "/")[0] == 200
+
+
+@pytest.mark.parametrize("document", [lambda: Document(1 / 0), lambda: Document("\ud800")])
+def test_a_document_that_cannot_be_made_is_answered_and_logged_once(
+    document: Callable[[], Document], caplog: pytest.LogCaptureFixture
+) -> None:
+    with StatusServer("0", {"/bad": document, "/good": lambda: Document("x"), "/worse": document}) as server:
+        for _ in range(3):
+            status, kind, text = ask(server, "/bad")
+            assert (status, kind) == (500, "text/plain; charset=utf-8")
+            assert text == b"this cannot be shown now; the log of the program that serves it says why\n"
+        assert ask(server, "/bad", "HEAD")[::2] == (500, b"")
+        assert ask(server, "/good")[0] == 200
+        assert ask(server, "/worse")[0] == 500
+    assert [record.getMessage().partition(" ")[0] for record in caplog.records] == ["/bad", "/worse"]
+    assert all(record.exc_info for record in caplog.records)
+
+
+def test_a_host_that_does_not_read_is_a_bad_request(server, caplog):
+    assert ask(server, "/", Host="[::")[0] == 400
+    assert not caplog.records
+
+
+def _caught(error: Exception) -> None:
+    """The server, while it handles this error of a request."""
+    with StatusServer("0", {}) as server:
+        try:
+            raise error
+        except Exception:
+            server._server.handle_error(None, ("127.0.0.1", 7))
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), ConnectionResetError(), TimeoutError()])
+def test_a_caller_that_hangs_up_is_not_logged(error, caplog):
+    _caught(error)
+    assert not caplog.records
+
+
+def test_another_error_of_a_request_is_logged(caplog):
+    _caught(ValueError("x"))
+    [record] = caplog.records
+    assert record.getMessage() == "a request from ('127.0.0.1', 7) could not be answered"
 
 
 def test_a_port_that_is_taken_is_one_sentence(server):
