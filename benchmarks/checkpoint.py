@@ -251,8 +251,7 @@ def checkpoint(state: Any, folder: Path, then: str = "") -> Action:
         return begun - started + time.perf_counter() - computed
 
     def before_step() -> None:
-        for watcher in state.optimizer.stepping.before:
-            watcher(state.optimizer, False)
+        state.optimizer.stepping.before.call(state.optimizer, False)
 
     def written() -> None:
         while edl_hvd.allreduce(torch.tensor([float(commits._checkpoints.busy)]), op="sum").item():

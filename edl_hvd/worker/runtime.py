@@ -133,9 +133,9 @@ class Runtime:
         self._has_committed = False
         self._warned: set[str] = set()
         if self.store.reduction is not None and self._gated:
-            self.store.reduction.on_round.append(self.schedulers_may_move)
+            self.store.reduction.on_round.add(self.schedulers_may_move)
         for optimizer in self.optimizers:
-            optimizer.stepping.after.append(self._after_step)
+            optimizer.stepping.after.add(self._after_step)
 
     def warn_once(self, about: str, message: str) -> None:
         """Say something to the user, once."""

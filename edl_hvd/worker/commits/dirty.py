@@ -119,11 +119,9 @@ class SteppedParameters:
         self._clean_commits = 0
         self._needed_commits = _CLEAN_COMMITS
         self._trace = TensorTrace([])
-        for number, optimizer in enumerate(optimizers):
-            optimizer.stepping.before.append(
-                lambda optimizer, closure, number=number: self._on_step(number, closure or _has_hooks(optimizer))
-            )
-            optimizer.stepping.after.append(self.accept_changes)
+        for optimizer in optimizers:
+            optimizer.stepping.before.add(self._on_step)
+            optimizer.stepping.after.add(self.accept_changes)
         self.accept_changes()
 
     @property
@@ -176,15 +174,16 @@ class SteppedParameters:
             self.was_dirty = True
             self.accept_changes()
 
-    def _on_step(self, number: int, is_more: bool) -> None:
+    def _on_step(self, optimizer: Any, closure: bool) -> None:
         is_dirty = self.is_dirty()
         for callback in self.before_step:
             callback(is_dirty)
-        if is_more:  # a closure sums gradients meanwhile, and a step that is not made again runs no hooks
+        # A closure sums gradients meanwhile, and a step that is not made again runs no hooks.
+        if closure or _has_hooks(optimizer):
             self.never_clean()
         else:
             self._judge(is_dirty)
-        self.steps[number] += 1
+        self.steps[self._optimizers.index(optimizer)] += 1
 
 
 def _has_hooks(optimizer: Any) -> bool:

@@ -128,17 +128,15 @@ class StateDonor:
         if self._is_hooked:
             return
         self._is_hooked = True
-        for number, optimizer in enumerate(self._optimizers):
-            optimizer.stepping.before.append(
-                lambda optimizer, closure, number=number: self._on_step(number, optimizer, closure)
-            )
-            optimizer.stepping.after.append(self._note_versions)
+        for optimizer in self._optimizers:
+            optimizer.stepping.before.add(self._on_step)
+            optimizer.stepping.after.add(self._note_versions)
 
-    def _on_step(self, number: int, optimizer: Any, closure: bool) -> None:
+    def _on_step(self, optimizer: Any, closure: bool) -> None:
         streams = [stream for stream in self.streams if stream.base is not None]
         if not streams:
             return
-        message = None if closure else self._step_message(number, optimizer)
+        message = None if closure else self._step_message(self._optimizers.index(optimizer), optimizer)
         for stream in streams:
             stream.put(message)
 

@@ -64,7 +64,7 @@ class StandbyReplica:
         self._over = threading.Event()  # nothing more is to be applied
         self._has_stepped = threading.Event()  # this worker has joined, and taken a step of its own
         for optimizer in self._optimizers:
-            optimizer.stepping.after.append(self._has_stepped.set)
+            optimizer.stepping.after.add(self._has_stepped.set)
         self._connection: socket.socket | None = None
         TensorThread(lambda: self._run(address, port, secret), "edl-standby").start()
 

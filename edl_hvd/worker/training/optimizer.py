@@ -13,6 +13,7 @@ from edl_hvd.errors import UsageError
 from edl_hvd.worker.position import position
 from edl_hvd.worker.training.process_group import PresentGroup, refuse_broken_world
 from edl_hvd.worker.training.reduction import Reduction
+from edl_hvd.worker.training.weak_callbacks import WeakCallbacks
 
 _Optimizer = TypeVar("_Optimizer", bound=torch.optim.Optimizer)
 
@@ -35,8 +36,8 @@ class Stepping:
         kept_groups: Number of groups that there were when the elastic function ran again; 0 in its first run.
     """
 
-    before: list[Callable[[Any, bool], None]] = field(default_factory=list)
-    after: list[Callable[[], None]] = field(default_factory=list)
+    before: WeakCallbacks = field(default_factory=WeakCallbacks)
+    after: WeakCallbacks = field(default_factory=WeakCallbacks)
     skip: int = 0
     samples: int = 0
     round_number: int = 0
@@ -138,8 +139,7 @@ class _Distributed:
         position.steps_in_body += 1
         stepping.own += not (position.in_batches or position.in_step)
         reduction.parameters.attach()
-        for callback in stepping.after:
-            callback()
+        stepping.after.call()
         return result
 
     step.hooked = True  # type: ignore[attr-defined]  # hooks of the script run around the step itself, not around this
@@ -153,8 +153,7 @@ class _Distributed:
             if self.velocity is not None:
                 group[VELOCITY_FACTOR] = reduction.learning_rate_factor
         try:
-            for watcher in self.stepping.before:
-                watcher(self, closure is not None)
+            self.stepping.before.call(self, closure is not None)
             return self._corrected_step(closure)
         finally:
             for group, rate in zip(groups, own_rates, strict=True):

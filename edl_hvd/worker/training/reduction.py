@@ -36,6 +36,7 @@ from edl_hvd.worker.training.noise import NoiseMeter
 from edl_hvd.worker.training.process_group import ProcessGroup
 from edl_hvd.worker.training.recorded import RecordedValues
 from edl_hvd.worker.training.round_message import RoundMessage, Vote, gradient_flag, is_computed, is_computed_anew
+from edl_hvd.worker.training.weak_callbacks import WeakCallbacks
 
 
 class Reduction:
@@ -83,7 +84,7 @@ class Reduction:
         self.answer: Vote | None = None
         self.rounds = self.round_number = self.skipped = 0
         self.step_has_gradient = False  # of any rank
-        self.on_round: list[Callable[[], None]] = []
+        self.on_round = WeakCallbacks()
         self.noise: NoiseMeter | None = None
         self._grad = GradAttribute(self.names)
         self._has_gradient = False  # of the present micro-batch
@@ -321,8 +322,7 @@ class Reduction:
         self._rounds_of_body += 1
         self.round_number += 1
         self._begin_round()
-        for callback in self.on_round:
-            callback()
+        self.on_round.call()
 
     def _complete_alone(self) -> None:
         self.answer = self.vote()

@@ -1,5 +1,7 @@
+import gc
 import random
 import re
+import weakref
 
 import pytest
 import torch
@@ -304,3 +306,36 @@ def test_an_overflow_skips_the_step_and_not_the_scheduler_as_in_pytorch():
     with alone():
         train(state)
     assert (state.step, state.scheduler.last_epoch, scaler.get_scale()) == (2, 2, 512.0)
+
+
+def make_again(state):
+    """Another state of the same objects."""
+    return edl_hvd.State(model=state.model, optimizer=state.optimizer, scheduler=state.scheduler)
+
+
+@pytest.mark.parametrize("is_run", [False, True], ids=["made", "run"])
+def test_a_state_that_nobody_holds_is_freed_while_its_optimizer_lives(is_run):
+    """It may hold a copy of all weights, and the optimizer goes on in the next state."""
+    state, loader = make()
+    if is_run:
+        run(state, loader)
+    optimizer, others = state.optimizer, [make_again(state) for _ in range(3)]
+    freed = [weakref.ref(one._runtime) for one in (state, *others)]
+    del state, others
+    gc.collect()
+    assert [runtime() for runtime in freed] == [None] * 4
+    with alone():
+        optimizer.step()
+
+
+def test_two_states_of_one_optimizer_both_see_its_steps():
+    with alone():
+        state, _ = make()
+        other = make_again(state)
+        for _ in range(2):
+            state.optimizer.zero_grad()
+            state.model(torch.ones(2, 4)).square().mean().backward()
+            state.optimizer.step()
+        for one in (state, other):
+            stepped = one._runtime.store.tracker.stepped
+            assert (stepped.steps, stepped.is_dirty()) == ([2], False)

@@ -1,5 +1,6 @@
 """A member sends its state to a standby while it trains on: both ends, over a real connection, in one process."""
 
+import gc
 import os
 import platform
 import queue
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import pytest
 import torch
@@ -469,6 +471,22 @@ def test_who_does_not_know_the_secret_gets_nothing_and_stops_nobody(pair):
             except OSError:
                 pass  # hung up while it still talked
     transfer.train_until_caught_up()
+
+
+def test_a_donor_whose_call_is_over_is_freed_while_the_optimizer_lives(pair):
+    member, standby = pair
+    others = set(threading.enumerate())
+    transfer = Transfer(member, standby)
+    [sending] = [thread for thread in set(threading.enumerate()) - others if thread.name == "edl-donor"]
+    transfer.train_until_caught_up()
+    transfer.donor.end()
+    transfer.finish()
+    soon(sending)
+    donor = weakref.ref(transfer.donor)
+    transfer.donor = None
+    gc.collect()
+    assert donor() is None
+    member.step()
 
 
 def test_a_silent_stranger_that_connects_first_does_not_keep_the_standby_out(pair, monkeypatch):

@@ -157,7 +157,13 @@ def test_a_newcomer_repeats_the_correction():
     """From the gradients and the options of the groups alone, as a donor sends them."""
     state, newcomer = make(), make()
     donor, frames = StateDonor(state._runtime.store), []
-    state.optimizer.stepping.before.append(lambda optimizer, _: frames.append(donor._step_message(0, optimizer)))
+
+    class Watcher:
+        def note(self, optimizer, closure):
+            frames.append(donor._step_message(0, optimizer))
+
+    watcher = Watcher()
+    state.optimizer.stepping.before.add(watcher.note)
     replica = StandbyReplica.__new__(StandbyReplica)
     replica._optimizers, replica._store = [newcomer.optimizer], newcomer._runtime.store
     for seed, factor in enumerate(FACTORS):
