@@ -66,6 +66,7 @@ class ElasticLoop:
         """Let go of everything that the call has held. Not collective."""
         self._donor.abandon()
         self._checkpoints.lease.set(0, renews=False)
+        self._runtime.reruns.end_function(is_over=True)
         self._runtime.attach(None)
         self._runtime.bind(None)
         self._events.close()
@@ -86,6 +87,7 @@ class ElasticLoop:
                 self._process.is_complete = True
                 return result
             except HostsUpdatedInterrupt:
+                self._runtime.reruns.end_function(is_over=False)
                 self._leave("change")
             except GracefulExit as exit_:
                 self._exit_gracefully(exit_)
@@ -105,6 +107,7 @@ class ElasticLoop:
                     ) from error
                 logger.info("the world broke: %s", error)
                 self._leave("failure")
+                self._runtime.reruns.end_function(is_over=False)
                 self._store.restore()
                 if self._downtime.resets_without_commit >= _MAX_RESETS_WITHOUT_COMMIT:
                     raise PlatformError(

@@ -7,6 +7,7 @@ from typing import Any
 
 from edl_hvd.worker.commits.epoch_top import EpochTop
 from edl_hvd.worker.commits.state_store import StateStore
+from edl_hvd.worker.script_locals import ScriptLocals
 
 
 class FunctionReruns:
@@ -25,11 +26,13 @@ class FunctionReruns:
         self._options: list[dict[str, Any]] | None = None
         self._is_first_epoch = False
         self._top: EpochTop | None = None
+        self._locals: ScriptLocals | None = None
 
     def begin_function(self) -> None:
         """The elastic function is about to run, for the first time or once more."""
         self._options = self._optimizer_options() if self._store.step else None
         self._is_first_epoch = True
+        self._locals = None
         for optimizer in self._optimizers:
             optimizer.stepping.kept_groups = len(optimizer.param_groups) if self._store.step else 0
 
@@ -40,12 +43,14 @@ class FunctionReruns:
             is_begun: Whether samples of this epoch have been trained on.
         """
         self._tell_of_options()
+        self._locals = self._locals or ScriptLocals.now()
         # Where the same run of the function begins an epoch once more, the script means what it does at its top.
         self._top = EpochTop.of(self._store, is_continued=is_begun and self._is_first_epoch)
         self._is_first_epoch = False
 
     def begin_batches(self) -> None:
         """A loop over batches begins: the state is put back that was behind the top of an epoch that is continued."""
+        self._locals = self._locals or ScriptLocals.now()
         top, self._top = self._top, None
         if top is None:
             return
@@ -64,6 +69,18 @@ class FunctionReruns:
                 "top.weights",
                 f"the top of epoch {epoch}, which is continued, has changed {tensor}, which it had not when it ran "
                 "before, so a job without interruption learns something else; do it behind a loop over batches instead",
+            )
+
+    def end_function(self, is_over: bool) -> None:
+        """The function has been left: say which of its variables are lost, unless it is over."""
+        kept, self._locals = self._locals, None
+        names = [] if is_over or kept is None else kept.lost()
+        if names:
+            self._warn_once(
+                "function.locals",
+                "local variables of the script begin anew, because the elastic function runs again in the next world, "
+                f"as on each worker that joins: {', '.join(names)}; keep in State what its loop changes, as "
+                f"state.{names[0]}",
             )
 
     def _optimizer_options(self) -> list[dict[str, Any]]:

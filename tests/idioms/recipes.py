@@ -44,7 +44,7 @@ micro-batch, and what belongs to a step, such as `optimizer.step()`, acts in the
 Take the flat form for one `backward()` and one `step()`, and the form over steps for everything beyond; the flat form \
 refuses what it can tell that it would get wrong.
 
-Four rules, for both forms:
+Five rules, for both forms:
 
 - **Every worker runs the same script.** What trains (`step()`, schedulers, averages, what is kept in `state`) must \
 not stand under `if edl_hvd.rank() == 0:`; printing and writing files belong there, and behind the loop over a step.
@@ -56,6 +56,9 @@ workers: gradients are weighted by samples.
 `step.record(loss=loss)` and `step.mean("loss")`, and keep only that in `state`.
 - **Random numbers are seeded by place.** What a script draws in the loop does not depend on the number of workers, \
 and is not what plain PyTorch draws; what has to be the same there belongs into the data set.
+- **What the loop changes belongs into `State`.** The elastic function runs again in each world, so a local variable, \
+such as the best accuracy so far or a copy of the best weights, begins anew; a warning names it when that happens.
+  A tensor or a dictionary in `State` may be another object afterwards: reach it through `state`.
 
 Each of these is [tested](testing.md) against plain PyTorch with the whole batch in one process.
 The tests have worlds of one to four workers, with one and several micro-batches and with none, and workers that die \
