@@ -63,6 +63,7 @@ DIGITS = ("/data/imagenet", "{digits}")
 SPOT = ("spot.csv", "examples/traces/spot-day.csv")
 TRAINED = ("s3://bucket/resnet50", "{trained}")
 
+DELETED = "tests/elastic/test_fleet.py::test_a_deleted_job_leaves_nothing_and_another_may_have_its_name"
 FLEET = "tests/elastic/test_fleet.py::test_the_commands_of_the_document"
 
 IMAGES = "tests/unit/distill/test_distill_data_examples.py::test_a_teacher_is_trained_and_teaches_what_it_has_learned"
@@ -84,6 +85,7 @@ HOW: dict[str, Here | By | Ci] = {
     "edl-hvd fleet scale resnet50 --max 2": By(FLEET),
     "edl-hvd fleet stop resnet50": By(FLEET),
     "edl-hvd fleet resume resnet50": By(FLEET),
+    "edl-hvd fleet delete resnet50 --yes": By(DELETED),
     "edl-hvd fleet claim web --slots 2 --for 60s": By(FLEET),
     "edl-hvd fleet release web": By(FLEET),
     "edl-hvd fleet plan --with-job bert:2:8:5": By(FLEET),
