@@ -81,6 +81,15 @@ class Runs:
         """The folder of a job."""
         return self._folder / job
 
+    def found(self) -> dict[str, int | None]:
+        """The jobs whose folders are there, and the process number of each one's ``edlrun``; ``None``: it has ended."""
+        jobs: dict[str, int | None] = {}
+        for record in sorted(self._folder.glob(f"*/{RECORD}")):
+            with contextlib.suppress(PlatformError):
+                view = look(record.parent)
+                jobs[record.parent.name] = view.record.pid if view is not None and view.running else None
+        return jobs
+
     def write_hosts(self, job: str, hosts: tuple[HostSlots, ...]) -> None:
         """Replace a job's hosts file, unless it is so already.
 
