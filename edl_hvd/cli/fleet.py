@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from edl_hvd.cli.find_job import refuse
@@ -24,7 +25,7 @@ from edl_hvd.errors import UsageError
 from edl_hvd.fleet import events, messages
 from edl_hvd.fleet.answers import LONGEST_CLAIM_S
 from edl_hvd.fleet.messages import Agreed, PlanView
-from edl_hvd.fleet.runs import JOBS
+from edl_hvd.fleet.runs import JOBS, last_lines
 from edl_hvd.fleet.state import JobSpec, shown_hosts, total
 from edl_hvd.fleet.store import read_fleet_history
 from edl_hvd.hosts import read_count, with_devices
@@ -33,6 +34,8 @@ from edl_hvd.values import read_seconds
 _CLAIM_PRIORITY = 1000
 # Services come first: above what people give their jobs.
 _POLL_S = 0.05
+_LAST_LINES = 20
+# As many as edlrun shows of a worker that failed.
 
 
 @click.group("fleet")
@@ -159,6 +162,8 @@ def list_command(as_json: bool, state_dir: Path) -> None:
 def show_command(name: str, as_json: bool, state_dir: Path) -> None:
     """Show a job, its slots over time, and why.
 
+    Of a job that failed, the last 20 lines of its output follow.
+
     \b
     Examples:
       edl-hvd fleet show resnet50
@@ -195,6 +200,11 @@ def show_command(name: str, as_json: bool, state_dir: Path) -> None:
     console.print()
     for at_s, text in history:
         console.print(f"[dim]{duration(max(0.0, view.now_s - at_s)):>12} ago[/]  {clean(text)}")
+    last = last_lines(state_dir.expanduser() / JOBS / name, _LAST_LINES) if row.job.phase == "failed" else []
+    if last:
+        console.print("\n[dim]its last output[/]")
+    for line in last:
+        console.print(escape("".join(character if character.isprintable() else " " for character in line)))
 
 
 @fleet_commands.command("scale")

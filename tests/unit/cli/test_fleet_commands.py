@@ -1,0 +1,47 @@
+"""What ``edl-hvd fleet`` prints of jobs, without a daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from edl_hvd.cli import fleet as fleet_command
+from edl_hvd.cli.main import commands
+from edl_hvd.fleet.messages import FleetView, JobProgress, JobRow
+from edl_hvd.fleet.state import FleetJob, JobSpec
+from edl_hvd.fleet.store import FleetStore
+from edl_hvd.hosts import HostSlots
+
+FAILED = FleetJob(JobSpec("one", ("python", "train.py"), "/work", 1, 4), 0.0, phase="failed", why="exit code 1")
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Runs a command of a fleet that holds one job."""
+    FleetStore(tmp_path).close()
+    (tmp_path / "jobs" / "one").mkdir(parents=True)
+
+    def run(command: str, *words: str, job: FleetJob = FAILED) -> Result:
+        view = FleetView(9.0, (HostSlots("a", 1),), (JobRow(job, JobProgress(), 0.0, 0.0),), (), 1, 0)
+        monkeypatch.setattr(fleet_command, "view_of", lambda state_dir: view)
+        return CliRunner().invoke(commands, ["fleet", command, "--state", str(tmp_path), *words])
+
+    return run
+
+
+def test_show_prints_the_last_output_of_a_job_that_failed(fleet: Callable[..., Result], tmp_path: Path) -> None:
+    lines = [f"line {number}" for number in range(30)]
+    (tmp_path / "jobs" / "one" / "output.log").write_text("\n\n".join([*lines, "  \x1b[2Kindex [7] is wrong\n"]))
+    shown = fleet("show", "one").output.splitlines()
+    assert shown[-21:] == ["its last output", *lines[-19:], "   [2Kindex [7] is wrong"]
+    for job in (replace(FAILED, phase="running"), replace(FAILED, phase="complete")):
+        assert "line 29" not in fleet("show", "one", job=job).output
+
+
+def test_a_job_that_failed_and_printed_nothing_is_shown_without_output(fleet: Callable[..., Result]) -> None:
+    done = fleet("show", "one")
+    assert (done.exit_code, "its last output" in done.output) == (0, False)
