@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from edl_hvd.cli.checkpoint_common import print_table
 from edl_hvd.cli.find_job import refuse
 from edl_hvd.cli.fleet_client import FAILED, WRONG, ask, state_option, submit_job, view_of
 from edl_hvd.cli.fleet_daemon import replay_command, serve_command
@@ -149,7 +150,7 @@ def list_command(as_json: bool, state_dir: Path) -> None:
     for claim in view.claims:
         table.add_row(*claim_cells(claim, view.now_s))
     if table.row_count:
-        console.print(table)
+        print_table(table)
     slots = total(view.hosts)
     lacking = f"; {count(view.lacking, 'slot')} more would be used" if view.lacking else ""
     console.print(f"{count(len(view.hosts), 'host')}, {view.free} of {count(slots, 'slot')} free{lacking}")
@@ -196,7 +197,7 @@ def show_command(name: str, as_json: bool, state_dir: Path) -> None:
     facts.add_column()
     for label, text in facts_of(row, state_dir.expanduser().absolute()):
         facts.add_row(label, clean(text))
-    console.print(facts)
+    print_table(facts)
     console.print()
     for at_s, text in history:
         console.print(f"[dim]{duration(max(0.0, view.now_s - at_s)):>12} ago[/]  {clean(text)}")
@@ -373,7 +374,7 @@ def plan_command(hosts: str | None, jobs: Sequence[str], claims: Sequence[str], 
         table.add_column(column, justify="right" if column in ("HAS", "GETS") else "left")
     for share in view.shares:
         table.add_row(share.name, str(share.has), str(share.gets), shown_hosts(share.hosts), clean(share.why))
-    console.print(table)
+    print_table(table)
     if view.lacking:
         console.print(f"{count(view.lacking, 'slot')} more would be used")
 

@@ -45,3 +45,11 @@ def test_show_prints_the_last_output_of_a_job_that_failed(fleet: Callable[..., R
 def test_a_job_that_failed_and_printed_nothing_is_shown_without_output(fleet: Callable[..., Result]) -> None:
     done = fleet("show", "one")
     assert (done.exit_code, "its last output" in done.output) == (0, False)
+
+
+@pytest.mark.parametrize("command", [("list",), ("show", "one")])
+def test_a_long_reason_is_one_line_where_no_terminal_is(fleet: Callable[..., Result], command: tuple[str, ...]) -> None:
+    why = "step 9 failed: ValueError: " + " ".join(f"label{number}" for number in range(60))
+    lines = fleet(*command, job=replace(FAILED, why=why)).output.splitlines()
+    assert sum(why in line for line in lines) == 1
+    assert all(line == line.rstrip() for line in lines)
