@@ -340,7 +340,7 @@ def test_what_is_no_frame_ends_the_channel(begin: bytes) -> None:
         take_frames(bytearray(begin))
 
 
-@pytest.mark.parametrize("text", ["", "b", "b:", ":1", "b:0", "b:65536", "b:x"])
+@pytest.mark.parametrize("text", ["", "b", "b:", ":1", "b:0", "b:65536", "b:x", "127.0.0.1:22:17077", "b:22:17077"])
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="expected HOST:PORT"):
         read_address(text)
