@@ -114,7 +114,7 @@ def submit_command(
             priority=priority,
             queue=queue,
             preemptible=not no_preempt,
-            flags=check_flags(shlex.split(flags)),
+            flags=check_flags(_split_flags(flags)),
             variables=tuple(variables),
             retries=retries,
             family=family,
@@ -399,6 +399,16 @@ def check_flags(words: Sequence[str]) -> tuple[str, ...]:
                 f"--edlrun {word!r} is not usable: the fleet gives {word.split('=')[0]} itself; leave it out"
             )
     return tuple(words)
+
+
+def _split_flags(text: str) -> list[str]:
+    """The words of ``--edlrun``, as a shell reads them."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(
+            f"--edlrun {text!r} is not usable: {error}; expected flags as a shell reads them, e.g. '--drain-lead 30'"
+        ) from None
 
 
 def _read_time(text: str | None) -> float | None:

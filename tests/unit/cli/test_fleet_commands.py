@@ -53,3 +53,22 @@ def test_a_long_reason_is_one_line_where_no_terminal_is(fleet: Callable[..., Res
     lines = fleet(*command, job=replace(FAILED, why=why)).output.splitlines()
     assert sum(why in line for line in lines) == 1
     assert all(line == line.rstrip() for line in lines)
+
+
+def test_flags_that_no_shell_reads_are_refused_by_name(fleet: Callable[..., Result]) -> None:
+    done = fleet("submit", "--name", "two", "--edlrun", "'x", "--min", "1", "--", "true")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == (
+        'error: --edlrun "\'x" is not usable: No closing quotation; expected flags as a shell reads them, e.g. '
+        "'--drain-lead 30'\n"
+    )
+
+
+@pytest.mark.parametrize("text", ["abc", "5 steps", "1 epoch", "0", "-3s"])
+def test_a_time_that_is_none_is_refused_and_only_times_are_offered(fleet: Callable[..., Result], text: str) -> None:
+    done = fleet("claim", "web", "--slots", "1", "--for", text)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"error: --for {text!r} is not a time; expected seconds as a number, or e.g. '10s' or '2min', greater than "
+        "zero\n"
+    )
