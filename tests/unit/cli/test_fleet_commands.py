@@ -72,3 +72,11 @@ def test_a_time_that_is_none_is_refused_and_only_times_are_offered(fleet: Callab
         f"error: --for {text!r} is not a time; expected seconds as a number, or e.g. '10s' or '2min', greater than "
         "zero\n"
     )
+
+
+@pytest.mark.parametrize("where", ["nowhere", "256.0.0.1:80"])
+def test_a_daemon_that_cannot_serve_its_page_does_not_say_that_it_shares_hosts(tmp_path: Path, where: str) -> None:
+    words = ["fleet", "serve", "-H", "localhost:1", "--state", str(tmp_path), "--http", where]
+    done = CliRunner().invoke(commands, words)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
