@@ -18,6 +18,7 @@ from edl_hvd.driver.job import Job
 from edl_hvd.driver.job_folder.claim import JobFolder, claim
 from edl_hvd.driver.job_folder.requests import Requests, answer
 from edl_hvd.driver.membership.events import DrainRequested, End, HostsFound
+from edl_hvd.driver.membership.intake import UNUSABLE
 from edl_hvd.driver.membership.transition import SAVED
 from edl_hvd.driver.network import Network, choose_network, is_local
 from edl_hvd.driver.preflight.gate import Look
@@ -28,7 +29,7 @@ from edl_hvd.driver.workers.launcher import Launcher, Program
 from edl_hvd.driver.workers.output import OutputFiles
 from edl_hvd.driver.workers.process import signal_group
 from edl_hvd.driver.workers.ssh import Ssh
-from edl_hvd.errors import EdlHvdError, PlatformError
+from edl_hvd.errors import EdlHvdError, PlatformError, UsageError
 from edl_hvd.process_identity import is_stopped
 from edl_hvd.protocol import LONGEST_SAVE_S, SAME_SIGTERM_S
 from edl_hvd.settings import Settings, family_timings, own_environment
@@ -47,7 +48,7 @@ def run_job(options: Options, screen: Screen) -> int:
         Exit code: 0, 1 for a failure, 75 when it stopped on the way and wants to be run again, 130 after Ctrl-C.
 
     Raises:
-        UsageError: Its folder belongs to another job; nothing was started.
+        UsageError: Its folder belongs to another job or cannot be used, or a port is not free; nothing was started.
         PlatformError: It could not begin.
     """
     ask_for_short_time_slices()
@@ -138,12 +139,13 @@ class EdlRun:
         """Run it to its end; the exit code.
 
         Raises:
+            UsageError: What was asked for cannot be started.
             PlatformError: It could not begin.
         """
         try:
             end = await self._train()
         except EdlHvdError as error:
-            await self._reporter.close(End(1, str(error)))
+            await self._reporter.close(End(UNUSABLE if isinstance(error, UsageError) else 1, str(error)))
             raise
         await self._reporter.close(end)
         self._screen.ended(end)

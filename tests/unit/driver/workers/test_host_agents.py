@@ -313,7 +313,7 @@ def test_an_agent_without_a_driver_gives_up_after_its_patience() -> None:
 
 
 def test_a_port_that_is_taken_is_one_sentence(hosts: AgentHosts) -> None:
-    with pytest.raises(PlatformError, match=f"--agents-port {hosts.port} cannot be listened on"):
+    with pytest.raises(UsageError, match=f"--agents-port {hosts.port} cannot be listened on"):
         AgentHosts(hosts.port, TOKEN).listen()
 
 
