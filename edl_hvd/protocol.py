@@ -22,6 +22,8 @@ ENDS_IN_ORDER = b"\n"
 LONGEST_SAVE_S = 600.0
 # A last checkpoint of some gigabytes over a slow network. Workers whose driver is gone end after this time, whether it
 # is written or not, and the next driver does not wait for longer.
+SAME_SIGTERM_S = 1.0
+# GNU timeout and some schedulers send SIGTERM to a process and then to its group, so that one request arrives twice.
 
 
 class Message:

@@ -138,8 +138,10 @@ def read_seconds(flag: str, text: str) -> float:
     is_plain = text.isascii() and text.replace(".", "", 1).isdecimal()
     try:
         interval = Interval.parse(float(text) if is_plain else text)
-    except UsageError as error:
-        raise UsageError(f"{flag} {text!r}: {error}") from None
-    if interval.unit != "seconds":
-        raise UsageError(f"{flag} {text!r} is not a time; expected e.g. '10s' or '2min'")
+    except UsageError:
+        interval = None
+    if interval is None or interval.unit != "seconds":
+        raise UsageError(
+            f"{flag} {text!r} is not a time; expected seconds as a number, or e.g. '10s' or '2min', greater than zero"
+        )
     return interval.count

@@ -15,7 +15,7 @@ from edl_hvd.cli.find_job import refuse
 from edl_hvd.errors import UsageError
 from edl_hvd.storage import Storage, open_storage
 
-_WIDEST = 1000
+_WIDEST = 10_000
 # Columns: more than any name or path needs.
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")

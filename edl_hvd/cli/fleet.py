@@ -12,8 +12,10 @@ from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from edl_hvd.cli.checkpoint_common import print_table
 from edl_hvd.cli.find_job import refuse
 from edl_hvd.cli.fleet_client import FAILED, WRONG, ask, state_option, submit_job, view_of
 from edl_hvd.cli.fleet_daemon import replay_command, serve_command
@@ -24,7 +26,7 @@ from edl_hvd.errors import UsageError
 from edl_hvd.fleet import events, messages
 from edl_hvd.fleet.answers import LONGEST_CLAIM_S
 from edl_hvd.fleet.messages import Agreed, PlanView
-from edl_hvd.fleet.runs import JOBS
+from edl_hvd.fleet.runs import JOBS, last_lines
 from edl_hvd.fleet.state import JobSpec, shown_hosts, total
 from edl_hvd.fleet.store import read_fleet_history
 from edl_hvd.hosts import read_count, with_devices
@@ -33,6 +35,8 @@ from edl_hvd.values import read_seconds
 _CLAIM_PRIORITY = 1000
 # Services come first: above what people give their jobs.
 _POLL_S = 0.05
+_LAST_LINES = 20
+# As many as edlrun shows of a worker that failed.
 
 
 @click.group("fleet")
@@ -110,7 +114,7 @@ def submit_command(
             priority=priority,
             queue=queue,
             preemptible=not no_preempt,
-            flags=check_flags(shlex.split(flags)),
+            flags=check_flags(_split_flags(flags)),
             variables=tuple(variables),
             retries=retries,
             family=family,
@@ -146,7 +150,7 @@ def list_command(as_json: bool, state_dir: Path) -> None:
     for claim in view.claims:
         table.add_row(*claim_cells(claim, view.now_s))
     if table.row_count:
-        console.print(table)
+        print_table(table)
     slots = total(view.hosts)
     lacking = f"; {count(view.lacking, 'slot')} more would be used" if view.lacking else ""
     console.print(f"{count(len(view.hosts), 'host')}, {view.free} of {count(slots, 'slot')} free{lacking}")
@@ -158,6 +162,8 @@ def list_command(as_json: bool, state_dir: Path) -> None:
 @state_option
 def show_command(name: str, as_json: bool, state_dir: Path) -> None:
     """Show a job, its slots over time, and why.
+
+    Of a job that failed, the last 20 lines of its output follow.
 
     \b
     Examples:
@@ -191,10 +197,15 @@ def show_command(name: str, as_json: bool, state_dir: Path) -> None:
     facts.add_column()
     for label, text in facts_of(row, state_dir.expanduser().absolute()):
         facts.add_row(label, clean(text))
-    console.print(facts)
+    print_table(facts)
     console.print()
     for at_s, text in history:
         console.print(f"[dim]{duration(max(0.0, view.now_s - at_s)):>12} ago[/]  {clean(text)}")
+    last = last_lines(state_dir.expanduser() / JOBS / name, _LAST_LINES) if row.job.phase == "failed" else []
+    if last:
+        console.print("\n[dim]its last output[/]")
+    for line in last:
+        console.print(escape("".join(character if character.isprintable() else " " for character in line)))
 
 
 @fleet_commands.command("scale")
@@ -363,7 +374,7 @@ def plan_command(hosts: str | None, jobs: Sequence[str], claims: Sequence[str], 
         table.add_column(column, justify="right" if column in ("HAS", "GETS") else "left")
     for share in view.shares:
         table.add_row(share.name, str(share.has), str(share.gets), shown_hosts(share.hosts), clean(share.why))
-    console.print(table)
+    print_table(table)
     if view.lacking:
         console.print(f"{count(view.lacking, 'slot')} more would be used")
 
@@ -388,6 +399,16 @@ def check_flags(words: Sequence[str]) -> tuple[str, ...]:
                 f"--edlrun {word!r} is not usable: the fleet gives {word.split('=')[0]} itself; leave it out"
             )
     return tuple(words)
+
+
+def _split_flags(text: str) -> list[str]:
+    """The words of ``--edlrun``, as a shell reads them."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(
+            f"--edlrun {text!r} is not usable: {error}; expected flags as a shell reads them, e.g. '--drain-lead 30'"
+        ) from None
 
 
 def _read_time(text: str | None) -> float | None:

@@ -71,11 +71,13 @@ def serve_command(
             shown = FleetPage() if where is not None else None
             publish = None if shown is None else shown.update
             keeper = Keeper(state, source, rules, own_environment(), _tell, publish=publish)
-            click.echo(f"the fleet in {state} shares its hosts; Ctrl-C ends the daemon, and its jobs go on")
+            server = None
             if shown is not None and where is not None:
                 check_prometheus()
                 documents = {"/": shown.html, "/metrics": shown.metrics}
                 server = open_here.enter_context(StatusServer(where, documents))
+            click.echo(f"the fleet in {state} shares its hosts; Ctrl-C ends the daemon, and its jobs go on")
+            if server is not None:
                 click.echo(f"its page is {server.url}, its metrics {server.url}metrics")
             asyncio.run(keeper.run())
     except UsageError as error:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
 import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 
 import click
 
@@ -74,6 +76,16 @@ def read_address(text: str) -> DriverAddress:
     """
     host, _, port = text.rpartition(":")
     number = read_count(port)
-    if not host or number is None or not 1 <= number <= 65535:
+    if not _is_host(host) or number is None or not 1 <= number <= 65535:
         raise UsageError(f"DRIVER {text!r} is no address; expected HOST:PORT, e.g. 10.0.0.1:7077")
     return DriverAddress(host, number)
+
+
+def _is_host(text: str) -> bool:
+    """Whether this is a name or an address, and not one with a port of its own."""
+    if ":" not in text:
+        return bool(text)
+    with suppress(ValueError):
+        ipaddress.IPv6Address(text.removeprefix("[").removesuffix("]"))
+        return True
+    return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 import click
@@ -65,7 +66,13 @@ commands.add_command(train_command)
 
 
 def main() -> None:
-    """Run the command line; an error of the package ends in its message and exit code 1, without a traceback."""
+    """Run the command line; an error of the package ends in its message and exit code 1, without a traceback.
+
+    A character that the encoding of the terminal or file lacks is printed as a question mark.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
     try:
         commands()
     except EdlHvdError as error:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.discovery.damping import Damping
 from edl_hvd.driver.command_line.options import Options, is_python
 from edl_hvd.driver.host_feed import HostFeed
@@ -17,6 +18,7 @@ from edl_hvd.driver.job import Job
 from edl_hvd.driver.job_folder.claim import JobFolder, claim
 from edl_hvd.driver.job_folder.requests import Requests, answer
 from edl_hvd.driver.membership.events import DrainRequested, End, HostsFound
+from edl_hvd.driver.membership.intake import UNUSABLE
 from edl_hvd.driver.membership.transition import SAVED
 from edl_hvd.driver.network import Network, choose_network, is_local
 from edl_hvd.driver.preflight.gate import Look
@@ -27,9 +29,9 @@ from edl_hvd.driver.workers.launcher import Launcher, Program
 from edl_hvd.driver.workers.output import OutputFiles
 from edl_hvd.driver.workers.process import signal_group
 from edl_hvd.driver.workers.ssh import Ssh
-from edl_hvd.errors import EdlHvdError, PlatformError
+from edl_hvd.errors import EdlHvdError, PlatformError, UsageError
 from edl_hvd.process_identity import is_stopped
-from edl_hvd.protocol import LONGEST_SAVE_S
+from edl_hvd.protocol import LONGEST_SAVE_S, SAME_SIGTERM_S
 from edl_hvd.settings import Settings, family_timings, own_environment
 from edl_hvd.time_slice import ask_for_short_time_slices
 
@@ -46,7 +48,7 @@ def run_job(options: Options, screen: Screen) -> int:
         Exit code: 0, 1 for a failure, 75 when it stopped on the way and wants to be run again, 130 after Ctrl-C.
 
     Raises:
-        UsageError: Its folder belongs to another job; nothing was started.
+        UsageError: Its folder belongs to another job or cannot be used, or a port is not free; nothing was started.
         PlatformError: It could not begin.
     """
     ask_for_short_time_slices()
@@ -66,16 +68,21 @@ def allow_descriptors() -> None:
 class ShutdownRequests:
     """What signals ask for: the first one to save and stop, the second to stop at once.
 
+    SIGTERM within a second of SIGTERM is the same request; a second Ctrl-C is always another one.
+
     Args:
         on_first: Called at the first one.
+        clock: For the time between two signals.
 
     Attributes:
         first: Set at the first one.
     """
 
-    def __init__(self, on_first: Callable[[], None]) -> None:
+    def __init__(self, on_first: Callable[[], None], clock: Clock = SYSTEM_CLOCK) -> None:
         self._on_first = on_first
+        self._clock = clock
         self._count = 0
+        self._terminated_s = float("-inf")
         self.first = asyncio.Event()
 
     def is_requested(self) -> bool:
@@ -89,14 +96,19 @@ class ShutdownRequests:
         """Take SIGINT and SIGTERM of the running event loop as requests, for as long as the block lasts."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._take)
+            loop.add_signal_handler(number, self._take, number)
         try:
             yield
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
 
-    def _take(self) -> None:
+    def _take(self, number: signal.Signals) -> None:
+        if number == signal.SIGTERM:
+            now_s = self._clock.monotonic_s()
+            if now_s - self._terminated_s < SAME_SIGTERM_S:
+                return
+            self._terminated_s = now_s
         self._count += 1
         if self._count == 1:
             self._on_first()
@@ -127,12 +139,13 @@ class EdlRun:
         """Run it to its end; the exit code.
 
         Raises:
+            UsageError: What was asked for cannot be started.
             PlatformError: It could not begin.
         """
         try:
             end = await self._train()
         except EdlHvdError as error:
-            await self._reporter.close(End(1, str(error)))
+            await self._reporter.close(End(UNUSABLE if isinstance(error, UsageError) else 1, str(error)))
             raise
         await self._reporter.close(end)
         self._screen.ended(end)

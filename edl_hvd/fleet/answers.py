@@ -121,6 +121,8 @@ def _submit(fleet: Fleet, spec: JobSpec) -> Verdict:
         return _refuse(f"the folder of a deleted job {spec.name} is not removed yet; try again, or give another --name")
     if fleet.hosts and (problem := never_fits(fleet, spec)):
         return _refuse(problem)
+    if problem := _over_limit(fleet, spec):
+        return _refuse(problem)
     return Verdict(Agreed(f"{spec.name} is submitted"), events.JobSubmitted(spec))
 
 
@@ -134,6 +136,19 @@ def never_fits(fleet: Fleet, spec: JobSpec) -> str:
     return (
         f"job {spec.name} needs at least {spec.least} slots, and all {hosts} of the fleet together have {whole}; lower "
         "--min, or add hosts to the source first"
+    )
+
+
+def _over_limit(fleet: Fleet, spec: JobSpec) -> str:
+    """Why the limit of its queue never holds a job; empty if it can."""
+    unit = unit_of(fleet)
+    least = -(-spec.least // unit) * unit
+    limit = next((rule.limit for rule in fleet.rules.queues if rule.queue == spec.queue), None)
+    if limit is None or least <= limit:
+        return ""
+    return (
+        f"job {spec.name} needs at least {least} slots, and all jobs of queue {spec.queue!r} together may have "
+        f"{limit}; lower --min, or give another --queue"
     )
 
 

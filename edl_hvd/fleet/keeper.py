@@ -23,15 +23,15 @@ from edl_hvd.discovery.registry import PolledSource
 from edl_hvd.discovery.watch import HostWatch
 from edl_hvd.driver.job_folder.requests import Requests
 from edl_hvd.driver.measurements import WorkStatus
-from edl_hvd.errors import PlatformError, UsageError
+from edl_hvd.errors import PlatformError, StorageError, UsageError
 from edl_hvd.fleet import events, messages
 from edl_hvd.fleet.answers import decide, read_request, what_if
 from edl_hvd.fleet.events import FleetAction, FleetEvent
 from edl_hvd.fleet.messages import FleetReply, FleetView, JobProgress, JobRow, Refused, word_of
 from edl_hvd.fleet.planned import members_of
-from edl_hvd.fleet.runs import Runs, RunView
+from edl_hvd.fleet.runs import JOBS, Runs, RunView
 from edl_hvd.fleet.state import ALIVE, Fleet, FleetJob, FleetRules, total
-from edl_hvd.fleet.store import FleetStore
+from edl_hvd.fleet.store import FILE, FleetStore
 from edl_hvd.fleet.turn import free_slots, turn
 from edl_hvd.planning.family import shared_timings
 from edl_hvd.process_identity import start_token
@@ -50,6 +50,7 @@ _POLL_S = 1.0
 _LOCAL_POLL_S = 0.2
 # As edlrun polls its own sources.
 _LOCK = "lock"
+_SHOWN_JOBS = 8
 
 
 class Keeper:
@@ -69,7 +70,7 @@ class Keeper:
         fleet: The fleet as it stands.
 
     Raises:
-        StorageError: What was kept does not read.
+        StorageError: What was kept does not read, or is gone while the folders of jobs are there.
     """
 
     def __init__(
@@ -92,6 +93,8 @@ class Keeper:
         self._clock = clock
         self._runs = Runs(folder, environment)
         self._store = FleetStore(folder)
+        if self._store.is_new() and (jobs := self._runs.found()):
+            raise _lost(folder, jobs)
         kept = self._store.read()
         self.fleet = kept.fleet
         # The clock of the fleet goes on while no daemon runs, and never back.
@@ -400,6 +403,18 @@ def hold(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(file)
+
+
+def _lost(folder: Path, jobs: Mapping[str, int | None]) -> StorageError:
+    """The error of a fleet whose jobs are there and unknown: another one would give their slots away."""
+    named = [f"{job}, which runs as process {pid}" if pid else job for job, pid in jobs.items()]
+    shown = "; ".join(named[:_SHOWN_JOBS]) + f"; and {len(named) - _SHOWN_JOBS} more" * (len(named) > _SHOWN_JOBS)
+    running = " ".join(str(pid) for pid in jobs.values() if pid)
+    end = f"end those that run (kill {running}), then " if running else ""
+    return StorageError(
+        f"{folder / FILE} is empty or was removed, and {folder / JOBS} holds jobs that it should know ({shown}); put "
+        f"the file back; or {end}move {folder / JOBS} away, or name another --state"
+    )
 
 
 def _says_more(work: WorkStatus, job: FleetJob) -> bool:

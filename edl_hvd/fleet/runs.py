@@ -81,6 +81,15 @@ class Runs:
         """The folder of a job."""
         return self._folder / job
 
+    def found(self) -> dict[str, int | None]:
+        """The jobs whose folders are there, and the process number of each one's ``edlrun``; ``None``: it has ended."""
+        jobs: dict[str, int | None] = {}
+        for record in sorted(self._folder.glob(f"*/{RECORD}")):
+            with contextlib.suppress(PlatformError):
+                view = look(record.parent)
+                jobs[record.parent.name] = view.record.pid if view is not None and view.running else None
+        return jobs
+
     def write_hosts(self, job: str, hosts: tuple[HostSlots, ...]) -> None:
         """Replace a job's hosts file, unless it is so already.
 
@@ -186,13 +195,7 @@ class Runs:
 
     def last_words(self, job: str) -> str:
         """The last lines that a job has printed, as one."""
-        try:
-            with open(self.folder_of(job) / OUTPUT, "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-                lines = file.read().decode(errors="replace").splitlines()
-        except OSError:
-            return ""
-        return " · ".join([line.strip() for line in lines if line.strip()][-_SHOWN_LINES:])
+        return " · ".join(line.strip() for line in last_lines(self.folder_of(job), _SHOWN_LINES))
 
     def _own_view(self, job: FleetJob) -> JobView | None:
         """What this run has written, and not an earlier one."""
@@ -218,6 +221,17 @@ class Runs:
             view = None
         self._read[job] = (stamp, view)
         return view
+
+
+def last_lines(folder: Path, number: int) -> list[str]:
+    """The last lines that the job of this folder has printed, without empty ones; none where it has printed nothing."""
+    try:
+        with open(folder / OUTPUT, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return []
+    return [line for line in lines if line.strip()][-number:]
 
 
 def _delete(folder: Path) -> None:

@@ -110,6 +110,10 @@ class FleetStore:
             raise self._unusable(error) from error
         return FleetMoment(fleet, facts["at_s"] or 0.0, facts["wall_s"] or 0.0)
 
+    def is_new(self) -> bool:
+        """Whether nothing has ever been kept."""
+        return self._fact("at_s") is None
+
     def keep(
         self, before: Fleet, after: Fleet, at_s: float, wall_s: float, event: FleetEvent, actions: Sequence[FleetAction]
     ) -> None:

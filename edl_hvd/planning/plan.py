@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -29,7 +30,7 @@ from edl_hvd.planning.floors import FloorPlanner
 from edl_hvd.planning.places import Placer
 from edl_hvd.planning.ranks import ASSUMED, Worth, reach, worths
 from edl_hvd.planning.rooms import HostTable, Ledger
-from edl_hvd.planning.sentences import why_share
+from edl_hvd.planning.sentences import Growth, why_share
 from edl_hvd.planning.values import (
     Claim,
     Curve,
@@ -107,6 +108,21 @@ class _Sharing:
     useful: dict[int, int] = field(default_factory=dict)
     weights: float = 0.0
     known: int = 0
+
+
+@dataclass
+class _InUse:
+    """What is in use when a plan is made.
+
+    Attributes:
+        by_queue: Slots of the jobs of each queue, by its number.
+        growing: Number of jobs that have more than their least, by kind of hosts.
+        free: Slots that nothing has, by kind of hosts.
+    """
+
+    by_queue: Counter[int] = field(default_factory=Counter)
+    growing: Counter[str] = field(default_factory=Counter)
+    free: Counter[str] = field(default_factory=Counter)
 
 
 class _Planning:
@@ -396,13 +412,14 @@ class _Planning:
                 is_free &= given[host] <= self.hosts.left[host]
             reserved.append(Reserved(self.claims[number].claim, ledger.host_slots(held), is_free))
         shares, waiting, changes = [], [], 0
+        slots_in_use = self._in_use()
         for job, ask in enumerate(self.asks):
             is_kept = self._is_kept(job)
             changes += not is_kept
             # Where nothing has changed these are the values that came, whose names need not be checked again.
             hosts = tuple(sorted(ask.holds)) if is_kept else ledger.host_slots(ledger.by_job[job])
             if hosts:
-                shares.append(Share(ask.job, hosts, self._floor(job), self._why(job)))
+                shares.append(Share(ask.job, hosts, self._floor(job), self._why(job, slots_in_use)))
             else:
                 wait = floors.waits[job]
                 waiting.append(WaitingJob(ask.job, wait.reason, wait.why, is_stopped=bool(ask.holds)))
@@ -431,9 +448,43 @@ class _Planning:
                 left -= found[host]
         return self.ledger.host_slots(found)
 
-    def _why(self, job: int) -> str:
-        rank, givers = self.sharing.worth[job].rank, self.floors.maker.gave.get(job, [])
-        return why_share(self.asks[job], self.ledger.held[job], self._useful(job), givers, rank, self.sharing.known)
+    def _in_use(self) -> _InUse:
+        found = _InUse()
+        for job, kind in zip(self.sharing.jobs, self.sharing.kinds, strict=True):
+            found.by_queue[self.queue[job]] += self.ledger.held[job]
+            found.growing[kind] += self.floors.maker.slack(job) > 0
+        for host, slots in enumerate(self.ledger.free):
+            found.free[self.hosts.kinds[host]] += slots
+        return found
+
+    def _why(self, job: int, in_use: _InUse) -> str:
+        rank, held, useful = self.sharing.worth[job].rank, self.ledger.held[job], self._useful(job)
+        growth = self._growth(job, in_use)
+        return why_share(self.asks[job], held, useful, self._givers(job), rank, self.sharing.known, growth)
+
+    def _givers(self, job: int) -> list[str]:
+        """What takes slots of a job: it has fewer than before, and they have theirs."""
+        if self.ledger.held[job] >= self.asks[job].held:
+            return []
+        names = self.floors.maker.gave.get(job, [])
+        if not names:
+            return []
+        without = {
+            f"the minimum of job {ask.job!r}" for other, ask in enumerate(self.asks) if not self.ledger.held[other]
+        }
+        claimed = self.floors.result.claimed
+        without |= {f"claim {claim.claim!r}" for number, claim in enumerate(self.claims) if number not in claimed}
+        return [name for name in names if name not in without]
+
+    def _growth(self, job: int, in_use: _InUse) -> Growth:
+        """What the next slots of a job would need."""
+        held, sizes, kind = self.ledger.held[job], self.sharing.sizes[job], self.ledger.kind_of(job) or ""
+        place = bisect_right(sizes, held)
+        more = sizes[place] - held if place < len(sizes) else self.asks[job].unit
+        limit = self.limits.get(self.queue[job])
+        is_full = limit is not None and in_use.by_queue[self.queue[job]] + more > limit
+        others = in_use.growing[kind] - (self.floors.maker.slack(job) > 0)
+        return Growth(more, in_use.free[kind], others > 0, limit if is_full else None)
 
     def _useful(self, job: int) -> int:
         """The number of slots beyond which a job makes no more of them."""

@@ -166,7 +166,8 @@ def claim(options: JobFolderOptions) -> Iterator[JobFolder]:
     """Take the job's folder for as long as the block lasts; without ``--job-dir`` make one and remove it afterwards.
 
     Raises:
-        UsageError: The folder belongs to another job, or to one that did not end and ``--resume`` was not given.
+        UsageError: The folder belongs to another job, or to one that did not end and ``--resume`` was not given, or
+            it cannot be used.
         PlatformError: There is no place for a folder.
     """
     with contextlib.ExitStack() as stack:
@@ -180,7 +181,7 @@ def claim(options: JobFolderOptions) -> Iterator[JobFolder]:
             raise
         except OSError as error:
             where = options.job_dir or "in the runtime folder of this user"
-            raise PlatformError(f"the job's folder {where} cannot be used: {error}; name another --job-dir") from error
+            raise UsageError(f"the job's folder {where} cannot be used: {error}; name another --job-dir") from error
         stack.callback(_unlink, path / CONTROL)
         yield folder
 

@@ -197,7 +197,13 @@ def ask(folder: Path, request: Mapping[str, Any], whom: str = "the edlrun", hint
                 calling.connect(path)
             calling.sendall(json.dumps(request).encode() + b"\n")
             with calling.makefile("rb") as lines:
-                said = json.loads(lines.readline(_LONGEST_ANSWER_BYTES))
+                line = lines.readline(_LONGEST_ANSWER_BYTES)
+        if not line.endswith(b"\n") and len(line) < _LONGEST_ANSWER_BYTES:
+            raise PlatformError(
+                f"asked {whom} of {folder}, which ended before its answer was whole, so what was asked for may have "
+                f"been done; look before you ask again; {hint}"
+            )
+        said = json.loads(line)
     except (OSError, ValueError) as error:
         raise PlatformError(f"asked {whom} of {folder}, which did not answer: {error}; {hint}") from error
     if not isinstance(said, dict):

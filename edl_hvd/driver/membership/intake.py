@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from edl_hvd.driver.membership import events
 from edl_hvd.driver.membership.draft import Draft
-from edl_hvd.driver.membership.state import Slot, host_of
+from edl_hvd.driver.membership.state import LIVE, Slot, host_of
+from edl_hvd.errors import ProgressLostError
 
 UNUSABLE = 2  # what was asked for cannot be started, as for a wrong flag
 _LONGEST_BACKOFF_S = 60.0
+_PROGRESS_LOST = f"{ProgressLostError.__name__}:"
+# How the text of such an error begins.
 HOW_TO_TRAIN = (
     "under edlrun a script calls edl_hvd.init() and then a function decorated with @edl_hvd.elastic (one that calls "
     "Horovod's own hvd.init() has trained in a world of its own); docs/from_static_horovod.md shows what to change"
@@ -142,6 +145,8 @@ def _note_crash(draft: Draft, worker: str, slot: Slot, exited: events.Exited) ->
         _note_startup_failure(draft, exited)
     elif slot.raised is not None:
         _note_error(draft, worker, *slot.raised)
+    elif slot.state != "starting":
+        draft.change(script_error=None)
 
 
 def _note_startup_failure(draft: Draft, exited: events.Exited) -> None:
@@ -164,6 +169,15 @@ def _note_startup_failure(draft: Draft, exited: events.Exited) -> None:
 
 def _note_error(draft: Draft, worker: str, step: int, error: str) -> None:
     """The same error of all, or again and again, is the script's; another try would not help."""
+    if not error.startswith(_PROGRESS_LOST):
+        draft.change(script_error=(step, error))
+    elif (cause := draft.membership.script_error) is not None and not _may_hold_state(draft):
+        draft.end(
+            1,
+            f"step {cause[0]} failed: {cause[1]}; no worker and no checkpoint holds the training, so it is not tried "
+            "again; correct the script",
+        )
+        return
     known_step, known_error, workers = draft.membership.repeated
     workers = (*workers, worker) if (step, error) == (known_step, known_error) else (worker,)
     draft.change(repeated=(step, error, workers))
@@ -172,3 +186,12 @@ def _note_error(draft: Draft, worker: str, step: int, error: str) -> None:
         draft.end(1, f"every worker failed at step {step}: {error}")
     elif len(workers) >= draft.membership.rules.same_error_limit:
         draft.end(1, f"step {step} failed {len(workers)} times in a row: {error}")
+
+
+def _may_hold_state(draft: Draft) -> bool:
+    """Whether a worker that is still there may hold the training state, after one has found that nobody has it."""
+    slots = (draft.membership.slots[worker] for worker in draft.membership.having(*LIVE))
+    return any(
+        slot.state != "starting" and not (slot.raised is not None and slot.raised[1].startswith(_PROGRESS_LOST))
+        for slot in slots
+    )

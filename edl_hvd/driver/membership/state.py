@@ -157,6 +157,7 @@ class Membership:
         startup_failures: Workers that ended before they were ready, or could not be started on hosts that are fixed,
             while there was no world yet.
         repeated: Step and error met last, and who met it.
+        script_error: Step and error of the script met last, unless a worker was lost without one since; else ``None``.
         below_min_since_s: Since when there has been no world, or ``None``.
         finishing_s: Since when a worker's training is complete, or ``None``.
         end: How the job ended, or ``None``.
@@ -173,6 +174,7 @@ class Membership:
     quarantined: Mapping[str, float] = field(default_factory=dict)
     startup_failures: int = 0
     repeated: tuple[int, str, tuple[str, ...]] = (-1, "", ())
+    script_error: tuple[int, str] | None = None
     below_min_since_s: float | None = None
     finishing_s: float | None = None
     end: End | None = None

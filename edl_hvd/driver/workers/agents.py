@@ -74,12 +74,12 @@ class AgentHosts(Source):
         """Begin to listen.
 
         Raises:
-            PlatformError: The port cannot be had.
+            UsageError: The port cannot be had.
         """
         try:
             self._listening = socket.create_server(("0.0.0.0", self.port), backlog=1024)
         except OSError as error:
-            raise PlatformError(
+            raise UsageError(
                 f"--agents-port {self.port} cannot be listened on: {error.strerror}; expected one that is free here"
             ) from error
         self.port = self._listening.getsockname()[1]

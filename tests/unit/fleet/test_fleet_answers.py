@@ -15,6 +15,7 @@ from edl_hvd.fleet.messages import Agreed, PlanView, Refused
 from edl_hvd.fleet.state import Fleet, FleetRules, JobSpec, total
 from edl_hvd.fleet.turn import turn
 from edl_hvd.hosts import HostSlots
+from edl_hvd.planning.values import QueueRule
 from edl_hvd.protocol import encode
 
 FOUR = (HostSlots("a", 2), HostSlots("b", 2))
@@ -113,6 +114,23 @@ def test_a_job_that_can_never_fit_is_refused():
     assert "all whole hosts of the fleet together have 4" in problem_of(
         uneven, messages.SubmitRequest(spec(least=5, most=8))
     )
+
+
+@pytest.mark.parametrize("hosts", [FOUR, ()], ids=["hosts", "no hosts yet"])
+def test_a_job_that_the_limit_of_its_queue_never_holds_is_refused(hosts):
+    fleet = fleet_with(hosts=hosts, queues=(QueueRule("vision", 2.0, 1), QueueRule("speech", 1.0)))
+    assert problem_of(fleet, messages.SubmitRequest(spec(least=2, queue="vision"))) == (
+        "job one needs at least 2 slots, and all jobs of queue 'vision' together may have 1; lower --min, or give "
+        "another --queue"
+    )
+    for fits in (spec(least=1, queue="vision"), spec(least=2, queue="speech"), spec(least=2)):
+        assert decide(fleet, messages.SubmitRequest(fits)).event == events.JobSubmitted(fits)
+
+
+def test_a_job_that_whole_hosts_raise_above_the_limit_of_its_queue_is_refused():
+    fleet = fleet_with(whole_hosts=True, queues=(QueueRule("vision", 1.0, 3),))
+    assert "needs at least 4 slots" in problem_of(fleet, messages.SubmitRequest(spec(least=3, queue="vision")))
+    assert not isinstance(decide(fleet, messages.SubmitRequest(spec(least=2, queue="vision"))).reply, Refused)
 
 
 def test_a_job_whose_hosts_have_gone_waits_and_says_why():

@@ -210,7 +210,7 @@ def test_a_damaged_folder_is_refused_in_one_line(runtime, tmp_path):
 
 def test_a_folder_that_cannot_be_used_is_one_error(runtime, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(PlatformError, match=r"cannot be used: .*File exists"), claim(options(tmp_path / "file")):
+    with pytest.raises(UsageError, match=r"cannot be used: .*File exists"), claim(options(tmp_path / "file")):
         pass
 
 

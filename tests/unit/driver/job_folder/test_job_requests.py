@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from job_folders import COMMAND, claimed, everything, leave, options, status
+from waiting import soon
 
 from edl_hvd.cli.main import commands
 from edl_hvd.driver.job_folder.claim import JobFolder, claim
@@ -138,6 +139,30 @@ def test_a_socket_that_a_killed_edlrun_has_left_is_in_nobodys_way(job_folder):
 def test_nobody_there_is_one_error(job_folder):
     with pytest.raises(PlatformError, match=r"which did not answer: .*No such file"):
         ask(job_folder.path, {})
+
+
+@pytest.mark.parametrize("said", [b"", b'{"ok": tr'])
+def test_an_answer_that_is_not_whole_says_that_the_request_may_have_been_done(tmp_path, monkeypatch, said):
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(CONTROL)
+        listening.listen()
+
+        def end_while_answering() -> None:
+            caller, _ = listening.accept()
+            with caller, caller.makefile("rb") as lines:
+                lines.readline()
+                caller.sendall(said)
+
+        ending = threading.Thread(target=end_while_answering)
+        ending.start()
+        with pytest.raises(PlatformError) as raised:
+            ask(tmp_path, {"what": "drain"}, "the daemon", "expected one that runs")
+        soon(ending)
+    assert str(raised.value) == (
+        f"asked the daemon of {tmp_path}, which ended before its answer was whole, so what was asked for may have been "
+        "done; look before you ask again; expected one that runs"
+    )
 
 
 def connect(path: Path) -> socket.socket:

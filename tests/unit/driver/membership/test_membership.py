@@ -200,6 +200,52 @@ def test_an_error_of_one_worker_again_and_again_at_the_same_step_ends_the_job():
     assert "failed 3 times in a row" in job.end.reason
 
 
+LOST = "ProgressLostError: the job had reached step 9, but every worker that held its state is gone"
+
+
+def fail_and_start_again(job: FakeJob, worker: str, step: int, error: str) -> None:
+    job.fail(worker, step, error)
+    job.exit(worker)
+    job.settle(5)
+
+
+@pytest.mark.parametrize("entry", ["a:1", "a:2"])
+def test_an_error_of_the_script_that_loses_the_training_ends_the_job_and_is_its_reason(entry):
+    """Without a pause: another try could only find again that nobody has the state."""
+    job = training(entry, rules=replace(RULES, num_proc=1))
+    workers = list(job.running)
+    for worker in workers:
+        job.fail(worker, 9, f"ValueError: bad label of {worker}")
+    for worker in workers:
+        job.exit(worker)
+    job.settle(5)
+    assert (job.end, job.running) == (None, workers)
+    for worker in workers:
+        job.fail(worker, 0, LOST)
+    job.exit(workers[0])
+    assert job.end is not None
+    assert job.end.code == 1
+    assert job.end.reason.startswith(f"step 9 failed: ValueError: bad label of {workers[-1]}; no worker and no checkp")
+
+
+def test_a_lost_training_is_looked_for_again_while_another_worker_may_hold_it():
+    job = training("a:2")
+    fail_and_start_again(job, "a:0", 9, "ValueError: bad")
+    job.fail("a:0", 0, LOST)
+    job.exit("a:0")
+    assert job.end is None
+
+
+def test_an_error_that_was_long_ago_is_not_the_reason_for_lost_training():
+    job = training("a:1", rules=replace(RULES, num_proc=1))
+    fail_and_start_again(job, "a:0", 9, "ValueError: bad")
+    job.exit("a:0")
+    job.settle(5)
+    job.fail("a:0", 0, LOST)
+    job.exit("a:0")
+    assert job.end is None
+
+
 def test_a_script_that_never_gets_to_training_ends_the_job_soon():
     job = FakeJob(RULES)
     job.handle(hosts("a:2"))

@@ -313,7 +313,7 @@ def test_an_agent_without_a_driver_gives_up_after_its_patience() -> None:
 
 
 def test_a_port_that_is_taken_is_one_sentence(hosts: AgentHosts) -> None:
-    with pytest.raises(PlatformError, match=f"--agents-port {hosts.port} cannot be listened on"):
+    with pytest.raises(UsageError, match=f"--agents-port {hosts.port} cannot be listened on"):
         AgentHosts(hosts.port, TOKEN).listen()
 
 
@@ -340,7 +340,7 @@ def test_what_is_no_frame_ends_the_channel(begin: bytes) -> None:
         take_frames(bytearray(begin))
 
 
-@pytest.mark.parametrize("text", ["", "b", "b:", ":1", "b:0", "b:65536", "b:x"])
+@pytest.mark.parametrize("text", ["", "b", "b:", ":1", "b:0", "b:65536", "b:x", "127.0.0.1:22:17077", "b:22:17077"])
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="expected HOST:PORT"):
         read_address(text)

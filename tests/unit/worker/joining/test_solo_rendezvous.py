@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 
 import pytest
+from clocks import FakeClock
 
 from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
 
@@ -46,3 +48,22 @@ def test_a_handler_of_the_script_stays_whenever_it_was_set(over, when):
         rendezvous.join(-1, -1)
     over(rendezvous)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+
+
+def test_sigterm_that_is_sent_twice_at_once_is_one_request(monkeypatch):
+    """GNU timeout sends it to the process and to its group."""
+    clock, killed = FakeClock(), []
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append((pid, number)))
+    rendezvous = SoloRendezvous(clock)
+    rendezvous.join(-1, -1)
+    signal.raise_signal(signal.SIGTERM)
+    clock.sleep(0.9)
+    signal.raise_signal(signal.SIGTERM)
+    assert rendezvous.change_pending()
+    leave(rendezvous)
+    signal.raise_signal(signal.SIGTERM)
+    assert killed == [], "it saves and leaves"
+    clock.sleep(1.0)
+    signal.raise_signal(signal.SIGTERM)
+    assert killed == [(os.getpid(), signal.SIGTERM)]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -1,0 +1,82 @@
+"""What ``edl-hvd fleet`` prints of jobs, without a daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from edl_hvd.cli import fleet as fleet_command
+from edl_hvd.cli.main import commands
+from edl_hvd.fleet.messages import FleetView, JobProgress, JobRow
+from edl_hvd.fleet.state import FleetJob, JobSpec
+from edl_hvd.fleet.store import FleetStore
+from edl_hvd.hosts import HostSlots
+
+FAILED = FleetJob(JobSpec("one", ("python", "train.py"), "/work", 1, 4), 0.0, phase="failed", why="exit code 1")
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Runs a command of a fleet that holds one job."""
+    FleetStore(tmp_path).close()
+    (tmp_path / "jobs" / "one").mkdir(parents=True)
+
+    def run(command: str, *words: str, job: FleetJob = FAILED) -> Result:
+        view = FleetView(9.0, (HostSlots("a", 1),), (JobRow(job, JobProgress(), 0.0, 0.0),), (), 1, 0)
+        monkeypatch.setattr(fleet_command, "view_of", lambda state_dir: view)
+        return CliRunner().invoke(commands, ["fleet", command, "--state", str(tmp_path), *words])
+
+    return run
+
+
+def test_show_prints_the_last_output_of_a_job_that_failed(fleet: Callable[..., Result], tmp_path: Path) -> None:
+    lines = [f"line {number}" for number in range(30)]
+    (tmp_path / "jobs" / "one" / "output.log").write_text("\n\n".join([*lines, "  \x1b[2Kindex [7] is wrong\n"]))
+    shown = fleet("show", "one").output.splitlines()
+    assert shown[-21:] == ["its last output", *lines[-19:], "   [2Kindex [7] is wrong"]
+    for job in (replace(FAILED, phase="running"), replace(FAILED, phase="complete")):
+        assert "line 29" not in fleet("show", "one", job=job).output
+
+
+def test_a_job_that_failed_and_printed_nothing_is_shown_without_output(fleet: Callable[..., Result]) -> None:
+    done = fleet("show", "one")
+    assert (done.exit_code, "its last output" in done.output) == (0, False)
+
+
+@pytest.mark.parametrize("command", [("list",), ("show", "one")])
+def test_a_long_reason_is_one_line_where_no_terminal_is(fleet: Callable[..., Result], command: tuple[str, ...]) -> None:
+    why = "step 9 failed: ValueError: " + " ".join(f"label{number}" for number in range(60))
+    lines = fleet(*command, job=replace(FAILED, why=why)).output.splitlines()
+    assert sum(why in line for line in lines) == 1
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_flags_that_no_shell_reads_are_refused_by_name(fleet: Callable[..., Result]) -> None:
+    done = fleet("submit", "--name", "two", "--edlrun", "'x", "--min", "1", "--", "true")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == (
+        'error: --edlrun "\'x" is not usable: No closing quotation; expected flags as a shell reads them, e.g. '
+        "'--drain-lead 30'\n"
+    )
+
+
+@pytest.mark.parametrize("text", ["abc", "5 steps", "1 epoch", "0", "-3s"])
+def test_a_time_that_is_none_is_refused_and_only_times_are_offered(fleet: Callable[..., Result], text: str) -> None:
+    done = fleet("claim", "web", "--slots", "1", "--for", text)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"error: --for {text!r} is not a time; expected seconds as a number, or e.g. '10s' or '2min', greater than "
+        "zero\n"
+    )
+
+
+@pytest.mark.parametrize("where", ["nowhere", "256.0.0.1:80"])
+def test_a_daemon_that_cannot_serve_its_page_does_not_say_that_it_shares_hosts(tmp_path: Path, where: str) -> None:
+    words = ["fleet", "serve", "-H", "localhost:1", "--state", str(tmp_path), "--http", where]
+    done = CliRunner().invoke(commands, words)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
