@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict, defaultdict
 
+import numpy
 import torch
 import torch.nn.functional as F
 from idioms import CLASSES, FEATURES, GLOBAL_BATCH, Idiom, Job
@@ -86,6 +87,64 @@ def tempered_ours(job: Job):
     train(state)
     return {"model": model, "temperature": model.temperature, "calls": model.calls_of_step, "beta": model.beta,
             "gamma": model.gamma}  # fmt: skip
+
+
+class Annealed(nn.Module):
+    """A network whose numbers are not all there, or not all of Python, from the beginning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(FEATURES, 8), nn.LeakyReLU(0), nn.Linear(8, CLASSES))
+        self.tau = 2.0
+        self.margin = None
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        output = self.body(inputs) / float(self.tau)
+        return output * getattr(self, "gain", 1.0) if self.margin is None else output * self.margin
+
+
+def anneal(model: Annealed, step: int) -> None:
+    model.tau = numpy.maximum(model.tau * 0.9, 0.5)  # a number of NumPy's
+    if step == 2:
+        model.gain = 1.5  # was not there before
+    elif step == 4:
+        model.margin = 2.0  # was None
+
+
+def annealed_plain(job: Job):
+    model = Annealed()
+    optimizer = momentum_sgd(model)
+    step = 0
+    for epoch in range(job.epochs):
+        model.body[1].negative_slope += 0.1
+        for inputs, target in job.plain_loader(epoch=epoch):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), target).backward()
+            optimizer.step()
+            step += 1
+            anneal(model, step)
+    return {"model": model, "tau": float(model.tau), "slope": model.body[1].negative_slope, "gain": model.gain,
+            "margin": model.margin}  # fmt: skip
+
+
+def annealed_ours(job: Job):
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Annealed)
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            model.body[1].negative_slope += 0.1
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+                anneal(model, step.number + 1)
+
+    train(state)
+    return {"model": model, "tau": float(model.tau), "slope": model.body[1].negative_slope, "gain": model.gain,
+            "margin": model.margin}  # fmt: skip
 
 
 def frozen_once_plain(job: Job):
@@ -300,6 +359,15 @@ IDIOMS = [
         "the others, and a step that is made again changes them once.",
         tempered_plain,
         tempered_ours,
+    ),
+    Idiom(
+        "Numbers of modules that are annealed",
+        "Those of NumPy are kept as numbers of Python. Attributes that appear later, or are `None` at first, are kept, "
+        "too, and so are those of PyTorch's own modules, such as `p` of `nn.Dropout(0)`. A tensor, a list or a "
+        "dictionary that is an attribute of a module is not kept, which is said once: make it a buffer, or give it to "
+        "`State`.",
+        annealed_plain,
+        annealed_ours,
     ),
     Idiom(
         "A layer that is frozen once",
