@@ -805,6 +805,26 @@ def max_norm_ours(job: Job):
     return {"model": model}
 
 
+def growing_model_ours(job: Job):
+    model, optimizer, loader, state = prepare(job)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            if epoch == 1 and len(model) == 3:
+                model.append(nn.Linear(CLASSES, CLASSES))
+                optimizer.add_param_group({"params": model[3].parameters(), "lr": 0.1})
+            # end
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+
+    train(state)
+
+
 IDIOMS = [
     Idiom(
         "`optimizer.step()` in the loop over micro-batches",
@@ -1087,5 +1107,13 @@ IDIOMS = [
         None,
         max_norm_ours,
         refused=r"Embedding\(max_norm=1\) rescales those rows of model\.0\.weight .* leave max_norm out",
+    ),
+    Idiom(
+        "A model that grows in the elastic function",
+        "A worker that joins would lack the new layers. Build the whole model before `State`, freeze what comes later, "
+        "and give it to the optimizer with `add_param_group` when it is used.",
+        None,
+        growing_model_ours,
+        refused=r"add_param_group\(\) was given 2 parameter\(s\) that no model in State had when State was made",
     ),
 ]
