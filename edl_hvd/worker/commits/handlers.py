@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Hashable, Iterator, Set
 from typing import Any, Protocol
 
+import numpy
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
@@ -247,6 +249,39 @@ class GeneratorHandler(ObjectHandler):
         self.value.set_state(state.cpu().clone())
 
 
+class RandomHandler(ObjectHandler):
+    """A ``random.Random``."""
+
+    def capture(self) -> Any:
+        return self.value.getstate()
+
+    def load(self, state: Any) -> None:
+        self.value.setstate(state)
+
+
+class NumpyGeneratorHandler(ObjectHandler):
+    """A ``numpy.random.Generator``; arrays in its state are kept as lists of numbers."""
+
+    def capture(self) -> Any:
+        return _without_arrays(self.value.bit_generator.state)
+
+    def load(self, state: Any) -> None:
+        bits = self.value.bit_generator
+        if state["bit_generator"] != bits.state["bit_generator"]:
+            raise ValueError(f"it is that of a {state['bit_generator']}, not of a {bits.state['bit_generator']}")
+        bits.state = _with_arrays(state, bits.state)
+
+
+class RandomStateHandler(ObjectHandler):
+    """A ``numpy.random.RandomState``."""
+
+    def capture(self) -> Any:
+        return _without_arrays(self.value.get_state(legacy=False))
+
+    def load(self, state: Any) -> None:
+        self.value.set_state(_with_arrays(state, self.value.get_state(legacy=False)))
+
+
 def handler_for(name: str, value: Any, stepped: Set[torch.nn.Parameter], frozen: FrozenParameters) -> Handler | None:
     """The handler of an attribute, or ``None`` for a plain one (numbers, strings, lists, tensors, …).
 
@@ -263,6 +298,12 @@ def handler_for(name: str, value: Any, stepped: Set[torch.nn.Parameter], frozen:
         return OptimizerHandler(value)
     if isinstance(value, torch.Generator):
         return GeneratorHandler(value)
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
+        return RandomHandler(value)
+    if isinstance(value, numpy.random.Generator):
+        return NumpyGeneratorHandler(value)
+    if isinstance(value, numpy.random.RandomState):
+        return RandomStateHandler(value)
     if isinstance(value, torch.nn.Module):
         if isinstance(value, AveragedModel):
             gate_average(value)
@@ -290,6 +331,19 @@ def _has_tensors(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return any(map(_has_tensors, value))
     return isinstance(value, torch.Tensor)
+
+
+def _without_arrays(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {key: _without_arrays(item) for key, item in state.items()}
+    return state.tolist() if isinstance(state, (numpy.ndarray, numpy.generic)) else state
+
+
+def _with_arrays(state: Any, like: Any) -> Any:
+    """The state with arrays where ``like`` has some."""
+    if isinstance(like, dict):
+        return {key: _with_arrays(item, like.get(key)) for key, item in state.items()}
+    return numpy.array(state, like.dtype) if isinstance(like, numpy.ndarray) else state
 
 
 def _own(value: Any) -> Any:

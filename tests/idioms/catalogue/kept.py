@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 
 import numpy
 import torch
@@ -274,6 +274,54 @@ def history_ours(job: Job):
     return {"model": model, "history": state.history, "last": state.last}
 
 
+def memory_and_generators_plain(job: Job):
+    model = Tempered()
+    optimizer = momentum_sgd(model)
+    memory, rng, old, draws = (
+        deque(maxlen=4),
+        numpy.random.default_rng(7),
+        numpy.random.RandomState(8),
+        random.Random(9),
+    )
+    for epoch in range(job.epochs):
+        for inputs, target in job.plain_loader(epoch=epoch):
+            scale = mixed(memory, rng, old, draws)
+            optimizer.zero_grad()
+            F.cross_entropy(model(scale * inputs), target).backward()
+            optimizer.step()
+            memory.append((model.head.bias.detach().clone(), scale))
+    return {"model": model, "memory": list(memory), "next": mixed(memory, rng, old, draws)}
+
+
+def memory_and_generators_ours(job: Job):
+    rng, old, draws = numpy.random.default_rng(7), numpy.random.RandomState(8), random.Random(9)
+    model, optimizer, loader, state = prepare(
+        job, momentum_sgd, Tempered, memory=deque(maxlen=4), rng=rng, old=old, draws=draws
+    )
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            # recipe
+            for step in state.steps(loader):
+                scale = mixed(state.memory, rng, old, draws)
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(scale * inputs), target).backward()
+                optimizer.step()
+                state.memory.append((model.head.bias.detach().clone(), scale))
+            # end
+
+    train(state)
+    return {"model": model, "memory": list(state.memory), "next": mixed(state.memory, rng, old, draws)}
+
+
+def mixed(memory: deque, rng: numpy.random.Generator, old: numpy.random.RandomState, draws: random.Random) -> float:
+    """A scale by each of the generators and one of what is remembered."""
+    of_memory = float(draws.choice(memory)[0][0]) if memory else 0.0
+    return float(0.5 + rng.beta(0.4, 0.4) + 0.1 * old.normal() + 0.1 * of_memory)
+
+
 def moved_tensor_ours(job: Job):
     edl_hvd.init()
     model = Tempered()
@@ -392,6 +440,14 @@ IDIOMS = [
         "`State` keeps dictionaries, `Counter`, `OrderedDict`, and `defaultdict` of `list`, `int` and the like.",
         history_plain,
         history_ours,
+    ),
+    Idiom(
+        "A replay memory, and generators of NumPy and `random`",
+        "`State` keeps a `deque` with its `maxlen`, `torch.Generator`, `numpy.random.Generator`, "
+        "`numpy.random.RandomState` and `random.Random`. What is drawn from them at step level is the same on every "
+        "worker, and counts once. Outside of `State` they begin anew on a worker that joins.",
+        memory_and_generators_plain,
+        memory_and_generators_ours,
     ),
     Idiom(
         "An optimizer that is made for one step",
