@@ -282,6 +282,9 @@ class RandomStateHandler(ObjectHandler):
         self.value.set_state(_with_arrays(state, self.value.get_state(legacy=False)))
 
 
+GENERATORS = (GeneratorHandler, RandomHandler, NumpyGeneratorHandler, RandomStateHandler)
+
+
 def handler_for(name: str, value: Any, stepped: Set[torch.nn.Parameter], frozen: FrozenParameters) -> Handler | None:
     """The handler of an attribute, or ``None`` for a plain one (numbers, strings, lists, tensors, …).
 

@@ -68,6 +68,15 @@ class ModuleChanges:
         self._warn_of_others()
         return {"modes": self._modes, "values": values}
 
+    def numbers(self) -> dict[str, int | float]:
+        """Return the numbers that differ from what they were, by name; but for those that were none at first."""
+        found = {}
+        for values in self._values:
+            for key, value in values.changed().items():
+                if type(value) in (int, float) and values.was_number(key):
+                    found[f"{values.path.rstrip('.')}.{key}"] = value
+        return found
+
     def _warn_of_others(self) -> None:
         """Say of tensors, lists and the like that they have changed, once each."""
         moved = []
@@ -146,6 +155,10 @@ class _Values:
         if len(attributes) != self._count or not all(map(operator.is_, map(attributes.get, self._keys), self._seen)):
             self._look()
         return self._changed
+
+    def was_number(self, key: str) -> bool:
+        """Whether it was one when the state was made: what appears later may be what a forward pass has seen."""
+        return type(_plain(self._first.get(key))) in (int, float)
 
     def restore(self, changed: Mapping[str, Any]) -> None:
         """Restore them; a value of another kind is not kept, and stays what it is."""
