@@ -298,6 +298,7 @@ def handler_for(name: str, value: Any, stepped: Set[torch.nn.Parameter], frozen:
         StateError: The value is of a kind that cannot be kept.
     """
     if isinstance(value, torch.optim.Optimizer):
+        _check_saved_form(name, value)
         return OptimizerHandler(value)
     if isinstance(value, torch.Generator):
         return GeneratorHandler(value)
@@ -322,6 +323,17 @@ def handler_for(name: str, value: Any, stepped: Set[torch.nn.Parameter], frozen:
     except StateError as error:
         raise StateError(f"State(…, {name}=…): {error}") from None
     return None
+
+
+def _check_saved_form(name: str, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that is saved in a form of its own; some keep addresses, which mean nothing elsewhere."""
+    keys = optimizer.state_dict().keys()
+    if not {"state", "param_groups"} <= keys:
+        raise StateError(
+            f"State(…, {name}=…): state_dict() of {type(optimizer).__name__} has {', '.join(map(str, keys))}; expected "
+            "state and param_groups, as optimizers of PyTorch have, which a worker that joins can load; remove its own "
+            "state_dict() and load_state_dict(), and keep what it needs for a parameter in self.state[parameter]"
+        )
 
 
 def _same_layout(live: dict[str, torch.Tensor], saved: dict[str, torch.Tensor]) -> bool:
