@@ -7,7 +7,7 @@ lists, tuples, numbers, strings and tensors. JSON knows fewer types, so the othe
 from __future__ import annotations
 
 import collections
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -15,9 +15,9 @@ import torch
 from edl_hvd.errors import StateError
 
 _TENSOR, _TUPLE, _MAPPING, _COUNTER = "__tensor__", "__tuple__", "__mapping__", "__counter__"
-_DEFAULT, _ORDERED = "__defaultdict__", "__ordereddict__"
+_DEFAULT, _ORDERED, _DEQUE = "__defaultdict__", "__ordereddict__", "__deque__"
 _LEAVES = frozenset({type(None), bool, int, float, str})
-_TAGS = frozenset({_TENSOR, _TUPLE, _MAPPING, _COUNTER, _DEFAULT, _ORDERED})
+_TAGS = frozenset({_TENSOR, _TUPLE, _MAPPING, _COUNTER, _DEFAULT, _ORDERED, _DEQUE})
 _FACTORIES = {kind.__name__: kind for kind in (list, dict, int, float, str, bool, tuple)}
 # What a ``defaultdict`` may make where a key is missing: a function of the script cannot be kept.
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -40,7 +40,7 @@ def encode(tree: Any, path: str) -> Encoded:
     """Split a nested state into a JSON value and its tensors.
 
     Args:
-        tree: Dictionaries, lists, tuples, ``None``, booleans, numbers, strings and tensors.
+        tree: Dictionaries, lists, tuples, deques, ``None``, booleans, numbers, strings and tensors.
         path: Name of the whole, used in tensor names and in errors.
 
     Returns:
@@ -66,14 +66,16 @@ def _encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
         return {_TUPLE: _encode_items(value, path, tensors)}
     if isinstance(value, Mapping):
         return _encode_mapping(value, path, tensors)
+    if isinstance(value, collections.deque):
+        return {_DEQUE: [_encode_items(value, path, tensors), value.maxlen]}
     raise StateError(
         f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be kept; accepted are numbers, "
-        "strings, booleans, None, lists, tuples, dictionaries, tensors, and objects with state_dict() and "
-        "load_state_dict(); convert it, or keep it outside State"
+        "strings, booleans, None, lists, tuples, dictionaries, deques, tensors, random generators, and objects with "
+        "state_dict() and load_state_dict(); convert it: what is outside State begins anew on a worker that joins"
     )
 
 
-def _encode_items(values: Sequence[Any], path: str, tensors: dict[str, torch.Tensor]) -> list[Any]:
+def _encode_items(values: Collection[Any], path: str, tensors: dict[str, torch.Tensor]) -> list[Any]:
     # An optimizer has thousands of numbers, and the training waits: none is given a path of its own, nor looked at
     # one by one where there is nothing else.
     if _LEAVES.issuperset(map(type, values)):
@@ -130,6 +132,9 @@ def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         return collections.defaultdict(_FACTORIES[factory], {key: decode(item, tensors) for key, item in items})
     if _ORDERED in value:
         return collections.OrderedDict((key, decode(item, tensors)) for key, item in value[_ORDERED])
+    if _DEQUE in value:
+        items, maxlen = value[_DEQUE]
+        return collections.deque((decode(item, tensors) for item in items), maxlen)
     if _MAPPING in value:
         return {key: decode(item, tensors) for key, item in value[_MAPPING]}
     return {key: decode(item, tensors) for key, item in value.items()}

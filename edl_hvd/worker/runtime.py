@@ -38,6 +38,7 @@ from edl_hvd.worker.training.tuning import StepTimer
 
 logger = logging.getLogger(__name__)
 
+_NUMBERS = "numbers of modules"  # a name that no attribute can have
 _EPOCH_LEVEL = -1
 # What random numbers at the level of an epoch are seeded with, behind seed and epoch; a step has its own place.
 
@@ -438,8 +439,12 @@ class Runtime:
             for key, parameter in handler.value.named_parameters()
         }
         names, vote = {**reduction.names, **averages}, self.coordinator.vote_now()
-        found = check_alike(names, self.store.attributes, vote, self.group.collectives, self.store.step)
+        numbers = {name: value for name, value in self.store.module_numbers().items() if isinstance(value, float)}
+        attributes = {**self.store.attributes, _NUMBERS: numbers}
+        found = check_alike(names, attributes, vote, self.group.collectives, self.store.step)
         for name in found.unlike:
+            if name == _NUMBERS:
+                name = ", state.".join(sorted(numbers)) or "model"
             self.warn_once(
                 f"attribute.{name}",
                 f"state.{name} is not the same on all workers after step {self.store.step}, so what the job goes "

@@ -13,26 +13,82 @@ from edl_hvd.worker.runtime import Runtime
 from edl_hvd.worker.trace import TensorTrace
 from edl_hvd.worker.training.optimizer import is_distributed
 
+_GENERATOR = object()
+_CHANGE_LATER = (
+    "write the loop with `for step in state.steps(loader):`, or change it after the loop, or under `if "
+    "optimizer.at_boundary:`"
+)
+_ADVICE = (
+    "draw from it at step level, and inside from torch, numpy or random themselves, which are seeded alike for each "
+    "micro-batch in every world"
+)
+
 
 def encoded(runtime: Runtime) -> dict[str, Any]:
-    """The plain attributes of a state, such that a change in place shows."""
-    found = {}
+    """The plain attributes of a state and its generators, such that a change in place shows."""
+    found: dict[str, Any] = {}
     for name, value in runtime.store.attributes.items():
         if not name.startswith("_"):
             plain, tensors = encode(value, name)
             found[name] = plain, [(tensor.data_ptr(), tensor._version) for tensor in tensors.values()]
+    for name, (plain, tensors) in runtime.store.generator_states().items():
+        found[name] = _GENERATOR, plain, [tensor.cpu().numpy().tobytes() for tensor in tensors.values()]
     return found
 
 
 def refuse_changes(before: dict[str, Any], after: dict[str, Any]) -> None:
     """Workers compute different micro-batches, so what they change there differs."""
     changed = [name for name in after if after[name] != before.get(name)]
-    if changed:
-        raise UsageError(
-            f"state.{changed[0]} was changed in the loop over a step's micro-batches, of which every worker has "
-            "others; change it after that loop, in the body of `for step in state.steps(loader):`, and use "
-            "step.record(…) and step.mean(…) for numbers of micro-batches"
-        )
+    if not changed:
+        return
+    name, where = changed[0], "in the loop over a step's micro-batches, of which every worker has others"
+    if after[name][0] is _GENERATOR:
+        raise UsageError(f"state.{name} was drawn from {where}; {_ADVICE}")
+    raise UsageError(
+        f"state.{name} was changed {where}; change it after that loop, in the body of `for step in "
+        "state.steps(loader):`, and use step.record(…) and step.mean(…) for numbers of micro-batches"
+    )
+
+
+class NumbersWatch:
+    """Sees numbers of modules that the forward pass of each micro-batch changes, such as a temperature or a counter.
+
+    In plain PyTorch there is one such pass per step. A number that changes now and then may be what a forward pass has
+    seen of its batch, so nothing is said of it.
+
+    Args:
+        runtime: Of the state.
+    """
+
+    _LOOKS = 16  # per epoch, at the numbers before and after a micro-batch
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._looks = self._LOOKS
+        self._before: dict[str, int | float] = {}
+        self._changed: set[str] = set()
+
+    def begin(self) -> None:
+        """A micro-batch is about to be computed."""
+        if self._looks and position.per_step > 1:
+            self._before = self._runtime.store.module_numbers()
+
+    def end(self) -> None:
+        """It has been computed."""
+        if not self._looks or position.per_step <= 1:
+            return
+        self._looks -= 1
+        now, before, changed_before = self._runtime.store.module_numbers(), self._before, self._changed
+        self._changed = {name for name in {**now, **before} if now.get(name) != before.get(name)}
+        names = sorted(self._changed & changed_before)
+        if names:
+            self._runtime.warn_once(
+                "module numbers",
+                f"state.{', state.'.join(names)} changes with the forward pass of each micro-batch, "
+                f"{position.per_step} times per optimizer step over all workers, and each worker "
+                "computes others, so what is learned depends on how many workers there are; change it once per step, "
+                "behind the loop over a step, or under `if optimizer.at_boundary:`",
+            )
 
 
 class BodyWatch:
@@ -55,9 +111,11 @@ class BodyWatch:
         self._rising: set[str] = set()
         self._counters: dict[str, int] | None = None
         self._looks = self._LOOKS
+        self._numbers = NumbersWatch(runtime)
 
     def begin(self) -> None:
         """A body is about to run."""
+        self._numbers.begin()
         position.is_asked, position.steps_in_body = False, 0
         if position.per_step > 1:
             self._attributes = encoded(self._runtime)
@@ -78,9 +136,12 @@ class BodyWatch:
         self._check_steps()
         if position.per_step <= 1 or (position.is_asked and position.ends_step):
             return
+        self._numbers.end()
         now = encoded(self._runtime)
         changed = [name for name in now if now[name] != self._attributes.get(name)]
-        if changed:
+        if changed and now[changed[0]][0] is _GENERATOR:
+            self._refuse(f"state.{changed[0]} was drawn from", _ADVICE)
+        elif changed:
             self._refuse(f"state.{changed[0]} was changed")
         if not self._others.fits():
             self._refuse("a model in State that no distributed optimizer moves was changed")
@@ -118,11 +179,10 @@ class BodyWatch:
             [parameter for model in models for parameter in model.parameters() if parameter not in trained]
         )
 
-    def _refuse(self, what: str) -> None:
+    def _refuse(self, what: str, advice: str = _CHANGE_LATER) -> None:
         raise UsageError(
             f"{what} in the body of state.batches(), which runs once per micro-batch ({position.per_step} per step, "
-            "over all workers), so the result would depend on how many workers there are; write the loop with `for "
-            "step in state.steps(loader):`, or change it after the loop, or under `if optimizer.at_boundary:`"
+            f"over all workers), so the result would depend on how many workers there are; {advice}"
         )
 
     def _look_for_counters(self, frame: Any) -> None:

@@ -11,7 +11,7 @@ from edl_hvd.data.sampler import GlobalStep
 from edl_hvd.errors import UsageError
 from edl_hvd.worker import process
 from edl_hvd.worker.batch_loops.batches import EpochLoop
-from edl_hvd.worker.batch_loops.body_watch import encoded, refuse_changes
+from edl_hvd.worker.batch_loops.body_watch import NumbersWatch, encoded, refuse_changes
 from edl_hvd.worker.position import position
 from edl_hvd.worker.runtime import Runtime
 from edl_hvd.worker.training.kept_graphs import next_number
@@ -25,13 +25,14 @@ def steps(runtime: Runtime, loader: Any) -> Iterator[Step]:
         return
     attempt = loop.begin()
     loop.reduction.deferred = True
+    watch = NumbersWatch(runtime)
     for global_step, items in loop.global_steps():
         loop.place(global_step)
         position.in_step = True
         loop.begin_step(global_step)
         loop.seed_step(global_step, 0)
         runtime.schedulers_may_move()
-        step = Step(loop, runtime.store.step, global_step, items)
+        step = Step(loop, runtime.store.step, global_step, items, watch)
         try:
             yield step
         except GeneratorExit:
@@ -66,10 +67,12 @@ class Step:
         samples: Number of samples in the global batch, over all workers.
     """
 
-    def __init__(self, loop: EpochLoop, number: int, global_step: GlobalStep, items: Iterator[Any]) -> None:
+    def __init__(
+        self, loop: EpochLoop, number: int, global_step: GlobalStep, items: Iterator[Any], watch: NumbersWatch
+    ) -> None:
         self.number = number
         self.samples = global_step.samples
-        self._epoch, self._step, self._items = loop, global_step, items
+        self._epoch, self._step, self._items, self._watch = loop, global_step, items, watch
         self._kept: list[Any] = []
         self._loops = 0
         self._is_over = False
@@ -168,11 +171,13 @@ class Step:
                 self._kept.append(epoch.next_item(self._items))
             epoch.begin_micro_batch(part, self._step, number)
             before = encoded(epoch.runtime)
+            self._watch.begin()
             try:
                 yield self._kept[i]
             finally:
                 position.in_micro_batch = False
             process.refuse_broken_world()
+            self._watch.end()
             refuse_changes(before, encoded(epoch.runtime))
             epoch.buffers.end_pass()
         if not self._step.share:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Hashable, Iterator, Set
 from typing import Any, Protocol
 
+import numpy
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
@@ -247,6 +249,42 @@ class GeneratorHandler(ObjectHandler):
         self.value.set_state(state.cpu().clone())
 
 
+class RandomHandler(ObjectHandler):
+    """A ``random.Random``."""
+
+    def capture(self) -> Any:
+        return self.value.getstate()
+
+    def load(self, state: Any) -> None:
+        self.value.setstate(state)
+
+
+class NumpyGeneratorHandler(ObjectHandler):
+    """A ``numpy.random.Generator``; arrays in its state are kept as lists of numbers."""
+
+    def capture(self) -> Any:
+        return _without_arrays(self.value.bit_generator.state)
+
+    def load(self, state: Any) -> None:
+        bits = self.value.bit_generator
+        if state["bit_generator"] != bits.state["bit_generator"]:
+            raise ValueError(f"it is that of a {state['bit_generator']}, not of a {bits.state['bit_generator']}")
+        bits.state = _with_arrays(state, bits.state)
+
+
+class RandomStateHandler(ObjectHandler):
+    """A ``numpy.random.RandomState``."""
+
+    def capture(self) -> Any:
+        return _without_arrays(self.value.get_state(legacy=False))
+
+    def load(self, state: Any) -> None:
+        self.value.set_state(_with_arrays(state, self.value.get_state(legacy=False)))
+
+
+GENERATORS = (GeneratorHandler, RandomHandler, NumpyGeneratorHandler, RandomStateHandler)
+
+
 def handler_for(name: str, value: Any, stepped: Set[torch.nn.Parameter], frozen: FrozenParameters) -> Handler | None:
     """The handler of an attribute, or ``None`` for a plain one (numbers, strings, lists, tensors, …).
 
@@ -260,9 +298,16 @@ def handler_for(name: str, value: Any, stepped: Set[torch.nn.Parameter], frozen:
         StateError: The value is of a kind that cannot be kept.
     """
     if isinstance(value, torch.optim.Optimizer):
+        _check_saved_form(name, value)
         return OptimizerHandler(value)
     if isinstance(value, torch.Generator):
         return GeneratorHandler(value)
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
+        return RandomHandler(value)
+    if isinstance(value, numpy.random.Generator):
+        return NumpyGeneratorHandler(value)
+    if isinstance(value, numpy.random.RandomState):
+        return RandomStateHandler(value)
     if isinstance(value, torch.nn.Module):
         if isinstance(value, AveragedModel):
             gate_average(value)
@@ -280,6 +325,17 @@ def handler_for(name: str, value: Any, stepped: Set[torch.nn.Parameter], frozen:
     return None
 
 
+def _check_saved_form(name: str, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that is saved in a form of its own; some keep addresses, which mean nothing elsewhere."""
+    keys = optimizer.state_dict().keys()
+    if not {"state", "param_groups"} <= keys:
+        raise StateError(
+            f"State(…, {name}=…): state_dict() of {type(optimizer).__name__} has {', '.join(map(str, keys))}; expected "
+            "state and param_groups, as optimizers of PyTorch have, which a worker that joins can load; remove its own "
+            "state_dict() and load_state_dict(), and keep what it needs for a parameter in self.state[parameter]"
+        )
+
+
 def _same_layout(live: dict[str, torch.Tensor], saved: dict[str, torch.Tensor]) -> bool:
     return live.keys() == saved.keys() and all(
         live[name].shape == saved[name].shape and live[name].dtype == saved[name].dtype for name in live
@@ -290,6 +346,19 @@ def _has_tensors(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return any(map(_has_tensors, value))
     return isinstance(value, torch.Tensor)
+
+
+def _without_arrays(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {key: _without_arrays(item) for key, item in state.items()}
+    return state.tolist() if isinstance(state, (numpy.ndarray, numpy.generic)) else state
+
+
+def _with_arrays(state: Any, like: Any) -> Any:
+    """The state with arrays where ``like`` has some."""
+    if isinstance(like, dict):
+        return {key: _with_arrays(item, like.get(key)) for key, item in state.items()}
+    return numpy.array(state, like.dtype) if isinstance(like, numpy.ndarray) else state
 
 
 def _own(value: Any) -> Any:

@@ -15,7 +15,7 @@ from edl_hvd.rescale.learning import Learning
 from edl_hvd.rescale.policy import Ramp
 from edl_hvd.worker.codec import Encoded, EncodingCache, decode, encode, placed
 from edl_hvd.worker.commits.dirty import DirtyTracker, fingerprint
-from edl_hvd.worker.commits.handlers import Handler, ModuleHandler, handler_for
+from edl_hvd.worker.commits.handlers import GENERATORS, Handler, ModuleHandler, handler_for
 from edl_hvd.worker.commits.module_changes import ModuleChanges
 from edl_hvd.worker.commits.parameter_changes import ParameterChanges, has_carried, is_gradient
 from edl_hvd.worker.training.optimizer import is_distributed, join
@@ -85,6 +85,14 @@ class LiveState:
             matches = (lambda value: isinstance(value, kind)) if isinstance(kind, type) else kind
             found = self._kinds[kind] = tuple(h.value for h in self.handlers.values() if matches(h.value))
         return found
+
+    def generator_states(self) -> dict[str, Encoded]:
+        """Return the states of random generators, by attribute; their tensors are copies."""
+        return {n: encode(h.capture(), n) for n, h in self.handlers.items() if isinstance(h, GENERATORS)}
+
+    def module_numbers(self) -> dict[str, int | float]:
+        """Return the numbers of modules that differ from what they were when the state was made, by name."""
+        return self._module_changes.numbers()
 
     # --- capturing ---
 

@@ -6,17 +6,28 @@ others have frozen since, and a step that is repeated would change a number twic
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+import warnings
+from collections import deque
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy
 import torch
+from torch.nn.modules.lazy import LazyModuleMixin
 
+from edl_hvd.errors import EdlHvdWarning
 from edl_hvd.worker.position import position
 
 _BUFFER = "buffer/"
 # In the names of tensors.
+_NUMBERS_AND_WORDS = frozenset({bool, int, float, str, type(None)})
+_NOT_KEPT: Any = object()
+# Takes the place of a value that is none of them.
 _LARGEST = 1 << 16
 # Elements of a buffer that is kept: larger ones are tables and masks, which nothing changes.
+_SHORT = 64
+# Items of a list, or bytes of an array, that are looked at one by one.
 
 
 class ModuleChanges:
@@ -33,12 +44,13 @@ class ModuleChanges:
         modules = {f"{name}.{path}": module for name, model in models.items() for path, module in model.named_modules()}
         self._first_modes = [(path, module, module.training) for path, module in modules.items()]
         self._modes: dict[str, bool] = {}
-        self._first_values = [
-            (path, vars(module), key, value)
+        self._values = [_Values(path, module) for path, module in modules.items()]
+        self._others = {
+            (path, key): (vars(module), trace)
             for path, module in modules.items()
-            for key, value in vars(module).items()
-            if _may_change(module, key, value)
-        ]
+            if not _is_torchs(module)
+            for key, trace in _traces(module)
+        }
         self._buffers = {
             f"{_BUFFER}{path}.{name}": (module, name, module._buffers[name])
             for path, module in modules.items()
@@ -52,12 +64,37 @@ class ModuleChanges:
             self._modes = {
                 path: module.training for path, module, first in self._first_modes if module.training != first
             }
-        values: dict[str, dict[str, Any]] = {}
-        for path, attributes, key, first in self._first_values:
-            value = attributes.get(key, first)
-            if value is not first and value != first and type(value) in (bool, int, float, str):
-                values.setdefault(path, {})[key] = value
+        values = {numbers.path: changed for numbers in self._values if (changed := numbers.changed())}
+        self._warn_of_others()
         return {"modes": self._modes, "values": values}
+
+    def numbers(self) -> dict[str, int | float]:
+        """Return the numbers that differ from what they were, by name; but for those that were none at first."""
+        found = {}
+        for values in self._values:
+            for key, value in values.changed().items():
+                if type(value) in (int, float) and values.was_number(key):
+                    found[f"{values.path.rstrip('.')}.{key}"] = value
+        return found
+
+    def _warn_of_others(self) -> None:
+        """Say of tensors, lists and the like that they have changed, once each."""
+        moved = []
+        for place, (attributes, before) in self._others.items():
+            now = _trace(attributes.get(place[1]))
+            if now is not None and now != before:
+                moved.append(place)
+        for place in moved:
+            del self._others[place]
+        moved += [(numbers.path, key) for numbers in self._values for key in numbers.take_lost()]
+        for path, key in moved:
+            warnings.warn(
+                f"state.{path.rstrip('.')}.{key}, an attribute of a module, has changed since State was made and is "
+                "not kept, because it is neither a number nor a word: a worker that joins begins with its own, and a "
+                "step that is made again changes it twice; register it as a buffer, or give it to State",
+                EdlHvdWarning,
+                stacklevel=2,
+            )
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Return the live buffers that are not persistent, and not large, by name; the same names on every rank."""
@@ -79,20 +116,127 @@ class ModuleChanges:
         self._modes = dict(changes["modes"])
         for path, module, first in self._first_modes:
             module.training = self._modes.get(path, first)
-        for path, attributes, key, first in self._first_values:
-            attributes[key] = changes["values"].get(path, {}).get(key, first)
+        for numbers in self._values:
+            numbers.restore(changes["values"].get(numbers.path, {}))
         for name, place in self._buffers.items():
             if name in tensors:
                 self._buffer(*place).copy_(tensors[name])
 
 
-def _may_change(module: torch.nn.Module, key: str, value: Any) -> bool:
-    """Whether it is a number or a word that a script or the module's own code may change while it trains."""
-    if key.startswith("_") or key == "training":
-        return False
-    is_torchs = type(module).__module__.startswith("torch.")
-    return type(value) is float or (not is_torchs and type(value) in (bool, int, str))
+class _Values:
+    """The numbers and words that are attributes of one module, and ``None``, in whose place they come.
+
+    Attributes:
+        path: Name of the module.
+    """
+
+    def __init__(self, path: str, module: torch.nn.Module) -> None:
+        self.path = path
+        self._attributes = vars(module)
+        # A lazy layer of torch's finds out its sizes in its first forward pass; they are no matter of a commit.
+        is_lazy = isinstance(module, LazyModuleMixin) and _is_torchs(module)
+        self._left_out = {
+            key
+            for key, value in self._attributes.items()
+            if _plain(value) is _NOT_KEPT or (is_lazy and not isinstance(value, float))
+        }
+        self._first = {key: value for key, value in self._attributes.items() if self._is_watched(key)}
+        self._lost: set[str] = set()
+        self._said: set[str] = set()
+        self._look()
+
+    def changed(self) -> dict[str, Any]:
+        """Return those that differ from the first ones, and those that have appeared since; do not change it.
+
+        A commit is made after each step, and a model has hundreds of modules: the attributes are looked through only
+        where one of them is another object than at the last look.
+        """
+        attributes = self._attributes
+        if len(attributes) != self._count or not all(map(operator.is_, map(attributes.get, self._keys), self._seen)):
+            self._look()
+        return self._changed
+
+    def was_number(self, key: str) -> bool:
+        """Whether it was one when the state was made: what appears later may be what a forward pass has seen."""
+        return type(_plain(self._first.get(key))) in (int, float)
+
+    def restore(self, changed: Mapping[str, Any]) -> None:
+        """Restore them; a value of another kind is not kept, and stays what it is."""
+        attributes = self._attributes
+        for key in [key for key in attributes if self._is_watched(key)]:
+            if key not in changed and key not in self._first and _plain(attributes[key]) is not _NOT_KEPT:
+                del attributes[key]
+        for key, first in self._first.items():
+            if key not in changed and _plain(attributes.get(key)) is not _NOT_KEPT:
+                attributes[key] = first
+        attributes.update(changed)
+
+    def take_lost(self) -> set[str]:
+        """Return what was a number or a word and is something else by now; each once."""
+        lost, self._lost = self._lost - self._said, set()
+        self._said |= lost
+        return lost
+
+    def _look(self) -> None:
+        watched = {key: _plain(value) for key, value in self._attributes.items() if self._is_watched(key)}
+        first = self._first
+        self._changed = {
+            key: value
+            for key, value in watched.items()
+            if value is not _NOT_KEPT and not (key in first and _is_same(value, first[key]))
+        }
+        # Values that are not kept are not held here: that would keep memory that a script wants freed.
+        self._keys = list(watched)
+        self._seen = [_NOT_KEPT if value is _NOT_KEPT else self._attributes[key] for key, value in watched.items()]
+        self._count = len(self._attributes)
+        self._lost = {
+            key
+            for key, value in watched.items()
+            if value is _NOT_KEPT and first.get(key) is not None and _trace(self._attributes[key]) is not None
+        }
+
+    def _is_watched(self, key: str) -> bool:
+        return not key.startswith("_") and key != "training" and key not in self._left_out
 
 
 def _is_kept(buffer: torch.Tensor | None) -> bool:
     return buffer is not None and buffer.layout == torch.strided and buffer.numel() <= _LARGEST
+
+
+def _plain(value: Any) -> Any:
+    """The value as a number, a word or ``None`` of Python's; ``_NOT_KEPT`` where it is something else."""
+    if isinstance(value, numpy.generic):
+        value = value.item()
+    return value if type(value) in _NUMBERS_AND_WORDS else _NOT_KEPT
+
+
+def _is_same(value: Any, first: Any) -> bool:
+    # 0 is False and 1.0 for Python.
+    return value is first or (type(value) is type(_plain(first)) and bool(value == first))
+
+
+def _is_torchs(module: torch.nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.")
+
+
+def _traces(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """The attributes of a module that are tensors, arrays or containers, with what shows that they change."""
+    for key, value in vars(module).items():
+        if not key.startswith("_") and _plain(value) is _NOT_KEPT and (trace := _trace(value)) is not None:
+            yield key, trace
+
+
+def _trace(value: Any, is_item: bool = False) -> Any:
+    """What tells a value from others without reading tensors or long lists; ``None`` where nothing is to be said.
+
+    A tensor that requires a gradient is something that a forward pass has computed, and will compute again.
+    """
+    if isinstance(value, torch.Tensor):
+        return None if value.requires_grad or value.is_inference() else (id(value), value._version)
+    if isinstance(value, numpy.ndarray):
+        return value.shape, value.tobytes() if value.nbytes <= _SHORT else id(value)
+    if isinstance(value, (list, dict, set, deque)) and not is_item:
+        items = list(value.values() if isinstance(value, dict) else value) if len(value) <= _SHORT else []
+        return len(value), [_trace(item, is_item=True) for item in items]
+    plain = _plain(value)
+    return None if plain is _NOT_KEPT else plain

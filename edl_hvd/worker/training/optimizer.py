@@ -93,13 +93,29 @@ class _Distributed:
 
         Where the elastic function runs again, in another world or from a checkpoint, it does nothing for a group that
         is there already.
+
+        Raises:
+            UsageError: State(…) was given the optimizer, and no model that had these parameters then.
         """
         if isinstance(param_group.get("params"), Iterator):
             param_group["params"] = list(param_group["params"])
         if any(_same_parameters(group, param_group) for group in self.param_groups[: self.stepping.kept_groups]):
             return
         super().add_param_group(param_group)  # type: ignore[misc]
+        self._refuse_later_parameters()
         self.reduction.parameters.adopt_unnamed(self.param_groups[-1]["params"])
+
+    def _refuse_later_parameters(self) -> None:
+        """Refuse a new group that a worker which joins could not have: its models are those it makes before State."""
+        reduction, added = self.reduction, self.param_groups[-1]["params"]
+        later = [p for p in added if p not in reduction.names and p not in reduction.catalogue]
+        if reduction.is_joined and later:
+            self.param_groups.pop()
+            raise UsageError(
+                f"add_param_group() was given {len(later)} parameter(s) that no model in State had when State was "
+                "made, so a worker that joins would lack them; build the whole model before State(…), freeze what "
+                "comes later with requires_grad_(False), and give it to the optimizer when it is used"
+            )
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one optimizer step. In the body of ``state.batches`` it acts at the end of a global batch only.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from edl_hvd.errors import UsageError
 from edl_hvd.worker import process
 from edl_hvd.worker.engine.collectives import Collectives
 
@@ -75,7 +76,15 @@ class PresentGroup:
         Raises:
             UsageError: There is no world, or ``init`` was not called.
         """
-        return process.current().collectives
+        present = process.current()
+        if present.world is None:
+            raise UsageError(
+                "backward() was called outside the elastic function, for a model whose optimizer is a "
+                "DistributedOptimizer: it trains only inside the function decorated with @edl_hvd.elastic, where "
+                "gradients are summed over the workers; move the training there, or before the call of "
+                "DistributedOptimizer"
+            )
+        return present.collectives
 
 
 def refuse_broken_world() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 
+import numpy
 import torch
 import torch.nn.functional as F
 from idioms import CLASSES, FEATURES, GLOBAL_BATCH, Idiom, Job
@@ -86,6 +87,64 @@ def tempered_ours(job: Job):
     train(state)
     return {"model": model, "temperature": model.temperature, "calls": model.calls_of_step, "beta": model.beta,
             "gamma": model.gamma}  # fmt: skip
+
+
+class Annealed(nn.Module):
+    """A network whose numbers are not all there, or not all of Python, from the beginning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(FEATURES, 8), nn.LeakyReLU(0), nn.Linear(8, CLASSES))
+        self.tau = 2.0
+        self.margin = None
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        output = self.body(inputs) / float(self.tau)
+        return output * getattr(self, "gain", 1.0) if self.margin is None else output * self.margin
+
+
+def anneal(model: Annealed, step: int) -> None:
+    model.tau = numpy.maximum(model.tau * 0.9, 0.5)  # a number of NumPy's
+    if step == 2:
+        model.gain = 1.5  # was not there before
+    elif step == 4:
+        model.margin = 2.0  # was None
+
+
+def annealed_plain(job: Job):
+    model = Annealed()
+    optimizer = momentum_sgd(model)
+    step = 0
+    for epoch in range(job.epochs):
+        model.body[1].negative_slope += 0.1
+        for inputs, target in job.plain_loader(epoch=epoch):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), target).backward()
+            optimizer.step()
+            step += 1
+            anneal(model, step)
+    return {"model": model, "tau": float(model.tau), "slope": model.body[1].negative_slope, "gain": model.gain,
+            "margin": model.margin}  # fmt: skip
+
+
+def annealed_ours(job: Job):
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Annealed)
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            model.body[1].negative_slope += 0.1
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+                anneal(model, step.number + 1)
+
+    train(state)
+    return {"model": model, "tau": float(model.tau), "slope": model.body[1].negative_slope, "gain": model.gain,
+            "margin": model.margin}  # fmt: skip
 
 
 def frozen_once_plain(job: Job):
@@ -215,6 +274,54 @@ def history_ours(job: Job):
     return {"model": model, "history": state.history, "last": state.last}
 
 
+def memory_and_generators_plain(job: Job):
+    model = Tempered()
+    optimizer = momentum_sgd(model)
+    memory, rng, old, draws = (
+        deque(maxlen=4),
+        numpy.random.default_rng(7),
+        numpy.random.RandomState(8),
+        random.Random(9),
+    )
+    for epoch in range(job.epochs):
+        for inputs, target in job.plain_loader(epoch=epoch):
+            scale = mixed(memory, rng, old, draws)
+            optimizer.zero_grad()
+            F.cross_entropy(model(scale * inputs), target).backward()
+            optimizer.step()
+            memory.append((model.head.bias.detach().clone(), scale))
+    return {"model": model, "memory": list(memory), "next": mixed(memory, rng, old, draws)}
+
+
+def memory_and_generators_ours(job: Job):
+    rng, old, draws = numpy.random.default_rng(7), numpy.random.RandomState(8), random.Random(9)
+    model, optimizer, loader, state = prepare(
+        job, momentum_sgd, Tempered, memory=deque(maxlen=4), rng=rng, old=old, draws=draws
+    )
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            # recipe
+            for step in state.steps(loader):
+                scale = mixed(state.memory, rng, old, draws)
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(scale * inputs), target).backward()
+                optimizer.step()
+                state.memory.append((model.head.bias.detach().clone(), scale))
+            # end
+
+    train(state)
+    return {"model": model, "memory": list(state.memory), "next": mixed(state.memory, rng, old, draws)}
+
+
+def mixed(memory: deque, rng: numpy.random.Generator, old: numpy.random.RandomState, draws: random.Random) -> float:
+    """A scale by each of the generators and one of what is remembered."""
+    of_memory = float(draws.choice(memory)[0][0]) if memory else 0.0
+    return float(0.5 + rng.beta(0.4, 0.4) + 0.1 * old.normal() + 0.1 * of_memory)
+
+
 def moved_tensor_ours(job: Job):
     edl_hvd.init()
     model = Tempered()
@@ -302,6 +409,15 @@ IDIOMS = [
         tempered_ours,
     ),
     Idiom(
+        "Numbers of modules that are annealed",
+        "Those of NumPy are kept as numbers of Python. Attributes that appear later, or are `None` at first, are kept, "
+        "too, and so are those of PyTorch's own modules, such as `p` of `nn.Dropout(0)`. A tensor, a list or a "
+        "dictionary that is an attribute of a module is not kept, which is said once: make it a buffer, or give it to "
+        "`State`.",
+        annealed_plain,
+        annealed_ours,
+    ),
+    Idiom(
         "A layer that is frozen once",
         "By `eval()`, as BatchNorm's statistics are for fine-tuning. Decide by `state.step`, or by the epoch.",
         frozen_once_plain,
@@ -324,6 +440,14 @@ IDIOMS = [
         "`State` keeps dictionaries, `Counter`, `OrderedDict`, and `defaultdict` of `list`, `int` and the like.",
         history_plain,
         history_ours,
+    ),
+    Idiom(
+        "A replay memory, and generators of NumPy and `random`",
+        "`State` keeps a `deque` with its `maxlen`, `torch.Generator`, `numpy.random.Generator`, "
+        "`numpy.random.RandomState` and `random.Random`. What is drawn from them at step level is the same on every "
+        "worker, and counts once. Outside of `State` they begin anew on a worker that joins.",
+        memory_and_generators_plain,
+        memory_and_generators_ours,
     ),
     Idiom(
         "An optimizer that is made for one step",

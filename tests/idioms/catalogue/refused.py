@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import random
 
 import torch
 import torch.nn.functional as F
@@ -805,6 +806,62 @@ def max_norm_ours(job: Job):
     return {"model": model}
 
 
+def growing_model_ours(job: Job):
+    model, optimizer, loader, state = prepare(job)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            if epoch == 1 and len(model) == 3:
+                model.append(nn.Linear(CLASSES, CLASSES))
+                optimizer.add_param_group({"params": model[3].parameters(), "lr": 0.1})
+            # end
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+
+    train(state)
+
+
+def drawn_inside_ours(job: Job):
+    generator = torch.Generator().manual_seed(5)
+    model, optimizer, loader, state = prepare(job, generator=generator)
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            # recipe
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, target in step:
+                    noise = torch.randn(inputs.shape, generator=generator)
+                    F.cross_entropy(model(inputs + noise), target).backward()
+                optimizer.step()
+            # end
+
+    train(state)
+
+
+def drawn_inside_flat_ours(job: Job):
+    generator = random.Random(5)
+    model, optimizer, loader, state = prepare(job, generator=generator)
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            # recipe
+            for inputs, target in state.batches(loader):
+                optimizer.zero_grad()
+                F.cross_entropy(model(inputs * generator.uniform(0.5, 2.0)), target).backward()
+                optimizer.step()
+            # end
+
+    train(state)
+
+
 IDIOMS = [
     Idiom(
         "`optimizer.step()` in the loop over micro-batches",
@@ -1087,5 +1144,29 @@ IDIOMS = [
         None,
         max_norm_ours,
         refused=r"Embedding\(max_norm=1\) rescales those rows of model\.0\.weight .* leave max_norm out",
+    ),
+    Idiom(
+        "A model that grows in the elastic function",
+        "A worker that joins would lack the new layers. Build the whole model before `State`, freeze what comes later, "
+        "and give it to the optimizer with `add_param_group` when it is used.",
+        None,
+        growing_model_ours,
+        refused=r"add_param_group\(\) was given 2 parameter\(s\) that no model in State had when State was made",
+    ),
+    Idiom(
+        "A generator in `State` that is drawn from for each micro-batch",
+        "Workers compute different ones. Draw at step level, or from `torch`, `numpy` or `random` themselves, which "
+        "are seeded for each micro-batch.",
+        None,
+        drawn_inside_ours,
+        refused=r"state\.generator was drawn from in the loop over a step's micro-batches, .* draw from it",
+    ),
+    Idiom(
+        "A generator in `State` that is drawn from in the flat loop",
+        "",
+        None,
+        drawn_inside_flat_ours,
+        refused=r"state\.generator was drawn from in the body of state\.batches\(\), .* draw from it at step level",
+        micro_batches=(3, 6),
     ),
 ]

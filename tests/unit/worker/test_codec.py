@@ -22,12 +22,25 @@ def round_trip(value):
     [
         None, True, 3, 2.5, float("inf"), "text", [1, [2, (3, "a")]], {"a": {1: "one", None: 2}},
         {"__tuple__": 1}, collections.Counter({30: 1, 60: 2}), {"betas": (0.9, 0.999)}, {}, [], (),
+        {"__deque__": 1}, collections.deque([1, (2, "a"), {3: 4}]), collections.deque([1, 2], maxlen=2),
     ],
 )  # fmt: skip
 def test_values_come_back_with_their_types(value):
     result = round_trip(value)
     assert result == value
     assert type(result) is type(value)
+
+
+def test_a_deque_keeps_its_tensors_and_its_length():
+    result = round_trip(collections.deque([torch.ones(2), (torch.zeros(1), 0.5)], maxlen=2))
+    result.append(3)
+    assert result.maxlen == 2
+    assert torch.equal(result[0][0], torch.zeros(1))
+
+
+def test_a_refusal_says_what_keeping_it_elsewhere_means():
+    with pytest.raises(StateError, match=r"convert it: what is outside State begins anew on a worker that joins$"):
+        encode({1, 2}, "x")
 
 
 def test_the_document_says_what_comes_back_and_what_is_refused():

@@ -21,11 +21,11 @@ class Greedy(nn.Module):
         super().__init__()
         self.layer = nn.Linear(2, 1)
         self.most_samples = most_samples
-        self.calls = 0
+        self._calls = 0
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        if len(inputs) > self.most_samples and self.calls > 1:
+        self._calls += 1
+        if len(inputs) > self.most_samples and self._calls > 1:
             raise torch.cuda.OutOfMemoryError(TORCH_SAYS)
         return self.layer(inputs)
 

@@ -13,6 +13,7 @@ from fake_world import RecordingCollectives, alone
 from torch.utils.data import DataLoader, TensorDataset
 
 import edl_hvd
+from edl_hvd.errors import UsageError
 from edl_hvd.worker import process
 from edl_hvd.worker.training import micro_batch, round_message
 from edl_hvd.worker.training.process_group import PresentGroup, WorldGroup
@@ -35,6 +36,15 @@ def test_a_reduction_sums_over_the_workers_it_is_bound_to_without_a_process():
     (weights * torch.tensor([2.0, 3.0])).sum().backward()
     assert collectives.parts["edl_hvd.gradient.weights"].tolist() == [0.5, 0.75]
     assert "edl_hvd.flags" in collectives.parts
+
+
+def test_a_backward_outside_the_elastic_function_is_refused_by_what_the_script_has_called(monkeypatch):
+    weights = torch.nn.Parameter(torch.ones(2))
+    edl_hvd.DistributedOptimizer(torch.optim.SGD([weights], lr=0.1))
+    with alone():
+        monkeypatch.setattr(process, "size", lambda: 2)
+        with pytest.raises(UsageError, match=r"^backward\(\) was called outside the elastic function, for a model"):
+            weights.sum().backward()
 
 
 def test_modules_of_training_are_handed_the_world_and_do_not_ask_the_process_for_it():
