@@ -27,7 +27,7 @@ class Cooled(nn.Module):
         self.body = make_model()
         self.tau = 2.0
         self.lowest = 10.0
-        self.samples = None
+        self.samples: int | None = None
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         self.samples = len(inputs)

@@ -154,7 +154,7 @@ def test_a_stream_that_is_full_is_given_up_once_and_the_other_one_goes_on():
 
 def test_what_cannot_be_written_is_said_above_the_live_line(monkeypatch):
     terminal = Terminal()
-    with open("/dev/full", "wb") as full:
+    with open("/dev/full", "wb", buffering=0) as full:
         terminal.stdout, at_the_terminal = full, terminal.stdout
         screen = screen_on(terminal, monkeypatch)
         screen.status(TRAINING)

@@ -66,7 +66,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.starter = Starter()
-        self.job = Job(Rules(1, 1, 1), self.starter, Network(lambda host: "127.0.0.1"), Deaf())  # type: ignore[arg-type]
+        self.job = Job(Rules(1, 1, 1), self.starter, Network(lambda host: "127.0.0.1"), Deaf())
         self.connections: list[asyncio.StreamWriter] = []
 
     async def say_ready(self) -> None:
@@ -170,6 +170,6 @@ def test_a_status_that_cannot_be_made_is_said_and_the_job_goes_on(tmp_path: Path
     def write(status: Status) -> None:
         raise TypeError("no JSON")
 
-    reporter = Reporter(Deaf(), write, Status(0.0, "starting"))  # type: ignore[arg-type]
+    reporter = Reporter(Deaf(), write, Status(0.0, "starting"))
     asyncio.run(reporter.close(events.End(0, "")))
     assert reporter._problem == "TypeError: no JSON"

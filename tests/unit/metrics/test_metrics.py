@@ -98,7 +98,7 @@ def test_billions_of_values_between_two_commits_do_not_overflow(of_equal_values,
 
 def test_billions_of_values_over_all_ranks_do_not_overflow(of_equal_values):
     def work(collectives, world):
-        metrics = [Mean(), Sum()]
+        metrics: list[Mean | Sum] = [Mean(), Sum()]
         for metric in metrics:
             metric.set_world(16)
             for count in (1 << 28, 1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from typing import Any
 
 import numpy
 import pytest
@@ -15,6 +16,12 @@ from edl_hvd.worker.commits.module_changes import ModuleChanges
 
 
 class Holder(nn.Module):
+    tau: Any
+    later: Any
+    kept: Any
+    seen: Any
+    shape: Any
+
     def __init__(self, **attributes: object) -> None:
         super().__init__()
         self.drop = nn.Dropout(0)
@@ -61,7 +68,7 @@ def test_an_attribute_that_appears_is_kept_and_is_gone_where_it_was_not_there() 
     model, newcomer = Holder(), Holder()
     changes, others = ModuleChanges({"model": model}), ModuleChanges({"model": newcomer})
     at_first = kept(model, changes)
-    model.drop.backup = 0.1
+    setattr(model.drop, "backup", 0.1)  # noqa: B010
     state = kept(model, changes)
     others.restore(state, {})
     assert newcomer.drop.backup == 0.1
