@@ -28,9 +28,11 @@ class Position:
         left_unused: It has left the loop of ``state.batches`` where a step began, without a gradient of it.
         left_inside: It has left the loop of ``state.batches`` between the micro-batches of a step.
         loops: The last loops over a step: the number that autograd gave to the first operation in each, and behind it.
+        loop_number: Number of the loop over batches that has begun last.
     """
 
     def __init__(self) -> None:
+        self.loop_number = 0
         self.leave()
 
     def leave(self) -> None:

@@ -52,7 +52,7 @@ class ScriptLocals:
     """The local variables of the functions of a script that are running, as they were when a loop began."""
 
     def __init__(self, frames: list[FrameType]) -> None:
-        self._frames = [(frame, frame.f_lasti, {n: _Kept.of(v) for n, v in frame.f_locals.items()}) for frame in frames]
+        self._frames = [(frame, frame.f_lasti, _own_variables(frame)) for frame in frames]
 
     @classmethod
     def now(cls) -> ScriptLocals:
@@ -69,6 +69,12 @@ class ScriptLocals:
                 read = _read_later(frame.f_code, place)
                 found += [name for name in changed if name in read]
         return found
+
+
+def _own_variables(frame: FrameType) -> dict[str, _Kept]:
+    """Those of this call; what a function around it has set lives on."""
+    around = frame.f_code.co_freevars
+    return {name: _Kept.of(value) for name, value in frame.f_locals.items() if name not in around}
 
 
 def _script_frames(frame: FrameType | None) -> Iterator[FrameType]:

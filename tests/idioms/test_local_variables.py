@@ -90,9 +90,11 @@ def in_a_method(job: Job) -> None:
 def nothing_that_counts(job: Job) -> None:
     """What is set before it is read, does not change, or is a moment."""
     model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered, best=1e9)
+    around = []
 
     @edl_hvd.elastic
     def train(state):
+        around.append(1)
         mean, began_s, last_s, criterion, options = 0.0, time.time(), time.time(), torch.nn.MSELoss(), {"a": 1}
         print(mean, began_s, criterion, options, sep="", end="")
         for epoch in state.epochs(job.epochs):

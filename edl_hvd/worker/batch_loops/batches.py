@@ -60,6 +60,8 @@ class EpochLoop:
     base_samples: int = 1
     needs_noise: bool = False
     is_auto: bool = False
+    _attempt: int = -1
+    _number: int = -1
 
     @classmethod
     def of(cls, runtime: Runtime, loader: Any, call: str) -> EpochLoop:
@@ -108,9 +110,16 @@ class EpochLoop:
         is_left = any(True for _ in self.sampler.steps())
         return runtime.counting.is_evaluated(store.epoch, store.step) and not is_left
 
-    def begin(self) -> int:
-        """The loop begins; the attempt that it belongs to."""
+    @property
+    def is_present(self) -> bool:
+        """Whether its world is there, and no other loop has begun: Python may close a loop that was left much later."""
+        return self.runtime.attempt == self._attempt and position.loop_number == self._number
+
+    def begin(self) -> None:
+        """The loop begins."""
         runtime = self.runtime
+        position.loop_number += 1
+        self._attempt, self._number = runtime.attempt, position.loop_number
         runtime.counting.begin_loop(f"batches/{runtime.store.epoch}")
         trained = set(self.reduction.names)
         models = [m for m in runtime.store.of_kind(torch.nn.Module) if not trained.isdisjoint(m.parameters())]
@@ -124,7 +133,6 @@ class EpochLoop:
                 # Else it exists on the workers alone that have computed a loss.
                 parameter = next(iter(self.reduction.names))
                 scaler.scale(torch.zeros(1, device=parameter.device))
-        return runtime.attempt
 
     def _tell_of_hooks(self) -> None:
         policy, size = self.sampler.policy, self.runtime.group.size
@@ -316,7 +324,7 @@ def batches(runtime: Runtime, loader: Any) -> Iterator[Any]:
     if loop.is_over():
         loop.seed_end()
         return
-    attempt = loop.begin()
+    loop.begin()
     watch = BodyWatch(runtime)
     trains = None
     for global_step, items in loop.global_steps():
@@ -331,7 +339,7 @@ def batches(runtime: Runtime, loader: Any) -> Iterator[Any]:
             try:
                 yield item
             except GeneratorExit as left:
-                if runtime.attempt == attempt:
+                if loop.is_present:
                     _leave_body(loop, part, global_step, is_meant=left.__context__ is None)
                 raise
             process.refuse_broken_world()

@@ -23,7 +23,7 @@ def steps(runtime: Runtime, loader: Any) -> Iterator[Step]:
     if loop.is_over():
         loop.seed_end()
         return
-    attempt = loop.begin()
+    loop.begin()
     loop.reduction.deferred = True
     watch = NumbersWatch(runtime)
     for global_step, items in loop.global_steps():
@@ -37,7 +37,7 @@ def steps(runtime: Runtime, loader: Any) -> Iterator[Step]:
             yield step
         except GeneratorExit:
             # The script left its loop early. One that ended as its world broke belongs to an earlier attempt.
-            if runtime.attempt == attempt:
+            if loop.is_present:
                 loop.leave()
                 if step.was_gone_through:
                     loop.count(global_step)
