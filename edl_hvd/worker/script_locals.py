@@ -7,6 +7,8 @@ script keeps in a local variable, such as the best accuracy so far or a copy of 
 from __future__ import annotations
 
 import dis
+import inspect
+import os
 import re
 import sys
 import sysconfig
@@ -19,10 +21,10 @@ from typing import Any
 
 import torch
 
-_PACKAGE = str(Path(__file__).resolve().parents[1])
+_PACKAGE = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 _ENTRY = str(Path(__file__).resolve().with_name("elastic.py"))
 # Its frame calls the elastic function.
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_LIBRARIES = tuple({f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")})
 _PLAIN = (bool, int, float, str, type(None))
 _LONGEST_CLOCK_S = 1e8
 # A number so near to the time of day is a moment, which may be another one in the next run.
@@ -30,22 +32,25 @@ _LONGEST_CLOCK_S = 1e8
 
 @dataclass(frozen=True)
 class _Kept:
-    """One variable at the beginning of the loop: the object, and what shows that it was changed in place."""
+    """One variable at the beginning of the loop. Large objects are not held: the script may want them freed.
 
-    value: Any
+    Attributes:
+        mark: A number or a word itself; of other objects, which one it is, and what shows that it was changed in place.
+    """
+
     mark: Any
 
     @classmethod
     def of(cls, value: Any) -> _Kept:
+        if isinstance(value, _PLAIN):
+            return cls((type(value), value))
         if isinstance(value, torch.Tensor):
-            return cls(value, value._version)
-        return cls(value, len(value) if isinstance(value, (list, dict, set)) else None)
+            return cls((id(value), value._version))
+        return cls((id(value), len(value) if isinstance(value, (list, dict, set)) else None))
 
     def has_changed(self, now: Any) -> bool:
-        if isinstance(self.value, _PLAIN) and isinstance(now, _PLAIN):
-            is_moment = isinstance(now, float) and abs(now - time.time()) < _LONGEST_CLOCK_S
-            return not is_moment and (type(now), now) != (type(self.value), self.value)
-        return now is not self.value or _Kept.of(now).mark != self.mark
+        is_moment = isinstance(now, float) and abs(now - time.time()) < _LONGEST_CLOCK_S
+        return not is_moment and _Kept.of(now) != self
 
 
 class ScriptLocals:
@@ -63,7 +68,7 @@ class ScriptLocals:
         """Return the names of variables that have changed and that the script reads before it sets them again."""
         found = []
         for frame, place, kept in self._frames:
-            now = frame.f_locals
+            now = variables_of(frame)
             changed = [name for name, one in kept.items() if name in now and one.has_changed(now[name])]
             if changed:
                 read = _read_later(frame.f_code, place)
@@ -71,10 +76,23 @@ class ScriptLocals:
         return found
 
 
+def variables_of(frame: FrameType) -> dict[str, Any]:
+    """Return the local variables of a call that is under way, or has just been left.
+
+    Before Python 3.13 the frame keeps what it has returned for as long as the call lasts, and so whatever large tensors
+    are among the variables; here it does not. At the top of a module they are the variables themselves.
+    """
+    found = frame.f_locals
+    variables = dict(found)
+    if isinstance(found, dict) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        found.clear()
+    return variables
+
+
 def _own_variables(frame: FrameType) -> dict[str, _Kept]:
     """Those of this call; what a function around it has set lives on."""
     around = frame.f_code.co_freevars
-    return {name: _Kept.of(value) for name, value in frame.f_locals.items() if name not in around}
+    return {name: _Kept.of(value) for name, value in variables_of(frame).items() if name not in around}
 
 
 def _script_frames(frame: FrameType | None) -> Iterator[FrameType]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -132,6 +133,26 @@ def test_local_variables_that_are_lost_are_said(script, names: str, fault: Fault
         return
     [message] = said
     assert f"as on each worker that joins: {names}; keep in State what its loop changes, as state." in message
+
+
+def test_what_the_script_lets_go_of_is_freed() -> None:
+    """A first copy of the best weights may be as large as the model."""
+    job, freed = Job(), []
+    model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered)
+
+    @edl_hvd.elastic
+    def train(state):
+        best = torch.zeros(3)
+        first = weakref.ref(best)
+        for _ in state.epochs(job.epochs):
+            best = torch.ones(3)
+            freed.append(first() is None)
+            for step in state.steps(loader):
+                trained(step, model, optimizer)
+        return best
+
+    Simulation(1).run(lambda: train(state))
+    assert freed == [True] * job.epochs
 
 
 def test_without_a_change_nothing_is_said() -> None:

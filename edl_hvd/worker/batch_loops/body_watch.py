@@ -10,6 +10,7 @@ from edl_hvd.errors import UsageError
 from edl_hvd.worker.codec import encode
 from edl_hvd.worker.position import position
 from edl_hvd.worker.runtime import Runtime
+from edl_hvd.worker.script_locals import variables_of
 from edl_hvd.worker.trace import TensorTrace
 from edl_hvd.worker.training.optimizer import is_distributed
 
@@ -189,7 +190,7 @@ class BodyWatch:
         if self._looks <= 0 or frame is None:
             return
         self._looks -= 1
-        now = {name: value for name, value in frame.f_locals.items() if type(value) is int}
+        now = {name: value for name, value in variables_of(frame).items() if type(value) is int}
         before, self._counters = self._counters, now
         rising = {name for name, value in now.items() if before is not None and before.get(name) == value - 1}
         self._rising = rising if self._looks == self._LOOKS - 2 else self._rising & rising
