@@ -45,7 +45,7 @@ class _Kept:
         if isinstance(value, _PLAIN):
             return cls((type(value), value))
         if isinstance(value, torch.Tensor):
-            return cls((id(value), value._version))
+            return cls((id(value), None if value.is_inference() else value._version))
         return cls((id(value), len(value) if isinstance(value, (list, dict, set)) else None))
 
     def has_changed(self, now: Any) -> bool:

@@ -93,9 +93,13 @@ def nothing_that_counts(job: Job) -> None:
     model, optimizer, loader, state = prepare(job, momentum_sgd, Tempered, best=1e9)
     around = []
 
+    with torch.inference_mode():
+        scales = torch.ones(2)
+
     @edl_hvd.elastic
     def train(state):
-        around.append(1)
+        own_scales = scales  # which have no version
+        around.append(own_scales)
         mean, began_s, last_s, criterion, options = 0.0, time.time(), time.time(), torch.nn.MSELoss(), {"a": 1}
         print(mean, began_s, criterion, options, sep="", end="")
         for epoch in state.epochs(job.epochs):
