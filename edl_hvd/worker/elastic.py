@@ -70,8 +70,9 @@ def elastic(
     The decorated function is collective: every rank calls it, with a :class:`~edl_hvd.State` as its first argument. It
     joins a world, puts the newest state in place and runs the function. When the world has changed, it runs the
     function again from its top on every worker; ``state.epochs``, ``state.steps`` and ``state.batches`` then go on
-    where the last commit was. It blocks until the function has returned on every rank and the last checkpoint is
-    written, and returns what the function returned on this rank.
+    where the last commit was. Its local variables begin anew, so what its loop changes belongs into the state; a
+    warning names those that are lost. It blocks until the function has returned on every rank and the last checkpoint
+    is written, and returns what the function returned on this rank.
 
     Decorating is not collective and reads the environment: each argument that is left out comes from its variable (see
     :mod:`edl_hvd.settings`), or else from its default.
