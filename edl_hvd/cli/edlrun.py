@@ -274,16 +274,15 @@ def main() -> None:
     screen = JobScreen(options.verbose, options.prefix_output_with_timestamp)
     try:
         with contextlib.ExitStack() as open_here:
+            open_here.callback(screen.close)
             if options.metrics_port is not None:
                 open_here.enter_context(_serve_metrics(options.metrics_port, screen))
             if options.status_port is not None:
                 open_here.enter_context(_serve_status(options.status_port, screen))
             code = run_job(options, screen)
     except UsageError as error:
-        screen.close()
         _refuse(str(error))
     except EdlHvdError as error:
-        screen.close()
         click.echo(f"edlrun: {error}", err=True)
         code = 1
     sys.exit(code)

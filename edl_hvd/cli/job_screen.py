@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from edl_hvd.cli.failure_report import Failures
-from edl_hvd.cli.formatting import SEPARATOR, duration, join, status_line
+from edl_hvd.cli.formatting import SEPARATOR, count, duration, join, status_line
 from edl_hvd.cli.live_line import LiveLine
 from edl_hvd.cli.world_changes import WorldChanges
 from edl_hvd.driver.membership.events import (
@@ -47,8 +47,9 @@ class JobScreen:
         self._verbose = verbose
         self._timestamps = timestamps
         self._output = LiveLine(
-            sys.stdout.buffer, sys.stderr.buffer, capable, _later, given_up=self._on_given_up_stream
-        )
+            sys.stdout.buffer, sys.stderr.buffer, capable, _later, given_up=self._on_given_up_stream,
+            left_out=self._on_left_out_lines,
+        )  # fmt: skip
         self._coloured = self._output.live and not environment.get("NO_COLOR")
         self.latest = Status(time.time(), "starting")  # how the job stood last, for whoever else shows it
         self._world = WorldChanges()
@@ -124,8 +125,10 @@ class JobScreen:
             self._say(end.reason)
 
     def close(self) -> None:
-        """Remove the live line."""
+        """Remove the live line, and wait until everything is printed, or Ctrl-C is pressed."""
         self._output.close()
+        with contextlib.suppress(KeyboardInterrupt):
+            self._output.drain()
 
     # --- text ---
 
@@ -146,6 +149,12 @@ class JobScreen:
         self._say(
             f"{stream} cannot be written any more: {error.strerror}; the job goes on and prints nothing there "
             "(--output-filename keeps what workers print, Ctrl-C ends the job)"
+        )
+
+    def _on_left_out_lines(self, lines: int) -> None:
+        self._say(
+            f"{count(lines, 'line')} left out here, because nobody read the output; the job went on meanwhile "
+            "(--output-filename keeps what workers print)"
         )
 
     def _say(self, text: str, colour: str = _BOLD) -> None:

@@ -4,16 +4,20 @@ The line stands where the next output begins. Before other output it is erased, 
 else of the terminal is changed, so a terminal needs no reset after the program was killed.
 
 A stream that cannot be written, as in ``edlrun ... | head -1`` or on a full disk, is given up: the program goes on.
+It goes on, too, while nobody reads, as in ``edlrun ... | less``.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import BinaryIO
+
+from edl_hvd.background_writes import BackgroundWrites
 
 _ERASE = b"\r\x1b[2K"
 _PLAIN = b"\x1b[0m"  # a worker may not have ended its colour
@@ -27,7 +31,7 @@ _FREE = 3
 
 
 class LiveLine:
-    """Output of a program that may have such a line.
+    """Output of a program that may have such a line. No call blocks but :meth:`drain`.
 
     Args:
         stdout: File for lines of standard output.
@@ -36,6 +40,7 @@ class LiveLine:
         later: Function that calls another after N seconds, in the same thread.
         now_s: Function that returns the time in seconds.
         given_up: Told once for each stream that it cannot be written any more, and why; it may print to the other one.
+        left_out: Told how many lines were not printed while nobody read; it may print.
     """
 
     def __init__(
@@ -46,14 +51,23 @@ class LiveLine:
         later: Callable[[float, Callable[[], None]], object],
         now_s: Callable[[], float] = time.monotonic,
         given_up: Callable[[str, OSError], None] = lambda stream, error: None,
+        left_out: Callable[[int], None] = lambda lines: None,
     ) -> None:
-        self._streams = {"stdout": stdout, "stderr": stderr}
+        # Without its buffer, whose lock the thread would hold at the end of the process while nobody reads.
+        self._streams = {"stdout": getattr(stdout, "raw", stdout), "stderr": getattr(stderr, "raw", stderr)}
         self.live = wanted and _is_terminal(stderr) and not _leads_to_a_program(stdout)
         # Both streams go to one terminal.
         self._one = self.live and _is_terminal(stdout) and _device(stdout) == _device(stderr)
         self._later = later
         self._now_s = now_s
         self._given_up = given_up
+        self._left_out = left_out
+        self._left_out_lines = 0
+        writes = BackgroundWrites[str](self._write)
+        # In one order where both lead to one place; else one of them may wait for its reader.
+        one = writes if _lead_to_one_place(stdout, stderr) else BackgroundWrites[str](self._write)
+        self._writes = {"stdout": writes, "stderr": one}
+        self._failures: dict[str, OSError] = {}  # written by the thread of the writes
         self._text: Callable[[int], str] = lambda columns: ""
         self._drawn = b""
         self._drawn_s = float("-inf")
@@ -63,6 +77,11 @@ class LiveLine:
 
     def write(self, stream: str, data: bytes) -> None:
         """Print whole lines; with a live line they may be held back for 0.1 s."""
+        self._look()
+        if not self._writes[stream].has_room:
+            self._left_out_lines += data.count(b"\n")
+            return
+        self._tell_left_out()
         if not self.live:
             self._put(stream, data)
             return
@@ -80,8 +99,9 @@ class LiveLine:
         Args:
             text: Function from the number of columns to a text that fits; escape codes take no column.
         """
+        self._look()
         self._text = text
-        if self.live and not self._held:
+        if self.live and not self._held and self._writes["stderr"].has_room:
             self._draw()
 
     def flush(self) -> None:
@@ -104,11 +124,17 @@ class LiveLine:
 
     def close(self) -> None:
         """Remove the live line; there is none from now on."""
-        while self._held:  # again where a stream fails now, of which is told
-            self.flush()
+        self.flush()
         if self._drawn:
             self._put("stderr", _ERASE)
         self._drawn, self.live = b"", False
+
+    def drain(self) -> None:
+        """Wait until everything is printed that was not held back, however long nobody reads."""
+        self._wait_for_writes()
+        self._tell_left_out()
+        self._look()  # which may print, too
+        self._wait_for_writes()
 
     def _flush_on_time(self) -> None:
         self._scheduled = False
@@ -131,25 +157,56 @@ class LiveLine:
         self._drawn_s = self._now_s()
 
     def _put(self, stream: str, data: bytes) -> None:
-        target = self._streams.get(stream)
-        if target is None:
+        if stream in self._streams:
+            self._writes[stream].put(stream, data)
+
+    def _write(self, stream: str, data: bytes) -> None:
+        """In the thread of the writes."""
+        if stream in self._failures:
             return
         try:
-            target.write(data)
-            target.flush()
-        except BlockingIOError:
-            pass  # another program has made it non-blocking, and it is full: what comes later has room
+            _write_all(self._streams[stream], data)
         except OSError as error:
-            self._give_up(stream, target, error)
+            self._failures[stream] = error
 
-    def _give_up(self, stream: str, target: BinaryIO, error: OSError) -> None:
-        del self._streams[stream]
-        if stream == "stderr":
-            self.live, self._drawn = False, b""
-        # What its buffer holds is written again when the process ends, and that must not fail: exit code 120.
-        with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), target.fileno())
-        self._given_up(stream, error)
+    def _wait_for_writes(self) -> None:
+        for writes in self._writes.values():
+            writes.drain()
+
+    def _tell_left_out(self) -> None:
+        if self._left_out_lines and all(writes.has_room for writes in self._writes.values()):
+            lines, self._left_out_lines = self._left_out_lines, 0
+            self._left_out(lines)
+
+    def _look(self) -> bool:
+        """Give up the streams that have failed; whether there were any."""
+        if not self._failures:
+            return False
+        failed = [(stream, error) for stream, error in self._failures.copy().items() if stream in self._streams]
+        for stream, _ in failed:
+            target = self._streams.pop(stream)
+            if stream == "stderr":
+                self.live, self._drawn = False, b""
+            # Whoever else prints there must not fail, nor the flush at the end of the process: exit code 120.
+            with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), target.fileno())
+        for stream, error in failed:
+            self._given_up(stream, error)
+        return bool(failed)
+
+
+def _write_all(target: BinaryIO, data: bytes) -> None:
+    """Wait for room where another program has made the stream non-blocking."""
+    is_flushed = False
+    while not is_flushed:
+        try:
+            while data:
+                data = data[target.write(data) or 0 :]
+            target.flush()
+            is_flushed = True
+        except BlockingIOError as error:
+            data = data[error.characters_written :]
+            select.select([], [target], [])
 
 
 def _joined(held: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
@@ -166,6 +223,13 @@ def _joined(held: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
 def _is_terminal(stream: BinaryIO) -> bool:
     try:
         return os.isatty(stream.fileno())
+    except (OSError, ValueError):
+        return False
+
+
+def _lead_to_one_place(one: BinaryIO, other: BinaryIO) -> bool:
+    try:
+        return one is other or os.path.sameopenfile(one.fileno(), other.fileno())
     except (OSError, ValueError):
         return False
 

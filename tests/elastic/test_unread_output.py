@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,3 +65,40 @@ def test_a_job_trains_on_when_all_that_takes_its_output_is_full(tmp_path: Path) 
     assert said.count(f"stdout cannot be written {full_disk}") == 1, said
     assert said.count(f"what workers print is not kept in {tmp_path}/output {full_disk}") == 1, said
     assert "Traceback" not in said
+
+
+def test_while_its_reader_pauses_a_job_recovers_and_no_line_is_lost(tmp_path: Path) -> None:
+    """As ``edlrun ... | less`` does: its user reads the first page. The worker's first life is killed meanwhile."""
+    script = """
+import os, signal
+for number in range(20_000):
+    print("line", number)
+if not os.path.exists("was here"):
+    open("was here", "w").close()
+    os.kill(os.getpid(), signal.SIGKILL)
+import edl_hvd
+edl_hvd.init()
+
+@edl_hvd.elastic
+def train(state):
+    open("came back", "w").close()
+
+train(edl_hvd.State())
+"""
+    with subprocess.Popen(
+        [EDLRUN, "-np", "1", sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(HERE.parent.parent)},
+        cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    ) as job:  # fmt: skip
+        try:
+            deadline_s = time.monotonic() + LONG_S
+            while not (tmp_path / "came back").exists():
+                assert time.monotonic() < deadline_s, "nobody started the worker again"
+                assert job.poll() is None
+                time.sleep(0.02)
+            assert job.stdout is not None
+            printed = job.stdout.read()
+        finally:
+            job.kill()
+        assert job.wait(LONG_S) == 0, printed[-2000:]
+    numbers = [int(number) for number in re.findall(r"<stdout>:line (\d+)", printed)]
+    assert numbers == [*range(20_000), *range(20_000)]

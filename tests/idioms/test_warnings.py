@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from catalogue.losses import focal_losses, hard_samples_ours, ignored_labels_ours, rarely_positive
 from catalogue.steps import make_model
 from idioms import Job
 from simulation import Simulation
@@ -303,3 +304,45 @@ def test_a_look_at_the_first_batch_and_a_whole_pass_are_no_reason_to_say_anythin
 
     assert not passes(size, Job(3), before=samples, after=look)
     assert not passes(1, Job(3), after=samples)
+
+
+def divided_by_positives_of_micro_batches(job: Job):
+    edl_hvd.init()
+    model = make_model()
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), exact=job.exact)
+    batches = job.batches()
+    loader = DataLoader(job.dataset(job.inputs, rarely_positive()), batch_sampler=batches)
+    state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
+
+    @edl_hvd.elastic
+    def train(state):
+        for _ in state.epochs(job.epochs):
+            for inputs, positive in state.batches(loader):
+                optimizer.zero_grad()
+                count = positive.sum()
+                state.weigh(count)
+                losses = focal_losses(model(inputs)[:, 0], positive)
+                (losses.sum() / count.clamp(min=1)).backward()
+                optimizer.step()
+
+    train(state)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_gradient_of_weight_0_is_said_once_on_each_worker(size, exact):
+    said = said_about_weights(divided_by_positives_of_micro_batches, Job(3, exact), size)
+    assert len(said) == size
+    assert all("divided by the number of some" in message for message in said)
+
+
+@pytest.mark.parametrize("script", [ignored_labels_ours, hard_samples_ours])
+def test_a_mean_over_nothing_is_not_said(script):
+    assert not said_about_weights(script, Job(3), 2)
+
+
+def said_about_weights(script, job: Job, size: int) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", EdlHvdWarning)
+        Simulation(size).run(lambda: script(job))
+    return [str(warning.message) for warning in caught if "counts for nothing" in str(warning.message)]

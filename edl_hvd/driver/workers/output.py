@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
+from edl_hvd.background_writes import BackgroundWrites
+
 _LONGEST_LINE_BYTES = 64 * 1024
 # A progress bar without newlines, or binary junk, must not fill the driver's memory.
 _READ_BYTES = 64 * 1024
@@ -116,39 +118,63 @@ class Output:
 
 
 class OutputFiles:
-    """What workers print, in ``<folder>/<worker>/stdout`` and ``stderr``.
+    """What workers print, in ``<folder>/<worker>/stdout`` and ``stderr``; written in a thread.
 
     It appends, so that a worker that comes back in its slot does not erase what the one before has said. Files that
     cannot be written any more, for instance on a full disk, end the keeping of all output and not the job.
 
     Args:
         folder: Where, or ``None`` to keep nothing.
-        problem: Told once why nothing more is kept.
+        problem: Told once why nothing more is kept, and how much was left out while the disk took nothing.
     """
 
     def __init__(self, folder: str | None, problem: Callable[[str], None]) -> None:
         self._folder = None if folder is None else Path(folder)
         self._problem = problem
+        self._writes = BackgroundWrites[tuple[str, str]](self._write)
+        self._left_out_lines = 0
+        # Of the thread:
         self._files: dict[tuple[str, str], BinaryIO] = {}
+        self._failure: OSError | None = None
 
     def write(self, worker: str, stream: str, line: bytes) -> None:
-        """Keep one line."""
+        """Keep one line. Returns at once."""
         if self._folder is None:
             return
-        try:
-            self._file(self._folder, worker, stream).write(line)
-        except OSError as error:
-            kept, self._folder = self._folder, None
-            self._close()
-            self._problem(
-                f"what workers print is not kept in {kept} any more: {error.strerror}; the job goes on, and a run with "
-                "another --output-filename keeps it again"
-            )
+        self._tell()
+        if self._writes.has_room:
+            self._writes.put((worker, stream), line)
+        else:
+            self._left_out_lines += 1
 
-    def _file(self, kept: Path, worker: str, stream: str) -> BinaryIO:
+    def _tell(self) -> None:
+        """Say what has gone wrong in the thread."""
+        if self._failure is not None:
+            kept, self._folder = self._folder, None
+            self._problem(
+                f"what workers print is not kept in {kept} any more: {self._failure.strerror}; the job goes on, and a "
+                "run with another --output-filename keeps it again"
+            )
+        elif self._left_out_lines and self._writes.has_room:
+            lines, self._left_out_lines = self._left_out_lines, 0
+            self._problem(f"{lines} lines of workers are not in {self._folder}, which took nothing for some time")
+
+    def _write(self, place: tuple[str, str], data: bytes) -> None:
+        if self._failure is not None:
+            return
+        try:
+            file = self._file(*place)
+            while data:
+                data = data[file.write(data) :]
+        except OSError as error:
+            self._failure = error
+            self._close()
+
+    def _file(self, worker: str, stream: str) -> BinaryIO:
         file = self._files.get((worker, stream))
         if file is None:
-            folder = kept / f"worker.{worker.replace(':', '.')}"
+            assert self._folder is not None
+            folder = self._folder / f"worker.{worker.replace(':', '.')}"
             folder.mkdir(parents=True, exist_ok=True)
             file = self._files[worker, stream] = open(folder / stream, "ab", buffering=0)  # noqa: SIM115  # stays open
         return file
@@ -159,6 +185,9 @@ class OutputFiles:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._writes.drain()
+        if self._folder is not None:
+            self._tell()
         self._close()
 
     def _close(self) -> None:

@@ -6,11 +6,13 @@ cost nothing). Each parameter's part is summed over the world by itself, as soon
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from edl_hvd.errors import EdlHvdWarning
 from edl_hvd.worker.training.micro_batch import MicroBatch
 from edl_hvd.worker.training.process_group import ProcessGroup
 
@@ -35,6 +37,7 @@ class GradientSum:
         self.weight = self.total_weight = 1.0
         self._names = names
         self._normaliser = 0.0  # W of the last round, where it was not G
+        self._has_warned_of_dropped = False
         self.begin_round()
 
     # --- what is summed ---
@@ -79,6 +82,7 @@ class GradientSum:
             This rank's part so far, in its unit; ``None`` where the gradient was not added to it.
         """
         if self.weight == 0:
+            self._warn_of_dropped(gradient)
             return None
         if self._unit is None:
             self._unit = self._first_unit()
@@ -87,6 +91,19 @@ class GradientSum:
             return None
         self._accumulate(self._held, parameter, gradient)
         return self._held[parameter]
+
+    def _warn_of_dropped(self, gradient: torch.Tensor) -> None:
+        """Say once that a gradient counts for nothing; that of a mean over nothing is 0 or not a number."""
+        if self._has_warned_of_dropped or not bool((torch.isfinite(gradient) & (gradient != 0)).any()):
+            return
+        self._has_warned_of_dropped = True
+        warnings.warn(
+            "a micro-batch was given the weight 0, so its gradient, which is not zero, counts for nothing; a sum over "
+            "all samples that is divided by the number of some, such as positives or boxes, is written in another way: "
+            "see 'A sum over all, divided by the number of some' in docs/recipes.md",
+            EdlHvdWarning,
+            stacklevel=2,
+        )
 
     @property
     def share(self) -> float:

@@ -468,6 +468,58 @@ def hard_samples_ours(job: Job):
     return {"model": model, "optimizer": optimizer}
 
 
+def focal_losses(scores: torch.Tensor, positive: torch.Tensor) -> torch.Tensor:
+    losses = F.binary_cross_entropy_with_logits(scores, positive, reduction="none")
+    return losses * (1 - torch.where(positive > 0, scores.sigmoid(), 1 - scores.sigmoid())) ** 2
+
+
+def rarely_positive() -> torch.Tensor:
+    """One sample of seven; in many micro-batches none is."""
+    return (torch.arange(SAMPLES) % 7 == 0).float()
+
+
+def positives_plain(job: Job):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+    dataset = job.dataset(job.inputs, rarely_positive())
+    for epoch in range(job.epochs):
+        for inputs, positive in job.plain_loader(dataset, epoch):
+            # recipe
+            optimizer.zero_grad()
+            losses = focal_losses(model(inputs)[:, 0], positive)
+            (losses.sum() / max(positive.sum(), 1)).backward()
+            optimizer.step()
+            # end
+    return {"model": model, "optimizer": optimizer}
+
+
+def positives_ours(job: Job):
+    edl_hvd.init()
+    model = make_model()
+    optimizer = edl_hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), exact=job.exact)
+    batches = job.batches()
+    loader = DataLoader(job.dataset(job.inputs, rarely_positive()), batch_sampler=batches)
+    state = edl_hvd.State(model=model, optimizer=optimizer, batches=batches)
+
+    @edl_hvd.elastic
+    def train(state):
+        for epoch in state.epochs(job.epochs):
+            # recipe
+            for step in state.steps(loader):
+                optimizer.zero_grad()
+                for inputs, positive in step:
+                    step.record(positives=positive.mean())
+                    focal_losses(model(inputs)[:, 0], positive).mean().backward()
+                share = max(step.mean("positives"), 1 / step.samples)
+                for parameter in model.parameters():
+                    parameter.grad /= share
+                optimizer.step()
+            # end
+
+    train(state)
+    return {"model": model, "optimizer": optimizer}
+
+
 IDIOMS = [
     Idiom(
         "A mean over tokens",
@@ -511,6 +563,14 @@ IDIOMS = [
         "the second loss has to be divided by; the second loop goes over the same micro-batches.",
         two_means_plain,
         two_means_ours,
+    ),
+    Idiom(
+        "A sum over all, divided by the number of some",
+        "Focal losses and losses of boxes are divided by the number of positives in the batch, of which a micro-batch "
+        "may have none; a weight of 0 would drop its negatives, too. "
+        "Take the mean over the samples, and divide the gradient by the share of the positives.",
+        positives_plain,
+        positives_ours,
     ),
     Idiom(
         "Two losses, two backward passes, several logged numbers",

@@ -10,11 +10,13 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 from terminals import Terminal, Time, live
 
+from edl_hvd.background_writes import MOST_WAITING_BYTES
 from edl_hvd.cli import failure_report, formatting
 from edl_hvd.cli.job_screen import JobScreen
 from edl_hvd.cli.live_line import LiveLine
@@ -61,6 +63,7 @@ def test_output_scrolls_undamaged_above_the_live_line():
             line.show(lambda columns, number=number: f"step {number}")
             time.pass_(0.02)
     time.pass_(1.0)
+    line.drain()
     assert terminal.lines() == [*expected, "step 1950"]
 
 
@@ -74,6 +77,7 @@ def test_output_in_a_file_stays_there_while_the_terminal_has_the_line(tmp_path):
             line.write("stderr", f"err {number}\n".encode())
             time.pass_(0.03)
         line.flush()
+        line.drain()
     assert terminal.lines() == [*(f"err {number}" for number in range(100)), "step 1"]
     assert (tmp_path / "output").read_text() == "".join(f"out {number}\n" for number in range(100))
 
@@ -85,6 +89,7 @@ def test_when_it_is_closed_nothing_is_left_of_it():
     line.write("stdout", b"last words\n")
     line.close()
     line.write("stderr", b"the report\n")
+    line.drain()
     assert terminal.lines() == ["last words", "the report", ""]
 
 
@@ -95,6 +100,7 @@ def test_it_is_drawn_a_few_times_a_second_however_much_is_printed():
     for _ in range(1000):
         line.write("stdout", b"a line of a worker that prints one every millisecond\n")
         time.pass_(0.001)
+    line.drain()
     assert len(terminal.lines()) > 900
     assert terminal.repaints <= 11
 
@@ -105,6 +111,7 @@ def test_what_is_printed_at_once_is_not_held_in_memory():
     line.show(lambda columns: "step 1")
     for _ in range(100):
         line.write("stdout", b"y" * 9_999 + b"\n")
+    line.drain()
     assert len(terminal.lines()) > 70, "although no time has passed"
 
 
@@ -114,6 +121,7 @@ def test_a_worker_that_leaves_a_colour_on_does_not_colour_the_live_line():
     line.write("stdout", b"\x1b[31mred\n")
     line.show(lambda columns: "step 1")
     time.pass_(1)
+    line.drain()
     assert terminal.lines() == ["red", "step 1"]
     assert b"\x1b[0mstep 1" in terminal._read
 
@@ -123,6 +131,7 @@ def test_the_line_fits_the_terminal(columns, monkeypatch):
     terminal = Terminal(columns)
     screen = screen_on(terminal, monkeypatch)
     screen.status(replace(TRAINING, drains=(Countdown("node-with-a-long-name-3", 99.0),), workers=()))
+    screen._output.drain()
     shown = terminal.lines()[-1]
     assert len(shown) < columns
     if columns == 80:
@@ -137,6 +146,7 @@ def test_without_a_terminal_there_is_only_the_output():
     line.write("stdout", b"one\n")
     line.write("stderr", b"two\n")
     line.close()
+    line.drain()
     assert (output.getvalue(), errors.getvalue()) == (b"one\n", b"two\n")
 
 
@@ -148,6 +158,7 @@ def test_a_stream_that_is_full_is_given_up_once_and_the_other_one_goes_on():
             line.write("stdout", b"out %d\n" % number)
             line.write("stderr", b"error %d\n" % number)
         line.close()
+        line.drain()
     assert [(stream, error.errno) for stream, error in told] == [("stdout", errno.ENOSPC)]
     assert errors.getvalue() == b"error 0\nerror 1\nerror 2\n"
 
@@ -173,6 +184,7 @@ def test_a_terminal_that_is_gone_ends_its_line_and_nothing_else(tmp_path):
             output, terminal.stderr, True, time.later, lambda: time.now_s, lambda *failed: told.append(failed)
         )
         line.show(lambda columns: "step 1")
+        line.drain()
         os.dup2(gone.fileno(), terminal.stderr.fileno())
         line.write("stdout", b"one\n")
         line.write("stderr", b"two\n")
@@ -180,10 +192,36 @@ def test_a_terminal_that_is_gone_ends_its_line_and_nothing_else(tmp_path):
         line.show(lambda columns: "step 2")
         line.write("stdout", b"three\n")
         line.close()
+        line.drain()
     terminal.lines()
     assert [stream for stream, _ in told] == ["stderr"]
     assert not line.live
     assert (tmp_path / "output").read_bytes() == b"one\nthree\n"
+
+
+def test_while_nobody_reads_nothing_waits_and_what_has_no_room_is_counted(monkeypatch):
+    """As ``edlrun ... | less`` does, whose user reads the first page."""
+    reading, writing = os.pipe()
+    told, errors = [], io.BytesIO()
+    text = b"".join(b"%07d\n" % number for number in range(1 << 12))
+    with open(reading, "rb") as reader, open(writing, "wb") as pipe:
+        line = LiveLine(pipe, errors, False, Time().later, left_out=told.append)
+        most = 2 * MOST_WAITING_BYTES // len(text)
+        for _ in range(most):
+            line.write("stdout", text)
+        assert told == []
+        with ThreadPoolExecutor() as pool:
+            read = pool.submit(reader.read)
+            line.drain()
+            line.write("stdout", b"the end\n")
+            line.drain()
+            pipe.close()
+        found = read.result()
+    [lines] = told
+    whole = found.removesuffix(b"the end\n")
+    assert whole == text * (len(whole) // len(text))
+    assert len(whole) // 8 + lines == most << 12
+    assert MOST_WAITING_BYTES <= len(whole) < MOST_WAITING_BYTES + (1 << 20)
 
 
 def test_a_program_that_reads_the_output_may_print_to_the_same_terminal_so_there_is_no_line():
@@ -338,12 +376,15 @@ def screen(monkeypatch) -> tuple[JobScreen, Callable[[], str]]:
     monkeypatch.setattr(sys, "stdout", output)
     monkeypatch.setattr(sys, "stderr", output)
 
+    made = JobScreen()
+
     def shown() -> str:
+        made.close()
         data = output.buffer
         assert isinstance(data, io.BytesIO)
         return data.getvalue().decode(errors="replace")
 
-    return JobScreen(), shown
+    return made, shown
 
 
 def screen_on(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> JobScreen:
@@ -471,6 +512,7 @@ def test_on_a_terminal_the_line_stays_at_the_bottom_until_the_end(monkeypatch):
         await asyncio.sleep(0)
         screen._output.flush()
         screen.ended(End(0))
+        screen.close()
 
     asyncio.run(job())
     lines = terminal.lines()
