@@ -305,7 +305,7 @@ class State:
         Args:
             callback: Function without arguments, called before the training function runs again. Functions are called
                 in the order of their registration. A worker that is new to the job does not call them, so they must not
-                use collectives.
+                use collectives, nor change what is in the state, such as a learning rate.
         """
         self._runtime.callbacks.append(callback)
 

@@ -52,6 +52,18 @@ def test_every_file_of_the_project_that_is_named_exists(document):
     ours = {path.name for folder in ("edl_hvd", "examples", "tests", "benchmarks", "discovery_scripts")
             for path in (REPOSITORY / folder).rglob("*")}  # fmt: skip
     assert [name for name in names if name not in ours | {"train.py"}] == []
+    modules = [word for word in words if re.fullmatch(r"(?:\w+/)+\w+\.py", word) and not word.startswith("torch/")]
+    assert [name for name in modules if not any((REPOSITORY / top / name).exists() for top in ("", "edl_hvd"))] == []
+
+
+def test_every_class_that_the_architecture_names_exists():
+    text = prose((REPOSITORY / "docs" / "architecture.md").read_text())
+    words = re.findall(r"`([A-Z]\w*[a-z]\w*)(?:\.(\w+))?`", text)
+    source = "\n".join(path.read_text() for path in (REPOSITORY / "edl_hvd").rglob("*.py"))
+    assert len(words) > 20
+    assert {name for name, _ in words} - {"None"} - set(re.findall(r"\bclass (\w+)", source)) == set()
+    parts = {*re.findall(r"\bdef (\w+)", source), *re.findall(r"^    (\w+):", source, flags=re.MULTILINE)}
+    assert {part for _, part in words if part} - parts == set()
 
 
 @documents
