@@ -24,7 +24,7 @@ from edl_hvd.worker import process
 from edl_hvd.worker.commits.live_state import METRICS
 from edl_hvd.worker.commits.state_store import StateStore
 from edl_hvd.worker.commits.state_sync import average_, broadcast_state
-from edl_hvd.worker.position import position
+from edl_hvd.worker.position import LeftLoop, position
 from edl_hvd.worker.progress import progress
 from edl_hvd.worker.reruns import FunctionReruns
 from edl_hvd.worker.training.alike import check_alike
@@ -173,7 +173,7 @@ class Runtime:
         Raises:
             UsageError: It moves a model of the state with the gradient of this worker alone.
         """
-        if is_distributed(optimizer) or not (position.in_step or position.in_batches):
+        if is_distributed(optimizer) or not position.place.in_training:
             return
         if threading.get_ident() != self._thread:  # another one trains something of its own
             return
@@ -238,7 +238,7 @@ class Runtime:
 
     def _after_step(self) -> None:
         """An optimizer has stepped: in a loop over the loader itself nobody counts it."""
-        if self.coordinator is None or position.in_step or position.in_batches:
+        if self.coordinator is None or position.place.in_training:
             return
         for sampler in self.samplers:
             sampler.has_stepped = True
@@ -283,7 +283,7 @@ class Runtime:
         """The commit that a script asks for. Collective."""
         process.refuse_broken_world()
         position.refuse_left_early()
-        position.left_unused = False
+        position.left = LeftLoop.NOT
         self._count_own_steps()
         self.counting.sync()
         with progress.during("commit"):

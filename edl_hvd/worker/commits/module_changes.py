@@ -60,7 +60,7 @@ class ModuleChanges:
 
     def capture(self) -> dict[str, Any]:
         """Return the changes as JSON values, for the counters of a commit."""
-        if not position.in_evaluation:
+        if not position.place.in_evaluation:
             self._modes = {
                 path: module.training for path, module, first in self._first_modes if module.training != first
             }

@@ -153,7 +153,7 @@ class _Distributed:
         stepping.round_number = reduction.round_number
         reduction.has_stepped = True
         position.steps_in_body += 1
-        stepping.own += not (position.in_batches or position.in_step)
+        stepping.own += not position.place.in_training
         reduction.parameters.attach()
         stepping.after.call()
         return result

@@ -7,7 +7,7 @@ from fake_world import alone
 from torch.utils.data import DataLoader, TensorDataset
 
 import edl_hvd
-from edl_hvd.worker.position import position
+from edl_hvd.worker.position import LoopPlace, position
 
 
 def make() -> tuple[edl_hvd.State, DataLoader]:
@@ -31,4 +31,4 @@ def test_a_loop_that_is_closed_late_does_not_disturb_another_one() -> None:
                 del abandoned  # closed, as by a collection of garbage
             present.optimizer.step()
     assert present.step == 4
-    assert not position.in_batches
+    assert position.place is LoopPlace.OUTSIDE
