@@ -20,8 +20,8 @@ from edl_hvd.notices.platforms import Addresses
 from edl_hvd.notices.watch import NoticeWatch, open_watch
 from edl_hvd.settings import Launch, Settings, platform_addresses, process_environment
 from edl_hvd.time_slice import ask_for_short_time_slices
-from edl_hvd.worker.engine import calls
-from edl_hvd.worker.engine.calls import Operation
+from edl_hvd.worker import calls
+from edl_hvd.worker.calls import Operation
 from edl_hvd.worker.engine.collectives import Collectives, WorldCollectives
 from edl_hvd.worker.joining.rendezvous import Rendezvous, RendezvousInfo
 from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous

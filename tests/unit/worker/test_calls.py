@@ -10,7 +10,7 @@ from fake_world import Turns, alone, rank_of, together
 
 import edl_hvd
 from edl_hvd.errors import UsageError
-from edl_hvd.worker.engine import calls
+from edl_hvd.worker import calls
 
 EVERY_TYPE = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int8, torch.int16,
               torch.int32, torch.int64, torch.complex64, torch.bool]  # fmt: skip
