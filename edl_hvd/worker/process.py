@@ -20,21 +20,13 @@ from edl_hvd.notices.platforms import Addresses
 from edl_hvd.notices.watch import NoticeWatch, open_watch
 from edl_hvd.settings import Launch, Settings, platform_addresses, process_environment
 from edl_hvd.time_slice import ask_for_short_time_slices
-from edl_hvd.worker import calls
-from edl_hvd.worker.calls import Operation
 from edl_hvd.worker.engine.collectives import Collectives, WorldCollectives
 from edl_hvd.worker.joining.rendezvous import Rendezvous, RendezvousInfo
 from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
-from edl_hvd.worker.position import position
 from edl_hvd.worker.uncaught import shorten_tracebacks
 from edl_hvd.world import World
 
 logger = logging.getLogger(__name__)
-
-_OUTSIDE = (
-    "{} was called outside a world; collectives work inside the function decorated with @edl_hvd.elastic, because the "
-    "world is joined when that function is entered"
-)
 
 
 class Process:
@@ -76,9 +68,23 @@ class Process:
 
     @property
     def collectives(self) -> Collectives:
-        if self.joined is None:
-            raise UsageError(_OUTSIDE.format("a collective"))
-        return self.joined.collectives
+        return self.require_joined("a collective").collectives
+
+    def require_joined(self, call: str) -> RendezvousInfo:
+        """The present world and its collectives, for a call that needs them.
+
+        Args:
+            call: What was called, for the message.
+
+        Raises:
+            UsageError: There is no world.
+        """
+        if self._joined is None:
+            raise UsageError(
+                f"{call} was called outside a world; collectives work inside the function decorated with "
+                "@edl_hvd.elastic, because the world is joined when that function is entered"
+            )
+        return self._joined
 
     def refuse_broken_world(self) -> None:
         """See :func:`refuse_broken_world`."""
@@ -338,96 +344,3 @@ def refuse_broken_world() -> None:
     """
     if _process is not None:
         _process.refuse_broken_world()
-
-
-def _collectives_for(name: str) -> tuple[Collectives, int, int]:
-    """Collectives, rank and size of the present world, for the public collective ``name``. All of them ask here.
-
-    Raises:
-        UsageError: There is no world, or a micro-batch is being computed, of which workers may have different numbers.
-    """
-    process = current()
-    position.refuse_inside(f"edl_hvd.{name}()")
-    if process.joined is None:
-        raise UsageError(_OUTSIDE.format(name))
-    world = process.joined.world
-    return process.joined.collectives, world.rank, world.size
-
-
-def allreduce(tensor: torch.Tensor, op: Operation | None = None) -> torch.Tensor:
-    """Combine a tensor over the present world. Collective: every rank calls it; blocks until all have.
-
-    No gradient flows through the result; ``backward()`` through it is a ``UsageError``.
-
-    Args:
-        tensor: Any shape, equal on all ranks; any numeric type, or bool for "max" and "min"; on any device. It is not
-            changed.
-        op: "sum", "mean" (or "average"), "max" or "min". It has no default, because Horovod's is the average.
-
-    Returns:
-        A new tensor of the same shape, type and device, equal on all ranks. Types of less than 32 bits are computed in
-        32 bits.
-
-    Raises:
-        WorldBrokenError: A member is gone. Do not catch it: the elastic function recovers from it.
-        UsageError: ``op`` is left out, is not one of these, or does not fit the tensor's type (a mean of whole
-            numbers). Or the ranks passed different shapes, called different collectives, or there is no world.
-    """
-    collectives, _, of = _collectives_for("allreduce")
-    return calls.allreduce(collectives, of, tensor, op)
-
-
-def allgather(tensor: torch.Tensor) -> torch.Tensor:
-    """Concatenate the tensors of all ranks along dimension 0. Collective: every rank calls it; blocks until all have.
-
-    No gradient flows through the result; ``backward()`` through it is a ``UsageError``.
-
-    Args:
-        tensor: Any numeric type or bool, equal on all ranks; on any device; at most 12 dimensions. The first dimension
-            may differ between ranks, and may be 0; the others are equal. A tensor without dimensions counts as shape
-            [1]. It is not changed.
-
-    Returns:
-        A new tensor of the same type and device, shape [sum of the first dimensions, …], in rank order, equal on all
-        ranks.
-
-    Raises:
-        WorldBrokenError: A member is gone. Do not catch it: the elastic function recovers from it.
-        UsageError: The ranks passed tensors that do not fit together, called different collectives, or there is no
-            world.
-    """
-    collectives, own, of = _collectives_for("allgather")
-    return calls.allgather(collectives, own, of, tensor)
-
-
-def broadcast(tensor: torch.Tensor, root_rank: int = 0) -> torch.Tensor:
-    """Copy the tensor of one rank to every rank. Collective: every rank calls it; blocks until all have.
-
-    No gradient flows through the result; ``backward()`` through it is a ``UsageError``.
-
-    Args:
-        tensor: Any numeric type or bool; one type and shape on all ranks; on any device; at most 12 dimensions. It is
-            not changed.
-        root_rank: Rank whose tensor is copied, in [0, size()), equal on all ranks. Only rank 0 exists in every world.
-
-    Returns:
-        A new tensor of the same shape, type and device, with the values of ``root_rank``'s tensor.
-
-    Raises:
-        WorldBrokenError: A member is gone. Do not catch it: the elastic function recovers from it.
-        UsageError: There is no such rank, the ranks passed tensors of different types or shapes, called different
-            collectives, or there is no world.
-    """
-    collectives, own, of = _collectives_for("broadcast")
-    return calls.broadcast(collectives, own, of, tensor, root_rank)
-
-
-def barrier() -> None:
-    """Wait until every rank of the present world has called it. Collective: every rank calls it; blocks.
-
-    Raises:
-        WorldBrokenError: A member is gone. Do not catch it: the elastic function recovers from it.
-        UsageError: The ranks called different collectives, or there is no world.
-    """
-    collectives, own, of = _collectives_for("barrier")
-    calls.barrier(collectives, own, of)
