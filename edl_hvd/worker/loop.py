@@ -20,6 +20,7 @@ from edl_hvd.settings import Settings
 from edl_hvd.worker import process
 from edl_hvd.worker.commit_protocol import CommitProtocol, HostsUpdatedInterrupt
 from edl_hvd.worker.downtime import Downtime
+from edl_hvd.worker.error_advice import explain
 from edl_hvd.worker.joining.rendezvous import GracefulExit, StateTransfer
 from edl_hvd.worker.progress import progress
 from edl_hvd.worker.saving.manager import CheckpointManager
@@ -137,7 +138,13 @@ class ElasticLoop:
         except Exception as error:
             if not _is_broken_world(error):
                 self._process.refuse_broken_world()  # the script has caught that, and this one follows from it
-            explained = self._runtime.explain(error)
+            reduction, samplers = self._store.reduction, self._runtime.samplers
+            explained = explain(
+                error,
+                part=reduction.micro_batch if reduction is not None else None,
+                policy=samplers[0].policy if samplers else None,
+                has_computed=self._runtime.has_computed,
+            )
             if explained is None:
                 raise
             raise explained from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-import traceback
 import warnings
 import weakref
 from collections.abc import Callable
@@ -29,7 +28,6 @@ from edl_hvd.worker.progress import progress
 from edl_hvd.worker.reruns import FunctionReruns
 from edl_hvd.worker.training.alike import check_alike
 from edl_hvd.worker.training.metric_sync import MetricSync
-from edl_hvd.worker.training.micro_batch import out_of_memory_error
 from edl_hvd.worker.training.optimizer import is_distributed
 from edl_hvd.worker.training.process_group import PresentGroup, ProcessGroup, WorldGroup
 from edl_hvd.worker.training.round_message import Vote
@@ -472,44 +470,3 @@ class Runtime:
         plain, tensors = broadcast_state(collectives, plain, tensors, root, rank)
         if not ran:
             self.store.take_over(plain, tensors)
-
-    def explain(self, error: Exception) -> UsageError | None:
-        """The error to raise instead of one of the script's, where that says little of what to do; else ``None``."""
-        if isinstance(error, torch.cuda.OutOfMemoryError):  # torch.OutOfMemoryError is the same, from torch 2.5 on
-            return self.out_of_memory(error)
-        if isinstance(error, NameError):
-            return self.never_assigned(error)
-        if isinstance(error, (AttributeError, TypeError)):
-            return self.gradient_missing(error)
-        return None
-
-    def never_assigned(self, error: NameError) -> UsageError | None:
-        """What to tell the user, where a variable is missing that only the loop over micro-batches assigns."""
-        if self.has_computed:
-            return None
-        return UsageError(
-            f"{error}: this worker was dealt no micro-batch so far, so what the loop over them assigns is not there; "
-            "give the variable a value before the loop, or log with step.record(loss=loss) in the loop and "
-            "step.mean('loss') after it"
-        )
-
-    def gradient_missing(self, error: Exception) -> UsageError | None:
-        """What to tell the user, where ``.grad`` is None in the loop over micro-batches, because it is not complete."""
-        reduction = self.store.reduction
-        frames = traceback.extract_tb(error.__traceback__)
-        if reduction is None or reduction.micro_batch is None or "NoneType" not in str(error):
-            return None
-        if not any(".grad" in (frame.line or "") for frame in frames[-1:]):
-            return None
-        return UsageError(
-            f"{error}: in the loop over micro-batches .grad is None while the gradient of the global batch is not "
-            "complete; move what uses it behind the loop over a step, into the body of `for step in "
-            "state.steps(loader):`, or, in that of state.batches(), under `if optimizer.at_boundary:`"
-        )
-
-    def out_of_memory(self, error: Exception) -> UsageError | None:
-        """What to tell the user, where it happened to a micro-batch of :meth:`edl_hvd.State.batches`."""
-        part = self.store.reduction.micro_batch if self.store.reduction is not None else None
-        if part is None or not self.samplers:
-            return None
-        return out_of_memory_error(self.samplers[0].policy, part, error)
