@@ -1,7 +1,7 @@
 """The collectives that a script calls, for tensors of every type, made of the few that a world offers.
 
-Each begins with an allreduce, and all of these have the same name for Horovod. So ranks that call different collectives,
-or pass different shapes, get an error that says so. Under different names each rank would wait for the others for ever.
+Each begins with an allreduce, of one name for Horovod. So ranks that call different collectives, or pass different
+shapes, get an error that says so. Under different names each rank would wait for the others for ever.
 """
 
 from __future__ import annotations

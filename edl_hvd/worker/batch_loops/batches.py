@@ -25,7 +25,6 @@ from edl_hvd.worker.batch_loops.loader_checks import check_models, check_schedul
 from edl_hvd.worker.position import LeftLoop, LoopPlace, position
 from edl_hvd.worker.progress import progress
 from edl_hvd.worker.runtime import FinishedEpoch, Runtime
-from edl_hvd.worker.training.alike import is_due as is_compared
 from edl_hvd.worker.training.buffers import Buffers, OtherBuffers, PowerIterations, RunningStatistics
 from edl_hvd.worker.training.exact import ExactGradientSum
 from edl_hvd.worker.training.micro_batch import MicroBatch
@@ -180,7 +179,7 @@ class EpochLoop:
     def begin_step(self, step: GlobalStep, announces: bool = False) -> None:
         """A global batch begins."""
         self.reduction.begin_step(announces)
-        self.reduction.learning_rate_factor = self.runtime.learning_rate_factor
+        self.reduction.learning_rate_factor = self.runtime.schedules.learning_rate_factor
         if self.needs_noise:
             self.reduction.measure_noise()
         if self.reduction.noise is not None:
@@ -207,7 +206,7 @@ class EpochLoop:
     def begin_micro_batch(self, part: MicroBatch, step: GlobalStep, loop: int) -> None:
         """The script is about to compute a micro-batch."""
         progress.batches += 1
-        self.runtime.passes += 1
+        self.runtime.buffers.passes += 1
         seed_everything(self.sampler.seed, self.sampler.epoch, part.offset, *([loop] if loop else []))
         if part.last:
             self.reduction.vote = self.runtime.vote_after(step.samples)
@@ -264,7 +263,7 @@ class EpochLoop:
         runtime.steps_here += 1
         store.step += 1
         store.samples += step.samples
-        runtime.move_schedulers()
+        runtime.schedules.move()
 
     def commit(self) -> None:
         """Between two steps."""
@@ -272,10 +271,9 @@ class EpochLoop:
         if runtime.store.step % runtime.commit_every == 0:
             before = progress.enter("commit")
             runtime.commit_step(self.reduction.answer)
-            if is_compared(runtime.store.step):
-                # After the commit: a world that broke before it would go through a step that is made already, and what
-                # the script logs of it would be computed with the weights behind it.
-                runtime.check_alike()
+            # After the commit: a world that broke before it would go through a step that is made already, and what the
+            # script logs of it would be computed with the weights behind it.
+            runtime.check_alike_after_step()
             progress.enter(before)
         if self.is_auto:
             _choose_batch(runtime, self.sampler)
@@ -291,7 +289,7 @@ class EpochLoop:
     def tell_of_leaving(self) -> None:
         """Note that the script leaves the loop of ``batches``, by a count of its own perhaps."""
         if position.per_step > 1 and not position.knows_step:
-            self.runtime.left = (
+            self.runtime.left_warning = (
                 "the loop of state.batches() was left before the end of the epoch, and its body runs once per "
                 f"micro-batch, {position.per_step} times per optimizer step over all workers, so where it ends depends "
                 "on how many workers there are; decide by state.step, or write the loop with `for step in "
@@ -305,7 +303,7 @@ class EpochLoop:
         self.reduction.forget()
         progress.enter("commit")
         answer = runtime.check_alike()
-        runtime.sync_buffers()
+        runtime.buffers.sync()
         runtime.counting.end_training_loop()
         runtime.finished_epoch = FinishedEpoch(runtime.coordinator, runtime.attempt, runtime.store.epoch)
         runtime.commit_whole(answer)
@@ -421,6 +419,5 @@ def _choose_batch(runtime: Runtime, sampler: ElasticBatchSampler) -> None:
         chosen = choose(policy, store.learning, store.step, runtime.step_timer, runtime.announce, group)
         if chosen is not None:
             sampler.policy = chosen
-            factor = chosen.learning_rate_factor(group.size)
-            store.ramp = store.ramp.toward(factor, store.samples, chosen.warmup_samples)
+            store.ramp = store.ramp.follow(chosen, group.size, store.samples)
         progress.work = work_report(sampler.policy, store.learning, group)

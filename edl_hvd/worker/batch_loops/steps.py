@@ -31,7 +31,7 @@ def steps(runtime: Runtime, loader: Any) -> Iterator[Step]:
         position.place = LoopPlace.STEP
         loop.begin_step(global_step)
         loop.seed_step(global_step, 0)
-        runtime.schedulers_may_move()
+        runtime.schedules.allow_step()
         step = Step(loop, runtime.store.step, global_step, items, watch)
         try:
             yield step
