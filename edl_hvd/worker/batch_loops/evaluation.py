@@ -49,9 +49,9 @@ def evaluate(runtime: Runtime, loader: Any, clock: Clock = SYSTEM_CLOCK) -> Iter
             runtime.counting.end_loop()
             runtime.commit_light()
     finally:
-        if position.place is LoopPlace.EVALUATION:
-            position.place = LoopPlace.OUTSIDE
-        if runtime.attempt == attempt:
+        if runtime.attempt == attempt:  # else the loop was left in an earlier run of the function
+            if position.place is LoopPlace.EVALUATION:
+                position.place = LoopPlace.OUTSIDE
             runtime.counting.leave_loop()
             progress.is_validating = was_validating
             progress.enter("script")

@@ -177,7 +177,8 @@ class Step:
             try:
                 yield self._kept[i]
             finally:
-                if position.place is LoopPlace.MICRO_BATCH:
+                # Python may close a loop that was left when another one is under way.
+                if position.place is LoopPlace.MICRO_BATCH and epoch.is_present:
                     position.place = LoopPlace.STEP
             process.refuse_broken_world()
             self._watch.end()
