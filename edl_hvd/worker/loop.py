@@ -33,7 +33,7 @@ from edl_hvd.world import World
 
 logger = logging.getLogger(__name__)
 
-_MAX_RESETS_WITHOUT_COMMIT = 5  # in a row, of the same workers; then the cause is none that another world removes
+_MAX_RESETS_WITHOUT_COMMIT = 5  # in a row, of the same workers: after these, the next world would break as well
 
 
 class ElasticLoop:
@@ -252,8 +252,8 @@ class ElasticLoop:
     def _finish(self) -> None:
         """The function has returned on this worker: write its last checkpoint and wait for the others.
 
-        The last commit comes behind the last collective. If the world broke after an earlier one, the function would
-        run again from its end, and a function that returns after a number of steps would make another one.
+        There is no commit before the last collective. With one, a world that breaks in that collective would run the
+        function again although it is complete, and a function that returns after some steps would make another step.
         """
         progress.enter("end")
         joined = self._process.joined

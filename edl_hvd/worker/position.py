@@ -11,14 +11,14 @@ _LOOPS = 32  # over steps, that are remembered
 
 
 class LoopPlace(Enum):
-    """The part of a script that is running. Its attributes are read for every micro-batch and every gradient.
+    """The part of the script that is running. Hot code reads the attributes, which cost less than a comparison.
 
     Attributes:
-        in_batches: The body of ``state.batches`` is running.
-        in_step: The body of ``state.steps`` is running.
-        in_training: One of the two is running.
-        in_micro_batch: A micro-batch is being computed: in the body of ``state.batches``, or in the loop over a step.
-        in_evaluation: ``state.evaluate`` is under way.
+        in_batches: Whether it is the body of ``state.batches``.
+        in_step: Whether it is the body of ``state.steps``.
+        in_training: Whether it is one of the two.
+        in_micro_batch: Whether it computes a micro-batch: in the body of ``state.batches``, or in the loop over a step.
+        in_evaluation: Whether it is the loop of ``state.evaluate``.
     """
 
     OUTSIDE = "", False  # no loop is under way, or one is between two of its bodies
@@ -36,7 +36,7 @@ class LoopPlace(Enum):
 
 
 class LeftLoop(Enum):
-    """How the script has left a loop, where that concerns what comes after it."""
+    """How the script has left a loop. After all but ``NOT``, ``optimizer.step()`` outside the loop is refused."""
 
     NOT = "left at its end, or where a step ended"
     EARLY = "left the loop over a step before its end"
@@ -48,16 +48,17 @@ class Position:
     """The position of this process: written by the loops over batches and steps, read by what a script calls in them.
 
     Attributes:
-        place: The part of the script that is running.
-        ends_step: The micro-batch is this worker's last of the step.
+        place: Part of the script that is running.
+        ends_step: Whether the micro-batch is this worker's last of the step.
         per_step: Micro-batches of the global batch; more than 1 means that a body may run several times per step.
-        is_even: Every worker computes one micro-batch in this step.
-        has_idle: Some worker computes none.
+        is_even: Whether every worker computes one micro-batch in this step.
+        has_idle: Whether some worker computes none.
         steps_in_body: Calls of ``optimizer.step()`` in this body.
-        is_asked: The script has asked in this body whether it ends the step, and so may do what belongs to a step.
-        knows_step: The script has looked, in this loop, at how far the training is.
+        is_asked: Whether the script has read ``optimizer.at_boundary`` in this body; then it may do what belongs to a
+            step where that is true.
+        knows_step: Whether the script has read ``state.step`` or ``optimizer.at_boundary`` in this loop.
         left: How the script has left a loop.
-        loops: The last loops over a step: the number that autograd gave to the first operation in each, and behind it.
+        loops: Last loops over a step: autograd's number of the first operation in each, and of the first one after it.
         loop_number: Number of the loop over batches that has begun last.
     """
 
@@ -100,7 +101,7 @@ class Position:
 
     @property
     def waits(self) -> bool:
-        """What belongs to an optimizer step must not act here: the step's micro-batches are not all computed."""
+        """Whether what belongs to an optimizer step has to wait: not all micro-batches of the step are computed."""
         return self.place.in_batches and not self.ends_step
 
     def refuse_left_early(self) -> None:

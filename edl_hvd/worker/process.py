@@ -64,10 +64,16 @@ class Process:
 
     @property
     def world(self) -> World | None:
+        """The present world; ``None`` between worlds."""
         return self.joined.world if self.joined else None
 
     @property
     def collectives(self) -> Collectives:
+        """The collectives of the present world.
+
+        Raises:
+            UsageError: There is no world.
+        """
         return self.require_joined("a collective").collectives
 
     def require_joined(self, call: str) -> RendezvousInfo:
@@ -144,11 +150,10 @@ def init(rendezvous: Rendezvous | None = None) -> None:
 
 
 def _leave_imports_to_themselves() -> None:
-    """Take the objects that exist now, most of them of imported modules, out of the garbage collector's sight.
+    """Exempt the objects that exist now, most of them of imported modules, from garbage collection.
 
-    They live as long as the process. Each full collection would look at all of them, for a tenth of a second, and a
-    process that ends makes several: a host that is to be free would wait for that. What the script makes from now on
-    is collected as ever.
+    They live as long as the process. Each full collection would go through all of them, for 0.1 s, and a process that
+    ends makes several, which delays the end of its host. Objects that the script makes from now on are collected.
     """
     if not gc.get_freeze_count():
         gc.freeze()
@@ -167,25 +172,33 @@ def _watch_for_notices(settings: Settings, rendezvous: Rendezvous) -> NoticeWatc
 
 
 def _print_stacks_on_sigquit() -> None:
-    """Have SIGQUIT print where each thread stands. The driver sends it before it ends a worker that does not move.
+    """Have SIGQUIT print the stack of each thread. The driver sends it before it ends a worker that makes no progress.
 
-    The handler is native: it needs neither the main thread nor Python's lock, which may be what the worker hangs in.
+    The handler is native: it needs neither the main thread nor Python's lock, which the worker may be waiting for.
     """
-    # Whatever a shell starts in the background ignores it; any other handler is the script's, which has a use for it.
+    # A process that a shell starts in the background ignores the signal. Any other handler is the script's own.
     if signal.getsignal(signal.SIGQUIT) in (signal.SIG_DFL, signal.SIG_IGN):
         faulthandler.register(signal.SIGQUIT, file=2)
 
 
 def end_within(seconds: float) -> None:
-    """End this process that number of seconds from now, with the stacks of its threads; the newest call counts.
+    """End this process after a number of seconds, and print the stacks of its threads; the newest call counts.
 
-    The timer is native: once it is set it needs neither the main thread nor Python's lock. A worker that keeps the lock
-    from before the driver's end on cannot set it; the next ``edlrun --resume`` ends it.
+    The timer is native: once it is set it needs neither the main thread nor Python's lock. A worker in which something
+    holds that lock from before the driver's end cannot set it; the next ``edlrun --resume`` ends that worker.
+
+    Args:
+        seconds: Seconds from now, greater than 0.
     """
     faulthandler.dump_traceback_later(seconds, exit=True, file=2)
 
 
 def _rendezvous_for(launch: Launch) -> Rendezvous:
+    """The way in which this launcher's workers join worlds; connects to the launcher.
+
+    Raises:
+        PlatformError: A package that it needs cannot be imported.
+    """
     launcher = "edlrun" if launch.driver else "horovodrun" if launch.address is not None else "mpirun"
     try:
         if launch.driver is not None:

@@ -279,7 +279,11 @@ class EpochLoop:
             _choose_batch(runtime, self.sampler)
 
     def leave(self, how: LeftLoop = LeftLoop.NOT) -> None:
-        """The script has left the loop early. That it has left a loop over a step inside is not forgotten."""
+        """The script has left the loop early.
+
+        Args:
+            how: How it has left it. Where it has left a loop over a step early before, that stays noted instead.
+        """
         progress.enter("script")
         self.runtime.counting.leave_loop()
         how = position.left if position.left is LeftLoop.EARLY else how
