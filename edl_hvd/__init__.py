@@ -20,10 +20,10 @@ _HOMES = {
     "size": "edl_hvd.worker.process",
     "local_rank": "edl_hvd.worker.process",
     "local_size": "edl_hvd.worker.process",
-    "allreduce": "edl_hvd.worker.process",
-    "allgather": "edl_hvd.worker.process",
-    "broadcast": "edl_hvd.worker.process",
-    "barrier": "edl_hvd.worker.process",
+    "allreduce": "edl_hvd.worker.calls",
+    "allgather": "edl_hvd.worker.calls",
+    "broadcast": "edl_hvd.worker.calls",
+    "barrier": "edl_hvd.worker.calls",
     "State": "edl_hvd.worker.state",
     "Step": "edl_hvd.worker.batch_loops.steps",
     "elastic": "edl_hvd.worker.elastic",
@@ -63,11 +63,11 @@ if TYPE_CHECKING:
     from edl_hvd.rescale.policy import WorkerBatch as WorkerBatch
     from edl_hvd.tar_samples import TarSamples as TarSamples
     from edl_hvd.worker.batch_loops.steps import Step as Step
+    from edl_hvd.worker.calls import allgather as allgather
+    from edl_hvd.worker.calls import allreduce as allreduce
+    from edl_hvd.worker.calls import barrier as barrier
+    from edl_hvd.worker.calls import broadcast as broadcast
     from edl_hvd.worker.elastic import elastic as elastic
-    from edl_hvd.worker.process import allgather as allgather
-    from edl_hvd.worker.process import allreduce as allreduce
-    from edl_hvd.worker.process import barrier as barrier
-    from edl_hvd.worker.process import broadcast as broadcast
     from edl_hvd.worker.process import device as device
     from edl_hvd.worker.process import init as init
     from edl_hvd.worker.process import is_initialized as is_initialized

@@ -333,5 +333,15 @@ class Ramp:
             return self
         return Ramp(self.factor(samples), target, samples, length)
 
+    def follow(self, policy: BatchPolicy, size: int, samples: int) -> Ramp:
+        """The ramp from where this one stands at ``samples`` to the policy's factor, over the policy's warm-up.
+
+        Args:
+            policy: Batch policy of the next steps.
+            size: Number of workers, at least 1.
+            samples: Samples consumed by the whole run, at least 0.
+        """
+        return self.toward(policy.learning_rate_factor(size), samples, policy.warmup_samples)
+
     def as_dict(self) -> dict[str, float]:
         return {"start": self.start, "target": self.target, "begin": self.begin, "length": self.length}

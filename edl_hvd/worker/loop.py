@@ -12,14 +12,14 @@ from typing import Any, NoReturn
 import torch
 
 from edl_hvd.clock import SYSTEM_CLOCK, Clock
-from edl_hvd.data.sampler import ElasticBatchSampler
 from edl_hvd.errors import PlatformError, UsageError, WorldBrokenError
 from edl_hvd.events import EventLog, JobEnded, JobStarted, WorkerLeft
 from edl_hvd.protocol import LONGEST_SAVE_S
 from edl_hvd.settings import Settings
 from edl_hvd.worker import process
-from edl_hvd.worker.commit_protocol import CommitProtocol, HostsUpdatedInterrupt
+from edl_hvd.worker.commit_protocol import CommitProtocol, CommittedState, HostsUpdatedInterrupt
 from edl_hvd.worker.downtime import Downtime
+from edl_hvd.worker.error_advice import explain
 from edl_hvd.worker.joining.rendezvous import GracefulExit, StateTransfer
 from edl_hvd.worker.progress import progress
 from edl_hvd.worker.saving.manager import CheckpointManager
@@ -33,8 +33,7 @@ from edl_hvd.world import World
 
 logger = logging.getLogger(__name__)
 
-# A world that breaks again and again before its first commit, with nobody missing, will not get better.
-_MAX_RESETS_WITHOUT_COMMIT = 5
+_MAX_RESETS_WITHOUT_COMMIT = 5  # in a row, of the same workers: after these, the next world would break as well
 
 
 class ElasticLoop:
@@ -56,14 +55,13 @@ class ElasticLoop:
         self._donor = StateDonor(self._store)
         self._downtime = Downtime(self._events, clock)
         self._agreement = StateAgreement(self._store, self._checkpoints, settings.restart_lost_progress)
-        self._commits = CommitProtocol(
-            self._runtime, self._checkpoints, self._donor, self._downtime, self._events, clock
-        )
+        committed = CommittedState(self._store, self._runtime.schedules, self._runtime.counting, self._runtime.buffers)
+        self._commits = CommitProtocol(committed, self._checkpoints, self._donor, self._downtime, self._events, clock)
         self._runtime.attach(self._commits, settings.commit_every)
         self._runtime.checkpoint = settings.checkpoint
 
     def close(self) -> None:
-        """Let go of everything that the call has held. Not collective."""
+        """Release what the call has held: threads, files, the lease of the checkpoints. Not collective."""
         self._donor.abandon()
         self._checkpoints.lease.set(0, renews=False)
         self._runtime.reruns.end_function(is_over=True)
@@ -72,7 +70,14 @@ class ElasticLoop:
         self._events.close()
 
     def run(self, function: Callable[[], Any]) -> Any:
-        """Run the function to its end, through however many worlds that takes."""
+        """Run the function, again in each new world, until it returns.
+
+        Args:
+            function: Function of the script, without arguments.
+
+        Returns:
+            What the function has returned.
+        """
         self._refuse_another_call()
         launch = self._process.launch
         self._events.emit(JobStarted(f"{launch.host}:{launch.local_rank}", os.getpid()))
@@ -93,30 +98,14 @@ class ElasticLoop:
                 self._exit_gracefully(exit_)
             except BaseException as error:
                 if not _is_broken_world(error):
-                    if not self._process.rendezvous.elastic:
-                        self._checkpoints.lease.release()  # nobody goes on
-                    self._process.rendezvous.ended(self._store.step, error)
-                    self._leave("error")  # at once, so that the others learn of it
-                    self._checkpoints.lease.leave()
+                    self._leave_after_error(error)
                     raise
-                if not self._process.rendezvous.elastic:
-                    self._leave("error")
-                    raise PlatformError(
-                        "a worker of a fixed world is gone, so the job ends; start it with horovodrun's elastic "
-                        "flags (--min-np, --host-discovery-script) to go on without it"
-                    ) from error
-                logger.info("the world broke: %s", error)
-                self._leave("failure")
-                self._runtime.reruns.end_function(is_over=False)
-                self._store.restore()
-                if self._downtime.resets_without_commit >= _MAX_RESETS_WITHOUT_COMMIT:
-                    raise PlatformError(
-                        f"{self._downtime.resets_without_commit} worlds of the same workers broke before their first "
-                        f"commit, so another will not help; the last one with: {error}"
-                    ) from error
+                self._recover(error)
 
     def _refuse_another_call(self) -> None:
-        """Refuse what only works while no worker is lost or joins: for the launcher one call is the whole job.
+        """Refuse a second call of an elastic function where the world may change.
+
+        For the launcher the job is complete with the first call, so a worker that joins in the second would end it.
 
         Raises:
             UsageError: An elastic function has returned, and the world may change.
@@ -132,18 +121,58 @@ class ElasticLoop:
         raise error
 
     def _call(self, function: Callable[[], Any]) -> Any:
+        """Call the function; raise its error, or one that says what to do about it."""
         try:
             return function()
         except Exception as error:
             if not _is_broken_world(error):
-                self._process.refuse_broken_world()  # the script has caught that, and this one follows from it
-            explained = self._runtime.explain(error)
+                # Where the script has caught the error of a broken world, this one follows from it.
+                self._process.refuse_broken_world()
+            reduction, samplers = self._store.reduction, self._runtime.samplers
+            explained = explain(
+                error,
+                part=reduction.micro_batch if reduction is not None else None,
+                policy=samplers[0].policy if samplers else None,
+                has_computed=self._runtime.has_computed,
+            )
             if explained is None:
                 raise
             raise explained from error
 
+    def _leave_after_error(self, error: BaseException) -> None:
+        """The function has raised an error of its own: leave the world at once, which stops the other workers."""
+        if not self._process.rendezvous.elastic:
+            self._checkpoints.lease.release()  # no worker continues the job
+        self._process.rendezvous.ended(self._store.step, error)
+        self._leave("error")
+        self._checkpoints.lease.leave()
+
+    def _recover(self, error: BaseException) -> None:
+        """The world has broken: return to the last commit, for the next world.
+
+        Raises:
+            PlatformError: There is no next world, or too many in a row have broken before their first commit.
+        """
+        if not self._process.rendezvous.elastic:
+            self._leave("error")
+            raise PlatformError(
+                "a worker of a fixed world is gone, so the job ends; start it with horovodrun's elastic "
+                "flags (--min-np, --host-discovery-script) to go on without it"
+            ) from error
+        logger.info("the world broke: %s", error)
+        self._leave("failure")
+        self._runtime.reruns.end_function(is_over=False)
+        self._store.restore()
+        resets = self._downtime.resets_without_commit
+        if resets >= _MAX_RESETS_WITHOUT_COMMIT:
+            raise PlatformError(
+                f"{resets} worlds of the same workers broke before their first "
+                f"commit, so another will not help; the last one with: {error}"
+            ) from error
+
     @progress.during("end")
     def _exit_gracefully(self, exit_: GracefulExit) -> NoReturn:
+        """This worker is to end: save what no other worker holds, and exit."""
         logger.info("%s", exit_)
         if exit_.save and self._store.held >= 0 and not (exit_.job_goes_on and self._store.is_unverified):
             if exit_.job_goes_on is None:
@@ -160,6 +189,11 @@ class ElasticLoop:
         sys.exit(exit_.code)
 
     def _leave(self, cause: str) -> None:
+        """Leave the present world, if there is one.
+
+        Args:
+            cause: As for :meth:`Downtime.begin`.
+        """
         progress.enter("join")
         self._downtime.begin(cause, self._process.world)
         if cause == "change":
@@ -172,7 +206,7 @@ class ElasticLoop:
         if self._process.joined is not None:
             self._process.joined = None
             self._runtime.bind(None)
-            # After an error of the script Horovod itself is well: a regular shutdown tells the others at once.
+            # After an error of the script Horovod still works, and a regular shutdown stops the others at once.
             self._process.rendezvous.leave(broken=cause == "failure")
 
     @property
@@ -196,42 +230,41 @@ class ElasticLoop:
             if world.rank == 0:
                 self._runtime.began_at = self._store.step
         self._apply_world(world)
-        self._commits.enter_world(world, agreed.nonce)
+        self._commits.enter_world(joined, agreed.nonce)
         self._downtime.announce(world, agreed.generations, self._store.step)
         if self._downtime.before is not None:
             self._runtime.run_callbacks()
 
     def _apply_world(self, world: World) -> None:
-        """Deal batches and scale the learning rate for this world, and make that part of the commit."""
+        """Deal batches and scale the learning rate for this world, and add that to the last commit."""
         self._runtime.begin_attempt()
         self._runtime.counting.set_world(world.rank, world.size)
         store = self._store
-        for sampler in store.of_kind(ElasticBatchSampler):
+        for sampler in self._runtime.samplers:
             sampler.set_world(world.rank, world.size)
             sampler.repeat(store.repeated_samples)
             tuning.place(sampler, store.learning, store.step, world.size)
-            factor = sampler.policy.learning_rate_factor(world.size)
-            store.ramp = store.ramp.toward(factor, store.samples, sampler.policy.warmup_samples)
+            store.ramp = store.ramp.follow(sampler.policy, world.size, store.samples)
             progress.work = tuning.work_report(sampler.policy, store.learning, self._runtime.group)
         store.resave()
         store.is_unverified = False
 
     def _finish(self) -> None:
-        """The function returned on this worker: make its result durable and wait for the others.
+        """The function has returned on this worker: write its last checkpoint and wait for the others.
 
-        There is a commit of it only when no world can break any more: from one, the function would be run again though
-        it has come to its end, and make another step where it ends by ``return`` after some.
+        There is no commit before the last collective. With one, a world that breaks in that collective would run the
+        function again although it is complete, and a function that returns after some steps would make another step.
         """
         progress.enter("end")
-        world = self._process.world
-        assert world is not None
+        joined = self._process.joined
+        assert joined is not None
         self._runtime.counting.sync()
         if self._checkpoints.is_enabled:
-            self._commits.write_last_checkpoint(world)
-        self._process.collectives.allreduce(torch.zeros(1, dtype=torch.int64), "max")
+            self._commits.write_last_checkpoint(joined)
+        joined.collectives.allreduce(torch.zeros(1, dtype=torch.int64), "max")
         self._store.save(self._store.commit + 1)
         self._process.rendezvous.ended(self._store.step, None)
-        if world.rank == 0:
+        if joined.world.rank == 0:
             self._checkpoints.lease.release()
             self._events.emit(JobEnded(self._store.step, self._store.epoch, self._store.samples))
 

@@ -20,21 +20,13 @@ from edl_hvd.notices.platforms import Addresses
 from edl_hvd.notices.watch import NoticeWatch, open_watch
 from edl_hvd.settings import Launch, Settings, platform_addresses, process_environment
 from edl_hvd.time_slice import ask_for_short_time_slices
-from edl_hvd.worker.engine import calls
-from edl_hvd.worker.engine.calls import Operation
 from edl_hvd.worker.engine.collectives import Collectives, WorldCollectives
 from edl_hvd.worker.joining.rendezvous import Rendezvous, RendezvousInfo
 from edl_hvd.worker.joining.solo_rendezvous import SoloRendezvous
-from edl_hvd.worker.position import position
 from edl_hvd.worker.uncaught import shorten_tracebacks
 from edl_hvd.world import World
 
 logger = logging.getLogger(__name__)
-
-_OUTSIDE = (
-    "{} was called outside a world; collectives work inside the function decorated with @edl_hvd.elastic, because the "
-    "world is joined when that function is entered"
-)
 
 
 class Process:
@@ -72,13 +64,33 @@ class Process:
 
     @property
     def world(self) -> World | None:
+        """The present world; ``None`` between worlds."""
         return self.joined.world if self.joined else None
 
     @property
     def collectives(self) -> Collectives:
-        if self.joined is None:
-            raise UsageError(_OUTSIDE.format("a collective"))
-        return self.joined.collectives
+        """The collectives of the present world.
+
+        Raises:
+            UsageError: There is no world.
+        """
+        return self.require_joined("a collective").collectives
+
+    def require_joined(self, call: str) -> RendezvousInfo:
+        """The present world and its collectives, for a call that needs them.
+
+        Args:
+            call: What was called, for the message.
+
+        Raises:
+            UsageError: There is no world.
+        """
+        if self._joined is None:
+            raise UsageError(
+                f"{call} was called outside a world; collectives work inside the function decorated with "
+                "@edl_hvd.elastic, because the world is joined when that function is entered"
+            )
+        return self._joined
 
     def refuse_broken_world(self) -> None:
         """See :func:`refuse_broken_world`."""
@@ -138,11 +150,10 @@ def init(rendezvous: Rendezvous | None = None) -> None:
 
 
 def _leave_imports_to_themselves() -> None:
-    """Take the objects that exist now, most of them of imported modules, out of the garbage collector's sight.
+    """Exempt the objects that exist now, most of them of imported modules, from garbage collection.
 
-    They live as long as the process. Each full collection would look at all of them, for a tenth of a second, and a
-    process that ends makes several: a host that is to be free would wait for that. What the script makes from now on
-    is collected as ever.
+    They live as long as the process. Each full collection would go through all of them, for 0.1 s, and a process that
+    ends makes several, which delays the end of its host. Objects that the script makes from now on are collected.
     """
     if not gc.get_freeze_count():
         gc.freeze()
@@ -161,25 +172,33 @@ def _watch_for_notices(settings: Settings, rendezvous: Rendezvous) -> NoticeWatc
 
 
 def _print_stacks_on_sigquit() -> None:
-    """Have SIGQUIT print where each thread stands. The driver sends it before it ends a worker that does not move.
+    """Have SIGQUIT print the stack of each thread. The driver sends it before it ends a worker that makes no progress.
 
-    The handler is native: it needs neither the main thread nor Python's lock, which may be what the worker hangs in.
+    The handler is native: it needs neither the main thread nor Python's lock, which the worker may be waiting for.
     """
-    # Whatever a shell starts in the background ignores it; any other handler is the script's, which has a use for it.
+    # A process that a shell starts in the background ignores the signal. Any other handler is the script's own.
     if signal.getsignal(signal.SIGQUIT) in (signal.SIG_DFL, signal.SIG_IGN):
         faulthandler.register(signal.SIGQUIT, file=2)
 
 
 def end_within(seconds: float) -> None:
-    """End this process that number of seconds from now, with the stacks of its threads; the newest call counts.
+    """End this process after a number of seconds, and print the stacks of its threads; the newest call counts.
 
-    The timer is native: once it is set it needs neither the main thread nor Python's lock. A worker that keeps the lock
-    from before the driver's end on cannot set it; the next ``edlrun --resume`` ends it.
+    The timer is native: once it is set it needs neither the main thread nor Python's lock. A worker in which something
+    holds that lock from before the driver's end cannot set it; the next ``edlrun --resume`` ends that worker.
+
+    Args:
+        seconds: Seconds from now, greater than 0.
     """
     faulthandler.dump_traceback_later(seconds, exit=True, file=2)
 
 
 def _rendezvous_for(launch: Launch) -> Rendezvous:
+    """The way in which this launcher's workers join worlds; connects to the launcher.
+
+    Raises:
+        PlatformError: A package that it needs cannot be imported.
+    """
     launcher = "edlrun" if launch.driver else "horovodrun" if launch.address is not None else "mpirun"
     try:
         if launch.driver is not None:
@@ -338,96 +357,3 @@ def refuse_broken_world() -> None:
     """
     if _process is not None:
         _process.refuse_broken_world()
-
-
-def _collectives_for(name: str) -> tuple[Collectives, int, int]:
-    """Collectives, rank and size of the present world, for the public collective ``name``. All of them ask here.
-
-    Raises:
-        UsageError: There is no world, or a micro-batch is being computed, of which workers may have different numbers.
-    """
-    process = current()
-    position.refuse_inside(f"edl_hvd.{name}()")
-    if process.joined is None:
-        raise UsageError(_OUTSIDE.format(name))
-    world = process.joined.world
-    return process.joined.collectives, world.rank, world.size
-
-
-def allreduce(tensor: torch.Tensor, op: Operation | None = None) -> torch.Tensor:
-    """Combine a tensor over the present world. Collective: every rank calls it; blocks until all have.
-
-    No gradient flows through the result; ``backward()`` through it is a ``UsageError``.
-
-    Args:
-        tensor: Any shape, equal on all ranks; any numeric type, or bool for "max" and "min"; on any device. It is not
-            changed.
-        op: "sum", "mean" (or "average"), "max" or "min". It has no default, because Horovod's is the average.
-
-    Returns:
-        A new tensor of the same shape, type and device, equal on all ranks. Types of less than 32 bits are computed in
-        32 bits.
-
-    Raises:
-        WorldBrokenError: A member is gone. Do not catch it: the elastic function recovers from it.
-        UsageError: ``op`` is left out, is not one of these, or does not fit the tensor's type (a mean of whole
-            numbers). Or the ranks passed different shapes, called different collectives, or there is no world.
-    """
-    collectives, _, of = _collectives_for("allreduce")
-    return calls.allreduce(collectives, of, tensor, op)
-
-
-def allgather(tensor: torch.Tensor) -> torch.Tensor:
-    """Concatenate the tensors of all ranks along dimension 0. Collective: every rank calls it; blocks until all have.
-
-    No gradient flows through the result; ``backward()`` through it is a ``UsageError``.
-
-    Args:
-        tensor: Any numeric type or bool, equal on all ranks; on any device; at most 12 dimensions. The first dimension
-            may differ between ranks, and may be 0; the others are equal. A tensor without dimensions counts as shape
-            [1]. It is not changed.
-
-    Returns:
-        A new tensor of the same type and device, shape [sum of the first dimensions, …], in rank order, equal on all
-        ranks.
-
-    Raises:
-        WorldBrokenError: A member is gone. Do not catch it: the elastic function recovers from it.
-        UsageError: The ranks passed tensors that do not fit together, called different collectives, or there is no
-            world.
-    """
-    collectives, own, of = _collectives_for("allgather")
-    return calls.allgather(collectives, own, of, tensor)
-
-
-def broadcast(tensor: torch.Tensor, root_rank: int = 0) -> torch.Tensor:
-    """Copy the tensor of one rank to every rank. Collective: every rank calls it; blocks until all have.
-
-    No gradient flows through the result; ``backward()`` through it is a ``UsageError``.
-
-    Args:
-        tensor: Any numeric type or bool; one type and shape on all ranks; on any device; at most 12 dimensions. It is
-            not changed.
-        root_rank: Rank whose tensor is copied, in [0, size()), equal on all ranks. Only rank 0 exists in every world.
-
-    Returns:
-        A new tensor of the same shape, type and device, with the values of ``root_rank``'s tensor.
-
-    Raises:
-        WorldBrokenError: A member is gone. Do not catch it: the elastic function recovers from it.
-        UsageError: There is no such rank, the ranks passed tensors of different types or shapes, called different
-            collectives, or there is no world.
-    """
-    collectives, own, of = _collectives_for("broadcast")
-    return calls.broadcast(collectives, own, of, tensor, root_rank)
-
-
-def barrier() -> None:
-    """Wait until every rank of the present world has called it. Collective: every rank calls it; blocks.
-
-    Raises:
-        WorldBrokenError: A member is gone. Do not catch it: the elastic function recovers from it.
-        UsageError: The ranks called different collectives, or there is no world.
-    """
-    collectives, own, of = _collectives_for("barrier")
-    calls.barrier(collectives, own, of)

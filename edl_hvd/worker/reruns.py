@@ -1,4 +1,8 @@
-"""What an elastic function repeats when it runs again in the next world: options that it sets, tops of epochs."""
+"""What an elastic function repeats when it runs again in the next world.
+
+These are the options of optimizers that it sets, the top of the epoch that is continued, and its local variables. What
+can be restored is restored; of the rest the user is warned.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from edl_hvd.worker.script_locals import ScriptLocals
 
 
 class FunctionReruns:
-    """Makes what an elastic function does once more count once, or says it.
+    """What the present run of an elastic function repeats of the run before.
 
     Args:
         store: State of the job.
@@ -23,13 +27,13 @@ class FunctionReruns:
         self._store = store
         self._optimizers = optimizers
         self._warn_once = warn_once
-        self._options: list[dict[str, Any]] | None = None
-        self._is_first_epoch = False
+        self._options: list[dict[str, Any]] | None = None  # before the function ran; None where nothing is compared
+        self._is_first_epoch = False  # of this run
         self._top: EpochTop | None = None
         self._locals: ScriptLocals | None = None
 
     def begin_function(self) -> None:
-        """The elastic function is about to run, for the first time or once more."""
+        """The elastic function is about to run, for the first time or again."""
         self._options = self._optimizer_options() if self._store.step else None
         self._is_first_epoch = True
         self._locals = None
@@ -42,14 +46,15 @@ class FunctionReruns:
         Args:
             is_begun: Whether samples of this epoch have been trained on.
         """
-        self._tell_of_options()
+        self._warn_of_options()
         self._locals = self._locals or ScriptLocals.now()
-        # Where the same run of the function begins an epoch once more, the script means what it does at its top.
+        # A later epoch of the same run has not been interrupted: its top runs for the first time, or as the script
+        # wants it.
         self._top = EpochTop.of(self._store, is_continued=is_begun and self._is_first_epoch)
         self._is_first_epoch = False
 
     def begin_batches(self) -> None:
-        """A loop over batches begins: the state is put back that was behind the top of an epoch that is continued."""
+        """A loop over batches begins: what the top of an epoch that is continued has changed again is restored."""
         self._locals = self._locals or ScriptLocals.now()
         top, self._top = self._top, None
         if top is None:
@@ -72,9 +77,13 @@ class FunctionReruns:
             )
 
     def end_function(self, is_over: bool) -> None:
-        """The function has been left: say which of its variables are lost, unless it is over."""
-        kept, self._locals = self._locals, None
-        names = [] if is_over or kept is None else kept.lost()
+        """The function has been left; warn of the variables that the next run has not.
+
+        Args:
+            is_over: Whether it is not going to run again.
+        """
+        before, self._locals = self._locals, None
+        names = [] if is_over or before is None else before.lost()
         if names:
             self._warn_once(
                 "function.locals",
@@ -84,11 +93,12 @@ class FunctionReruns:
             )
 
     def _optimizer_options(self) -> list[dict[str, Any]]:
+        """The options of each parameter group that are numbers."""
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         return [{key: value for key, value in group.items() if type(value) in (int, float, bool)} for group in groups]
 
-    def _tell_of_options(self) -> None:
-        """Say it where the function has set options of optimizers before its epochs, which it does in each world."""
+    def _warn_of_options(self) -> None:
+        """Warn where the function has set options of optimizers before its first epoch, as it does in each world."""
         before, self._options = self._options, None
         now = [] if before is None else self._optimizer_options()
         for was, group in zip(before or (), now, strict=False):

@@ -1,6 +1,6 @@
-"""Local variables of a script that its loop over epochs changes, and that begin anew when the function runs again.
+"""Local variables of a script that its loop over epochs changes, and that have their first values in the next run.
 
-A worker that survives runs the elastic function once more, and a worker that joins runs it for the first time. What a
+A worker that survives runs the elastic function again, and a worker that joins runs it for the first time. What a
 script keeps in a local variable, such as the best accuracy so far or a copy of the best weights, is lost on both.
 """
 
@@ -22,26 +22,27 @@ from typing import Any
 import torch
 
 _PACKAGE = f"{Path(__file__).resolve().parents[1]}{os.sep}"
-_ENTRY = str(Path(__file__).resolve().with_name("elastic.py"))
-# Its frame calls the elastic function.
+_ENTRY = str(Path(__file__).resolve().with_name("elastic.py"))  # the elastic function is called from there
 _LIBRARIES = tuple({f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")})
 _PLAIN = (bool, int, float, str, type(None))
-_LONGEST_CLOCK_S = 1e8
-# A number so near to the time of day is a moment, which may be another one in the next run.
+# A float within this distance of the present time is a time of day, such as when the training began. A script sets it
+# again in each run, and it need not be kept.
+_TIME_OF_DAY_S = 1e8
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """One variable at the beginning of the loop. Large objects are not held: the script may want them freed.
+class _SeenValue:
+    """The value of one variable when the loop began. Objects are not held: the script may want them freed.
 
     Attributes:
-        mark: A number or a word itself; of other objects, which one it is, and what shows that it was changed in place.
+        mark: Of a number or a string its type and value; of another object its identity, and its version or length.
     """
 
     mark: Any
 
     @classmethod
-    def of(cls, value: Any) -> _Kept:
+    def of(cls, value: Any) -> _SeenValue:
+        """Return the mark of a value."""
         if isinstance(value, _PLAIN):
             return cls((type(value), value))
         if isinstance(value, torch.Tensor):
@@ -49,12 +50,17 @@ class _Kept:
         return cls((id(value), len(value) if isinstance(value, (list, dict, set)) else None))
 
     def has_changed(self, now: Any) -> bool:
-        is_moment = isinstance(now, float) and abs(now - time.time()) < _LONGEST_CLOCK_S
-        return not is_moment and _Kept.of(now) != self
+        """Whether the variable has another value now, which is not a time of day."""
+        is_time = isinstance(now, float) and abs(now - time.time()) < _TIME_OF_DAY_S
+        return not is_time and _SeenValue.of(now) != self
 
 
 class ScriptLocals:
-    """The local variables of the functions of a script that are running, as they were when a loop began."""
+    """The local variables of a script's running functions, as they were when a loop began.
+
+    Args:
+        frames: Frames of the functions, the innermost first.
+    """
 
     def __init__(self, frames: list[FrameType]) -> None:
         self._frames = [(frame, frame.f_lasti, _own_variables(frame)) for frame in frames]
@@ -67,9 +73,9 @@ class ScriptLocals:
     def lost(self) -> list[str]:
         """Return the names of variables that have changed and that the script reads before it sets them again."""
         found = []
-        for frame, place, kept in self._frames:
+        for frame, place, before in self._frames:
             now = variables_of(frame)
-            changed = [name for name, one in kept.items() if name in now and one.has_changed(now[name])]
+            changed = [name for name, value in before.items() if name in now and value.has_changed(now[name])]
             if changed:
                 read = _read_later(frame.f_code, place)
                 found += [name for name in changed if name in read]
@@ -79,8 +85,8 @@ class ScriptLocals:
 def variables_of(frame: FrameType) -> dict[str, Any]:
     """Return the local variables of a call that is under way, or has just been left.
 
-    Before Python 3.13 the frame keeps what it has returned for as long as the call lasts, and so whatever large tensors
-    are among the variables; here it does not. At the top of a module they are the variables themselves.
+    Before Python 3.13, ``f_locals`` of a function is a dictionary that the frame holds until the call ends, with all
+    large tensors in it. So it is cleared here. At the top of a module ``f_locals`` is the module's own dictionary.
     """
     found = frame.f_locals
     variables = dict(found)
@@ -89,14 +95,14 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
     return variables
 
 
-def _own_variables(frame: FrameType) -> dict[str, _Kept]:
-    """Those of this call; what a function around it has set lives on."""
+def _own_variables(frame: FrameType) -> dict[str, _SeenValue]:
+    """Return the variables of this call, without those of functions around it, which are not run again."""
     around = frame.f_code.co_freevars
-    return {name: _Kept.of(value) for name, value in variables_of(frame).items() if name not in around}
+    return {name: _SeenValue.of(value) for name, value in variables_of(frame).items() if name not in around}
 
 
 def _script_frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield those of the elastic function, and of what it calls, without libraries."""
+    """Yield the frames of the elastic function and of what it calls, without those of libraries."""
     while frame is not None and frame.f_code.co_filename != _ENTRY:
         if not frame.f_code.co_filename.startswith((_PACKAGE, *_LIBRARIES)):
             yield frame
@@ -104,23 +110,24 @@ def _script_frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _read_later(code: CodeType, place: int) -> set[str]:
-    """Return the variables that are read before they are set, from a place of a function on, or behind its loop.
+    """Return the variables of a function that it reads in its loop before it sets them, or reads after the loop.
 
     Args:
         code: Code of the function.
         place: Offset of the instruction that has asked for the first item of the loop.
     """
-    end = None
-    first: dict[str, bool] = {}
-    behind: set[str] = set()
+    loop_end = None
+    is_read_first: dict[str, bool] = {}
+    read_after: set[str] = set()
     for one in dis.get_instructions(code):
         if one.offset == place and one.opname.startswith("FOR_ITER"):
-            end = one.argval
+            loop_end = one.argval
         if one.offset < place:
             continue
+        # From Python 3.13 on, one instruction may load or store two variables.
         names = one.argval if isinstance(one.argval, tuple) else (one.argval,)
         for kind, name in zip(re.findall(r"(LOAD|STORE)_(?:FAST|DEREF)", one.opname), names, strict=False):
-            first.setdefault(name, kind == "LOAD")
-            if kind == "LOAD" and end is not None and one.offset >= end:
-                behind.add(name)
-    return {name for name, is_read in first.items() if is_read} | behind
+            is_read_first.setdefault(name, kind == "LOAD")
+            if kind == "LOAD" and loop_end is not None and one.offset >= loop_end:
+                read_after.add(name)
+    return {name for name, is_read in is_read_first.items() if is_read} | read_after

@@ -114,7 +114,7 @@ class State:
     @property
     def learning_rate_factor(self) -> float:
         """The factor that ``optimizer.step()`` multiplies the learning rate with at the next step; greater than 0."""
-        return self._runtime.learning_rate_factor
+        return self._runtime.schedules.learning_rate_factor
 
     @property
     def scale_invariant_steps(self) -> float:
@@ -152,7 +152,7 @@ class State:
         Raises:
             UsageError: ``State`` has no sampler, or its number of steps depends on the world (``WorkerBatch``).
         """
-        return epochs * self._runtime.sampler("state.total_steps()").steps_per_epoch
+        return self._runtime.schedules.steps_of_epochs(epochs)
 
     def epochs(self, count: int) -> Iterator[int]:
         """Iterate over the epochs left of ``count``, starting with the one under way; commits after each.
@@ -178,7 +178,7 @@ class State:
             UsageError: The body has left a loop between the micro-batches of a step.
         """
         while self.epoch < count:
-            progress.total_samples = self._runtime.samples_of_epochs(count)
+            progress.total_samples = self._runtime.schedules.samples_of_epochs(count)
             self._runtime.begin_epoch()
             yield self.epoch
             self._runtime.end_epoch()

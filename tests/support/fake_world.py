@@ -51,8 +51,8 @@ def body_of(optimizer: Any, part: Any, per_step: int = 1) -> Iterator[None]:
     reduction.is_joined = True
     if part.first:
         reduction.begin_step()
-    position.in_batches = position.in_micro_batch = True
-    position.ends_step, position.per_step = part.last, per_step
+    position.per_step = per_step
+    position.enter_batch(part.last)
     reduction.begin(part)
     try:
         yield

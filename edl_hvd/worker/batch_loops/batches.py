@@ -22,10 +22,9 @@ from edl_hvd.rescale.policy import GlobalBatch
 from edl_hvd.worker import process
 from edl_hvd.worker.batch_loops.body_watch import BodyWatch
 from edl_hvd.worker.batch_loops.loader_checks import check_models, check_schedulers, next_item, sampler_of
-from edl_hvd.worker.position import position
+from edl_hvd.worker.position import LeftLoop, LoopPlace, position
 from edl_hvd.worker.progress import progress
 from edl_hvd.worker.runtime import FinishedEpoch, Runtime
-from edl_hvd.worker.training.alike import is_due as is_compared
 from edl_hvd.worker.training.buffers import Buffers, OtherBuffers, PowerIterations, RunningStatistics
 from edl_hvd.worker.training.exact import ExactGradientSum
 from edl_hvd.worker.training.micro_batch import MicroBatch
@@ -162,29 +161,25 @@ class EpochLoop:
                 if self.sampler.policy is not dealt:
                     break  # what the loader has prefetched is divided as before
 
-    def place(self, step: GlobalStep) -> bool:
-        """Note how the step is dealt; whether some worker gets nothing of it."""
-        policy, size = self.sampler.policy, self.runtime.group.size
-        if policy.micro_batch is None:
-            position.per_step, here = 1, min(step.samples, size)
+    def deal(self, step: GlobalStep) -> None:
+        """Note how the step is dealt out. Rank 0 warns where every step leaves some worker without a micro-batch."""
+        unit, group = self.sampler.policy.micro_batch, self.runtime.group
+        size = group.size
+        if unit is None:
+            position.deal(1, min(step.samples, size), size)
         else:
-            position.per_step = -(-self.global_batch // policy.micro_batch)
-            here = -(-step.samples // policy.micro_batch)
-        position.is_even = here == size and position.per_step <= size
-        is_short = here < size and position.per_step < size and policy.micro_batch is not None
-        if is_short and self.runtime.group.rank == 0:  # all of them know it; one tells
+            position.deal(-(-self.global_batch // unit), -(-step.samples // unit), size)
+        if unit is not None and position.has_idle and position.per_step < size and group.rank == 0:
             self.runtime.warn_once(
                 "idle",
                 f"{size} workers share {position.per_step} micro-batches per step, so {size - position.per_step} of "
                 "them compute nothing; give ElasticBatchSampler(…) a smaller micro_batch, or a larger global batch",
             )
-        position.has_idle = here < size
-        return here < size
 
     def begin_step(self, step: GlobalStep, announces: bool = False) -> None:
         """A global batch begins."""
         self.reduction.begin_step(announces)
-        self.reduction.learning_rate_factor = self.runtime.learning_rate_factor
+        self.reduction.learning_rate_factor = self.runtime.schedules.learning_rate_factor
         if self.needs_noise:
             self.reduction.measure_noise()
         if self.reduction.noise is not None:
@@ -211,13 +206,12 @@ class EpochLoop:
     def begin_micro_batch(self, part: MicroBatch, step: GlobalStep, loop: int) -> None:
         """The script is about to compute a micro-batch."""
         progress.batches += 1
-        self.runtime.passes += 1
+        self.runtime.buffers.passes += 1
         seed_everything(self.sampler.seed, self.sampler.epoch, part.offset, *([loop] if loop else []))
         if part.last:
             self.reduction.vote = self.runtime.vote_after(step.samples)
         self.reduction.begin(part)
         self.runtime.has_computed = True
-        position.in_micro_batch = True
 
     def begin_empty(self, step: GlobalStep) -> None:
         """This worker has nothing to compute in the step."""
@@ -269,7 +263,7 @@ class EpochLoop:
         runtime.steps_here += 1
         store.step += 1
         store.samples += step.samples
-        runtime.move_schedulers()
+        runtime.schedules.move()
 
     def commit(self) -> None:
         """Between two steps."""
@@ -277,26 +271,29 @@ class EpochLoop:
         if runtime.store.step % runtime.commit_every == 0:
             before = progress.enter("commit")
             runtime.commit_step(self.reduction.answer)
-            if is_compared(runtime.store.step):
-                # After the commit: a world that broke before it would go through a step that is made already, and what
-                # the script logs of it would be computed with the weights behind it.
-                runtime.check_alike()
+            # After the commit: a world that broke before it would go through a step that is made already, and what the
+            # script logs of it would be computed with the weights behind it.
+            runtime.check_alike_after_step()
             progress.enter(before)
         if self.is_auto:
             _choose_batch(runtime, self.sampler)
 
-    def leave(self) -> None:
-        """The script has left the loop early."""
+    def leave(self, how: LeftLoop = LeftLoop.NOT) -> None:
+        """The script has left the loop early.
+
+        Args:
+            how: How it has left it. Where it has left a loop over a step early before, that stays noted instead.
+        """
         progress.enter("script")
         self.runtime.counting.leave_loop()
-        left_early = position.left_early
+        how = position.left if position.left is LeftLoop.EARLY else how
         position.leave()
-        position.left_early = left_early
+        position.left = how
 
     def tell_of_leaving(self) -> None:
         """Note that the script leaves the loop of ``batches``, by a count of its own perhaps."""
         if position.per_step > 1 and not position.knows_step:
-            self.runtime.left = (
+            self.runtime.left_warning = (
                 "the loop of state.batches() was left before the end of the epoch, and its body runs once per "
                 f"micro-batch, {position.per_step} times per optimizer step over all workers, so where it ends depends "
                 "on how many workers there are; decide by state.step, or write the loop with `for step in "
@@ -310,7 +307,7 @@ class EpochLoop:
         self.reduction.forget()
         progress.enter("commit")
         answer = runtime.check_alike()
-        runtime.sync_buffers()
+        runtime.buffers.sync()
         runtime.counting.end_training_loop()
         runtime.finished_epoch = FinishedEpoch(runtime.coordinator, runtime.attempt, runtime.store.epoch)
         runtime.commit_whole(answer)
@@ -328,12 +325,13 @@ def batches(runtime: Runtime, loader: Any) -> Iterator[Any]:
     watch = BodyWatch(runtime)
     trains = None
     for global_step, items in loop.global_steps():
-        has_idle = loop.place(global_step)
+        loop.deal(global_step)
+        has_idle = position.has_idle
         loop.begin_step(global_step, announces=has_idle)
         loop.buffers.begin_step()
         for part in loop.parts(global_step):
             item = loop.next_item(items)
-            position.in_batches, position.ends_step = True, part.last
+            position.enter_batch(part.last)
             loop.begin_micro_batch(part, global_step, 0)
             watch.begin()
             try:
@@ -344,9 +342,8 @@ def batches(runtime: Runtime, loader: Any) -> Iterator[Any]:
                 raise
             process.refuse_broken_world()
             watch.end(sys._getframe(1), part.first)
-            position.in_micro_batch = position.in_batches = False
+            position.place = LoopPlace.OUTSIDE
             loop.buffers.end_pass()
-        position.in_batches = False
         others_leave = loop.join_others(global_step, has_idle)
         trains = trains or loop.reduction.step_has_gradient
         loop.buffers.end_step()
@@ -383,12 +380,14 @@ def _leave_body(loop: EpochLoop, part: MicroBatch, global_step: GlobalStep, is_m
             loop.count(global_step)
         except Exception as error:  # a loop that is left cannot raise it
             runtime.failure = error
-    is_unused = part.first and not reduction.has_computed
-    is_inside = not (is_unused or part.last)
-    if is_meant and not is_inside:
+    how = LeftLoop.NOT
+    if is_meant and part.first and not reduction.has_computed:
+        how = LeftLoop.UNUSED
+    elif is_meant and not part.last:
+        how = LeftLoop.INSIDE
+    if is_meant and how is not LeftLoop.INSIDE:
         loop.tell_of_leaving()
-    loop.leave()
-    position.left_unused, position.left_inside = is_meant and is_unused, is_meant and is_inside
+    loop.leave(how)
 
 
 def _exact_statistics(runtime: Runtime, sampler: ElasticBatchSampler) -> RunningStatistics:
@@ -424,6 +423,5 @@ def _choose_batch(runtime: Runtime, sampler: ElasticBatchSampler) -> None:
         chosen = choose(policy, store.learning, store.step, runtime.step_timer, runtime.announce, group)
         if chosen is not None:
             sampler.policy = chosen
-            factor = chosen.learning_rate_factor(group.size)
-            store.ramp = store.ramp.toward(factor, store.samples, chosen.warmup_samples)
+            store.ramp = store.ramp.follow(chosen, group.size, store.samples)
         progress.work = work_report(sampler.policy, store.learning, group)

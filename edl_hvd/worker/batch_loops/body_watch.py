@@ -117,7 +117,6 @@ class BodyWatch:
     def begin(self) -> None:
         """A body is about to run."""
         self._numbers.begin()
-        position.is_asked, position.steps_in_body = False, 0
         if position.per_step > 1:
             self._attributes = encoded(self._runtime)
             self._others = self._look()

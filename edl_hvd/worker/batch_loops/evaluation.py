@@ -15,7 +15,7 @@ from edl_hvd.data.randomness import seed_everything
 from edl_hvd.errors import UsageError
 from edl_hvd.worker import process
 from edl_hvd.worker.batch_loops.loader_checks import next_item
-from edl_hvd.worker.position import position
+from edl_hvd.worker.position import LoopPlace, position
 from edl_hvd.worker.progress import progress
 from edl_hvd.worker.runtime import Runtime
 
@@ -41,7 +41,7 @@ def evaluate(runtime: Runtime, loader: Any, clock: Clock = SYSTEM_CLOCK) -> Iter
     runtime.counting.begin_loop(f"{name}/{runtime.store.epoch}/{runtime.store.step}/{number}")
     attempt, was_validating = runtime.attempt, progress.is_validating
     progress.is_validating = lambda: True
-    position.in_evaluation = True
+    position.place = LoopPlace.EVALUATION
     try:
         yield from _rounds(runtime, sampler, loader, _Pace(clock))
         sampler.finish()
@@ -49,8 +49,9 @@ def evaluate(runtime: Runtime, loader: Any, clock: Clock = SYSTEM_CLOCK) -> Iter
             runtime.counting.end_loop()
             runtime.commit_light()
     finally:
-        position.in_evaluation = False
-        if runtime.attempt == attempt:
+        if runtime.attempt == attempt:  # else the loop was left in an earlier run of the function
+            if position.place is LoopPlace.EVALUATION:
+                position.place = LoopPlace.OUTSIDE
             runtime.counting.leave_loop()
             progress.is_validating = was_validating
             progress.enter("script")

@@ -12,7 +12,7 @@ from edl_hvd.errors import UsageError
 from edl_hvd.worker import process
 from edl_hvd.worker.batch_loops.batches import EpochLoop
 from edl_hvd.worker.batch_loops.body_watch import NumbersWatch, encoded, refuse_changes
-from edl_hvd.worker.position import position
+from edl_hvd.worker.position import LeftLoop, LoopPlace, position
 from edl_hvd.worker.runtime import Runtime
 from edl_hvd.worker.training.kept_graphs import next_number
 
@@ -27,11 +27,11 @@ def steps(runtime: Runtime, loader: Any) -> Iterator[Step]:
     loop.reduction.deferred = True
     watch = NumbersWatch(runtime)
     for global_step, items in loop.global_steps():
-        loop.place(global_step)
-        position.in_step = True
+        loop.deal(global_step)
+        position.place = LoopPlace.STEP
         loop.begin_step(global_step)
         loop.seed_step(global_step, 0)
-        runtime.schedulers_may_move()
+        runtime.schedules.allow_step()
         step = Step(loop, runtime.store.step, global_step, items, watch)
         try:
             yield step
@@ -44,7 +44,7 @@ def steps(runtime: Runtime, loader: Any) -> Iterator[Step]:
             raise
         process.refuse_broken_world()
         position.refuse_left_early()
-        position.in_step = False
+        position.place = LoopPlace.OUTSIDE
         step.end()
         loop.count(global_step)
         loop.commit()
@@ -95,7 +95,7 @@ class Step:
                 "a loop over a step was begun after the step was over, whose samples are counted; loop over it in the "
                 "body of `for step in state.steps(loader):` (list(…) and itertools.cycle(…) take the steps out of it)"
             )
-        if position.in_micro_batch:
+        if position.place.in_micro_batch:
             raise UsageError(
                 "a loop over a step was begun inside another one; finish the first, and loop over the step again after "
                 "it"
@@ -153,7 +153,7 @@ class Step:
             UsageError: Nothing was recorded by that name in this step's last loop, or the loop is still under way.
         """
         means = self._epoch.reduction.recorded.means
-        if position.in_micro_batch or name not in means:
+        if position.place.in_micro_batch or name not in means:
             raise UsageError(
                 f"step.mean({name!r}) is not known; expected a name that step.record(…) was given in the loop over "
                 f"this step, after that loop; recorded were {', '.join(sorted(means)) or 'none'}"
@@ -164,21 +164,25 @@ class Step:
         epoch, number = self._epoch, self._loops
         self._loops += 1
         epoch.buffers.begin_step()
-        position.left_early = True
+        before = position.left
+        position.left = LeftLoop.EARLY  # stays so where the script leaves the loop
         begin = next_number()
         for i, part in enumerate(epoch.parts(self._step)):
             if i == len(self._kept):
                 self._kept.append(epoch.next_item(self._items))
             epoch.begin_micro_batch(part, self._step, number)
-            before = encoded(epoch.runtime)
+            position.place = LoopPlace.MICRO_BATCH
+            attributes = encoded(epoch.runtime)
             self._watch.begin()
             try:
                 yield self._kept[i]
             finally:
-                position.in_micro_batch = False
+                # Python may close a loop that was left when another one is under way.
+                if position.place is LoopPlace.MICRO_BATCH and epoch.is_present:
+                    position.place = LoopPlace.STEP
             process.refuse_broken_world()
             self._watch.end()
-            refuse_changes(before, encoded(epoch.runtime))
+            refuse_changes(attributes, encoded(epoch.runtime))
             epoch.buffers.end_pass()
         if not self._step.share:
             epoch.begin_empty(self._step)
@@ -186,12 +190,12 @@ class Step:
         epoch.reduction.complete()
         epoch.buffers.end_step()
         epoch.seed_step(self._step, number + 1)
-        position.left_early = False
+        position.left = before
 
     @property
     def was_gone_through(self) -> bool:
         """Whether a loop over the step was begun, and none was left before its end. Not collective."""
-        return self._loops > 0 and not position.left_early
+        return self._loops > 0 and position.left is not LeftLoop.EARLY
 
     def end(self) -> None:
         """Take from the loader what the script has not asked for, and drop the micro-batches. Not collective.
@@ -215,7 +219,7 @@ def weigh(runtime: Runtime, weight: float | torch.Tensor, call: str) -> None:
 
 
 def _refuse_outside(call: str) -> None:
-    if not position.in_micro_batch:
+    if not position.place.in_micro_batch:
         raise UsageError(
             f"{call} was called where no micro-batch is computed; call it in the body of `for batch in step:`, before "
             "backward()"

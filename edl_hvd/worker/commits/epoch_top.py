@@ -1,11 +1,11 @@
-"""What a script changes at the top of an epoch, before its loop over batches, counts once.
+"""The top of an epoch: the part of its body before the loop over batches, whose changes of the state count once.
 
-Where an epoch is continued, in another world or from a checkpoint, its top runs again: the rate would be cut twice, a
-counter would begin anew in mid-epoch. The state that the epoch is continued from is that behind its top. So what the
-top has changed of it is put back when the loop goes on.
+Where an epoch is continued, in another world or from a checkpoint, its top runs again. Without this module it would cut
+the learning rate a second time, or set a counter to zero in the middle of the epoch. The state at that time is one of
+after the top. So when the loop over batches continues, what the top has changed again is restored.
 
-A commit may leave out what only optimizer steps change. Tops that write into such tensors are noticed when they first
-run, and commits carry the names of these tensors, so that a copy is made before the top runs again.
+A commit may leave out what only optimizer steps change. Where a top writes into such a tensor, that is noticed when the
+top first runs. Commits carry the names of these tensors, and they are copied before the top runs again.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from edl_hvd.worker.trace import TensorTrace
 
 @dataclass(frozen=True)
 class EpochTop:
-    """The state in which the body of an epoch has begun.
+    """The state when the body of an epoch began.
 
     Attributes:
         plain: Plain state.
-        live: The live tensors of that moment, by name.
-        copies: Copies of those that the script may write, by name.
-        trace: What the live tensors were.
-        was_dirty: Whether the script had changed parameters before, since the last check.
+        live: The live tensors of that time, by name.
+        copies: Copies of those tensors that the top may write, by name.
+        trace: Versions of the live tensors.
+        was_dirty: Whether the script had changed parameters by itself since the last check.
         is_continued: Whether the top has run before, in another world or before the checkpoint.
     """
 
@@ -43,10 +43,16 @@ class EpochTop:
 
     @classmethod
     def of(cls, store: StateStore, is_continued: bool) -> EpochTop:
-        """Return the present state. Nothing is copied for a top that has not run before, nor what a commit holds."""
+        """Return the present state.
+
+        Args:
+            store: State of the job.
+            is_continued: Whether the top has run before. Only then are tensors copied, and only those that the last
+                commit has no copy of.
+        """
         delta = store.delta(store.commit)
         plain, tensors = store.merged(delta, store.to_skip)
-        # Where the script gives a parameter other memory, these still have what it had.
+        # Detached: these keep the present memory, also where the script gives a parameter other memory.
         live = {name: tensor.detach() for name, tensor in tensors.items()}
         copies: Mapping[str, torch.Tensor] = {}
         if is_continued:
@@ -56,18 +62,18 @@ class EpochTop:
         return cls(plain, live, copies, TensorTrace(list(live.values())), store.tracker.is_dirty(), is_continued)
 
     def close(self, store: StateStore) -> frozenset[str]:
-        """The loop over batches begins: note what the top has written, and put it back where the top ran once more.
+        """The loop over batches begins: restore what the top has written, or note it where the top ran first.
 
-        Nothing is put back, nor noted, where there was a commit meanwhile.
+        Does nothing where the script has committed in the top.
 
         Returns:
-            Names of tensors that could not be put back: the top had not written them when it ran before.
+            Names of tensors that could not be restored: the top had not written them when it ran before.
         """
         if store.commit != self.plain["counters"]["commit"]:
             return frozenset()
         names = list(self.live)
         now = store.merged(store.delta(store.commit), store.to_skip).tensors
-        # Another tensor has taken the place of these, and they are what they were.
+        # In the place of these there are other tensors now; the old ones still have the old values.
         replaced = {name for name in names if name not in now or now[name].data_ptr() != self.live[name].data_ptr()}
         written = {names[number] for number in self.trace.moved()} - replaced
         if not self.is_continued:

@@ -1,7 +1,7 @@
 """What a script may change about modules besides their ``state_dict``: modes, numbers, buffers that are not persistent.
 
-Without it a worker that joins would compute with what its own script has made, such as a BatchNorm layer that the
-others have frozen since, and a step that is repeated would change a number twice.
+A worker that joins has made its modules itself. Without this module it would train a BatchNorm layer that the others
+have frozen since, and a step that is made again would change a number a second time.
 """
 
 from __future__ import annotations
@@ -19,22 +19,18 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from edl_hvd.errors import EdlHvdWarning
 from edl_hvd.worker.position import position
 
-_BUFFER = "buffer/"
-# In the names of tensors.
+_BUFFER = "buffer/"  # begins the names of tensors that are buffers
 _NUMBERS_AND_WORDS = frozenset({bool, int, float, str, type(None)})
-_NOT_KEPT: Any = object()
-# Takes the place of a value that is none of them.
-_LARGEST = 1 << 16
-# Elements of a buffer that is kept: larger ones are tables and masks, which nothing changes.
-_SHORT = 64
-# Items of a list, or bytes of an array, that are looked at one by one.
+_NOT_KEPT: Any = object()  # stands for a value of another type
+_MOST_ELEMENTS = 1 << 16  # of a buffer that is kept; larger ones are tables and masks, which do not change
+_SHORT = 64  # items of a list, or bytes of an array, that are compared one by one
 
 
 class ModuleChanges:
-    """Captures and restores what differs from how the modules of a state were when the state was made.
+    """Captures and restores how the modules of a state differ from what they were when the state was made.
 
-    While ``state.evaluate`` is under way, the modes before it are kept: the function runs again from its top, and a
-    model that was found in evaluation mode there might stay in it.
+    A commit in ``state.evaluate`` has the modes from before the evaluation. A function that continues from it runs from
+    its top, and would leave a model in evaluation mode that it finds so.
 
     Args:
         models: Models of the state, by attribute.
@@ -60,7 +56,7 @@ class ModuleChanges:
 
     def capture(self) -> dict[str, Any]:
         """Return the changes as JSON values, for the counters of a commit."""
-        if not position.in_evaluation:
+        if not position.place.in_evaluation:
             self._modes = {
                 path: module.training for path, module, first in self._first_modes if module.training != first
             }
@@ -69,7 +65,7 @@ class ModuleChanges:
         return {"modes": self._modes, "values": values}
 
     def numbers(self) -> dict[str, int | float]:
-        """Return the numbers that differ from what they were, by name; but for those that were none at first."""
+        """Return the numbers that have changed, by name; without attributes that were no number at first."""
         found = {}
         for values in self._values:
             for key, value in values.changed().items():
@@ -78,7 +74,7 @@ class ModuleChanges:
         return found
 
     def _warn_of_others(self) -> None:
-        """Say of tensors, lists and the like that they have changed, once each."""
+        """Warn of tensors, lists and similar attributes that have changed, once of each."""
         moved = []
         for place, (attributes, before) in self._others.items():
             now = _trace(attributes.get(place[1]))
@@ -101,17 +97,17 @@ class ModuleChanges:
         return {name: self._buffer(*place) for name, place in self._buffers.items()}
 
     def _buffer(self, module: torch.nn.Module, name: str, first: torch.Tensor) -> torch.Tensor:
-        # A cache may have grown, on this rank alone; then it is no matter of the state.
+        # A cache may have grown on this rank alone. It is not part of the state then.
         live = module._buffers.get(name)
         return live if live is not None and live.shape == first.shape and live.dtype == first.dtype else first
 
     @torch.no_grad()
     def restore(self, changes: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-        """Restore them.
+        """Restore modes, numbers and buffers.
 
         Args:
             changes: Return value of ``capture``.
-            tensors: Tensors of the commit, or those that have changed since another one.
+            tensors: Tensors of the commit, or those that have changed since another commit.
         """
         self._modes = dict(changes["modes"])
         for path, module, first in self._first_modes:
@@ -124,7 +120,7 @@ class ModuleChanges:
 
 
 class _Values:
-    """The numbers and words that are attributes of one module, and ``None``, in whose place they come.
+    """The attributes of one module that are numbers, words or ``None``, in whose place one of them may come.
 
     Attributes:
         path: Name of the module.
@@ -133,7 +129,7 @@ class _Values:
     def __init__(self, path: str, module: torch.nn.Module) -> None:
         self.path = path
         self._attributes = vars(module)
-        # A lazy layer of torch's finds out its sizes in its first forward pass; they are no matter of a commit.
+        # A lazy layer of torch's sets its sizes in its first forward pass; commits leave them out.
         is_lazy = isinstance(module, LazyModuleMixin) and _is_torchs(module)
         self._left_out = {
             key
@@ -146,10 +142,10 @@ class _Values:
         self._look()
 
     def changed(self) -> dict[str, Any]:
-        """Return those that differ from the first ones, and those that have appeared since; do not change it.
+        """Return those that differ from the first ones, or are new. The caller must not change the dictionary.
 
-        A commit is made after each step, and a model has hundreds of modules: the attributes are looked through only
-        where one of them is another object than at the last look.
+        A commit is made after each step, and a model has hundreds of modules. So values are compared only where some
+        attribute is another object than at the last look.
         """
         attributes = self._attributes
         if len(attributes) != self._count or not all(map(operator.is_, map(attributes.get, self._keys), self._seen)):
@@ -157,11 +153,11 @@ class _Values:
         return self._changed
 
     def was_number(self, key: str) -> bool:
-        """Whether it was one when the state was made: what appears later may be what a forward pass has seen."""
+        """Whether it was a number when the state was made. What is set later may come from one forward pass."""
         return type(_plain(self._first.get(key))) in (int, float)
 
     def restore(self, changed: Mapping[str, Any]) -> None:
-        """Restore them; a value of another kind is not kept, and stays what it is."""
+        """Restore the attributes; those of another type, which are not kept, stay as they are."""
         attributes = self._attributes
         for key in [key for key in attributes if self._is_watched(key)]:
             if key not in changed and key not in self._first and _plain(attributes[key]) is not _NOT_KEPT:
@@ -172,7 +168,7 @@ class _Values:
         attributes.update(changed)
 
     def take_lost(self) -> set[str]:
-        """Return what was a number or a word and is something else by now; each once."""
+        """Return the names of those that were a number or a word and are something else now; each name once."""
         lost, self._lost = self._lost - self._said, set()
         self._said |= lost
         return lost
@@ -185,7 +181,7 @@ class _Values:
             for key, value in watched.items()
             if value is not _NOT_KEPT and not (key in first and _is_same(value, first[key]))
         }
-        # Values that are not kept are not held here: that would keep memory that a script wants freed.
+        # Other values are not held here: a script may want their memory freed.
         self._keys = list(watched)
         self._seen = [_NOT_KEPT if value is _NOT_KEPT else self._attributes[key] for key, value in watched.items()]
         self._count = len(self._attributes)
@@ -200,18 +196,18 @@ class _Values:
 
 
 def _is_kept(buffer: torch.Tensor | None) -> bool:
-    return buffer is not None and buffer.layout == torch.strided and buffer.numel() <= _LARGEST
+    return buffer is not None and buffer.layout == torch.strided and buffer.numel() <= _MOST_ELEMENTS
 
 
 def _plain(value: Any) -> Any:
-    """The value as a number, a word or ``None`` of Python's; ``_NOT_KEPT`` where it is something else."""
+    """The value as Python's number, string or ``None``; ``_NOT_KEPT`` where it is something else."""
     if isinstance(value, numpy.generic):
         value = value.item()
     return value if type(value) in _NUMBERS_AND_WORDS else _NOT_KEPT
 
 
 def _is_same(value: Any, first: Any) -> bool:
-    # 0 is False and 1.0 for Python.
+    # Types are compared as well: for Python, 0 equals False and 1 equals 1.0.
     return value is first or (type(value) is type(_plain(first)) and bool(value == first))
 
 
@@ -220,16 +216,17 @@ def _is_torchs(module: torch.nn.Module) -> bool:
 
 
 def _traces(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """The attributes of a module that are tensors, arrays or containers, with what shows that they change."""
+    """The attributes of a module that are tensors, arrays or containers, each with its trace."""
     for key, value in vars(module).items():
         if not key.startswith("_") and _plain(value) is _NOT_KEPT and (trace := _trace(value)) is not None:
             yield key, trace
 
 
 def _trace(value: Any, is_item: bool = False) -> Any:
-    """What tells a value from others without reading tensors or long lists; ``None`` where nothing is to be said.
+    """A value that differs when the given one has changed, made without reading tensors or long lists.
 
-    A tensor that requires a gradient is something that a forward pass has computed, and will compute again.
+    ``None`` where a change does not matter: a tensor that requires a gradient was computed by a forward pass, and the
+    next one computes it again.
     """
     if isinstance(value, torch.Tensor):
         return None if value.requires_grad or value.is_inference() else (id(value), value._version)

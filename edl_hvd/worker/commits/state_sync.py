@@ -1,10 +1,10 @@
-"""Bringing all members of a new world to one state: the freshest that any of them holds."""
+"""Making the members of a world equal: the freshest state for those of a new one; the mean of buffers."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from edl_hvd.worker.codec import Encoded
 from edl_hvd.worker.commits.commit import NOTHING, Freshness
 from edl_hvd.worker.engine.collectives import Collectives
+from edl_hvd.worker.training.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
 
@@ -80,19 +81,58 @@ def drop_diverged(
     return [NOTHING if rank in diverged else freshness for rank, freshness in enumerate(held)]
 
 
-def average_(collectives: Collectives, tensors: list[torch.Tensor], weight: int, rank: int) -> None:
+class AveragedBuffers:
+    """The buffers of some models, which each rank changes by itself, and which are averaged over the ranks.
+
+    BatchNorm's running statistics are those of the samples that a worker has seen. So floating-point buffers become
+    their mean, weighted by the micro-batches that each worker has computed; counters (``num_batches_tracked``) become
+    the largest. With ``exact=True`` all of them are equal already.
+
+    Args:
+        models: Models of the state.
+        is_exact: Whether its optimizers have ``exact=True``.
+
+    Attributes:
+        group: Workers of the present world; ``None`` outside a world.
+        passes: Micro-batches that this worker has computed since the buffers were averaged.
+    """
+
+    def __init__(self, models: Iterable[torch.nn.Module], is_exact: bool) -> None:
+        self._models = list(models)
+        self._is_exact = is_exact
+        self.group: ProcessGroup | None = None
+        self.passes = 0
+
+    def sync(self) -> bool:
+        """Make the buffers equal on all ranks. Collective; blocks.
+
+        Returns:
+            Whether any may have changed.
+        """
+        group = self.group
+        if group is None or self._is_exact:
+            return False
+        passes, self.passes = self.passes, 0
+        buffers = [buffer for model in self._models for buffer in model.buffers()]
+        if group.size == 1 or not buffers:
+            return False
+        _average(group, buffers, passes)
+        return True
+
+
+def _average(group: ProcessGroup, tensors: list[torch.Tensor], weight: int) -> None:
     """Make tensors equal on all ranks, in place: floating-point ones become their mean, others their maximum.
 
     Collective; blocks.
 
     Args:
-        collectives: Collectives of the world.
+        group: Workers of the world.
         tensors: Tensors of this rank.
         weight: Weight of this rank's tensors in the mean; where all have 0 they weigh the same.
-        rank: Rank of this worker.
     """
+    collectives = group.collectives
     weights = [row[0] for row in collectives.gather_integers([weight])]
-    share = weights[rank] / sum(weights) if any(weights) else 1 / len(weights)
+    share = weights[group.rank] / sum(weights) if any(weights) else 1 / len(weights)
     for bucket in _buckets(dict(enumerate(tensors))):
         flat = torch.cat([t.detach().reshape(-1) for t in bucket])
         if flat.is_floating_point():

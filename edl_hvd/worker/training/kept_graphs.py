@@ -16,7 +16,7 @@ import torch
 
 from edl_hvd.compat import patching
 from edl_hvd.errors import UsageError
-from edl_hvd.worker.position import position
+from edl_hvd.worker.position import LoopPlace, position
 
 next_number: Callable[[], int] = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
 """What autograd gives to the next operation of this thread. Private to torch: where it is gone, nothing is refused."""
@@ -57,7 +57,7 @@ def _is_made_in(loops: Sequence[tuple[int, int]], nodes: list[Any]) -> bool:
 def _watched(backward: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(backward)
     def watched(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        if position.in_step and not position.in_micro_batch:
+        if position.place is LoopPlace.STEP:
             is_one = isinstance(tensors, torch.Tensor) or _node_of(tensors) is not None
             tensors = tensors if is_one else list(tensors)
             _refuse_kept([tensors] if is_one else tensors)

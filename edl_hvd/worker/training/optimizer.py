@@ -28,6 +28,7 @@ class Stepping:
     Attributes:
         before: Called before each, with the optimizer and whether it calls a closure.
         after: Called after each.
+        after_own: Called after each that is made outside of the loops of ``State``.
         skip: Number of steps that it made before the state was put back; they are not made again.
         samples: Of the last one it has made; 0 where nobody knows.
         round_number: Of the round of gradients that the last one was made with.
@@ -38,6 +39,7 @@ class Stepping:
 
     before: WeakCallbacks = field(default_factory=WeakCallbacks)
     after: WeakCallbacks = field(default_factory=WeakCallbacks)
+    after_own: WeakCallbacks = field(default_factory=WeakCallbacks)
     skip: int = 0
     samples: int = 0
     round_number: int = 0
@@ -153,9 +155,12 @@ class _Distributed:
         stepping.round_number = reduction.round_number
         reduction.has_stepped = True
         position.steps_in_body += 1
-        stepping.own += not (position.in_batches or position.in_step)
+        is_own = not position.place.in_training
+        stepping.own += is_own
         reduction.parameters.attach()
         stepping.after.call()
+        if is_own:
+            stepping.after_own.call()
         return result
 
     step.hooked = True  # type: ignore[attr-defined]  # hooks of the script run around the step itself, not around this
@@ -322,6 +327,20 @@ def _same_parameters(group: Mapping[str, Any], other: Mapping[str, Any]) -> bool
 def is_distributed(value: object) -> bool:
     """Whether a value came out of :func:`DistributedOptimizer`."""
     return isinstance(value, _Distributed)
+
+
+def plain_step_hook(check: Callable[[torch.optim.Optimizer], None]) -> Callable[..., None]:
+    """A hook for ``register_optimizer_step_pre_hook`` that passes optimizers on which are not distributed.
+
+    Args:
+        check: Function to call with the optimizer that is about to step.
+    """
+
+    def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not is_distributed(optimizer):
+            check(optimizer)
+
+    return hook
 
 
 def join(

@@ -202,7 +202,7 @@ class Reduction:
     @property
     def _is_apart(self) -> bool:
         """The script computes a gradient beside the loop over a step, as every rank does: it needs no sum."""
-        return self.deferred and not position.in_micro_batch
+        return self.deferred and not position.place.in_micro_batch
 
     def _on_gradient(self, parameter: torch.nn.Parameter) -> None:
         """Autograd has added to ``.grad``."""
@@ -252,13 +252,13 @@ class Reduction:
                 f"the gradient of {self.names[parameter]!r} is sparse, which cannot be summed over a changing world; "
                 "build the module with sparse=False"
             )
-        if position.in_batches and position.per_step > 1 and self.rounds:
+        if position.place.in_batches and position.per_step > 1 and self.rounds:
             raise UsageError(
                 f"backward() computed the gradient of {self.names[parameter]!r} a second time in one body of "
                 f"state.batches(), whose global batch is {position.per_step} micro-batches; write the loop with "
                 "`for step in state.steps(loader):`, which takes any number of backward passes, or add the losses"
             )
-        if not self.is_joined and (position.in_step or position.in_batches):
+        if not self.is_joined and position.place.in_training:
             raise UsageError(
                 f"backward() computed a gradient for {self.names[parameter]!r}, whose DistributedOptimizer State(…) "
                 "was not given, so its steps would be lost with a worker; add it: State(optimizer=optimizer, …)"

@@ -75,7 +75,7 @@ def gate_scaler(scaler: torch.amp.GradScaler) -> None:
 def _refusing(update: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(update)
     def update_parameters(average: AveragedModel, model: torch.nn.Module) -> None:
-        if not isinstance(average, _StepwiseAverage) and (position.in_step or position.in_batches):
+        if not isinstance(average, _StepwiseAverage) and position.place.in_training:
             raise UsageError(
                 "update_parameters() was called in the loop of an AveragedModel that State(…) was not given, so the "
                 "average would be lost with a worker; add it: State(ema=ema, …)"

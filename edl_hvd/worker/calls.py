@@ -1,7 +1,7 @@
 """The collectives that a script calls, for tensors of every type, made of the few that a world offers.
 
-Each begins with an allreduce, of one name for Horovod. So ranks that call different ones, or pass different shapes,
-hear of it in one error; under names of their own each would wait for the others for ever.
+Each begins with an allreduce, of one name for Horovod. So ranks that call different collectives, or pass different
+shapes, get an error that says so. Under different names each rank would wait for the others for ever.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 
 from edl_hvd.errors import UsageError
-from edl_hvd.worker.engine.collectives import Collectives
+from edl_hvd.worker import process
+from edl_hvd.worker.joining.rendezvous import RendezvousInfo
+from edl_hvd.worker.position import position
 
 Operation: TypeAlias = Literal["sum", "mean", "average", "max", "min"]
 OPERATIONS: tuple[Operation, ...] = ("sum", "mean", "average", "max", "min")
@@ -31,8 +33,37 @@ _REDUCED_AS = {
 }
 
 
-def allreduce(collectives: Collectives, size: int, tensor: torch.Tensor, op: Operation | None) -> torch.Tensor:
-    """See :func:`edl_hvd.allreduce`."""
+def _joined(call: str) -> RendezvousInfo:
+    """The present world, for one of the calls below.
+
+    Raises:
+        UsageError: There is no world, or a micro-batch is being computed, of which workers may have different numbers.
+    """
+    present = process.current()
+    position.refuse_inside(f"edl_hvd.{call}()")
+    return present.require_joined(call)
+
+
+def allreduce(tensor: torch.Tensor, op: Operation | None = None) -> torch.Tensor:
+    """Combine a tensor over the present world. Collective: every rank calls it; blocks until all have.
+
+    No gradient flows through the result; ``backward()`` through it is a ``UsageError``.
+
+    Args:
+        tensor: Any shape, equal on all ranks; any numeric type, or bool for "max" and "min"; on any device. It is not
+            changed.
+        op: "sum", "mean" (or "average"), "max" or "min". It has no default, because Horovod's is the average.
+
+    Returns:
+        A new tensor of the same shape, type and device, equal on all ranks. Types of less than 32 bits are computed in
+        32 bits.
+
+    Raises:
+        WorldBrokenError: A member is gone. Do not catch it: the elastic function recovers from it.
+        UsageError: ``op`` is left out, is not one of these, or does not fit the tensor's type (a mean of whole
+            numbers). Or the ranks passed different shapes, called different collectives, or there is no world.
+    """
+    joined = _joined("allreduce")
     if op not in OPERATIONS:
         raise UsageError(
             f'allreduce with op={op!r} is not known; expected one of {", ".join(OPERATIONS)}; write op="mean" '
@@ -59,20 +90,38 @@ def allreduce(collectives: Collectives, size: int, tensor: torch.Tensor, op: Ope
         raise UsageError(f"allreduce got a tensor of {kind}; expected one of {known}; convert it first")
     with torch.no_grad(), torch.inference_mode(False):
         given = torch.view_as_real(tensor.detach().clone().resolve_conj()) if kind.is_complex else tensor.detach()
-        result = collectives.allreduce(given.to(carried), "sum" if is_mean else op, _NAME)
+        result = joined.collectives.allreduce(given.to(carried), "sum" if is_mean else op, _NAME)
         if is_mean:
-            result.div_(size)
+            result.div_(joined.world.size)
         result = torch.view_as_complex(result) if kind.is_complex else result.to(kind)
     return _without_gradient("allreduce", tensor, result)
 
 
-def allgather(collectives: Collectives, rank: int, size: int, tensor: torch.Tensor) -> torch.Tensor:
-    """See :func:`edl_hvd.allgather`."""
+def allgather(tensor: torch.Tensor) -> torch.Tensor:
+    """Concatenate the tensors of all ranks along dimension 0. Collective: every rank calls it; blocks until all have.
+
+    No gradient flows through the result; ``backward()`` through it is a ``UsageError``.
+
+    Args:
+        tensor: Any numeric type or bool, equal on all ranks; on any device; at most 12 dimensions. The first dimension
+            may differ between ranks, and may be 0; the others are equal. A tensor without dimensions counts as shape
+            [1]. It is not changed.
+
+    Returns:
+        A new tensor of the same type and device, shape [sum of the first dimensions, …], in rank order, equal on all
+        ranks.
+
+    Raises:
+        WorldBrokenError: A member is gone. Do not catch it: the elastic function recovers from it.
+        UsageError: The ranks passed tensors that do not fit together, called different collectives, or there is no
+            world.
+    """
+    joined = _joined("allgather")
     _check_is_dense("allgather", tensor)
     with torch.no_grad(), torch.inference_mode(False):
         given = tensor.detach().clone(memory_format=torch.contiguous_format).resolve_conj()
         given = given.reshape(1) if given.dim() == 0 else given
-        table = _announce(collectives, rank, size, _Announcement.of("allgather", given))
+        table = _announce(joined, _Announcement.of("allgather", given))
         if len({(one.kind, one.shape[1:]) for one in table}) > 1:
             raise UsageError(
                 f"allgather got tensors that cannot lie one after the other: {_each_by_rank(table)}; expected one type "
@@ -81,14 +130,33 @@ def allgather(collectives: Collectives, rank: int, size: int, tensor: torch.Tens
         total, row = sum(one.shape[0] for one in table), given.shape[1:]
         if total * row.numel() == 0:
             return given.new_empty((total, *row))
+        collectives = joined.collectives
         collected = collectives.result(collectives.start_gather(_bytes_of(given), _DATA))
         result = collected.view(given.dtype).view(total, *row)
     return _without_gradient("allgather", tensor, result)
 
 
-def broadcast(collectives: Collectives, rank: int, size: int, tensor: torch.Tensor, root_rank: int) -> torch.Tensor:
-    """See :func:`edl_hvd.broadcast`."""
+def broadcast(tensor: torch.Tensor, root_rank: int = 0) -> torch.Tensor:
+    """Copy the tensor of one rank to every rank. Collective: every rank calls it; blocks until all have.
+
+    No gradient flows through the result; ``backward()`` through it is a ``UsageError``.
+
+    Args:
+        tensor: Any numeric type or bool; one type and shape on all ranks; on any device; at most 12 dimensions. It is
+            not changed.
+        root_rank: Rank whose tensor is copied, in [0, size()), equal on all ranks. Only rank 0 exists in every world.
+
+    Returns:
+        A new tensor of the same shape, type and device, with the values of ``root_rank``'s tensor.
+
+    Raises:
+        WorldBrokenError: A member is gone. Do not catch it: the elastic function recovers from it.
+        UsageError: There is no such rank, the ranks passed tensors of different types or shapes, called different
+            collectives, or there is no world.
+    """
+    joined = _joined("broadcast")
     _check_is_dense("broadcast", tensor)
+    size = joined.world.size
     if not 0 <= root_rank < size:
         raise UsageError(
             f"broadcast got root_rank={root_rank!r} in a world of {size}; expected 0 to {size - 1}; only rank 0 exists "
@@ -96,20 +164,26 @@ def broadcast(collectives: Collectives, rank: int, size: int, tensor: torch.Tens
         )
     with torch.no_grad(), torch.inference_mode(False):
         result = tensor.detach().clone(memory_format=torch.contiguous_format).resolve_conj()
-        table = _announce(collectives, rank, size, _Announcement.of("broadcast", result, root_rank))
+        table = _announce(joined, _Announcement.of("broadcast", result, root_rank))
         if len(set(table)) > 1:
             raise UsageError(
                 f"broadcast got different tensors or roots: {_each_by_rank(table)}; expected the same type, shape and "
                 "root_rank on all ranks"
             )
         if result.numel():
-            collectives.broadcast_(_bytes_of(result), root_rank, _DATA)
+            joined.collectives.broadcast_(_bytes_of(result), root_rank, _DATA)
     return _without_gradient("broadcast", tensor, result)
 
 
-def barrier(collectives: Collectives, rank: int, size: int) -> None:
-    """See :func:`edl_hvd.barrier`."""
-    _announce(collectives, rank, size, _Announcement("barrier"))
+def barrier() -> None:
+    """Wait until every rank of the present world has called it. Collective: every rank calls it; blocks.
+
+    Raises:
+        WorldBrokenError: A member is gone. Do not catch it: the elastic function recovers from it.
+        UsageError: The ranks called different collectives, or there is no world.
+    """
+    joined = _joined("barrier")
+    _announce(joined, _Announcement("barrier"))
 
 
 def _without_gradient(call: str, tensor: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
@@ -169,14 +243,15 @@ class _Announcement(NamedTuple):
         return f"{shape} from {self.root}" if self.call == "broadcast" else shape
 
 
-def _announce(collectives: Collectives, rank: int, size: int, own: _Announcement) -> list[_Announcement]:
-    """Tell all what this rank is about to do; what they are, in rank order.
+def _announce(joined: RendezvousInfo, own: _Announcement) -> list[_Announcement]:
+    """Tell all ranks what this one is about to do; returns what each is about to do, in rank order.
 
     By an allreduce, because Horovod does not tell a cached allreduce from an allgather of another rank, and waits.
     """
-    table = torch.zeros((size, 1, len(own.as_row())), dtype=torch.int64)
-    table[rank, 0] = torch.tensor(own.as_row())
-    rows = collectives.allreduce(table, "sum", _NAME)[:, 0].tolist()
+    row = own.as_row()
+    table = torch.zeros((joined.world.size, 1, len(row)), dtype=torch.int64)
+    table[joined.world.rank, 0] = torch.tensor(row)
+    rows = joined.collectives.allreduce(table, "sum", _NAME)[:, 0].tolist()
     announced = [_Announcement.from_row(row) for row in rows]
     if len({one.call for one in announced}) > 1:
         called = ", ".join(f"rank {place} {one.call}" for place, one in enumerate(announced))

@@ -6,11 +6,10 @@ import weakref
 
 import pytest
 import torch
-from fake_world import Turns, alone, rank_of, together
+from fake_world import Turns, alone, rank_of
 
 import edl_hvd
 from edl_hvd.errors import UsageError
-from edl_hvd.worker.engine import calls
 
 EVERY_TYPE = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int8, torch.int16,
               torch.int32, torch.int64, torch.complex64, torch.bool]  # fmt: skip
@@ -126,30 +125,32 @@ def test_allgather_takes_any_shape(tensor, expected):
     assert [result.tolist() for result in results] == [expected] * 2
 
 
+def refusals(size, call):
+    """The error that ``call(rank)`` raises on each rank."""
+
+    def refused(rank):
+        with pytest.raises(UsageError) as raised:
+            call(rank)
+        return raised.value
+
+    return Turns(size).run(refused)
+
+
 @pytest.mark.parametrize("other", [torch.zeros(2, 4), torch.zeros(2, 3, dtype=torch.float64), torch.zeros(3)])
 def test_allgather_of_what_does_not_fit_together_is_refused_on_every_rank(other):
-    def gather(collectives, world):
-        return calls.allgather(collectives, world.rank, 3, other if world.rank == 1 else torch.zeros(2, 3))
-
-    errors = together(3, gather)
-    assert all(isinstance(error, UsageError) for error in errors)
+    errors = refusals(3, lambda rank: edl_hvd.allgather(other if rank == 1 else torch.zeros(2, 3)))
     assert len({str(error) for error in errors}) == 1, "the driver takes equal errors for the script's"
     assert "one after the other: rank 0: float32 [2, 3], rank 1: float" in str(errors[0])
 
 
 def test_a_broadcast_of_different_roots_is_refused_on_every_rank():
-    errors = together(2, lambda collectives, world: calls.broadcast(collectives, world.rank, 2, ONES, world.rank))
+    errors = refusals(2, lambda rank: edl_hvd.broadcast(ONES, root_rank=rank))
     assert "rank 0: float32 [2] from 0, rank 1: float32 [2] from 1" in str(errors[0])
     assert str(errors[0]) == str(errors[1])
 
 
 def test_different_collectives_are_refused_on_every_rank():
-    def meet(collectives, world):
-        if world.rank == 1:
-            return calls.barrier(collectives, world.rank, 2)
-        return calls.allgather(collectives, world.rank, 2, ONES)
-
-    errors = together(2, meet)
+    errors = refusals(2, lambda rank: edl_hvd.barrier() if rank == 1 else edl_hvd.allgather(ONES))
     assert "different collectives: rank 0 allgather, rank 1 barrier; every worker must make" in str(errors[0])
     assert str(errors[0]) == str(errors[1])
 
