@@ -224,7 +224,9 @@ class ElasticLoop:
         joined = self._process.joined
         world = joined.world
         self._runtime.bind(WorldGroup(world.rank, world.size, joined.collectives, world.hosts))
-        agreed = self._agreement.reach(joined, self._known_step, self._downtime.generation)
+        agreed = self._agreement.reach(
+            joined, self._known_step, self._downtime.generation, len(self._runtime.callbacks)
+        )
         if agreed.is_restored:
             progress.restored_step = self._store.step
             if world.rank == 0:
@@ -232,8 +234,8 @@ class ElasticLoop:
         self._apply_world(world)
         self._commits.enter_world(joined, agreed.nonce)
         self._downtime.announce(world, agreed.generations, self._store.step)
-        if self._downtime.before is not None:
-            self._runtime.run_callbacks()
+        if agreed.has_callbacks and agreed.elder is not None:
+            self._runtime.run_callbacks(agreed.elder)
 
     def _apply_world(self, world: World) -> None:
         """Deal batches and scale the learning rate for this world, and add that to the last commit."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from edl_hvd.worker.commits.epoch_top import EpochTop
 from edl_hvd.worker.commits.state_store import StateStore
+from edl_hvd.worker.commits.state_sync import numeric_options
 from edl_hvd.worker.script_locals import ScriptLocals
 
 
@@ -34,7 +35,7 @@ class FunctionReruns:
 
     def begin_function(self) -> None:
         """The elastic function is about to run, for the first time or again."""
-        self._options = self._optimizer_options() if self._store.step else None
+        self._options = numeric_options(self._optimizers) if self._store.step else None
         self._is_first_epoch = True
         self._locals = None
         for optimizer in self._optimizers:
@@ -59,9 +60,9 @@ class FunctionReruns:
         top, self._top = self._top, None
         if top is None:
             return
-        options, epoch = self._optimizer_options(), self._store.epoch
+        options, epoch = numeric_options(self._optimizers), self._store.epoch
         lost = top.close(self._store)
-        if options != self._optimizer_options():
+        if options != numeric_options(self._optimizers):
             self._warn_once(
                 "top.options",
                 f"the top of epoch {epoch}, which is continued, has changed options of an optimizer once more, such as "
@@ -92,15 +93,10 @@ class FunctionReruns:
                 f"state.{names[0]}",
             )
 
-    def _optimizer_options(self) -> list[dict[str, Any]]:
-        """The options of each parameter group that are numbers."""
-        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-        return [{key: value for key, value in group.items() if type(value) in (int, float, bool)} for group in groups]
-
     def _warn_of_options(self) -> None:
         """Warn where the function has set options of optimizers before its first epoch, as it does in each world."""
         before, self._options = self._options, None
-        now = [] if before is None else self._optimizer_options()
+        now = [] if before is None else numeric_options(self._optimizers)
         for was, group in zip(before or (), now, strict=False):
             changed = next((key for key, value in group.items() if key in was and was[key] != value), None)
             if changed is not None:

@@ -19,7 +19,7 @@ from edl_hvd.metrics.metric import Metric
 from edl_hvd.worker import process
 from edl_hvd.worker.commits.live_state import METRICS
 from edl_hvd.worker.commits.state_store import StateStore
-from edl_hvd.worker.commits.state_sync import AveragedBuffers, broadcast_state
+from edl_hvd.worker.commits.state_sync import AveragedBuffers, broadcast_state, share_options
 from edl_hvd.worker.own_steps import OwnSteps
 from edl_hvd.worker.position import LeftLoop, position
 from edl_hvd.worker.progress import progress
@@ -171,10 +171,17 @@ class Runtime:
             self.store.reduction.forget_world()
         self._own_steps.forget()
 
-    def run_callbacks(self) -> None:
-        """Call the functions of ``state.on_resize``."""
+    def run_callbacks(self, elder: int) -> None:
+        """Call the functions of ``state.on_resize``; all go on with the options that an optimizer has then on a rank.
+
+        Every rank; collective; blocks.
+
+        Args:
+            elder: That rank, which was in the world before: what a callback knows of it may not be in ``State``.
+        """
         for callback in self.callbacks:
             callback()
+        share_options(self.optimizers, self.group, elder)
 
     def check_finished(self) -> None:
         """The elastic function has returned: warn where it has trained without effect, or not at all.

@@ -28,6 +28,7 @@ class JoinReport(NamedTuple):
         lease: Number of the lease of the checkpoint URL, as far as it knows; 0 for none.
         losses: How often the job has lost all holders of its state, as far as it knows.
         watched_s: For how long the job has been watched, in whole seconds, as far as it knows.
+        callbacks: Number of functions that its script has given to ``state.on_resize``.
     """
 
     commit: int
@@ -39,6 +40,7 @@ class JoinReport(NamedTuple):
     lease: int
     losses: int
     watched_s: int
+    callbacks: int
 
     @property
     def freshness(self) -> Freshness:
@@ -54,11 +56,19 @@ class Agreement:
         nonce: Random number, part of the names of this world's checkpoints.
         generations: Generation of each member's last world, in rank order; 0 for none.
         is_restored: Whether the state is that of a checkpoint.
+        has_callbacks: Whether some member has functions to call in a new world.
     """
 
     nonce: int
     generations: tuple[int, ...]
     is_restored: bool
+    has_callbacks: bool
+
+    @property
+    def elder(self) -> int | None:
+        """A rank that comes from the latest of the members' worlds; ``None`` in the job's first world."""
+        latest = max(self.generations)
+        return self.generations.index(latest) if latest else None
 
 
 class StateAgreement:
@@ -79,13 +89,14 @@ class StateAgreement:
         self._may_restart = may_restart
         self.known_step = -1
 
-    def reach(self, joined: RendezvousInfo, known_step: int, generation: int) -> Agreement:
+    def reach(self, joined: RendezvousInfo, known_step: int, generation: int, callbacks: int) -> Agreement:
         """Bring this worker to the state that all members go on from. Every rank of a new world; collective; blocks.
 
         Args:
             joined: New world and its collectives.
             known_step: Furthest step that this worker has heard of; -1 for none.
             generation: Generation of the last world of this worker; 0 for none.
+            callbacks: Number of functions that this worker is to call in a new world.
 
         Raises:
             OwnedError: Another job holds the lease of the checkpoint URL; on every rank.
@@ -104,6 +115,7 @@ class StateAgreement:
             lease=checkpoints.lease.number,
             losses=checkpoints.schedule.losses,
             watched_s=int(checkpoints.schedule.watched_s),
+            callbacks=callbacks,
         )
         reports = [JoinReport(*row) for row in collectives.gather_integers(own)]
         self.known_step = max(report.known_step for report in reports)
@@ -117,7 +129,12 @@ class StateAgreement:
             own_numerics = numerics_fingerprint(process.device())
             check_same_numerics(own_numerics, broadcast_json(collectives, own_numerics, 0, world.rank))
         is_restored = self._synchronise(joined, drop_diverged(collectives, store.fingerprint, held, unverified))
-        return Agreement(reports[0].nonce, tuple(report.generation for report in reports), is_restored)
+        return Agreement(
+            reports[0].nonce,
+            tuple(report.generation for report in reports),
+            is_restored,
+            any(report.callbacks for report in reports),
+        )
 
     def _synchronise(self, joined: RendezvousInfo, held: list[Freshness]) -> bool:
         """Give the best of the states that the members hold to all; whether it is that of a checkpoint.

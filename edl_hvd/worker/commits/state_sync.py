@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -53,6 +53,22 @@ def broadcast_state(
             for tensor, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
                 tensor.copy_(part.view(tensor.shape))
     return Encoded(plain, tensors)
+
+
+def numeric_options(optimizers: Iterable[Any]) -> list[dict[str, Any]]:
+    """Return the options of each parameter group of the optimizers that are numbers, such as the rate."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return [{key: value for key, value in group.items() if type(value) in (int, float, bool)} for group in groups]
+
+
+def share_options(optimizers: Sequence[Any], group: ProcessGroup, root: int) -> None:
+    """Give the optimizers of all ranks those options of rank ``root``'s that are numbers. Collective; blocks."""
+    if group.size == 1:
+        return
+    given = broadcast_json(group.collectives, numeric_options(optimizers), root, group.rank)
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    for parameters, options in zip(groups, given, strict=True):
+        parameters.update(options)
 
 
 def drop_diverged(
