@@ -2,7 +2,6 @@
 
 It keeps nothing but what it writes into the status of the jobs. Of several that run, the one that holds the Lease acts,
 and it alone watches: it lists everything once it acts, and so sees what the one before it has written.
-One that could not renew the Lease for some time stops acting, by its own clock, before any other can begin.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from itertools import groupby
 from typing import Any
 
@@ -22,6 +20,7 @@ from edl_hvd.clock import SYSTEM_CLOCK, Clock
 from edl_hvd.errors import EdlHvdError, ObjectExistsError, ObjectMissingError, PlatformError
 from edl_hvd.kubernetes.api import ApiServer
 from edl_hvd.kubernetes.informer import ClusterWatch
+from edl_hvd.kubernetes.leadership import RENEW_EVERY_S, Leadership
 from edl_hvd.kubernetes.pods import token_manifest
 from edl_hvd.kubernetes.reports import Reports
 from edl_hvd.kubernetes.snapshot import (
@@ -37,8 +36,6 @@ from edl_hvd.kubernetes.snapshot import (
 from edl_hvd.kubernetes.status import events_of, refusal_event, resize_event, time_text
 from edl_hvd.kubernetes.turn import Action, CreatePod, DeletePod, ResizeGuest, WriteStatus, decide
 
-LEASE_NAME = "edl-hvd-operator"
-LEASE_S, ACT_WITHIN_S, RENEW_EVERY_S = 15, 10.0, 2.0
 QUIET_S = 2.0
 # Between two turns without news: for what becomes due by time alone, and for what jobs say of their work.
 # The Lease wakes this process as often, and a turn takes milliseconds.
@@ -51,96 +48,6 @@ _DELETIONS_AT_ONCE = 8
 DELAY_BOUNDS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _DONE: Mapping[type, str] = {CreatePod: "pod created", DeletePod: "pod deleted", WriteStatus: "status written",
                               ResizeGuest: "MPIJob resized"}  # fmt: skip
-
-
-class Leadership:
-    """The Lease that one operator holds. Any thread.
-
-    Args:
-        api: The API server.
-        namespace: Namespace of the Lease.
-        identity: The name of this operator; one that comes again under its name goes on at once.
-        clock: For how long the Lease was not renewed; the other holder's times are only compared with each other.
-    """
-
-    def __init__(self, api: ApiServer, namespace: str, identity: str, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._api, self._identity, self._clock = api, identity, clock
-        self._folder = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-        self._renewed_s: float | None = None
-        self._seen: tuple[str, float] | None = None
-        self._held: dict[str, Any] | None = None
-        self._lock = threading.Lock()
-
-    @property
-    def may_act(self) -> bool:
-        """Whether this operator holds the Lease, and no other can have taken it."""
-        renewed_s = self._renewed_s
-        return renewed_s is not None and self._clock.monotonic_s() - renewed_s < ACT_WITHIN_S
-
-    def renew(self) -> None:
-        """Take the Lease, or keep it, if that is due and possible.
-
-        Raises:
-            PlatformError: The API server is away, or refuses.
-        """
-        with self._lock:  # two at once would take it from each other
-            self._renew()
-
-    def _renew(self) -> None:
-        began_s = self._clock.monotonic_s()
-        if self._renewed_s is not None and began_s - self._renewed_s < RENEW_EVERY_S:
-            return
-        lease, self._held = self._held, None
-        if lease is not None and self.may_act:
-            with suppress(ObjectExistsError, ObjectMissingError):  # someone else has written it
-                self._write(lease, began_s)
-                return
-        try:
-            lease = self._api.get(f"{self._folder}/{LEASE_NAME}")
-        except ObjectMissingError:
-            lease = {
-                "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": LEASE_NAME}, "spec": {}
-            }  # fmt: skip
-        spec: dict[str, Any] = lease["spec"]
-        holder = spec.get("holderIdentity") or ""
-        if holder not in ("", self._identity):
-            self._renewed_s = None
-            mark = str((lease["metadata"].get("resourceVersion"), holder))
-            if self._seen is None or self._seen[0] != mark:
-                self._seen = (mark, began_s)
-            if began_s - self._seen[1] < (spec.get("leaseDurationSeconds") or LEASE_S):
-                return
-        try:
-            self._write(lease, began_s)
-        except ObjectExistsError:
-            self._renewed_s = None
-
-    def _write(self, lease: dict[str, Any], began_s: float) -> None:
-        spec: dict[str, Any] = lease["spec"]
-        now = datetime.fromtimestamp(self._clock.wall_s(), timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        if spec.get("holderIdentity") != self._identity:
-            spec["acquireTime"] = now
-            spec["leaseTransitions"] = (spec.get("leaseTransitions") or 0) + 1
-        spec.update(holderIdentity=self._identity, leaseDurationSeconds=LEASE_S, renewTime=now)
-        if "resourceVersion" in lease["metadata"]:
-            self._held = self._api.replace(f"{self._folder}/{LEASE_NAME}", lease)
-        else:
-            self._held = self._api.create(self._folder, lease)
-        self._renewed_s = began_s
-
-    def release(self) -> None:
-        """Let another operator take the Lease at once."""
-        if not self.may_act:
-            return
-        self._renewed_s = None
-        path = f"{self._folder}/{LEASE_NAME}"
-        try:
-            lease = self._api.get(path)
-            if lease["spec"].get("holderIdentity") == self._identity:
-                lease["spec"]["holderIdentity"] = ""
-                self._api.replace(path, lease)
-        except EdlHvdError:
-            pass  # it runs out by itself
 
 
 @dataclass(frozen=True)
