@@ -29,7 +29,8 @@ from edl_hvd.distill.sharing import Sharing, asks_ahead
 from edl_hvd.distill.student import Student
 from edl_hvd.distill.teacher import Teacher
 from edl_hvd.errors import PlatformError, ProtocolError, UsageError
-from edl_hvd.frames import Array, Frame, FrameStream, Limits
+from edl_hvd.frame_stream import FrameStream
+from edl_hvd.frames import Array, Frame, Limits
 from edl_hvd.silence import UNANSWERED_S, ask_for_answers, unanswered_s
 
 _MOST_STRANGERS = 64
